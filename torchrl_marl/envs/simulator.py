@@ -1,0 +1,324 @@
+"""A simulator's state as a TensorDict: read and write it without touching the simulator.
+
+Nothing here names a simulator. A simulator is any Python object that is reachable tensors
+(batched over E envs, or shared by all) and *structure*: every other attribute, such as
+numbers, and references from one object to another.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+__all__ = ["SimulatorState", "SimulatorStateError", "read_tensors", "write_tensors"]
+
+Path = tuple[str, ...]
+
+_OPAQUE = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.GeneratorType,
+    torch.Generator,
+    torch.device,
+    torch.dtype,
+    np.ndarray,
+    np.random.Generator,
+    random.Random,
+    Enum,
+    weakref.ref,
+)
+_COLLECTIONS = (dict, list, tuple, deque)
+SCALARS = (int, float, bool, str, type(None))
+
+
+class SimulatorStateError(RuntimeError):
+    """The simulator keeps its state in a way that cannot be read and written as tensors."""
+
+
+class SimulatorState:
+    """Where a simulator's tensors are, and how to read and write them.
+
+    Args:
+        probe (callable): ``probe(n_envs)`` gives a simulator of ``n_envs`` envs, built like the
+            one to be read, after a reset and one step (some tensors appear only then). It is
+            called for 7 and 11 envs: the dim in which a tensor differs is its batch dim.
+        exclude (iterable of str): names of attributes not to enter, such as a viewer.
+
+    Raises:
+        SimulatorStateError: a tensor whose batch dim is not the first, or tensors in ring
+            buffers whose order is part of the state.
+
+    Examples:
+        >>> class Counter:
+        ...     def __init__(self, n_envs):
+        ...         self.count = torch.zeros(n_envs)
+        >>> state = SimulatorState(Counter)
+        >>> counter = Counter(3)
+        >>> saved = state.read(counter)
+        >>> counter.count += 1
+        >>> state.write(counter, saved)
+        >>> counter.count
+        tensor([0., 0., 0.])
+    """
+
+    PROBES = (7, 11)
+
+    def __init__(self, probe: Callable[[int], Any], exclude: Iterable[str] = ()) -> None:
+        self.exclude = frozenset(exclude)
+        small, large = (walk_simulator(probe(n), self.exclude) for n in self.PROBES)
+        self.batched = tuple(path for path in small.tensors if self._is_batched(path, small, large))
+        self._batched = frozenset(self.batched)
+
+    def _is_batched(self, path: Path, small: SimulatorWalk, large: SimulatorWalk) -> bool:
+        name = ".".join(path)
+        if path not in large.tensors:
+            raise SimulatorStateError(f"{name}: is there with 7 envs and not with 11.")
+        a, b = small.tensors[path].shape, large.tensors[path].shape
+        if a == b:
+            return False
+        differing = [i for i, (m, n) in enumerate(zip(a, b)) if m != n]
+        if len(a) != len(b) or differing != [0] or (a[0], b[0]) != self.PROBES:
+            raise SimulatorStateError(
+                f"{name}: shapes {tuple(a)} for 7 envs and {tuple(b)} for 11; "
+                "expected the envs in the first dim."
+            )
+        if path in small.in_ring_buffer:
+            raise SimulatorStateError(f"{name}: is an entry of a ring buffer.")
+        return True
+
+    def read(self, simulator: Any) -> TensorDict:
+        """The whole state, copied.
+
+        Returns:
+            TensorDict: ``"batched"`` ``[E]``: a leaf a path; ``"shared"``: tensors that all envs
+            share; ``"structure"``: everything else, as JSON.
+        """
+        walk = walk_simulator(simulator, self.exclude)
+        firsts = {path: walk.tensors[path] for path in walk.first_slots().values()}
+        batched = {p: x for p, x in firsts.items() if p in self._batched}
+        shared = {p: x for p, x in firsts.items() if p not in self._batched}
+        n_envs = next(iter(batched.values())).shape[0] if batched else 0
+        return TensorDict(
+            {
+                "batched": TensorDict(
+                    {_name(path): x.detach().clone() for path, x in batched.items()}, [n_envs]
+                ),
+                "shared": TensorDict({_name(p): x.detach().clone() for p, x in shared.items()}, []),
+                "structure": json.dumps(walk.structure()),
+            },
+            [],
+        )
+
+    def write(self, simulator: Any, state: TensorDict) -> None:
+        """Puts a state read earlier back, structure included.
+
+        Raises:
+            SimulatorStateError: a state of another simulator or another number of envs.
+        """
+        structure = json.loads(state["structure"])
+        saved = {**dict(state["batched"].items()), **dict(state["shared"].items())}
+        walk_simulator(simulator, self.exclude).restore_structure(structure)
+        walk_simulator(simulator, self.exclude).write(saved, structure)
+
+
+def read_tensors(simulator: Any, exclude: Iterable[str] = ()) -> dict[Path, Tensor]:
+    """A copy of every tensor that a simulator holds, by path."""
+    walk = walk_simulator(simulator, frozenset(exclude))
+    return {path: x.detach().clone() for path, x in walk.tensors.items()}
+
+
+def write_tensors(simulator: Any, tensors: dict[Path, Tensor], exclude: Iterable[str] = ()) -> None:
+    """Puts copied tensors back where the simulator still has one of the same shape."""
+    walk = walk_simulator(simulator, frozenset(exclude))
+    first = walk.first_slots()
+    written: dict[int, Tensor] = {}
+    for path, old in walk.tensors.items():
+        saved = tensors.get(first[id(old)])
+        if saved is not None and saved.shape == old.shape:
+            new = written.setdefault(id(old), saved.to(old.device).clone())
+            set_child(walk.objects[path[:-1]], path[-1], new)
+
+
+class SimulatorWalk:
+    """Every tensor slot and every object that can be reached from a simulator, by path."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[Path, Tensor] = {}
+        self.objects: dict[Path, Any] = {}
+        self.path_of: dict[int, Path] = {}
+        self.in_ring_buffer: set[Path] = set()
+
+    def first_slots(self) -> dict[int, Path]:
+        """Id of a tensor -> the first slot that holds it."""
+        first: dict[int, Path] = {}
+        for path, tensor in self.tensors.items():
+            first.setdefault(id(tensor), path)
+        return first
+
+    def slots(self) -> Iterator[tuple[Path, Any]]:
+        """Every attribute and entry that can be written, with its path."""
+        for path, holder in self.objects.items():
+            if not isinstance(holder, tuple):
+                for key, value in _children(holder):
+                    yield (*path, key), value
+
+    def structure(self) -> dict[str, dict[str, Any]]:
+        """Holder -> its slots: ``[scalar]``, or the name of the object or tensor they refer to."""
+        structure: dict[str, dict[str, Any]] = {}
+        first = self.first_slots()
+        for path, value in self.slots():
+            slots = structure.setdefault(_name(path[:-1]), {})
+            if isinstance(value, SCALARS):
+                slots[path[-1]] = [value]
+            elif isinstance(value, Tensor):
+                if path in self.tensors:
+                    slots[path[-1]] = _name(first[id(value)])
+            elif id(value) in self.path_of:
+                slots[path[-1]] = _name(self.path_of[id(value)])
+        return structure
+
+    def restore_structure(self, structure: dict[str, dict[str, Any]]) -> None:
+        """Writes scalars and references that differ, and takes out tensors that were not there."""
+        objects = {_name(path): x for path, x in self.objects.items()}
+        for path, value in list(self.slots()):
+            holder, key = self.objects[path[:-1]], path[-1]
+            saved = structure.get(_name(path[:-1]), {}).get(key)
+            if saved is None and path in self.tensors:
+                _delete_child(holder, key)
+            elif isinstance(saved, list):
+                if type(value) is not type(saved[0]) or value != saved[0]:
+                    set_child(holder, key, saved[0])
+            elif objects.get(saved, value) is not value:
+                set_child(holder, key, objects[saved])
+
+    def write(self, saved: dict[str, Tensor], structure: dict[str, dict[str, Any]]) -> None:
+        """Writes tensors; slots that held one tensor when saved hold one again."""
+        device = next(iter(self.tensors.values())).device
+        written: dict[str, Tensor] = {}
+        for path, holder in self.objects.items():
+            if isinstance(holder, tuple):
+                continue
+            for key, name in structure.get(_name(path), {}).items():
+                if isinstance(name, list) or name not in saved:
+                    continue
+                old = self.tensors.get((*path, key))
+                if old is not None and old.shape != saved[name].shape:
+                    raise SimulatorStateError(
+                        f"{name}: saved with shape {tuple(saved[name].shape)}, found "
+                        f"{tuple(old.shape)}; restore into an environment of the same size."
+                    )
+                if name not in written:
+                    written[name] = saved[name].to(device).clone()
+                set_child(holder, key, written[name])
+        missing = sorted(set(saved) - set(written))
+        if missing:
+            raise SimulatorStateError(
+                f"a saved state has {missing[0]}, which this simulator has not; "
+                "restore into an environment that was built with the same arguments."
+            )
+
+
+def walk_simulator(root: Any, exclude: frozenset[str]) -> SimulatorWalk:
+    """Walks breadth first, entering lists and dicts at once.
+
+    An object in a list is thus named by its place there, and not by a reference to it that may
+    point to another one tomorrow (``landmarks.0`` rather than ``goal``).
+    """
+    walk = SimulatorWalk()
+    queue: deque[tuple[Path, Any]] = deque([((), root)])
+    while queue:
+        path, holder = queue.popleft()
+        if id(holder) in walk.path_of:
+            continue
+        walk.path_of[id(holder)] = path
+        walk.objects[path] = holder
+        at_once = []
+        for key, value in _children(holder):
+            slot = (*path, key)
+            if key in exclude:
+                continue
+            if isinstance(value, Tensor):
+                if not isinstance(holder, tuple):
+                    walk.tensors[slot] = value
+                if isinstance(holder, deque):
+                    walk.in_ring_buffer.add(slot)
+            elif isinstance(value, _COLLECTIONS) or isinstance(holder, _COLLECTIONS):
+                if _is_container(value):
+                    at_once.append((slot, value))
+            elif _is_container(value):
+                queue.append((slot, value))
+        queue.extendleft(reversed(at_once))
+    return walk
+
+
+def _is_container(value: Any) -> bool:
+    if isinstance(value, _COLLECTIONS):
+        return True
+    return hasattr(value, "__dict__") and not isinstance(value, _OPAQUE)
+
+
+def _children(holder: Any) -> list[tuple[str, Any]]:
+    if isinstance(holder, dict):
+        return [(_key_name(i, key), value) for i, (key, value) in enumerate(holder.items())]
+    if isinstance(holder, _COLLECTIONS):
+        return [(str(i), value) for i, value in enumerate(holder)]
+    return list(vars(holder).items())
+
+
+def child(holder: Any, key: str) -> Any:
+    if isinstance(holder, dict):
+        return holder[_key_of(holder, key)]
+    if isinstance(holder, _COLLECTIONS):
+        return holder[int(key)]
+    return vars(holder)[key]
+
+
+def set_child(holder: Any, key: str, value: Any) -> None:
+    if isinstance(holder, dict):
+        holder[_key_of(holder, key)] = value
+    elif isinstance(holder, (list, deque)):
+        holder[int(key)] = value
+    else:
+        vars(holder)[key] = value
+
+
+def _delete_child(holder: Any, key: str) -> None:
+    if isinstance(holder, dict):
+        del holder[_key_of(holder, key)]
+    elif not isinstance(holder, _COLLECTIONS):
+        del vars(holder)[key]
+
+
+def _key_name(index: int, key: Any) -> str:
+    """A dict's key as text: itself, ``#`` and a literal, or ``@`` and its place."""
+    if isinstance(key, str):
+        return key
+    literal = isinstance(key, SCALARS) or (
+        isinstance(key, tuple) and all(isinstance(part, SCALARS) for part in key)
+    )
+    return f"#{key!r}" if literal else f"@{index}"
+
+
+def _key_of(holder: dict, name: str) -> Any:
+    if name in holder or name[:1] not in ("#", "@"):
+        return name
+    return ast.literal_eval(name[1:]) if name[0] == "#" else list(holder)[int(name[1:])]
+
+
+def _name(path: Path) -> str:
+    return ".".join(path)

@@ -1,0 +1,154 @@
+"""Fresh start states for any subset of envs in one batched operation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from torchrl_marl.envs.simulator import (
+    SCALARS,
+    Path,
+    SimulatorState,
+    child,
+    set_child,
+    walk_simulator,
+)
+
+__all__ = ["StartBank"]
+
+
+class StartBank:
+    """Fresh start states of a simulator, handed out env by env without a loop over envs.
+
+    A twin of the simulator is reset as a whole, once for many episodes; an env that ends takes
+    its own row by ``torch.where``. What such a reset writes is what is taken, so that constants
+    of a running env, and its structure, stay. Rows are used once: when an env asks again, the
+    twin is reset again.
+
+    Args:
+        state (SimulatorState): of this kind of simulator.
+        simulator: the running one.
+        twin: another one of the same size, after a reset and one step.
+        reset (callable): ``reset(twin)`` draws new starts for all envs.
+        n_envs (int): number E of envs.
+        device (torch.device): of the simulator.
+    """
+
+    def __init__(
+        self,
+        state: SimulatorState,
+        simulator: Any,
+        twin: Any,
+        reset: Callable[[Any], None],
+        n_envs: int,
+        device: torch.device | str,
+    ) -> None:
+        self._reset = reset
+        self._twin = twin
+        self._running = _Slots(simulator, state)
+        self._starts = _Slots(twin, state)
+        self._paths: frozenset[Path] = frozenset()
+        self.used = torch.ones(n_envs, dtype=torch.bool, device=device)
+
+    def draw(self, envs: Tensor) -> None:
+        """Starts new episodes in the envs where ``envs`` ``[E]`` is True."""
+        if bool((self.used & envs).any()):
+            self._refill()
+        self.used |= envs
+        starts = {path: self._starts.get(path) for path in self._paths}
+        self._running.merge(starts, envs)
+
+    def empty(self) -> None:
+        """Forgets the rows that are left, as after a new seed."""
+        self.used.fill_(True)
+
+    def _refill(self) -> None:
+        before = {path: self._starts.get(path) for path in self._starts.paths}
+        versions = {path: None if x is None else x._version for path, x in before.items()}
+        _copy_scalars(self._running.simulator, self._twin, self._running.exclude)
+        self._reset(self._twin)
+        written = set()
+        for path, old in before.items():
+            new = self._starts.get(path)
+            if new is not old or (new is not None and new._version != versions[path]):
+                written.add(path)
+        self._paths = self._paths | written
+        self.used.fill_(False)
+
+    def state_dict(self, state: SimulatorState) -> TensorDict:
+        """The rows that are left, as a TensorDict."""
+        return TensorDict(
+            {
+                "twin": state.read(self._twin),
+                "used": self.used.clone(),
+                "paths": json.dumps(sorted(self._paths)),
+            },
+            [],
+        )
+
+    def load_state_dict(self, state: SimulatorState, saved: TensorDict) -> None:
+        """Continues with saved rows."""
+        state.write(self._twin, saved["twin"])
+        self.used.copy_(saved["used"])
+        self._paths = frozenset(tuple(path) for path in json.loads(saved["paths"]))
+
+
+class _Slots:
+    """The batched tensors of one simulator, found again by path whatever holds them now."""
+
+    def __init__(self, simulator: Any, state: SimulatorState) -> None:
+        self.simulator = simulator
+        self.exclude = state.exclude
+        self.paths = state.batched
+
+    def get(self, path: Path) -> Tensor | None:
+        """The tensor, or None while the simulator has none there."""
+        try:
+            return child(self._holder(path), path[-1])
+        except LookupError:
+            return None
+
+    def _holder(self, path: Path) -> Any:
+        holder = self.simulator
+        for key in path[:-1]:
+            holder = child(holder, key)
+        return holder
+
+    def merge(self, values: dict[Path, Tensor | None], envs: Tensor) -> None:
+        """Writes the values into the rows ``envs``; tensors that share memory go on sharing."""
+        merged: dict[int, Tensor] = {}
+        storages: dict[int, int] = {}
+        old = {path: self.get(path) for path in values}
+        values = {p: x for p, x in values.items() if x is not None and old[p] is not None}
+        old = {path: old[path] for path in values}
+        for x in {id(x): x for x in old.values()}.values():
+            storage = x.untyped_storage().data_ptr()
+            storages[storage] = storages.get(storage, 0) + 1
+        for path, value in values.items():
+            x = old[path]
+            if id(x) not in merged:
+                rows = envs.view(-1, *[1] * (x.ndim - 1))
+                new = torch.where(rows, value, x)
+                # A view of another slot's memory must stay one.
+                if x.numel() and storages[x.untyped_storage().data_ptr()] > 1:
+                    new = x.copy_(new)
+                merged[id(x)] = new
+            if merged[id(x)] is not x:
+                set_child(self._holder(path), path[-1], merged[id(x)])
+
+
+def _copy_scalars(source: Any, target: Any, exclude: frozenset[str]) -> None:
+    """Settings that were changed on one simulator hold for the other too."""
+    of_source = {
+        path: x for path, x in walk_simulator(source, exclude).slots() if type(x) in SCALARS
+    }
+    walk = walk_simulator(target, exclude)
+    for path, value in list(walk.slots()):
+        new = of_source.get(path, value)
+        if type(value) in SCALARS and (type(new) is not type(value) or new != value):
+            set_child(walk.objects[path[:-1]], path[-1], new)

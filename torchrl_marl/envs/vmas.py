@@ -1,0 +1,439 @@
+"""VMAS scenarios as TorchRL environments, reset in one batched operation.
+
+Shapes: E envs, N agents of a group, S state features.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.util
+import inspect
+import io
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torchrl.envs
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
+from torchrl.envs.utils import MarlGroupMapType
+
+from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.simulator import (
+    SimulatorState,
+    SimulatorStateError,
+    read_tensors,
+    write_tensors,
+)
+from torchrl_marl.envs.starts import StartBank
+from torchrl_marl.envs.vmas_scenarios import check_arguments, check_scenario, read_arguments
+from torchrl_marl.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from vmas.simulator.environment import Environment
+    from vmas.simulator.scenario import BaseScenario
+
+__all__ = ["VmasEnv"]
+
+_VIEWER = ("viewer", "visible_display", "text_lines")
+_ENV_ARGUMENTS = ("device", "batch_size", "frame_skip", "spec_locked")
+
+
+class VmasEnv(torchrl.envs.VmasEnv):
+    """A VMAS scenario: drops in for :class:`torchrl.envs.VmasEnv`, which it extends.
+
+    What differs: the time limit is ``truncated`` and never ``terminated``; envs that end are
+    reset in one batched operation; an env has a random state of its own, so a seed gives the
+    same rollout twice whatever else runs in the process; :meth:`snapshot` and :meth:`restore`;
+    a ``"state"`` for the critic; a scenario argument that nobody reads is refused.
+
+    Args:
+        scenario (str or BaseScenario): a name from ``available_envs``, or one's own scenario.
+
+    Keyword Args:
+        num_envs (int): number E of vectorized envs.
+        continuous_actions (bool): otherwise discrete ones.
+        max_steps (int, optional): time limit of an episode.
+        categorical_actions (bool): discrete actions as an index, otherwise one-hot.
+        seed (int, optional): drawn from torch's global generator if None.
+        group_map (MarlGroupMapType or dict, optional): how agents are grouped.
+        scenario_kwargs (dict, optional): arguments of the scenario, also as ``**kwargs``.
+        state ("observations" or callable, optional): what a central critic sees: all agents'
+            observations side by side, or what ``state(vmas_environment)`` gives, ``[E, S]``.
+        info (bool): whether ``(group, "info")`` is computed and written.
+        execution ("eager"): how a step runs.
+        device (torch.device, optional): where the simulation runs.
+
+    Shapes:
+        - ``(group, "observation")``: ``[E, N, O]``; ``("next", group, "reward")``: ``[E, N, 1]``
+        - ``done``, ``terminated``, ``truncated``: ``[E, 1]``; ``"state"``: ``[E, S]``
+
+    Raises:
+        ConfigError: an unknown scenario, a leftover argument, an unknown ``state``.
+        MissingExtraError: VMAS is not installed.
+
+    Reference: Bettini et al., 2022, https://arxiv.org/abs/2207.03530.
+
+    Examples:
+        >>> env = VmasEnv("balance", num_envs=4, max_steps=100, seed=0, n_agents=3)
+        >>> env.rollout(5)["next", "agents", "reward"].shape
+        torch.Size([4, 5, 3, 1])
+    """
+
+    def __init__(
+        self,
+        scenario: str | BaseScenario,
+        *,
+        num_envs: int,
+        continuous_actions: bool = True,
+        max_steps: int | None = None,
+        categorical_actions: bool = True,
+        seed: int | None = None,
+        group_map: MarlGroupMapType | dict[str, list[str]] | None = None,
+        scenario_kwargs: dict[str, Any] | None = None,
+        state: Literal["observations"] | Callable[[Environment], Tensor] | None = None,
+        info: bool = True,
+        execution: Literal["eager"] = "eager",
+        **kwargs: Any,
+    ) -> None:
+        env_kwargs = {name: kwargs.pop(name) for name in _ENV_ARGUMENTS if name in kwargs}
+        scenario_kwargs = {**(scenario_kwargs or {}), **kwargs}
+        _check_arguments(scenario, scenario_kwargs, num_envs, state, execution)
+        _import_vmas()
+        seed = int(torch.randint(2**31, ())) if seed is None else seed
+        self._seed_of_world = seed
+        self._pristine = scenario if isinstance(scenario, str) else copy.deepcopy(scenario)
+        self._state_of = state
+        self._info = info
+        self._bank: StartBank | None = None
+        self._simulator_state: SimulatorState | None = None
+        self._refusal: str | None = None
+        super().__init__(
+            scenario,
+            num_envs=num_envs,
+            continuous_actions=continuous_actions,
+            max_steps=max_steps,
+            categorical_actions=categorical_actions,
+            seed=None,
+            group_map=group_map,
+            scenario_kwargs={**scenario_kwargs, **env_kwargs},
+        )
+        self._random.seed(seed)
+        self._initial_tensors = read_tensors(self._env, _VIEWER)
+
+    # ------------------------------------------------------------------------------ building
+
+    def _build_env(
+        self, scenario, num_envs, continuous_actions, max_steps, seed, **scenario_kwargs
+    ):
+        self.scenario_name = scenario
+        self.from_pixels = self.pixels_only = False
+        self._make_arguments = dict(
+            continuous_actions=continuous_actions,
+            max_steps=max_steps,
+            terminated_truncated=True,
+            **scenario_kwargs,
+        )
+        device = self.device if self.device is not None else torch.get_default_device()
+        self._random = RandomState(self._seed_of_world, device)
+        with self._random.active():
+            env = self._build_simulator(num_envs, device, scenario)
+        if len(self.batch_size) == 0:
+            self.batch_size = torch.Size((num_envs,))
+        elif self.batch_size != (num_envs,):
+            raise ConfigError(
+                f"VmasEnv: batch_size is {tuple(self.batch_size)}, expected ({num_envs},)."
+            )
+        return env
+
+    def _build_simulator(self, num_envs: int, device: torch.device, scenario=None) -> Environment:
+        """Builds a VMAS environment from the random state that is active, warmed up and reset."""
+        import vmas
+
+        if scenario is None:
+            scenario = copy.deepcopy(self._pristine)
+        with _active_random_state_for_vmas():
+            env = vmas.make_env(scenario, num_envs, device, **self._make_arguments)
+        width = [env.get_agent_action_size(agent) for agent in env.agents]
+        self._advance(env, [torch.zeros(num_envs, n, device=device) for n in width])
+        env._get_from_scenario(True, True, self._info, True)
+        env._reset(return_observations=False)
+        return env
+
+    def _make_specs(self, env: Environment) -> None:
+        super()._make_specs(env)
+        flag = Categorical(2, shape=(1,), dtype=torch.bool, device=self.device)
+        flags = {key: flag.clone() for key in ("done", "terminated", "truncated")}
+        self.full_done_spec_unbatched = Composite(flags, device=self.device)
+        agents = [env.agents[i] for i in range(env.n_agents)]
+        self._indices = {
+            group: [self.agent_names_to_indices_map[name] for name in names]
+            for group, names in self.group_map.items()
+        }
+        if self._state_of is not None:
+            state = self._read_state([env.scenario.observation(agent) for agent in agents])
+            spec = self.full_observation_spec_unbatched.clone()
+            spec["state"] = Unbounded(state.shape[1:], device=self.device, dtype=state.dtype)
+            self.full_observation_spec_unbatched = spec
+
+    def _make_unbatched_group_specs(self, group: str) -> tuple[TensorSpec | None, ...]:
+        *specs, info = super()._make_unbatched_group_specs(group)
+        return (*specs, info if self._info else None)
+
+    # ------------------------------------------------------------------------ reset and step
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        envs = None if tensordict is None else tensordict.get("_reset", None)
+        with self._random.active():
+            if envs is None or bool(envs.all()):
+                self._env._reset(return_observations=False)
+            else:
+                self._start_episodes(envs.reshape(self.batch_size))
+            read = self._env._get_from_scenario(
+                get_observations=True,
+                get_rewards=False,
+                get_infos=self._info,
+                get_dones=True,
+            )
+            observations, terminated, truncated, *infos = read
+            return self._pack(observations, None, terminated, truncated, infos)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        actions: list[Tensor] = [None] * self._env.n_agents  # type: ignore[list-item]
+        for group, indices in self._indices.items():
+            rows = self.read_action(tensordict.get((group, "action")), group=group)
+            for i, row in zip(indices, rows):
+                actions[i] = row.unsqueeze(-1) if row.ndim == 1 else row
+        with self._random.active():
+            self._advance(self._env, actions)
+            read = self._env._get_from_scenario(
+                get_observations=True,
+                get_rewards=True,
+                get_infos=self._info,
+                get_dones=True,
+            )
+            observations, rewards, terminated, truncated, *infos = read
+            return self._pack(observations, rewards, terminated, truncated, infos)
+
+    @staticmethod
+    def _advance(env: Environment, actions: Sequence[Tensor]) -> None:
+        # What vmas's Environment.step does, without its random state, shared by all envs.
+        for agent, action in zip(env.agents, actions):
+            env._set_action(action, agent)
+        for agent in env.world.agents:
+            env.scenario.env_process_action(agent)
+        env.scenario.pre_step()
+        env.world.step()
+        env.scenario.post_step()
+        env.steps += 1
+
+    def _start_episodes(self, envs: Tensor) -> None:
+        bank = self._starts()
+        if bank is not None:
+            bank.draw(envs)
+            return
+        for i in envs.nonzero().squeeze(-1).tolist():
+            self._env._reset_at(i, return_observations=False)
+
+    def _pack(self, observations, rewards, terminated, truncated, infos) -> TensorDict:
+        done = terminated | truncated
+        source: dict[str, Any] = {
+            "done": done.unsqueeze(-1),
+            "terminated": terminated.unsqueeze(-1),
+            "truncated": (truncated & ~terminated).unsqueeze(-1),
+        }
+        infos = infos[0] if infos else [{}] * len(observations)
+        for group, indices in self._indices.items():
+            source[group] = self._pack_group(group, indices, observations, rewards, infos)
+        if self._state_of is not None:
+            source["state"] = self._read_state(observations)
+        return TensorDict._new_unsafe(source, batch_size=self.batch_size, device=self.device)
+
+    def _pack_group(self, group, indices, observations, rewards, infos) -> TensorDictBase:
+        if self.het_specs_map[group]:
+            return self._stack_lazily(indices, observations, rewards, infos)
+        batch_size = torch.Size((*self.batch_size, len(indices)))
+        source = {"observation": _stack([observations[i] for i in indices], batch_size)}
+        if rewards is not None:
+            source["reward"] = torch.stack([rewards[i] for i in indices], 1).unsqueeze(-1)
+        if infos[indices[0]]:
+            rows = [{k: v.to(torch.float32) for k, v in infos[i].items()} for i in indices]
+            source["info"] = _stack(rows, batch_size)
+        return TensorDict._new_unsafe(source, batch_size=batch_size, device=self.device)
+
+    def _stack_lazily(self, indices, observations, rewards, infos) -> TensorDictBase:
+        members = []
+        for i in indices:
+            member = TensorDict(
+                {"observation": self.read_obs(observations[i])}, self.batch_size, self.device
+            )
+            if rewards is not None:
+                member["reward"] = self.read_reward(rewards[i])
+            if infos[i]:
+                member["info"] = self.read_info(infos[i])
+            members.append(member)
+        return LazyStackedTensorDict.maybe_dense_stack(members, dim=1)
+
+    def _read_state(self, observations: Sequence[Any]) -> Tensor:
+        if callable(self._state_of):
+            state = self._state_of(self._env)
+            if state.ndim != 2 or state.shape[0] != self._env.num_envs:
+                raise ConfigError(
+                    f"VmasEnv: state(...) gave shape {tuple(state.shape)}, "
+                    f"expected [{self._env.num_envs}, S]."
+                )
+            return state
+        return torch.cat([row for x in observations for row in _rows(x)], -1)
+
+    # --------------------------------------------------------- random state, snapshot, starts
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._random.seed(0 if seed is None else seed)
+        # A reset does not write everything that info and the like read.
+        write_tensors(self._env, self._initial_tensors, _VIEWER)
+        if self._bank is not None:
+            self._bank.empty()
+
+    def snapshot(self) -> TensorDict:
+        """The environment's whole state: simulator, random state and drawn starts.
+
+        Returns:
+            TensorDict: to be given to :meth:`restore`; saves with ``torch.save(x.to_dict())``.
+
+        Raises:
+            SimulatorStateError: a scenario whose state cannot be read (``road_traffic``).
+        """
+        source: dict[str, Any] = {
+            "simulator": self._state().read(self._env),
+            "random": TensorDict(self._random.state_dict()),
+        }
+        if self._bank is not None:
+            source["starts"] = self._bank.state_dict(self._state())
+        return TensorDict(source)
+
+    def restore(self, snapshot: TensorDict) -> None:
+        """Continues from a snapshot of an environment that was built with the same arguments.
+
+        Raises:
+            SimulatorStateError: a snapshot of another scenario or another number of envs.
+        """
+        self._state().write(self._env, snapshot["simulator"])
+        if "starts" in snapshot.keys():
+            bank = self._starts()
+            assert bank is not None
+            bank.load_state_dict(self._state(), snapshot["starts"])
+        else:
+            self._bank = None
+        self._random.load_state_dict(dict(snapshot["random"].items()))
+
+    def _state(self) -> SimulatorState:
+        if self._simulator_state is None:
+
+            def probe(num_envs: int) -> Environment:
+                env = self._build_simulator(num_envs, torch.device("cpu"))
+                self._advance(
+                    env,
+                    [torch.zeros(num_envs, env.get_agent_action_size(a)) for a in env.agents],
+                )
+                env._get_from_scenario(True, True, self._info, True)
+                return env
+
+            with RandomState(self._seed_of_world).active():
+                self._simulator_state = SimulatorState(probe, exclude=_VIEWER)
+        return self._simulator_state
+
+    def _starts(self) -> StartBank | None:
+        """The bank of start states, or None where the scenario's state cannot be read."""
+        if self._bank is None and self._refusal is None:
+            try:
+                state = self._state()
+            except SimulatorStateError as refusal:
+                self._refusal = str(refusal)
+                warnings.warn(
+                    f"{self.scenario_name}: envs are reset one by one, since the simulator's "
+                    f"state cannot be written as tensors ({refusal})",
+                    stacklevel=2,
+                )
+                return None
+            # The twin draws its world from the same seed, and its starts from this env's state.
+            with RandomState(self._seed_of_world, self._env.device).active():
+                twin = self._build_simulator(self._env.num_envs, self._env.device)
+            self._bank = StartBank(
+                state,
+                self._env,
+                twin,
+                lambda env: env._reset(return_observations=False),
+                self._env.num_envs,
+                self._env.device,
+            )
+        return self._bank
+
+    def to(self, device: torch.device | str) -> VmasEnv:
+        """Moves the simulation to a device."""
+        self._random = RandomState(self._seed_of_world, device)
+        self._bank = None
+        return super().to(device)
+
+
+def _check_arguments(scenario, scenario_kwargs, num_envs, state, execution) -> None:
+    if isinstance(scenario, str):
+        check_scenario(scenario, scenario_kwargs)
+    else:
+        with contextlib.suppress(OSError, TypeError):
+            source = inspect.getsource(inspect.getmodule(type(scenario)))
+            known = read_arguments(source)
+            if known is not None:
+                check_arguments(type(scenario).__name__, scenario_kwargs, known)
+    if num_envs < 1:
+        raise ConfigError(f"VmasEnv: num_envs is {num_envs}, expected 1 or more.")
+    if state is not None and state != "observations" and not callable(state):
+        raise ConfigError(
+            f"VmasEnv: state is {state!r}, expected 'observations', a callable or None."
+        )
+    if execution != "eager":
+        raise ConfigError(f"VmasEnv: execution is {execution!r}; this version runs 'eager' only.")
+
+
+def _import_vmas() -> None:
+    if importlib.util.find_spec("vmas") is None:
+        raise MissingExtraError("VMAS", "vmas")
+    # The gym package that VMAS imports prints a notice of several lines.
+    with contextlib.redirect_stderr(io.StringIO()):
+        import vmas  # noqa: F401
+
+
+@contextlib.contextmanager
+def _active_random_state_for_vmas() -> Iterator[None]:
+    """While VMAS builds an environment, its random state is the active one and not its class's."""
+    import random
+
+    import numpy as np
+    from vmas.simulator.environment import Environment
+
+    shared = Environment.vmas_random_state
+    saved = list(shared)
+    shared[:] = [torch.get_rng_state(), np.random.get_state(), random.getstate()]
+    try:
+        yield
+        torch.set_rng_state(shared[0])
+        np.random.set_state(shared[1])
+        random.setstate(shared[2])
+    finally:
+        shared[:] = saved
+
+
+def _stack(rows: Sequence[Any], batch_size: torch.Size) -> Any:
+    """Stacks the agents' entries, tensors ``[E, ...]`` or dicts of such, in dim 1."""
+    if isinstance(rows[0], Tensor):
+        return torch.stack([row.unsqueeze(-1) if row.ndim == 1 else row for row in rows], 1)
+    source = {key: _stack([row[key] for row in rows], batch_size) for key in rows[0]}
+    return TensorDict(source, batch_size)
+
+
+def _rows(observation: Any) -> list[Tensor]:
+    if isinstance(observation, Tensor):
+        return [observation.reshape(observation.shape[0], -1)]
+    return [row for value in observation.values() for row in _rows(value)]

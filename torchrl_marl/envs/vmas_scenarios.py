@@ -1,0 +1,153 @@
+"""What VMAS offers, read from its files without importing it: scenarios and their arguments."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
+
+__all__ = ["check_scenario", "scenario_arguments", "scenario_names"]
+
+# Arguments of vmas.make_env itself that a drop-in for TorchRL's VmasEnv hands on.
+_SIMULATOR_ARGUMENTS = frozenset({"multidiscrete_actions", "clamp_actions", "grad_enabled"})
+
+
+def scenario_names() -> list[str]:
+    """Names of all VMAS scenarios that are installed, sorted.
+
+    Raises:
+        MissingExtraError: VMAS is not installed.
+    """
+    return sorted(_scenario_files())
+
+
+def scenario_arguments(scenario: str) -> frozenset[str] | None:
+    """Names of the arguments that a scenario reads, or None where that cannot be told.
+
+    Args:
+        scenario (str): a scenario's name, or the path of a Python file with one.
+    """
+    if scenario.endswith(".py"):
+        path = Path(scenario)
+    else:
+        path = _scenario_files()[scenario]
+    return read_arguments(path.read_text())
+
+
+def read_arguments(source: str) -> frozenset[str] | None:
+    """Names that a scenario's source takes out of its ``kwargs``, or None if it takes any."""
+    reader = _ArgumentReader()
+    reader.visit(ast.parse(source))
+    return None if reader.open else frozenset(reader.names)
+
+
+def check_scenario(scenario: str, arguments: dict[str, Any]) -> None:
+    """Refuses an unknown scenario and arguments that no scenario would read.
+
+    Raises:
+        ConfigError: naming what is unknown and what comes nearest.
+        MissingExtraError: VMAS is not installed.
+    """
+    if scenario.endswith(".py"):
+        if not Path(scenario).is_file():
+            raise ConfigError(f"there is no scenario file {scenario!r}; check its path.")
+    elif scenario not in (names := scenario_names()):
+        raise ConfigError(
+            f"unknown VMAS scenario {scenario!r}; {nearest(scenario, names)}"
+            "`torchrl-marl list scenarios` shows all."
+        )
+    known = scenario_arguments(scenario)
+    if known is not None:
+        check_arguments(scenario, arguments, known)
+
+
+def check_arguments(scenario: str, arguments: dict[str, Any], known: frozenset[str]) -> None:
+    """Refuses an argument that is none of the ``known`` ones.
+
+    Raises:
+        ConfigError: naming the argument and the nearest known one.
+    """
+    for name in arguments:
+        if name not in known and name not in _SIMULATOR_ARGUMENTS:
+            raise ConfigError(
+                f"VMAS scenario {scenario!r} has no argument {name!r}; "
+                f"{nearest(name, known)}it takes {', '.join(sorted(known)) or 'none'}."
+            )
+
+
+def _scenario_files() -> dict[str, Path]:
+    found = importlib.util.find_spec("vmas")
+    if found is None or not found.submodule_search_locations:
+        raise MissingExtraError("VMAS", "vmas")
+    folder = Path(list(found.submodule_search_locations)[0]) / "scenarios"
+    return {path.stem: path for path in folder.rglob("*.py") if path.stem != "__init__"}
+
+
+class _ArgumentReader(ast.NodeVisitor):
+    """Collects ``kwargs.pop("x")``, ``kwargs.get("x")``, ``kwargs["x"]`` and named arguments."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.open = False
+        self._kwargs: list[str] = []
+        self._scenario_class = False
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        outer = self._scenario_class
+        self._scenario_class = any("Scenario" in ast.unparse(base) for base in node.bases)
+        if self._scenario_class:
+            self.generic_visit(node)
+        self._scenario_class = outer
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        if node.args.kwarg is None:
+            return
+        if node.name == "make_world":
+            named = [*node.args.args[3:], *node.args.kwonlyargs]
+            self.names.update(argument.arg for argument in named)
+        self._kwargs.append(node.args.kwarg.arg)
+        self.generic_visit(node)
+        self._kwargs.pop()
+
+    def visit_Call(self, node: ast.Call) -> None:
+        function = node.func
+        reads = isinstance(function, ast.Attribute) and self._is_kwargs(function.value)
+        if reads and function.attr in ("pop", "get") and _is_text(node.args[:1]):
+            self.names.add(node.args[0].value)
+            rest = node.args[1:]
+        elif ast.unparse(function).endswith("check_kwargs_consumed"):
+            rest = []
+        else:
+            if not reads:
+                self.visit(function)
+            else:
+                self.open = True
+            rest = node.args
+        for argument in rest:
+            self.visit(argument)
+        for keyword in node.keywords:
+            own = ast.unparse(function).startswith(("self.", "super()"))
+            if not (keyword.arg is None and self._is_kwargs(keyword.value) and own):
+                self.visit(keyword.value)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        if self._is_kwargs(node.value) and _is_text([node.slice]):
+            self.names.add(node.slice.value)
+        else:
+            self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if self._is_kwargs(node):
+            self.open = True
+
+    def _is_kwargs(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.Name) and bool(self._kwargs) and node.id == self._kwargs[-1]
+
+
+def _is_text(nodes: list[ast.expr]) -> bool:
+    return (
+        len(nodes) == 1 and isinstance(nodes[0], ast.Constant) and isinstance(nodes[0].value, str)
+    )

@@ -1,0 +1,263 @@
+"""Pure tensor maths: masked statistics and generalized advantage estimation.
+
+Shapes: B any batch dims, T time, N agents. Tensors are ``[*B, T, N, 1]``, masks ``[*B, T, N]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["gae", "masked_mean", "masked_moments", "masked_standardize"]
+
+
+def masked_mean(
+    value: Tensor, mask: Tensor | None = None, dim: int | Sequence[int] | None = None
+) -> Tensor:
+    """Mean over the elements whose mask is True; 0 where there are none.
+
+    Args:
+        value (Tensor): what to average; may hold anything, NaN included, where masked.
+        mask (Tensor, optional): bool; of the value's shape, or without its trailing dims.
+        dim (int or sequence of int, optional): dims of ``value`` to reduce; all by default.
+
+    Shapes:
+        - value: ``[*B, T, N, 1]`` (any shape)
+        - mask: ``[*B, T, N]`` or ``[*B, T, N, 1]``
+
+    Raises:
+        ValueError: a mask that is not bool or does not fit the value.
+
+    Examples:
+        >>> masked_mean(torch.tensor([1.0, float("nan"), 3.0]), torch.tensor([True, False, True]))
+        tensor(2.)
+    """
+    dims = _dims(value, dim)
+    if mask is None:
+        return value.mean(dims) if dims else value
+    mask = _like(mask, value)
+    total = torch.where(mask, value, 0.0).sum(dims)
+    return total / mask.sum(dims).clamp_min(1)
+
+
+def masked_moments(
+    value: Tensor,
+    mask: Tensor | None = None,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Mean and (population) variance over the elements whose mask is True.
+
+    Args:
+        value, mask, dim: as in :func:`masked_mean`.
+        keepdim (bool): keep the reduced dims.
+
+    Shapes:
+        - returns: mean and variance, each of the remaining dims
+
+    Raises:
+        ValueError: a mask that is not bool or does not fit the value.
+
+    Examples:
+        >>> mean, variance = masked_moments(torch.tensor([1.0, 3.0, 99.0]),
+        ...                                 torch.tensor([True, True, False]))
+        >>> mean.item(), variance.item()
+        (2.0, 1.0)
+    """
+    dims = _dims(value, dim)
+    mask = torch.ones_like(value, dtype=torch.bool) if mask is None else _like(mask, value)
+    count = mask.sum(dims, keepdim=True).clamp_min(1)
+    mean = torch.where(mask, value, 0.0).sum(dims, keepdim=True) / count
+    variance = torch.where(mask, value - mean, 0.0).square().sum(dims, keepdim=True) / count
+    if keepdim:
+        return mean, variance
+    return mean.squeeze(dims), variance.squeeze(dims)
+
+
+def masked_standardize(
+    value: Tensor,
+    mask: Tensor | None = None,
+    dim: int | Sequence[int] | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Zero mean and unit variance over the elements whose mask is True; 0 where masked.
+
+    Args:
+        value, mask, dim: as in :func:`masked_mean`. Reducing every dim pools the agents, as
+            the MAPPO authors do; leaving out -2 standardizes each agent by itself.
+        eps (float): added to the standard deviation.
+
+    Shapes:
+        - returns: the value's shape
+
+    Raises:
+        ValueError: a mask that is not bool or does not fit the value.
+
+    Reference: Yu et al., 2022, https://arxiv.org/abs/2103.01955 (advantage normalization).
+
+    Reduces to: an all-true mask gives the result without a mask.
+
+    Examples:
+        >>> masked_standardize(torch.tensor([1.0, 3.0, 99.0]), torch.tensor([True, True, False]))
+        tensor([-1.0000,  1.0000,  0.0000])
+    """
+    mean, variance = masked_moments(value, mask, dim, keepdim=True)
+    standardized = (value - mean) / (variance.sqrt() + eps)
+    return standardized if mask is None else torch.where(_like(mask, value), standardized, 0.0)
+
+
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    done: Tensor,
+    terminated: Tensor,
+    *,
+    gamma: float | Tensor,
+    lmbda: float | Tensor,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Generalized advantage estimation for teams whose agents may die or wait.
+
+    .. math::
+        A_t = r_t + \gamma (1 - \text{terminated}_t) V(s_{t+1}) - V(s_t)
+              + \gamma \lambda (1 - \text{done}_t) A_{t+1}
+
+    With a mask, steps in which an agent does not act are transparent to it: their reward goes
+    to its last own step, they are not discounted, and that step bootstraps from the agent's
+    next own step. What follows an agent's end (``done`` stays True until the reset) reaches no
+    step before it.
+
+    Args:
+        reward (Tensor): reward of the step.
+        value (Tensor): value of the state in which the step was taken.
+        next_value (Tensor): value of the state to which it led.
+        done (Tensor): bool, the trajectory ends here. Pass the root's flags, expanded over the
+            agents, to bootstrap as a team, or the agents' own to bootstrap each by itself.
+        terminated (Tensor): bool, nothing follows: no bootstrap.
+        gamma (float): discount.
+        lmbda (float): weight of longer returns.
+        mask (Tensor, optional): bool, the agent acts in this step.
+
+    Shapes:
+        - reward, value, next_value, done, terminated: ``[*B, T, N, 1]``
+        - mask: ``[*B, T, N]`` or ``[*B, T, N, 1]``
+        - returns: advantage and value_target, each ``[*B, T, N, 1]``, 0 where masked
+
+    Raises:
+        ValueError: shapes that differ, or flags that are not bool.
+
+    Reference: Schulman et al., 2016, https://arxiv.org/abs/1506.02438 (eq. 16).
+
+    Reduces to: an all-true mask gives the result without a mask; without one it is TorchRL's
+    ``generalized_advantage_estimate``.
+
+    Examples:
+        >>> reward = torch.ones(1, 2, 1, 1)
+        >>> zero = torch.zeros(1, 2, 1, 1)
+        >>> done = torch.tensor([False, True]).view(1, 2, 1, 1)
+        >>> advantage, target = gae(reward, zero, zero, done, done, gamma=0.5, lmbda=1.0)
+        >>> advantage.flatten()
+        tensor([1.5000, 1.0000])
+    """
+    _check_gae_inputs(reward, value, next_value, done, terminated)
+    # Time first and contiguous: each step of the recursion below is then one dense row.
+    reward, value, next_value = (x.movedim(-3, 0) for x in (reward, value, next_value))
+    done, terminated = done.movedim(-3, 0), terminated.movedim(-3, 0)
+    if mask is None:
+        base, decay = _plain_recursion(reward, value, next_value, done, terminated, gamma, lmbda)
+    else:
+        mask = _like(mask, reward.movedim(0, -3)).movedim(-3, 0)
+        base, decay = _masked_recursion(
+            reward, value, next_value, done, terminated, mask, gamma, lmbda
+        )
+    advantage = _accumulate(base, decay)
+    value_target = advantage + value
+    if mask is not None:
+        advantage = torch.where(mask, advantage, 0.0)
+        value_target = torch.where(mask, value_target, 0.0)
+    return advantage.movedim(0, -3), value_target.movedim(0, -3)
+
+
+def _plain_recursion(reward, value, next_value, done, terminated, gamma, lmbda):
+    base = reward + gamma * torch.where(terminated, 0.0, next_value) - value
+    return base, torch.where(done, 0.0, gamma * lmbda)
+
+
+def _masked_recursion(reward, value, next_value, done, terminated, mask, gamma, lmbda):
+    # x_t = base_t + decay_t * x_{t+1}: on an own step x is the advantage, on a masked one the
+    # return that the next own step on the left has still to take in.
+    ends = done.clone()
+    ends[-1] = True
+    acts_next = torch.ones_like(mask)
+    acts_next[:-1] = mask[1:]
+    after_end = torch.zeros_like(done)
+    after_end[1:] = done[:-1]
+    bootstraps = (ends | acts_next) & ~terminated
+    base = reward - torch.where(mask, value, 0.0)
+    base = base + gamma * torch.where(bootstraps, next_value, 0.0)
+    # An agent's dead steps may hold anything; nothing before them reads them.
+    base = torch.where(~mask & after_end, 0.0, base)
+    decay = torch.where(acts_next, gamma * lmbda, 1.0).masked_fill(ends, 0.0)
+    return base, decay
+
+
+def _accumulate(base: Tensor, decay: Tensor) -> Tensor:
+    if torch.is_grad_enabled() and base.requires_grad:
+        rows = [base[-1]]
+        for t in range(base.shape[0] - 2, -1, -1):
+            rows.append(base[t] + decay[t] * rows[-1])
+        return torch.stack(rows[::-1])
+    out = base.contiguous()
+    out = out.clone() if out is base else out
+    rows, decays = out.unbind(0), decay.contiguous().unbind(0)
+    for t in range(len(rows) - 2, -1, -1):
+        rows[t].addcmul_(decays[t], rows[t + 1])
+    return out
+
+
+def _check_gae_inputs(reward, value, next_value, done, terminated) -> None:
+    shapes = {
+        "reward": reward.shape,
+        "value": value.shape,
+        "next_value": next_value.shape,
+        "done": done.shape,
+        "terminated": terminated.shape,
+    }
+    if len(set(shapes.values())) > 1 or reward.ndim < 3 or reward.shape[-1] != 1:
+        found = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+        raise ValueError(
+            f"gae: expected five tensors of one shape [*B, T, N, 1], found {found}; "
+            "expand a team's tensors over its agents."
+        )
+    for name, flag in (("done", done), ("terminated", terminated)):
+        if flag.dtype is not torch.bool:
+            raise ValueError(f"gae: {name} is {flag.dtype}, expected torch.bool; call .bool().")
+
+
+def _like(mask: Tensor, value: Tensor) -> Tensor:
+    """The mask with as many dims as the value, checked dim by dim."""
+    if mask.dtype is not torch.bool:
+        raise ValueError(f"a mask is {mask.dtype}, expected torch.bool; call .bool().")
+    shape = mask.shape
+    if mask.shape != value.shape:
+        mask = mask.reshape(shape + (1,) * (value.ndim - mask.ndim))
+    fits = mask.ndim == value.ndim and all(
+        m == v or (m == 1 and i >= len(shape))
+        for i, (m, v) in enumerate(zip(mask.shape, value.shape))
+    )
+    if not fits:
+        raise ValueError(
+            f"a mask of shape {tuple(shape)} does not fit a value of shape {tuple(value.shape)}; "
+            "expected the value's shape with or without its trailing dims."
+        )
+    return mask.expand_as(value)
+
+
+def _dims(value: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...]:
+    if dim is None:
+        return tuple(range(value.ndim))
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    return tuple(d % value.ndim for d in dims)

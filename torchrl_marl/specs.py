@@ -1,0 +1,416 @@
+"""What an agent, a group and a team are: the only reader of environment specs.
+
+Shapes: E envs, N agents of a group, O observation features, A action features, S state features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from tensordict import NestedKey
+from torchrl.data import (
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
+from torchrl.envs import EnvBase
+
+__all__ = ["AgentSpec", "GroupSpec", "TeamSpec"]
+
+RESERVED_NAMES = frozenset(
+    {"state", "next", "action", "collector", "done", "terminated", "truncated", "reward", "_reset"}
+)
+_NOT_OBSERVED = frozenset(
+    {"mask", "action_mask", "info", "episode_reward", "step_count", "is_init"}
+)
+
+
+@dataclass(frozen=True)
+class AgentSpec:
+    """One kind of agent: how many there are and what one of them sees and does.
+
+    Args:
+        name (str): name of the kind; its agents are called ``name_0, name_1, ...``.
+        n_agents (int): how many agents of this kind a team has.
+        observation_spec (TensorSpec): what one agent sees, ``[O]``; a
+            :class:`~torchrl.data.Composite` for dict observations.
+        action_spec (TensorSpec): what one agent does: ``Bounded [A]``, ``Unbounded [A]``,
+            ``Categorical`` (shape ``[]``) or ``OneHot [n_actions]``.
+        reward_spec (TensorSpec): reward of one agent, ``[1]``.
+        action_mask (bool): the environment says which actions are legal, ``[n_actions]``.
+
+    Raises:
+        ValueError: a name or a number of agents that cannot be, or an action mask without
+            discrete actions.
+
+    Examples:
+        >>> from torchrl.data import Bounded, Unbounded
+        >>> rover = AgentSpec("rover", 3, Unbounded((9,)), Bounded(-1, 1, (2,)))
+        >>> rover.agent_names
+        ('rover_0', 'rover_1', 'rover_2')
+    """
+
+    name: str
+    n_agents: int
+    observation_spec: TensorSpec
+    action_spec: TensorSpec
+    reward_spec: TensorSpec = field(default_factory=lambda: Unbounded((1,)))
+    action_mask: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("an agent's name is empty; give its kind a name such as 'rover'.")
+        if self.n_agents < 1:
+            raise ValueError(
+                f"agent {self.name!r}: n_agents is {self.n_agents}, expected 1 or more."
+            )
+        if self.action_mask and not _is_discrete(self.action_spec):
+            raise ValueError(
+                f"agent {self.name!r}: action_mask=True needs Categorical or OneHot actions, "
+                f"found {type(self.action_spec).__name__}."
+            )
+
+    @property
+    def agent_names(self) -> tuple[str, ...]:
+        """Names of the agents of this kind."""
+        return tuple(f"{self.name}_{i}" for i in range(self.n_agents))
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """Agents that share one sub-TensorDict: their keys, sizes, bounds, masks and ends.
+
+    Built by :class:`TeamSpec`; every module, loss and learner takes its keys from here.
+
+    Args:
+        name (str): the group's key in the TensorDict.
+        agent_names (tuple of str): names of its N agents, in the order of dim -2.
+        observation_spec (TensorSpec): of the group, ``[N, O]``, or a Composite of such.
+        action_spec (TensorSpec): of the group, ``[N, A]``, ``[N]`` or ``[N, n_actions]``.
+        action_key, reward_key (NestedKey): where actions and rewards are.
+        done_key, terminated_key, truncated_key (NestedKey): the agents' own flags where
+            ``agent_done``, else the root's.
+        observation_keys (tuple of NestedKey): leaves that an actor reads, in order.
+        mask_key, action_mask_key, state_key (NestedKey, optional): ``None`` where the
+            environment has none.
+        state_spec (TensorSpec, optional): ``[S]``.
+        agent_done (bool): every agent has done flags of its own.
+        heterogeneous (bool): the agents' observations or actions differ in shape.
+
+    Examples:
+        >>> from torchrl.data import Categorical, Unbounded
+        >>> group = TeamSpec([AgentSpec("car", 2, Unbounded((4,)), Categorical(3))]).groups["car"]
+        >>> group.n_agents, group.observation_dim, group.n_actions, group.action_key
+        (2, 4, 3, ('car', 'action'))
+    """
+
+    name: str
+    agent_names: tuple[str, ...]
+    observation_spec: TensorSpec
+    action_spec: TensorSpec
+    action_key: NestedKey
+    reward_key: NestedKey
+    done_key: NestedKey
+    terminated_key: NestedKey
+    truncated_key: NestedKey | None
+    observation_keys: tuple[NestedKey, ...]
+    mask_key: NestedKey | None = None
+    action_mask_key: NestedKey | None = None
+    state_key: NestedKey | None = None
+    state_spec: TensorSpec | None = None
+    agent_done: bool = False
+    heterogeneous: bool = False
+
+    @property
+    def n_agents(self) -> int:
+        """Number N of agents."""
+        return len(self.agent_names)
+
+    def key(self, leaf: str) -> tuple[str, str]:
+        """The key of a leaf of this group, such as ``(name, "advantage")``."""
+        return (self.name, leaf)
+
+    @property
+    def observation_key(self) -> NestedKey:
+        """The key of the observation (a sub-TensorDict for dict observations)."""
+        return self.key("observation")
+
+    @cached_property
+    def observation_dim(self) -> int:
+        """Features O that an actor reads: all observation leaves, flattened."""
+        self._refuse_heterogeneous("observation_dim")
+        spec = self.observation_spec
+        leaves = spec.values(True, True) if isinstance(spec, Composite) else [spec]
+        return sum(leaf.shape[1:].numel() for leaf in leaves)
+
+    @property
+    def observation_ndims(self) -> tuple[int, ...]:
+        """Number of feature dimensions of each observation leaf (1 for a vector)."""
+        spec = self.observation_spec
+        leaves = spec.values(True, True) if isinstance(spec, Composite) else [spec]
+        return tuple(leaf.ndim - 1 for leaf in leaves)
+
+    @property
+    def discrete(self) -> bool:
+        """Whether the actions are discrete."""
+        return _is_discrete(self.action_spec)
+
+    @property
+    def one_hot(self) -> bool:
+        """Whether discrete actions are one-hot encoded."""
+        return isinstance(self.action_spec, OneHot)
+
+    @property
+    def n_actions(self) -> int:
+        """Number of discrete actions."""
+        if not self.discrete:
+            raise ValueError(f"group {self.name!r} has continuous actions; it has an action_dim.")
+        return self.action_spec.space.n
+
+    @cached_property
+    def action_dim(self) -> int:
+        """Action features A of continuous actions."""
+        if self.discrete:
+            raise ValueError(f"group {self.name!r} has discrete actions; it has n_actions.")
+        self._refuse_heterogeneous("action_dim")
+        return self.action_spec.shape[-1]
+
+    @property
+    def action_bounds(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """``(low, high)``, each ``[N, A]``; ``None`` where an action is unbounded."""
+        if not isinstance(self.action_spec, Bounded):
+            return None
+        low, high = self.action_spec.space.low, self.action_spec.space.high
+        finite = bool(torch.isfinite(low).all() and torch.isfinite(high).all())
+        return (low, high) if finite else None
+
+    @property
+    def state_dim(self) -> int:
+        """Features S of the state."""
+        if self.state_spec is None:
+            raise ValueError(
+                f"group {self.name!r}: this environment gives no 'state'; "
+                "VmasEnv(state='observations') adds one."
+            )
+        return self.state_spec.shape.numel()
+
+    def _refuse_heterogeneous(self, what: str) -> None:
+        if self.heterogeneous:
+            raise ValueError(
+                f"group {self.name!r} has no single {what}: its agents differ in shape. "
+                "Give each kind a group of its own (group_map=...)."
+            )
+
+
+class TeamSpec:
+    """All the groups of one environment, with their keys, sizes and masks.
+
+    Args:
+        agents (sequence of AgentSpec, or mapping of group name to a sequence of AgentSpec):
+            without names, each kind is a group of its own.
+        state_spec (TensorSpec, optional): what only the critic sees, ``[S]``.
+
+    Raises:
+        ValueError: a reserved or repeated group name, or a group without agents.
+
+    Examples:
+        >>> from torchrl.data import Bounded, Unbounded
+        >>> team = TeamSpec([AgentSpec("rover", 3, Unbounded((9,)), Bounded(-1, 1, (2,)))])
+        >>> team.groups["rover"].observation_key, team.groups["rover"].action_dim
+        (('rover', 'observation'), 2)
+    """
+
+    def __init__(
+        self,
+        agents: Sequence[AgentSpec] | Mapping[str, Sequence[AgentSpec]],
+        state_spec: TensorSpec | None = None,
+    ) -> None:
+        grouped = agents if isinstance(agents, Mapping) else {spec.name: [spec] for spec in agents}
+        if not isinstance(agents, Mapping) and len(grouped) < len(agents):
+            names = [spec.name for spec in agents]
+            raise ValueError(f"two kinds of agents have one name in {names}; names must differ.")
+        self.agents = {name: tuple(specs) for name, specs in grouped.items()}
+        self.state_spec = state_spec
+        self.groups = {
+            name: _group_from_agents(name, specs, state_spec) for name, specs in self.agents.items()
+        }
+
+    @classmethod
+    def from_env(cls, env: EnvBase) -> TeamSpec:
+        """Reads the team of any TorchRL environment that keeps the group convention.
+
+        Args:
+            env (EnvBase): its groups come from ``env.group_map`` or, without one, from its
+                action keys ``(group, "action")``.
+
+        Returns:
+            TeamSpec: with one :class:`GroupSpec` a group. ``team.agents`` is empty.
+
+        Raises:
+            ValueError: no group convention, or a reserved group name.
+        """
+        team = cls.__new__(cls)
+        team.agents = {}
+        observation_spec = env.full_observation_spec_unbatched
+        team.state_spec = observation_spec.get("state", None)
+        group_map = _read_group_map(env)
+        team.groups = {
+            name: _group_from_env(env, name, names, team.state_spec)
+            for name, names in group_map.items()
+        }
+        return team
+
+    @property
+    def n_agents(self) -> int:
+        """Number of agents of all groups."""
+        return sum(group.n_agents for group in self.groups.values())
+
+    def stacked_spec(self) -> Composite:
+        """All agents of all groups as one stacked spec ``[n_agents]``."""
+        members = []
+        for group in self.groups.values():
+            for i in range(group.n_agents):
+                members.append(
+                    Composite(
+                        observation=group.observation_spec[i], action=group.action_spec[i], shape=()
+                    )
+                )
+        return torch.stack(members, 0)
+
+    def __repr__(self) -> str:
+        groups = ", ".join(f"{name}: {group.n_agents}" for name, group in self.groups.items())
+        return f"TeamSpec({groups}{'' if self.state_spec is None else ', state'})"
+
+
+def _is_discrete(spec: TensorSpec) -> bool:
+    if isinstance(spec, (MultiCategorical, MultiOneHot)):
+        return False
+    return isinstance(spec, (Categorical, OneHot))
+
+
+def _check_group_name(name: str) -> None:
+    if name in RESERVED_NAMES:
+        raise ValueError(
+            f"a group is named {name!r}, which is a reserved key; "
+            f"choose a name that is none of {sorted(RESERVED_NAMES)}."
+        )
+
+
+def _leaf_keys(name: str, observation_spec: TensorSpec) -> tuple[NestedKey, ...]:
+    if not isinstance(observation_spec, Composite):
+        return ((name, "observation"),)
+    keys = observation_spec.keys(True, True)
+    return tuple(
+        (name, "observation", *(key if isinstance(key, tuple) else (key,))) for key in keys
+    )
+
+
+def _group_from_agents(
+    name: str, specs: Sequence[AgentSpec], state_spec: TensorSpec | None
+) -> GroupSpec:
+    _check_group_name(name)
+    if not specs:
+        raise ValueError(f"group {name!r} has no agents; register at least one kind in it.")
+    if len({spec.action_mask for spec in specs}) > 1:
+        raise ValueError(
+            f"group {name!r}: either all kinds of a group have an action_mask or none."
+        )
+    observations = [spec.observation_spec for spec in specs for _ in range(spec.n_agents)]
+    actions = [spec.action_spec for spec in specs for _ in range(spec.n_agents)]
+    return GroupSpec(
+        name=name,
+        agent_names=tuple(agent for spec in specs for agent in spec.agent_names),
+        observation_spec=torch.stack(observations, 0),
+        action_spec=torch.stack(actions, 0),
+        action_key=(name, "action"),
+        reward_key=(name, "reward"),
+        done_key=(name, "done"),
+        terminated_key=(name, "terminated"),
+        truncated_key=(name, "truncated"),
+        observation_keys=_leaf_keys(name, observations[0]),
+        mask_key=(name, "mask"),
+        action_mask_key=(name, "action_mask") if specs[0].action_mask else None,
+        state_key=None if state_spec is None else "state",
+        state_spec=state_spec,
+        agent_done=True,
+        heterogeneous=_differ(observations) or _differ(actions),
+    )
+
+
+def _differ(specs: Sequence[TensorSpec]) -> bool:
+    return any(spec != specs[0] for spec in specs[1:])
+
+
+def _read_group_map(env: EnvBase) -> dict[str, list[str]]:
+    group_map = getattr(env, "group_map", None)
+    if group_map:
+        return dict(group_map)
+    action_spec = env.full_action_spec_unbatched
+    groups = {
+        key[0]: action_spec[key].shape[0]
+        for key in action_spec.keys(True, True)
+        if isinstance(key, tuple) and len(key) == 2 and action_spec[key].ndim
+    }
+    if not groups:
+        keys = list(action_spec.keys(True, True))
+        raise ValueError(
+            f"{type(env).__name__} keeps no groups: its action keys are {keys}, expected "
+            "(group, 'action') with one row an agent. Give the environment a group_map."
+        )
+    return {name: [f"{name}_{i}" for i in range(n)] for name, n in groups.items()}
+
+
+def _group_from_env(
+    env: EnvBase, name: str, agent_names: Sequence[str], state_spec: TensorSpec | None
+) -> GroupSpec:
+    _check_group_name(name)
+    seen = env.full_observation_spec_unbatched[name]
+    rewards = set(env.full_reward_spec_unbatched.keys(True, True))
+    done_spec = env.full_done_spec_unbatched
+    dones = set(done_spec.keys(True, True))
+    agent_done = (name, "done") in dones
+    end = (lambda flag: (name, flag)) if agent_done else (lambda flag: flag)
+    observation_spec = _observation_spec(env, name, seen)
+    action_spec = env.full_action_spec_unbatched[name, "action"]
+    return GroupSpec(
+        name=name,
+        agent_names=tuple(agent_names),
+        observation_spec=observation_spec,
+        action_spec=action_spec,
+        action_key=(name, "action"),
+        reward_key=(name, "reward") if (name, "reward") in rewards else "reward",
+        done_key=end("done"),
+        terminated_key=end("terminated"),
+        truncated_key=end("truncated") if end("truncated") in dones else None,
+        observation_keys=_leaf_keys(name, observation_spec),
+        mask_key=(name, "mask") if "mask" in seen.keys() else None,
+        action_mask_key=(name, "action_mask") if "action_mask" in seen.keys() else None,
+        state_key=None if state_spec is None else "state",
+        state_spec=state_spec,
+        agent_done=agent_done,
+        heterogeneous=_has_open_shape(observation_spec) or _has_open_shape(action_spec),
+    )
+
+
+def _observation_spec(env: EnvBase, name: str, seen: Composite) -> TensorSpec:
+    if "observation" not in seen.keys():
+        found = [key for key in seen.keys() if key not in _NOT_OBSERVED]
+        raise ValueError(
+            f"group {name!r} of {type(env).__name__} has no 'observation', found {found}; "
+            "rename it with torchrl.envs.RenameTransform."
+        )
+    return seen["observation"]
+
+
+def _has_open_shape(spec: TensorSpec) -> bool:
+    if isinstance(spec, Composite):
+        return any(_has_open_shape(leaf) for leaf in spec.values(True, True))
+    return any(size < 0 for size in spec.shape)
