@@ -1,0 +1,21 @@
+"""Worlds: a simulator becomes a TorchRL environment."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.envs.build import make_env
+    from torchrl_marl.envs.config import EnvConfig
+    from torchrl_marl.envs.marl_env import MarlEnv
+    from torchrl_marl.envs.vmas import VmasEnv
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "build": ["make_env"],
+        "config": ["EnvConfig"],
+        "marl_env": ["MarlEnv"],
+        "vmas": ["VmasEnv"],
+    },
+)

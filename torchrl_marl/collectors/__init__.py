@@ -1,0 +1,13 @@
+"""Who plays: batches of experience."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.collectors.rollout import RolloutCollector
+    from torchrl_marl.collectors.team import TeamPolicy
+
+__getattr__, __dir__, __all__ = attach(
+    __name__, {"rollout": ["RolloutCollector"], "team": ["TeamPolicy"]}
+)

@@ -1,0 +1,19 @@
+"""Who learns: advantage, minibatches, update."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.learners.build import build_learners
+    from torchrl_marl.learners.config import OnPolicyConfig
+    from torchrl_marl.learners.on_policy import OnPolicyLearner
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "build": ["build_learners"],
+        "config": ["OnPolicyConfig"],
+        "on_policy": ["OnPolicyLearner"],
+    },
+)

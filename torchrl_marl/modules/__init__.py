@@ -1,0 +1,21 @@
+"""Networks: TensorDict in, TensorDict out."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.modules.actors import make_actor
+    from torchrl_marl.modules.config import NetworkConfig
+    from torchrl_marl.modules.critics import make_critic
+    from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "actors": ["make_actor"],
+        "config": ["NetworkConfig"],
+        "critics": ["make_critic"],
+        "normalization": ["ObservationNorm", "ValueNorm"],
+    },
+)

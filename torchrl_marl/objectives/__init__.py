@@ -1,0 +1,13 @@
+"""Losses and their value estimators."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.objectives.estimator import TeamGAE
+    from torchrl_marl.objectives.ppo import MAPPOLoss
+
+__getattr__, __dir__, __all__ = attach(
+    __name__, {"estimator": ["TeamGAE"], "ppo": ["MAPPOLoss"]}
+)

@@ -1,0 +1,21 @@
+"""The loop, evaluation, checkpoints, metrics."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.training.config import TrainConfig
+    from torchrl_marl.training.evaluation import evaluate
+    from torchrl_marl.training.run import Run
+    from torchrl_marl.training.trainer import iterate, train
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "config": ["TrainConfig"],
+        "evaluation": ["evaluate"],
+        "run": ["Run"],
+        "trainer": ["iterate", "train"],
+    },
+)

@@ -1,0 +1,79 @@
+"""Settings of a whole run: a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.learners.config import OnPolicyConfig
+
+__all__ = ["CheckpointConfig", "EvaluationConfig", "LoggingConfig", "TrainConfig"]
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How often and on how many whole episodes the policy is measured."""
+
+    every_frames: int | None = None
+    """Frames between two evaluations in training; null: only before and after."""
+    episodes: int = 200
+    """Number of whole episodes, played side by side."""
+    deterministic: bool = True
+    """The likeliest action, or a sampled one."""
+    gif: bool = False
+    """Write an animation of one episode at the end."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """How often a run can be resumed from."""
+
+    every_iterations: int = 50
+    """Iterations between two checkpoints; 0: only at the end."""
+    keep: int = 2
+    """How many of the latest checkpoints are kept."""
+
+
+@dataclass(frozen=True)
+class LoggingConfig:
+    """Where metrics go beside ``metrics.csv``."""
+
+    backends: list[str] = field(default_factory=list)
+    """Any of ``tensorboard``, ``wandb``, ``mlflow``."""
+    project: str = "torchrl_marl"
+    """Project or experiment name for the backends."""
+    progress: bool = True
+    """Show a progress bar."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A complete, runnable recipe."""
+
+    recipe: str = "custom"
+    """The recipe's name."""
+    seed: int = 0
+    """Start of every random generator."""
+    device: str = "cpu"
+    """``cpu``, ``cuda`` or ``cuda:1``."""
+    threads: int | None = None
+    """Threads of torch on the CPU; null: torch's own choice."""
+    total_frames: int = 1_000_000
+    """Env steps of the whole run."""
+    frames_per_batch: int = 6400
+    """Env steps of one iteration; a multiple of ``env.n_envs``."""
+    folder: str | None = None
+    """Run folder; null: a new one under ``runs/``."""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    """The world."""
+    learner: OnPolicyConfig = field(default_factory=OnPolicyConfig)
+    """How all groups learn."""
+    groups: dict[str, Any] = field(default_factory=dict)
+    """Group name -> settings of its learner that differ from ``learner``."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """Measuring the policy."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Saving the run."""
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    """Showing and sending metrics."""
