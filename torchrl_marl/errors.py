@@ -5,7 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["CheckpointError", "ConfigError", "MissingExtraError", "NonFiniteError", "UserError"]
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "MissingExtraError",
+    "NonFiniteError",
+    "SpecError",
+    "UserError",
+]
 
 
 class UserError(Exception):
@@ -30,6 +37,10 @@ class MissingExtraError(UserError, ImportError):
 
 class CheckpointError(UserError, RuntimeError):
     """A checkpoint or run folder that cannot be used."""
+
+
+class SpecError(UserError, ValueError):
+    """What an environment gives and what it declared disagree."""
 
 
 class NonFiniteError(UserError, ArithmeticError):

@@ -57,7 +57,9 @@ class SimulatorState:
         probe (callable): ``probe(n_envs)`` gives a simulator of ``n_envs`` envs, built like the
             one to be read, after a reset and one step (some tensors appear only then). It is
             called for 7 and 11 envs: the dim in which a tensor differs is its batch dim.
-        exclude (iterable of str): names of attributes not to enter, such as a viewer.
+            None reads and writes whole states without knowing it.
+        exclude (iterable of str or Path): names of attributes not to enter, such as a viewer,
+            or paths of single ones.
 
     Raises:
         SimulatorStateError: a tensor whose batch dim is not the first, or tensors in ring
@@ -78,10 +80,14 @@ class SimulatorState:
 
     PROBES = (7, 11)
 
-    def __init__(self, probe: Callable[[int], Any], exclude: Iterable[str] = ()) -> None:
+    def __init__(
+        self, probe: Callable[[int], Any] | None, exclude: Iterable[str | Path] = ()
+    ) -> None:
         self.exclude = frozenset(exclude)
-        small, large = (walk_simulator(probe(n), self.exclude) for n in self.PROBES)
-        self.batched = tuple(path for path in small.tensors if self._is_batched(path, small, large))
+        self.batched: tuple[Path, ...] = ()
+        if probe is not None:
+            small, large = (walk_simulator(probe(n), self.exclude) for n in self.PROBES)
+            self.batched = tuple(p for p in small.tensors if self._is_batched(p, small, large))
         self._batched = frozenset(self.batched)
 
     def _is_batched(self, path: Path, small: SimulatorWalk, large: SimulatorWalk) -> bool:
@@ -116,9 +122,11 @@ class SimulatorState:
         return TensorDict(
             {
                 "batched": TensorDict(
-                    {_name(path): x.detach().clone() for path, x in batched.items()}, [n_envs]
+                    {path_name(path): x.detach().clone() for path, x in batched.items()}, [n_envs]
                 ),
-                "shared": TensorDict({_name(p): x.detach().clone() for p, x in shared.items()}, []),
+                "shared": TensorDict(
+                    {path_name(p): x.detach().clone() for p, x in shared.items()}, []
+                ),
                 "structure": json.dumps(walk.structure()),
             },
             [],
@@ -157,7 +165,8 @@ def write_tensors(simulator: Any, tensors: dict[Path, Tensor], exclude: Iterable
 class SimulatorWalk:
     """Every tensor slot and every object that can be reached from a simulator, by path."""
 
-    def __init__(self) -> None:
+    def __init__(self, exclude: frozenset[str | Path] = frozenset()) -> None:
+        self.exclude = exclude
         self.tensors: dict[Path, Tensor] = {}
         self.objects: dict[Path, Any] = {}
         self.path_of: dict[int, Path] = {}
@@ -175,29 +184,34 @@ class SimulatorWalk:
         for path, holder in self.objects.items():
             if not isinstance(holder, tuple):
                 for key, value in _children(holder):
-                    yield (*path, key), value
+                    if self.enters((*path, key)):
+                        yield (*path, key), value
+
+    def enters(self, slot: Path) -> bool:
+        """Whether this slot belongs to the state."""
+        return slot[-1] not in self.exclude and slot not in self.exclude
 
     def structure(self) -> dict[str, dict[str, Any]]:
         """Holder -> its slots: ``[scalar]``, or the name of the object or tensor they refer to."""
         structure: dict[str, dict[str, Any]] = {}
         first = self.first_slots()
         for path, value in self.slots():
-            slots = structure.setdefault(_name(path[:-1]), {})
+            slots = structure.setdefault(path_name(path[:-1]), {})
             if isinstance(value, SCALARS):
                 slots[path[-1]] = [value]
             elif isinstance(value, Tensor):
                 if path in self.tensors:
-                    slots[path[-1]] = _name(first[id(value)])
+                    slots[path[-1]] = path_name(first[id(value)])
             elif id(value) in self.path_of:
-                slots[path[-1]] = _name(self.path_of[id(value)])
+                slots[path[-1]] = path_name(self.path_of[id(value)])
         return structure
 
     def restore_structure(self, structure: dict[str, dict[str, Any]]) -> None:
         """Writes scalars and references that differ, and takes out tensors that were not there."""
-        objects = {_name(path): x for path, x in self.objects.items()}
+        objects = {path_name(path): x for path, x in self.objects.items()}
         for path, value in list(self.slots()):
             holder, key = self.objects[path[:-1]], path[-1]
-            saved = structure.get(_name(path[:-1]), {}).get(key)
+            saved = structure.get(path_name(path[:-1]), {}).get(key)
             if saved is None and path in self.tensors:
                 _delete_child(holder, key)
             elif isinstance(saved, list):
@@ -213,7 +227,7 @@ class SimulatorWalk:
         for path, holder in self.objects.items():
             if isinstance(holder, tuple):
                 continue
-            for key, name in structure.get(_name(path), {}).items():
+            for key, name in structure.get(path_name(path), {}).items():
                 if isinstance(name, list) or name not in saved:
                     continue
                 old = self.tensors.get((*path, key))
@@ -233,13 +247,13 @@ class SimulatorWalk:
             )
 
 
-def walk_simulator(root: Any, exclude: frozenset[str]) -> SimulatorWalk:
+def walk_simulator(root: Any, exclude: frozenset[str | Path]) -> SimulatorWalk:
     """Walks breadth first, entering lists and dicts at once.
 
     An object in a list is thus named by its place there, and not by a reference to it that may
     point to another one tomorrow (``landmarks.0`` rather than ``goal``).
     """
-    walk = SimulatorWalk()
+    walk = SimulatorWalk(exclude)
     queue: deque[tuple[Path, Any]] = deque([((), root)])
     while queue:
         path, holder = queue.popleft()
@@ -250,7 +264,7 @@ def walk_simulator(root: Any, exclude: frozenset[str]) -> SimulatorWalk:
         at_once = []
         for key, value in _children(holder):
             slot = (*path, key)
-            if key in exclude:
+            if not walk.enters(slot):
                 continue
             if isinstance(value, Tensor):
                 if not isinstance(holder, tuple):
@@ -320,5 +334,6 @@ def _key_of(holder: dict, name: str) -> Any:
     return ast.literal_eval(name[1:]) if name[0] == "#" else list(holder)[int(name[1:])]
 
 
-def _name(path: Path) -> str:
+def path_name(path: Path) -> str:
+    """A path as text."""
     return ".".join(path)

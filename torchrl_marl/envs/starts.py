@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,12 +14,15 @@ from torchrl_marl.envs.simulator import (
     SCALARS,
     Path,
     SimulatorState,
+    SimulatorStateError,
+    SimulatorWalk,
     child,
+    path_name,
     set_child,
     walk_simulator,
 )
 
-__all__ = ["StartBank"]
+__all__ = ["RunningEnvs", "StartBank"]
 
 
 class StartBank:
@@ -96,6 +99,99 @@ class StartBank:
         state.write(self._twin, saved["twin"])
         self.used.copy_(saved["used"])
         self._paths = frozenset(tuple(path) for path in json.loads(saved["paths"]))
+
+
+class RunningEnvs:
+    """What running envs hold, kept while a reset of all envs draws fresh starts for some.
+
+    For a simulator without a twin: read before its reset, and put back afterwards where envs
+    go on. All that a reset writes must hold the envs in its first dim.
+
+    Args:
+        simulator: about to be reset as a whole.
+        n_envs (int): number E of envs.
+        exclude (iterable of str or Path): what not to enter.
+
+    Examples:
+        >>> class Walk:
+        ...     position = None
+        >>> walk = Walk()
+        >>> walk.position = torch.ones(2)
+        >>> running = RunningEnvs(walk, 2)
+        >>> walk.position = torch.zeros(2)
+        >>> running.put_back(torch.tensor([True, False]))
+        >>> walk.position
+        tensor([1., 0.])
+    """
+
+    def __init__(self, simulator: Any, n_envs: int, exclude: Iterable[str | Path] = ()) -> None:
+        self._simulator, self._n_envs, self._exclude = simulator, n_envs, frozenset(exclude)
+        walk = walk_simulator(simulator, self._exclude)
+        self._tensors = walk.tensors
+        self._structure = walk.structure()
+        self._versions = {id(x): x._version for x in walk.tensors.values()}
+        self._copies = {
+            id(x): x.detach().clone() for x in walk.tensors.values() if x.shape[:1] == (n_envs,)
+        }
+
+    def put_back(self, running: Tensor) -> None:
+        """Gives the envs where ``running`` ``[E]`` is True what they held.
+
+        Raises:
+            SimulatorStateError: the reset wrote something that is not batched over the envs.
+        """
+        walk = walk_simulator(self._simulator, self._exclude)
+        self._refuse_unbatched(walk)
+        written = {p: x for p, x in walk.tensors.items() if self._is_written(p, x)}
+        views = _shared_storages(written.values())
+        merged: dict[tuple[int, int], Tensor] = {}
+        for path, x in written.items():
+            old = self._tensors[path]
+            if (id(x), id(old)) not in merged:
+                rows = running.view(-1, *[1] * (x.ndim - 1))
+                new = torch.where(rows, self._copies[id(old)], x)
+                in_place = x is old or x.untyped_storage().data_ptr() in views
+                merged[id(x), id(old)] = x.copy_(new) if in_place else new
+            new = merged[id(x), id(old)]
+            if new is not x:
+                set_child(walk.objects[path[:-1]], path[-1], new)
+
+    def _is_written(self, path: Path, x: Tensor) -> bool:
+        old = self._tensors.get(path)
+        return old is not None and (x is not old or x._version != self._versions[id(x)])
+
+    def _refuse_unbatched(self, walk: SimulatorWalk) -> None:
+        for path, old in self._tensors.items():
+            x = walk.tensors.get(path)
+            if x is None:
+                raise SimulatorStateError(
+                    f"a reset takes {path_name(path)} away from running envs."
+                )
+            if not self._is_written(path, x):
+                continue
+            if x.shape != old.shape or id(old) not in self._copies or path in walk.in_ring_buffer:
+                raise SimulatorStateError(
+                    f"a reset writes {path_name(path)}, {list(old.shape)} before and {list(x.shape)} "
+                    f"after; expected a tensor with the {self._n_envs} envs in the first dim."
+                )
+        tensors = {path_name(path) for path in (*self._tensors, *walk.tensors)}
+        after = walk.structure()
+        for holder, slots in self._structure.items():
+            for key, old in slots.items():
+                new = after.get(holder, {}).get(key)
+                name = f"{holder}.{key}" if holder else key
+                if new != old and name not in tensors:
+                    old, new = (x[0] if isinstance(x, list) else x for x in (old, new))
+                    raise SimulatorStateError(
+                        f"a reset changes {name} from {old!r} to {new!r} for all envs at once; "
+                        f"keep it as a tensor with the {self._n_envs} envs in the first dim."
+                    )
+
+
+def _shared_storages(tensors: Iterable[Tensor]) -> set[int]:
+    """Storages that more than one of the tensors looks at."""
+    pointers = [x.untyped_storage().data_ptr() for x in {id(x): x for x in tensors}.values()]
+    return {p for p in pointers if p and pointers.count(p) > 1}
 
 
 class _Slots:

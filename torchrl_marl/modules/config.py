@@ -17,5 +17,3 @@ class NetworkConfig:
     """``tanh``, ``relu``, ``elu``, ``gelu`` or ``silu``."""
     share_params: bool = True
     """One network for all agents of the group, or one each."""
-    layer_norm: bool = False
-    """Layer normalization before each activation."""

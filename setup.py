@@ -1,0 +1,62 @@
+"""Metadata of the package; tool settings are in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(
+    r'__version__ = "([^"]+)"', (HERE / "torchrl_marl" / "__init__.py").read_text(encoding="utf-8")
+)[1]
+
+EXTRAS = {
+    "vmas": ["vmas>=1.5"],
+    "pettingzoo": ["pettingzoo>=1.26", "mpe2"],
+    "log": ["tensorboard", "wandb", "mlflow"],
+    "plot": ["matplotlib>=3.8"],
+    "docs": ["jupyterlab", "nbconvert"],
+}
+EXTRAS["test"] = [
+    *EXTRAS["vmas"],
+    *EXTRAS["plot"],
+    "pytest>=8",
+    "hypothesis",
+    "ipykernel",
+    "nbclient",
+    "nbformat",
+    "mypy",
+    "ruff",
+    "tensorboard",
+]
+EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
+
+setup(
+    name="torchrl_marl",
+    version=VERSION,
+    description="Multi-agent reinforcement learning on TorchRL: one batched tensor program.",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    license_files=["LICENSE"],
+    keywords="multi-agent reinforcement learning, MARL, PyTorch, TorchRL, MAPPO, VMAS",
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+    packages=find_packages(include=["torchrl_marl", "torchrl_marl.*"]),
+    package_data={"torchrl_marl": ["configs/*.yaml"]},
+    python_requires=">=3.11",
+    install_requires=[
+        "torch>=2.11,<2.14",
+        "torchrl>=0.14,<0.15",
+        "omegaconf>=2.4",
+        "numpy",
+        "tqdm",
+    ],
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["torchrl-marl = torchrl_marl.cli:main"]},
+)

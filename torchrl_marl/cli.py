@@ -1,0 +1,379 @@
+"""The command line: ``torchrl-marl train|evaluate|plot|list``.
+
+Nothing heavy is imported before the arguments are known to be right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torchrl_marl
+from torchrl_marl.console import number, report, settings_table, silence_others, table
+from torchrl_marl.errors import ConfigError, MissingExtraError, UserError, nearest
+
+if TYPE_CHECKING:
+    from torchrl_marl.training.config import TrainConfig
+    from torchrl_marl.training.run import Run
+
+__all__ = ["main"]
+
+_COMMANDS = ("train", "evaluate", "plot", "list")
+_LISTS = ("recipes", "scenarios", "algorithms", "settings")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns the exit code.
+
+    Args:
+        argv (sequence of str, optional): the arguments; otherwise those of the process.
+
+    Returns:
+        int: 0; 2 for what a user can mend, told in one line; 130 after Ctrl-C.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except UserError as error:
+        text = " ".join(str(error).split())
+        print(f"torchrl-marl: error: {text}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as stop:
+        how = "."
+        if stop.args:
+            how = f" and saved; go on with: torchrl-marl train --resume {stop.args[0]}"
+        print(f"\ntorchrl-marl: stopped{how}", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `torchrl-marl list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: list[str]) -> int:
+    command = next((text for text in arguments if not text.startswith("-")), None)
+    if command is not None and command not in _COMMANDS:
+        raise ConfigError(
+            f"unknown command {command!r}; {nearest(command, _COMMANDS)}"
+            f"choose among {', '.join(_COMMANDS)}."
+        )
+    parser = _parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    if parsed.command is None and not rest:
+        parser.print_help(sys.stderr)
+        return 2
+    # argparse takes a list of positionals in one piece; options may stand between them here.
+    more: list[str] | None = getattr(parsed, getattr(parsed, "rest", ""), None)
+    unknown = [text for text in rest if text.startswith("-") or more is None]
+    if unknown:
+        raise ConfigError(
+            f"unknown argument {unknown[0]!r}; "
+            f"`torchrl-marl {parsed.command or ''} --help` shows all.".replace("  ", " ")
+        )
+    if more is not None:
+        more.extend(rest)
+    parsed.action(parsed)
+    return 0
+
+
+# ---------------------------------------------------------------------------------- the arguments
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a wrong argument as every other error is told."""
+
+    late_epilog: Callable[[], str] | None = None
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; `{self.prog} --help` shows how.")
+
+    def format_help(self) -> str:
+        if self.late_epilog is not None:
+            self.epilog = self.late_epilog()
+        return super().format_help()
+
+
+def _train_epilog() -> str:
+    from torchrl_marl.config import DEFAULT_RECIPE, explain, read_config
+
+    return (
+        "examples:\n"
+        "  torchrl-marl train\n"
+        "  torchrl-marl train vmas_navigation_ippo seed=1 learner.lr=1e-3\n"
+        "  torchrl-marl train vmas_balance_mappo env.kwargs.n_agents=4 --seeds 0,1,2\n"
+        "  torchrl-marl train my_recipe.yaml device=cuda\n"
+        "  torchrl-marl train --resume runs/my_run\n\n"
+        f"settings, with their values in {DEFAULT_RECIPE}:\n"
+        + settings_table(explain(read_config(DEFAULT_RECIPE)))
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="torchrl-marl",
+        description="Multi-agent reinforcement learning on TorchRL.",
+        epilog="first steps:\n"
+        "  torchrl-marl train              train the default recipe\n"
+        "  torchrl-marl list               see recipes, scenarios and algorithms\n"
+        "  torchrl-marl train --help       see every setting",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    for add in (_add_train, _add_evaluate, _add_plot, _add_list):
+        add(commands)
+    return parser
+
+
+class _Version(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="show the versions and leave")
+
+    def __call__(self, *_: Any) -> NoReturn:
+        versions = [f"torchrl-marl {torchrl_marl.__version__}"]
+        for package in ("torchrl", "torch"):
+            try:
+                versions.append(f"{package} {importlib.metadata.version(package)}")
+            except importlib.metadata.PackageNotFoundError:
+                versions.append(f"{package} is not installed")
+        print(f"{versions[0]} ({', '.join(versions[1:])})")
+        raise SystemExit(0)
+
+
+def _add_train(commands: Any) -> None:
+
+    train = commands.add_parser(
+        "train",
+        help="train a team",
+        description="Trains a team by a recipe, and any settings that differ from it.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+    train.add_argument(
+        "settings",
+        nargs="*",
+        metavar="RECIPE|key=value",
+        help="a recipe's name or a YAML file (first; default: vmas_balance_mappo), "
+        "and settings as key=value",
+    )
+    train.add_argument(
+        "--seeds", metavar="0,1,2", type=_seeds, help="one run for each of these seeds"
+    )
+    train.add_argument("--resume", metavar="RUN", help="go on with a run, by its own settings")
+    train.late_epilog = _train_epilog
+    train.set_defaults(action=_train, rest="settings")
+
+
+def _add_evaluate(commands: Any) -> None:
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="measure a trained team",
+        description="Plays whole episodes with the policy of a run's last checkpoint.",
+    )
+    evaluate.add_argument("run", metavar="RUN", help="the folder that `train` printed")
+    evaluate.add_argument("--episodes", metavar="N", type=_count, help="default: as in the run")
+    evaluate.add_argument("--stochastic", action="store_true", help="sample the actions")
+    evaluate.add_argument("--gif", action="store_true", help="animate one episode")
+    evaluate.add_argument("--device", metavar="DEVICE", help="cpu or cuda; default: as in the run")
+    evaluate.set_defaults(action=_evaluate, rest="")
+
+
+def _add_plot(commands: Any) -> None:
+    plot = commands.add_parser(
+        "plot",
+        help="draw learning curves",
+        description="Draws the learning curves of runs; seeds of a recipe become mean and range.",
+    )
+    plot.add_argument("runs", metavar="RUN", nargs="+", help="folders that `train` printed")
+    plot.add_argument(
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="default: learning_curve.png, in the run's folder if it is one run",
+    )
+    plot.add_argument(
+        "--key", metavar="COLUMN", help="a column of metrics.csv or evaluation.csv; default: return"
+    )
+    plot.set_defaults(action=_plot, rest="runs")
+
+
+def _add_list(commands: Any) -> None:
+    lists = commands.add_parser(
+        "list",
+        help="see what there is",
+        description="Lists recipes, scenarios and algorithms, or every setting of a recipe.",
+    )
+    lists.add_argument("what", metavar="WHAT", nargs="?", type=_what, help=", ".join(_LISTS))
+    lists.add_argument("recipe", metavar="RECIPE", nargs="?", help="whose values `settings` shows")
+    lists.set_defaults(action=_list, rest="")
+
+
+def _seeds(text: str) -> list[int]:
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected numbers such as 0,1,2")
+    seeds = [int(seed) for seed in text.split(",")]
+    if len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected each seed once")
+    return seeds
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number of 1 or more")
+    return int(text)
+
+
+def _what(text: str) -> str:
+    if text not in _LISTS:
+        raise argparse.ArgumentTypeError(
+            f"found {text!r}; {nearest(text, _LISTS)}choose among {', '.join(_LISTS)}"
+        )
+    return text
+
+
+# ----------------------------------------------------------------------------------- the commands
+
+
+def _train(parsed: argparse.Namespace) -> None:
+    if parsed.resume is not None:
+        _resume(parsed)
+        return
+    from torchrl_marl import config
+
+    recipe, texts = config.DEFAULT_RECIPE, list(parsed.settings)
+    if texts and "=" not in texts[0]:
+        recipe = texts.pop(0)
+    configs = _configs_of_seeds(recipe, texts, parsed.seeds)
+    for one in configs:
+        config.check_device(one)
+    silence_others()
+    runs: list[Run] = []
+    try:
+        for one in configs:
+            runs.append(config.train(one))
+    finally:
+        if runs:
+            print(report(runs, [one.seed for one in configs]))
+
+
+def _configs_of_seeds(recipe: str, texts: list[str], seeds: list[int] | None) -> list[TrainConfig]:
+    from torchrl_marl.config import load_config
+
+    if seeds is None:
+        return [load_config(recipe, texts)]
+    if any(text.startswith("seed=") for text in texts):
+        raise ConfigError("seed=... and --seeds are both given, expected one; drop seed=...")
+    configs = []
+    for seed in seeds:
+        config = load_config(recipe, [*texts, f"seed={seed}"])
+        if config.folder is not None and len(seeds) > 1:
+            config = load_config(config, {"folder": str(Path(config.folder) / f"seed{seed}")})
+        configs.append(config)
+    return configs
+
+
+def _resume(parsed: argparse.Namespace) -> None:
+    if parsed.settings or parsed.seeds:
+        raise ConfigError(
+            f"--resume {parsed.resume} goes on by the run's own settings, expected nothing "
+            "beside it; drop the other arguments."
+        )
+    from torchrl_marl.config import check_device, draw, load_run_config
+
+    config = load_run_config(parsed.resume)
+    check_device(config)
+    silence_others()
+    from torchrl_marl.training import trainer
+
+    run = trainer.resume(Path(parsed.resume))
+    draw(run.folder)
+    print(report([run], [config.seed]))
+
+
+def _evaluate(parsed: argparse.Namespace) -> None:
+    import dataclasses
+
+    from torchrl_marl.config import check_device, load_run_config, validate
+
+    config = load_run_config(parsed.run)
+    if parsed.device:
+        config = dataclasses.replace(config, device=parsed.device)
+        validate(config, own_env=True)
+    check_device(config)
+    silence_others()
+    from torchrl_marl.training.run import Run
+
+    run = Run.load(Path(parsed.run), device=parsed.device)
+    found = run.evaluate(parsed.episodes, deterministic=not parsed.stochastic, gif=parsed.gif)
+    print(table([(name, number(value)) for name, value in found.items()]))
+
+
+def _plot(parsed: argparse.Namespace) -> None:
+    folders = [Path(run) for run in parsed.runs]
+    path = parsed.out
+    if path is None:
+        path = (folders[0] if len(folders) == 1 else Path()) / "learning_curve.png"
+    from torchrl_marl.plotting import learning_curve
+
+    learning_curve(folders, key=parsed.key, path=path)
+    print(path)
+
+
+def _list(parsed: argparse.Namespace) -> None:
+    from torchrl_marl import config
+
+    if parsed.recipe is not None and parsed.what != "settings":
+        raise ConfigError(
+            f"found {parsed.recipe!r} after {parsed.what!r}, expected nothing; "
+            "`torchrl-marl list settings RECIPE` shows the values of a recipe."
+        )
+    if parsed.what == "settings":
+        recipe = parsed.recipe or config.DEFAULT_RECIPE
+        print(f"settings, with their values in {recipe}:")
+        print(settings_table(config.explain(config.read_config(recipe))))
+        return
+    lists: dict[str, Callable[[], list[tuple[str, str]]]] = {
+        "recipes": _recipes,
+        "scenarios": _scenarios,
+        "algorithms": _algorithms,
+    }
+    for what in [parsed.what] if parsed.what else lists:
+        print(f"{what}:")
+        print(table(lists[what]()))
+
+
+def _recipes() -> list[tuple[str, str]]:
+    from torchrl_marl.config import DEFAULT_RECIPE, read_config, recipe_names
+
+    rows = []
+    for name in recipe_names():
+        recipe = read_config(name)
+        note = "  (default)" if name == DEFAULT_RECIPE else ""
+        frames = f"{recipe.total_frames:,} frames"
+        rows.append((name, f"{recipe.learner.algorithm} on {recipe.env.name}, {frames}{note}"))
+    return rows
+
+
+def _scenarios() -> list[tuple[str, str]]:
+    from torchrl_marl.config_rules import TOY_WORLDS
+    from torchrl_marl.envs.vmas_scenarios import scenario_names
+
+    try:
+        names = ", ".join(scenario_names())
+    except MissingExtraError as error:
+        names = str(error)
+    lines = textwrap.wrap(names, 88) + [""]
+    rows = [("vmas", lines[0]), *(("", line) for line in lines[1:-1])]
+    return [*rows, ("toy", ", ".join(TOY_WORLDS))]
+
+
+def _algorithms() -> list[tuple[str, str]]:
+    from torchrl_marl.config_rules import ALGORITHMS
+
+    return list(ALGORITHMS.items())

@@ -1,0 +1,221 @@
+"""Collecting: an environment and a policy become batches ``[E, T]``.
+
+Shapes: E envs, T steps of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import ReplayBuffer
+from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+__all__ = ["RolloutCollector"]
+
+
+class RolloutCollector:
+    """Steps an environment with a policy and gives batches, as TorchRL's ``Collector`` does.
+
+    Episodes go on from one batch to the next, and :meth:`state_dict` holds them, so that a run
+    resumes in mid-episode. A trajectory ends where the root's ``done`` says so; the death of an
+    agent inside it starts no new one.
+
+    Args:
+        env (EnvBase or callable): an environment, or what makes one.
+        policy (callable, optional): TensorDict in, TensorDict out; random actions without one.
+
+    Keyword Args:
+        frames_per_batch (int): env steps of a batch; rounded up to whole steps of all envs.
+        total_frames (int): where the iteration ends; -1: never.
+        init_random_frames (int): random actions for so many frames at the start.
+        exploration_type (ExplorationType): how the policy draws its actions.
+        reset_at_each_iter (bool): start every batch with a reset.
+        postproc (callable, optional): applied to every batch.
+        replay_buffer (ReplayBuffer, optional): extended by every batch; None is given instead.
+        storing_device (torch.device, optional): where batches go.
+
+    Shapes:
+        - every entry of a batch: ``[E, T, ...]``; ``("collector", "traj_ids")``: ``[E, T]``
+
+    Keys:
+        - writes: what the environment and the policy write, ``("next", ...)`` and
+          ``("collector", "traj_ids")``
+
+    Raises:
+        ValueError: a number of frames that cannot be.
+
+    Examples:
+        >>> from torchrl_marl.envs import VmasEnv
+        >>> env = VmasEnv("balance", num_envs=4, max_steps=100, seed=0)
+        >>> collector = RolloutCollector(env, frames_per_batch=40, total_frames=80)
+        >>> [batch.shape for batch in collector]
+        [torch.Size([4, 10]), torch.Size([4, 10])]
+    """
+
+    def __init__(
+        self,
+        env: EnvBase | Callable[[], EnvBase],
+        policy: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        *,
+        frames_per_batch: int,
+        total_frames: int = -1,
+        init_random_frames: int = 0,
+        exploration_type: ExplorationType = ExplorationType.RANDOM,
+        reset_at_each_iter: bool = False,
+        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        replay_buffer: ReplayBuffer | None = None,
+        storing_device: torch.device | str | None = None,
+    ) -> None:
+        if frames_per_batch < 1 or (total_frames < 1 and total_frames != -1):
+            raise ValueError(
+                f"frames_per_batch is {frames_per_batch} and total_frames {total_frames}; "
+                "expected 1 or more (total_frames: or -1, no end)."
+            )
+        self.env = env if isinstance(env, EnvBase) else env()
+        self.policy = policy
+        self.n_steps = math.ceil(frames_per_batch / max(self.env.batch_size.numel(), 1))
+        self.frames_per_batch = self.n_steps * self.env.batch_size.numel()
+        self.total_frames = total_frames
+        self.init_random_frames = init_random_frames
+        self.exploration_type = exploration_type
+        self.reset_at_each_iter = reset_at_each_iter
+        self.postproc = postproc
+        self.replay_buffer = replay_buffer
+        self.storing_device = storing_device
+        self.frames = 0
+        self._carry: TensorDictBase | None = None
+        self._traj_ids: Tensor | None = None
+        self._iterator: Iterator[TensorDictBase | None] | None = None
+
+    def __iter__(self) -> Iterator[TensorDictBase | None]:
+        while self.total_frames < 0 or self.frames < self.total_frames:
+            batch = self.rollout()
+            if self.replay_buffer is not None:
+                self.replay_buffer.extend(batch.reshape(-1))
+                yield None
+            else:
+                yield batch
+
+    def next(self) -> TensorDictBase | None:
+        """The next batch, or None after the last."""
+        if self._iterator is None:
+            self._iterator = iter(self)
+        return next(self._iterator, None)
+
+    def __next__(self) -> TensorDictBase | None:
+        if self._iterator is None:
+            self._iterator = iter(self)
+        return next(self._iterator)
+
+    def rollout(self) -> TensorDictBase:
+        """Collects one batch, whatever the number of frames."""
+        if self._carry is None or self.reset_at_each_iter:
+            self._start()
+        random = self.policy is None or self.frames < self.init_random_frames
+        policy = self.env.rand_action if random else self.policy
+        carry, steps = self._carry, []
+        with torch.no_grad(), set_exploration_type(self.exploration_type):
+            for _ in range(self.n_steps):
+                step, carry = self.env.step_and_maybe_reset(policy(carry))
+                steps.append(step)
+        self._carry = carry
+        batch = _stack_steps(steps, len(self.env.batch_size))
+        self.frames += self.frames_per_batch
+        self._name_trajectories(batch)
+        if self.storing_device is not None:
+            batch = batch.to(self.storing_device)
+        return batch if self.postproc is None else self.postproc(batch)
+
+    def _start(self) -> None:
+        self._carry = self.env.reset()
+        n_envs = self.env.batch_size.numel()
+        ids = torch.arange(n_envs, device=self._carry.get("done").device)
+        first = 0 if self._traj_ids is None else self._traj_ids.max() + 1
+        self._traj_ids = ids + first
+
+    def _name_trajectories(self, batch: TensorDictBase) -> None:
+        """Numbers the episodes, all envs and steps at once."""
+        done = batch.get(("next", "done")).reshape(-1, self.n_steps).transpose(0, 1)
+        numbers = done.flatten().cumsum(0).view_as(done) + self._traj_ids.max()
+        after = torch.where(done, numbers, 0)  # the episode that starts after a step
+        ids = torch.cat([self._traj_ids.unsqueeze(0), after]).cummax(0).values
+        self._traj_ids = ids[-1]
+        batch.set(("collector", "traj_ids"), ids[:-1].transpose(0, 1).reshape(batch.shape))
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seeds the environment; the next batch starts with a reset."""
+        self._carry = None
+        return self.env.set_seed(seed, static_seed=static_seed)
+
+    def update_policy_weights_(self, policy_or_weights: Any = None, **kwargs: Any) -> None:
+        """Takes new weights; without any, the policy is the learner's own and has them."""
+        if policy_or_weights is None:
+            return
+        weights = policy_or_weights
+        if isinstance(weights, torch.nn.Module):
+            weights = weights.state_dict()
+        elif isinstance(weights, TensorDictBase):
+            weights.to_module(self.policy)
+            return
+        self.policy.load_state_dict(weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on in mid-episode, where the environment has a snapshot."""
+        state: dict[str, Any] = {"frames": self.frames, "env": snapshot_env(self.env)}
+        if isinstance(self.policy, torch.nn.Module):
+            state["policy_state_dict"] = self.policy.state_dict()
+        if self._carry is not None:
+            state["carry"] = self._carry.to_dict()
+            state["traj_ids"] = self._traj_ids
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a saved state; episodes start anew where the env has no snapshot."""
+        self.frames = state["frames"]
+        if "policy_state_dict" in state and isinstance(self.policy, torch.nn.Module):
+            self.policy.load_state_dict(state["policy_state_dict"])
+        self._carry, self._iterator = None, None
+        if state["env"] is None or "carry" not in state:
+            return
+        restore_env(self.env, state["env"])
+        carry = TensorDict(state["carry"], self.env.batch_size, device=self.env.device)
+        for group, names in getattr(self.env, "group_map", {}).items():
+            carry[group].batch_size = (*self.env.batch_size, len(names))
+        self._carry = carry
+        self._traj_ids = state["traj_ids"].to(carry.get("done").device)
+
+    def shutdown(self, *args: Any, **kwargs: Any) -> None:
+        """Closes the environment."""
+        if not self.env.is_closed:
+            self.env.close()
+
+
+def snapshot_env(env: EnvBase) -> dict[str, Any] | None:
+    """An environment's state and that of its transforms, or None where it has no snapshot."""
+    base = env.base_env if isinstance(env, TransformedEnv) else env
+    if not hasattr(type(base), "snapshot"):
+        return None
+    state: dict[str, Any] = {"base": base.snapshot().to_dict()}
+    if isinstance(env, TransformedEnv):
+        state["transforms"] = env.transform.state_dict()
+    return state
+
+
+def restore_env(env: EnvBase, state: dict[str, Any]) -> None:
+    """Puts back what :func:`snapshot_env` gave."""
+    base = env.base_env if isinstance(env, TransformedEnv) else env
+    base.restore(TensorDict(state["base"]))
+    if isinstance(env, TransformedEnv):
+        env.transform.load_state_dict(state["transforms"])
+
+
+def _stack_steps(steps: list[TensorDictBase], dim: int) -> TensorDictBase:
+    from tensordict import LazyStackedTensorDict
+
+    return LazyStackedTensorDict.maybe_dense_stack(steps, dim)

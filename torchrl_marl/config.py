@@ -1,0 +1,261 @@
+"""Recipes: read, merged with overrides, checked, explained and run."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchrl_marl.config_rules import check_device, group_config, validate
+from torchrl_marl.envs.vmas_scenarios import scenario_arguments, scenario_names
+from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, nearest
+from torchrl_marl.schema import (
+    Setting,
+    flatten,
+    merge,
+    parse_overrides,
+    read_yaml,
+    settings_of,
+    to_yaml,
+    unfold,
+)
+from torchrl_marl.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from torchrl.envs import EnvBase
+
+    from torchrl_marl.training.run import Run
+
+__all__ = [
+    "DEFAULT_RECIPE",
+    "check_device",
+    "explain",
+    "iterate",
+    "load_config",
+    "load_run_config",
+    "read_config",
+    "recipe_names",
+    "save_config",
+    "train",
+    "validate",
+]
+
+DEFAULT_RECIPE = "vmas_balance_mappo"
+"""What ``torchrl-marl train`` runs."""
+
+_FOLDER = Path(__file__).parent / "configs"
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with the package, sorted.
+
+    Examples:
+        >>> "vmas_balance_mappo" in recipe_names()
+        True
+    """
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+def load_config(
+    recipe: str | Path | TrainConfig | Mapping[str, Any],
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    *,
+    own_env: bool = False,
+) -> TrainConfig:
+    """A checked config: a recipe with overrides.
+
+    Args:
+        recipe (str, Path, TrainConfig or dict): a recipe's name, the path of a YAML file, or
+            the settings themselves.
+        overrides (list of str, or dict): ``"learner.lr=1e-3"``, ``{"learner.lr": 1e-3}`` or
+            ``{"learner": {"lr": 1e-3}}``.
+        own_env (bool): the caller brings an environment, so ``env`` is not checked.
+
+    Raises:
+        ConfigError: an unknown recipe, key or value.
+        MissingExtraError: the world or a logging backend is not installed.
+
+    Examples:
+        >>> load_config("toy_matrix_game_mappo", ["learner.lr=1e-3"]).learner.lr
+        0.001
+    """
+    config = read_config(recipe, overrides)
+    validate(config, own_env=own_env)
+    return config
+
+
+def read_config(
+    recipe: str | Path | TrainConfig | Mapping[str, Any],
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+) -> TrainConfig:
+    """As :func:`load_config`: keys and types are checked, values are not."""
+    base = _settings(recipe)
+    if isinstance(overrides, str):
+        overrides = [overrides]
+    own = dict(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    config = merge(TrainConfig, base, own, hints=_scenario_hints(base, own))
+    return dataclasses.replace(config, groups=_typed_groups(config))
+
+
+def load_run_config(folder: str | Path) -> TrainConfig:
+    """The settings that a run was started with, from its folder.
+
+    Raises:
+        CheckpointError: a folder that is missing, is no run's, or whose settings are broken.
+    """
+    path = Path(folder) / "config.yaml"
+    if not path.is_file():
+        there = "has no config.yaml" if Path(folder).is_dir() else "is not there"
+        raise CheckpointError(
+            f"{str(folder)!r} is no run folder: it {there}; "
+            "give the folder that `torchrl-marl train` printed."
+        )
+    try:
+        return read_config(path)
+    except ConfigError as error:
+        raise CheckpointError(f"{str(path)!r} does not fit this version: {error}") from None
+
+
+def save_config(config: TrainConfig, path: str | Path) -> None:
+    """Writes every setting as YAML, explained by comments; :func:`load_config` reads it back."""
+    Path(path).write_text(to_yaml(config), encoding="utf-8")
+
+
+def explain(config: TrainConfig | None = None) -> list[Setting]:
+    """Every setting: its dotted key, type, value and meaning.
+
+    Args:
+        config (TrainConfig, optional): whose values are given; otherwise the defaults.
+
+    Examples:
+        >>> explain()[1].key, explain()[1].default
+        ('seed', 0)
+    """
+    settings = settings_of(TrainConfig)
+    if config is not None:
+        values = _values(config, settings)
+        settings = {
+            key: dataclasses.replace(setting, default=values[key])
+            for key, setting in settings.items()
+        }
+    return list(settings.values())
+
+
+def train(
+    recipe: str | Path | TrainConfig | Mapping[str, Any] = DEFAULT_RECIPE,
+    *,
+    env: EnvBase | Mapping[str, Any] | None = None,
+    **overrides: Any,
+) -> Run:
+    """Trains a team and returns the run: its policy, its folder, its figures.
+
+    Args:
+        recipe (str, Path, TrainConfig or dict): a recipe's name, the path of a YAML file, or
+            the settings themselves.
+        env (EnvBase or dict, optional): an environment of one's own instead of the recipe's;
+            or a dict that overrides the recipe's ``env`` settings.
+        overrides: settings, such as ``seed=1``, ``learner={"lr": 1e-3}`` or
+            ``**{"learner.lr": 1e-3}``.
+
+    Raises:
+        UserError: what is asked for cannot be done; the message names the fix.
+
+    Examples:
+        >>> import torchrl_marl
+        >>> run = torchrl_marl.train("vmas_balance_mappo", seed=1)  # doctest: +SKIP
+        >>> run.summary["return_after"]  # doctest: +SKIP
+        41.2
+    """
+    config, env = _prepared(recipe, env, overrides)
+    from torchrl_marl.training import trainer
+
+    run = trainer.train(config, env=env)
+    draw(run.folder)
+    return run
+
+
+def iterate(
+    recipe: str | Path | TrainConfig | Mapping[str, Any] = DEFAULT_RECIPE,
+    *,
+    env: EnvBase | Mapping[str, Any] | None = None,
+    **overrides: Any,
+) -> Iterator[Any]:
+    """As :func:`train`, as a generator: yields after every iteration.
+
+    Settings are checked at the call, before the first iteration.
+    """
+    config, env = _prepared(recipe, env, overrides)
+    from torchrl_marl.training import trainer
+
+    return trainer.iterate(config, env=env)
+
+
+def draw(folder: Path) -> None:
+    """Draws a run's learning curve into its folder, where matplotlib is installed."""
+    if importlib.util.find_spec("matplotlib") is not None:
+        from torchrl_marl.plotting import learning_curve
+
+        learning_curve([folder], path=folder / "learning_curve.png")
+
+
+def _prepared(
+    recipe: str | Path | TrainConfig | Mapping[str, Any],
+    env: EnvBase | Mapping[str, Any] | None,
+    overrides: dict[str, Any],
+) -> tuple[TrainConfig, EnvBase | None]:
+    if isinstance(env, Mapping):
+        overrides, env = {**overrides, "env": env}, None
+    config = load_config(recipe, overrides, own_env=env is not None)
+    check_device(config)
+    return config, env
+
+
+def _settings(recipe: str | Path | TrainConfig | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(recipe, TrainConfig):
+        return dataclasses.asdict(recipe)
+    if isinstance(recipe, Mapping):
+        return unfold(recipe)
+    path = Path(recipe)
+    if isinstance(recipe, str) and recipe in recipe_names():
+        path = _FOLDER / f"{recipe}.yaml"
+    elif isinstance(recipe, str) and path.suffix not in (".yaml", ".yml") and not path.exists():
+        names = recipe_names()
+        raise ConfigError(
+            f"unknown recipe {recipe!r}; {nearest(recipe, names)}"
+            "`torchrl-marl list recipes` shows all, and the path of a YAML file will do, too."
+        )
+    return {"recipe": path.stem, **read_yaml(path)}
+
+
+def _scenario_hints(base: dict[str, Any], own: dict[str, Any]) -> list[str]:
+    """``env.kwargs.n_agents`` and the like, for whoever writes ``n_agents=4``."""
+    settings = flatten(unfold(base)) | flatten(unfold(own))
+    name = str(settings.get("env.name", ""))
+    try:
+        if name not in scenario_names():
+            return []
+    except MissingExtraError:
+        return []
+    return [f"env.kwargs.{argument}" for argument in sorted(scenario_arguments(name) or ())]
+
+
+def _typed_groups(config: TrainConfig) -> dict[str, Any]:
+    """``groups`` with each value as the schema types it."""
+    typed = {}
+    for group, own in config.groups.items():
+        effective = flatten(dataclasses.asdict(group_config(config, group)))
+        keys = [key for key in flatten(unfold(own or {})) if key in effective]
+        typed[group] = unfold({key: effective[key] for key in keys})
+    return typed
+
+
+def _values(config: Any, settings: Iterable[str]) -> dict[str, Any]:
+    values = {}
+    for key in settings:
+        value = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        values[key] = value
+    return values

@@ -1,0 +1,251 @@
+"""Which values the settings may have: choices, ranges, and what must fit together."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from torchrl_marl.envs.vmas_scenarios import check_scenario
+from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
+from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.schema import flatten, merge, settings_of
+from torchrl_marl.training.config import TrainConfig
+
+__all__ = ["ALGORITHMS", "TOY_WORLDS", "check_device", "group_config", "validate"]
+
+ALGORITHMS = {
+    "mappo": "PPO for a team; the critic sees what all agents of the group see, or the state",
+    "ippo": "PPO for a team; each agent's critic sees what the agent sees",
+}
+"""Name of an algorithm -> what it is."""
+
+TOY_WORLDS = ("arena", "matrix_game", "two_step_game")
+"""Worlds of ``library: toy``."""
+
+_BACKENDS = ("tensorboard", "wandb", "mlflow")
+_SCHEDULES = ("constant", "linear")
+_ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu")
+
+_LEARNER_CHOICES: dict[str, tuple[str, ...]] = {
+    "algorithm": tuple(ALGORITHMS),
+    "central_input": ("observations", "state"),
+    "actor.activation": _ACTIVATIONS,
+    "critic.activation": _ACTIVATIONS,
+    "bootstrap": ("team", "agent"),
+    "lr_schedule": _SCHEDULES,
+    "entropy_schedule": _SCHEDULES,
+    "loss_critic_type": ("huber", "l2", "smooth_l1"),
+    "normalize_advantage": ("pooled", "agent", "none"),
+}
+
+
+@dataclass(frozen=True)
+class _Range:
+    """From ``low`` to ``high``; ``above`` leaves out ``low``, ``below`` leaves out ``high``."""
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        low = value > self.low if self.above else value >= self.low
+        high = value < self.high if self.below else value <= self.high
+        return bool(math.isfinite(value) and low and high)
+
+    def __str__(self) -> str:
+        low = f"above {self.low:g}" if self.above else f"{self.low:g} or more"
+        if math.isinf(self.high):
+            return low
+        if self.above or self.below:
+            return f"{low} and {'below' if self.below else 'at most'} {self.high:g}"
+        return f"from {self.low:g} to {self.high:g}"
+
+
+_POSITIVE, _COUNT, _WEIGHT = _Range(0, above=True), _Range(1), _Range(0)
+
+_LEARNER_RANGES: dict[str, _Range] = {
+    "gamma": _Range(0, 1),
+    "lmbda": _Range(0, 1),
+    "lr": _POSITIVE,
+    "adam_eps": _POSITIVE,
+    "max_grad_norm": _POSITIVE,
+    "num_epochs": _COUNT,
+    "minibatch_size": _COUNT,
+    "clip_epsilon": _POSITIVE,
+    "critic_coeff": _WEIGHT,
+    "huber_delta": _POSITIVE,
+    "entropy_coeff": _WEIGHT,
+    "target_kl": _POSITIVE,
+    "value_norm_decay": _Range(0, 1, below=True),
+}
+
+_RUN_RANGES: dict[str, _Range] = {
+    "seed": _Range(0, 2**32 - 1),
+    "threads": _COUNT,
+    "total_frames": _COUNT,
+    "frames_per_batch": _COUNT,
+    "env.n_envs": _COUNT,
+    "env.max_steps": _COUNT,
+    "evaluation.every_frames": _COUNT,
+    "evaluation.episodes": _COUNT,
+    "checkpoint.every_iterations": _WEIGHT,
+    "checkpoint.keep": _COUNT,
+}
+
+
+def validate(config: TrainConfig, *, own_env: bool = False) -> None:
+    """Refuses values that are out of range, unknown, or do not fit together.
+
+    Args:
+        config (TrainConfig): what is to be run.
+        own_env (bool): the caller brings an environment, so ``env`` is not looked at.
+
+    Raises:
+        ConfigError: naming the setting, what was found, what was expected and the fix.
+        MissingExtraError: the world or a logging backend is not installed.
+
+    Examples:
+        >>> validate(TrainConfig(device="gpu"))
+        Traceback (most recent call last):
+            ...
+        torchrl_marl.errors.ConfigError: device is 'gpu', expected 'cpu', 'cuda' or 'cuda:1'; \
+use device=cpu.
+    """
+    flat = flatten(dataclasses.asdict(config))
+    _check_ranges(flat, _RUN_RANGES, "")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", config.device):
+        raise ConfigError(
+            f"device is {config.device!r}, expected 'cpu', 'cuda' or 'cuda:1'; use device=cpu."
+        )
+    _check_backends(config.logging.backends)
+    if not own_env:
+        _check_env(config)
+    if config.total_frames < config.frames_per_batch:
+        raise ConfigError(
+            f"total_frames is {config.total_frames}, expected at least frames_per_batch, "
+            f"{config.frames_per_batch}; raise the first or lower the second."
+        )
+    _check_learner(config, config.learner, "learner.", own_env)
+    for group in config.groups:
+        _check_learner(config, group_config(config, group), f"groups.{group}.", own_env)
+
+
+def group_config(config: TrainConfig, group: str) -> OnPolicyConfig:
+    """The settings of a group's learner: ``learner``, overridden by ``groups``.
+
+    Raises:
+        ConfigError: an unknown key or a wrong type in ``groups``.
+    """
+    own = config.groups.get(group) or {}
+    if not isinstance(own, dict):
+        raise ConfigError(
+            f"groups.{group} is {own!r}, expected settings under it; "
+            f"set one of them, such as groups.{group}.lr."
+        )
+    return merge(OnPolicyConfig, dataclasses.asdict(config.learner), own, prefix=f"groups.{group}.")
+
+
+def check_device(config: TrainConfig) -> None:
+    """Refuses a CUDA device that is not there; imports torch only where one is asked for.
+
+    Raises:
+        ConfigError: naming the devices that there are.
+    """
+    if not config.device.startswith("cuda"):
+        return
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = int(config.device.partition(":")[2] or 0)
+    if index >= count:
+        there = ", ".join(f"cuda:{i}" for i in range(count)) or "no CUDA device"
+        raise ConfigError(
+            f"device is {config.device!r}, but torch finds {there} here; use device=cpu."
+        )
+
+
+def _check_env(config: TrainConfig) -> None:
+    env = config.env
+    _check_choice("env.library", env.library, ("vmas", "toy"))
+    if env.library == "vmas":
+        if env.state not in (None, "observations"):
+            raise ConfigError(
+                f"env.state is {env.state!r}, expected observations or null; "
+                "use env.state=observations."
+            )
+        check_scenario(env.name, env.kwargs)
+    elif env.name not in TOY_WORLDS:
+        raise ConfigError(
+            f"unknown toy world {env.name!r}; {nearest(env.name, TOY_WORLDS)}"
+            f"choose among {', '.join(TOY_WORLDS)}."
+        )
+    if config.frames_per_batch % env.n_envs:
+        steps = max(1, round(config.frames_per_batch / env.n_envs))
+        raise ConfigError(
+            f"frames_per_batch is {config.frames_per_batch}, expected a multiple of env.n_envs, "
+            f"{env.n_envs}; use frames_per_batch={steps * env.n_envs}."
+        )
+
+
+def _check_learner(
+    config: TrainConfig, learner: OnPolicyConfig, prefix: str, own_env: bool
+) -> None:
+    flat = flatten(dataclasses.asdict(learner))
+    for key, choices in _LEARNER_CHOICES.items():
+        _check_choice(prefix + key, flat[key], choices)
+    _check_ranges(flat, _LEARNER_RANGES, prefix)
+    for part in ("actor", "critic"):
+        widths = flat[f"{part}.num_cells"]
+        if any(width < 1 for width in widths):
+            raise ConfigError(
+                f"{prefix}{part}.num_cells is {widths}, expected widths of 1 or more; "
+                f"use {prefix}{part}.num_cells=[64,64]."
+            )
+    if learner.minibatch_size > config.frames_per_batch:
+        raise ConfigError(
+            f"{prefix}minibatch_size is {learner.minibatch_size}, expected at most "
+            f"frames_per_batch, {config.frames_per_batch}; "
+            f"use {prefix}minibatch_size={config.frames_per_batch}."
+        )
+    central = learner.algorithm == "mappo" and learner.central_input == "state"
+    if central and not own_env and config.env.library == "vmas" and config.env.state is None:
+        raise ConfigError(
+            f"{prefix}central_input is 'state', but env.state is null and VMAS gives none; "
+            "use env.state=observations."
+        )
+
+
+def _check_backends(backends: list[str]) -> None:
+    for backend in backends:
+        if backend not in _BACKENDS:
+            raise ConfigError(
+                f"logging.backends holds {backend!r}, expected any of {', '.join(_BACKENDS)}; "
+                f"{nearest(backend, _BACKENDS)}use logging.backends=[tensorboard]."
+            )
+        if importlib.util.find_spec(backend) is None:
+            raise MissingExtraError(backend, "log")
+
+
+def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(
+            f"{key} is {value!r}, expected {' or '.join([', '.join(choices[:-1]), choices[-1]])}; "
+            f"{nearest(value, choices)}use {key}={choices[0]}."
+        )
+
+
+def _check_ranges(flat: dict[str, Any], ranges: dict[str, _Range], prefix: str) -> None:
+    defaults = settings_of(OnPolicyConfig if prefix else TrainConfig)
+    for key, allowed in ranges.items():
+        value = flat[key]
+        if value is not None and value not in allowed:
+            default = defaults[key].default
+            use = "null" if default is None else default
+            raise ConfigError(
+                f"{prefix}{key} is {value}, expected {allowed}; use {prefix}{key}={use}."
+            )

@@ -1,0 +1,110 @@
+"""What the terminal shows: tables, the end of a run, and this package's warnings alone."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchrl_marl.schema import Setting
+    from torchrl_marl.training.run import Run
+
+__all__ = ["number", "report", "settings_table", "silence_others", "table"]
+
+_RETURNS = {
+    "return_before": "before training",
+    "return_after": "after training",
+    "return_random": "random policy",
+    "return_heuristic": "VMAS heuristic",
+}
+
+
+def table(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and texts in two columns."""
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in rows)
+
+
+def settings_table(settings: Iterable[Setting]) -> str:
+    """Key, value and meaning of every setting."""
+    rows = [(s.key, "null" if s.default is None else str(s.default), s.help) for s in settings]
+    keys = max(len(key) for key, _, _ in rows)
+    values = max(len(value) for _, value, _ in rows)
+    return "\n".join(f"  {key:<{keys}}  {value:<{values}}  {text}" for key, value, text in rows)
+
+
+def report(runs: Sequence[Run], seeds: Sequence[int]) -> str:
+    """What came out: a list for one run, a row a seed and a mean for several."""
+    if len(runs) == 1:
+        summary = runs[0].summary
+        found = {text: summary.get(key) for key, text in _RETURNS.items()}
+        rows = [(f"return, {text}", number(x)) for text, x in found.items() if x is not None]
+        seconds, rate = number(summary.get("seconds")), summary.get("frames_per_second")
+        frames = f"{int(summary.get('frames') or 0):,} in {seconds} s ({number(rate)} frames/s)"
+        return table([*rows, ("frames", frames), ("run folder", str(runs[0].folder))])
+    columns = [*_RETURNS, "frames", "seconds", "frames_per_second"]
+    heads = ["seed", *_RETURNS.values(), "frames", "seconds", "frames/s", "run folder"]
+    numbers = [[run.summary.get(column) for column in columns] for run in runs]
+    lines = [
+        heads,
+        *(
+            [str(seed), *map(number, row), str(run.folder)]
+            for seed, row, run in zip(seeds, numbers, runs)
+        ),
+        ["mean", *(number(_mean(column)) for column in zip(*numbers)), ""],
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    aligned = (
+        [row[0].ljust(widths[0]), *map(str.rjust, row[1:-1], widths[1:-1]), row[-1]]
+        for row in lines
+    )
+    return "return by seed:\n" + "\n".join("  " + "  ".join(row).rstrip() for row in aligned)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def number(value: Any) -> str:
+    """A figure with four digits that matter, ``-`` for None.
+
+    Examples:
+        >>> number(1500000), number(41.23456), number(None)
+        ('1,500,000', '41.23', '-')
+    """
+    if value is None:
+        return "-"
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return str(value)
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"
+
+
+def silence_others() -> None:
+    """Other libraries' log lines and warnings go; warnings of this package become one line."""
+    os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if not sys.warnoptions:
+        warnings.simplefilter("default")
+        warnings.showwarning = _show_warning
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    # The file that a warning names depends on its stacklevel; the frame that warns does not.
+    frame = sys._getframe(1)
+    while frame.f_back and Path(frame.f_code.co_filename).name == "warnings.py":
+        frame = frame.f_back
+    if not Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parent):
+        return
+    text = " ".join(f"torchrl-marl: warning: {message}".split())
+    if "tqdm" in sys.modules:
+        sys.modules["tqdm"].tqdm.write(text, file=sys.stderr)
+    else:
+        print(text, file=sys.stderr)

@@ -1,0 +1,109 @@
+"""Who lives, who acts and how an episode ends: the flags of a team, as tensor maths.
+
+Shapes: E envs, N agents of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["GroupFlags", "TeamFlags"]
+
+
+@dataclass(frozen=True)
+class GroupFlags:
+    """Flags of the agents of one group after a step.
+
+    Args:
+        terminated, truncated (Tensor): how an agent ended; stay True until the episode's reset.
+        mask (Tensor): the agent is alive and acts in the next step.
+
+    Shapes:
+        - terminated, truncated: ``[E, N, 1]``; mask: ``[E, N]``
+    """
+
+    terminated: Tensor
+    truncated: Tensor
+    mask: Tensor
+
+    @classmethod
+    def living(
+        cls, batch_size: torch.Size, n_agents: int, device: torch.device | None
+    ) -> GroupFlags:
+        """All agents live and act."""
+        shape = (*batch_size, n_agents)
+        false = torch.zeros(*shape, 1, dtype=torch.bool, device=device)
+        return cls(false, false.clone(), torch.ones(shape, dtype=torch.bool, device=device))
+
+    @property
+    def done(self) -> Tensor:
+        """Terminated or truncated, ``[E, N, 1]``."""
+        return self.terminated | self.truncated
+
+    def ended_by(self, terminated: Tensor | None, truncated: Tensor | None) -> GroupFlags:
+        """After the agents' own ends in a step; what an agent reports after its end is ignored."""
+        living = ~self.done
+        now_terminated, now_truncated = self.terminated, self.truncated
+        if terminated is not None:
+            now_terminated = now_terminated | (living & terminated)
+        if truncated is not None:
+            now_truncated = now_truncated | (living & truncated & ~now_terminated)
+        return GroupFlags(now_terminated, now_truncated, self.mask)
+
+    def closed_by(self, root: TeamFlags, acts: Tensor | None) -> GroupFlags:
+        """Agreeing with the episode's end, with the mask of the next step.
+
+        Agents that a time limit stops keep their mask: their last observation is bootstrapped.
+
+        Args:
+            root (TeamFlags): of the episode.
+            acts (Tensor, optional): the agent does not wait in the next step, ``[E, N]``.
+        """
+        living = ~self.done
+        alive = (living & ~root.terminated.unsqueeze(-2)).squeeze(-1)
+        return GroupFlags(
+            self.terminated | (living & root.terminated.unsqueeze(-2)),
+            self.truncated | (living & root.truncated.unsqueeze(-2)),
+            alive if acts is None else alive & acts,
+        )
+
+
+@dataclass(frozen=True)
+class TeamFlags:
+    """How the episode ended, ``[E, 1]`` each; never both."""
+
+    terminated: Tensor
+    truncated: Tensor
+
+    @property
+    def done(self) -> Tensor:
+        """Terminated or truncated, ``[E, 1]``."""
+        return self.terminated | self.truncated
+
+    def after(
+        self,
+        groups: Sequence[GroupFlags],
+        terminated: Tensor | None = None,
+        truncated: Tensor | None = None,
+        limit: Tensor | None = None,
+    ) -> TeamFlags:
+        """Terminated where all agents are, or the env says so; truncated where done otherwise.
+
+        Args:
+            groups (sequence of GroupFlags): of all groups, after the step.
+            terminated, truncated (Tensor, optional): what the env says of the episode, ``[E, 1]``.
+            limit (Tensor, optional): the time limit is reached, ``[E, 1]``.
+        """
+        ended = torch.cat([group.terminated for group in groups], -2).all(-2)
+        done = torch.cat([group.done for group in groups], -2).all(-2)
+        if terminated is not None:
+            ended = ended | terminated
+        for flag in (truncated, limit):
+            if flag is not None:
+                done = done | flag
+        ended = self.terminated | (ended & ~self.truncated)
+        return TeamFlags(ended, self.truncated | (done & ~ended))

@@ -1,0 +1,404 @@
+"""The base for worlds of one's own: declare the agents, write ``_reset`` and ``_step``.
+
+Shapes: E envs, N agents of a group, O observation features, S state features.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import TensorSpec
+from torchrl.envs import EnvBase
+
+from torchrl_marl.envs.declaration import Declaration
+from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags
+from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.simulator import (
+    SimulatorState,
+    SimulatorStateError,
+    set_child,
+    walk_simulator,
+)
+from torchrl_marl.envs.starts import RunningEnvs
+from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.specs import AgentSpec, TeamSpec
+
+__all__ = ["MarlEnv"]
+
+# What EnvBase writes later; every attribute that is not EnvBase's or this class's is the world's.
+_NOT_WORLD = ("_cache_in_keys", "_state_keys", "_collector", "_is_spec_locked", "_inplace_update")
+_WORLD = {("_episode",), ("_buffers",), ("_modules",)}
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+class MarlEnv(EnvBase):
+    """A vectorized world of one's own, for any team.
+
+    A subclass declares its agents in ``__init__`` and writes two methods, batched over E envs:
+
+    - ``_reset(tensordict)`` gives, for all envs, ``(group, "observation")`` and, where there
+      are such, ``(group, "mask")`` (False: the agent waits), ``(group, "action_mask")`` and
+      ``"state"``. It draws all E starts anew; envs that go on keep what they hold.
+    - ``_step(tensordict)`` gives the same of the next state, ``(group, "reward")``, and where
+      there are such ``(group, "terminated")`` and ``(group, "truncated")`` of the agents that
+      end in this step, and ``"terminated"`` and ``"truncated"`` of the whole episode. It finds
+      ``(group, "action")``, ``(group, "mask")`` and the agents' done flags in its input; the
+      actions of agents that are dead or wait are zeros.
+
+    The rest follows: specs, ``group_map``, done flags that stay True until the episode's reset,
+    masks, the root's flags (terminated where all agents are, truncated where done otherwise),
+    the time limit (truncated), a random state of the env's own from which torch's, numpy's and
+    Python's global functions draw in both methods, :meth:`snapshot` and :meth:`restore`.
+
+    What changes from step to step is kept in attributes that are tensors with the E envs in
+    the first dim; what ``_step`` gave is not written to in place later.
+
+    Args:
+        num_envs (int): number E of vectorized envs.
+
+    Keyword Args:
+        max_steps (int, optional): time limit of an episode.
+        seed (int, optional): drawn from torch's global generator if None.
+        device (torch.device, optional): torch's default device if None.
+
+    Shapes:
+        - ``(group, "observation")``: ``[E, N, O]``; ``("next", group, "reward")``: ``[E, N, 1]``
+        - ``(group, "mask")``: ``[E, N]``; ``(group, "action_mask")``: ``[E, N, n_actions]``
+        - ``done``, ``terminated``, ``truncated``: ``[E, 1]``, and ``[E, N, 1]`` a group
+
+    Raises:
+        ConfigError: agents that cannot be registered.
+        SpecError: ``_reset`` or ``_step`` gives something else than was declared.
+
+    Examples:
+        >>> from torchrl.data import Bounded, Unbounded
+        >>> class Reach(MarlEnv):
+        ...     def __init__(self, num_envs, **kwargs):
+        ...         super().__init__(num_envs, **kwargs)
+        ...         rover = AgentSpec("rover", 2, Unbounded((1,)), Bounded(-1, 1, (1,)))
+        ...         self.register_agent(rover)
+        ...     def _reset(self, tensordict):
+        ...         self.position = torch.randn(self.num_envs, 2, 1)
+        ...         return TensorDict({"rover": {"observation": self.position}})
+        ...     def _step(self, tensordict):
+        ...         self.position = self.position + tensordict["rover", "action"]
+        ...         arrived = self.position.abs() < 0.1
+        ...         return TensorDict({"rover": {
+        ...             "observation": self.position, "reward": arrived.float(),
+        ...             "terminated": arrived}})
+        >>> env = Reach(num_envs=8, max_steps=20, seed=0)
+        >>> env.rollout(5, break_when_any_done=False)["next", "rover", "done"].shape
+        torch.Size([8, 5, 2, 1])
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Transforms and batched envs call _reset and _step themselves, past reset() and step():
+        # this is the one place that all ways lead through.
+        super().__init_subclass__(**kwargs)
+        for name, complete in (("_reset", "_complete_reset"), ("_step", "_complete_step")):
+            if name in vars(cls):
+                setattr(cls, name, _completed(vars(cls)[name], complete))
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        max_steps: int | None = None,
+        seed: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        name = type(self).__name__
+        if num_envs < 1:
+            raise ConfigError(f"{name}: num_envs is {num_envs}, expected 1 or more.")
+        if max_steps is not None and max_steps < 1:
+            raise ConfigError(f"{name}: max_steps is {max_steps}, expected 1 or more, or None.")
+        device = torch.get_default_device() if device is None else torch.device(device)
+        super().__init__(device=device, batch_size=(num_envs,))
+        self.max_steps = max_steps
+        self.group_map: dict[str, list[str]] = {}
+        self._declaration = Declaration(name, num_envs)
+        self._inside = False
+        self._seed = int(torch.randint(2**31, ())) if seed is None else seed
+        self._random = RandomState(self._seed, self.device)
+        # All of this class that changes from step to step; empty before the first reset.
+        self._episode: dict[str, Any] = {}
+        self._not_world = (
+            frozenset((key,) for key in (*vars(self), *_NOT_WORLD, "_not_world")) - _WORLD
+        )
+
+    # ---------------------------------------------------------------------------- declaring
+
+    def register_agent(self, spec: AgentSpec, group: str | None = None) -> None:
+        """Adds a kind of agent; called in ``__init__``.
+
+        Args:
+            spec (AgentSpec): how many there are, what one of them sees and does.
+            group (str, optional): its group; the kind's name by default.
+
+        Raises:
+            ConfigError: a group or agent that is there already, or a call after ``__init__``.
+            ValueError: a reserved group name.
+        """
+        self._declare(self._declaration.with_agent(spec, group), f"agent {spec.name!r}")
+
+    def register_state(self, spec: TensorSpec) -> None:
+        """Adds ``"state"``, what only a critic sees; called in ``__init__``.
+
+        Args:
+            spec (TensorSpec): of one env, ``[S]``.
+
+        Raises:
+            ConfigError: a call after ``__init__``.
+        """
+        self._declare(self._declaration.with_state(spec), "the state")
+
+    def _declare(self, declaration: Declaration, what: str) -> None:
+        if self.is_spec_locked or self._episode:
+            raise ConfigError(
+                f"{type(self).__name__}: {what} is registered too late; do it in __init__, "
+                "before the specs are used."
+            )
+        self._declaration = declaration
+        self.group_map = {n: list(g.agent_names) for n, g in declaration.team.groups.items()}
+        for name, spec in declaration.specs.items():
+            setattr(self, f"full_{name}_spec_unbatched", spec.to(self.device))
+
+    @property
+    def team(self) -> TeamSpec:
+        """The agents that were registered, by group."""
+        return self._declaration.team
+
+    @property
+    def num_envs(self) -> int:
+        """Number E of vectorized envs."""
+        return self.batch_size[0]
+
+    @property
+    def steps(self) -> Tensor:
+        """Steps made so far in the running episodes, ``[E]``."""
+        return self._episode["steps"]
+
+    # ------------------------------------------------------------------------ reset and step
+
+    def _complete_reset(
+        self, draw: Callable[..., Any], tensordict: TensorDictBase | None, **kwargs: Any
+    ) -> TensorDict:
+        if not self.group_map:
+            raise ConfigError(
+                f"{type(self).__name__} has no agents; call register_agent in __init__."
+            )
+        fresh = None if tensordict is None else tensordict.get("_reset", None)
+        if fresh is not None:
+            fresh = fresh.reshape(self.batch_size)
+        if not self._episode or (fresh is not None and bool(fresh.all())):
+            fresh = None
+        running = None
+        if fresh is not None:
+            running = RunningEnvs(self, self.num_envs, {*self._not_world, ("_episode",)})
+        with self._random.active(), self._nothing_given_is_written("_reset"):
+            given = draw(self, tensordict, **kwargs)
+        source = self._declaration.read(given, "_reset")
+        if running is not None:
+            running.put_back(~fresh)
+        self._start_episode(source, fresh)
+        return self._wrap(self._episode["given"])
+
+    def _start_episode(self, source: dict[str, Any], fresh: Tensor | None) -> None:
+        steps = torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)
+        false = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
+        root = TeamFlags(false, false)
+        groups = {}
+        for name, group in self.team.groups.items():
+            living = GroupFlags.living(self.batch_size, group.n_agents, self.device)
+            groups[name] = living.closed_by(root, source[name].get("mask"))
+        episode = _episode(steps, root, groups, source)
+        self._episode = episode if fresh is None else _where(fresh, episode, self._episode)
+
+    def _complete_step(
+        self, advance: Callable[..., Any], tensordict: TensorDictBase, **kwargs: Any
+    ) -> TensorDict:
+        before = self._episode
+        if not before:
+            raise ConfigError(f"{type(self).__name__}: a step before the first reset.")
+        tensordict = self._prepare_step(tensordict)
+        with self._random.active(), self._nothing_given_is_written("_step"):
+            given = advance(self, tensordict, **kwargs)
+        source = self._declaration.read(given, "_step")
+        rewards = {name: source[name].pop("reward") for name in self.group_map}
+        steps = before["steps"] + 1
+        limit = None if self.max_steps is None else (steps >= self.max_steps).unsqueeze(-1)
+        ended = {
+            name: GroupFlags(**flags).ended_by(
+                source[name].pop("terminated", None), source[name].pop("truncated", None)
+            )
+            for name, flags in before["groups"].items()
+        }
+        root = TeamFlags(**before["root"]).after(
+            list(ended.values()),
+            source.pop("terminated", None),
+            source.pop("truncated", None),
+            limit,
+        )
+        groups = {n: flags.closed_by(root, source[n].get("mask")) for n, flags in ended.items()}
+        self._episode = _episode(steps, root, groups, source)
+        return self._wrap(self._episode["given"], rewards)
+
+    def _prepare_step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """The input of ``_step``: this env's own flags, and no actions of those who act not."""
+        actions = self._declaration.read_actions(tensordict)
+        tensordict = tensordict.clone(recurse=False)
+        for name, flags in self._episode["groups"].items():
+            mask, action = flags["mask"], actions[name]
+            acts = mask.view(*mask.shape, *[1] * (action.ndim - mask.ndim))
+            group = tensordict.get(name)
+            group.set("action", torch.where(acts, action, torch.zeros_like(action)))
+            for key in ("mask", "terminated", "truncated"):
+                group.set(key, flags[key])
+            group.set("done", flags["terminated"] | flags["truncated"])
+        return tensordict
+
+    def _wrap(self, given: dict[str, Any], rewards: dict[str, Tensor] | None = None) -> TensorDict:
+        source = dict(given)
+        for name, group in self.team.groups.items():
+            leaves = given[name] if rewards is None else {**given[name], "reward": rewards[name]}
+            source[name] = TensorDict(leaves, (*self.batch_size, group.n_agents), self.device)
+        return TensorDict(source, self.batch_size, self.device)
+
+    @contextlib.contextmanager
+    def _nothing_given_is_written(self, method: str) -> Iterator[None]:
+        """What was given earlier lies in rollouts: writing to it in place would spoil them."""
+        leaves = list(_leaves(self._episode.get("given", {})))
+        versions = [x._version for _, x in leaves]
+        yield
+        for (key, x), version in zip(leaves, versions):
+            if x._version != version:
+                raise SpecError(
+                    f"{type(self).__name__}.{method} writes in place to what it gave as {key!r} "
+                    "before; give a clone, or write x = x + y for x += y."
+                )
+
+    # -------------------------------------------------------------- random state and snapshot
+
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Random actions, legal ones where there are action masks."""
+        tensordict = super().rand_action(tensordict)
+        for group in self.team.groups.values():
+            key = group.action_mask_key
+            mask = None if key is None else tensordict.get(key, None)
+            if mask is None:
+                continue
+            # Agents without a legal action do not act: any will do.
+            weights = (mask | ~mask.any(-1, keepdim=True)).float()
+            action = torch.multinomial(weights.flatten(0, -2), 1).view(mask.shape[:-1])
+            if group.one_hot:
+                action = torch.nn.functional.one_hot(action, group.n_actions)
+            tensordict.set(group.action_key, action.to(group.action_spec.dtype))
+        return tensordict
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._seed = 0 if seed is None else seed
+        self._random.seed(self._seed)
+
+    def snapshot(self) -> TensorDict:
+        """The environment's whole state: its world, running episodes and random state.
+
+        Returns:
+            TensorDict: to be given to :meth:`restore`; saves with ``torch.save(x.to_dict())``.
+
+        Raises:
+            SimulatorStateError: a random generator among the attributes, which cannot be saved.
+        """
+        if not self._episode:
+            self.reset()
+        for path, value in walk_simulator(self, self._not_world).slots():
+            if isinstance(value, _GENERATORS):
+                raise SimulatorStateError(
+                    f"{type(self).__name__}: {'.'.join(path)} is a {type(value).__name__}; draw "
+                    "from torch's global functions instead, which this env seeds and saves."
+                )
+        world = SimulatorState(None, self._not_world).read(self)
+        return TensorDict({"world": world, "random": TensorDict(self._random.state_dict())})
+
+    def restore(self, snapshot: TensorDict) -> None:
+        """Continues from a snapshot of an environment that was built with the same arguments.
+
+        Raises:
+            SimulatorStateError: a snapshot of another env or another number of envs.
+        """
+        if not self._episode:
+            self.reset()
+        SimulatorState(None, self._not_world).write(self, snapshot["world"])
+        self._random.load_state_dict(dict(snapshot["random"].items()))
+
+    def to(self, device: torch.device | str) -> MarlEnv:
+        """Moves the env and its world's tensors to a device."""
+        device = torch.device(device)
+        if device != self.device:
+            walk = walk_simulator(self, self._not_world)
+            moved = {id(x): x.to(device) for x in walk.tensors.values()}
+            for path, x in walk.tensors.items():
+                set_child(walk.objects[path[:-1]], path[-1], moved[id(x)])
+            self._random = RandomState(self._seed, device)
+        return super().to(device)
+
+
+def _completed(method: Callable[..., Any], complete: str) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def completed(self: MarlEnv, tensordict: TensorDictBase | None = None, **kwargs: Any) -> Any:
+        # A subclass's super()._step(...) is a part of the step that is under way.
+        if self._inside:
+            return method(self, tensordict, **kwargs)
+        self._inside = True
+        try:
+            return getattr(self, complete)(method, tensordict, **kwargs)
+        finally:
+            self._inside = False
+
+    return completed
+
+
+def _episode(
+    steps: Tensor, root: TeamFlags, groups: dict[str, GroupFlags], source: dict[str, Any]
+) -> dict[str, Any]:
+    """Where the running episodes are, and what the env gives of it, as nested dicts."""
+    given = {**source, "done": root.done, **root.__dict__}
+    for name, flags in groups.items():
+        given[name] = {**source[name], "done": flags.done, **flags.__dict__}
+    return {
+        "steps": steps,
+        # Copies, since anyone may write to what is given.
+        "root": _cloned(root.__dict__),
+        "groups": {name: _cloned(flags.__dict__) for name, flags in groups.items()},
+        "given": given,
+    }
+
+
+def _cloned(flags: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: flag.clone() for name, flag in flags.items()}
+
+
+def _where(rows: Tensor, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    """The new values in the envs ``rows``, the old ones elsewhere."""
+    merged: dict[str, Any] = {}
+    for key, x in new.items():
+        if isinstance(x, dict):
+            merged[key] = _where(rows, x, old[key])
+        else:
+            merged[key] = torch.where(rows.view(-1, *[1] * (x.ndim - 1)), x, old[key])
+    return merged
+
+
+def _leaves(nested: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Tensor]]:
+    for key, x in nested.items():
+        if isinstance(x, dict):
+            yield from _leaves(x, (*path, key))
+        else:
+            yield (*path, key), x

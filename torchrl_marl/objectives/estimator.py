@@ -1,0 +1,175 @@
+"""The value estimator: a critic and :func:`~torchrl_marl.functional.gae`, with the life cycle.
+
+Shapes: B any batch dims, T time, N agents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Literal
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor
+from torchrl.objectives.value import MultiAgentGAE
+
+from torchrl_marl.functional import gae, masked_mean
+from torchrl_marl.modules.normalization import ValueNorm
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["TeamGAE"]
+
+
+class TeamGAE(MultiAgentGAE):
+    """Advantages and value targets of one group, whose agents may die or wait.
+
+    Args:
+        gamma (float): discount.
+        lmbda (float): weight of longer returns.
+        value_network (TensorDictModule): the critic.
+        group (GroupSpec, optional): sets every key; without it, set them with ``set_keys``.
+        bootstrap ("team" or "agent"): ``team`` takes the root's flags: a dead agent still earns
+            what the living of its group earn. ``agent`` takes each agent's own flags, and
+            steps in which it does not act are transparent.
+        value_norm (ValueNorm, optional): takes in the value targets of every batch that is
+            estimated in training mode.
+        **kwargs: of :class:`torchrl.objectives.value.MultiAgentGAE`.
+
+    Shapes:
+        - reward: ``[*B, T, N, 1]``, or the team's ``[*B, T, 1]``
+        - done, terminated: ``[*B, T, 1]`` or ``[*B, T, N, 1]``; mask: ``[*B, T, N]``
+        - advantage, value_target, state_value: ``[*B, T, N, 1]``
+
+    Keys:
+        - reads: what the critic reads, here and under ``"next"``; ``("next", reward)``,
+          ``("next", done)``, ``("next", terminated)``; the mask
+        - writes: advantage, value_target and value, all under the group
+
+    Reference: Schulman et al., 2016, https://arxiv.org/abs/1506.02438.
+
+    Reduces to: without masks, TorchRL's ``MultiAgentGAE``.
+    """
+
+    def __init__(
+        self,
+        *,
+        gamma: float,
+        lmbda: float,
+        value_network: TensorDictModule,
+        group: GroupSpec | None = None,
+        bootstrap: Literal["team", "agent"] = "team",
+        value_norm: ValueNorm | None = None,
+        **kwargs,
+    ) -> None:
+        if bootstrap not in ("team", "agent"):
+            raise ValueError(f"bootstrap is {bootstrap!r}, expected 'team' or 'agent'.")
+        super().__init__(gamma=gamma, lmbda=lmbda, value_network=value_network, **kwargs)
+        self._discount = (float(gamma), float(lmbda))
+        self.bootstrap = bootstrap
+        self.mask_key: NestedKey | None = None if group is None else group.mask_key
+        self._own_flags = None if group is None or not group.agent_done else group
+        # Held in a tuple: the norm is a part of the critic, not of the estimator.
+        self._value_norm = (value_norm,)
+        if group is not None:
+            self.set_keys(**estimator_keys(group, bootstrap))
+
+    def forward(
+        self,
+        tensordict: TensorDictBase,
+        *,
+        params: TensorDictBase | None = None,
+        target_params: TensorDictBase | None = None,
+        time_dim: int | None = None,
+    ) -> TensorDictBase:
+        """Writes advantage, value target and value into a batch ``[*B, T]``."""
+        keys = self.tensor_keys
+        mask = None if self.mask_key is None else tensordict.get(self.mask_key)
+        with torch.no_grad():
+            value = self._value(tensordict, params)
+            next_value = self._value(
+                self._next(tensordict, mask), params if target_params is None else target_params
+            )
+            reward, done, terminated = (
+                self._signal(tensordict, key, value)
+                for key in (keys.reward, keys.done, keys.terminated)
+            )
+            if self.bootstrap == "team" and mask is not None:
+                reward = _team_reward(reward, mask)
+            advantage, value_target = gae(
+                reward,
+                value,
+                next_value,
+                done,
+                terminated,
+                gamma=self._discount[0],
+                lmbda=self._discount[1],
+                mask=mask if self.bootstrap == "agent" else None,
+            )
+            value = self._take_in(value_target, value, mask)
+        tensordict.set(keys.advantage, advantage)
+        tensordict.set(keys.value_target, value_target)
+        tensordict.set(keys.value, value)
+        return tensordict
+
+    def _value(self, tensordict: TensorDictBase, params: TensorDictBase | None) -> Tensor:
+        network = self.value_network
+        inputs = tensordict.select(*network.in_keys)
+        stateless = contextlib.nullcontext() if params is None else params.to_module(network)
+        with stateless:
+            return network(inputs).get(self.tensor_keys.value)
+
+    def _next(self, tensordict: TensorDictBase, mask: Tensor | None) -> TensorDictBase:
+        """The next step as the critic should see it."""
+        following = tensordict.get("next")
+        group = self._own_flags
+        if mask is None or group is None or group.truncated_key is None:
+            return following
+        # An agent cut off by a time limit still has a last observation to bootstrap from.
+        cut_off = following.get(group.truncated_key) & ~following.get(group.terminated_key)
+        following = following.clone(recurse=False)
+        seen = following.get(self.mask_key) | (mask & cut_off.squeeze(-1))
+        following.set(self.mask_key, seen)
+        return following
+
+    @staticmethod
+    def _signal(tensordict: TensorDictBase, key: NestedKey, value: Tensor) -> Tensor:
+        signal = tensordict.get(("next", key))
+        if signal.ndim == value.ndim - 1:
+            signal = signal.unsqueeze(-2)
+        if signal.ndim != value.ndim or signal.shape[:-2] != value.shape[:-2]:
+            raise ValueError(
+                f"{key!r} has shape {tuple(signal.shape)}, expected {tuple(value.shape)} "
+                "(an agent's) or the same without the agent dim (the team's)."
+            )
+        return signal.expand_as(value)
+
+    def _take_in(self, value_target: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Updates the value norm; the value is then what the critic says with the new one."""
+        norm = self._value_norm[0]
+        if norm is None or not self.training:
+            return value
+        normalized = norm.normalize(value)
+        norm.update(value_target, mask)
+        return norm.denormalize(normalized)
+
+
+def estimator_keys(group: GroupSpec, bootstrap: str) -> dict[str, NestedKey]:
+    """Keys of an estimator or a loss for a group."""
+    team = bootstrap == "team" or not group.agent_done
+    return {
+        "advantage": group.key("advantage"),
+        "value_target": group.key("value_target"),
+        "value": group.key("state_value"),
+        "reward": group.reward_key,
+        "done": "done" if team else group.done_key,
+        "terminated": "terminated" if team else group.terminated_key,
+    }
+
+
+def _team_reward(reward: Tensor, mask: Tensor) -> Tensor:
+    """What the living of the group earn is what its dead earn; if none lives, what is there."""
+    alive = mask.unsqueeze(-1)
+    shared = masked_mean(reward, alive, dim=-2).unsqueeze(-2)
+    anyone = alive.any(-2, keepdim=True)
+    return torch.where(alive | ~anyone, reward, shared)

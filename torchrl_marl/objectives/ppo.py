@@ -1,0 +1,331 @@
+"""MAPPO and IPPO: one loss; what the critic sees makes the difference.
+
+Shapes: B any batch dims, N agents, A action features.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+import torchrl.objectives
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
+from torch import Tensor
+from torchrl.objectives import ValueEstimators
+from torchrl.objectives.value import GAE
+
+from torchrl_marl.functional import masked_mean, masked_moments, masked_standardize
+from torchrl_marl.modules.normalization import ValueNorm
+from torchrl_marl.objectives.estimator import TeamGAE, estimator_keys
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["MAPPOLoss"]
+
+
+class MAPPOLoss(torchrl.objectives.MAPPOLoss):
+    r"""Clipped PPO for a group whose agents may die or wait.
+
+    .. math::
+        L = -\frac{1}{|M|} \sum_{(t, i) \in M} \min\big(\rho A,
+        \operatorname{clip}(\rho, 1 - \epsilon, 1 + \epsilon) A\big)
+        + c_V L_V - c_H H
+
+    over the set :math:`M` of steps in which an agent acts. Nothing that stands in a masked slot
+    reaches a loss, a statistic, a metric or a gradient.
+
+    With a central critic this is MAPPO, with a local one IPPO. The critic's loss divides by
+    the scale of its :class:`~torchrl_marl.modules.ValueNorm`, which the value estimator updates
+    once a batch.
+
+    Args:
+        actor_network (ProbabilisticTensorDictSequential): from
+            :func:`~torchrl_marl.modules.make_actor` or one's own.
+        critic_network (TensorDictModule): from :func:`~torchrl_marl.modules.make_critic`; gives
+            values in reward units.
+
+    Keyword Args:
+        group (GroupSpec, optional): sets every key, the mask included, so that the losses of two
+            groups never share one. Without it, use ``set_keys`` and ``loss_mask_key``.
+        bootstrap ("team" or "agent"): see :class:`~torchrl_marl.objectives.TeamGAE`.
+        value_norm (ValueNorm, optional): by default the one inside the critic.
+        loss_critic_type (str): ``"huber"``, ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
+        huber_delta (float): where ``"huber"`` turns from a square into a line.
+        entropy_coeff (float): weight of the entropy bonus.
+        normalize_advantage (bool): standardize the advantage over what is passed in.
+        normalize_advantage_exclude_dims (tuple of int): ``()`` pools the living agents, as the
+            MAPPO authors do; ``(-2,)`` standardizes each agent by itself.
+        functional (bool): hold the parameters apart from the networks, as TorchRL does.
+        **kwargs: of :class:`torchrl.objectives.ClipPPOLoss` (``clip_epsilon``, ``clip_value``,
+            ``critic_coeff``, ``entropy_bonus``, ``samples_mc_entropy``, ``reduction``, ...).
+
+    Shapes:
+        - advantage, value_target, state_value: ``[*B, N, 1]``; action_log_prob, mask: ``[*B, N]``
+        - every output: a scalar (``reduction="none"``: the losses are ``[*B, N, 1]``)
+
+    Keys:
+        - reads: what the networks read, action, action_log_prob, mask, advantage and
+          value_target (estimated where they are missing), state_value with ``clip_value``
+        - writes: nothing; returns ``loss_objective``, ``loss_critic``, ``loss_entropy``,
+          ``entropy``, ``kl_approx``, ``clip_fraction``, ``ESS``, ``max_ratio``, ``mean_ratio``,
+          ``explained_variance``, ``value_clip_fraction``
+
+    Raises:
+        KeyError: an entry that the loss needs is not there.
+        ValueError: an advantage that does not fit the log-probability.
+
+    Reference: Yu et al., 2022, https://arxiv.org/abs/2103.01955; de Witt et al., 2020,
+    https://arxiv.org/abs/2011.09533 (IPPO).
+
+    Reduces to: for one agent, ``torchrl.objectives.ClipPPOLoss``; an all-true mask gives the
+    loss without a mask.
+
+    Examples:
+        >>> from torchrl.data import Bounded, Unbounded
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> from torchrl_marl.modules import make_actor, make_critic
+        >>> group = TeamSpec([AgentSpec("car", 3, Unbounded((4,)), Bounded(-1, 1, (2,)))])
+        >>> group = group.groups["car"]
+        >>> actor, critic = make_actor(group), make_critic(group, centralized=True)
+        >>> loss = MAPPOLoss(actor, critic, group=group)
+        >>> td = TensorDict({"car": {"observation": torch.zeros(5, 3, 4),
+        ...                          "mask": torch.ones(5, 3, dtype=torch.bool)}}, [5])
+        >>> td = actor(td).detach()
+        >>> td["car", "advantage"] = td["car", "value_target"] = torch.randn(5, 3, 1)
+        >>> sorted(key for key in loss(td).keys() if key.startswith("loss_"))
+        ['loss_critic', 'loss_entropy', 'loss_objective']
+    """
+
+    def __init__(
+        self,
+        actor_network: ProbabilisticTensorDictSequential,
+        critic_network: TensorDictModule,
+        *,
+        group: GroupSpec | None = None,
+        bootstrap: Literal["team", "agent"] = "team",
+        value_norm: ValueNorm | None = None,
+        loss_critic_type: str = "huber",
+        huber_delta: float = 10.0,
+        entropy_coeff: float = 0.01,
+        normalize_advantage: bool = True,
+        normalize_advantage_exclude_dims: tuple[int, ...] = (),
+        functional: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if loss_critic_type not in ("huber", "l2", "l1", "smooth_l1"):
+            raise ValueError(
+                f"loss_critic_type is {loss_critic_type!r}, expected huber, l2, l1 or smooth_l1."
+            )
+        norms = [m for m in critic_network.modules() if isinstance(m, ValueNorm)]
+        super().__init__(
+            actor_network,
+            critic_network,
+            value_norm=value_norm if value_norm is not None or not norms else norms[0],
+            entropy_coeff=entropy_coeff,
+            normalize_advantage=normalize_advantage,
+            normalize_advantage_exclude_dims=normalize_advantage_exclude_dims,
+            loss_critic_type=loss_critic_type,
+            functional=functional,
+            **kwargs,
+        )
+        self.group = group
+        self.bootstrap = bootstrap
+        self.huber_delta = huber_delta
+        self.register_buffer("_legal_action", torch.zeros(()), persistent=False)
+        if group is not None:
+            self.set_keys(
+                action=group.action_key,
+                sample_log_prob=group.key("action_log_prob"),
+                **estimator_keys(group, bootstrap),
+            )
+            self.loss_mask_key = group.mask_key
+            self._legal_action = _some_action(group)
+
+    def make_value_estimator(
+        self, value_type: ValueEstimators | None = None, **hyperparams: Any
+    ) -> None:
+        """Makes the estimator; GAE (the default) is :class:`TeamGAE`."""
+        of_torchrl = value_type not in (None, ValueEstimators.GAE, ValueEstimators.MAGAE)
+        if of_torchrl:
+            super().make_value_estimator(value_type, **hyperparams)
+            return
+        self.value_type = ValueEstimators.MAGAE
+        hyperparams = {"gamma": 0.99, "lmbda": 0.95, **hyperparams}
+        estimator = TeamGAE(
+            value_network=self.critic_network,
+            group=self.group,
+            bootstrap=self.bootstrap,
+            value_norm=self.value_norm,
+            **hyperparams,
+        )
+        estimator.set_keys(
+            **{
+                name: getattr(self.tensor_keys, name)
+                for name in ("advantage", "value_target", "value", "reward", "done", "terminated")
+            }
+        )
+        estimator.mask_key = self._mask_key
+        self._value_estimator = estimator
+
+    @dispatch
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """The losses and metrics of a batch or minibatch."""
+        tensordict = tensordict.copy()
+        keys = self.tensor_keys
+        if tensordict.get(keys.advantage, None) is None:
+            self.value_estimator(
+                tensordict,
+                params=self._cached_critic_network_params_detached,
+                target_params=self.target_critic_network_params,
+            )
+        mask = None if self._mask_key is None else tensordict.get(self._mask_key)
+        if mask is not None:
+            self._enter(tensordict, mask)
+        advantage = tensordict.get(keys.advantage)
+        if self.normalize_advantage:
+            advantage = self._standardize(advantage, mask)
+        distribution, log_prob, log_ratio = self._ratio(tensordict, advantage)
+        output = TensorDict(self._objective(log_ratio, advantage, mask), [])
+        with torch.no_grad():
+            # The entropy at the actions that were taken; the bonus draws actions of its own.
+            output.set("entropy", masked_mean(-log_prob, mask))
+        if self.entropy_bonus:
+            entropy = self._entropy(distribution).unsqueeze(-1)
+            output.set("loss_entropy", self._reduce(-self.entropy_coeff * entropy, mask))
+            output.set("entropy", masked_mean(entropy.detach(), mask))
+        if self._has_critic:
+            output.update(self._critic_terms(tensordict, mask))
+        return output
+
+    @property
+    def _mask_key(self) -> NestedKey | None:
+        key = self.loss_mask_key
+        return None if key is None or key == "auto" else key
+
+    def _enter(self, tensordict: TensorDictBase, mask: Tensor) -> None:
+        """Replaces what stands in masked slots: even 0 times NaN would be NaN in a gradient."""
+        keys = self.tensor_keys
+        for key in (keys.sample_log_prob, keys.advantage, keys.value_target, keys.value):
+            value = tensordict.get(key, None)
+            if value is not None:
+                rows = mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
+                tensordict.set(key, torch.where(rows, value, 0.0))
+        action = tensordict.get(keys.action)
+        rows = mask.reshape(mask.shape + (1,) * (action.ndim - mask.ndim))
+        legal = self._legal_action.to(action)
+        tensordict.set(keys.action, torch.where(rows, action, legal))
+
+    def _standardize(self, advantage: Tensor, mask: Tensor | None) -> Tensor:
+        excluded = {dim % advantage.ndim for dim in self.normalize_advantage_exclude_dims}
+        dims = [dim for dim in range(advantage.ndim) if dim not in excluded]
+        return masked_standardize(advantage, mask, dims)
+
+    def _ratio(self, tensordict: TensorDictBase, advantage: Tensor):
+        keys = self.tensor_keys
+        previous = tensordict.get(keys.sample_log_prob, None)
+        if previous is None:
+            raise KeyError(f"the batch has no {keys.sample_log_prob!r}; let the actor write it.")
+        with self._parameters_of("actor_network"):
+            distribution = self.actor_network.get_dist(tensordict)
+        log_prob = distribution.log_prob(tensordict.get(keys.action))
+        if log_prob.shape != advantage.shape[:-1] or previous.shape != log_prob.shape:
+            raise ValueError(
+                f"log-probability {tuple(log_prob.shape)}, {keys.sample_log_prob!r} "
+                f"{tuple(previous.shape)} and advantage {tuple(advantage.shape)} do not fit; "
+                "expected [*B, N], [*B, N] and [*B, N, 1]."
+            )
+        return distribution, log_prob, (log_prob - previous).unsqueeze(-1)
+
+    def _objective(
+        self, log_ratio: Tensor, advantage: Tensor, mask: Tensor | None
+    ) -> dict[str, Tensor]:
+        clipped = log_ratio.clamp(*self._clip_bounds)
+        gain = torch.minimum(log_ratio.exp() * advantage, clipped.exp() * advantage)
+        terms = {"loss_objective": self._reduce(-gain, mask)}
+        with torch.no_grad():
+            terms.update(_ratio_metrics(log_ratio.detach(), clipped.detach(), mask))
+        return terms
+
+    def _entropy(self, distribution: torch.distributions.Distribution) -> Tensor:
+        try:
+            return distribution.entropy()
+        except NotImplementedError:
+            actions = distribution.rsample((self.samples_mc_entropy,))
+            return -distribution.log_prob(actions).mean(0)
+
+    def _critic_terms(self, tensordict: TensorDictBase, mask: Tensor | None) -> dict[str, Tensor]:
+        keys = self.tensor_keys
+        target = tensordict.get(keys.value_target)
+        old = tensordict.get(keys.value, None)
+        with self._parameters_of("critic_network"):
+            value = self.critic_network(tensordict.select(*self.critic_network.in_keys))
+        value = value.get(keys.value)
+        if mask is not None:
+            rows = mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
+            value = torch.where(rows, value, 0.0)
+        scale = 1.0 if self.value_norm is None else self.value_norm.scale()
+        error = self._distance(value / scale, target / scale)
+        terms = {}
+        if self.clip_value:
+            if old is None:
+                raise KeyError(f"clip_value needs the old value under {keys.value!r}.")
+            radius = self.clip_value * scale
+            near = old + torch.maximum(torch.minimum(value - old, radius), -radius)
+            clipped_error = self._distance(near / scale, target / scale)
+            terms["value_clip_fraction"] = masked_mean((near != value).float(), mask)
+            error = torch.maximum(error, clipped_error)
+        terms["loss_critic"] = self._reduce(self.critic_coeff * error, mask)
+        if self.log_explained_variance:
+            with torch.no_grad():
+                _, residual = masked_moments(target - value, mask)
+                _, total = masked_moments(target, mask)
+                terms["explained_variance"] = 1.0 - residual / (total + 1e-8)
+        return terms
+
+    def _distance(self, value: Tensor, target: Tensor) -> Tensor:
+        if self.loss_critic_type == "huber":
+            return F.huber_loss(value, target, reduction="none", delta=self.huber_delta)
+        distance = {"l2": F.mse_loss, "l1": F.l1_loss, "smooth_l1": F.smooth_l1_loss}
+        return distance[self.loss_critic_type](value, target, reduction="none")
+
+    def _reduce(self, loss: Tensor, mask: Tensor | None) -> Tensor:
+        if self.reduction == "mean":
+            return masked_mean(loss, mask)
+        if mask is not None:
+            rows = mask.reshape(mask.shape + (1,) * (loss.ndim - mask.ndim))
+            loss = torch.where(rows, loss, 0.0)
+        return loss.sum() if self.reduction == "sum" else loss
+
+    def _parameters_of(self, network: str):
+        if not self.functional:
+            return contextlib.nullcontext()
+        params = getattr(self, f"{network}_params")
+        return params.to_module(getattr(self, network), preserve_module_state=False)
+
+
+def _ratio_metrics(log_ratio: Tensor, clipped: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+    ratio = log_ratio.exp()
+    alive = None if mask is None else mask.reshape(log_ratio.shape)
+    counted = log_ratio if alive is None else log_ratio.masked_fill(~alive, -torch.inf)
+    count = log_ratio.numel() if alive is None else alive.sum().clamp_min(1)
+    counted = counted.flatten()
+    ess = (2 * counted.logsumexp(0) - (2 * counted).logsumexp(0)).exp()
+    return {
+        "kl_approx": masked_mean(-log_ratio, mask),
+        "clip_fraction": masked_mean((clipped != log_ratio).float(), mask),
+        "ESS": ess.nan_to_num() / count,
+        "max_ratio": counted.exp().max(),
+        "mean_ratio": masked_mean(ratio, mask),
+    }
+
+
+def _some_action(group: GroupSpec) -> Tensor:
+    """An action of which every distribution knows the log-probability."""
+    if group.one_hot:
+        return F.one_hot(torch.tensor(0), group.n_actions)
+    if group.discrete or group.action_bounds is None:
+        return torch.zeros(())
+    low, high = group.action_bounds
+    return (low + high) / 2
