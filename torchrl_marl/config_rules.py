@@ -184,6 +184,11 @@ def _check_env(config: TrainConfig) -> None:
             f"unknown toy world {env.name!r}; {nearest(env.name, TOY_WORLDS)}"
             f"choose among {', '.join(TOY_WORLDS)}."
         )
+    elif env.state is not None:
+        raise ConfigError(
+            f"env.state is {env.state!r}, expected null, since toy worlds have a state of their "
+            "own; use env.state=null."
+        )
     if config.frames_per_batch % env.n_envs:
         steps = max(1, round(config.frames_per_batch / env.n_envs))
         raise ConfigError(

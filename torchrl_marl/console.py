@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +30,15 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in rows)
 
 
-def settings_table(settings: Iterable[Setting]) -> str:
+def settings_table(settings: Sequence[Setting]) -> str:
     """Key, value and meaning of every setting."""
-    rows = [(s.key, "null" if s.default is None else str(s.default), s.help) for s in settings]
+    from torchrl_marl.schema import shown
+
+    values = [s.default if isinstance(s.default, str) else shown(s.default) for s in settings]
+    rows = [(s.key, value, s.help) for s, value in zip(settings, values)]
     keys = max(len(key) for key, _, _ in rows)
-    values = max(len(value) for _, value, _ in rows)
-    return "\n".join(f"  {key:<{keys}}  {value:<{values}}  {text}" for key, value, text in rows)
+    width = max(len(value) for _, value, _ in rows)
+    return "\n".join(f"  {key:<{keys}}  {value:<{width}}  {text}" for key, value, text in rows)
 
 
 def report(runs: Sequence[Run], seeds: Sequence[int]) -> str:

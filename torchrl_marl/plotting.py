@@ -123,6 +123,8 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
     table = np.full((len(body), len(head)), np.nan)
     for i, row in enumerate(body):
         try:
+            if len(row) != len(head):
+                raise ValueError
             table[i] = [float(cell) if cell else np.nan for cell in row]
         except ValueError:
             raise CheckpointError(
@@ -297,7 +299,8 @@ def _style() -> Any:
         "axes.axisbelow": True,
         "axes.edgecolor": "#909090",
         "lines.linewidth": 2.0,
-        "legend.frameon": False,
+        "legend.edgecolor": "none",
+        "legend.framealpha": 0.85,
         "legend.fontsize": 9,
         "font.size": 10.5,
         "axes.titleweight": "bold",

@@ -19,7 +19,18 @@ from yaml import YAMLError
 
 from torchrl_marl.errors import ConfigError
 
-__all__ = ["Setting", "flatten", "merge", "parse_overrides", "read_yaml", "settings_of", "to_yaml"]
+__all__ = [
+    "Setting",
+    "expectation",
+    "flatten",
+    "merge",
+    "parse_overrides",
+    "read_yaml",
+    "settings_of",
+    "shown",
+    "to_yaml",
+    "unfold",
+]
 
 T = TypeVar("T")
 
@@ -211,12 +222,12 @@ class _Reader:
         for name, value in layer.items():
             key = f"{path}{name}"
             if name not in names:
-                raise self.unknown(key)
+                raise self.unknown(next(iter(flatten({key: value}))))
             if dataclasses.is_dataclass(kinds[name]):
                 if not isinstance(value, Mapping):
                     example = next(k for k in self.known if k.startswith(f"{key}."))
                     raise ConfigError(
-                        f"{self.prefix}{key} is {_shown(value)}, expected settings under it; "
+                        f"{self.prefix}{key} is {shown(value)}, expected settings under it; "
                         f"set one of them, such as {self.prefix}{example}."
                     )
                 read[name] = self.section(kinds[name], value, f"{key}.")
@@ -255,11 +266,9 @@ class _Reader:
 
     def wrong(self, key: str, value: Any) -> ConfigError:
         setting = self.known[key]
-        example = (
-            "" if setting.default in (None, {}, []) else f", such as {_shown(setting.default)}"
-        )
+        example = "" if setting.default in (None, {}, []) else f", such as {shown(setting.default)}"
         return ConfigError(
-            f"{self.prefix}{key} is {_shown(value)}, expected {expectation(setting.kind)}{example}."
+            f"{self.prefix}{key} is {shown(value)}, expected {expectation(setting.kind)}{example}."
         )
 
     def explain(self, error: OmegaConfBaseException, flat: dict[str, Any]) -> ConfigError:
@@ -307,11 +316,16 @@ def _merge_plain(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _shown(value: Any) -> str:
-    words = {None: "null", True: "true", False: "false"}
-    if value is None or isinstance(value, bool):
-        return words[value]
-    return repr(value)
+def shown(value: Any) -> str:
+    """A value as YAML names it: ``null``, ``true``, ``'text'``.
+
+    Examples:
+        >>> shown(None), shown(True), shown("a"), shown([1, 2])
+        ('null', 'true', "'a'", '[1, 2]')
+    """
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _lines(config: Any, indent: str) -> Iterator[str]:

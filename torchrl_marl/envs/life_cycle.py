@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["GroupFlags", "TeamFlags"]
+__all__ = ["GroupFlags", "TeamFlags", "episode_of", "where_fresh"]
 
 
 @dataclass(frozen=True)
@@ -107,3 +108,34 @@ class TeamFlags:
                 done = done | flag
         ended = self.terminated | (ended & ~self.truncated)
         return TeamFlags(ended, self.truncated | (done & ~ended))
+
+
+def episode_of(
+    steps: Tensor, root: TeamFlags, groups: dict[str, GroupFlags], source: dict[str, Any]
+) -> dict[str, Any]:
+    """Where the running episodes are, and what the env gives of it, as nested dicts."""
+    given = {**source, "done": root.done, **root.__dict__}
+    for name, flags in groups.items():
+        given[name] = {**source[name], "done": flags.done, **flags.__dict__}
+    return {
+        "steps": steps,
+        # Copies, since anyone may write to what is given.
+        "root": _cloned(root.__dict__),
+        "groups": {name: _cloned(flags.__dict__) for name, flags in groups.items()},
+        "given": given,
+    }
+
+
+def _cloned(flags: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: flag.clone() for name, flag in flags.items()}
+
+
+def where_fresh(fresh: Tensor, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    """The new values in the envs ``fresh`` ``[E]``, the old ones elsewhere."""
+    merged: dict[str, Any] = {}
+    for key, x in new.items():
+        if isinstance(x, dict):
+            merged[key] = where_fresh(fresh, x, old[key])
+        else:
+            merged[key] = torch.where(fresh.view(-1, *[1] * (x.ndim - 1)), x, old[key])
+    return merged

@@ -19,7 +19,7 @@ from torchrl.data import TensorSpec
 from torchrl.envs import EnvBase
 
 from torchrl_marl.envs.declaration import Declaration
-from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags
+from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags, episode_of, where_fresh
 from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.envs.simulator import (
     SimulatorState,
@@ -206,7 +206,7 @@ class MarlEnv(EnvBase):
         with self._random.active(), self._nothing_given_is_written("_reset"):
             given = draw(self, tensordict, **kwargs)
         source = self._declaration.read(given, "_reset")
-        if running is not None:
+        if fresh is not None and running is not None:
             running.put_back(~fresh)
         self._start_episode(source, fresh)
         return self._wrap(self._episode["given"])
@@ -219,8 +219,8 @@ class MarlEnv(EnvBase):
         for name, group in self.team.groups.items():
             living = GroupFlags.living(self.batch_size, group.n_agents, self.device)
             groups[name] = living.closed_by(root, source[name].get("mask"))
-        episode = _episode(steps, root, groups, source)
-        self._episode = episode if fresh is None else _where(fresh, episode, self._episode)
+        episode = episode_of(steps, root, groups, source)
+        self._episode = episode if fresh is None else where_fresh(fresh, episode, self._episode)
 
     def _complete_step(
         self, advance: Callable[..., Any], tensordict: TensorDictBase, **kwargs: Any
@@ -248,7 +248,7 @@ class MarlEnv(EnvBase):
             limit,
         )
         groups = {n: flags.closed_by(root, source[n].get("mask")) for n, flags in ended.items()}
-        self._episode = _episode(steps, root, groups, source)
+        self._episode = episode_of(steps, root, groups, source)
         return self._wrap(self._episode["given"], rewards)
 
     def _prepare_step(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -363,37 +363,6 @@ def _completed(method: Callable[..., Any], complete: str) -> Callable[..., Any]:
             self._inside = False
 
     return completed
-
-
-def _episode(
-    steps: Tensor, root: TeamFlags, groups: dict[str, GroupFlags], source: dict[str, Any]
-) -> dict[str, Any]:
-    """Where the running episodes are, and what the env gives of it, as nested dicts."""
-    given = {**source, "done": root.done, **root.__dict__}
-    for name, flags in groups.items():
-        given[name] = {**source[name], "done": flags.done, **flags.__dict__}
-    return {
-        "steps": steps,
-        # Copies, since anyone may write to what is given.
-        "root": _cloned(root.__dict__),
-        "groups": {name: _cloned(flags.__dict__) for name, flags in groups.items()},
-        "given": given,
-    }
-
-
-def _cloned(flags: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: flag.clone() for name, flag in flags.items()}
-
-
-def _where(rows: Tensor, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    """The new values in the envs ``rows``, the old ones elsewhere."""
-    merged: dict[str, Any] = {}
-    for key, x in new.items():
-        if isinstance(x, dict):
-            merged[key] = _where(rows, x, old[key])
-        else:
-            merged[key] = torch.where(rows.view(-1, *[1] * (x.ndim - 1)), x, old[key])
-    return merged
 
 
 def _leaves(nested: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Tensor]]:

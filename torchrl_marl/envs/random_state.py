@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,11 +43,24 @@ class RandomState:
         """Starts all generators anew."""
         torch_generator = torch.Generator().manual_seed(seed)
         self._torch = torch_generator.get_state()
-        self._numpy = np.random.RandomState(seed % 2**32).get_state()
+        self._numpy: Any = np.random.RandomState(seed % 2**32).get_state()
         self._python = random.Random(seed).getstate()
         self._cuda = None
         if self.device.type == "cuda":
             self._cuda = torch.Generator(self.device).manual_seed(seed).get_state()
+
+    @classmethod
+    def of_process(cls, device: torch.device | str = "cpu") -> RandomState:
+        """A copy of the state that the whole process draws from."""
+        state = cls(0, device)
+        outer = state._swap((state._torch, state._numpy, state._python, state._cuda))
+        state._torch, state._numpy, state._python, state._cuda = outer
+        state.install()
+        return state
+
+    def install(self) -> None:
+        """Makes a copy of this the state that the whole process draws from."""
+        self._swap((self._torch, self._numpy, self._python, self._cuda))
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:

@@ -217,7 +217,7 @@ class SimulatorWalk:
             elif isinstance(saved, list):
                 if type(value) is not type(saved[0]) or value != saved[0]:
                     set_child(holder, key, saved[0])
-            elif objects.get(saved, value) is not value:
+            elif saved is not None and objects.get(saved, value) is not value:
                 set_child(holder, key, objects[saved])
 
     def write(self, saved: dict[str, Tensor], structure: dict[str, dict[str, Any]]) -> None:

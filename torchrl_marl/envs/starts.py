@@ -162,30 +162,32 @@ class RunningEnvs:
 
     def _refuse_unbatched(self, walk: SimulatorWalk) -> None:
         for path, old in self._tensors.items():
-            x = walk.tensors.get(path)
+            name, x = path_name(path), walk.tensors.get(path)
             if x is None:
-                raise SimulatorStateError(
-                    f"a reset takes {path_name(path)} away from running envs."
-                )
+                raise SimulatorStateError(f"a reset takes {name} away from running envs.")
             if not self._is_written(path, x):
                 continue
-            if x.shape != old.shape or id(old) not in self._copies or path in walk.in_ring_buffer:
+            batched = x.shape == old.shape and id(old) in self._copies
+            if not batched or path in walk.in_ring_buffer:
                 raise SimulatorStateError(
-                    f"a reset writes {path_name(path)}, {list(old.shape)} before and {list(x.shape)} "
-                    f"after; expected a tensor with the {self._n_envs} envs in the first dim."
+                    f"a reset writes {name}, {list(old.shape)} before and {list(x.shape)} after; "
+                    f"expected a tensor with the {self._n_envs} envs in the first dim."
                 )
         tensors = {path_name(path) for path in (*self._tensors, *walk.tensors)}
         after = walk.structure()
         for holder, slots in self._structure.items():
-            for key, old in slots.items():
-                new = after.get(holder, {}).get(key)
+            for key, before in slots.items():
                 name = f"{holder}.{key}" if holder else key
-                if new != old and name not in tensors:
-                    old, new = (x[0] if isinstance(x, list) else x for x in (old, new))
-                    raise SimulatorStateError(
-                        f"a reset changes {name} from {old!r} to {new!r} for all envs at once; "
-                        f"keep it as a tensor with the {self._n_envs} envs in the first dim."
-                    )
+                now = after.get(holder, {}).get(key)
+                if now != before and name not in tensors:
+                    self._refuse_change(name, before, now)
+
+    def _refuse_change(self, name: str, before: Any, now: Any) -> None:
+        before, now = (x[0] if isinstance(x, list) else x for x in (before, now))
+        raise SimulatorStateError(
+            f"a reset changes {name} from {before!r} to {now!r} for all envs at once; "
+            f"keep it as a tensor with the {self._n_envs} envs in the first dim."
+        )
 
 
 def _shared_storages(tensors: Iterable[Tensor]) -> set[int]:
@@ -215,21 +217,19 @@ class _Slots:
             holder = child(holder, key)
         return holder
 
-    def merge(self, values: dict[Path, Tensor | None], envs: Tensor) -> None:
+    def merge(self, values: dict[Path, Any], envs: Tensor) -> None:
         """Writes the values into the rows ``envs``; tensors that share memory go on sharing."""
         merged: dict[int, Tensor] = {}
         storages: dict[int, int] = {}
-        old = {path: self.get(path) for path in values}
-        values = {p: x for p, x in values.items() if x is not None and old[p] is not None}
-        old = {path: old[path] for path in values}
+        found = {path: self.get(path) for path in values}
+        old = {p: x for p, x in found.items() if x is not None and values[p] is not None}
         for x in {id(x): x for x in old.values()}.values():
             storage = x.untyped_storage().data_ptr()
             storages[storage] = storages.get(storage, 0) + 1
-        for path, value in values.items():
-            x = old[path]
+        for path, x in old.items():
             if id(x) not in merged:
                 rows = envs.view(-1, *[1] * (x.ndim - 1))
-                new = torch.where(rows, value, x)
+                new = torch.where(rows, values[path], x)
                 # A view of another slot's memory must stay one.
                 if x.numel() and storages[x.untyped_storage().data_ptr()] > 1:
                     new = x.copy_(new)
@@ -238,7 +238,7 @@ class _Slots:
                 set_child(self._holder(path), path[-1], merged[id(x)])
 
 
-def _copy_scalars(source: Any, target: Any, exclude: frozenset[str]) -> None:
+def _copy_scalars(source: Any, target: Any, exclude: frozenset[str | Path]) -> None:
     """Settings that were changed on one simulator hold for the other too."""
     of_source = {
         path: x for path, x in walk_simulator(source, exclude).slots() if type(x) in SCALARS

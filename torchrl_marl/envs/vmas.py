@@ -258,7 +258,8 @@ class VmasEnv(torchrl.envs.VmasEnv):
         batch_size = torch.Size((*self.batch_size, len(indices)))
         source = {"observation": _stack([observations[i] for i in indices], batch_size)}
         if rewards is not None:
-            source["reward"] = torch.stack([rewards[i] for i in indices], 1).unsqueeze(-1)
+            rows = [rewards[i].reshape(*self.batch_size, 1) for i in indices]
+            source["reward"] = torch.stack(rows, 1)
         if infos[indices[0]]:
             rows = [{k: v.to(torch.float32) for k, v in infos[i].items()} for i in indices]
             source["info"] = _stack(rows, batch_size)

@@ -9,13 +9,22 @@ import math
 from collections.abc import Sequence
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.modules import MLP, MultiAgentMLP
 
 from torchrl_marl.modules.config import NetworkConfig
 from torchrl_marl.modules.normalization import ObservationNorm
+from torchrl_marl.specs import GroupSpec
 
-__all__ = ["ACTIVATIONS", "AgentInput", "AgentNetwork", "StateInput", "make_network"]
+__all__ = [
+    "ACTIVATIONS",
+    "AgentInput",
+    "AgentNetwork",
+    "StateInput",
+    "gather_observation",
+    "make_network",
+]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -189,3 +198,13 @@ def _initialize(network: nn.Module, gain: float) -> None:
         scale = gain if weight is weights[-1] else math.sqrt(2.0)
         for member in weight if weight.ndim == 3 else [weight]:
             nn.init.orthogonal_(member, scale)
+
+
+def gather_observation(
+    group: GroupSpec, tensordict: TensorDictBase
+) -> tuple[Tensor, Tensor | None]:
+    """A group's observation leaves side by side, ``[*B, N, O]``, and its mask."""
+    features = AgentInput(group.observation_ndims, False, None)
+    leaves = [tensordict.get(key) for key in group.observation_keys]
+    mask = None if group.mask_key is None else tensordict.get(group.mask_key)
+    return features(*leaves), mask

@@ -8,6 +8,4 @@ if TYPE_CHECKING:
     from torchrl_marl.objectives.estimator import TeamGAE
     from torchrl_marl.objectives.ppo import MAPPOLoss
 
-__getattr__, __dir__, __all__ = attach(
-    __name__, {"estimator": ["TeamGAE"], "ppo": ["MAPPOLoss"]}
-)
+__getattr__, __dir__, __all__ = attach(__name__, {"estimator": ["TeamGAE"], "ppo": ["MAPPOLoss"]})

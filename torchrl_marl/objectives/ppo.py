@@ -15,7 +15,6 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
 from torch import Tensor
 from torchrl.objectives import ValueEstimators
-from torchrl.objectives.value import GAE
 
 from torchrl_marl.functional import masked_mean, masked_moments, masked_standardize
 from torchrl_marl.modules.normalization import ValueNorm

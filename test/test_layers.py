@@ -1,0 +1,117 @@
+"""The layers of the package: lower never imports higher, siblings do not import each other."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import torchrl_marl
+
+PACKAGE = Path(torchrl_marl.__file__).parent
+MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+
+# What stands in one set of a layer may import each other; what stands in two may not.
+LAYERS = [
+    [{"_lazy"}, {"errors"}],
+    [{"schema"}],
+    [{"specs"}],
+    [{"functional"}, {"stacking"}],
+    [{"envs"}, {"modules"}],
+    [{"objectives"}],
+    [{"collectors"}, {"learners"}],
+    [{"training"}],
+    [{"evolution"}, {"distributed"}],
+    [{"config", "config_rules", "plotting", "console", "cli", "__main__"}],
+]
+PLACE = {part: (i, j) for i, layer in enumerate(LAYERS) for j, s in enumerate(layer) for part in s}
+# The settings of a component lie beside it, and are read without it.
+SETTINGS = {"envs.config", "modules.config", "learners.config", "training.config"}
+
+
+def name_of(path):
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path):
+    """Modules of the package that a file imports anywhere, relative to the package."""
+    tree = ast.parse((PACKAGE / path).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            package, _, inner = name.partition(".")
+            if package == "torchrl_marl":
+                yield inner
+
+
+def may_import(importer, imported):
+    own, other = importer.partition(".")[0], imported.partition(".")[0]
+    if own == other or own == "":
+        return True
+    (i, j), (k, m) = PLACE[own], PLACE[other]
+    return k < i or (k, m) == (i, j)
+
+
+def test_every_part_has_its_layer():
+    parts = {name_of(path).partition(".")[0] for path in MODULES} - {""}
+    assert parts <= set(PLACE)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_imports_go_down(path):
+    importer = name_of(path)
+    for imported in imports_of(path):
+        if imported == "" or imported == "__version__":
+            assert PLACE[importer.partition(".")[0]][0] == len(LAYERS) - 1, (
+                f"{path} imports the package's door"
+            )
+            continue
+        assert may_import(importer, imported), f"{path} imports {imported}"
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_settings_import_settings_only(name):
+    for imported in imports_of(Path(*name.split(".")).with_suffix(".py")):
+        assert imported.rpartition(".")[0] in SETTINGS | {"errors"}, f"{name} imports {imported}"
+
+
+def test_the_rule_itself():
+    assert may_import("learners.build", "objectives.ppo")
+    assert may_import("training.run", "schema.merge")
+    assert may_import("config", "plotting")
+    assert not may_import("objectives.ppo", "learners.build")
+    assert not may_import("envs.vmas", "modules.actors")
+    assert not may_import("modules.actors", "envs.vmas")
+    assert not may_import("collectors.team", "learners.build")
+    assert not may_import("learners.build", "collectors.team")
+    assert not may_import("training.trainer", "plotting")
+    assert not may_import("errors", "specs")
+    assert not may_import("specs", "functional")
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.name == "__init__.py"], ids=str)
+def test_what_type_checkers_see_is_what_is_imported_late(path):
+    """The names under ``TYPE_CHECKING`` and those given to ``attach`` are the same."""
+    tree = ast.parse((PACKAGE / path).read_text(encoding="utf-8"))
+    seen = {
+        (node.module.removeprefix("torchrl_marl."), alias.name)
+        for block in tree.body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in block.body
+        for alias in node.names
+    }
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    (attach,) = [call for call in calls if ast.unparse(call.func) == "attach"]
+    prefix = f"{name_of(path)}." if name_of(path) else ""
+    late = {
+        (prefix + module, name)
+        for module, names in ast.literal_eval(attach.args[1]).items()
+        for name in names
+    }
+    assert seen == late

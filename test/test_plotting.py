@@ -1,0 +1,189 @@
+"""Learning curves: what is read from run folders, and what is drawn."""
+
+import json
+
+import numpy as np
+import pytest
+
+from torchrl_marl import cli
+from torchrl_marl.config import load_config, save_config
+from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError
+from torchrl_marl.plotting import aggregate, learning_curve, read_csv, read_run
+
+pytest.importorskip("matplotlib")
+
+TOY = "toy_arena_mappo"
+HEAD = "iteration,frames,agent_frames,seconds,frames_per_second,agents/episode_reward,agents/kl"
+
+
+def make_run(folder, seed=0, rewards=(1.0, 2.0, 3.0), last="", **overrides):
+    folder.mkdir(parents=True)
+    save_config(load_config(TOY, {"seed": seed, **overrides}), folder / "config.yaml")
+    rows = [
+        f"{i},{i * 640},{i * 2000},{i * 0.5},1280,{'' if reward is None else reward},0.01"
+        for i, reward in enumerate(rewards, 1)
+    ]
+    (folder / "metrics.csv").write_text("\n".join([HEAD, *rows]) + "\n" + last)
+    (folder / "evaluation.csv").write_text(
+        "iteration,frames,seconds,return_mean,return_std,length_mean,episodes,agents/episode_reward\n"
+        f"0,0,0,0.5,1,20,100,0.5\n3,1920,1.5,{3.5 + seed},1,20,100,3.5\n"
+    )
+    (folder / "summary.json").write_text(
+        json.dumps({"return_random": 0.25, "return_heuristic": None})
+    )
+    return folder
+
+
+def lines_of(figure):
+    (axes,) = figure.axes
+    return {
+        line.get_label(): (np.asarray(line.get_xdata()), np.asarray(line.get_ydata()))
+        for line in axes.lines
+        if not line.get_label().startswith("_")
+    }
+
+
+class TestReading:
+    def test_columns_and_empty_cells(self, tmp_path):
+        run = read_run(make_run(tmp_path / "run", rewards=(None, 2.0)))
+        assert run.recipe == TOY
+        np.testing.assert_array_equal(run.training["frames"], [640, 1280])
+        np.testing.assert_array_equal(run.training["agents/episode_reward"], [np.nan, 2.0])
+        np.testing.assert_array_equal(run.evaluation["return_mean"], [0.5, 3.5])
+        assert run.summary["return_random"] == 0.25
+
+    @pytest.mark.parametrize("last", ["4", "4,2560,", "4,2560,8000,2.0,1280,4.0,0.0"])
+    def test_a_half_written_last_line_is_left_out(self, tmp_path, last):
+        run = read_run(make_run(tmp_path / "run", last=last))
+        np.testing.assert_array_equal(run.training["frames"], [640, 1280, 1920])
+
+    def test_a_broken_line_is_named(self, tmp_path):
+        path = tmp_path / "metrics.csv"
+        path.write_text("frames,x\n1,2\n2,two\n3,4\n")
+        with pytest.raises(CheckpointError, match=r"broken in line 3, expected 2 numbers"):
+            read_csv(path)
+        path.write_text("frames,x\n1,2\n2\n3,4\n")
+        with pytest.raises(CheckpointError, match=r"broken in line 3"):
+            read_csv(path)
+
+    def test_a_missing_or_empty_table_holds_nothing(self, tmp_path):
+        assert read_csv(tmp_path / "none.csv") == {}
+        (tmp_path / "empty.csv").write_text("")
+        assert read_csv(tmp_path / "empty.csv") == {}
+
+    def test_a_run_that_has_no_row_yet(self, tmp_path):
+        folder = make_run(tmp_path / "run", rewards=())
+        (folder / "evaluation.csv").unlink()
+        with pytest.raises(CheckpointError, match="has no row in metrics.csv yet"):
+            read_run(folder)
+
+    def test_a_folder_that_is_no_run(self, tmp_path):
+        with pytest.raises(CheckpointError, match="is no run folder") as error:
+            learning_curve([tmp_path])
+        assert "\n" not in str(error.value)
+
+
+class TestAggregate:
+    def test_seeds_that_log_at_other_frames_are_interpolated(self):
+        frames, mean, low, high = aggregate(
+            [
+                (np.array([0.0, 10.0, 20.0]), np.array([0.0, 10.0, 20.0])),
+                (np.array([0.0, 20.0]), np.array([2.0, 22.0])),
+            ]
+        )
+        np.testing.assert_array_equal(frames, [0, 10, 20])
+        np.testing.assert_array_equal(mean, [1, 11, 21])
+        np.testing.assert_array_equal(low, [0, 10, 20])
+        np.testing.assert_array_equal(high, [2, 12, 22])
+
+    def test_the_mean_ends_where_the_shortest_seed_ends(self):
+        frames, mean, *_ = aggregate(
+            [
+                (np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0])),
+                (np.array([1.0, 2.0]), np.array([3.0, 4.0])),
+            ]
+        )
+        np.testing.assert_array_equal(frames, [1, 2])
+        np.testing.assert_array_equal(mean, [2, 3])
+
+    def test_rows_without_an_ended_episode_do_not_count(self):
+        frames, mean, *_ = aggregate([(np.array([1.0, 2.0, 3.0]), np.array([np.nan, 4.0, 6.0]))])
+        np.testing.assert_array_equal(frames, [2, 3])
+        np.testing.assert_array_equal(mean, [4, 6])
+        assert len(aggregate([(np.array([1.0]), np.array([np.nan]))])[0]) == 0
+
+
+class TestDrawing:
+    def test_one_run(self, tmp_path):
+        path = tmp_path / "run" / "learning_curve.png"
+        figure = learning_curve(make_run(tmp_path / "run"), path=path)
+        assert path.read_bytes().startswith(b"\x89PNG")
+        lines = lines_of(figure)
+        np.testing.assert_array_equal(lines[TOY][0], [640, 1280, 1920])
+        np.testing.assert_array_equal(lines[TOY][1], [1, 2, 3])
+        assert lines["random policy"][1][0] == 0.25
+        assert "VMAS heuristic" not in lines
+        assert figure.axes[0].get_title(loc="left") == "arena"
+
+    def test_seeds_become_one_line(self, tmp_path):
+        runs = [
+            make_run(tmp_path / f"{seed}", seed, rewards=(seed, seed + 1.0, seed + 2.0))
+            for seed in range(3)
+        ]
+        lines = lines_of(learning_curve(runs))
+        np.testing.assert_array_equal(lines[f"{TOY} (3 seeds, mean and range)"][1], [1, 2, 3])
+
+    def test_runs_whose_settings_differ_are_no_seeds(self, tmp_path):
+        runs = [
+            make_run(tmp_path / "a", 0),
+            make_run(tmp_path / "b", 1, **{"learner.lr": 0.01}),
+            make_run(tmp_path / "c", 2, device="cpu", threads=1),
+        ]
+        lines = lines_of(learning_curve(runs))
+        assert {name for name in lines if name.startswith(TOY)} == {
+            f"{TOY} learner.lr=0.0005 (2 seeds, mean and range)",
+            f"{TOY} learner.lr=0.01",
+        }
+
+    def test_a_column_of_either_table(self, tmp_path):
+        run = make_run(tmp_path / "run")
+        figure = learning_curve([run], key="agents/kl")
+        np.testing.assert_array_equal(lines_of(figure)[TOY][1], [0.01] * 3)
+        assert figure.axes[0].get_ylabel() == "agents/kl"
+        np.testing.assert_array_equal(
+            lines_of(learning_curve([run], key="return_mean"))[TOY][1], [0.5, 3.5]
+        )
+        with pytest.raises(ConfigError, match="no column 'agents/kll'; did you mean 'agents/kl'"):
+            learning_curve([run], key="agents/kll")
+
+    def test_evaluation_is_drawn_where_no_episode_has_ended(self, tmp_path):
+        run = make_run(tmp_path / "run", rewards=(None, None))
+        assert TOY not in lines_of(learning_curve([run]))
+        (run / "evaluation.csv").unlink()
+        with pytest.raises(CheckpointError, match="wait until an episode has ended"):
+            learning_curve([run])
+
+    def test_a_kind_of_file_that_is_not_written(self, tmp_path):
+        with pytest.raises(ConfigError, match=r"expected one of .*png.*; name it curve.png"):
+            learning_curve([make_run(tmp_path / "run")], path=tmp_path / "curve.txt")
+
+    def test_matplotlib_is_missing(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(MissingExtraError, match=r"pip install 'torchrl_marl\[plot\]'"):
+            learning_curve([tmp_path])
+
+
+class TestCommand:
+    def test_one_run_is_drawn_into_its_folder(self, tmp_path, capsys):
+        run = make_run(tmp_path / "run")
+        assert cli.main(["plot", str(run)]) == 0
+        assert capsys.readouterr().out.strip() == str(run / "learning_curve.png")
+        assert (run / "learning_curve.png").is_file()
+
+    def test_several_runs_are_drawn_here(self, tmp_path, monkeypatch):
+        runs = [str(make_run(tmp_path / name)) for name in "ab"]
+        monkeypatch.chdir(tmp_path)
+        assert cli.main(["plot", *runs]) == 0
+        assert (tmp_path / "learning_curve.png").is_file()
+        assert cli.main(["plot", *runs, "--out", "new/curve.svg"]) == 0
+        assert (tmp_path / "new" / "curve.svg").is_file()

@@ -1,0 +1,84 @@
+"""Every recipe is complete, loads, and runs one iteration."""
+
+import math
+
+import pytest
+from omegaconf import OmegaConf
+
+import torchrl_marl
+from torchrl_marl.config import load_config, read_config, recipe_names
+from torchrl_marl.schema import flatten, settings_of
+from torchrl_marl.training.config import TrainConfig
+
+EXPECTED = {
+    *(
+        f"vmas_{scenario}_{algorithm}"
+        for scenario in ("balance", "navigation", "transport", "simple_spread")
+        for algorithm in ("mappo", "ippo")
+    ),
+    "vmas_balance_mappo_discrete",
+    "toy_arena_mappo",
+    "toy_matrix_game_mappo",
+}
+FREE = ("env.kwargs", "groups")
+
+
+def recipe_file(name):
+    from torchrl_marl import config
+
+    return next(config._FOLDER.glob(f"{name}.yaml"))
+
+
+def needs(name):
+    if read_config(name).env.library == "vmas":
+        pytest.importorskip("vmas")
+
+
+def test_the_recipes_that_are_promised_are_there():
+    assert set(recipe_names()) >= EXPECTED
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipe_spells_out_every_setting(name):
+    written = OmegaConf.to_container(OmegaConf.load(recipe_file(name)))
+    keys = {next((free for free in FREE if key.startswith(free)), key) for key in flatten(written)}
+    assert keys == set(settings_of(TrainConfig))
+    assert written["recipe"] == name
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipe_loads_and_its_name_says_what_it_is(name):
+    needs(name)
+    config = load_config(name)
+    library, _, rest = name.partition("_")
+    assert config.env.library == library
+    assert rest.startswith(config.env.name)
+    assert config.learner.algorithm in rest.split("_")
+    assert config.env.continuous_actions != (rest.endswith("discrete") or library == "toy")
+    assert config.seed == 0
+    assert config.device == "cpu"
+    assert config.folder is None
+    assert config.frames_per_batch % config.learner.minibatch_size == 0
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipe_runs_one_iteration(name, tmp_path):
+    needs(name)
+    run = torchrl_marl.train(
+        name,
+        env={"n_envs": 4, "max_steps": 5},
+        frames_per_batch=40,
+        total_frames=40,
+        learner={"minibatch_size": 20, "num_epochs": 2},
+        evaluation={"episodes": 4, "every_frames": None, "gif": False},
+        logging={"progress": False},
+        folder=str(tmp_path / "run"),
+    )
+    assert run.folder == tmp_path / "run"
+    assert run.summary["frames"] == 40
+    for key in ("return_before", "return_after", "return_random"):
+        assert math.isfinite(run.summary[key]), key
+    header, *rows = (run.folder / "metrics.csv").read_text().splitlines()
+    assert header.startswith("iteration,frames,agent_frames,seconds,frames_per_second")
+    assert len(rows) == 1
+    assert load_config(run.folder / "config.yaml").recipe == name

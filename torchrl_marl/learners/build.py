@@ -1,0 +1,63 @@
+"""From a team and settings to its learners."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torchrl_marl.errors import ConfigError, nearest
+from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.learners.on_policy import OnPolicyLearner
+from torchrl_marl.schema import merge
+from torchrl_marl.specs import GroupSpec, TeamSpec
+
+__all__ = ["build_learners"]
+
+
+def build_learners(
+    team: TeamSpec,
+    default: OnPolicyConfig,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    device: torch.device | str | None = None,
+) -> list[OnPolicyLearner]:
+    """One learner for all groups of equal settings.
+
+    Args:
+        team (TeamSpec): the groups.
+        default (OnPolicyConfig): settings of all groups.
+        overrides (mapping, optional): group name -> settings that differ.
+        device (torch.device, optional): of networks and optimizers.
+
+    Raises:
+        ConfigError: settings for a group that the team has not.
+
+    Examples:
+        >>> from torchrl_marl.envs import VmasEnv
+        >>> team = TeamSpec.from_env(VmasEnv("simple_tag", num_envs=2, seed=0))
+        >>> len(build_learners(team, OnPolicyConfig()))
+        1
+        >>> len(build_learners(team, OnPolicyConfig(), {"adversary": {"lr": 1e-4}}))
+        2
+    """
+    overrides = overrides or {}
+    for name in overrides:
+        if name not in team.groups:
+            raise ConfigError(
+                f"groups.{name}: the environment has no group {name!r}; "
+                f"{nearest(name, team.groups)}it has {', '.join(team.groups)}."
+            )
+    settings: list[tuple[OnPolicyConfig, dict[str, GroupSpec]]] = []
+    for name, group in team.groups.items():
+        own = overrides.get(name) or {}
+        config = merge(OnPolicyConfig, dataclasses.asdict(default), own, prefix=f"groups.{name}.")
+        for known, groups in settings:
+            if known == config:
+                groups[name] = group
+                break
+        else:
+            settings.append((config, {name: group}))
+    return [OnPolicyLearner(groups, config, device=device) for config, groups in settings]

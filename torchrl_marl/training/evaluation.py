@@ -1,0 +1,114 @@
+"""Measuring a policy on whole episodes.
+
+Shapes: E envs, N agents of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.metrics import group_reward
+
+__all__ = ["evaluate"]
+
+Policy = Callable[[TensorDictBase], TensorDictBase]
+
+
+def evaluate(
+    env: EnvBase,
+    policy: Policy | None,
+    team: TeamSpec,
+    *,
+    episodes: int,
+    deterministic: bool = True,
+    seed: int = 0,
+    longest: int = 10_000,
+    gif: Path | None = None,
+) -> dict[str, float]:
+    """Plays exactly ``episodes`` whole episodes and averages their returns.
+
+    The first episode of each env counts, by the env's index: the first to *finish* would favor
+    short ones. With more episodes than envs, all envs start anew. A group's reward of a step is
+    the mean over its living agents. Draws from a random state of its own.
+
+    Args:
+        env (EnvBase): played from a reset; seeded with ``seed``.
+        policy (callable, optional): random actions without one.
+        team (TeamSpec): the groups.
+
+    Keyword Args:
+        episodes (int): how many.
+        deterministic (bool): the likeliest action, or a sampled one.
+        seed (int): of the environment and of the actions.
+        longest (int): steps after which an episode that does not end is an error.
+        gif (Path, optional): where to write an animation of the first episode.
+
+    Returns:
+        dict: ``return_mean``, ``return_std`` (over episodes, all agents' mean), ``length_mean``,
+        ``episodes`` and ``<group>/episode_reward``.
+
+    Raises:
+        ConfigError: no episodes, or one that does not end.
+    """
+    if episodes < 1:
+        raise ConfigError(f"evaluation: episodes is {episodes}, expected 1 or more.")
+    mode = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+    act = env.rand_action if policy is None else policy
+    rewards: list[dict[str, Tensor]] = []
+    lengths: list[Tensor] = []
+    n_envs = env.batch_size.numel()
+    random_state = RandomState(seed, env.device or "cpu")
+    with torch.no_grad(), random_state.active(), set_exploration_type(mode):
+        env.set_seed(seed)
+        for first in range(0, episodes, n_envs):
+            count = min(n_envs, episodes - first)
+            reward, length = _first_episodes(env, act, team, count, longest)
+            rewards.append(reward)
+            lengths.append(length)
+        if gif is not None:
+            from torchrl_marl.training.animation import animate
+
+            animate(env, act, gif)
+    sums = {name: torch.cat([r[name] for r in rewards]) for name in team.groups}
+    total = sum(sums[name] * group.n_agents for name, group in team.groups.items()) / team.n_agents
+    result = {
+        "return_mean": total.mean().item(),
+        "return_std": total.std(correction=0).item(),
+        "length_mean": torch.cat(lengths).float().mean().item(),
+        "episodes": episodes,
+    }
+    return result | {f"{name}/episode_reward": value.mean().item() for name, value in sums.items()}
+
+
+def _first_episodes(
+    env: EnvBase, act: Policy, team: TeamSpec, count: int, longest: int
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Returns and lengths of the first episode of the first ``count`` envs."""
+    carry = env.reset()
+    running = torch.ones(env.batch_size, dtype=torch.bool, device=carry.get("done").device)
+    running = running.flatten()
+    sums = {name: torch.zeros(running.shape, device=running.device) for name in team.groups}
+    length = torch.zeros(running.shape, dtype=torch.int64, device=running.device)
+    for _ in range(longest):
+        step, carry = env.step_and_maybe_reset(act(carry))
+        for name, group in team.groups.items():
+            reward = group_reward(group, step).reshape(running.shape)
+            sums[name] += torch.where(running, reward, 0.0)
+        length += running
+        running = running & ~step.get(("next", "done")).reshape(running.shape)
+        if not bool(running[:count].any()):
+            return {name: value[:count] for name, value in sums.items()}, length[:count]
+    raise ConfigError(
+        f"evaluation: {int(running[:count].sum())} episodes did not end in {longest} steps; "
+        "give the environment a time limit (env.max_steps)."
+    )

@@ -1,0 +1,230 @@
+"""Metrics: episodes as they end, rows of a CSV file, TorchRL's loggers.
+
+Shapes: E envs, T steps, N agents of a group.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from torchrl_marl.errors import CheckpointError, MissingExtraError, NonFiniteError
+from torchrl_marl.functional import masked_mean
+from torchrl_marl.specs import GroupSpec, TeamSpec
+from torchrl_marl.training.config import LoggingConfig
+
+__all__ = [
+    "CsvTable",
+    "EpisodeTracker",
+    "Loggers",
+    "check_finite",
+    "count_agent_frames",
+    "group_reward",
+]
+
+
+class EpisodeTracker:
+    """Sums rewards over episodes that may reach over several batches.
+
+    A group's reward of a step is the mean over its living agents.
+
+    Args:
+        team (TeamSpec): the groups.
+    """
+
+    def __init__(self, team: TeamSpec) -> None:
+        self.team = team
+        self._running: dict[str, Tensor] = {}
+
+    def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Means over the episodes that ended in a batch ``[E, T]``; NaN where none did."""
+        done = batch.get(("next", "done")).reshape(*batch.shape)
+        ended = done.any()
+        means = {}
+        length = torch.ones(batch.shape, device=done.device)
+        series = {
+            f"{n}/episode_reward": group_reward(g, batch) for n, g in self.team.groups.items()
+        }
+        series["episode_length"] = length
+        for name, value in series.items():
+            start = self._running.get(name, torch.zeros_like(value[:, 0]))
+            totals, self._running[name] = _episode_sums(value, done, start)
+            means[name] = torch.where(ended, masked_mean(totals, done), torch.nan)
+        return means
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Sums of the running episodes."""
+        return dict(self._running)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on with saved sums."""
+        self._running = dict(state)
+
+
+class CsvTable:
+    """A CSV file that is readable after every row.
+
+    Args:
+        path (Path): the file.
+        keep_iterations (int, optional): go on with an earlier file, cut back to so many.
+    """
+
+    def __init__(self, path: Path, keep_iterations: int | None = None) -> None:
+        self.path = path
+        self.columns: list[str] = []
+        if keep_iterations is not None and path.exists():
+            self._cut_back(keep_iterations)
+
+    def _cut_back(self, iterations: int) -> None:
+        try:
+            with self.path.open(newline="") as file:
+                rows = list(csv.DictReader(file))
+            kept = [row for row in rows if int(row["iteration"]) <= iterations]
+        except (KeyError, TypeError, ValueError) as error:
+            # A row that was being written when the machine stopped.
+            kept = [row for row in rows if str(row.get("iteration") or "").isdigit()]
+            kept = [r for r in kept if int(r["iteration"]) <= iterations and None not in r.values()]
+            if not kept and iterations:
+                raise CheckpointError(f"{self.path} is no table of metrics ({error}).") from None
+        if not rows:
+            return
+        self.columns = list(rows[0])
+        part = self.path.with_suffix(".part")
+        with part.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns)
+            writer.writeheader()
+            writer.writerows(kept)
+        part.replace(self.path)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Appends a row; columns are those of the first one."""
+        new = not self.columns
+        if new:
+            self.columns = list(row)
+        with self.path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, self.columns, extrasaction="ignore")
+            if new:
+                writer.writeheader()
+            writer.writerow({key: _cell(value) for key, value in row.items()})
+
+
+class Loggers:
+    """TorchRL's loggers, all fed at once.
+
+    Args:
+        config (LoggingConfig): which.
+        folder (Path): the run folder.
+
+    Raises:
+        MissingExtraError: a backend that is not installed.
+    """
+
+    def __init__(self, config: LoggingConfig, folder: Path) -> None:
+        self.loggers = []
+        for backend in config.backends:
+            if importlib.util.find_spec(backend) is None:
+                raise MissingExtraError(backend, "log")
+            from torchrl.record.loggers import get_logger
+
+            settings = {
+                "wandb": {"wandb_kwargs": {"project": config.project}},
+                "mlflow": {
+                    "mlflow_kwargs": {"tracking_uri": (folder / "mlflow").resolve().as_uri()}
+                },
+            }.get(backend, {})
+            self.loggers.append(
+                get_logger(
+                    backend, logger_name=str(folder), experiment_name=folder.name, **settings
+                )
+            )
+
+    def log(self, metrics: Mapping[str, float], frames: int) -> None:
+        """Sends the finite ones."""
+        for logger in self.loggers:
+            for name, value in metrics.items():
+                if isinstance(value, (int, float)) and math.isfinite(value):
+                    logger.log_scalar(name, value, step=frames)
+
+
+def count_agent_frames(team: TeamSpec, batch: TensorDictBase) -> Tensor:
+    """Env steps times living agents."""
+    total = torch.zeros((), dtype=torch.int64, device=batch.get(("next", "done")).device)
+    for group in team.groups.values():
+        if group.mask_key is None:
+            total += batch.numel() * group.n_agents
+        else:
+            total += batch.get(group.mask_key).sum()
+    return total
+
+
+def check_finite(team: TeamSpec, batch: TensorDictBase) -> None:
+    """Refuses observations, states and rewards of living agents that are NaN or infinite.
+
+    Raises:
+        NonFiniteError: naming group, key, env and step.
+    """
+    found = []
+    for group in team.groups.values():
+        mask = None if group.mask_key is None else batch.get(group.mask_key)
+        for key in (*group.observation_keys, ("next", *_as_tuple(group.reward_key))):
+            found.append((group.name, key, _broken(batch.get(key), mask, batch)))
+    if team.state_spec is not None:
+        found.append(("all groups", "state", _broken(batch.get("state"), None, batch)))
+    if not bool(torch.stack([broken.any() for *_, broken in found]).any()):
+        return
+    name, key, broken = next(entry for entry in found if bool(entry[2].any()))
+    env, step = broken.nonzero()[0].tolist()
+    raise NonFiniteError(
+        f"group {name!r}: {key!r} of the environment is NaN or infinite (env {env}, step {step} of "
+        "the batch); training stops, and the last checkpoint stays. Mend the environment."
+    )
+
+
+def _broken(value: Tensor, mask: Tensor | None, batch: TensorDictBase) -> Tensor:
+    if not value.is_floating_point():
+        return torch.zeros(batch.shape, dtype=torch.bool, device=value.device)
+    broken = ~torch.isfinite(value)
+    if mask is not None and value.ndim > mask.ndim - 1 and value.shape[: mask.ndim] == mask.shape:
+        broken = broken & mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
+    return broken.flatten(batch.ndim).any(-1) if value.ndim > batch.ndim else broken
+
+
+def group_reward(group: GroupSpec, batch: TensorDictBase) -> Tensor:
+    """A group's reward of each step: the mean over its living agents, of the batch's shape."""
+    reward = batch.get(("next", *_as_tuple(group.reward_key)))
+    if reward.ndim == batch.ndim + 1:
+        return reward.squeeze(-1)
+    mask = None if group.mask_key is None else batch.get(group.mask_key)
+    return masked_mean(reward.squeeze(-1), mask, dim=-1)
+
+
+def _episode_sums(value: Tensor, done: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of the episode up to each step ``[E, T]``, and of the one that goes on ``[E]``."""
+    sums = start.unsqueeze(-1) + value.cumsum(-1)
+    ends = torch.where(done, sums, 0.0)
+    steps = torch.arange(value.shape[1], device=value.device).expand_as(value)
+    last_end = torch.where(done, steps, -1).cummax(-1).values
+    before = torch.cat([torch.full_like(last_end[:, :1], -1), last_end[:, :-1]], -1)
+    base = torch.where(before >= 0, ends.gather(-1, before.clamp_min(0)), 0.0)
+    final = torch.where(
+        last_end[:, -1] >= 0, ends.gather(-1, last_end[:, -1:].clamp_min(0))[:, 0], 0.0
+    )
+    return sums - base, sums[:, -1] - final
+
+
+def _as_tuple(key: Any) -> tuple[str, ...]:
+    return key if isinstance(key, tuple) else (key,)
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.6g}"
+    return value

@@ -1,0 +1,389 @@
+"""The training loop: collect, learn, log; evaluate and save when due."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torchrl.envs import EnvBase
+from tqdm.auto import tqdm
+
+from torchrl_marl.collectors.rollout import RolloutCollector, restore_env, snapshot_env
+from torchrl_marl.collectors.team import TeamPolicy
+from torchrl_marl.envs.build import make_env
+from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners.build import build_learners
+from torchrl_marl.schema import to_yaml
+from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.evaluation import evaluate
+from torchrl_marl.training.interruption import Interruption
+from torchrl_marl.training.metrics import (
+    CsvTable,
+    EpisodeTracker,
+    Loggers,
+    check_finite,
+    count_agent_frames,
+)
+from torchrl_marl.training.run import EVALUATION_SEED, Run, read_run_config
+
+__all__ = ["Iteration", "Training", "iterate", "resume", "train"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Iteration:
+    """One collect-and-learn, as :func:`iterate` yields it."""
+
+    run: Run
+    """The run, with the policy as it is now."""
+    number: int
+    """1 for the first."""
+    frames: int
+    """Env steps so far."""
+    metrics: dict[str, float]
+    """The row of ``metrics.csv``."""
+    batch: TensorDictBase
+    """What was collected, ``[E, T]``, with advantages."""
+
+
+def train(config: TrainConfig, *, env: EnvBase | None = None) -> Run:
+    """Trains until ``total_frames``.
+
+    Args:
+        config (TrainConfig): a recipe.
+        env (EnvBase, optional): an environment of one's own instead of the recipe's.
+
+    Raises:
+        UserError: what is asked for cannot be done; the message names the fix.
+    """
+    return _finish(Training.start(config, env))
+
+
+def resume(folder: str | Path, *, env: EnvBase | None = None) -> Run:
+    """Goes on from a run's last checkpoint, as if it had never stopped.
+
+    Args:
+        folder (str or Path): the run's.
+        env (EnvBase, optional): the environment, for a run on one's own.
+
+    Raises:
+        CheckpointError: no run, no checkpoint, or a broken one.
+    """
+    return _finish(Training.resume(Path(folder), env))
+
+
+def iterate(config: TrainConfig, *, env: EnvBase | None = None) -> Iterator[Iteration]:
+    """As :func:`train`, one iteration at a time; leaving the loop early saves the run.
+
+    Args:
+        config (TrainConfig): a recipe.
+        env (EnvBase, optional): an environment of one's own instead of the recipe's.
+    """
+    return _iterate(Training.start(config, env))
+
+
+def _finish(training: Training) -> Run:
+    for _ in _iterate(training):
+        pass
+    return training.run
+
+
+def _iterate(training: Training) -> Iterator[Iteration]:
+    with Interruption() as interruption:
+        try:
+            training.begin()
+            while not training.done:
+                yield training.step()
+                if interruption.asked:
+                    training.save()
+                    raise KeyboardInterrupt(training.folder)
+            training.end()
+        except GeneratorExit:
+            training.save()
+            raise
+        finally:
+            training.close()
+
+
+class Training:
+    """Everything that a run consists of, and its one step.
+
+    Args:
+        config (TrainConfig): a recipe.
+        folder (Path): the run folder.
+        env (EnvBase, optional): an environment of one's own.
+    """
+
+    def __init__(self, config: TrainConfig, folder: Path, env: EnvBase | None) -> None:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self.config = config
+        self.folder = folder
+        self.device = torch.device(config.device)
+        self.own_env = env
+        torch.manual_seed(config.seed)
+        np.random.seed(config.seed % 2**32)
+        random.seed(config.seed)
+        self.env = env
+        if self.env is None:
+            self.env = make_env(config.env, seed=config.seed, device=self.device)
+        else:
+            self.env.set_seed(config.seed)
+        self._evaluation_env: EnvBase | None = None
+        self.team = TeamSpec.from_env(self.env)
+        self.learners = build_learners(self.team, config.learner, config.groups, device=self.device)
+        actors = [actor for learner in self.learners for actor in learner.actors.values()]
+        self.policy = TeamPolicy(actors)
+        self.collector = RolloutCollector(
+            self.env,
+            self.policy,
+            frames_per_batch=config.frames_per_batch,
+            total_frames=config.total_frames,
+        )
+        self.tracker = EpisodeTracker(self.team)
+        self.run = Run(folder, config, self.policy, {}, env)
+        self.iteration = 0
+        self.agent_frames = 0
+        self.seconds = 0.0
+        self.saved_at: int | None = None
+
+    @classmethod
+    def start(cls, config: TrainConfig, env: EnvBase | None) -> Training:
+        """A new run in a new folder."""
+        if env is not None:
+            own = dataclasses.replace(config.env, library="own", name=type(env).__name__, kwargs={})
+            config = dataclasses.replace(config, env=own)
+        training = cls(config, _new_folder(config), env)
+        training.folder.mkdir(parents=True, exist_ok=True)
+        (training.folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+        training._open()
+        return training
+
+    @classmethod
+    def resume(cls, folder: Path, env: EnvBase | None) -> Training:
+        """A run as its last checkpoint has it."""
+        path = latest_checkpoint(folder)
+        config = read_run_config(folder)
+        if config.env.library == "own" and env is None:
+            raise ConfigError("this run was trained on an environment of your own; pass env=...")
+        training = cls(config, folder, env)
+        training.load_state_dict(load_checkpoint(path))
+        training._open()
+        return training
+
+    def _open(self) -> None:
+        kept = self.iteration
+        self.metrics_table = CsvTable(self.folder / "metrics.csv", keep_iterations=kept)
+        self.evaluation_table = CsvTable(self.folder / "evaluation.csv", keep_iterations=kept)
+        self.loggers = Loggers(self.config.logging, self.folder)
+        self.bar = tqdm(
+            total=self.config.total_frames,
+            initial=self.frames,
+            unit=" frames",
+            unit_scale=True,
+            dynamic_ncols=True,
+            disable=not self.config.logging.progress,
+        )
+
+    @property
+    def frames(self) -> int:
+        """Env steps so far."""
+        return self.collector.frames
+
+    @property
+    def done(self) -> bool:
+        """Whether all frames were collected."""
+        return self.frames >= self.config.total_frames
+
+    def begin(self) -> None:
+        """Measures the untrained, the random and the heuristic policy, once."""
+        if "return_before" in self.run.summary:
+            return
+        summary = self.run.summary
+        summary["return_before"] = self.evaluate()["return_mean"]
+        summary["return_random"] = self._measure(None)["return_mean"]
+        heuristic = self._heuristic()
+        summary["return_heuristic"] = (
+            None if heuristic is None else self._measure(heuristic)["return_mean"]
+        )
+
+    def step(self) -> Iteration:
+        """Collects a batch, learns from it, writes a row; evaluates and saves when due."""
+        began = time.perf_counter()
+        batch = self.collector.rollout()
+        check_finite(self.team, batch)
+        episodes = self.tracker.update(batch)
+        learned = {}
+        for learner in self.learners:
+            learner.set_progress(min(1.0, (self.frames - batch.numel()) / self.config.total_frames))
+            for (group, name), value in learner.learn(batch).items(True, True):
+                learned[f"{group}/{name}"] = value
+        living = count_agent_frames(self.team, batch)
+        values = {**episodes, **learned, "agent_frames": living}
+        values = dict(zip(values, torch.stack([v.double() for v in values.values()]).tolist()))
+        seconds = time.perf_counter() - began
+        self.iteration += 1
+        self.agent_frames += int(values.pop("agent_frames"))
+        self.seconds += seconds
+        row = {
+            "iteration": self.iteration,
+            "frames": self.frames,
+            "agent_frames": self.agent_frames,
+            "seconds": round(self.seconds, 3),
+            "frames_per_second": round(batch.numel() / seconds, 1),
+            **values,
+        }
+        self.metrics_table.write(row)
+        self.loggers.log(row, self.frames)
+        self._show(row)
+        self._do_what_is_due(batch.numel())
+        return Iteration(self.run, self.iteration, self.frames, row, batch)
+
+    def _do_what_is_due(self, collected: int) -> None:
+        every = self.config.evaluation.every_frames
+        if every and not self.done and self.frames // every > (self.frames - collected) // every:
+            self.evaluate()
+        every = self.config.checkpoint.every_iterations
+        if every and self.iteration % every == 0:
+            self.save()
+
+    def _show(self, row: dict[str, Any]) -> None:
+        returns = [row[f"{name}/episode_reward"] for name in self.team.groups]
+        self.bar.update(self.frames - self.bar.n)
+        self.bar.set_postfix_str(
+            "return " + ", ".join("-" if math.isnan(value) else f"{value:.2f}" for value in returns)
+        )
+
+    def evaluate(self) -> dict[str, float]:
+        """Measures the policy and writes a row of ``evaluation.csv``."""
+        result = self._measure(self.policy)
+        row = {"iteration": self.iteration, "frames": self.frames}
+        row |= {"seconds": round(self.seconds, 3), **result}
+        self.evaluation_table.write(row)
+        self.loggers.log({f"evaluation/{k}": v for k, v in result.items()}, self.frames)
+        return result
+
+    def _measure(self, policy: Any) -> dict[str, float]:
+        settings = self.config.evaluation
+        own = self.own_env
+        env = own if own is not None else self._environment_for_evaluation()
+        # On an environment of the user's own, training goes on where it was.
+        before = snapshot_env(own) if own is not None else None
+        result = evaluate(
+            env,
+            policy,
+            self.team,
+            episodes=settings.episodes,
+            deterministic=settings.deterministic,
+            seed=self.config.seed + EVALUATION_SEED,
+        )
+        if own is not None and before is not None:
+            restore_env(own, before)
+        elif own is not None:
+            self.collector.set_seed(self.config.seed + self.iteration)
+        return result
+
+    def _environment_for_evaluation(self) -> EnvBase:
+        if self._evaluation_env is None:
+            self._evaluation_env = make_env(
+                self.config.env,
+                seed=self.config.seed + EVALUATION_SEED,
+                device=self.device,
+                n_envs=min(self.config.evaluation.episodes, 1000),
+            )
+        return self._evaluation_env
+
+    def _heuristic(self) -> Any:
+        if self.own_env is not None or self.config.env.library != "vmas":
+            return None
+        from torchrl_marl.envs.vmas_heuristic import heuristic_policy
+
+        return heuristic_policy(self._environment_for_evaluation())
+
+    def end(self) -> None:
+        """Measures the trained policy, saves and sums up."""
+        self.bar.close()
+        self.run.summary["return_after"] = self.evaluate()["return_mean"]
+        self.run.summary |= {
+            "recipe": self.config.recipe,
+            "seed": self.config.seed,
+            "frames": self.frames,
+            "seconds": round(self.seconds, 2),
+            "frames_per_second": round(self.frames / max(self.seconds, 1e-9), 1),
+        }
+        self.save()
+        text = json.dumps(self.run.summary, indent=2)
+        (self.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+        if self.config.evaluation.gif:
+            self.run.evaluate(gif=True)
+
+    def save(self) -> None:
+        """Writes a checkpoint, unless this iteration has one."""
+        if self.saved_at != self.iteration:
+            keep = self.config.checkpoint.keep
+            save_checkpoint(self.folder, self.iteration, self.state_dict(), keep)
+            self.saved_at = self.iteration
+
+    def close(self) -> None:
+        """Closes the progress bar."""
+        self.bar.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that resuming needs, to the bit."""
+        collector = self.collector.state_dict()
+        collector.pop("policy_state_dict", None)  # the learners have it
+        return {
+            "iteration": self.iteration,
+            "agent_frames": self.agent_frames,
+            "seconds": self.seconds,
+            "summary": dict(self.run.summary),
+            "learners": [learner.state_dict() for learner in self.learners],
+            "collector": collector,
+            "tracker": self.tracker.state_dict(),
+            "random": RandomState.of_process(self.device).state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint."""
+        self.iteration = self.saved_at = state["iteration"]
+        self.agent_frames = state["agent_frames"]
+        self.seconds = state["seconds"]
+        self.run.summary.update(state["summary"])
+        for learner, saved in zip(self.learners, state["learners"]):
+            learner.load_state_dict(saved)
+        self.collector.load_state_dict(state["collector"])
+        tracker = {name: value.to(self.device) for name, value in state["tracker"].items()}
+        self.tracker.load_state_dict(tracker)
+        process = RandomState(0, self.device)
+        process.load_state_dict(state["random"])
+        process.install()
+
+
+def _new_folder(config: TrainConfig) -> Path:
+    if config.folder is not None:
+        folder = Path(config.folder)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(
+                f"run folder {config.folder!r} exists; choose another folder=..., or go on with "
+                f"it: torchrl-marl train --resume {config.folder}"
+            )
+        return folder
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    base = Path("runs") / f"{config.recipe}_seed{config.seed}_{stamp}"
+    folder, n = base, 1
+    while folder.exists():
+        n += 1
+        folder = base.with_name(f"{base.name}_{n}")
+    return folder
