@@ -12,7 +12,7 @@ import json
 import random
 import types
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Any
@@ -154,12 +154,14 @@ def write_tensors(simulator: Any, tensors: dict[Path, Tensor], exclude: Iterable
     """Puts copied tensors back where the simulator still has one of the same shape."""
     walk = walk_simulator(simulator, frozenset(exclude))
     first = walk.first_slots()
+    copies = _Copies(walk.tensors.values())
     written: dict[int, Tensor] = {}
     for path, old in walk.tensors.items():
         saved = tensors.get(first[id(old)])
         if saved is not None and saved.shape == old.shape:
-            new = written.setdefault(id(old), saved.to(old.device).clone())
-            set_child(walk.objects[path[:-1]], path[-1], new)
+            if id(old) not in written:
+                written[id(old)] = copies.of(saved, old)
+            set_child(walk.objects[path[:-1]], path[-1], written[id(old)])
 
 
 class SimulatorWalk:
@@ -223,6 +225,7 @@ class SimulatorWalk:
     def write(self, saved: dict[str, Tensor], structure: dict[str, dict[str, Any]]) -> None:
         """Writes tensors; slots that held one tensor when saved hold one again."""
         device = next(iter(self.tensors.values())).device
+        copies = _Copies(self.tensors.values())
         written: dict[str, Tensor] = {}
         for path, holder in self.objects.items():
             if isinstance(holder, tuple):
@@ -237,7 +240,7 @@ class SimulatorWalk:
                         f"{tuple(old.shape)}; restore into an environment of the same size."
                     )
                 if name not in written:
-                    written[name] = saved[name].to(device).clone()
+                    written[name] = copies.of(saved[name].to(device), old)
                 set_child(holder, key, written[name])
         missing = sorted(set(saved) - set(written))
         if missing:
@@ -245,6 +248,37 @@ class SimulatorWalk:
                 f"a saved state has {missing[0]}, which this simulator has not; "
                 "restore into an environment that was built with the same arguments."
             )
+
+
+class _Copies:
+    """Copies of saved tensors, which share memory where those that they replace do."""
+
+    def __init__(self, replaced: Iterable[Tensor]) -> None:
+        self._shared = shared_storages(replaced)
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def of(self, saved: Tensor, old: Tensor | None) -> Tensor:
+        pointer = None if old is None else old.untyped_storage().data_ptr()
+        if old is None or pointer not in self._shared or not _is_writable(old):
+            return saved.clone()
+        if pointer not in self._storages:
+            self._storages[pointer] = old.untyped_storage().clone()
+        new = old.detach().new_empty(0)
+        new.set_(self._storages[pointer], old.storage_offset(), old.size(), old.stride())
+        return new.copy_(saved)
+
+
+def shared_storages(tensors: Iterable[Tensor]) -> set[int]:
+    """Addresses of the memory at which more than one of the tensors looks, to be written there."""
+    distinct = {id(x): x for x in tensors}.values()
+    pointers = [x.untyped_storage().data_ptr() for x in distinct if _is_writable(x)]
+    count = Counter(pointers)
+    return {pointer for pointer in pointers if pointer and count[pointer] > 1}
+
+
+def _is_writable(x: Tensor) -> bool:
+    """Whether each element has memory of its own, as an expanded tensor's have not."""
+    return all(stride or size < 2 for stride, size in zip(x.stride(), x.shape))
 
 
 def walk_simulator(root: Any, exclude: frozenset[str | Path]) -> SimulatorWalk:

@@ -19,6 +19,7 @@ from torchrl_marl.envs.simulator import (
     child,
     path_name,
     set_child,
+    shared_storages,
     walk_simulator,
 )
 
@@ -143,7 +144,7 @@ class RunningEnvs:
         walk = walk_simulator(self._simulator, self._exclude)
         self._refuse_unbatched(walk)
         written = {p: x for p, x in walk.tensors.items() if self._is_written(p, x)}
-        views = _shared_storages(written.values())
+        views = shared_storages(written.values())
         merged: dict[tuple[int, int], Tensor] = {}
         for path, x in written.items():
             old = self._tensors[path]
@@ -190,12 +191,6 @@ class RunningEnvs:
         )
 
 
-def _shared_storages(tensors: Iterable[Tensor]) -> set[int]:
-    """Storages that more than one of the tensors looks at."""
-    pointers = [x.untyped_storage().data_ptr() for x in {id(x): x for x in tensors}.values()]
-    return {p for p in pointers if p and pointers.count(p) > 1}
-
-
 class _Slots:
     """The batched tensors of one simulator, found again by path whatever holds them now."""
 
@@ -220,18 +215,15 @@ class _Slots:
     def merge(self, values: dict[Path, Any], envs: Tensor) -> None:
         """Writes the values into the rows ``envs``; tensors that share memory go on sharing."""
         merged: dict[int, Tensor] = {}
-        storages: dict[int, int] = {}
         found = {path: self.get(path) for path in values}
         old = {p: x for p, x in found.items() if x is not None and values[p] is not None}
-        for x in {id(x): x for x in old.values()}.values():
-            storage = x.untyped_storage().data_ptr()
-            storages[storage] = storages.get(storage, 0) + 1
+        shared = shared_storages(old.values())
         for path, x in old.items():
             if id(x) not in merged:
                 rows = envs.view(-1, *[1] * (x.ndim - 1))
                 new = torch.where(rows, values[path], x)
                 # A view of another slot's memory must stay one.
-                if x.numel() and storages[x.untyped_storage().data_ptr()] > 1:
+                if x.untyped_storage().data_ptr() in shared:
                     new = x.copy_(new)
                 merged[id(x)] = new
             if merged[id(x)] is not x:

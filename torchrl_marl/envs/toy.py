@@ -375,7 +375,8 @@ TOY_ENVS: dict[str, type[MarlEnv]] = {
 
 
 def _refuse_unknown(cls: type, unknown: dict[str, Any]) -> None:
-    known = sorted(set(inspect.signature(cls).parameters) - {"unknown"})
+    init = inspect.signature(cls.__init__)  # type: ignore[misc]
+    known = sorted(set(init.parameters) - {"self", "unknown"})
     for name in unknown:
         raise ConfigError(
             f"{cls.__name__} has no argument {name!r}; {nearest(name, known)}"

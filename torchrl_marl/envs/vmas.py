@@ -258,8 +258,8 @@ class VmasEnv(torchrl.envs.VmasEnv):
         batch_size = torch.Size((*self.batch_size, len(indices)))
         source = {"observation": _stack([observations[i] for i in indices], batch_size)}
         if rewards is not None:
-            rows = [rewards[i].reshape(*self.batch_size, 1) for i in indices]
-            source["reward"] = torch.stack(rows, 1)
+            earned = [rewards[i].reshape(*self.batch_size, 1) for i in indices]
+            source["reward"] = torch.stack(earned, 1)
         if infos[indices[0]]:
             rows = [{k: v.to(torch.float32) for k, v in infos[i].items()} for i in indices]
             source["info"] = _stack(rows, batch_size)
@@ -383,11 +383,9 @@ def _check_arguments(scenario, scenario_kwargs, num_envs, state, execution) -> N
     if isinstance(scenario, str):
         check_scenario(scenario, scenario_kwargs)
     else:
-        with contextlib.suppress(OSError, TypeError):
-            source = inspect.getsource(inspect.getmodule(type(scenario)))
-            known = read_arguments(source)
-            if known is not None:
-                check_arguments(type(scenario).__name__, scenario_kwargs, known)
+        known = _arguments_of(type(scenario))
+        if known is not None:
+            check_arguments(type(scenario).__name__, scenario_kwargs, known)
     if num_envs < 1:
         raise ConfigError(f"VmasEnv: num_envs is {num_envs}, expected 1 or more.")
     if state is not None and state != "observations" and not callable(state):
@@ -396,6 +394,23 @@ def _check_arguments(scenario, scenario_kwargs, num_envs, state, execution) -> N
         )
     if execution != "eager":
         raise ConfigError(f"VmasEnv: execution is {execution!r}; this version runs 'eager' only.")
+
+
+def _arguments_of(scenario: type) -> frozenset[str] | None:
+    """Names of the arguments that a scenario's classes read, or None where they cannot be told."""
+    known: frozenset[str] = frozenset()
+    for cls in scenario.__mro__:
+        if cls is object or cls.__module__.startswith("vmas.simulator"):
+            continue
+        module = inspect.getmodule(cls)
+        try:
+            names = None if module is None else read_arguments(inspect.getsource(module))
+        except (OSError, TypeError):
+            return None
+        if names is None:
+            return None
+        known |= names
+    return known
 
 
 def _import_vmas() -> None:

@@ -186,17 +186,17 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         if self.normalize_advantage:
             advantage = self._standardize(advantage, mask)
         distribution, log_prob, log_ratio = self._ratio(tensordict, advantage)
-        output = TensorDict(self._objective(log_ratio, advantage, mask), [])
+        terms = self._objective(log_ratio, advantage, mask)
         with torch.no_grad():
             # The entropy at the actions that were taken; the bonus draws actions of its own.
-            output.set("entropy", masked_mean(-log_prob, mask))
+            terms["entropy"] = masked_mean(-log_prob, mask)
         if self.entropy_bonus:
             entropy = self._entropy(distribution).unsqueeze(-1)
-            output.set("loss_entropy", self._reduce(-self.entropy_coeff * entropy, mask))
-            output.set("entropy", masked_mean(entropy.detach(), mask))
+            terms["loss_entropy"] = self._reduce(-self.entropy_coeff * entropy, mask)
+            terms["entropy"] = masked_mean(entropy.detach(), mask)
         if self._has_critic:
-            output.update(self._critic_terms(tensordict, mask))
-        return output
+            terms.update(self._critic_terms(tensordict, mask))
+        return TensorDict(terms, [])
 
     @property
     def _mask_key(self) -> NestedKey | None:

@@ -21,6 +21,7 @@ from torchrl_marl.training.metrics import group_reward
 
 __all__ = ["evaluate"]
 
+_ACTIONS = 7_368_787
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
 
@@ -67,7 +68,8 @@ def evaluate(
     rewards: list[dict[str, Tensor]] = []
     lengths: list[Tensor] = []
     n_envs = env.batch_size.numel()
-    random_state = RandomState(seed, env.device or "cpu")
+    # Not the environment's own seed, or actions would repeat its draws.
+    random_state = RandomState(seed + _ACTIONS, env.device or "cpu")
     with torch.no_grad(), random_state.active(), set_exploration_type(mode):
         env.set_seed(seed)
         for first in range(0, episodes, n_envs):

@@ -1,0 +1,211 @@
+"""VmasEnv: what it shares with VMAS itself and with TorchRL's, and what it adds."""
+
+import warnings
+
+import pytest
+import torch
+import torchrl.envs
+from contract import asking_reset, draw_actions, reset_some
+from torchrl.envs.utils import step_mdp
+
+vmas = pytest.importorskip("vmas")
+
+from torchrl_marl.envs import VmasEnv  # noqa: E402
+from torchrl_marl.envs.simulator import SimulatorStateError  # noqa: E402
+from torchrl_marl.envs.vmas_scenarios import scenario_arguments, scenario_names  # noqa: E402
+from torchrl_marl.errors import ConfigError  # noqa: E402
+
+AGENTS = ("agents", "observation")
+
+
+def stepped(env, n=2):
+    td = env.reset()
+    for action in draw_actions(env, n):
+        td = step_mdp(env.step(td.update(action)))
+    return td
+
+
+@pytest.mark.parametrize("scenario", ["balance", "navigation", "simple_spread"])
+def test_a_full_reset_and_the_steps_after_it_are_those_of_vmas(scenario):
+    env = VmasEnv(scenario, num_envs=6, seed=4)
+    stock = vmas.make_env(scenario, 6)
+    expected, td = stock.reset(seed=4), env.reset()
+    assert torch.equal(td[AGENTS], torch.stack(expected, 1))
+    for action in draw_actions(env, 10):
+        td = step_mdp(env.step(td.update(action)), exclude_reward=False)
+        observations, rewards, dones, _ = stock.step(list(action["agents", "action"].unbind(1)))
+        assert torch.equal(td[AGENTS], torch.stack(observations, 1))
+        assert torch.equal(td["agents", "reward"].squeeze(-1), torch.stack(rewards, 1))
+        assert torch.equal(td["terminated"].squeeze(-1), dones)
+
+
+def test_it_drops_in_for_torchrls():
+    kwargs = {"num_envs": 4, "seed": 0, "continuous_actions": False, "n_agents": 3}
+    ours, theirs = VmasEnv("balance", **kwargs), torchrl.envs.VmasEnv("balance", **kwargs)
+    assert ours.group_map == theirs.group_map
+    assert ours.full_action_spec == theirs.full_action_spec
+    assert ours.full_observation_spec == theirs.full_observation_spec
+    assert ours.full_reward_spec == theirs.full_reward_spec
+    found, expected = ours.rollout(2), theirs.rollout(2)
+    extra = {"truncated", ("next", "truncated")}
+    assert set(found.keys(True, True)) - extra == set(expected.keys(True, True))
+
+
+def test_a_time_limit_is_truncated():
+    env = VmasEnv("balance", num_envs=4, seed=0, max_steps=3)
+    td = env.rollout(3, break_when_any_done=False)["next"]
+    ended = td["terminated"].any(1)
+    assert torch.equal(td["truncated"][:, -1], ~ended)
+    assert not td["truncated"][:, :-1].any()
+
+
+@pytest.mark.parametrize(
+    ("scenario", "goal"),
+    [
+        ("simple_push", lambda env: env.world.agents[0].goal),
+        ("simple_adversary", lambda env: env.world.agents[0].goal),
+        ("simple_reference", lambda env: env.world.agents[0].goal_b),
+        ("simple_speaker_listener", lambda env: env.world.agents[0].goal_b),
+    ],
+)
+def test_goals_of_running_envs_stay(scenario, goal):
+    # These scenarios choose their goal object, for all envs, in a full reset.
+    env = VmasEnv(scenario, num_envs=6, seed=0)
+    td = stepped(env)
+    running = [0, 2, 3, 5]
+    for _ in range(6):
+        before, where = goal(env._env), goal(env._env).state.pos.clone()
+        after = reset_some(env, td, [1, 4])
+        assert goal(env._env) is before
+        assert torch.equal(before.state.pos[running], where[running])
+        for key in (k for k in td.keys(True, True) if k[-1] == "observation"):
+            assert torch.equal(td[key][running], after[key][running])
+        td = after
+
+
+@pytest.mark.parametrize(
+    ("scenario", "num_envs", "kwargs"),
+    [
+        ("balance", 3, {"n_agents": 3}),
+        ("balance", 2, {"n_agents": 3}),
+        ("balance", 1, {}),
+        ("navigation", 12, {"n_agents": 2}),
+        ("navigation", 4, {"n_agents": 4}),
+        ("simple_spread", 3, {}),
+        ("simple_tag", 4, {}),
+    ],
+)
+def test_the_number_of_envs_may_be_that_of_something_else(scenario, num_envs, kwargs):
+    env = VmasEnv(scenario, num_envs=num_envs, seed=0, **kwargs)
+    td = stepped(env)
+    chosen = list(range(0, num_envs, 2))
+    running = [i for i in range(num_envs) if i not in chosen]
+    before = env.snapshot()["simulator", "batched"]
+    for _ in range(2):
+        after_reset = reset_some(env, td, chosen)
+    after = env.snapshot()["simulator", "batched"]
+    for key, x in before.items():
+        assert x.shape[0] == num_envs
+        assert torch.equal(x[running], after[key][running]), key
+    assert not after_reset["done"].any()
+
+
+def test_partial_resets_start_as_full_ones_do():
+    def goals(env):
+        return env._env.scenario.package.goal.state.pos
+
+    env = VmasEnv("balance", num_envs=2000, seed=0)
+    td = env.reset()
+    full = goals(env).clone()
+    for half in (range(1000), range(1000, 2000)):
+        td = reset_some(env, td, list(half))
+    partial = goals(env)
+    assert not (full == partial).all(-1).any()
+    torch.testing.assert_close(full.mean(0), partial.mean(0), atol=0.08, rtol=0)
+    torch.testing.assert_close(full.std(0), partial.std(0), atol=0.05, rtol=0)
+    torch.testing.assert_close(full.amin(0), partial.amin(0), atol=0.02, rtol=0)
+    torch.testing.assert_close(full.amax(0), partial.amax(0), atol=0.02, rtol=0)
+
+
+def test_starts_of_one_env_do_not_repeat():
+    env = VmasEnv("balance", num_envs=3, seed=0)
+    td, seen = env.reset(), []
+    for _ in range(8):
+        td = reset_some(env, td, [1])
+        seen.append(tuple(td[AGENTS][1].flatten().tolist()))
+    assert len(set(seen)) == 8
+
+
+def test_a_scenario_whose_state_cannot_be_read_is_reset_env_by_env():
+    env = VmasEnv("road_traffic", num_envs=2, seed=0, n_agents=4)
+    td = env.rand_step(env.reset())["next"]
+    with pytest.warns(UserWarning, match="road_traffic: envs are reset one by one"):
+        after = reset_some(env, td, [1])
+    assert torch.equal(after[AGENTS][0], td[AGENTS][0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env._reset(asking_reset(env, td, [0]))
+    with pytest.raises(SimulatorStateError):
+        env.snapshot()
+
+
+def test_info_on_request():
+    without = VmasEnv("balance", num_envs=3, seed=0, info=False)
+    with_info = VmasEnv("balance", num_envs=3, seed=0, info=True)
+    assert ("agents", "info") not in without.rollout(2).keys(True)
+    assert ("agents", "info") in with_info.rollout(2).keys(True)
+    action = draw_actions(without, 1)[0]
+    first, second = (env.step(env.reset().update(action)) for env in (without, with_info))
+    assert torch.equal(first["next", "agents", "reward"], second["next", "agents", "reward"])
+
+
+def test_a_state_for_the_critic():
+    env = VmasEnv("balance", num_envs=3, seed=0, state="observations", n_agents=2)
+    td = env.rollout(2)
+    assert torch.equal(td["next", "state"], td["next", "agents", "observation"].flatten(2))
+    own = VmasEnv("balance", num_envs=3, state=lambda env: env.world.agents[0].state.pos)
+    assert own.rollout(2)["state"].shape == (3, 2, 2)
+    with pytest.raises(ConfigError, match=r"gave shape \(3,\), expected \[3, S\]"):
+        VmasEnv("balance", num_envs=3, state=lambda env: env.world.agents[0].state.pos[:, 0])
+    with pytest.raises(ConfigError, match="state is 'all'"):
+        VmasEnv("balance", num_envs=3, state="all")
+
+
+def test_what_is_refused():
+    with pytest.raises(ConfigError, match="no argument 'n_agent'; did you mean 'n_agents'"):
+        VmasEnv("balance", num_envs=2, n_agent=9)
+    with pytest.raises(ConfigError, match="unknown VMAS scenario 'blance'; did you mean 'balance'"):
+        VmasEnv("blance", num_envs=2)
+    with pytest.raises(ConfigError, match="num_envs is 0"):
+        VmasEnv("balance", num_envs=0)
+    with pytest.raises(ConfigError, match="no scenario file"):
+        VmasEnv("there/is/none.py", num_envs=2)
+
+
+def test_arguments_of_all_scenarios_can_be_read():
+    assert {"balance", "navigation", "transport", "simple_spread"} <= set(scenario_names())
+    known = {name: scenario_arguments(name) for name in scenario_names()}
+    assert {"n_agents", "package_mass"} <= known["balance"]
+    assert all(names is None or isinstance(names, frozenset) for names in known.values())
+
+
+def test_a_scenario_of_ones_own():
+    class Scenario(vmas.make_env("balance", 1).scenario.__class__):
+        def reward(self, agent):
+            return super().reward(agent) + 1000
+
+    env = VmasEnv(Scenario(), num_envs=3, seed=0, n_agents=2)
+    assert (env.rollout(2)["next", "agents", "reward"] > 900).all()
+    assert env.group_map["agents"] == ["agent_0", "agent_1"]
+    reset_some(env, env.reset(), [0])
+
+
+def test_settings_changed_later_hold_after_a_reset():
+    env = VmasEnv("balance", num_envs=4, seed=0)
+    env._env.scenario.package_mass = 123.0
+    snapshot = env.snapshot()
+    env._env.scenario.package_mass = 5.0
+    reset_some(env, env.reset(), [0])
+    assert env._env.scenario.package_mass == 5.0
+    env.restore(snapshot)
+    assert env._env.scenario.package_mass == 123.0
