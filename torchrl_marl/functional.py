@@ -224,3 +224,46 @@ def _keep(value: Tensor, mask: Tensor) -> Tensor:
     return value.view(word).bitwise_and(mask.to(word).neg_()).view(value.dtype)
 
 
+def _check_gae_inputs(reward, value, next_value, done, terminated) -> None:
+    shapes = {
+        "reward": reward.shape,
+        "value": value.shape,
+        "next_value": next_value.shape,
+        "done": done.shape,
+        "terminated": terminated.shape,
+    }
+    if len(set(shapes.values())) > 1 or reward.ndim < 3 or reward.shape[-1] != 1:
+        found = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+        raise ValueError(
+            f"gae: expected five tensors of one shape [*B, T, N, 1], found {found}; "
+            "expand a team's tensors over its agents."
+        )
+    for name, flag in (("done", done), ("terminated", terminated)):
+        if flag.dtype is not torch.bool:
+            raise ValueError(f"gae: {name} is {flag.dtype}, expected torch.bool; call .bool().")
+
+
+def _like(mask: Tensor, value: Tensor) -> Tensor:
+    """The mask with as many dims as the value, checked dim by dim."""
+    if mask.dtype is not torch.bool:
+        raise ValueError(f"a mask is {mask.dtype}, expected torch.bool; call .bool().")
+    shape = mask.shape
+    if mask.shape != value.shape:
+        mask = mask.reshape(shape + (1,) * (value.ndim - mask.ndim))
+    fits = mask.ndim == value.ndim and all(
+        m == v or (m == 1 and i >= len(shape))
+        for i, (m, v) in enumerate(zip(mask.shape, value.shape))
+    )
+    if not fits:
+        raise ValueError(
+            f"a mask of shape {tuple(shape)} does not fit a value of shape {tuple(value.shape)}; "
+            "expected the value's shape with or without its trailing dims."
+        )
+    return mask.expand_as(value)
+
+
+def _dims(value: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...]:
+    if dim is None:
+        return tuple(range(value.ndim))
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    return tuple(d % value.ndim for d in dims)
