@@ -11,14 +11,13 @@ from torchrl_marl.config import (
     check_device,
     explain,
     load_config,
-    load_run_config,
     read_config,
     recipe_names,
     save_config,
 )
 from torchrl_marl.config_rules import TOY_WORLDS, group_config
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError
-from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.config import TrainConfig, read_run_config
 
 TOY = "toy_arena_mappo"
 
@@ -119,12 +118,12 @@ class TestSaving:
 
     def test_a_folder_without_settings_is_no_run(self, tmp_path):
         with pytest.raises(CheckpointError, match="is no run folder: it has no config.yaml"):
-            load_run_config(tmp_path)
+            read_run_config(tmp_path)
         with pytest.raises(CheckpointError, match="is not there"):
-            load_run_config(tmp_path / "none")
+            read_run_config(tmp_path / "none")
         (tmp_path / "config.yaml").write_text("sed: 1\n")
         with pytest.raises(CheckpointError, match="unknown setting 'sed'; did you mean 'seed'"):
-            load_run_config(tmp_path)
+            read_run_config(tmp_path)
 
 
 class TestUnknown:

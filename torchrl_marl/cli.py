@@ -284,9 +284,10 @@ def _resume(parsed: argparse.Namespace) -> None:
             f"--resume {parsed.resume} goes on by the run's own settings, expected nothing "
             "beside it; drop the other arguments."
         )
-    from torchrl_marl.config import check_device, draw, load_run_config
+    from torchrl_marl.config import check_device, draw
+    from torchrl_marl.training.config import read_run_config
 
-    config = load_run_config(parsed.resume)
+    config = read_run_config(parsed.resume)
     check_device(config)
     silence_others()
     from torchrl_marl.training import trainer
@@ -299,9 +300,10 @@ def _resume(parsed: argparse.Namespace) -> None:
 def _evaluate(parsed: argparse.Namespace) -> None:
     import dataclasses
 
-    from torchrl_marl.config import check_device, load_run_config, validate
+    from torchrl_marl.config import check_device, validate
+    from torchrl_marl.training.config import read_run_config
 
-    config = load_run_config(parsed.run)
+    config = read_run_config(parsed.run)
     if parsed.device:
         config = dataclasses.replace(config, device=parsed.device)
         validate(config, own_env=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.config_rules import check_device, group_config, validate
 from torchrl_marl.envs.vmas_scenarios import scenario_arguments, scenario_names
-from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, nearest
+from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
 from torchrl_marl.schema import (
     Setting,
     flatten,
@@ -34,7 +34,6 @@ __all__ = [
     "explain",
     "iterate",
     "load_config",
-    "load_run_config",
     "read_config",
     "recipe_names",
     "save_config",
@@ -97,25 +96,6 @@ def read_config(
     own = dict(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
     config = merge(TrainConfig, base, own, hints=_scenario_hints(base, own))
     return dataclasses.replace(config, groups=_typed_groups(config))
-
-
-def load_run_config(folder: str | Path) -> TrainConfig:
-    """The settings that a run was started with, from its folder.
-
-    Raises:
-        CheckpointError: a folder that is missing, is no run's, or whose settings are broken.
-    """
-    path = Path(folder) / "config.yaml"
-    if not path.is_file():
-        there = "has no config.yaml" if Path(folder).is_dir() else "is not there"
-        raise CheckpointError(
-            f"{str(folder)!r} is no run folder: it {there}; "
-            "give the folder that `torchrl-marl train` printed."
-        )
-    try:
-        return read_config(path)
-    except ConfigError as error:
-        raise CheckpointError(f"{str(path)!r} does not fit this version: {error}") from None
 
 
 def save_config(config: TrainConfig, path: str | Path) -> None:

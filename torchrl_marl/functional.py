@@ -104,8 +104,10 @@ def masked_standardize(
         tensor([-1.0000,  1.0000,  0.0000])
     """
     mean, variance = masked_moments(value, mask, dim, keepdim=True)
-    standardized = (value - mean) / (variance.sqrt() + eps)
-    return standardized if mask is None else torch.where(_like(mask, value), standardized, 0.0)
+    centered = value - mean
+    if mask is not None:
+        centered = torch.where(_like(mask, value), centered, 0.0)
+    return centered / (variance.sqrt() + eps)
 
 
 def gae(
@@ -197,7 +199,8 @@ def _masked_recursion(reward, value, next_value, done, terminated, mask, gamma, 
     base = base.mul_(gamma).add_(reward).sub_(value)
     # An agent's dead steps may hold anything; nothing before them reads them.
     base = _keep(base, mask | ~after_end)
-    decay = _keep(torch.ones_like(reward).mul_(gamma * lmbda - 1.0), acts_next).add_(1.0)
+    # gamma * lmbda before an own step, 1 elsewhere: exactly, as without a mask.
+    decay = _keep(torch.ones_like(reward).mul_(gamma * lmbda), acts_next).add_(~acts_next)
     return base, _keep(decay, ~ends)
 
 

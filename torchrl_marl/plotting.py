@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchrl_marl.config import load_run_config
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, nearest
 from torchrl_marl.schema import flatten
+from torchrl_marl.training.config import read_run_config
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +88,7 @@ def read_run(folder: str | Path) -> Curves:
         CheckpointError: a folder that is no run, or has no rows yet.
     """
     folder = Path(folder)
-    config = load_run_config(folder)
+    config = read_run_config(folder)
     training, evaluation = read_csv(folder / "metrics.csv"), read_csv(folder / "evaluation.csv")
     if not len(training.get("frames", ())) and not len(evaluation.get("frames", ())):
         raise CheckpointError(

@@ -21,7 +21,8 @@ from torchrl.data import (
     TensorSpec,
     Unbounded,
 )
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs.batched_envs import BatchedEnvBase
 
 __all__ = ["AgentSpec", "GroupSpec", "TeamSpec"]
 
@@ -350,7 +351,9 @@ def _differ(specs: Sequence[TensorSpec]) -> bool:
 
 
 def _read_group_map(env: EnvBase) -> dict[str, list[str]]:
-    group_map = getattr(env, "group_map", None)
+    base = env.base_env if isinstance(env, TransformedEnv) else env
+    # A batched env asks its workers, which may not run yet; its action keys say the same.
+    group_map = None if isinstance(base, BatchedEnvBase) else getattr(env, "group_map", None)
     if group_map:
         return dict(group_map)
     action_spec = env.full_action_spec_unbatched

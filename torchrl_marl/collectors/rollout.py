@@ -119,18 +119,22 @@ class RolloutCollector:
             self._start()
         random = self.policy is None or self.frames < self.init_random_frames
         policy = self.env.rand_action if random else self.policy
-        carry, steps = self._carry, []
+        steps = []
         with torch.no_grad(), set_exploration_type(self.exploration_type):
             for _ in range(self.n_steps):
-                step, carry = self.env.step_and_maybe_reset(policy(carry))
+                step, self._carry = self.env.step_and_maybe_reset(policy(self._carry))
                 steps.append(step)
-        self._carry = carry
         batch = _stack_steps(steps, len(self.env.batch_size))
         self.frames += self.frames_per_batch
         self._name_trajectories(batch)
         if self.storing_device is not None:
             batch = batch.to(self.storing_device)
         return batch if self.postproc is None else self.postproc(batch)
+
+    @property
+    def carry(self) -> TensorDictBase | None:
+        """The step from which collecting goes on, ``[E]``; None before the first batch."""
+        return self._carry
 
     def _start(self) -> None:
         self._carry = self.env.reset()

@@ -175,7 +175,7 @@ class VmasEnv(torchrl.envs.VmasEnv):
         }
         if self._state_of is not None:
             state = self._read_state([env.scenario.observation(agent) for agent in agents])
-            spec = self.full_observation_spec_unbatched.clone()
+            spec = self.full_observation_spec_unbatched.clone()  # type: ignore[has-type]
             spec["state"] = Unbounded(state.shape[1:], device=self.device, dtype=state.dtype)
             self.full_observation_spec_unbatched = spec
 

@@ -115,8 +115,9 @@ class _ArgumentReader(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         function = node.func
         reads = isinstance(function, ast.Attribute) and self._is_kwargs(function.value)
-        if reads and function.attr in ("pop", "get") and _is_text(node.args[:1]):
-            self.names.add(node.args[0].value)
+        name = _text(node.args[0]) if node.args else None
+        if reads and ast.unparse(function).endswith((".pop", ".get")) and name is not None:
+            self.names.add(name)
             rest = node.args[1:]
         elif ast.unparse(function).endswith("check_kwargs_consumed"):
             rest = []
@@ -134,8 +135,9 @@ class _ArgumentReader(ast.NodeVisitor):
                 self.visit(keyword.value)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        if self._is_kwargs(node.value) and _is_text([node.slice]):
-            self.names.add(node.slice.value)
+        name = _text(node.slice)
+        if self._is_kwargs(node.value) and name is not None:
+            self.names.add(name)
         else:
             self.generic_visit(node)
 
@@ -147,7 +149,6 @@ class _ArgumentReader(ast.NodeVisitor):
         return isinstance(node, ast.Name) and bool(self._kwargs) and node.id == self._kwargs[-1]
 
 
-def _is_text(nodes: list[ast.expr]) -> bool:
-    return (
-        len(nodes) == 1 and isinstance(nodes[0], ast.Constant) and isinstance(nodes[0].value, str)
-    )
+def _text(node: ast.expr) -> str | None:
+    """The text that a literal is, or None."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None

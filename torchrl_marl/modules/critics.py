@@ -42,7 +42,9 @@ def make_critic(
 ) -> TensorDictModule:
     """A value for every agent of a group.
 
-    What the critic sees is what makes MAPPO (``True`` or ``"state"``) or IPPO (``False``).
+    What the critic sees is what makes MAPPO (``True`` or ``"state"``) or IPPO (``False``). A
+    shared central critic has an output for each agent: rewards of their own have values of
+    their own.
 
     Args:
         group (GroupSpec): keys, sizes and masks, from :class:`TeamSpec`.

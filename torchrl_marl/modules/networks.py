@@ -113,28 +113,25 @@ class AgentNetwork(nn.Module):
         return output if self.head is None else self.head(output)
 
 
-class _SharedByTeam(nn.Module):
-    """One network whose input is the whole team and whose output each agent gets."""
+class _OneForTeam(nn.Module):
+    """One network for the whole team, with an output of its own for each agent.
 
-    def __init__(self, network: nn.Module) -> None:
+    Args:
+        network (nn.Module): ``[*B, features] -> [*B, N * out]``.
+        n_agents (int): number N of agents.
+        same_input (bool): all agents' rows are equal, so the first is the input; otherwise all
+            of them side by side are.
+    """
+
+    def __init__(self, network: nn.Module, n_agents: int, same_input: bool) -> None:
         super().__init__()
         self.network = network
+        self.n_agents = n_agents
+        self.same_input = same_input
 
     def forward(self, features: Tensor) -> Tensor:
-        output = self.network(features.flatten(-2))
-        return output.unsqueeze(-2).expand(*output.shape[:-1], features.shape[-2], -1)
-
-
-class _SharedState(nn.Module):
-    """One network that reads the state once, since all agents' rows are the same."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, features: Tensor) -> Tensor:
-        output = self.network(features.select(-2, 0))
-        return output.unsqueeze(-2).expand(*output.shape[:-1], features.shape[-2], -1)
+        inputs = features.select(-2, 0) if self.same_input else features.flatten(-2)
+        return self.network(inputs).unflatten(-1, (self.n_agents, -1))
 
 
 def make_network(
@@ -155,8 +152,9 @@ def make_network(
         out_features (int): outputs for one agent.
         n_agents (int): number N of agents.
         config (NetworkConfig): widths, activation, sharing.
-        centralized (bool): the input of each agent is all agents' features.
-        same_input (bool): all agents' features are equal, so a shared network reads them once.
+        centralized (bool): the input of each agent is all agents' features; a shared network
+            then has an output for each agent.
+        same_input (bool): all agents' features are equal; likewise.
         gain (float): scale of the last layer's orthogonal start.
         device (torch.device, optional): of the parameters.
     """
@@ -166,12 +164,14 @@ def make_network(
         "device": device,
     }
     if config.share_params:
-        width = in_features * n_agents if centralized else in_features
-        network: nn.Module = MLP(in_features=width, out_features=out_features, **keywords)
+        one_for_team = centralized or same_input
+        network: nn.Module = MLP(
+            in_features=in_features * n_agents if centralized else in_features,
+            out_features=out_features * n_agents if one_for_team else out_features,
+            **keywords,
+        )
         _initialize(network, gain)
-        if centralized:
-            return _SharedByTeam(network)
-        return _SharedState(network) if same_input else network
+        return _OneForTeam(network, n_agents, same_input) if one_for_team else network
     network = MultiAgentMLP(
         n_agent_inputs=in_features,
         n_agent_outputs=out_features,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 import torchrl.objectives
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
 from torch import Tensor
 from torchrl.objectives import ValueEstimators
@@ -197,6 +197,16 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         if self._has_critic:
             terms.update(self._critic_terms(tensordict, mask))
         return TensorDict(terms, [])
+
+    def _set_in_keys(self) -> None:
+        super()._set_in_keys()
+        group = getattr(self, "group", None)
+        if group is None or group.mask_key is None:
+            return
+        keys = [group.mask_key]
+        if group.agent_done and group.truncated_key is not None:
+            keys += [("next", group.terminated_key), ("next", group.truncated_key)]
+        self._in_keys = list(dict.fromkeys(self._in_keys + [unravel_key(key) for key in keys]))
 
     @property
     def _mask_key(self) -> NestedKey | None:

@@ -44,13 +44,8 @@ def latest_checkpoint(folder: Path) -> Path:
     """The last whole checkpoint of a run.
 
     Raises:
-        CheckpointError: the folder is no run, or has no checkpoint yet.
+        CheckpointError: the run has no checkpoint yet.
     """
-    if not (folder / "config.yaml").is_file():
-        raise CheckpointError(
-            f"{str(folder)!r} is no run folder: it has no config.yaml; "
-            "give the folder that `torchrl-marl train` printed."
-        )
     found = _all(folder)
     if not found:
         raise CheckpointError(

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.schema import merge, read_yaml
 
-__all__ = ["CheckpointConfig", "EvaluationConfig", "LoggingConfig", "TrainConfig"]
+__all__ = [
+    "CheckpointConfig",
+    "EvaluationConfig",
+    "LoggingConfig",
+    "TrainConfig",
+    "read_run_config",
+]
 
 
 @dataclass(frozen=True)
@@ -77,3 +86,22 @@ class TrainConfig:
     """Saving the run."""
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     """Showing and sending metrics."""
+
+
+def read_run_config(folder: str | Path) -> TrainConfig:
+    """The settings that a run was started with, from its folder.
+
+    Raises:
+        CheckpointError: a folder that is missing, is no run's, or whose settings are broken.
+    """
+    path = Path(folder) / "config.yaml"
+    if not path.is_file():
+        there = "has no config.yaml" if Path(folder).is_dir() else "is not there"
+        raise CheckpointError(
+            f"{str(folder)!r} is no run folder: it {there}; "
+            "give the folder that `torchrl-marl train` printed."
+        )
+    try:
+        return merge(TrainConfig, read_yaml(path))
+    except ConfigError as error:
+        raise CheckpointError(f"{str(path)!r} does not fit this version: {error}") from None

@@ -8,12 +8,12 @@ from __future__ import annotations
 import csv
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.errors import CheckpointError, MissingExtraError, NonFiniteError
@@ -165,36 +165,48 @@ def count_agent_frames(team: TeamSpec, batch: TensorDictBase) -> Tensor:
     return total
 
 
-def check_finite(team: TeamSpec, batch: TensorDictBase) -> None:
+def check_finite(team: TeamSpec, data: TensorDictBase) -> None:
     """Refuses observations, states and rewards of living agents that are NaN or infinite.
+
+    Args:
+        team (TeamSpec): the groups.
+        data (TensorDictBase): a batch ``[E, T]``, or one step ``[E]``.
 
     Raises:
         NonFiniteError: naming group, key, env and step.
     """
-    found = []
-    for group in team.groups.values():
-        mask = None if group.mask_key is None else batch.get(group.mask_key)
-        for key in (*group.observation_keys, ("next", *_as_tuple(group.reward_key))):
-            found.append((group.name, key, _broken(batch.get(key), mask, batch)))
-    if team.state_spec is not None:
-        found.append(("all groups", "state", _broken(batch.get("state"), None, batch)))
-    if not bool(torch.stack([broken.any() for *_, broken in found]).any()):
+    found = [
+        (group, key, _broken(value, mask, data))
+        for group, key, mask in _checked_entries(team, data)
+        if (value := data.get(key, None)) is not None and value.is_floating_point()
+    ]
+    if not found or not bool(torch.stack([broken.any() for *_, broken in found]).any()):
         return
-    name, key, broken = next(entry for entry in found if bool(entry[2].any()))
-    env, step = broken.nonzero()[0].tolist()
+    group, key, broken = next(entry for entry in found if bool(entry[2].any()))
+    place = ", ".join(f"{n} {i}" for n, i in zip(("env", "step"), broken.nonzero()[0].tolist()))
     raise NonFiniteError(
-        f"group {name!r}: {key!r} of the environment is NaN or infinite (env {env}, step {step} of "
-        "the batch); training stops, and the last checkpoint stays. Mend the environment."
+        f"group {group!r}: {key!r} of the environment is NaN or infinite ({place} of the batch); "
+        "training stops, and the last checkpoint stays. Mend the environment."
     )
 
 
-def _broken(value: Tensor, mask: Tensor | None, batch: TensorDictBase) -> Tensor:
-    if not value.is_floating_point():
-        return torch.zeros(batch.shape, dtype=torch.bool, device=value.device)
+def _checked_entries(
+    team: TeamSpec, data: TensorDictBase
+) -> Iterator[tuple[str, NestedKey, Tensor | None]]:
+    for group in team.groups.values():
+        mask = None if group.mask_key is None else data.get(group.mask_key)
+        for key in (*group.observation_keys, ("next", *_as_tuple(group.reward_key))):
+            yield group.name, key, mask
+    if team.state_spec is not None:
+        yield "all groups", "state", None
+
+
+def _broken(value: Tensor, mask: Tensor | None, data: TensorDictBase) -> Tensor:
+    """Where a value of someone living is not finite, of the data's shape."""
     broken = ~torch.isfinite(value)
-    if mask is not None and value.ndim > mask.ndim - 1 and value.shape[: mask.ndim] == mask.shape:
+    if mask is not None and value.shape[: mask.ndim] == mask.shape:
         broken = broken & mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
-    return broken.flatten(batch.ndim).any(-1) if value.ndim > batch.ndim else broken
+    return broken.flatten(data.ndim).any(-1) if value.ndim > data.ndim else broken
 
 
 def group_reward(group: GroupSpec, batch: TensorDictBase) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,12 @@ from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.build import make_env
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import build_learners
-from torchrl_marl.schema import merge, read_yaml
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint
-from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.evaluation import evaluate
 
-__all__ = ["EVALUATION_SEED", "Run", "read_run_config"]
+__all__ = ["EVALUATION_SEED", "Run", "new_folder"]
 
 EVALUATION_SEED = 1_000_003
 """Added to a run's seed: evaluation plays other episodes than training, and always the same."""
@@ -129,22 +129,27 @@ class Run:
         return f"Run({str(self.folder)!r}, return_after={self.summary.get('return_after')})"
 
 
-def read_run_config(folder: Path) -> TrainConfig:
-    """The settings of a run.
+def new_folder(config: TrainConfig) -> Path:
+    """Where a new run goes: the settings' folder, or a new one under ``runs/``.
 
     Raises:
-        CheckpointError: a folder that is no run's.
+        ConfigError: the folder exists and is not empty.
     """
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise CheckpointError(
-            f"{str(folder)!r} is no run folder: it has no config.yaml; "
-            "give the folder that `torchrl-marl train` printed."
-        )
-    try:
-        return merge(TrainConfig, read_yaml(path))
-    except ConfigError as error:
-        raise CheckpointError(f"{str(path)!r} does not fit this version: {error}") from None
+    if config.folder is not None:
+        folder = Path(config.folder)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(
+                f"run folder {config.folder!r} exists; choose another folder=..., or go on with "
+                f"it: torchrl-marl train --resume {config.folder}"
+            )
+        return folder
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    base = Path("runs") / f"{config.recipe}_seed{config.seed}_{stamp}"
+    folder, n = base, 1
+    while folder.exists():
+        n += 1
+        folder = base.with_name(f"{base.name}_{n}")
+    return folder
 
 
 def _own_or_new(

@@ -8,7 +8,6 @@ import math
 import random
 import time
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from torchrl_marl.learners.build import build_learners
 from torchrl_marl.schema import to_yaml
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.evaluation import evaluate
 from torchrl_marl.training.interruption import Interruption
 from torchrl_marl.training.metrics import (
@@ -37,7 +36,7 @@ from torchrl_marl.training.metrics import (
     check_finite,
     count_agent_frames,
 )
-from torchrl_marl.training.run import EVALUATION_SEED, Run, read_run_config
+from torchrl_marl.training.run import EVALUATION_SEED, Run, new_folder
 
 __all__ = ["Iteration", "Training", "iterate", "resume", "train"]
 
@@ -127,6 +126,7 @@ class Training:
     """
 
     def __init__(self, config: TrainConfig, folder: Path, env: EnvBase | None) -> None:
+        self._threads_before = torch.get_num_threads()
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.config = config
@@ -141,6 +141,7 @@ class Training:
             self.env = make_env(config.env, seed=config.seed, device=self.device)
         else:
             self.env.set_seed(config.seed)
+            self.env.reset()  # so that it does not matter whether it was used before
         self._evaluation_env: EnvBase | None = None
         self.team = TeamSpec.from_env(self.env)
         self.learners = build_learners(self.team, config.learner, config.groups, device=self.device)
@@ -165,7 +166,7 @@ class Training:
         if env is not None:
             own = dataclasses.replace(config.env, library="own", name=type(env).__name__, kwargs={})
             config = dataclasses.replace(config, env=own)
-        training = cls(config, _new_folder(config), env)
+        training = cls(config, new_folder(config), env)
         training.folder.mkdir(parents=True, exist_ok=True)
         (training.folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
         training._open()
@@ -174,8 +175,8 @@ class Training:
     @classmethod
     def resume(cls, folder: Path, env: EnvBase | None) -> Training:
         """A run as its last checkpoint has it."""
-        path = latest_checkpoint(folder)
         config = read_run_config(folder)
+        path = latest_checkpoint(folder)
         if config.env.library == "own" and env is None:
             raise ConfigError("this run was trained on an environment of your own; pass env=...")
         training = cls(config, folder, env)
@@ -222,8 +223,7 @@ class Training:
     def step(self) -> Iteration:
         """Collects a batch, learns from it, writes a row; evaluates and saves when due."""
         began = time.perf_counter()
-        batch = self.collector.rollout()
-        check_finite(self.team, batch)
+        batch = self._collect()
         episodes = self.tracker.update(batch)
         learned = {}
         for learner in self.learners:
@@ -250,6 +250,17 @@ class Training:
         self._show(row)
         self._do_what_is_due(batch.numel())
         return Iteration(self.run, self.iteration, self.frames, row, batch)
+
+    def _collect(self) -> TensorDictBase:
+        try:
+            batch = self.collector.rollout()
+        except Exception:
+            # A simulator fails somewhere on NaN actions: say what made them.
+            if self.collector.carry is not None:
+                check_finite(self.team, self.collector.carry)
+            raise
+        check_finite(self.team, batch)
+        return batch
 
     def _do_what_is_due(self, collected: int) -> None:
         every = self.config.evaluation.every_frames
@@ -315,7 +326,9 @@ class Training:
     def end(self) -> None:
         """Measures the trained policy, saves and sums up."""
         self.bar.close()
-        self.run.summary["return_after"] = self.evaluate()["return_mean"]
+        if "return_after" not in self.run.summary:
+            self.run.summary["return_after"] = self.evaluate()["return_mean"]
+            self.saved_at = None  # what was saved in the last iteration does not know it
         self.run.summary |= {
             "recipe": self.config.recipe,
             "seed": self.config.seed,
@@ -337,8 +350,9 @@ class Training:
             self.saved_at = self.iteration
 
     def close(self) -> None:
-        """Closes the progress bar."""
+        """Closes the progress bar and gives torch its threads back."""
         self.bar.close()
+        torch.set_num_threads(self._threads_before)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that resuming needs, to the bit."""
@@ -369,21 +383,3 @@ class Training:
         process = RandomState(0, self.device)
         process.load_state_dict(state["random"])
         process.install()
-
-
-def _new_folder(config: TrainConfig) -> Path:
-    if config.folder is not None:
-        folder = Path(config.folder)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(
-                f"run folder {config.folder!r} exists; choose another folder=..., or go on with "
-                f"it: torchrl-marl train --resume {config.folder}"
-            )
-        return folder
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    base = Path("runs") / f"{config.recipe}_seed{config.seed}_{stamp}"
-    folder, n = base, 1
-    while folder.exists():
-        n += 1
-        folder = base.with_name(f"{base.name}_{n}")
-    return folder

@@ -1,0 +1,252 @@
+"""The value estimator: whose ends count, what the dead earn, hand-worked."""
+
+import pytest
+import torch
+from samples import assert_same, make_group, make_trajectory, without_mask
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.objectives.value import MultiAgentGAE
+
+from torchrl_marl.modules import NetworkConfig, ValueNorm, make_critic
+from torchrl_marl.objectives import TeamGAE
+
+
+class Echo(nn.Module):
+    """The value is the observation, 0 for whoever is masked, as a critic of ours sees it."""
+
+    def forward(self, observation, mask):
+        return torch.where(mask.unsqueeze(-1), observation, 0.0)
+
+
+def make_echo(group):
+    keys = [("car", "observation"), ("car", "mask")]
+    return TensorDictModule(Echo(), keys, [("car", "state_value")])
+
+
+def estimate(bootstrap, *, gamma=0.5, lmbda=1.0, **entries):
+    """Two agents, one env; each entry is a list of rows, one a step."""
+    group = make_group(n=2, o=1)
+    td = {"next": {"car": {}}, "car": {}}
+    steps = len(entries["value"])
+    for name, default in (("value", None), ("next_value", None), ("reward", 0.0)):
+        rows = torch.tensor(entries[name]) if name in entries else torch.full((steps, 2), default)
+        where = td["car"] if name == "value" else td["next"]["car"]
+        where["reward" if name == "reward" else "observation"] = rows.view(1, steps, 2, 1)
+    for name, where in (("mask", td["car"]), ("next_mask", td["next"]["car"])):
+        rows = entries.get(name, [[True, True]] * steps)
+        where["mask"] = torch.tensor(rows).view(1, steps, 2)
+    for name in ("terminated", "truncated"):
+        own = torch.tensor(entries.get(f"own_{name}", [[False] * 2] * steps))
+        root = torch.tensor(entries.get(name, [False] * steps))
+        td["next"]["car"][name] = own.view(1, steps, 2, 1)
+        td["next"][name] = root.view(1, steps, 1)
+    for where in (td["next"], td["next"]["car"]):
+        where["done"] = where["terminated"] | where["truncated"]
+    td = TensorDict(td, [1, steps])
+    estimator = TeamGAE(
+        gamma=gamma,
+        lmbda=lmbda,
+        value_network=make_echo(group),
+        group=group,
+        bootstrap=bootstrap,
+    )
+    out = estimator(td)
+    assert out is td
+    return td["car", "advantage"][0, ..., 0], td["car", "value_target"][0, ..., 0]
+
+
+# Agent 1 dies in step 0; in step 1 agent 0 earns 4; then the episode ends.
+DEATH = {
+    "value": [[1.0, 2.0], [3.0, 77.0]],
+    "next_value": [[3.0, 88.0], [5.0, 99.0]],
+    "reward": [[1.0, 1.0], [4.0, -50.0]],
+    "mask": [[True, True], [True, False]],
+    "next_mask": [[True, False], [False, False]],
+    "own_terminated": [[False, True], [True, True]],
+    "terminated": [False, True],
+}
+
+
+def test_team_bootstrap_the_dead_earn_what_the_living_earn():
+    advantage, target = estimate("team", **DEATH)
+    # Step 1: both earn 4. Agent 0: 4 - 3; agent 1, of value 0: 4.
+    assert advantage[1].tolist() == [1.0, 4.0]
+    # Step 0: 1 + 0.5 * 3 - 1 + 0.5 * 1 and 1 + 0.5 * 0 - 2 + 0.5 * 4
+    assert advantage[0].tolist() == [2.0, 1.0]
+    assert target[0].tolist() == [3.0, 3.0]  # 1 + 0.5 * 4 for both
+
+
+def test_agent_bootstrap_death_ends_the_return():
+    advantage, target = estimate("agent", **DEATH)
+    assert advantage[1].tolist() == [1.0, 0.0]
+    assert advantage[0].tolist() == [2.0, 1.0 - 2.0]
+    assert target[0].tolist() == [3.0, 1.0]
+
+
+def test_the_team_takes_the_roots_flags():
+    """All agents say done, the root does not: the return goes on."""
+    entries = {
+        "value": [[0.0, 0.0], [0.0, 0.0]],
+        "next_value": [[0.0, 0.0], [8.0, 8.0]],
+        "reward": [[1.0, 1.0], [2.0, 2.0]],
+        "own_terminated": [[True, True], [True, True]],
+    }
+    assert estimate("team", **entries)[0].tolist() == [[1 + 0.5 * 6] * 2, [2 + 0.5 * 8] * 2]
+    assert estimate("agent", **entries)[0].tolist() == [[1.0] * 2, [2.0] * 2]
+
+
+def test_a_time_limit_bootstraps_from_the_last_observation():
+    entries = {
+        "value": [[0.0, 0.0]],
+        "next_value": [[6.0, 10.0]],
+        "truncated": [True],
+        "own_truncated": [[True, True]],
+    }
+    for bootstrap in ("team", "agent"):
+        assert estimate(bootstrap, **entries)[0].tolist() == [[3.0, 5.0]]
+    terminated = {**entries, "terminated": [True], "truncated": [False]}
+    assert estimate("team", **terminated)[0].tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("bootstrap", ["team", "agent"])
+def test_an_agent_that_is_cut_off_bootstraps_although_it_acts_no_more(bootstrap):
+    """Agent 1 is truncated in mid-episode: its next mask is False, its last observation counts."""
+    entries = {
+        "value": [[0.0, 0.0], [0.0, 0.0]],
+        "next_value": [[0.0, 10.0], [0.0, 20.0]],
+        "mask": [[True, True], [True, False]],
+        "next_mask": [[True, False], [True, False]],
+        "own_truncated": [[False, True], [False, True]],
+    }
+    advantage, _ = estimate(bootstrap, **entries)
+    # The team goes on after it, with its value 0 from then on.
+    assert advantage[0, 1].item() == 5.0
+    dead = {
+        **entries,
+        "own_terminated": entries["own_truncated"],
+        "own_truncated": [[False] * 2] * 2,
+    }
+    assert estimate(bootstrap, **dead)[0][0, 1].item() == 0.0
+
+
+def test_waiting_steps_are_transparent_to_an_agent_by_itself():
+    """Agent 1 waits in step 1: its pay goes to step 0, nothing is discounted for it."""
+    advantage, _ = estimate(
+        "agent",
+        value=[[0.0, 1.0], [0.0, 77.0], [0.0, 2.0]],
+        next_value=[[0.0, 88.0], [0.0, 2.0], [0.0, 0.0]],
+        reward=[[0.0, 1.0], [0.0, 3.0], [0.0, 7.0]],
+        mask=[[True, True], [True, False], [True, True]],
+        next_mask=[[True, False], [True, True], [False, False]],
+        terminated=[False, False, True],
+        own_terminated=[[False] * 2, [False] * 2, [True] * 2],
+    )
+    # 7 - 2; then 1 + 3 + 0.5 * 2 - 1 + 0.5 * 5
+    assert advantage[:, 1].tolist() == [6.5, 0.0, 5.0]
+
+
+def test_a_group_of_which_nobody_lives_earns_what_it_is_given():
+    advantage, _ = estimate(
+        "team",
+        value=[[0.0, 0.0], [0.0, 0.0]],
+        next_value=[[0.0, 0.0], [0.0, 0.0]],
+        reward=[[1.0, 1.0], [6.0, 6.0]],
+        mask=[[True, True], [False, False]],
+        next_mask=[[False, False], [False, False]],
+        terminated=[False, True],
+        own_terminated=[[True, True], [True, True]],
+    )
+    assert advantage[0].tolist() == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("bootstrap", ["team", "agent"])
+def test_a_root_reward_is_everyones(bootstrap):
+    group = make_group()
+    critic = make_critic(group, NetworkConfig([8]))
+    td = make_trajectory(group, 4, 5, alive=2.0)
+    reward = torch.randn(4, 5, 1)
+    expanded = td.clone()
+    expanded["next", "car", "reward"] = reward.unsqueeze(-2).expand(4, 5, 3, 1).clone()
+    td["next", "reward"] = reward
+    settings = {"gamma": 0.9, "lmbda": 0.8, "value_network": critic, "bootstrap": bootstrap}
+    root = TeamGAE(**settings, group=group)
+    root.set_keys(reward="reward")
+    root(td)
+    TeamGAE(**settings, group=group)(expanded)
+    assert_same(td["car", "advantage"], expanded["car", "advantage"])
+
+
+def test_without_masks_it_is_torchrls():
+    group = make_group()
+    critic = make_critic(group, NetworkConfig([8]))
+    td = make_trajectory(group, 4, 6, alive=2.0)
+    theirs = td.clone()
+    settings = {"gamma": 0.9, "lmbda": 0.8, "value_network": critic}
+    estimator = MultiAgentGAE(**settings)
+    estimator.set_keys(
+        advantage=("car", "advantage"),
+        value_target=("car", "value_target"),
+        value=("car", "state_value"),
+        reward=("car", "reward"),
+        done="done",
+        terminated="terminated",
+    )
+    estimator(theirs)
+    for which in (group, without_mask(group)):
+        ours = td.clone()
+        TeamGAE(**settings, group=which)(ours)
+        for leaf in ("advantage", "value_target", "state_value"):
+            torch.testing.assert_close(ours["car", leaf], theirs["car", leaf], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [(6,), (2, 3, 6)])
+def test_any_batch_dims(batch):
+    group = make_group()
+    critic = make_critic(group, NetworkConfig([8]))
+    td = make_trajectory(group, *batch)
+    estimator = TeamGAE(gamma=0.9, lmbda=0.8, value_network=critic, group=group)
+    one = estimator(td.clone())["car", "advantage"]
+    rows = td.reshape(-1, 6) if len(batch) > 1 else td.unsqueeze(0)
+    for i, row in enumerate(rows.unbind(0)):
+        alone = estimator(row.clone())["car", "advantage"]
+        torch.testing.assert_close(one.reshape(-1, *alone.shape)[i], alone)
+
+
+def test_the_value_after_an_update_is_the_same_normalized_one():
+    group = make_group()
+    norm = ValueNorm(decay=0.5)
+    critic = make_critic(group, NetworkConfig([8]), value_norm=norm)
+    settings = {"gamma": 0.9, "lmbda": 0.8, "value_network": critic, "group": group}
+    td = make_trajectory(group, 4, 6)
+    before = critic(td.clone())["car", "state_value"].detach()
+    TeamGAE(**settings, value_norm=norm)(td)
+    assert not torch.allclose(td["car", "state_value"], before)
+    torch.testing.assert_close(norm.normalize(td["car", "state_value"]), before)  # was identity
+    torch.testing.assert_close(critic(td.clone())["car", "state_value"], td["car", "state_value"])
+
+
+def test_no_gradient_reaches_the_estimates():
+    group = make_group()
+    critic = make_critic(group, NetworkConfig([8]))
+    td = make_trajectory(group, 4, 6)
+    TeamGAE(gamma=0.9, lmbda=0.8, value_network=critic, group=group)(td)
+    for leaf in ("advantage", "value_target", "state_value"):
+        assert not td["car", leaf].requires_grad
+
+
+def test_errors():
+    group = make_group()
+    critic = make_critic(group)
+    with pytest.raises(ValueError, match="'nobody'.*'team' or 'agent'"):
+        TeamGAE(gamma=0.9, lmbda=0.8, value_network=critic, bootstrap="nobody")
+    td = make_trajectory(group, 4, 6)
+    td["next", "car", "reward"] = torch.zeros(4, 6, 3, 2)
+    with pytest.raises((ValueError, RuntimeError), match="reward|expand|size"):
+        TeamGAE(gamma=0.9, lmbda=0.8, value_network=critic, group=group)(td)
+    td["next", "wrong"] = torch.zeros(4, 5, 3, 1).expand(4, 5, 3, 1)[:, :1].expand(4, 6, 3, 1)
+    td["next", "wrong"] = td["next", "wrong"].unsqueeze(-1)
+    estimator = TeamGAE(gamma=0.9, lmbda=0.8, value_network=critic, group=group)
+    estimator.set_keys(reward="wrong")
+    with pytest.raises(ValueError, match=r"'wrong' has shape \(4, 6, 3, 1, 1\)"):
+        estimator(td)

@@ -1,0 +1,427 @@
+"""GAE and masked statistics: by hand, against TorchRL, against a slow twin, and poisoned."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchrl.objectives.value.functional import generalized_advantage_estimate
+
+from torchrl_marl.functional import gae, masked_mean, masked_moments, masked_standardize
+
+GAMMA, LMBDA = 0.5, 0.5
+POISON = [float("nan"), 1e9, float("inf")]
+
+
+def column(values, dtype=torch.float64):
+    """Time as the only dim that is not 1: ``[T, 1, 1]``."""
+    return torch.tensor(values, dtype=dtype).view(-1, 1, 1)
+
+
+def flags(times, n):
+    flag = torch.zeros(n, 1, 1, dtype=torch.bool)
+    flag[list(times)] = True
+    return flag
+
+
+def estimate(reward, value, next_value, done=(), terminated=(), mask=None, **kwargs):
+    n = len(reward)
+    kwargs = {"gamma": GAMMA, "lmbda": LMBDA, **kwargs}
+    if mask is not None:
+        mask = torch.tensor(mask, dtype=torch.bool).view(-1, 1)
+    advantage, target = gae(
+        column(reward),
+        column(value),
+        column(next_value),
+        flags(done, n),
+        flags(terminated, n),
+        mask=mask,
+        **kwargs,
+    )
+    return advantage.flatten().tolist(), target.flatten().tolist()
+
+
+# -------------------------------------------------------------------------------- hand-worked
+
+
+def test_three_steps():
+    # deltas: 1 + .5*2 - 4 = -2; 2 + .5*6 - 2 = 3; 4 + .5*8 - 6 = 2. Decay .25.
+    advantage, target = estimate([1, 2, 4], [4, 2, 6], [2, 6, 8])
+    assert advantage == [-2 + 0.25 * 3.5, 3 + 0.25 * 2, 2]
+    assert target == [advantage[0] + 4, advantage[1] + 2, advantage[2] + 6]
+
+
+def test_a_termination_stops_bootstrap_and_recursion():
+    # deltas: 1 + .5*2 - 4 = -2; 2 - 2 = 0; 4 + .5*8 - 6 = 2.
+    advantage, _ = estimate([1, 2, 4], [4, 2, 6], [2, 6, 8], done=[1], terminated=[1])
+    assert advantage == [-2, 0, 2]
+
+
+def test_a_truncation_stops_the_recursion_only():
+    # deltas: -2; 2 + .5*6 - 2 = 3; 2. The next value is that of the episode's last state.
+    advantage, _ = estimate([1, 2, 4], [4, 2, 6], [2, 6, 8], done=[1])
+    assert advantage == [-2 + 0.25 * 3, 3, 2]
+
+
+def test_turns():
+    # The agent acts at 0 and 3. What comes while it waits belongs to its step 0, undiscounted,
+    # which bootstraps from its step 3 with one discount; values of waiting steps count nothing.
+    # delta_0 = 1 + 2 + 4 + .5*6 - 4 = 6; delta_3 = 8 + .5*10 - 6 = 7.
+    advantage, target = estimate(
+        [1, 2, 4, 8], [4, 99, 99, 6], [99, 99, 6, 10], mask=[True, False, False, True]
+    )
+    assert advantage == [6 + 0.25 * 7, 0, 0, 7]
+    assert target == [advantage[0] + 4, 0, 0, 13]
+
+
+def test_a_reward_while_waiting_at_the_end_of_an_episode():
+    # delta_0 = 1 + 2 - 4 = -1: the episode terminates while the agent waits.
+    advantage, _ = estimate(
+        [1, 2, 4], [4, 99, 6], [99, 99, 8], done=[1], terminated=[1], mask=[True, False, True]
+    )
+    assert advantage == [-1, 0, 4 + 0.5 * 8 - 6]
+
+
+def test_a_truncation_while_waiting():
+    # delta_0 = 1 + 2 + .5*6 - 4 = 2: bootstraps from the episode's last state.
+    advantage, _ = estimate([1, 2, 4], [4, 99, 6], [99, 6, 8], done=[1], mask=[True, False, True])
+    assert advantage == [2, 0, 4 + 0.5 * 8 - 6]
+
+
+def test_a_batch_that_ends_while_waiting():
+    # delta_0 = 1 + 2 + 4 + .5*6 - 4 = 6: bootstraps from where the batch ends.
+    advantage, _ = estimate([1, 2, 4], [4, 99, 99], [99, 99, 6], mask=[True, False, False])
+    assert advantage == [6, 0, 0]
+
+
+def test_waiting_from_the_start():
+    advantage, target = estimate([1, 2], [99, 4], [4, 6], mask=[False, True])
+    assert advantage == [0, 2 + 0.5 * 6 - 4]
+    assert target == [0, 2 + 0.5 * 6]
+
+
+def test_a_death():
+    # The agent dies in step 1; its done stays. What follows its end reaches nothing before it.
+    advantage, target = estimate(
+        [1, 2, 50, 60], [4, 2, 99, 99], [2, 99, 99, 99],
+        done=[1, 2, 3], terminated=[1, 2, 3], mask=[True, True, False, False],
+    )  # fmt: skip
+    assert advantage == [-2, 0, 0, 0]
+    assert target == [2, 2, 0, 0]
+
+
+def test_a_new_episode_after_a_death():
+    # Dead at 1 (died in 0), new episode at 2: nothing crosses the reset.
+    advantage, _ = estimate(
+        [1, 50, 4], [4, 99, 6], [99, 99, 8],
+        done=[0, 1], terminated=[0, 1], mask=[True, False, True],
+    )  # fmt: skip
+    assert advantage == [-3, 0, 4 + 0.5 * 8 - 6]
+
+
+# ------------------------------------------------------------------------------- against TorchRL
+
+
+def sample(shape, seed=0, p_done=0.1, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    reward, value, next_value = torch.randn(3, *shape, generator=generator, dtype=dtype)
+    done = torch.rand(shape, generator=generator) < p_done
+    terminated = done & (torch.rand(shape, generator=generator) < 0.5)
+    return reward, value, next_value, done, terminated
+
+
+@pytest.fixture
+def double():
+    """TorchRL's discount is of the default dtype, whatever the rewards are."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("shape", [(7, 1, 1), (3, 5, 2, 1), (2, 3, 10, 4, 1), (64, 100, 4, 1)])
+def test_without_a_mask_it_is_torchrls(shape):
+    reward, value, next_value, done, terminated = sample(shape)
+    found = gae(reward, value, next_value, done, terminated, gamma=0.99, lmbda=0.95)
+    expected = generalized_advantage_estimate(
+        0.99, 0.95, value, next_value, reward, done, terminated, time_dim=-3
+    )
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_a_training_batch_is_torchrls():
+    inputs = sample((1024, 100, 4, 1), dtype=torch.float32, p_done=0.02)
+    reward, value, next_value, done, terminated = inputs
+    advantage, _ = gae(*inputs, gamma=0.99, lmbda=0.9)
+    expected, _ = generalized_advantage_estimate(
+        0.99, 0.9, value, next_value, reward, done, terminated, time_dim=-3
+    )
+    torch.testing.assert_close(advantage, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_with_gradients_it_is_the_same():
+    reward, value, next_value, done, terminated = sample((3, 6, 2, 1))
+    plain = gae(reward, value, next_value, done, terminated, gamma=0.9, lmbda=0.8)
+    value.requires_grad_()
+    advantage, target = gae(reward, value, next_value, done, terminated, gamma=0.9, lmbda=0.8)
+    assert torch.equal(advantage.detach(), plain[0])
+    assert torch.equal(target.detach(), plain[1])
+    (gradient,) = torch.autograd.grad(advantage.sum(), value)
+    torch.testing.assert_close(gradient[:, 0], torch.full_like(gradient[:, 0], -1.0))
+
+
+def test_inputs_are_not_written_to():
+    inputs = sample((2, 5, 3, 1))
+    mask = torch.rand(2, 5, 3) < 0.5
+    copies = [x.clone() for x in (*inputs, mask)]
+    gae(*inputs, gamma=1.0, lmbda=1.0, mask=mask)
+    gae(*inputs, gamma=1.0, lmbda=1.0)
+    assert all(torch.equal(x, copy) for x, copy in zip((*inputs, mask), copies))
+
+
+# --------------------------------------------------------------------- masks: identities, poison
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_an_all_true_mask_is_none(dtype, gamma, lmbda):
+    inputs = sample((4, 20, 3, 1), dtype=dtype)
+    mask = torch.ones(4, 20, 3, dtype=torch.bool)
+    expected = gae(*inputs, gamma=gamma, lmbda=lmbda)
+    for m in (mask, mask.unsqueeze(-1)):
+        found = gae(*inputs, gamma=gamma, lmbda=lmbda, mask=m)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected))
+
+
+def dying_team(seed=0, shape=(8, 30, 3, 1)):
+    """Agents that die and stay dead until the team's episode ends."""
+    generator = torch.Generator().manual_seed(seed)
+    reward, value, next_value, *_ = sample(shape, seed)
+    n_envs, n_steps, n_agents, _ = shape
+    done = torch.zeros(shape, dtype=torch.bool)
+    terminated = torch.zeros(shape, dtype=torch.bool)
+    mask = torch.zeros(shape[:-1], dtype=torch.bool)
+    alive = torch.ones(n_envs, n_agents, dtype=torch.bool)
+    for t in range(n_steps):
+        mask[:, t] = alive
+        dies = torch.rand(n_envs, n_agents, generator=generator) < 0.1
+        end = (torch.rand(n_envs, 1, generator=generator) < 0.05) | ~(alive & ~dies).any(
+            -1, keepdim=True
+        )
+        terminated[:, t, :, 0] = ~alive | dies
+        done[:, t, :, 0] = ~alive | dies | end
+        alive = torch.where(end, True, alive & ~dies)
+    return reward, value, next_value, done, terminated, mask
+
+
+@pytest.mark.parametrize("poison", POISON)
+def test_poison_in_dead_steps_reaches_nothing(poison):
+    reward, value, next_value, done, terminated, mask = dying_team()
+    assert 0.1 < mask.double().mean() < 0.9
+    expected = gae(reward, value, next_value, done, terminated, gamma=0.9, lmbda=0.8, mask=mask)
+    dead = ~mask.unsqueeze(-1)
+    poisoned = [torch.where(dead, poison, x) for x in (reward, value, next_value)]
+    found = gae(*poisoned, done, terminated, gamma=0.9, lmbda=0.8, mask=mask)
+    for a, b in zip(found, expected):
+        assert torch.equal(a, b)
+        assert (a[dead] == 0).all()
+
+
+@pytest.mark.parametrize("poison", POISON)
+def test_poison_in_values_of_waiting_steps_reaches_nothing(poison):
+    reward, value, next_value, done, terminated = sample((8, 30, 3, 1), p_done=0.0)
+    mask = torch.rand(8, 30, 3, generator=torch.Generator().manual_seed(1)) < 0.5
+    mask[:, -1] = True
+    expected = gae(reward, value, next_value, done, terminated, gamma=0.9, lmbda=0.8, mask=mask)
+    waits = ~mask.unsqueeze(-1)
+    value = torch.where(waits, poison, value)
+    # The next value of a step is that of the step after it.
+    waits_next = torch.cat([waits[:, 1:], torch.zeros_like(waits[:, :1])], 1)
+    next_value = torch.where(waits_next, poison, next_value)
+    found = gae(reward, value, next_value, done, terminated, gamma=0.9, lmbda=0.8, mask=mask)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+
+
+def slow_gae(reward, value, next_value, done, terminated, mask, gamma, lmbda):
+    """One agent, lists in and lists out: own steps first, then GAE over them."""
+    advantages = [0.0] * len(reward)
+    own = [t for t in range(len(reward)) if mask[t]]
+    turns = []
+    for t in own:
+        earned, end = reward[t], t
+        # The turn lasts until the next own step, the trajectory's end or the batch's.
+        while not done[end] and end + 1 < len(reward) and not mask[end + 1]:
+            end += 1
+            earned += reward[end]
+        bootstrap = 0.0 if terminated[end] else gamma * next_value[end]
+        turns.append((t, earned + bootstrap - value[t], done[end] or end + 1 == len(reward)))
+    following = 0.0
+    for t, delta, ends in reversed(turns):
+        following = delta + (0.0 if ends else gamma * lmbda * following)
+        advantages[t] = following
+    return advantages
+
+
+@st.composite
+def trajectories(draw):
+    n = draw(st.integers(1, 12))
+    number = st.floats(-5, 5, width=16)
+
+    def rows(of):
+        return draw(st.lists(of, min_size=n, max_size=n))
+
+    done = rows(st.booleans())
+    terminated = [d and t for d, t in zip(done, rows(st.booleans()))]
+    unit = st.sampled_from([0.0, 0.5, 0.9, 1.0])
+    return (
+        rows(number), rows(number), rows(number), done, terminated, rows(st.booleans()),
+        draw(unit), draw(unit),
+    )  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(trajectories())
+def test_it_is_its_slow_twin(trajectory):
+    reward, value, next_value, done, terminated, mask, gamma, lmbda = trajectory
+    n = len(reward)
+    advantage, target = gae(
+        *(column(x) for x in (reward, value, next_value)),
+        *(torch.tensor(x).view(n, 1, 1) for x in (done, terminated)),
+        gamma=gamma,
+        lmbda=lmbda,
+        mask=torch.tensor(mask).view(n, 1),
+    )
+    # A waiting step that follows an end belongs to nobody.
+    expected = slow_gae(reward, value, next_value, done, terminated, mask, gamma, lmbda)
+    assert advantage.flatten().tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    targets = [a + v if m else 0.0 for a, v, m in zip(expected, value, mask)]
+    assert target.flatten().tolist() == pytest.approx(targets, rel=1e-9, abs=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_agents_and_envs_do_not_mix(seed):
+    reward, value, next_value, done, terminated, mask = dying_team(seed, (3, 7, 2, 1))
+    whole, _ = gae(reward, value, next_value, done, terminated, gamma=0.9, lmbda=0.7, mask=mask)
+    for e in range(3):
+        for i in range(2):
+            one = [x[e, :, i].flatten().tolist() for x in (reward, value, next_value)]
+            ends = [x[e, :, i].flatten().tolist() for x in (done, terminated)]
+            alone = slow_gae(*one, *ends, mask[e, :, i].tolist(), 0.9, 0.7)
+            assert whole[e, :, i].flatten().tolist() == pytest.approx(alone, abs=1e-9)
+
+
+# ----------------------------------------------------------------------------------- bad input
+
+
+def test_shapes_and_types_are_checked():
+    reward, value, next_value, done, terminated = sample((2, 5, 3, 1))
+    estimate = lambda **kw: gae(  # noqa: E731
+        **{
+            "reward": reward,
+            "value": value,
+            "next_value": next_value,
+            "done": done,
+            "terminated": terminated,
+            "gamma": 0.9,
+            "lmbda": 0.9,
+            **kw,
+        }
+    )
+    with pytest.raises(ValueError, match=r"found reward \(2, 5, 1, 1\), value \(2, 5, 3, 1\)"):
+        estimate(reward=reward[:, :, :1])
+    with pytest.raises(ValueError, match="done is torch.float64, expected torch.bool"):
+        estimate(done=done.double())
+    with pytest.raises(ValueError, match="terminated is torch.int64"):
+        estimate(terminated=terminated.long())
+    with pytest.raises(ValueError, match="mask is torch.float32"):
+        estimate(mask=torch.ones(2, 5, 3))
+    with pytest.raises(ValueError, match=r"mask of shape \(2, 5\)|mask of shape \(2, 5, 2\)"):
+        estimate(mask=torch.ones(2, 5, 2, dtype=torch.bool))
+    squeezed = {
+        name: x.squeeze(-1)
+        for name, x in {
+            "reward": reward,
+            "value": value,
+            "next_value": next_value,
+            "done": done,
+            "terminated": terminated,
+        }.items()
+    }
+    with pytest.raises(ValueError, match="expected five tensors of one shape"):
+        estimate(**squeezed)
+
+
+# ----------------------------------------------------------------------------- masked statistics
+
+MASK = torch.tensor([[True, False, True], [False, False, True]])
+
+
+@pytest.mark.parametrize("poison", [0.0, *POISON])
+def test_means_and_moments(poison):
+    value = torch.where(MASK, torch.tensor([[1.0, 0, 2], [0, 0, 6]]), poison)
+    assert masked_mean(value, MASK) == 3
+    assert masked_mean(value, MASK, dim=0).tolist() == [1, 0, 4]
+    assert masked_mean(value, MASK, dim=-1).tolist() == [1.5, 6]
+    mean, variance = masked_moments(value, MASK)
+    assert (mean, variance) == (3, pytest.approx((4 + 1 + 9) / 3))
+    mean, variance = masked_moments(value, MASK, dim=1, keepdim=True)
+    assert mean.tolist() == [[1.5], [6]]
+    assert variance.tolist() == [[0.25], [0]]
+
+
+@pytest.mark.parametrize("poison", [0.0, *POISON])
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_standardizing(poison, dim):
+    value = torch.where(MASK, torch.tensor([[1.0, 0, 2], [0, 0, 6]]), poison)
+    found = masked_standardize(value, MASK, dim)
+    assert (found[~MASK] == 0).all()
+    assert masked_mean(found, MASK).abs() < 1e-6
+    if dim is None:
+        assert found[MASK].std(unbiased=False) == pytest.approx(1, abs=1e-4)
+
+
+def test_an_all_true_mask_changes_no_statistic():
+    value = torch.randn(4, 5, 3, 1)
+    for mask in (torch.ones(4, 5, 3, dtype=torch.bool), torch.ones(4, 5, 3, 1, dtype=torch.bool)):
+        for dim in (None, -2, (0, 1)):
+            torch.testing.assert_close(masked_mean(value, mask, dim), masked_mean(value, None, dim))
+            assert torch.equal(
+                masked_standardize(value, mask, dim), masked_standardize(value, None, dim)
+            )
+    mean, variance = masked_moments(value)
+    assert mean == pytest.approx(value.mean().item(), abs=1e-6)
+    assert variance == pytest.approx(value.var(unbiased=False).item(), rel=1e-5)
+
+
+def test_nobody_alive_gives_zero():
+    nobody = torch.zeros(2, 3, dtype=torch.bool)
+    value = torch.full((2, 3, 1), math.nan)
+    assert masked_mean(value, nobody) == 0
+    assert (masked_standardize(value, nobody) == 0).all()
+    assert [x.item() for x in masked_moments(value, nobody)] == [0, 0]
+
+
+@pytest.mark.parametrize("poison", POISON)
+def test_poison_reaches_no_gradient(poison):
+    def gradient(value):
+        value = value.clone().requires_grad_()
+        (masked_standardize(value, MASK).square().sum() + masked_mean(value, MASK)).backward()
+        return value.grad
+
+    clean = torch.tensor([[1.0, 0, 2], [0, 0, 6]])
+    found = gradient(torch.where(MASK, clean, poison))
+    assert torch.equal(found[MASK], gradient(clean)[MASK])
+    assert (found[~MASK] == 0).all()
+
+
+def test_masks_are_checked():
+    value = torch.zeros(2, 3, 1)
+    with pytest.raises(ValueError, match="expected torch.bool"):
+        masked_mean(value, torch.ones(2, 3))
+    for shape in [(3,), (2, 1), (3, 2), (2, 3, 2), (1, 2, 3, 1)]:
+        with pytest.raises(ValueError, match="does not fit"):
+            masked_mean(value, torch.ones(shape, dtype=torch.bool))

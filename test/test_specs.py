@@ -1,0 +1,183 @@
+"""What is read of an environment, and what is refused."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
+from torchrl.envs import RenameTransform, RewardSum, StepCounter, TransformedEnv
+from torchrl.testing.mocking_classes import ContinuousActionVecMockEnv
+
+from torchrl_marl import AgentSpec, TeamSpec
+from torchrl_marl.envs import MarlEnv
+from torchrl_marl.envs.toy import Arena, MatrixGame
+
+ROVER = AgentSpec("rover", 3, Unbounded((9,)), Bounded(-2, 1, (2,)))
+DRONE = AgentSpec("drone", 2, Unbounded((4,)), Categorical(5), action_mask=True)
+
+
+def test_a_team_of_two_groups():
+    team = TeamSpec([ROVER, DRONE], state_spec=Unbounded((7,)))
+    rover, drone = team.groups["rover"], team.groups["drone"]
+    assert team.n_agents == 5
+    assert rover.agent_names == ("rover_0", "rover_1", "rover_2")
+    assert (rover.n_agents, rover.observation_dim, rover.action_dim) == (3, 9, 2)
+    assert (rover.discrete, drone.discrete, drone.one_hot, drone.n_actions) == (
+        *(False, True, False),
+        5,
+    )
+    assert rover.observation_key == ("rover", "observation")
+    assert rover.observation_keys == (("rover", "observation"),)
+    assert rover.reward_key == ("rover", "reward")
+    assert rover.done_key == ("rover", "done")
+    assert rover.mask_key == ("rover", "mask")
+    assert rover.action_mask_key is None
+    assert drone.action_mask_key == ("drone", "action_mask")
+    assert rover.state_key == "state"
+    assert rover.state_dim == 7
+    assert rover.key("advantage") == ("rover", "advantage")
+    assert not rover.heterogeneous
+    low, high = rover.action_bounds
+    assert low.shape == high.shape == (3, 2)
+    assert (low == -2).all() and (high == 1).all()
+    assert repr(team) == "TeamSpec(rover: 3, drone: 2, state)"
+
+
+def test_a_group_of_two_kinds_is_heterogeneous():
+    team = TeamSpec({"all": [ROVER, AgentSpec("car", 1, Unbounded((4,)), Bounded(-2, 1, (2,)))]})
+    group = team.groups["all"]
+    assert group.heterogeneous
+    assert group.agent_names == ("rover_0", "rover_1", "rover_2", "car_0")
+    with pytest.raises(ValueError, match="group 'all' has no single observation_dim"):
+        _ = group.observation_dim
+
+
+def test_kinds_of_equal_shape_make_no_heterogeneous_group():
+    twin = AgentSpec("twin", 1, Unbounded((9,)), Bounded(-2, 1, (2,)))
+    assert not TeamSpec({"all": [ROVER, twin]}).groups["all"].heterogeneous
+
+
+def test_the_stacked_view_has_all_agents():
+    stacked = TeamSpec([ROVER, DRONE]).stacked_spec()
+    assert stacked.shape == (5,)
+    assert stacked[0]["observation"].shape == (9,)
+    assert stacked[4]["observation"].shape == (4,)
+    assert TeamSpec([ROVER]).stacked_spec()["observation"].shape == (3, 9)
+
+
+def test_dict_observations_and_images():
+    seen = Composite(image=Unbounded((3, 8, 8)), speed=Unbounded((2,)))
+    group = TeamSpec([AgentSpec("car", 2, seen, OneHot(4))]).groups["car"]
+    assert set(group.observation_keys) == {
+        ("car", "observation", "image"),
+        ("car", "observation", "speed"),
+    }
+    assert group.observation_dim == 3 * 64 + 2
+    assert sorted(group.observation_ndims) == [1, 3]
+    assert group.one_hot and group.n_actions == 4
+
+
+def test_unbounded_actions_have_no_bounds():
+    group = TeamSpec([AgentSpec("car", 2, Unbounded((1,)), Unbounded((2,)))]).groups["car"]
+    assert group.action_bounds is None
+    assert group.action_dim == 2
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"action_mask": True}, {"continuous_actions": True}])
+def test_what_was_declared_is_what_is_read(kwargs):
+    env = Arena(3, n_groups=2, **kwargs)
+    read = TeamSpec.from_env(env)
+    assert read.groups == env.team.groups
+    assert read.state_spec == env.team.state_spec
+
+
+def test_transforms_do_not_get_in_the_way():
+    env = TransformedEnv(MatrixGame(3), RewardSum())
+    env.append_transform(StepCounter())
+    assert TeamSpec.from_env(env).groups == TeamSpec.from_env(MatrixGame(3)).groups
+
+
+def test_vmas_is_read():
+    pytest.importorskip("vmas")
+    from torchrl.envs.utils import MarlGroupMapType
+
+    from torchrl_marl.envs import VmasEnv
+
+    env = VmasEnv("balance", num_envs=2, n_agents=3)
+    group = TeamSpec.from_env(env).groups["agents"]
+    assert group.agent_names == ("agent_0", "agent_1", "agent_2")
+    assert not group.agent_done
+    assert (group.done_key, group.terminated_key, group.truncated_key) == (
+        *("done", "terminated"),
+        "truncated",
+    )
+    assert group.mask_key is None and group.state_key is None
+    with pytest.raises(ValueError, match="gives no 'state'"):
+        _ = group.state_dim
+    each = MarlGroupMapType.ONE_GROUP_PER_AGENT
+    team = TeamSpec.from_env(VmasEnv("balance", num_envs=2, n_agents=3, group_map=each))
+    assert list(team.groups) == ["agent_0", "agent_1", "agent_2"]
+    assert team.n_agents == 3
+    mixed = TeamSpec.from_env(VmasEnv("simple_tag", num_envs=2, group_map={
+        "all": ["adversary_0", "adversary_1", "adversary_2", "agent_0"]}))  # fmt: skip
+    assert mixed.groups["all"].heterogeneous
+
+
+def test_torchrls_own_env_is_read():
+    pytest.importorskip("vmas")
+    import torchrl.envs
+
+    group = TeamSpec.from_env(torchrl.envs.VmasEnv("balance", num_envs=2)).groups["agents"]
+    assert group.truncated_key is None
+    assert group.terminated_key == "terminated"
+
+
+def test_an_env_without_groups_is_refused():
+    with pytest.raises(ValueError, match="keeps no groups: its action keys are"):
+        TeamSpec.from_env(ContinuousActionVecMockEnv())
+
+
+def test_an_env_without_observations_is_refused():
+    env = TransformedEnv(
+        MatrixGame(2), RenameTransform([("agents", "observation")], [("agents", "seen")])
+    )
+    with pytest.raises(ValueError, match=r"no 'observation', found \['seen'\]"):
+        TeamSpec.from_env(env)
+
+
+def test_groups_without_a_group_map():
+    class Bare(MarlEnv):
+        def __init__(self):
+            super().__init__(2)
+            self.register_agent(ROVER, "rovers")
+            self.group_map = None
+
+        def _reset(self, tensordict):
+            return TensorDict({"rovers": {"observation": torch.zeros(2, 3, 9)}})
+
+        _step = _reset
+
+    group = TeamSpec.from_env(Bare()).groups["rovers"]
+    assert group.agent_names == ("rovers_0", "rovers_1", "rovers_2")
+
+
+def refused(message, make):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_what_cannot_be_is_refused():
+    unbounded = Unbounded((1,))
+    refused("n_agents is 0", lambda: AgentSpec("a", 0, unbounded, unbounded))
+    refused("name is empty", lambda: AgentSpec("", 1, unbounded, unbounded))
+    refused(
+        "action_mask=True needs Categorical or OneHot actions, found Unbounded",
+        lambda: AgentSpec("a", 1, unbounded, unbounded, action_mask=True),
+    )
+    refused("reserved key", lambda: TeamSpec({"next": [ROVER]}))
+    refused("reserved key", lambda: TeamSpec([AgentSpec("state", 1, unbounded, unbounded)]))
+    refused("no agents", lambda: TeamSpec({"empty": []}))
+    refused("two kinds of agents have one name", lambda: TeamSpec([ROVER, ROVER]))
+    refused("all kinds of a group have an action_mask", lambda: TeamSpec({"a": [ROVER, DRONE]}))
+    groups = TeamSpec([ROVER, DRONE]).groups
+    refused("has discrete actions", lambda: groups["drone"].action_dim)
+    refused("has continuous actions", lambda: groups["rover"].n_actions)

@@ -1,0 +1,74 @@
+"""Small runs and what is compared of them."""
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from torchrl_marl.config import read_config
+from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint
+
+CLOCK = {"seconds", "frames_per_second"}
+
+_SMALL = {
+    "threads": 1,
+    "learner": {
+        "actor": {"num_cells": [8]},
+        "critic": {"num_cells": [8]},
+        "num_epochs": 2,
+        "minibatch_size": 24,
+        "entropy_coeff": 0.01,
+    },
+    "evaluation": {"episodes": 4},
+    "checkpoint": {"every_iterations": 0},
+    "logging": {"progress": False},
+}
+
+
+def small_config(recipe="toy_arena_mappo", **overrides):
+    """A recipe of a few frames: 8 envs, 10 steps a batch, episodes longer than that."""
+    sizes = {"total_frames": 480, "frames_per_batch": 80, "env": {"n_envs": 8, "max_steps": 13}}
+    return read_config(read_config(read_config(recipe, _SMALL), sizes), overrides)
+
+
+def replaced(config, **values):
+    return dataclasses.replace(config, **values)
+
+
+def table(path):
+    """The rows of a CSV file without what the clock says."""
+    with Path(path).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if k not in CLOCK} for row in rows]
+
+
+def final_state(folder):
+    return load_checkpoint(latest_checkpoint(Path(folder)))
+
+
+def assert_equal(one, other, path=""):
+    """Equal to the bit, whatever they are made of; the clock's entries aside."""
+    assert type(one) is type(other), path
+    if isinstance(one, dict):
+        assert set(one) == set(other), path
+        for key in one:
+            if key not in CLOCK:
+                assert_equal(one[key], other[key], f"{path}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), path
+        for i, (a, b) in enumerate(zip(one, other)):
+            assert_equal(a, b, f"{path}[{i}]")
+    elif isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype, path
+        a, b = (x.nan_to_num(nan=12345.0) if x.is_floating_point() else x for x in (one, other))
+        assert torch.equal(a, b), path
+    else:
+        assert one == other, path
+
+
+def assert_same_run(one, other):
+    """Weights, optimizers, episodes, random state, metrics and evaluations."""
+    assert_equal(final_state(one), final_state(other))
+    for name in ("metrics.csv", "evaluation.csv"):
+        assert table(Path(one) / name) == table(Path(other) / name)
