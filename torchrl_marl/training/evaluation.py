@@ -17,6 +17,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.animation import animate, check_drawable
 from torchrl_marl.training.metrics import group_reward
 
 __all__ = ["evaluate"]
@@ -52,17 +53,20 @@ def evaluate(
         deterministic (bool): the likeliest action, or a sampled one.
         seed (int): of the environment and of the actions.
         longest (int): steps after which an episode that does not end is an error.
-        gif (Path, optional): where to write an animation of the first episode.
+        gif (Path, optional): where to write an animation of one more episode, of the first env.
 
     Returns:
         dict: ``return_mean``, ``return_std`` (over episodes, all agents' mean), ``length_mean``,
         ``episodes`` and ``<group>/episode_reward``.
 
     Raises:
-        ConfigError: no episodes, or one that does not end.
+        ConfigError: no episodes, one that does not end, or a GIF of what cannot be drawn.
+        MissingExtraError: a GIF without matplotlib.
     """
     if episodes < 1:
         raise ConfigError(f"evaluation: episodes is {episodes}, expected 1 or more.")
+    if gif is not None:
+        check_drawable(env)
     mode = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     act = env.rand_action if policy is None else policy
     rewards: list[dict[str, Tensor]] = []
@@ -78,8 +82,6 @@ def evaluate(
             rewards.append(reward)
             lengths.append(length)
         if gif is not None:
-            from torchrl_marl.training.animation import animate
-
             animate(env, act, gif)
     sums = {name: torch.cat([r[name] for r in rewards]) for name in team.groups}
     total = sum(sums[name] * group.n_agents for name, group in team.groups.items()) / team.n_agents

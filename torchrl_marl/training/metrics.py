@@ -193,12 +193,20 @@ def check_finite(team: TeamSpec, data: TensorDictBase) -> None:
 def _checked_entries(
     team: TeamSpec, data: TensorDictBase
 ) -> Iterator[tuple[str, NestedKey, Tensor | None]]:
+    # What follows the last step of a batch or of an episode stands under "next" alone.
     for group in team.groups.values():
-        mask = None if group.mask_key is None else data.get(group.mask_key)
+        mask_key = group.mask_key
+        mask, next_mask = (
+            None if mask_key is None else data.get((*place, *_as_tuple(mask_key)), None)
+            for place in ((), ("next",))
+        )
         for key in (*group.observation_keys, ("next", *_as_tuple(group.reward_key))):
             yield group.name, key, mask
+        for key in group.observation_keys:
+            yield group.name, ("next", *_as_tuple(key)), next_mask
     if team.state_spec is not None:
         yield "all groups", "state", None
+        yield "all groups", ("next", "state"), None
 
 
 def _broken(value: Tensor, mask: Tensor | None, data: TensorDictBase) -> Tensor:

@@ -25,6 +25,7 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.schema import to_yaml
 from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.animation import check_drawable
 from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.evaluation import evaluate
@@ -340,7 +341,7 @@ class Training:
         text = json.dumps(self.run.summary, indent=2)
         (self.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
         if self.config.evaluation.gif:
-            self.run.evaluate(gif=True)
+            self.run.evaluate(episodes=1, gif=True)
 
     def save(self) -> None:
         """Writes a checkpoint, unless this iteration has one."""
