@@ -260,8 +260,8 @@ def publish(
         **settings,
     }
     listed = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    paragraph = " ".join(method.split())
-    text = f"# {title}\n\n{body}\n\n## How it was measured\n\n{paragraph}\n\n{listed}\n"
+    method = re.sub(r"^ +(?=\S)", "", method, flags=re.MULTILINE).replace("``", "`").strip()
+    text = f"# {title}\n\n{body}\n\n## How it was measured\n\n{method}\n\n{listed}\n"
     print(text)
     if write:
         RESULTS.mkdir(exist_ok=True)

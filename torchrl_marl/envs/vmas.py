@@ -5,13 +5,10 @@ Shapes: E envs, N agents of a group, S state features.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import importlib.util
 import inspect
-import io
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -30,7 +27,8 @@ from torchrl_marl.envs.simulator import (
 )
 from torchrl_marl.envs.starts import StartBank
 from torchrl_marl.envs.vmas_scenarios import check_arguments, check_scenario, read_arguments
-from torchrl_marl.errors import ConfigError, MissingExtraError
+from torchrl_marl.envs.vmas_simulator import advance, build_simulator, import_vmas, warm_up
+from torchrl_marl.errors import ConfigError
 
 if TYPE_CHECKING:
     from vmas.simulator.environment import Environment
@@ -102,7 +100,7 @@ class VmasEnv(torchrl.envs.VmasEnv):
         env_kwargs = {name: kwargs.pop(name) for name in _ENV_ARGUMENTS if name in kwargs}
         scenario_kwargs = {**(scenario_kwargs or {}), **kwargs}
         _check_arguments(scenario, scenario_kwargs, num_envs, state, execution)
-        _import_vmas()
+        import_vmas()
         seed = int(torch.randint(2**31, ())) if seed is None else seed
         self._seed_of_world = seed
         self._pristine = scenario if isinstance(scenario, str) else copy.deepcopy(scenario)
@@ -150,18 +148,8 @@ class VmasEnv(torchrl.envs.VmasEnv):
         return env
 
     def _build_simulator(self, num_envs: int, device: torch.device, scenario=None) -> Environment:
-        """Builds a VMAS environment from the random state that is active, warmed up and reset."""
-        import vmas
-
-        if scenario is None:
-            scenario = copy.deepcopy(self._pristine)
-        with _active_random_state_for_vmas():
-            env = vmas.make_env(scenario, num_envs, device, **self._make_arguments)
-        width = [env.get_agent_action_size(agent) for agent in env.agents]
-        self._advance(env, [torch.zeros(num_envs, n, device=device) for n in width])
-        env._get_from_scenario(True, True, self._info, True)
-        env._reset(return_observations=False)
-        return env
+        scenario = copy.deepcopy(self._pristine) if scenario is None else scenario
+        return build_simulator(scenario, num_envs, device, self._make_arguments, self._info)
 
     def _make_specs(self, env: Environment) -> None:
         super()._make_specs(env)
@@ -208,7 +196,7 @@ class VmasEnv(torchrl.envs.VmasEnv):
             for i, row in zip(indices, rows):
                 actions[i] = row.unsqueeze(-1) if row.ndim == 1 else row
         with self._random.active():
-            self._advance(self._env, actions)
+            advance(self._env, actions)
             read = self._env._get_from_scenario(
                 get_observations=True,
                 get_rewards=True,
@@ -217,18 +205,6 @@ class VmasEnv(torchrl.envs.VmasEnv):
             )
             observations, rewards, terminated, truncated, *infos = read
             return self._pack(observations, rewards, terminated, truncated, infos)
-
-    @staticmethod
-    def _advance(env: Environment, actions: Sequence[Tensor]) -> None:
-        # What vmas's Environment.step does, without its random state, shared by all envs.
-        for agent, action in zip(env.agents, actions):
-            env._set_action(action, agent)
-        for agent in env.world.agents:
-            env.scenario.env_process_action(agent)
-        env.scenario.pre_step()
-        env.world.step()
-        env.scenario.post_step()
-        env.steps += 1
 
     def _start_episodes(self, envs: Tensor) -> None:
         bank = self._starts()
@@ -335,11 +311,7 @@ class VmasEnv(torchrl.envs.VmasEnv):
 
             def probe(num_envs: int) -> Environment:
                 env = self._build_simulator(num_envs, torch.device("cpu"))
-                self._advance(
-                    env,
-                    [torch.zeros(num_envs, env.get_agent_action_size(a)) for a in env.agents],
-                )
-                env._get_from_scenario(True, True, self._info, True)
+                warm_up(env, self._info)
                 return env
 
             with RandomState(self._seed_of_world).active():
@@ -411,34 +383,6 @@ def _arguments_of(scenario: type) -> frozenset[str] | None:
             return None
         known |= names
     return known
-
-
-def _import_vmas() -> None:
-    if importlib.util.find_spec("vmas") is None:
-        raise MissingExtraError("VMAS", "vmas")
-    # The gym package that VMAS imports prints a notice of several lines.
-    with contextlib.redirect_stderr(io.StringIO()):
-        import vmas  # noqa: F401
-
-
-@contextlib.contextmanager
-def _active_random_state_for_vmas() -> Iterator[None]:
-    """While VMAS builds an environment, its random state is the active one and not its class's."""
-    import random
-
-    import numpy as np
-    from vmas.simulator.environment import Environment
-
-    shared = Environment.vmas_random_state
-    saved = list(shared)
-    shared[:] = [torch.get_rng_state(), np.random.get_state(), random.getstate()]
-    try:
-        yield
-        torch.set_rng_state(shared[0])
-        np.random.set_state(shared[1])
-        random.setstate(shared[2])
-    finally:
-        shared[:] = saved
 
 
 def _stack(rows: Sequence[Any], batch_size: torch.Size) -> Any:

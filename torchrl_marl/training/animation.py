@@ -190,7 +190,7 @@ class _Picture:
                 Rectangle(corner, 2 * x, 2 * y, fill=False, color="#a8a8a8", lw=1.0, ls="--")
             )
         self.artists = [_artist(axes, shape) for shape in first.shapes]
-        self.trails = {
+        self.trails: dict[int, Any] = {
             i: axes.add_collection(LineCollection([], linewidths=1.6, zorder=5))
             for i, shape in enumerate(first.shapes)
             if shape.role == "agent"

@@ -143,6 +143,8 @@ class Training:
         else:
             self.env.set_seed(config.seed)
             self.env.reset()  # so that it does not matter whether it was used before
+        if config.evaluation.gif:
+            check_drawable(self.env)
         self._evaluation_env: EnvBase | None = None
         self.team = TeamSpec.from_env(self.env)
         self.learners = build_learners(self.team, config.learner, config.groups, device=self.device)
