@@ -251,7 +251,8 @@ class TestEvaluate:
         assert training.loaded == [(run_folder, "cpu")]
         assert training.evaluated == [(7, False, True)]
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-        assert lines == [["return_mean", "41.23"], ["episodes", "200"]]
+        gif = str(run_folder / "episode.gif")
+        assert lines == [["return_mean", "41.23"], ["episodes", "200"], ["animation", gif]]
 
     def test_defaults_are_the_runs(self, training, run_folder):
         assert cli.main(["evaluate", str(run_folder)]) == 0

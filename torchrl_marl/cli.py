@@ -179,7 +179,7 @@ def _add_evaluate(commands: Any) -> None:
     evaluate.add_argument("run", metavar="RUN", help="the folder that `train` printed")
     evaluate.add_argument("--episodes", metavar="N", type=_count, help="default: as in the run")
     evaluate.add_argument("--stochastic", action="store_true", help="sample the actions")
-    evaluate.add_argument("--gif", action="store_true", help="animate one episode")
+    evaluate.add_argument("--gif", action="store_true", help="write RUN/episode.gif, too")
     evaluate.add_argument("--device", metavar="DEVICE", help="cpu or cuda; default: as in the run")
     evaluate.set_defaults(action=_evaluate, rest="")
 
@@ -309,11 +309,18 @@ def _evaluate(parsed: argparse.Namespace) -> None:
         validate(config, own_env=True)
     check_device(config)
     silence_others()
+    import torch
+
     from torchrl_marl.training.run import Run
 
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
     run = Run.load(Path(parsed.run), device=parsed.device)
     found = run.evaluate(parsed.episodes, deterministic=not parsed.stochastic, gif=parsed.gif)
-    print(table([(name, number(value)) for name, value in found.items()]))
+    rows = [(name, number(value)) for name, value in found.items()]
+    if parsed.gif:
+        rows.append(("animation", str(run.folder / "episode.gif")))
+    print(table(rows))
 
 
 def _plot(parsed: argparse.Namespace) -> None:

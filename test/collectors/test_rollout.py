@@ -77,8 +77,6 @@ def test_batches_are_those_of_torchrls_collector(world):
     torch.manual_seed(0)
     one = list(ours)
     theirs = Collector(make(), copy.deepcopy(policy), **settings)
-    theirs.env.base_env.set_seed(0) if isinstance(theirs.env, TransformedEnv) else None
-    theirs = Collector(make(), copy.deepcopy(policy), **settings)
     torch.manual_seed(0)
     other = [batch.clone() for batch in theirs]
     theirs.shutdown()
@@ -89,9 +87,11 @@ def test_batches_are_those_of_torchrls_collector(world):
         for key in set(a.keys(True, True)) - {("collector", "traj_ids")}:
             assert_same(a[key], b[key], key)
             assert a[key].dtype is b[key].dtype
-    # The numbers of trajectories differ, the trajectories do not.
+    # The numbers of trajectories differ; TorchRL cuts them at every agent's death, too.
     a, b = (torch.cat(x, 1)["collector", "traj_ids"].flatten() for x in (one, other))
-    assert torch.equal(a.unsqueeze(0) == a.unsqueeze(1), b.unsqueeze(0) == b.unsqueeze(1))
+    ours, torchrls = (x.unsqueeze(0) == x.unsqueeze(1) for x in (a, b))
+    assert not bool((torchrls & ~ours).any())
+    assert torch.equal(ours, torchrls) is ("balance" in world)
 
 
 def test_it_is_the_envs_own_rollout():
@@ -210,7 +210,7 @@ def test_frames():
     assert collector.frames == 36
     assert collector.next() is None
     with pytest.raises(StopIteration):
-        next(RolloutCollector(env, None, frames_per_batch=4, total_frames=4).__class__.__iter__(collector))
+        next(collector)
     endless = RolloutCollector(env, None, frames_per_batch=4)
     assert all(endless.next() is not None for _ in range(20))
     assert next(endless).shape == (4, 1)
@@ -267,7 +267,7 @@ def test_init_random_frames():
     assert constant == [False, False, True, True]
 
 
-@pytest.mark.parametrize("mode", ["RANDOM", "DETERMINISTIC", "MODE"])
+@pytest.mark.parametrize("mode", ["RANDOM", "DETERMINISTIC"])
 def test_exploration_type(mode):
     env = make_balance()
     policy = policy_of(env)

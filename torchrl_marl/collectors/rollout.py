@@ -165,7 +165,8 @@ class RolloutCollector:
         if isinstance(weights, torch.nn.Module):
             weights = weights.state_dict()
         elif isinstance(weights, TensorDictBase):
-            weights.to_module(self.policy)
+            # In place: an optimizer may hold the parameters.
+            TensorDict.from_module(self.policy).data.update_(weights.data)
             return
         self.policy.load_state_dict(weights)
 

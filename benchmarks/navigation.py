@@ -1,0 +1,371 @@
+"""VMAS navigation: the recipe vmas_navigation_mappo against BenchMARL 1.5.2's MAPPO.
+
+    python benchmarks/navigation.py --write
+
+Both train the same task (3 agents, BenchMARL's task settings) for 600,000 frames with seeds 0, 1
+and 2, and are evaluated every 60,000 frames on the same 200 episodes by the likeliest actions.
+BenchMARL runs with its own defaults through ``benchmarl_navigation.py`` in a virtual environment
+that is made for it (it needs torchrl < 0.12), which takes about 20 minutes a seed;
+``--reuse FOLDER`` takes ``seed0.json``, ``seed1.json`` and ``seed2.json`` of an earlier run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import report
+
+if TYPE_CHECKING:
+    from torchrl.envs import EnvBase
+
+RECIPE = "vmas_navigation_mappo"
+BENCHMARL = Path(__file__).parent / "benchmarl_navigation.py"
+EVALUATION_SEED = 10_000
+COLORS = {"torchrl_marl": "#2a6fbb", "BenchMARL": "#d1662a"}
+LABELS = {
+    "episode_reward": "over 100 steps",
+    "episode_reward_to_done": "to the episode's end",
+    "episode_length": "length",
+}
+
+
+# ------------------------------------------------------------------------------------- BenchMARL
+
+
+def make_environment(folder: Path) -> Path:
+    """The Python of BenchMARL's virtual environment, made where it is not there yet."""
+    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+    complete = folder / "complete"
+    if not complete.exists():
+        print(f"installing BenchMARL into {folder} ...", file=sys.stderr)
+        venv.create(folder, with_pip=True, clear=True)
+        for words in install_commands():
+            subprocess.run([python, "-m", "pip", *words, "--quiet"], check=True)
+        complete.touch()
+    return python
+
+
+def install_commands() -> list[list[str]]:
+    """What ``benchmarl_navigation.py`` says must be installed, in its order."""
+    text = ast.get_docstring(ast.parse(BENCHMARL.read_text(encoding="utf-8"))) or ""
+    lines = [line.strip() for line in text.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("pip install ")]
+
+
+def run_benchmarl(python: Path, seed: int, path: Path, args: argparse.Namespace) -> None:
+    """Trains one seed in a process of its own."""
+    print(f"BenchMARL, seed {seed} ...", file=sys.stderr)
+    options = {
+        "--seed": seed,
+        "--frames": args.frames,
+        "--episodes": args.episodes,
+        "--evaluate-every": args.evaluate_every,
+        "--evaluation-seed": EVALUATION_SEED,
+        "--threads": args.threads,
+        "--out": path,
+    }
+    words = [str(word) for option in options.items() for word in option]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment["OMP_NUM_THREADS"] = str(args.threads)
+    subprocess.run([python, str(BENCHMARL), *words], check=True, env=environment)
+
+
+def benchmarl_results(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The results of all seeds, from an earlier run or from one now."""
+    if args.reuse is not None:
+        return [read(args.reuse / f"seed{seed}.json", args) for seed in args.seeds]
+    python = make_environment(args.environment)
+    results = []
+    for seed in args.seeds:
+        path = (folder / f"seed{seed}.json").resolve()
+        run_benchmarl(python, seed, path, args)
+        results.append(read(path, args))
+    return results
+
+
+def read(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """A result, which must be of the same evaluation as ours.
+
+    Raises:
+        SystemExit: there is none, or it is of another evaluation.
+    """
+    if not path.is_file():
+        raise SystemExit(f"{path} is not there; leave out --reuse, or name fewer --seeds.")
+    result = json.loads(path.read_text(encoding="utf-8"))
+    found = result["settings"]["evaluation"]
+    found = (result["curve"][-1]["frames"], found["episodes"], found["every_frames"], found["seed"])
+    expected = (args.frames, args.episodes, args.evaluate_every, EVALUATION_SEED)
+    if found != expected:
+        raise SystemExit(
+            f"{path} is of another run: frames, episodes, frames between evaluations and seed of "
+            f"the evaluation are {found}, expected {expected}."
+        )
+    return result
+
+
+# ------------------------------------------------------------------------------------------ ours
+
+
+def run_ours(seed: int, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Trains one seed of the recipe, evaluated as BenchMARL's script does it."""
+    from torchrl_marl.config import load_config
+    from torchrl_marl.training.trainer import Training
+
+    print(f"torchrl_marl, seed {seed} ...", file=sys.stderr)
+    overrides = {
+        "seed": seed,
+        "total_frames": args.frames,
+        "threads": args.threads,
+        "folder": str(folder),
+        "logging.progress": False,
+        "checkpoint.every_iterations": 0,
+    }
+    training = Training.start(load_config(args.recipe, overrides), None)
+    measure = evaluation(training.config.env, args.episodes)
+    curve = [{"frames": 0, **measure(training.policy), "seconds_training": 0.0}]
+    while not training.done:
+        training.step()
+        if training.frames // args.evaluate_every > curve[-1]["frames"] // args.evaluate_every:
+            point = {"frames": training.frames, **measure(training.policy)}
+            curve.append({**point, "seconds_training": round(training.seconds, 3)})
+    training.close()
+    return {"seed": seed, "curve": curve, "seconds_training": round(training.seconds, 3)}
+
+
+def evaluation(config: Any, episodes: int) -> Callable[[Any], dict[str, float]]:
+    """What plays the same episodes as BenchMARL's side: TorchRL's own env with its seed."""
+    import torchrl.envs
+
+    from torchrl_marl.envs.random_state import RandomState
+
+    with RandomState(EVALUATION_SEED).active():
+        env = torchrl.envs.VmasEnv(
+            config.name,
+            num_envs=episodes,
+            max_steps=config.max_steps,
+            seed=EVALUATION_SEED,
+            clamp_actions=True,
+            **config.kwargs,
+        )
+
+    def measure(policy: Any) -> dict[str, float]:
+        with RandomState(EVALUATION_SEED).active():
+            return play(env, policy, config.max_steps)
+
+    return measure
+
+
+def play(env: EnvBase, policy: Any, steps: int) -> dict[str, float]:
+    """One episode in every env by the likeliest actions.
+
+    ``episode_reward`` sums the rewards of all steps and averages over episodes and agents; an
+    episode that the task ends early is stepped on. ``episode_reward_to_done`` stops there.
+    """
+    import torch
+    from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
+
+    with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+        env.set_seed(EVALUATION_SEED)
+        state = env.reset()
+        running = torch.ones(env.batch_size, dtype=torch.bool)
+        total, to_done, length = 0.0, 0.0, 0.0
+        for _ in range(steps):
+            state = env.step(policy(state))
+            reward = state["next", "agents", "reward"].squeeze(-1).mean(-1)
+            total += reward.mean().item()
+            to_done += torch.where(running, reward, 0.0).mean().item()
+            length += running.float().mean().item()
+            running = running & ~state["next", "done"].squeeze(-1)
+            state = step_mdp(state)
+    return {"episode_reward": total, "episode_reward_to_done": to_done, "episode_length": length}
+
+
+# ---------------------------------------------------------------------------------------- report
+
+
+def column(results: list[dict[str, Any]], i: int, key: str) -> list[float]:
+    """A value of all seeds at one evaluation."""
+    return [result["curve"][i][key] for result in results]
+
+
+def mean_and_range(values: list[float], style: str = ".3f") -> str:
+    """``mean (least to most)``."""
+    mean = sum(values) / len(values)
+    return f"{mean:{style}} ({min(values):{style}} to {max(values):{style}})"
+
+
+def curve_rows(sides: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
+    """A row for every evaluation."""
+    points = min(len(result["curve"]) for results in sides.values() for result in results)
+    return [
+        [
+            f"{next(iter(sides.values()))[0]['curve'][i]['frames']:,}",
+            *(mean_and_range(column(x, i, "episode_reward")) for x in sides.values()),
+        ]
+        for i in range(points)
+    ]
+
+
+def final_rows(sides: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
+    """Everything about the last evaluation."""
+    rows = [
+        [label, *(mean_and_range(column(x, -1, key)) for x in sides.values())]
+        for key, label in LABELS.items()
+    ]
+    seconds = [[result["seconds_training"] for result in x] for x in sides.values()]
+    rows.append(["seconds of training", *(mean_and_range(x, ".0f") for x in seconds)])
+    return rows
+
+
+def draw(sides: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Both curves in one picture: the mean of the seeds and their range."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import EngFormatter
+
+    figure, axes = pyplot.subplots(figsize=(7.2, 4.4), layout="constrained")
+    for name, results in sides.items():
+        points = range(min(len(result["curve"]) for result in results))
+        frames = [results[0]["curve"][i]["frames"] for i in points]
+        values = [column(results, i, "episode_reward") for i in points]
+        seeds = report.count_of(len(results), "seed")
+        axes.plot(
+            frames,
+            [sum(x) / len(x) for x in values],
+            color=COLORS[name],
+            marker="o",
+            markersize=4,
+            label=f"{name} ({seeds}, mean and range)",
+        )
+        low, high = [min(x) for x in values], [max(x) for x in values]
+        axes.fill_between(frames, low, high, color=COLORS[name], alpha=0.18, linewidth=0)
+    axes.set_xlabel("frames")
+    axes.set_ylabel("episode return (200 episodes, likeliest actions)")
+    axes.set_title("VMAS navigation, MAPPO", loc="left", weight="bold")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e4e4e4")
+    axes.set_axisbelow(True)
+    axes.legend(edgecolor="none")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def parse_args() -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--recipe", default=RECIPE)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--frames", type=int, default=600_000)
+    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--evaluate-every", type=int, default=60_000, help="in frames")
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads, of both")
+    parser.add_argument("--reuse", type=Path, help="folder with BenchMARL's results: seed0.json ...")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    parser.add_argument(
+        "--environment",
+        type=Path,
+        default=cache / "torchrl_marl" / "benchmarl",
+        help="folder of BenchMARL's virtual environment; made where it is not there",
+    )
+    parser.add_argument("--results", type=Path, help="keep both sides' results and runs here")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--write", action="store_true", help="write table and picture to results")
+    args = parser.parse_args()
+    if args.quick:
+        args.seeds, args.frames, args.evaluate_every = args.seeds[:1], 12_000, 6_000
+        args.episodes = 20
+    return args
+
+
+def main() -> None:
+    """Trains both and reports."""
+    args = parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) if args.results is None else args.results
+        folder.mkdir(parents=True, exist_ok=True)
+        theirs = benchmarl_results(folder, args)
+        report.be_quiet()
+        ours = []
+        for seed in args.seeds:
+            ours.append(run_ours(seed, folder / f"run{seed}", args))
+            path = folder / f"ours_seed{seed}.json"
+            path.write_text(json.dumps(ours[-1], indent=2) + "\n", encoding="utf-8")
+        sides = {"torchrl_marl": ours, "BenchMARL": theirs}
+        picture = report.file_name("navigation", "png")
+        draw(sides, picture if args.write else folder / picture.name)
+    publish(sides, picture, args)
+
+
+def publish(
+    sides: dict[str, list[dict[str, Any]]], picture: Path, args: argparse.Namespace
+) -> None:
+    """Prints and writes."""
+    ours, theirs = [sum(column(x, -1, "episode_reward")) / len(x) for x in sides.values()]
+    sections = [
+        ("Return", report.markdown_table(["frames", *sides], curve_rows(sides))),
+        (
+            f"After {args.frames:,} frames",
+            report.markdown_table(["", *sides], final_rows(sides))
+            + f"\n\ntorchrl_marl minus BenchMARL: {ours - theirs:+.3f}.",
+        ),
+    ]
+    if args.write:
+        sections.insert(1, ("Learning curves", f"![learning curves]({picture.name})"))
+    result = sides["BenchMARL"][0]
+    used = {k: v for k, v in result["settings"].items() if k.endswith("config")}
+    report.publish(
+        "navigation",
+        f"VMAS navigation: {args.recipe} and BenchMARL's MAPPO",
+        sections,
+        {
+            "task": json.dumps(result["settings"]["task_config"]),
+            "seeds": ", ".join(str(seed) for seed in args.seeds),
+            "threads of torch": f"{args.threads}, BenchMARL {result['settings']['threads']}",
+            "BenchMARL's versions": ", ".join(f"{k} {v}" for k, v in result["versions"].items()),
+            "BenchMARL's settings, its defaults": ", ".join(
+                f"{key} {used['experiment_config'][key]}"
+                for key in (
+                    "lr",
+                    "gamma",
+                    "on_policy_collected_frames_per_batch",
+                    "on_policy_n_envs_per_worker",
+                    "on_policy_n_minibatch_iters",
+                    "on_policy_minibatch_size",
+                )
+            )
+            + f", lmbda {used['algorithm_config']['lmbda']}, num_cells "
+            f"{used['model_config']['num_cells']}",
+        },
+        f"""Mean (least to most) over the seeds. A return is the mean over {args.episodes} episodes
+        and the agents of the rewards summed over 100 steps; an episode that the task ends early,
+        with all agents at their goals, is stepped on ("over 100 steps") or cut there ("to the
+        episode's end"). Both sides are evaluated in TorchRL's VmasEnv with the same seed, so they
+        play the same episodes, by the likeliest actions; the time of evaluating is not in the
+        seconds of training. BenchMARL runs in an environment of its own by
+        `benchmarks/benchmarl_navigation.py`, with its defaults for task, experiment, algorithm and
+        model; ours is the recipe. The two were trained one after the other and not side by side, so
+        the seconds are a rough comparison. They differ in more than the library: number of envs,
+        networks, learning rate, epochs and minibatches are each side's own.""",
+        write=args.write,
+    )
+
+
+if __name__ == "__main__":
+    main()
