@@ -22,6 +22,17 @@ import report
 
 RECIPE = "vmas_balance_mappo"
 FRAMES = 1_500_000
+HEADER = (
+    "",
+    "return",
+    "untrained",
+    "random",
+    "heuristic",
+    "frames",
+    "training, s",
+    "with evaluation, s",
+    "frames/s",
+)
 QUICK = {
     "total_frames": 1_600,
     "frames_per_batch": 800,
@@ -122,19 +133,6 @@ def main() -> None:
         the return of the sampled actions in training.""",
         write=args.write,
     )
-
-
-HEADER = (
-    "",
-    "return",
-    "untrained",
-    "random",
-    "heuristic",
-    "frames",
-    "training, s",
-    "with evaluation, s",
-    "frames/s",
-)
 
 
 def draw(folders: list[Path], args: argparse.Namespace) -> Path:

@@ -99,12 +99,23 @@ def main() -> None:
     args = parser.parse_args()
     if args.quick:
         args.envs, args.rounds = [64], 2
-    header = ["envs", "", "ms", "times TorchRL's loop", "times vectorized", "rounds", "largest error"]
+    header = [
+        "envs",
+        "",
+        "ms",
+        "times TorchRL's loop",
+        "times vectorized",
+        "rounds",
+        "largest error",
+    ]
     measured = report.for_each_number_of_threads(measure, args.threads, args)
     report.publish(
         "gae",
         "Generalized advantage estimation",
-        [(report.count_of(n, "thread"), report.markdown_table(header, rows)) for n, rows in measured.items()],
+        [
+            (report.count_of(n, "thread"), report.markdown_table(header, rows))
+            for n, rows in measured.items()
+        ],
         {"shape": f"[envs, {args.steps}, {args.agents}, 1], float32"},
         """All four are timed in one process, one after the other in random order every round (a short one several
         times in a row); milliseconds are medians over the rounds, "times" is the median (and the

@@ -57,10 +57,19 @@ def make_environment(folder: Path) -> Path:
 
 
 def install_commands() -> list[list[str]]:
-    """What ``benchmarl_navigation.py`` says must be installed, in its order."""
+    """What ``benchmarl_navigation.py`` says must be installed, in its order.
+
+    Each command repeats what came before: alone, a later one may change an earlier version.
+    """
     text = ast.get_docstring(ast.parse(BENCHMARL.read_text(encoding="utf-8"))) or ""
-    lines = [line.strip() for line in text.splitlines()]
-    return [shlex.split(line)[1:] for line in lines if line.startswith("pip install ")]
+    packages: list[str] = []
+    commands = []
+    for line in text.splitlines():
+        words = shlex.split(line) if "pip install" in line else []
+        if words[:2] == ["pip", "install"]:
+            packages += [word for word in words[2:] if word not in packages]
+            commands.append(["install", *packages])
+    return commands
 
 
 def run_benchmarl(python: Path, seed: int, path: Path, args: argparse.Namespace) -> None:
@@ -202,6 +211,8 @@ def column(results: list[dict[str, Any]], i: int, key: str) -> list[float]:
 def mean_and_range(values: list[float], style: str = ".3f") -> str:
     """``mean (least to most)``."""
     mean = sum(values) / len(values)
+    if len(values) == 1:
+        return f"{mean:{style}}"
     return f"{mean:{style}} ({min(values):{style}} to {max(values):{style}})"
 
 
@@ -276,7 +287,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--evaluate-every", type=int, default=60_000, help="in frames")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads, of both")
-    parser.add_argument("--reuse", type=Path, help="folder with BenchMARL's results: seed0.json ...")
+    parser.add_argument(
+        "--reuse", type=Path, help="folder with BenchMARL's results: seed0.json ..."
+    )
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     parser.add_argument(
         "--environment",

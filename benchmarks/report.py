@@ -154,7 +154,11 @@ def parser(description: str | None, threads: Sequence[int] = (1, 2)) -> argparse
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument(
-        "--threads", type=int, nargs="+", default=list(threads), help="torch's threads, each in turn"
+        "--threads",
+        type=int,
+        nargs="+",
+        default=list(threads),
+        help="torch's threads, each in turn",
     )
     made.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     made.add_argument("--write", action="store_true", help="write the table to benchmarks/results")

@@ -107,9 +107,7 @@ def test_learning_is_what_a_bare_script_does(value_norm, normalize, critic_loss)
             batch["next", k].unsqueeze(-2).expand_as(value) for k in ("done", "terminated")
         )
         reward = following["reward"]  # one for all, the dead included
-        advantage, target = gae(
-            reward, value, next_value, done, terminated, gamma=0.9, lmbda=0.8
-        )
+        advantage, target = gae(reward, value, next_value, done, terminated, gamma=0.9, lmbda=0.8)
         mean, deviation = 0.0, 1.0
         if value_norm:  # before the first update: the identity
             living = target[mask]
@@ -141,9 +139,7 @@ def test_learning_is_what_a_bare_script_does(value_norm, normalize, critic_loss)
             log_p = network(actor_net, b["observation"], alive).log_softmax(-1)
             new = log_p.gather(-1, b["action"].unsqueeze(-1)).squeeze(-1)
             ratio = (new - b["old"]).exp()
-            gain = torch.minimum(
-                ratio * b["advantage"], ratio.clamp(0.8, 1.2) * b["advantage"]
-            )
+            gain = torch.minimum(ratio * b["advantage"], ratio.clamp(0.8, 1.2) * b["advantage"])
             entropy = -(log_p.exp() * log_p).sum(-1)
             value = network(critic_net, b["observation"], alive).squeeze(-1)
             wanted = (b["target"] - mean) / deviation
@@ -291,7 +287,9 @@ def test_the_observation_norm_changes_after_the_batch():
     batch = make_batch(env, learner)
     seen = []
     plain = OnPolicyLearner.update
-    learner.update = lambda minibatch: (seen.append(norm.count.item()), plain(learner, minibatch))[1]
+    learner.update = lambda minibatch: (seen.append(norm.count.item()), plain(learner, minibatch))[
+        1
+    ]
     learn(learner, batch)
     assert len(seen) == 8
     assert set(seen) == {0.0}

@@ -129,7 +129,9 @@ def test_a_wrong_action_mask_is_refused(wrong):
     group = make_group("categorical", action_mask=True)
     td = make_observed(group, 5)
     td["car", "action_mask"] = wrong
-    with pytest.raises(ValueError, match=r"action mask is torch\..*expected torch.bool \(5, 3, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"action mask is torch\..*expected torch.bool \(5, 3, 4\)"
+    ):
         make_actor(group)(td)
 
 

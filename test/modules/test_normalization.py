@@ -67,9 +67,7 @@ def test_value_norm_of_equal_targets_stays_finite():
 def test_value_norm_is_torchrls_without_masks():
     ours, theirs = ValueNorm(decay=0.8), PopArtValueNorm(beta=0.8)
     for seed in range(4):
-        target = 5 + 3 * torch.randn(
-            20, 2, 1, generator=torch.Generator().manual_seed(seed)
-        )
+        target = 5 + 3 * torch.randn(20, 2, 1, generator=torch.Generator().manual_seed(seed))
         ours.update(target)
         theirs.update(target)
     x = torch.linspace(-5, 20, 7).unsqueeze(-1)
@@ -113,7 +111,9 @@ def test_observation_norm_clips_and_keeps_the_type():
     norm.update(torch.tensor([[[1.0], [3.0]]]))
     out = norm(torch.tensor([[2.0], [3.0], [100.0], [-100.0]]))
     assert out.dtype is torch.float32
-    torch.testing.assert_close(out.flatten(), torch.tensor([0.0, 1.0, 2.0, -2.0]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        out.flatten(), torch.tensor([0.0, 1.0, 2.0, -2.0]), atol=1e-4, rtol=0
+    )
 
 
 def test_observation_norm_is_saved():

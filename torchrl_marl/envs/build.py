@@ -19,7 +19,7 @@ LIBRARIES = ("toy", "vmas")
 def make_env(
     config: EnvConfig,
     *,
-    seed: int,
+    seed: int | None = None,
     device: torch.device | str = "cpu",
     n_envs: int | None = None,
 ) -> EnvBase:
@@ -29,7 +29,7 @@ def make_env(
         config (EnvConfig): which world, and how.
 
     Keyword Args:
-        seed (int): start of the environment's own random state.
+        seed (int, optional): start of the environment's own random state; drawn if None.
         device (torch.device): where the simulation runs.
         n_envs (int, optional): number E of envs, where it is not the config's.
 
@@ -55,7 +55,9 @@ def make_env(
     )
 
 
-def _make_vmas(config: EnvConfig, n_envs: int, seed: int, device: torch.device | str) -> EnvBase:
+def _make_vmas(
+    config: EnvConfig, n_envs: int, seed: int | None, device: torch.device | str
+) -> EnvBase:
     from torchrl_marl.envs.vmas import VmasEnv
 
     return VmasEnv(
@@ -71,7 +73,9 @@ def _make_vmas(config: EnvConfig, n_envs: int, seed: int, device: torch.device |
     )
 
 
-def _make_toy(config: EnvConfig, n_envs: int, seed: int, device: torch.device | str) -> EnvBase:
+def _make_toy(
+    config: EnvConfig, n_envs: int, seed: int | None, device: torch.device | str
+) -> EnvBase:
     from torchrl_marl.envs.toy import TOY_ENVS
 
     if config.name not in TOY_ENVS:

@@ -22,6 +22,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from torchrl_marl.errors import UserError
+
 __all__ = ["SimulatorState", "SimulatorStateError", "read_tensors", "write_tensors"]
 
 Path = tuple[str, ...]
@@ -46,7 +48,7 @@ _COLLECTIONS = (dict, list, tuple, deque)
 SCALARS = (int, float, bool, str, type(None))
 
 
-class SimulatorStateError(RuntimeError):
+class SimulatorStateError(UserError, RuntimeError):
     """The simulator keeps its state in a way that cannot be read and written as tensors."""
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import pickle
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from torchrl_marl.errors import CheckpointError
 
-__all__ = ["latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = ["latest_checkpoint", "load_checkpoint", "load_learners", "save_checkpoint"]
 
 _FORMAT = 1
 
@@ -87,6 +89,22 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
             "it was written by another version of torchrl_marl."
         )
     return state
+
+
+def load_learners(learners: Sequence[nn.Module], states: Sequence[dict[str, Any]]) -> None:
+    """Gives learners the states that a checkpoint has of them.
+
+    Raises:
+        CheckpointError: other groups or networks than the checkpoint's.
+    """
+    try:
+        for learner, state in zip(learners, states, strict=True):
+            learner.load_state_dict(state)
+    except (RuntimeError, ValueError):
+        raise CheckpointError(
+            "the checkpoint does not fit the run's config.yaml or environment: other groups or "
+            "networks of another size; put back those that it was trained with."
+        ) from None
 
 
 def _all(folder: Path) -> list[Path]:

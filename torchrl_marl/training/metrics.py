@@ -49,11 +49,10 @@ class EpisodeTracker:
         done = batch.get(("next", "done")).reshape(*batch.shape)
         ended = done.any()
         means = {}
-        length = torch.ones(batch.shape, device=done.device)
-        series = {
-            f"{n}/episode_reward": group_reward(g, batch) for n, g in self.team.groups.items()
-        }
-        series["episode_length"] = length
+        series = {}
+        for name, group in self.team.groups.items():
+            series[f"{name}/episode_reward"] = group_reward(group, batch)
+            series[f"{name}/episode_length"] = torch.ones(batch.shape, device=done.device)
         for name, value in series.items():
             start = self._running.get(name, torch.zeros_like(value[:, 0]))
             totals, self._running[name] = _episode_sums(value, done, start)
@@ -84,19 +83,20 @@ class CsvTable:
             self._cut_back(keep_iterations)
 
     def _cut_back(self, iterations: int) -> None:
-        try:
-            with self.path.open(newline="") as file:
-                rows = list(csv.DictReader(file))
-            kept = [row for row in rows if int(row["iteration"]) <= iterations]
-        except (KeyError, TypeError, ValueError) as error:
-            # A row that was being written when the machine stopped.
-            kept = [row for row in rows if str(row.get("iteration") or "").isdigit()]
-            kept = [r for r in kept if int(r["iteration"]) <= iterations and None not in r.values()]
-            if not kept and iterations:
-                raise CheckpointError(f"{self.path} is no table of metrics ({error}).") from None
+        with self.path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+        if rows and "iteration" not in (reader.fieldnames or ()):
+            raise CheckpointError(
+                f"{str(self.path)!r} is no table of metrics: it has no column 'iteration'; "
+                "move it away to go on."
+            )
+        # A row that was being written when the machine stopped lacks columns.
+        whole = [row for row in rows if None not in row and None not in row.values()]
+        kept = [r for r in whole if r["iteration"].isdigit() and int(r["iteration"]) <= iterations]
         if not rows:
             return
-        self.columns = list(rows[0])
+        self.columns = list(reader.fieldnames or ())
         part = self.path.with_suffix(".part")
         with part.open("w", newline="") as file:
             writer = csv.DictWriter(file, self.columns)

@@ -16,7 +16,7 @@ from torchrl_marl.envs.build import make_env
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.specs import TeamSpec
-from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint
+from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint, load_learners
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.evaluation import evaluate
 
@@ -86,8 +86,7 @@ class Run:
         state = load_checkpoint(latest_checkpoint(folder), device)
         team = TeamSpec.from_env(_own_or_new(config, env, device, n_envs=1))
         learners = build_learners(team, config.learner, config.groups, device=device)
-        for learner, saved in zip(learners, state["learners"]):
-            learner.load_state_dict(saved)
+        load_learners(learners, state["learners"])
         actors = [actor for learner in learners for actor in learner.actors.values()]
         path = folder / "summary.json"
         summary = json.loads(path.read_text()) if path.is_file() else {}

@@ -7,6 +7,7 @@ import json
 import math
 import random
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
-from tqdm.auto import tqdm
 
 from torchrl_marl.collectors.rollout import RolloutCollector, restore_env, snapshot_env
 from torchrl_marl.collectors.team import TeamPolicy
@@ -26,7 +26,12 @@ from torchrl_marl.learners.build import build_learners
 from torchrl_marl.schema import to_yaml
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.animation import check_drawable
-from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from torchrl_marl.training.checkpoint import (
+    latest_checkpoint,
+    load_checkpoint,
+    load_learners,
+    save_checkpoint,
+)
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.evaluation import evaluate
 from torchrl_marl.training.interruption import Interruption
@@ -38,6 +43,10 @@ from torchrl_marl.training.metrics import (
     count_agent_frames,
 )
 from torchrl_marl.training.run import EVALUATION_SEED, Run, new_folder
+
+with warnings.catch_warnings():  # in a notebook without ipywidgets the bar is text, which will do
+    warnings.simplefilter("ignore")
+    from tqdm.auto import tqdm
 
 __all__ = ["Iteration", "Training", "iterate", "resume", "train"]
 
@@ -378,8 +387,7 @@ class Training:
         self.agent_frames = state["agent_frames"]
         self.seconds = state["seconds"]
         self.run.summary.update(state["summary"])
-        for learner, saved in zip(self.learners, state["learners"]):
-            learner.load_state_dict(saved)
+        load_learners(self.learners, state["learners"])
         self.collector.load_state_dict(state["collector"])
         tracker = {name: value.to(self.device) for name, value in state["tracker"].items()}
         self.tracker.load_state_dict(tracker)

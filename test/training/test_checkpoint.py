@@ -1,0 +1,157 @@
+"""Checkpoints: whole or not at all, and what is said of broken ones."""
+
+import pytest
+import torch
+from runs import assert_equal, assert_same_run, final_state, small_config, table
+
+from torchrl_marl.envs.toy import Arena
+from torchrl_marl.errors import CheckpointError, UserError
+from torchrl_marl.training import Run, iterate, train
+from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from torchrl_marl.training.trainer import resume
+
+STATE = {"iteration": 1, "weights": {"w": torch.arange(3.0)}, "nested": [1, "a", None, 2.5]}
+
+
+def make_folder(tmp_path):
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    return tmp_path
+
+
+def test_round_trip(tmp_path):
+    folder = make_folder(tmp_path)
+    path = save_checkpoint(folder, 7, STATE, keep=2)
+    assert path == latest_checkpoint(folder)
+    assert path.name == "iteration_000007.pt"
+    state = load_checkpoint(path)
+    state.pop("format")
+    assert_equal(state, STATE)
+
+
+def test_the_latest_ones_are_kept(tmp_path):
+    folder = make_folder(tmp_path)
+    for iteration in (1, 2, 9, 10, 100):
+        save_checkpoint(folder, iteration, STATE, keep=2)
+    names = sorted(p.name for p in (folder / "checkpoints").iterdir())
+    assert names == ["iteration_000010.pt", "iteration_000100.pt"]
+    assert latest_checkpoint(folder).name == "iteration_000100.pt"
+
+
+@pytest.mark.parametrize("where", ["writing", "renaming"])
+def test_a_checkpoint_that_fails_leaves_the_earlier_one(tmp_path, monkeypatch, where):
+    folder = make_folder(tmp_path)
+    save_checkpoint(folder, 1, STATE, keep=1)
+    with monkeypatch.context() as patch:
+        if where == "writing":
+
+            def save(state, file):
+                file.write(b"half")
+                raise OSError("no space left on device")
+
+            patch.setattr(torch, "save", save)
+        else:
+
+            def replace(self, target):
+                raise OSError("power cut")
+
+            patch.setattr(type(folder), "replace", replace)
+        with pytest.raises(OSError):
+            save_checkpoint(folder, 2, STATE, keep=1)
+    assert latest_checkpoint(folder).name == "iteration_000001.pt"
+    assert load_checkpoint(latest_checkpoint(folder))["iteration"] == 1
+    save_checkpoint(folder, 2, STATE, keep=1)
+    assert load_checkpoint(latest_checkpoint(folder))["iteration"] == 1
+    assert latest_checkpoint(folder).name == "iteration_000002.pt"
+
+
+def test_no_run_and_no_checkpoint(tmp_path):
+    for use in (resume, Run.load):
+        with pytest.raises(CheckpointError, match="no run folder.*config.yaml.*torchrl-marl train"):
+            use(tmp_path)
+    with pytest.raises(CheckpointError, match="no checkpoint yet.*train it again"):
+        latest_checkpoint(make_folder(tmp_path))
+    for use in (resume, Run.load):
+        with pytest.raises(CheckpointError, match="no checkpoint yet"):
+            use(tmp_path)
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        load_checkpoint(tmp_path / "iteration_000001.pt")
+
+
+def cut_in_half(path):
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+DAMAGE = {
+    "half-written": cut_in_half,
+    "empty": lambda path: path.write_bytes(b""),
+    "no checkpoint at all": lambda path: path.write_text("hello, world" * 100),
+    "another archive's": lambda path: torch.save([1, 2, 3], path),
+    "without its format": lambda path: torch.save({"iteration": 3}, path),
+    "of code": lambda path: torch.save({"format": 1, "code": pytest.raises}, path),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_broken_checkpoint_names_the_fix(tmp_path, damage):
+    folder = make_folder(tmp_path)
+    first = save_checkpoint(folder, 1, STATE, keep=2)
+    second = save_checkpoint(folder, 2, STATE, keep=2)
+    DAMAGE[damage](second)
+    with pytest.raises(CheckpointError, match="broken or half-written") as caught:
+        load_checkpoint(latest_checkpoint(folder))
+    message = str(caught.value)
+    assert str(second) in message
+    assert "delete it to go on from iteration_000001.pt" in message
+    assert "\n" not in message
+    second.unlink()
+    assert load_checkpoint(latest_checkpoint(folder))["iteration"] == 1
+    DAMAGE[damage](first)
+    with pytest.raises(CheckpointError, match="train the run again"):
+        load_checkpoint(latest_checkpoint(folder))
+
+
+def test_a_checkpoint_of_another_version(tmp_path):
+    path = tmp_path / "iteration_000001.pt"
+    torch.save({"format": 99}, path)
+    with pytest.raises(CheckpointError, match="format 99, expected 1.*another version"):
+        load_checkpoint(path)
+
+
+def test_the_earlier_checkpoint_of_a_run_still_works(tmp_path):
+    """As the message says: delete the broken one and go on; the end is the same."""
+    settings = {"checkpoint.every_iterations": 1, "checkpoint.keep": 3}
+    whole, run = (
+        train(small_config(**settings, folder=str(tmp_path / name))) for name in ("whole", "cut")
+    )
+    last = latest_checkpoint(run.folder)
+    cut_in_half(last)
+    for use in (resume, Run.load):
+        with pytest.raises(CheckpointError, match="delete it to go on from iteration_000005.pt"):
+            use(run.folder)
+    assert len(table(run.folder / "metrics.csv")) == 6  # nothing was lost by trying
+    last.unlink()
+    assert final_state(run.folder)["iteration"] == 5
+    assert_same_run(whole.folder, resume(run.folder).folder)
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
+    """Networks of another size than the checkpoint's: one line, and not a traceback of torch's."""
+    run = train(small_config(total_frames=80, folder=str(tmp_path / "run")))
+    config = run.folder / "config.yaml"
+    config.write_text(config.read_text().replace("num_cells: [8]", "num_cells: [9]"))
+    assert "[9]" in config.read_text()
+    for use in (Run.load, resume):
+        with pytest.raises(CheckpointError, match="does not fit the run's config.yaml"):
+            use(run.folder)
+
+
+@pytest.mark.parametrize("n_envs", [4, 8])
+def test_an_environment_that_the_checkpoint_is_not_of(tmp_path, n_envs):
+    """Another number of envs, or agents that see something else."""
+    config = small_config(total_frames=160, folder=str(tmp_path / "run"))
+    for _ in iterate(config, env=Arena(8, max_steps=13)):
+        break
+    other = Arena(n_envs, max_steps=13, n_actions=4 if n_envs == 4 else 3)
+    with pytest.raises(UserError, match="fit|envs|snapshot"):
+        resume(config.folder, env=other)

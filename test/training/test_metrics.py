@@ -1,0 +1,235 @@
+"""Metrics, by hand."""
+
+import csv
+import dataclasses
+import importlib.util
+import math
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import Bounded, Unbounded
+
+from torchrl_marl import AgentSpec, TeamSpec
+from torchrl_marl.errors import CheckpointError, MissingExtraError, NonFiniteError
+from torchrl_marl.training.config import LoggingConfig
+from torchrl_marl.training.metrics import (
+    CsvTable,
+    EpisodeTracker,
+    Loggers,
+    check_finite,
+    count_agent_frames,
+    group_reward,
+)
+
+NAN = float("nan")
+
+
+def make_team(state=False):
+    bounded = Bounded(-1, 1, (1,))
+    agents = [
+        AgentSpec("cat", 2, Unbounded((1,)), bounded),
+        AgentSpec("dog", 1, Unbounded((1,)), bounded),
+    ]
+    return TeamSpec(agents, Unbounded((2,)) if state else None)
+
+
+def make_batch(cat, dog, done, mask=None):
+    """Rewards ``cat [E, T, 2]``, ``dog [E, T]``; done ``[E, T]``; the cats' mask."""
+    cat, dog, done = torch.tensor(cat), torch.tensor(dog), torch.tensor(done)
+    shape = done.shape
+    mask = torch.ones(*shape, 2, dtype=torch.bool) if mask is None else torch.tensor(mask)
+    td = {
+        "cat": {"observation": torch.zeros(*shape, 2, 1), "mask": mask},
+        "dog": {
+            "observation": torch.zeros(*shape, 1, 1),
+            "mask": torch.ones(*shape, 1, dtype=torch.bool),
+        },
+    }
+    following = {
+        name: {"observation": x["observation"].clone(), "mask": x["mask"].clone()}
+        for name, x in td.items()
+    }
+    following["cat"]["reward"] = cat.unsqueeze(-1)
+    following["dog"]["reward"] = dog.view(*shape, 1, 1)
+    return TensorDict({**td, "next": {**following, "done": done.unsqueeze(-1)}}, shape)
+
+
+# -------------------------------------------------------------------------------- the tracker
+
+
+def test_episodes_by_hand():
+    tracker = EpisodeTracker(make_team())
+    first = make_batch(
+        cat=[[[1.0, 3.0], [2.0, 2.0], [5.0, 5.0]], [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]],
+        dog=[[1.0, 1.0, 1.0], [10.0, 20.0, 30.0]],
+        done=[[False, True, False], [False, False, False]],
+    )
+    means = tracker.update(first)
+    assert means["cat/episode_reward"].item() == 4.0  # 2 + 2
+    assert means["dog/episode_reward"].item() == 2.0
+    assert means["cat/episode_length"].item() == 2.0
+    second = make_batch(
+        cat=[[[7.0, 7.0], [1.0, 1.0], [2.0, 2.0]], [[4.0, 4.0], [6.0, 6.0], [1.0, 3.0]]],
+        dog=[[1.0, 5.0, 1.0], [40.0, 2.0, 3.0]],
+        done=[[True, True, False], [True, False, True]],
+    )
+    means = tracker.update(second)
+    # Env 0: 5 + 7, then 1; env 1: 3 + 4, then 6 + 2.
+    assert means["cat/episode_reward"].item() == (12.0 + 1.0 + 7.0 + 8.0) / 4
+    assert means["dog/episode_reward"].item() == (2.0 + 5.0 + 100.0 + 5.0) / 4
+    assert means["cat/episode_length"].item() == (2 + 1 + 4 + 2) / 4
+    state = tracker.state_dict()
+    assert state["cat/episode_reward"].tolist() == [2.0, 0.0]
+    assert state["cat/episode_length"].tolist() == [1.0, 0.0]
+    other = EpisodeTracker(make_team())
+    other.load_state_dict(state)
+    third = make_batch([[[1.0, 1.0]], [[9.0, 9.0]]], [[0.0], [0.0]], [[True], [True]])
+    assert other.update(third)["cat/episode_reward"].item() == (3.0 + 9.0) / 2
+    assert tracker.update(third)["cat/episode_reward"].item() == (3.0 + 9.0) / 2
+
+
+def test_no_episode_ended():
+    tracker = EpisodeTracker(make_team())
+    means = tracker.update(make_batch([[[1.0, 1.0]]], [[1.0]], [[False]]))
+    assert all(math.isnan(value) for value in means.values())
+
+
+@pytest.mark.parametrize("poison", [NAN, 1e9])
+def test_the_dead_do_not_count(poison):
+    tracker = EpisodeTracker(make_team())
+    batch = make_batch(
+        cat=[[[1.0, 3.0], [2.0, poison], [poison, poison]]],
+        dog=[[1.0, 1.0, 1.0]],
+        done=[[False, False, True]],
+        mask=[[[True, True], [True, False], [False, False]]],
+    )
+    means = tracker.update(batch)
+    assert means["cat/episode_reward"].item() == 2.0 + 2.0 + 0.0
+    assert means["cat/episode_length"].item() == 3.0
+    assert count_agent_frames(make_team(), batch).item() == 3 + 3
+
+
+def test_a_reward_of_the_whole_team():
+    team = make_team()
+    batch = make_batch([[[1.0, 1.0]]], [[1.0]], [[True]])
+    batch["next", "reward"] = torch.tensor([[[7.0]]])
+    group = dataclasses.replace(team.groups["cat"], reward_key="reward")
+    assert group_reward(group, batch).tolist() == [[7.0]]
+
+
+def test_frames_of_groups_without_masks():
+    team = make_team()
+    team.groups = {n: dataclasses.replace(g, mask_key=None) for n, g in team.groups.items()}
+    assert count_agent_frames(team, make_batch([[[1.0, 1.0]] * 4], [[1.0] * 4], [[True] * 4])) == 12
+
+
+# ---------------------------------------------------------------------------------- non-finite
+
+
+def finite_batch(mask=None):
+    batch = make_batch([[[1.0, 1.0]] * 3] * 2, [[1.0] * 3] * 2, [[False] * 3] * 2, mask)
+    batch["state"] = torch.zeros(2, 3, 2)
+    batch["next", "state"] = torch.zeros(2, 3, 2)
+    return batch
+
+
+@pytest.mark.parametrize("value", [NAN, float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        (("cat", "observation"), "'cat'.*observation"),
+        (("dog", "observation"), "'dog'.*observation"),
+        (("next", "cat", "observation"), "'cat'.*next.*observation"),
+        (("next", "dog", "reward"), "'dog'.*reward"),
+        ("state", "state"),
+    ],
+)
+def test_what_is_not_finite_is_named(key, named, value):
+    team, batch = make_team(state=True), finite_batch()
+    check_finite(team, batch)
+    batch[key][1, 2] = value
+    with pytest.raises(NonFiniteError, match=named + ".*env 1, step 2"):
+        check_finite(team, batch)
+
+
+def test_the_dead_may_hold_anything():
+    mask = [[[True, False]] * 3] * 2
+    team, batch = make_team(state=True), finite_batch(mask)
+    for key in (("cat", "observation"), ("next", "cat", "observation"), ("next", "cat", "reward")):
+        batch[key][:, :, 1] = NAN
+    check_finite(team, batch)
+    batch["cat", "observation"][0, 0, 0] = NAN
+    with pytest.raises(NonFiniteError, match="env 0, step 0"):
+        check_finite(team, batch)
+
+
+# --------------------------------------------------------------------------------- the table
+
+
+def read(path):
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_the_table_is_readable_after_every_row(tmp_path):
+    table = CsvTable(tmp_path / "metrics.csv")
+    table.write({"iteration": 1, "loss": 0.123456789, "reward": NAN})
+    assert read(table.path) == [["iteration", "loss", "reward"], ["1", "0.123457", ""]]
+    table.write({"iteration": 2, "loss": 1e-9, "reward": 3.0, "new": 1})
+    assert read(table.path)[1:] == [["1", "0.123457", ""], ["2", "1e-09", "3"]]
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2])
+@pytest.mark.parametrize("torn", ["", "3,0.", "3", "1", "1,", "3,0.5,", '"3', "3,0.5,1,7"])
+def test_the_table_is_cut_back(tmp_path, keep, torn):
+    """The last row may be torn: 1 of 12, too."""
+    path = tmp_path / "metrics.csv"
+    table = CsvTable(path)
+    for i in (1, 2):
+        table.write({"iteration": i, "loss": 0.5 * i, "reward": NAN})
+    with path.open("a") as file:
+        file.write(torn)
+    other = CsvTable(path, keep_iterations=keep)
+    head, rows = ["iteration", "loss", "reward"], [["1", "0.5", ""], ["2", "1", ""]][:keep]
+    assert read(path) == [head, *rows]
+    other.write({"reward": 1.5, "iteration": keep + 1, "loss": 9.0})
+    assert read(path) == [head, *rows, [str(keep + 1), "9", "1.5"]]
+
+
+def test_no_table_of_metrics(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("name,age\nme,7\n")
+    with pytest.raises(CheckpointError, match="no column 'iteration'.*move it away"):
+        CsvTable(path, keep_iterations=3)
+    assert path.read_text() == "name,age\nme,7\n"
+
+
+def test_a_new_table_where_there_is_none(tmp_path):
+    for content in (None, ""):
+        path = tmp_path / "metrics.csv"
+        if content is not None:
+            path.write_text(content)
+        table = CsvTable(path, keep_iterations=3)
+        table.write({"iteration": 1})
+        assert read(path) == [["iteration"], ["1"]]
+        path.unlink()
+
+
+def test_a_logger_that_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'torchrl_marl\[log\]'"):
+        Loggers(LoggingConfig(backends=["wandb"]), tmp_path)
+
+
+def test_loggers_get_finite_numbers(tmp_path):
+    loggers = Loggers(LoggingConfig(), tmp_path)
+    seen = []
+
+    class Logger:
+        def log_scalar(self, name, value, step):
+            seen.append((name, value, step))
+
+    loggers.loggers = [Logger(), Logger()]
+    loggers.log({"a": 1.0, "b": NAN, "c": float("inf"), "d": "text", "e": 2}, 64)
+    assert sorted(seen) == sorted([("a", 1.0, 64), ("e", 2, 64)] * 2)
