@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument("--resets", type=int, nargs="+", default=[1, 10, 100, 512])
     args = parser.parse_args()
     if args.quick:
+        args.write = False
         args.envs, args.steps, args.rounds = [32], 5, 2
         args.counted_envs, args.resets = 32, [1, 10]
     header = ["envs", "", "frames/s", "times the first", "done, per env and step"]
@@ -210,12 +211,12 @@ def main() -> None:
         },
         """All four collect in one process, one batch each in random order every round, after a
         warm-up that is longer than an episode, so that episodes end at different times; frames/s
-        are from the median time of a batch, "times" is the median (and the quartiles) of
-        the rounds' ratios. The share of steps that end an episode must agree between the rows. torchrl's VmasEnv has the
-        time limit from VMAS and always computes the scenario's info. Operations are those that
-        torch dispatches (TorchDispatchMode), views included, in env.reset with a "_reset" entry;
-        our env draws new starts for all envs at once and hands them out until one is asked for
-        twice.""",
+        are from the median time of a batch, "times" is the median (and the quartiles) of the
+        rounds' ratios. The share of steps that end an episode must agree between the rows.
+        torchrl's VmasEnv has the time limit from VMAS and always computes the scenario's info.
+        Operations are those that torch dispatches (TorchDispatchMode), views included, in env.reset
+        with a "_reset" entry; our env draws new starts for all envs at once and hands them out
+        until one is asked for twice.""",
         write=args.write,
     )
 

@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     parser.add_argument("--write", action="store_true", help="write table and picture to results")
     args = parser.parse_args()
+    args.write = args.write and not args.quick
 
     runs = Path(tempfile.mkdtemp()) if args.runs is None else args.runs
     folders = [runs / f"seed{seed}" for seed in args.seeds]

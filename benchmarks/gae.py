@@ -98,16 +98,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="longest, for one size")
     args = parser.parse_args()
     if args.quick:
+        args.write = False
         args.envs, args.rounds = [64], 2
-    header = [
-        "envs",
-        "",
-        "ms",
-        "times TorchRL's loop",
-        "times vectorized",
-        "rounds",
-        "largest error",
-    ]
+    header = ["envs", "", "ms", "times TorchRL's loop", "times vectorized", "rounds", "error"]
     measured = report.for_each_number_of_threads(measure, args.threads, args)
     report.publish(
         "gae",
@@ -117,11 +110,11 @@ def main() -> None:
             for n, rows in measured.items()
         ],
         {"shape": f"[envs, {args.steps}, {args.agents}, 1], float32"},
-        """All four are timed in one process, one after the other in random order every round (a short one several
-        times in a row); milliseconds are medians over the rounds, "times" is the median (and the
-        quartiles) of the rounds' ratios: how many times faster than the baseline. The error is the largest difference of
-        the advantages from TorchRL's loop in float64, without a mask. TorchRL's functions are
-        called with time_dim=-3 and take no mask.""",
+        """All four are timed in one process, one after the other in random order every round (a
+        short one several times in a row); milliseconds are medians over the rounds, "times" is the
+        median (and the quartiles) of the rounds' ratios: how many times faster than the baseline.
+        The error is the largest difference of the advantages from TorchRL's loop in float64,
+        without a mask. TorchRL's functions are called with time_dim=-3 and take no mask.""",
         write=args.write,
     )
 

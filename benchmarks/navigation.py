@@ -264,7 +264,7 @@ def draw(sides: dict[str, list[dict[str, Any]]], path: Path) -> None:
         low, high = [min(x) for x in values], [max(x) for x in values]
         axes.fill_between(frames, low, high, color=COLORS[name], alpha=0.18, linewidth=0)
     axes.set_xlabel("frames")
-    axes.set_ylabel("episode return (200 episodes, likeliest actions)")
+    axes.set_ylabel("episode return, likeliest actions")
     axes.set_title("VMAS navigation, MAPPO", loc="left", weight="bold")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.spines[["top", "right"]].set_visible(False)
@@ -287,9 +287,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--evaluate-every", type=int, default=60_000, help="in frames")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads, of both")
-    parser.add_argument(
-        "--reuse", type=Path, help="folder with BenchMARL's results: seed0.json ..."
-    )
+    parser.add_argument("--reuse", type=Path, help="folder with BenchMARL's seed0.json ...")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     parser.add_argument(
         "--environment",
@@ -297,13 +295,13 @@ def parse_args() -> argparse.Namespace:
         default=cache / "torchrl_marl" / "benchmarl",
         help="folder of BenchMARL's virtual environment; made where it is not there",
     )
-    parser.add_argument("--results", type=Path, help="keep both sides' results and runs here")
+    parser.add_argument("--results", type=Path, help="keep the results of both sides here")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     parser.add_argument("--write", action="store_true", help="write table and picture to results")
     args = parser.parse_args()
     if args.quick:
         args.seeds, args.frames, args.evaluate_every = args.seeds[:1], 12_000, 6_000
-        args.episodes = 20
+        args.episodes, args.write = 20, False
     return args
 
 
@@ -317,7 +315,7 @@ def main() -> None:
         report.be_quiet()
         ours = []
         for seed in args.seeds:
-            ours.append(run_ours(seed, folder / f"run{seed}", args))
+            ours.append(run_ours(seed, Path(temporary) / f"run{seed}", args))
             path = folder / f"ours_seed{seed}.json"
             path.write_text(json.dumps(ours[-1], indent=2) + "\n", encoding="utf-8")
         sides = {"torchrl_marl": ours, "BenchMARL": theirs}

@@ -52,7 +52,8 @@ class Timings:
     def ratio_text(self, name: str, baseline: str) -> str:
         """The median of the rounds' ratios with their quartiles."""
         ratios = self._ratios(name, baseline)
-        low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        double = ratios * 2 if len(ratios) == 1 else ratios
+        low, _, high = statistics.quantiles(double, method="inclusive")
         return f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
 
     def _ratios(self, name: str, baseline: str) -> list[float]:

@@ -14,7 +14,7 @@ Collect, estimate advantages, update; no evaluation, no logging. Default recipe
   of the vectorized GAE, ``functional=False``, ``use_td_params=False``, no value norm;
 - *torchrl_marl*: our collector and learner in a plain loop;
 - *torchrl_marl, train*: one step of ``torchrl_marl.train`` as it runs, with checks, episode
-  statistics and ``metrics.csv``.
+  statistics, ``metrics.csv`` and the recipe's schedules; learning rates of the others stay.
 """
 
 from __future__ import annotations
@@ -358,6 +358,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=180.0, help="longest, for the rounds")
     args = parser.parse_args()
     if args.quick:
+        args.write = False
         args.rounds = 2
     header = ["", "frames/s", "times TorchRL", "times TorchRL, tuned", "collect, ms", "learn, ms"]
     header += ["return, untrained to last", "rounds"]

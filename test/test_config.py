@@ -82,6 +82,19 @@ class TestReading:
         config = load_config("vmas_balance_mappo", ["env.kwargs.package_mass=4"])
         assert config.env.kwargs == {"n_agents": 3, "package_mass": 4}
 
+    @pytest.mark.parametrize(
+        ("overrides", "kwargs"),
+        [
+            (["env.name=simple_tag"], {}),
+            (["env.name=balance"], {"n_agents": 3}),
+            (["env.name=wheel", "env.kwargs.n_agents=2"], {"n_agents": 2}),
+            (["env.library=toy", "env.name=arena"], {}),
+        ],
+    )
+    def test_another_scenario_does_not_take_the_arguments_of_the_recipes(self, overrides, kwargs):
+        pytest.importorskip("vmas")
+        assert load_config("vmas_balance_mappo", overrides).env.kwargs == kwargs
+
     def test_a_yaml_without_a_name_is_called_by_its_file(self, tmp_path):
         (tmp_path / "mine.yaml").write_text("env: {library: toy, name: arena}\nseed: 4\n")
         config = load_config(tmp_path / "mine.yaml")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.config_rules import check_device, group_config, validate
+from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.envs.vmas_scenarios import scenario_arguments, scenario_names
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
 from torchrl_marl.schema import (
@@ -94,6 +95,7 @@ def read_config(
     if isinstance(overrides, str):
         overrides = [overrides]
     own = dict(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    base = _without_foreign_arguments(base, own)
     config = merge(TrainConfig, base, own, hints=_scenario_hints(base, own))
     return dataclasses.replace(config, groups=_typed_groups(config))
 
@@ -207,6 +209,18 @@ def _settings(recipe: str | Path | TrainConfig | Mapping[str, Any]) -> dict[str,
             "`torchrl-marl list recipes` shows all, and the path of a YAML file will do, too."
         )
     return {"recipe": path.stem, **read_yaml(path)}
+
+
+def _without_foreign_arguments(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Another scenario than the recipe's does not take the arguments of the recipe's."""
+    before = {"env.library": EnvConfig.library, "env.name": EnvConfig.name}
+    before |= flatten(unfold(base))
+    after = before | flatten(unfold(own))
+    if all(after[key] == before[key] for key in ("env.library", "env.name")):
+        return base
+    base = unfold(base)
+    base["env"] = {**base.get("env", {}), "kwargs": {}}
+    return base
 
 
 def _scenario_hints(base: dict[str, Any], own: dict[str, Any]) -> list[str]:

@@ -50,11 +50,11 @@ def report(runs: Sequence[Run], seeds: Sequence[int]) -> str:
         seconds, rate = number(summary.get("seconds")), summary.get("frames_per_second")
         frames = f"{int(summary.get('frames') or 0):,} in {seconds} s ({number(rate)} frames/s)"
         return table([*rows, ("frames", frames), ("run folder", str(runs[0].folder))])
-    columns = [*_RETURNS, "frames", "seconds", "frames_per_second"]
-    heads = ["seed", *_RETURNS.values(), "frames", "seconds", "frames/s", "run folder"]
-    numbers = [[run.summary.get(column) for column in columns] for run in runs]
+    heads = {**_RETURNS, "frames": "frames", "seconds": "seconds", "frames_per_second": "frames/s"}
+    known = [c for c in heads if any(run.summary.get(c) is not None for run in runs)]
+    numbers = [[run.summary.get(column) for column in known] for run in runs]
     lines = [
-        heads,
+        ["seed", *(heads[column] for column in known), "run folder"],
         *(
             [str(seed), *map(number, row), str(run.folder)]
             for seed, row, run in zip(seeds, numbers, runs)

@@ -144,20 +144,21 @@ class GroupSpec:
         """The key of the observation (a sub-TensorDict for dict observations)."""
         return self.key("observation")
 
+    @property
+    def _observation_leaves(self) -> list[TensorSpec]:
+        spec = self.observation_spec
+        return list(spec.values(True, True)) if isinstance(spec, Composite) else [spec]
+
     @cached_property
     def observation_dim(self) -> int:
         """Features O that an actor reads: all observation leaves, flattened."""
         self._refuse_heterogeneous("observation_dim")
-        spec = self.observation_spec
-        leaves = spec.values(True, True) if isinstance(spec, Composite) else [spec]
-        return sum(leaf.shape[1:].numel() for leaf in leaves)
+        return sum(leaf.shape[1:].numel() for leaf in self._observation_leaves)
 
     @property
     def observation_ndims(self) -> tuple[int, ...]:
         """Number of feature dimensions of each observation leaf (1 for a vector)."""
-        spec = self.observation_spec
-        leaves = spec.values(True, True) if isinstance(spec, Composite) else [spec]
-        return tuple(leaf.ndim - 1 for leaf in leaves)
+        return tuple(leaf.ndim - 1 for leaf in self._observation_leaves)
 
     @property
     def discrete(self) -> bool:
@@ -264,8 +265,7 @@ class TeamSpec:
         team.state_spec = observation_spec.get("state", None)
         group_map = _read_group_map(env)
         team.groups = {
-            name: _group_from_env(env, name, names, team.state_spec)
-            for name, names in group_map.items()
+            n: _group_from_env(env, n, names, team.state_spec) for n, names in group_map.items()
         }
         return team
 
@@ -276,14 +276,11 @@ class TeamSpec:
 
     def stacked_spec(self) -> Composite:
         """All agents of all groups as one stacked spec ``[n_agents]``."""
-        members = []
-        for group in self.groups.values():
-            for i in range(group.n_agents):
-                members.append(
-                    Composite(
-                        observation=group.observation_spec[i], action=group.action_spec[i], shape=()
-                    )
-                )
+        members = [
+            Composite(observation=group.observation_spec[i], action=group.action_spec[i], shape=())
+            for group in self.groups.values()
+            for i in range(group.n_agents)
+        ]
         return torch.stack(members, 0)
 
     def __repr__(self) -> str:

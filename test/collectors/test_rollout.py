@@ -107,7 +107,7 @@ def test_it_is_the_envs_own_rollout():
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: SerialEnv(2, make_arena), lambda: ParallelEnv(2, make_arena)],
+    [lambda: SerialEnv(2, make_arena), lambda: ParallelEnv(2, make_arena, mp_start_method="fork")],
     ids=["SerialEnv", "ParallelEnv"],
 )
 @pytest.mark.filterwarnings("ignore")

@@ -107,6 +107,9 @@ def test_who_has_no_legal_action_draws_and_stays_finite(kind):
     assert bool(log_prob.isfinite().all())
     assert bool(entropy.isfinite().all())
     assert len(td["car", "action"][:, 1].unique(dim=0)) == 4
+    everything = td.clone()
+    everything["car", "action_mask"][:, 1] = True
+    assert torch.equal(distribution.probs[:, 1], actor.get_dist(everything).probs[:, 1])
     (log_prob.sum() + entropy.sum()).backward()
     assert all(bool(p.grad.isfinite().all()) for p in actor.parameters())
 

@@ -11,7 +11,6 @@ from samples import (
     assert_same,
     make_batch,
     make_group,
-    make_observed,
     make_trajectory,
     poisoned,
     without_mask,
@@ -554,7 +553,6 @@ def test_entropy_of_discrete_actions_is_exact():
 def test_entropy_of_squashed_actions_is_estimated_from_samples():
     group = make_group("bounded", 1)
     actor, critic = make_networks(group)
-    td = make_observed(group, 2, alive=2.0)
     td = make_batch(group, actor, 2, alive=2.0)
     loss = MAPPOLoss(actor, critic, group=group, samples_mc_entropy=40_000)
     distribution = actor.get_dist(td)

@@ -153,5 +153,5 @@ def test_an_environment_that_the_checkpoint_is_not_of(tmp_path, n_envs):
     for _ in iterate(config, env=Arena(8, max_steps=13)):
         break
     other = Arena(n_envs, max_steps=13, n_actions=4 if n_envs == 4 else 3)
-    with pytest.raises(UserError, match="fit|envs|snapshot"):
+    with pytest.raises(UserError, match="does not fit|saved with shape"):
         resume(config.folder, env=other)

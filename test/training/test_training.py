@@ -349,7 +349,7 @@ def test_a_folder_that_exists_is_refused(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "precious.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="run folder .* exists.*--resume"):
+    with pytest.raises(ConfigError, match="run folder .* exists; choose another folder=...\\.$"):
         train(at(WORLDS["arena"](), folder))
     assert [p.name for p in folder.iterdir()] == ["precious.txt"]
 

@@ -72,8 +72,8 @@ def make_actor(
     config = NetworkConfig() if config is None else config
     if not group.discrete and not group.action_spec.dtype.is_floating_point:
         raise ValueError(
-            f"group {group.name!r}: {type(group.action_spec).__name__} actions have no distribution "
-            "here, expected Bounded, Unbounded, Categorical or OneHot."
+            f"group {group.name!r}: {type(group.action_spec).__name__} actions have no "
+            "distribution here, expected Bounded, Unbounded, Categorical or OneHot."
         )
     keys = list(group.observation_keys) + ([group.mask_key] if group.mask_key else [])
     features = AgentInput(group.observation_ndims, group.mask_key is not None, observation_norm)

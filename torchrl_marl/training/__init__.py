@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from torchrl_marl.training.config import TrainConfig
     from torchrl_marl.training.evaluation import evaluate
     from torchrl_marl.training.run import Run
-    from torchrl_marl.training.trainer import iterate, train
+    from torchrl_marl.training.trainer import iterate, resume, train
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
@@ -16,6 +16,6 @@ __getattr__, __dir__, __all__ = attach(
         "config": ["TrainConfig"],
         "evaluation": ["evaluate"],
         "run": ["Run"],
-        "trainer": ["iterate", "train"],
+        "trainer": ["iterate", "resume", "train"],
     },
 )

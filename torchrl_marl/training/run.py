@@ -137,9 +137,10 @@ def new_folder(config: TrainConfig) -> Path:
     if config.folder is not None:
         folder = Path(config.folder)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            resume = f", or go on with it: torchrl-marl train --resume {config.folder}"
             raise ConfigError(
-                f"run folder {config.folder!r} exists; choose another folder=..., or go on with "
-                f"it: torchrl-marl train --resume {config.folder}"
+                f"run folder {config.folder!r} exists; choose another folder=..."
+                + (resume if (folder / "config.yaml").is_file() else ".")
             )
         return folder
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -158,6 +159,7 @@ def _own_or_new(
         return env
     if config.env.library == "own":
         raise CheckpointError(
-            "this run was trained on an environment of your own; pass it as env=..."
+            "this run was trained on an environment of your own; in Python, "
+            "torchrl_marl.training.Run.load(folder, env=...) takes it."
         )
     return make_env(config.env, seed=config.seed + EVALUATION_SEED, device=device, n_envs=n_envs)

@@ -176,7 +176,14 @@ class Training:
     def start(cls, config: TrainConfig, env: EnvBase | None) -> Training:
         """A new run in a new folder."""
         if env is not None:
-            own = dataclasses.replace(config.env, library="own", name=type(env).__name__, kwargs={})
+            own = dataclasses.replace(
+                config.env,
+                library="own",
+                name=type(env).__name__,
+                n_envs=env.batch_size.numel(),
+                max_steps=getattr(env, "max_steps", None),
+                kwargs={},
+            )
             config = dataclasses.replace(config, env=own)
         training = cls(config, new_folder(config), env)
         training.folder.mkdir(parents=True, exist_ok=True)
@@ -190,7 +197,10 @@ class Training:
         config = read_run_config(folder)
         path = latest_checkpoint(folder)
         if config.env.library == "own" and env is None:
-            raise ConfigError("this run was trained on an environment of your own; pass env=...")
+            raise ConfigError(
+                "this run was trained on an environment of your own; in Python, "
+                "torchrl_marl.training.resume(folder, env=...) takes it."
+            )
         training = cls(config, folder, env)
         training.load_state_dict(load_checkpoint(path))
         training._open()
