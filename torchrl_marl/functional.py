@@ -175,7 +175,7 @@ def gae(
         )
     advantage = _accumulate(base, decay)
     if mask is not None:
-        advantage = _keep(advantage, mask)
+        advantage = _keep(advantage, mask, fresh=True)
     return advantage, advantage + value
 
 
@@ -183,7 +183,7 @@ def gae(
 # tensors are changed in place.
 def _plain_recursion(reward, value, next_value, done, terminated, gamma, lmbda):
     base = _keep(next_value, ~terminated).mul_(gamma).add_(reward).sub_(value)
-    return base, _keep(torch.ones_like(reward).mul_(gamma * lmbda), ~done)
+    return base, _choose(done, 0.0, gamma * lmbda, reward)
 
 
 def _masked_recursion(reward, value, next_value, done, terminated, mask, gamma, lmbda):
@@ -198,10 +198,9 @@ def _masked_recursion(reward, value, next_value, done, terminated, mask, gamma, 
     base = _keep(next_value, (ends | acts_next) & ~terminated)
     base = base.mul_(gamma).add_(reward).sub_(value)
     # An agent's dead steps may hold anything; nothing before them reads them.
-    base = _keep(base, mask | ~after_end)
-    # gamma * lmbda before an own step, 1 elsewhere: exactly, as without a mask.
-    decay = _keep(torch.ones_like(reward).mul_(gamma * lmbda), acts_next).add_(~acts_next)
-    return base, _keep(decay, ~ends)
+    base = _keep(base, mask | ~after_end, fresh=True)
+    decay = _choose(acts_next, gamma * lmbda, 1.0, reward)
+    return base, _keep(decay, ~ends, fresh=True)
 
 
 def _accumulate(base: Tensor, decay: Tensor) -> Tensor:
@@ -215,16 +214,29 @@ def _accumulate(base: Tensor, decay: Tensor) -> Tensor:
     return torch.stack(rows, -3) if differentiable else base
 
 
+# On a CPU, bits are and-ed and xor-ed ten times faster than torch.where chooses.
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _keep(value: Tensor, mask: Tensor) -> Tensor:
-    """The value where the mask is True, else 0, whatever stood there."""
+def _keep(value: Tensor, mask: Tensor, fresh: bool = False) -> Tensor:
+    """The value where the mask is True, else 0, whatever stood there; ``fresh``: in place."""
     if value.is_cuda or (torch.is_grad_enabled() and value.requires_grad):
         return torch.where(mask, value, 0.0)
-    # On a CPU, and-ing the bits is four times faster than torch.where and takes NaN, too.
     word = _WORDS[value.element_size()]
-    return value.view(word).bitwise_and(mask.to(word).neg_()).view(value.dtype)
+    bits, kept = value.view(word), mask.to(word).neg_()
+    # The mask's words are free to hold the result, unless the value's may.
+    kept = bits.bitwise_and_(kept) if fresh else kept.bitwise_and_(bits)
+    return kept.view(value.dtype)
+
+
+def _choose(mask: Tensor, yes: float | Tensor, no: float | Tensor, like: Tensor) -> Tensor:
+    """One of two numbers, of another tensor's dtype."""
+    if mask.is_cuda or isinstance(yes, Tensor) or isinstance(no, Tensor):
+        return torch.where(mask, yes, no).to(like.dtype)
+    word = _WORDS[like.element_size()]
+    first, second = torch.tensor([yes, no], dtype=like.dtype).view(word).tolist()
+    bits = mask.to(word).neg_().bitwise_and_(first ^ second).bitwise_xor_(second)
+    return bits.view(like.dtype)
 
 
 def _check_gae_inputs(reward, value, next_value, done, terminated) -> None:
