@@ -265,6 +265,11 @@ class TestEvaluate:
 
 
 class TestList:
+    def test_one_long_value_does_not_push_all_meanings_away(self, capsys):
+        assert cli.main(["list", "settings", "vmas_navigation_mappo"]) == 0
+        (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("  seed ")]
+        assert len(line) < 120
+
     def test_everything(self):
         out, errors, torch = call("list", code=0)
         assert "recipes:" in out and "scenarios:" in out and "algorithms:" in out

@@ -22,6 +22,7 @@ _RETURNS = {
     "return_random": "random policy",
     "return_heuristic": "VMAS heuristic",
 }
+_WIDEST = 24
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
@@ -37,7 +38,8 @@ def settings_table(settings: Sequence[Setting]) -> str:
     values = [s.default if isinstance(s.default, str) else shown(s.default) for s in settings]
     rows = [(s.key, value, s.help) for s, value in zip(settings, values)]
     keys = max(len(key) for key, _, _ in rows)
-    width = max(len(value) for _, value, _ in rows)
+    # The few long values stand out of their column: aligned with them, nothing could be read.
+    width = max((len(value) for _, value, _ in rows if len(value) <= _WIDEST), default=0)
     return "\n".join(f"  {key:<{keys}}  {value:<{width}}  {text}" for key, value, text in rows)
 
 

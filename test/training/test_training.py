@@ -78,11 +78,15 @@ def test_stop_and_resume_is_going_on(world, evaluate_every, tmp_path):
         assert torch.equal(a, b)
 
 
-def test_evaluation_does_not_disturb_training(tmp_path):
+@pytest.mark.parametrize("own", [True, False])
+def test_evaluation_does_not_disturb_training(own, tmp_path):
     """With evaluations in between, weights, episodes and generators are the same."""
-    config = WORLDS["arena"]()
-    plain = train(at(config, tmp_path / "plain"))
-    often = train(at(config, tmp_path / "often", **{"evaluation.every_frames": 80}))
+
+    def run(name, **settings):
+        env = Arena(8, n_agents=3, years=4, max_steps=13) if own else None
+        return train(at(WORLDS["arena"](), tmp_path / name, **settings), env=env)
+
+    plain, often = run("plain"), run("often", **{"evaluation.every_frames": 80})
     assert_equal(final_state(plain.folder), final_state(often.folder))
     assert table(plain.folder / "metrics.csv") == table(often.folder / "metrics.csv")
     assert len(table(often.folder / "evaluation.csv")) == 7  # not twice at the end

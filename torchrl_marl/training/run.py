@@ -144,7 +144,10 @@ def new_folder(config: TrainConfig) -> Path:
             )
         return folder
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    base = Path("runs") / f"{config.recipe}_seed{config.seed}_{stamp}"
+    name, world = config.recipe, Path(config.env.name).stem
+    if world not in name:
+        name = f"{name}_{world}"
+    base = Path("runs") / f"{name}_seed{config.seed}_{stamp}"
     folder, n = base, 1
     while folder.exists():
         n += 1
