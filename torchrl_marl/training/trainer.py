@@ -212,6 +212,7 @@ class Training:
         self.evaluation_table = CsvTable(self.folder / "evaluation.csv", keep_iterations=kept)
         self.loggers = Loggers(self.config.logging, self.folder)
         self.bar = tqdm(
+            desc=f"seed {self.config.seed}",
             total=self.config.total_frames,
             initial=self.frames,
             unit=" frames",
