@@ -256,3 +256,10 @@ def test_the_first_policy_is_nearly_uniform():
     group = make_group("categorical")
     probability = make_actor(group).get_dist(make_observed(group, 100)).probs
     assert (probability - 0.25).abs().max() < 0.02
+
+
+def test_bounds_on_one_side_only_are_refused():
+    half = Bounded(torch.zeros(2), torch.full((2,), float("inf")), (2,))
+    group = TeamSpec([AgentSpec("car", 2, Unbounded((3,)), half)]).groups["car"]
+    with pytest.raises(ValueError, match="some action bounds are finite and some are not"):
+        make_actor(group)

@@ -9,6 +9,7 @@ import torch
 from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torch.distributions import Categorical
+from torchrl.data import Bounded
 from torchrl.modules import (
     IndependentNormal,
     NormalParamExtractor,
@@ -114,9 +115,20 @@ def _continuous(group, keys, features, network, device):
     parameters = {"loc": outputs[0], "scale": outputs[1]}
     bounds = group.action_bounds
     if bounds is None:
+        _refuse_half_bounded(group)
         return module, parameters, IndependentNormal, {}
     low, high = (_scalar_or_tensor(bound, device) for bound in bounds)
     return module, parameters, TanhNormal, {"low": low, "high": high}
+
+
+def _refuse_half_bounded(group: GroupSpec) -> None:
+    if isinstance(group.action_spec, Bounded):
+        space = group.action_spec.space
+        if bool(torch.isfinite(space.low).any() | torch.isfinite(space.high).any()):
+            raise ValueError(
+                f"group {group.name!r}: some action bounds are finite and some are not, expected "
+                "all or none; give each action a finite low and high."
+            )
 
 
 def _discrete(group, keys, features, network):
