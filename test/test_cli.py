@@ -130,6 +130,8 @@ class TestBadInput:
                 ["train", TOY, "--episodes", "3"],
                 "unknown argument '--episodes'; `torchrl-marl train",
             ),
+            (["train", TOY, "--seed", "1"], "unknown argument '--seed'; did you mean 'seed=1'? "),
+            (["train", "--seed=1"], "unknown argument '--seed=1'; did you mean 'seed=1'? "),
             (["train", TOY, "--seeds", "0,x"], "argument --seeds: found '0,x', expected numbers"),
             (["train", TOY, "--seeds", "1,1"], "argument --seeds: found '1,1', expected each seed"),
             (["train", TOY, "seed=1", "--seeds", "1,2"], "seed=... and --seeds are both given"),

@@ -78,7 +78,9 @@ def test_imports_go_down(path):
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_settings_import_settings_only(name):
     for imported in imports_of(Path(*name.split(".")).with_suffix(".py")):
-        assert imported.rpartition(".")[0] in SETTINGS | {"errors", "schema"}, f"{name} imports {imported}"
+        assert imported.rpartition(".")[0] in SETTINGS | {"errors", "schema"}, (
+            f"{name} imports {imported}"
+        )
 
 
 def test_the_rule_itself():

@@ -140,7 +140,7 @@ def test_an_env_without_observations_is_refused():
     env = TransformedEnv(
         MatrixGame(2), RenameTransform([("agents", "observation")], [("agents", "seen")])
     )
-    with pytest.raises(ValueError, match=r"no 'observation', found \['seen'\]"):
+    with pytest.raises(ValueError, match=r"no 'observation', found \['mask', 'seen'\]"):
         TeamSpec.from_env(env)
 
 

@@ -73,13 +73,24 @@ def _run(arguments: list[str]) -> int:
     unknown = [text for text in rest if text.startswith("-") or more is None]
     if unknown:
         raise ConfigError(
-            f"unknown argument {unknown[0]!r}; "
+            f"unknown argument {unknown[0]!r}; {_as_setting(parsed, unknown[0], arguments)}"
             f"`torchrl-marl {parsed.command or ''} --help` shows all.".replace("  ", " ")
         )
     if more is not None:
         more.extend(rest)
     parsed.action(parsed)
     return 0
+
+
+def _as_setting(parsed: argparse.Namespace, option: str, arguments: list[str]) -> str:
+    """``"did you mean 'seed=1'? "`` for ``--seed 1``, where the command takes settings."""
+    from torchrl_marl.config import explain
+
+    name, _, value = option.removeprefix("--").partition("=")
+    if parsed.command != "train" or name not in {setting.key for setting in explain()}:
+        return ""
+    value = value or "".join(arguments[arguments.index(option) + 1 :][:1])
+    return f"did you mean '{name}={value or '...'}'? "
 
 
 # ---------------------------------------------------------------------------------- the arguments
@@ -89,6 +100,9 @@ class _Parser(argparse.ArgumentParser):
     """Tells a wrong argument as every other error is told."""
 
     late_epilog: Callable[[], str] | None = None
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)  # `--seed` is not `--seeds`
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; `{self.prog} --help` shows how.")
@@ -147,14 +161,12 @@ class _Version(argparse.Action):
 
 
 def _add_train(commands: Any) -> None:
-
     train = commands.add_parser(
         "train",
         help="train a team",
         description="Trains a team by a recipe, and any settings that differ from it.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-
     train.add_argument(
         "settings",
         nargs="*",

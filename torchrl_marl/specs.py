@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from tensordict import NestedKey
+from tensordict import NestedKey, unravel_key
 from torchrl.data import (
     Bounded,
     Categorical,
@@ -28,9 +28,6 @@ __all__ = ["AgentSpec", "GroupSpec", "TeamSpec"]
 
 RESERVED_NAMES = frozenset(
     {"state", "next", "action", "collector", "done", "terminated", "truncated", "reward", "_reset"}
-)
-_NOT_OBSERVED = frozenset(
-    {"mask", "action_mask", "info", "episode_reward", "step_count", "is_init"}
 )
 
 
@@ -144,21 +141,16 @@ class GroupSpec:
         """The key of the observation (a sub-TensorDict for dict observations)."""
         return self.key("observation")
 
-    @property
-    def _observation_leaves(self) -> list[TensorSpec]:
-        spec = self.observation_spec
-        return list(spec.values(True, True)) if isinstance(spec, Composite) else [spec]
-
     @cached_property
     def observation_dim(self) -> int:
         """Features O that an actor reads: all observation leaves, flattened."""
         self._refuse_heterogeneous("observation_dim")
-        return sum(leaf.shape[1:].numel() for leaf in self._observation_leaves)
+        return sum(leaf.shape[1:].numel() for leaf in _leaves(self.observation_spec))
 
     @property
     def observation_ndims(self) -> tuple[int, ...]:
         """Number of feature dimensions of each observation leaf (1 for a vector)."""
-        return tuple(leaf.ndim - 1 for leaf in self._observation_leaves)
+        return tuple(leaf.ndim - 1 for leaf in _leaves(self.observation_spec))
 
     @property
     def discrete(self) -> bool:
@@ -261,8 +253,7 @@ class TeamSpec:
         """
         team = cls.__new__(cls)
         team.agents = {}
-        observation_spec = env.full_observation_spec_unbatched
-        team.state_spec = observation_spec.get("state", None)
+        team.state_spec = env.full_observation_spec_unbatched.get("state", None)
         group_map = _read_group_map(env)
         team.groups = {
             n: _group_from_env(env, n, names, team.state_spec) for n, names in group_map.items()
@@ -289,9 +280,8 @@ class TeamSpec:
 
 
 def _is_discrete(spec: TensorSpec) -> bool:
-    if isinstance(spec, (MultiCategorical, MultiOneHot)):
-        return False
-    return isinstance(spec, (Categorical, OneHot))
+    several = isinstance(spec, (MultiCategorical, MultiOneHot))
+    return isinstance(spec, (Categorical, OneHot)) and not several
 
 
 def _check_group_name(name: str) -> None:
@@ -306,9 +296,7 @@ def _leaf_keys(name: str, observation_spec: TensorSpec) -> tuple[NestedKey, ...]
     if not isinstance(observation_spec, Composite):
         return ((name, "observation"),)
     keys = observation_spec.keys(True, True)
-    return tuple(
-        (name, "observation", *(key if isinstance(key, tuple) else (key,))) for key in keys
-    )
+    return tuple(unravel_key((name, "observation", key)) for key in keys)
 
 
 def _group_from_agents(
@@ -318,9 +306,7 @@ def _group_from_agents(
     if not specs:
         raise ValueError(f"group {name!r} has no agents; register at least one kind in it.")
     if len({spec.action_mask for spec in specs}) > 1:
-        raise ValueError(
-            f"group {name!r}: either all kinds of a group have an action_mask or none."
-        )
+        raise ValueError(f"group {name!r}: all kinds of a group have an action_mask, or none has.")
     observations = [spec.observation_spec for spec in specs for _ in range(spec.n_agents)]
     actions = [spec.action_spec for spec in specs for _ in range(spec.n_agents)]
     return GroupSpec(
@@ -360,10 +346,10 @@ def _read_group_map(env: EnvBase) -> dict[str, list[str]]:
         if isinstance(key, tuple) and len(key) == 2 and action_spec[key].ndim
     }
     if not groups:
-        keys = list(action_spec.keys(True, True))
         raise ValueError(
-            f"{type(env).__name__} keeps no groups: its action keys are {keys}, expected "
-            "(group, 'action') with one row an agent. Give the environment a group_map."
+            f"{type(env).__name__} keeps no groups: its action keys are "
+            f"{list(action_spec.keys(True, True))}, expected (group, 'action') with one row an "
+            "agent. Give the environment a group_map."
         )
     return {name: [f"{name}_{i}" for i in range(n)] for name, n in groups.items()}
 
@@ -373,12 +359,16 @@ def _group_from_env(
 ) -> GroupSpec:
     _check_group_name(name)
     seen = env.full_observation_spec_unbatched[name]
+    if "observation" not in seen.keys():
+        raise ValueError(
+            f"group {name!r} of {type(env).__name__} has no 'observation', found "
+            f"{list(seen.keys())}; rename it with torchrl.envs.RenameTransform."
+        )
     rewards = set(env.full_reward_spec_unbatched.keys(True, True))
-    done_spec = env.full_done_spec_unbatched
-    dones = set(done_spec.keys(True, True))
+    dones = set(env.full_done_spec_unbatched.keys(True, True))
     agent_done = (name, "done") in dones
     end = (lambda flag: (name, flag)) if agent_done else (lambda flag: flag)
-    observation_spec = _observation_spec(env, name, seen)
+    observation_spec = seen["observation"]
     action_spec = env.full_action_spec_unbatched[name, "action"]
     return GroupSpec(
         name=name,
@@ -400,17 +390,9 @@ def _group_from_env(
     )
 
 
-def _observation_spec(env: EnvBase, name: str, seen: Composite) -> TensorSpec:
-    if "observation" not in seen.keys():
-        found = [key for key in seen.keys() if key not in _NOT_OBSERVED]
-        raise ValueError(
-            f"group {name!r} of {type(env).__name__} has no 'observation', found {found}; "
-            "rename it with torchrl.envs.RenameTransform."
-        )
-    return seen["observation"]
+def _leaves(spec: TensorSpec) -> list[TensorSpec]:
+    return list(spec.values(True, True)) if isinstance(spec, Composite) else [spec]
 
 
 def _has_open_shape(spec: TensorSpec) -> bool:
-    if isinstance(spec, Composite):
-        return any(_has_open_shape(leaf) for leaf in spec.values(True, True))
-    return any(size < 0 for size in spec.shape)
+    return any(size < 0 for leaf in _leaves(spec) for size in leaf.shape)

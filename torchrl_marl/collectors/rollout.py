@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -117,8 +117,9 @@ class RolloutCollector:
         """Collects one batch, whatever the number of frames."""
         if self._carry is None or self.reset_at_each_iter:
             self._start()
-        random = self.policy is None or self.frames < self.init_random_frames
-        policy = self.env.rand_action if random else self.policy
+        policy = self.policy
+        if policy is None or self.frames < self.init_random_frames:
+            policy = self.env.rand_action
         steps = []
         with torch.no_grad(), set_exploration_type(self.exploration_type):
             for _ in range(self.n_steps):
@@ -145,6 +146,7 @@ class RolloutCollector:
 
     def _name_trajectories(self, batch: TensorDictBase) -> None:
         """Numbers the episodes, all envs and steps at once."""
+        assert self._traj_ids is not None  # set by the reset
         done = batch.get(("next", "done")).reshape(-1, self.n_steps).transpose(0, 1)
         numbers = done.flatten().cumsum(0).view_as(done) + self._traj_ids.max()
         after = torch.where(done, numbers, 0)  # the episode that starts after a step
@@ -168,7 +170,7 @@ class RolloutCollector:
             # In place: an optimizer may hold the parameters.
             TensorDict.from_module(self.policy).data.update_(weights.data)
             return
-        self.policy.load_state_dict(weights)
+        cast(torch.nn.Module, self.policy).load_state_dict(weights)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on in mid-episode, where the environment has a snapshot."""

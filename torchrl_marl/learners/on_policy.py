@@ -6,10 +6,11 @@ Shapes: E envs, T steps, N agents of a group.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from torchrl_marl.errors import NonFiniteError
@@ -103,7 +104,7 @@ class OnPolicyLearner(nn.Module):
             actor,
             critic,
             group=group,
-            bootstrap=config.bootstrap,
+            bootstrap=cast(Literal["team", "agent"], config.bootstrap),
             clip_epsilon=config.clip_epsilon,
             clip_value=config.clip_value,
             critic_coeff=config.critic_coeff,
@@ -158,7 +159,7 @@ class OnPolicyLearner(nn.Module):
                 break
         for name, norm in self.observation_norms.items():
             observation, mask = gather_observation(self.groups[name], batch)
-            norm.update(observation, mask)
+            cast(ObservationNorm, norm).update(observation, mask)
         return self._summary(history, epochs)
 
     @torch.no_grad()
@@ -184,7 +185,7 @@ class OnPolicyLearner(nn.Module):
                     total = total + value
                 metrics[name, key] = value.detach()
         self.optimizer.zero_grad(set_to_none=True)
-        total.backward()
+        cast(Tensor, total).backward()
         limit = self.config.max_grad_norm
         for name, parameters in self._parameters_of.items():
             norm = nn.utils.clip_grad_norm_(
@@ -198,7 +199,8 @@ class OnPolicyLearner(nn.Module):
         keys: list[NestedKey] = []
         for name, loss in self._losses.items():
             of_loss = loss.tensor_keys
-            keys += [*self.actors[name].in_keys, *self.critics[name].in_keys]
+            for network in (self.actors[name], self.critics[name]):
+                keys += cast(TensorDictModuleBase, network).in_keys
             keys += [of_loss.action, of_loss.sample_log_prob, of_loss.advantage]
             keys += [of_loss.value_target, of_loss.value]
             if self.groups[name].mask_key is not None:

@@ -5,6 +5,8 @@ Shapes: B any batch dims, N agents, F features.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torchrl.modules
 from torch import Tensor, nn
@@ -92,6 +94,10 @@ class ObservationNorm(nn.Module):
         tensor([[[1.]]])
     """
 
+    count: Tensor
+    mean: Tensor
+    variance: Tensor
+
     def __init__(
         self,
         in_features: int,
@@ -103,7 +109,7 @@ class ObservationNorm(nn.Module):
         self.clip = clip
         self.epsilon = epsilon
         # Double precision: the count grows to billions.
-        wide = {"device": device, "dtype": torch.float64}
+        wide: dict[str, Any] = {"device": device, "dtype": torch.float64}
         self.register_buffer("count", torch.zeros((), **wide))
         self.register_buffer("mean", torch.zeros(in_features, **wide))
         self.register_buffer("variance", torch.ones(in_features, **wide))

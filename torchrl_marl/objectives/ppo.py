@@ -97,6 +97,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         ['loss_critic', 'loss_entropy', 'loss_objective']
     """
 
+    _in_keys: list[NestedKey]
+
     def __init__(
         self,
         actor_network: ProbabilisticTensorDictSequential,

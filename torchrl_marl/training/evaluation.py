@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import torch
 from tensordict import TensorDictBase
@@ -84,7 +85,8 @@ def evaluate(
         if gif is not None:
             animate(env, act, gif)
     sums = {name: torch.cat([r[name] for r in rewards]) for name in team.groups}
-    total = sum(sums[name] * group.n_agents for name, group in team.groups.items()) / team.n_agents
+    weighted = sum(sums[name] * group.n_agents for name, group in team.groups.items())
+    total = cast(Tensor, weighted) / team.n_agents
     result = {
         "return_mean": total.mean().item(),
         "return_std": total.std(correction=0).item(),

@@ -303,7 +303,7 @@ class Training:
     def evaluate(self) -> dict[str, float]:
         """Measures the policy and writes a row of ``evaluation.csv``."""
         result = self._measure(self.policy)
-        row = {"iteration": self.iteration, "frames": self.frames}
+        row: dict[str, float] = {"iteration": self.iteration, "frames": self.frames}
         row |= {"seconds": round(self.seconds, 3), **result}
         self.evaluation_table.write(row)
         self.loggers.log({f"evaluation/{k}": v for k, v in result.items()}, self.frames)
