@@ -8,7 +8,7 @@ BenchMARL 1.5.2 needs torchrl < 0.12, so this file imports nothing of the projec
 the Python of an environment of its own, into which these were installed, in this order:
 
     pip install torch==2.13.0
-    pip install benchmarl==1.5.2 torchrl==0.11.1 tensordict==0.11.0 vmas==1.5.2
+    pip install torch==2.13.0 benchmarl==1.5.2 torchrl==0.11.1 tensordict==0.11.0 vmas==1.5.2
 
     python benchmarl_navigation.py --seed 0 --frames 600000 --episodes 200 \
         --evaluate-every 60000 --out result.json

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[1] / "tutorials"
 TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
 SECTIONS = ("## What you will learn", "## Conclusion", "## Further reading")
 # Where and by whom a tutorial was run is nobody's business.
-MACHINE = re.compile(r"/tmp/|/home/|/root/|/Users/|/work/|site-packages|[A-Z]:\\\\")
+MACHINE = re.compile(r"/(?:tmp|home|root|Users|work)/|site-packages|[A-Z]:\\\\")
 
 
 def outputs_of(notebook):
