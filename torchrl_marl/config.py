@@ -22,7 +22,7 @@ from torchrl_marl.schema import (
     to_yaml,
     unfold,
 )
-from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.config import TrainConfig, check_folder
 
 if TYPE_CHECKING:
     from torchrl.envs import EnvBase
@@ -191,6 +191,7 @@ def _prepared(
         overrides, env = {**overrides, "env": env}, None
     config = load_config(recipe, overrides, own_env=env is not None)
     check_device(config)
+    check_folder(config)
     return config, env
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 
 import torch
 from tensordict import NestedKey, unravel_key
+from torch import nn
 from torchrl.data import (
     Bounded,
     Categorical,
@@ -285,6 +286,11 @@ def _is_discrete(spec: TensorSpec) -> bool:
 
 
 def _check_group_name(name: str) -> None:
+    if "." in name or hasattr(nn.ModuleDict, name):
+        raise ValueError(
+            f"a group is named {name!r}, which no network of it could be called; "
+            "choose a plain word such as 'rovers'."
+        )
     if name in RESERVED_NAMES:
         raise ValueError(
             f"a group is named {name!r}, which is a reserved key; "

@@ -209,3 +209,28 @@ def test_settings_changed_later_hold_after_a_reset():
     assert env._env.scenario.package_mass == 5.0
     env.restore(snapshot)
     assert env._env.scenario.package_mass == 123.0
+
+
+def test_starts_vary_where_a_full_reset_draws_one_layout_for_all_envs():
+    env = VmasEnv("passage", num_envs=12, max_steps=100, seed=0)
+    td = env.reset()
+    td["_reset"] = torch.arange(12).view(-1, 1) % 12 != 0
+    env.reset(td)
+    places = torch.stack([p.state.pos[1:] for p in env._env.scenario.passages])
+    assert not torch.equal(places, places[:, :1].expand_as(places))
+
+
+def test_a_seed_decides_alone_whatever_the_env_was_built_with():
+    first, second = (VmasEnv("balance", num_envs=3, seed=seed) for seed in (0, 1))
+    rollouts = []
+    for env in (first, second):
+        env.set_seed(5)
+        torch.manual_seed(0)
+        rollouts.append(env.rollout(4))
+    assert (rollouts[0] == rollouts[1]).all()
+
+
+def test_a_snapshot_of_another_team_is_refused():
+    three, four = (VmasEnv("balance", num_envs=2, seed=0, n_agents=n) for n in (3, 4))
+    with pytest.raises(SimulatorStateError, match="does not fit"):
+        four.restore(three.snapshot())

@@ -146,18 +146,18 @@ def test_waiting_steps_are_transparent_to_an_agent_by_itself():
     assert advantage[:, 1].tolist() == [6.5, 0.0, 5.0]
 
 
-def test_a_group_of_which_nobody_lives_earns_what_it_is_given():
+def test_what_stands_in_the_slots_of_a_group_of_which_nobody_lives_is_nothing():
     advantage, _ = estimate(
         "team",
         value=[[0.0, 0.0], [0.0, 0.0]],
         next_value=[[0.0, 0.0], [0.0, 0.0]],
-        reward=[[1.0, 1.0], [6.0, 6.0]],
+        reward=[[1.0, 1.0], [float("nan"), 1e9]],
         mask=[[True, True], [False, False]],
         next_mask=[[False, False], [False, False]],
         terminated=[False, True],
         own_terminated=[[True, True], [True, True]],
     )
-    assert advantage[0].tolist() == [4.0, 4.0]
+    assert advantage[0].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])

@@ -16,6 +16,8 @@ from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from torchrl_marl.envs.simulator import SimulatorStateError
+
 __all__ = ["RolloutCollector"]
 
 
@@ -208,7 +210,10 @@ def snapshot_env(env: EnvBase) -> dict[str, Any] | None:
     base = env.base_env if isinstance(env, TransformedEnv) else env
     if not hasattr(type(base), "snapshot"):
         return None
-    state: dict[str, Any] = {"base": base.snapshot().to_dict()}
+    try:
+        state: dict[str, Any] = {"base": base.snapshot().to_dict()}
+    except SimulatorStateError:
+        return None
     if isinstance(env, TransformedEnv):
         state["transforms"] = env.transform.state_dict()
     return state

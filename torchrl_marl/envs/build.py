@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.errors import ConfigError, nearest
+from torchrl_marl.errors import ConfigError, UserError, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -45,10 +45,18 @@ def make_env(
         torch.Size([3])
     """
     n_envs = config.n_envs if n_envs is None else n_envs
-    if config.library == "vmas":
-        return _make_vmas(config, n_envs, seed, device)
-    if config.library == "toy":
-        return _make_toy(config, n_envs, seed, device)
+    make = {"vmas": _make_vmas, "toy": _make_toy}.get(config.library)
+    if make is not None:
+        try:
+            return make(config, n_envs, seed, device)
+        except UserError:
+            raise
+        except Exception as error:
+            why = " ".join(f"{type(error).__name__} {error}".split())
+            raise ConfigError(
+                f"{config.library} {config.name!r} cannot be built with env.kwargs="
+                f"{dict(config.kwargs)} ({why}); check these values."
+            ) from error
     raise ConfigError(
         f"unknown library of environments {config.library!r}; "
         f"{nearest(config.library, LIBRARIES)}expected of {', '.join(LIBRARIES)}."

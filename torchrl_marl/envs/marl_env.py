@@ -232,7 +232,7 @@ class MarlEnv(EnvBase):
         with self._random.active(), self._nothing_given_is_written("_step"):
             given = advance(self, tensordict, **kwargs)
         source = self._declaration.read(given, "_step")
-        rewards = {name: source[name].pop("reward") for name in self.group_map}
+        rewards = {name: source[name].pop("reward").clone() for name in self.group_map}
         steps = before["steps"] + 1
         limit = None if self.max_steps is None else (steps >= self.max_steps).unsqueeze(-1)
         ended = {

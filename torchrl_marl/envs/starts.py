@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchrl_marl.envs.simulator import (
     SCALARS,
@@ -23,7 +24,7 @@ from torchrl_marl.envs.simulator import (
     walk_simulator,
 )
 
-__all__ = ["RunningEnvs", "StartBank"]
+__all__ = ["RunningEnvs", "StartBank", "random_draws"]
 
 
 class StartBank:
@@ -228,6 +229,26 @@ class _Slots:
                 merged[id(x)] = new
             if merged[id(x)] is not x:
                 set_child(self._holder(path), path[-1], merged[id(x)])
+
+
+def random_draws(call: Callable[[], Any]) -> list[torch.Size]:
+    """Shapes of the random numbers that a call draws from torch."""
+    recorder = _DrawRecorder()
+    with recorder:
+        call()
+    return recorder.shapes
+
+
+class _DrawRecorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[torch.Size] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags and isinstance(result, Tensor):
+            self.shapes.append(result.shape)
+        return result
 
 
 def _copy_scalars(source: Any, target: Any, exclude: frozenset[str | Path]) -> None:

@@ -25,7 +25,7 @@ from torchrl_marl.envs.simulator import (
     read_tensors,
     write_tensors,
 )
-from torchrl_marl.envs.starts import StartBank
+from torchrl_marl.envs.starts import StartBank, random_draws
 from torchrl_marl.envs.vmas_scenarios import check_arguments, check_scenario, read_arguments
 from torchrl_marl.envs.vmas_simulator import advance, build_simulator, import_vmas, warm_up
 from torchrl_marl.errors import ConfigError
@@ -119,8 +119,8 @@ class VmasEnv(torchrl.envs.VmasEnv):
             group_map=group_map,
             scenario_kwargs={**scenario_kwargs, **env_kwargs},
         )
-        self._random.seed(seed)
         self._initial_tensors = read_tensors(self._env, _VIEWER)
+        self._set_seed(seed)
 
     # ------------------------------------------------------------------------------ building
 
@@ -269,8 +269,14 @@ class VmasEnv(torchrl.envs.VmasEnv):
 
     def _set_seed(self, seed: int | None) -> None:
         self._random.seed(0 if seed is None else seed)
-        # A reset does not write everything that info and the like read.
+        # A reset does not write everything that info and the like read: what is left over from
+        # earlier comes from this seed, too.
         write_tensors(self._env, self._initial_tensors, _VIEWER)
+        with self._random.active():
+            self._env._reset(return_observations=False)
+            warm_up(self._env, self._info)
+            self._env._reset(return_observations=False)
+        self._random.seed(0 if seed is None else seed)
         if self._bank is not None:
             self._bank.empty()
 
@@ -284,6 +290,7 @@ class VmasEnv(torchrl.envs.VmasEnv):
             SimulatorStateError: a scenario whose state cannot be read (``road_traffic``).
         """
         source: dict[str, Any] = {
+            "of": self._built_as(),
             "simulator": self._state().read(self._env),
             "random": TensorDict(self._random.state_dict()),
         }
@@ -297,6 +304,11 @@ class VmasEnv(torchrl.envs.VmasEnv):
         Raises:
             SimulatorStateError: a snapshot of another scenario or another number of envs.
         """
+        if snapshot["of"] != self._built_as():
+            raise SimulatorStateError(
+                f"a snapshot of {snapshot['of']} does not fit {self._built_as()}; "
+                "restore it into an environment that was built with the same arguments."
+            )
         self._state().write(self._env, snapshot["simulator"])
         if "starts" in snapshot.keys():
             bank = self._starts()
@@ -305,6 +317,12 @@ class VmasEnv(torchrl.envs.VmasEnv):
         else:
             self._bank = None
         self._random.load_state_dict(dict(snapshot["random"].items()))
+
+    def _built_as(self) -> str:
+        name = self.scenario_name
+        name = name if isinstance(name, str) else type(name).__name__
+        arguments = {"num_envs": self._env.num_envs, **self._make_arguments}
+        return f"{name}({', '.join(f'{k}={v!r}' for k, v in sorted(arguments.items()))})"
 
     def _state(self) -> SimulatorState:
         if self._simulator_state is None:
@@ -338,11 +356,32 @@ class VmasEnv(torchrl.envs.VmasEnv):
                 state,
                 self._env,
                 twin,
-                lambda env: env._reset(return_observations=False),
+                self._reset_all if self._draws_together() else self._reset_each,
                 self._env.num_envs,
                 self._env.device,
             )
         return self._bank
+
+    def _draws_together(self) -> bool:
+        """Whether a full reset draws a start of its own for each env, as single resets do."""
+        n = SimulatorState.PROBES[1]
+        with RandomState(self._seed_of_world).active():
+            probe = self._build_simulator(n, torch.device("cpu"))
+            together = random_draws(lambda: self._reset_all(probe))
+            alone = random_draws(lambda: probe._reset_at(0, return_observations=False))
+        shared = [shape for shape in together if n not in shape]
+        # What is drawn in a full reset only, such as which goal is the true one, may be shared.
+        return not shared or len(alone) <= len(together) - len(shared)
+
+    @staticmethod
+    def _reset_all(env: Environment) -> None:
+        env._reset(return_observations=False)
+
+    @staticmethod
+    def _reset_each(env: Environment) -> None:
+        # Some scenarios (passage) draw one layout for all envs of a full reset.
+        for i in range(env.num_envs):
+            env._reset_at(i, return_observations=False)
 
     def to(self, device: torch.device | str) -> VmasEnv:
         """Moves the simulation to a device."""

@@ -94,8 +94,9 @@ class TeamGAE(MultiAgentGAE):
                 self._signal(tensordict, key, value)
                 for key in (keys.reward, keys.done, keys.terminated)
             )
-            if self.bootstrap == "team" and mask is not None:
-                reward = _team_reward(reward, mask)
+            own_rewards = tensordict.get(("next", keys.reward)).ndim == value.ndim
+            if self.bootstrap == "team" and mask is not None and own_rewards:
+                reward = _team_reward(reward, mask.unsqueeze(-1))
             advantage, value_target = gae(
                 reward,
                 value,
@@ -114,7 +115,7 @@ class TeamGAE(MultiAgentGAE):
 
     def _value(self, tensordict: TensorDictBase, params: TensorDictBase | None) -> Tensor:
         network = self.value_network
-        inputs = tensordict.select(*network.in_keys)
+        inputs = blank_masked(tensordict.select(*network.in_keys), self.mask_key, tensordict)
         stateless = contextlib.nullcontext() if params is None else params.to_module(network)
         with stateless:
             return network(inputs).get(self.tensor_keys.value)
@@ -150,7 +151,10 @@ class TeamGAE(MultiAgentGAE):
         if norm is None or not self.training:
             return value
         normalized = norm.normalize(value)
-        norm.update(value_target, mask)
+        if isinstance(norm, ValueNorm):
+            norm.update(value_target, mask)
+        else:  # TorchRL's take no mask
+            norm.update(value_target if mask is None else value_target[mask])
         return norm.denormalize(normalized)
 
 
@@ -167,9 +171,28 @@ def estimator_keys(group: GroupSpec, bootstrap: str) -> dict[str, NestedKey]:
     }
 
 
-def _team_reward(reward: Tensor, mask: Tensor) -> Tensor:
-    """What the living of the group earn is what its dead earn; if none lives, what is there."""
-    alive = mask.unsqueeze(-1)
+def blank_masked(
+    inputs: TensorDictBase, mask_key: NestedKey | None, source: TensorDictBase
+) -> TensorDictBase:
+    """Networks' inputs without what stands in masked slots: 0 times NaN would be NaN.
+
+    Args:
+        inputs (TensorDictBase): a selection, changed in place.
+        mask_key (NestedKey, optional): of the mask ``[*B, N]`` in ``source``.
+        source (TensorDictBase): where the mask is.
+    """
+    mask = None if mask_key is None else source.get(mask_key, None)
+    if mask is None:
+        return inputs
+    for key in list(inputs.keys(True, True)):
+        value = inputs.get(key)
+        if value.is_floating_point() and value.shape[: mask.ndim] == mask.shape:
+            rows = mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
+            inputs.set(key, torch.where(rows, value, 0.0))
+    return inputs
+
+
+def _team_reward(reward: Tensor, alive: Tensor) -> Tensor:
+    """What the living of the group earn is what its dead earn; nothing if nobody lives."""
     shared = masked_mean(reward, alive, dim=-2).unsqueeze(-2)
-    anyone = alive.any(-2, keepdim=True)
-    return torch.where(alive | ~anyone, reward, shared)
+    return torch.where(alive, reward, shared)

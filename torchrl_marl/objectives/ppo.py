@@ -18,7 +18,7 @@ from torchrl.objectives import ValueEstimators
 
 from torchrl_marl.functional import masked_mean, masked_moments, masked_standardize
 from torchrl_marl.modules.normalization import ValueNorm
-from torchrl_marl.objectives.estimator import TeamGAE, estimator_keys
+from torchrl_marl.objectives.estimator import TeamGAE, blank_masked, estimator_keys
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["MAPPOLoss"]
@@ -223,6 +223,9 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             if value is not None:
                 rows = mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
                 tensordict.set(key, torch.where(rows, value, 0.0))
+        for network in (self.actor_network, self.critic_network):
+            blank = blank_masked(tensordict.select(*network.in_keys), self._mask_key, tensordict)
+            tensordict.update(blank)
         action = tensordict.get(keys.action)
         rows = mask.reshape(mask.shape + (1,) * (action.ndim - mask.ndim))
         legal = self._legal_action.to(action)

@@ -16,6 +16,7 @@ __all__ = [
     "EvaluationConfig",
     "LoggingConfig",
     "TrainConfig",
+    "check_folder",
     "read_run_config",
 ]
 
@@ -105,3 +106,20 @@ def read_run_config(folder: str | Path) -> TrainConfig:
         return merge(TrainConfig, read_yaml(path))
     except ConfigError as error:
         raise CheckpointError(f"{str(path)!r} does not fit this version: {error}") from None
+
+
+def check_folder(config: TrainConfig) -> None:
+    """Refuses a run folder that holds something.
+
+    Raises:
+        ConfigError: the folder exists and is not empty.
+    """
+    folder = Path(config.folder or "")
+    if config.folder is None or not folder.exists():
+        return
+    if not folder.is_dir() or any(folder.iterdir()):
+        resume = f", or go on with it: torchrl-marl train --resume {config.folder}"
+        raise ConfigError(
+            f"run folder {config.folder!r} exists; choose another folder=..."
+            + (resume if (folder / "config.yaml").is_file() else ".")
+        )

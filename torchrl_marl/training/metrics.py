@@ -46,6 +46,7 @@ class EpisodeTracker:
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Means over the episodes that ended in a batch ``[E, T]``; NaN where none did."""
+        batch = batch.flatten(0, -2) if batch.ndim > 2 else batch
         done = batch.get(("next", "done")).reshape(*batch.shape)
         ended = done.any()
         means = {}
@@ -222,8 +223,11 @@ def group_reward(group: GroupSpec, batch: TensorDictBase) -> Tensor:
     reward = batch.get(("next", *_as_tuple(group.reward_key)))
     if reward.ndim == batch.ndim + 1:
         return reward.squeeze(-1)
-    mask = None if group.mask_key is None else batch.get(group.mask_key)
-    return masked_mean(reward.squeeze(-1), mask, dim=-1)
+    # One who waits lives: what others' actions earn it in the meantime is its own.
+    alive = None if group.mask_key is None else batch.get(group.mask_key)
+    if group.agent_done and (done := batch.get(group.done_key, None)) is not None:
+        alive = ~done.squeeze(-1)
+    return masked_mean(reward.squeeze(-1), alive, dim=-1)
 
 
 def _episode_sums(value: Tensor, done: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint, load_learners
-from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.config import TrainConfig, check_folder, read_run_config
 from torchrl_marl.training.evaluation import evaluate
 
 __all__ = ["EVALUATION_SEED", "Run", "new_folder"]
@@ -89,7 +89,10 @@ class Run:
         load_learners(learners, state["learners"])
         actors = [actor for learner in learners for actor in learner.actors.values()]
         path = folder / "summary.json"
-        summary = json.loads(path.read_text()) if path.is_file() else {}
+        try:
+            summary = json.loads(path.read_text()) if path.is_file() else {}
+        except ValueError:
+            summary = {}  # half-written; the policy is what counts
         return cls(folder, config, TeamPolicy(actors), summary, env)
 
     def evaluate(
@@ -135,14 +138,8 @@ def new_folder(config: TrainConfig) -> Path:
         ConfigError: the folder exists and is not empty.
     """
     if config.folder is not None:
-        folder = Path(config.folder)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            resume = f", or go on with it: torchrl-marl train --resume {config.folder}"
-            raise ConfigError(
-                f"run folder {config.folder!r} exists; choose another folder=..."
-                + (resume if (folder / "config.yaml").is_file() else ".")
-            )
-        return folder
+        check_folder(config)
+        return Path(config.folder)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     name, world = config.recipe, Path(config.env.name).stem
     if world not in name:

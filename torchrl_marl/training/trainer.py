@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs.batched_envs import BatchedEnvBase
 
 from torchrl_marl.collectors.rollout import RolloutCollector, restore_env, snapshot_env
 from torchrl_marl.collectors.team import TeamPolicy
@@ -119,6 +120,8 @@ def _iterate(training: Training) -> Iterator[Iteration]:
                     training.save()
                     raise KeyboardInterrupt(training.folder)
             training.end()
+            if interruption.asked:
+                raise KeyboardInterrupt(training.folder)
         except GeneratorExit:
             training.save()
             raise
@@ -181,12 +184,18 @@ class Training:
                 library="own",
                 name=type(env).__name__,
                 n_envs=env.batch_size.numel(),
-                max_steps=getattr(env, "max_steps", None),
+                max_steps=_time_limit(env),
                 kwargs={},
             )
             config = dataclasses.replace(config, env=own)
         training = cls(config, new_folder(config), env)
-        training.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            training.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"run folder {str(training.folder)!r} cannot be made ({error.strerror}); "
+                "choose another folder=..."
+            ) from None
         (training.folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
         training._open()
         return training
@@ -327,6 +336,7 @@ class Training:
             restore_env(own, before)
         elif own is not None:
             self.collector.set_seed(self.config.seed + self.iteration)
+            self.tracker.load_state_dict({})  # its episodes were cut off
         return result
 
     def _environment_for_evaluation(self) -> EnvBase:
@@ -401,7 +411,15 @@ class Training:
         load_learners(self.learners, state["learners"])
         self.collector.load_state_dict(state["collector"])
         tracker = {name: value.to(self.device) for name, value in state["tracker"].items()}
-        self.tracker.load_state_dict(tracker)
+        resumed = self.collector.carry is not None
+        self.tracker.load_state_dict(tracker if resumed else {})
         process = RandomState(0, self.device)
         process.load_state_dict(state["random"])
         process.install()
+
+
+def _time_limit(env: EnvBase) -> int | None:
+    base = env.base_env if isinstance(env, TransformedEnv) else env
+    # A batched env would start its workers to look for it.
+    limit = None if isinstance(base, BatchedEnvBase) else getattr(base, "max_steps", None)
+    return limit if isinstance(limit, int) else None
