@@ -14,8 +14,9 @@ MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 LAYERS = [
     [{"_lazy"}, {"errors"}],
     [{"schema"}],
+    [{"stacking"}],
     [{"specs"}],
-    [{"functional"}, {"stacking"}],
+    [{"functional"}],
     [{"envs"}, {"modules"}],
     [{"objectives"}],
     [{"collectors"}, {"learners"}],

@@ -47,13 +47,21 @@ def test_a_group_of_two_kinds_is_heterogeneous():
     group = team.groups["all"]
     assert group.heterogeneous
     assert group.agent_names == ("rover_0", "rover_1", "rover_2", "car_0")
-    with pytest.raises(ValueError, match="group 'all' has no single observation_dim"):
-        _ = group.observation_dim
+    assert group.kinds == (0, 0, 0, 1)
+    # Sizes are those of the padded form.
+    assert (group.observation_dim, group.action_dim) == (9, 2)
+    assert group.observation_mask.sum(-1).tolist() == [9, 9, 9, 4]
+    assert group.action_dims == (2, 2, 2, 2)
+    assert group.action_padding is None
+    assert [member["observation"].shape[-1] for member in group.members] == [9, 9, 9, 4]
 
 
 def test_kinds_of_equal_shape_make_no_heterogeneous_group():
     twin = AgentSpec("twin", 1, Unbounded((9,)), Bounded(-2, 1, (2,)))
-    assert not TeamSpec({"all": [ROVER, twin]}).groups["all"].heterogeneous
+    group = TeamSpec({"all": [ROVER, twin]}).groups["all"]
+    assert not group.heterogeneous
+    assert group.kinds == (0, 0, 0, 1)
+    assert group.observation_mask is None
 
 
 def test_the_stacked_view_has_all_agents():

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import torch
 from tensordict import NestedKey, unravel_key
-from torch import nn
+from torch import Tensor, nn
 from torchrl.data import (
     Bounded,
     Categorical,
@@ -22,8 +22,11 @@ from torchrl.data import (
     TensorSpec,
     Unbounded,
 )
-from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.data.tensor_specs import Stacked, StackedComposite
+from torchrl.envs import Compose, EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
+
+from torchrl_marl.stacking import Padding, pad_specs, paddings_of
 
 __all__ = ["AgentSpec", "GroupSpec", "TeamSpec"]
 
@@ -102,7 +105,10 @@ class GroupSpec:
             environment has none.
         state_spec (TensorSpec, optional): ``[S]``.
         agent_done (bool): every agent has done flags of its own.
-        heterogeneous (bool): the agents' observations or actions differ in shape.
+        members (tuple of Composite, optional): each agent's own specs, where they differ. Sizes
+            and bounds below are then those of the padded form, see
+            :mod:`torchrl_marl.stacking`.
+        kinds (tuple of int): which kind each agent is of.
 
     Examples:
         >>> from torchrl.data import Categorical, Unbounded
@@ -126,7 +132,8 @@ class GroupSpec:
     state_key: NestedKey | None = None
     state_spec: TensorSpec | None = None
     agent_done: bool = False
-    heterogeneous: bool = False
+    members: tuple[Composite, ...] | None = None
+    kinds: tuple[int, ...] = ()
 
     @property
     def n_agents(self) -> int:
@@ -142,48 +149,102 @@ class GroupSpec:
         """The key of the observation (a sub-TensorDict for dict observations)."""
         return self.key("observation")
 
+    @property
+    def heterogeneous(self) -> bool:
+        """Whether the agents' observations or actions differ."""
+        return self.members is not None
+
+    @cached_property
+    def paddings(self) -> dict[NestedKey, Padding]:
+        """Leaf of the group -> its padding, where the agents' shapes differ."""
+        return {} if self.members is None else paddings_of(self.members)
+
+    @cached_property
+    def padded_spec(self) -> Composite:
+        """Observation and action of the padded, dense form, ``[N]``."""
+        if self.members is not None:
+            return pad_specs(self.members, f"group {self.name!r}")
+        leaves = {"observation": self.observation_spec, "action": self.action_spec}
+        return Composite(leaves, shape=(self.n_agents,))
+
     @cached_property
     def observation_dim(self) -> int:
-        """Features O that an actor reads: all observation leaves, flattened."""
-        self._refuse_heterogeneous("observation_dim")
-        return sum(leaf.shape[1:].numel() for leaf in _leaves(self.observation_spec))
+        """Features O that an actor reads: all observation leaves, flattened and padded."""
+        return sum(leaf.shape[1:].numel() for leaf in self._observation_leaves)
 
     @property
     def observation_ndims(self) -> tuple[int, ...]:
         """Number of feature dimensions of each observation leaf (1 for a vector)."""
-        return tuple(leaf.ndim - 1 for leaf in _leaves(self.observation_spec))
+        return tuple(leaf.ndim - 1 for leaf in self._observation_leaves)
+
+    @cached_property
+    def observation_mask(self) -> Tensor | None:
+        """True at each agent's own features, ``[N, O]``; None where nothing is padded."""
+        keys = [key[1:] if len(key) > 2 else key[1] for key in self.observation_keys]
+        if not any(key in self.paddings for key in keys):
+            return None
+        rows = []
+        for key, leaf in zip(keys, self._observation_leaves):
+            shape = tuple(leaf.shape[1:])
+            padding = self.paddings.get(key) or Padding((shape,) * self.n_agents)
+            rows.append(padding.mask().reshape(self.n_agents, -1))
+        return torch.cat(rows, -1)
+
+    @property
+    def _observation_leaves(self) -> list[TensorSpec]:
+        spec = self.padded_spec
+        return [spec[key[1:]] for key in self.observation_keys]
+
+    @property
+    def _action(self) -> TensorSpec:
+        return self.padded_spec["action"]
 
     @property
     def discrete(self) -> bool:
         """Whether the actions are discrete."""
-        return _is_discrete(self.action_spec)
+        return _is_discrete(self._action)
 
     @property
     def one_hot(self) -> bool:
         """Whether discrete actions are one-hot encoded."""
-        return isinstance(self.action_spec, OneHot)
+        return isinstance(self._action, OneHot)
 
     @property
     def n_actions(self) -> int:
-        """Number of discrete actions."""
+        """Number of discrete actions, of the agent that has most."""
         if not self.discrete:
             raise ValueError(f"group {self.name!r} has continuous actions; it has an action_dim.")
-        return self.action_spec.space.n
+        return self._action.space.n
 
     @cached_property
     def action_dim(self) -> int:
-        """Action features A of continuous actions."""
+        """Action features A of continuous actions, of the agent that has most."""
         if self.discrete:
             raise ValueError(f"group {self.name!r} has discrete actions; it has n_actions.")
-        self._refuse_heterogeneous("action_dim")
-        return self.action_spec.shape[-1]
+        return self._action.shape[-1]
+
+    @cached_property
+    def action_dims(self) -> tuple[int, ...]:
+        """Each agent's own number of discrete actions, or of action features."""
+        if self.members is None:
+            return (self.n_actions if self.discrete else self.action_dim,) * self.n_agents
+        own = [member["action"] for member in self.members]
+        return tuple(spec.space.n if self.discrete else spec.shape[-1] for spec in own)
+
+    @cached_property
+    def action_padding(self) -> Tensor | None:
+        """True at each agent's own actions, ``[N, A]`` or ``[N, n_actions]``, or None."""
+        largest = max(self.action_dims)
+        if min(self.action_dims) == largest:
+            return None
+        return torch.arange(largest) < torch.tensor(self.action_dims).unsqueeze(-1)
 
     @property
-    def action_bounds(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def action_bounds(self) -> tuple[Tensor, Tensor] | None:
         """``(low, high)``, each ``[N, A]``; ``None`` where an action is unbounded."""
-        if not isinstance(self.action_spec, Bounded):
+        if not isinstance(self._action, Bounded):
             return None
-        low, high = self.action_spec.space.low, self.action_spec.space.high
+        low, high = self._action.space.low, self._action.space.high
         finite = bool(torch.isfinite(low).all() and torch.isfinite(high).all())
         return (low, high) if finite else None
 
@@ -196,13 +257,6 @@ class GroupSpec:
                 "VmasEnv(state='observations') adds one."
             )
         return self.state_spec.shape.numel()
-
-    def _refuse_heterogeneous(self, what: str) -> None:
-        if self.heterogeneous:
-            raise ValueError(
-                f"group {self.name!r} has no single {what}: its agents differ in shape. "
-                "Give each kind a group of its own (group_map=...)."
-            )
 
 
 class TeamSpec:
@@ -256,8 +310,10 @@ class TeamSpec:
         team.agents = {}
         team.state_spec = env.full_observation_spec_unbatched.get("state", None)
         group_map = _read_group_map(env)
+        known = _padded_members(env)
         team.groups = {
-            n: _group_from_env(env, n, names, team.state_spec) for n, names in group_map.items()
+            n: _group_from_env(env, n, names, team.state_spec, known.get(n))
+            for n, names in group_map.items()
         }
         return team
 
@@ -268,11 +324,15 @@ class TeamSpec:
 
     def stacked_spec(self) -> Composite:
         """All agents of all groups as one stacked spec ``[n_agents]``."""
-        members = [
-            Composite(observation=group.observation_spec[i], action=group.action_spec[i], shape=())
-            for group in self.groups.values()
-            for i in range(group.n_agents)
-        ]
+        members = []
+        for group in self.groups.values():
+            for i in range(group.n_agents):
+                own = None if group.members is None else group.members[i]
+                leaves = {
+                    "observation": group.observation_spec[i] if own is None else own["observation"],
+                    "action": group.action_spec[i] if own is None else own["action"],
+                }
+                members.append(Composite(leaves))
         return torch.stack(members, 0)
 
     def __repr__(self) -> str:
@@ -298,10 +358,13 @@ def _check_group_name(name: str) -> None:
         )
 
 
-def _leaf_keys(name: str, observation_spec: TensorSpec) -> tuple[NestedKey, ...]:
-    if not isinstance(observation_spec, Composite):
-        return ((name, "observation"),)
-    keys = observation_spec.keys(True, True)
+def _leaf_keys(name: str, observation_specs: Sequence[TensorSpec]) -> tuple[NestedKey, ...]:
+    """Of all agents, which may have leaves that others have not."""
+    keys: dict[NestedKey, None] = {}
+    for spec in observation_specs:
+        if not isinstance(spec, Composite):
+            return ((name, "observation"),)
+        keys |= dict.fromkeys(spec.keys(True, True))
     return tuple(unravel_key((name, "observation", key)) for key in keys)
 
 
@@ -313,26 +376,35 @@ def _group_from_agents(
         raise ValueError(f"group {name!r} has no agents; register at least one kind in it.")
     if len({spec.action_mask for spec in specs}) > 1:
         raise ValueError(f"group {name!r}: all kinds of a group have an action_mask, or none has.")
-    observations = [spec.observation_spec for spec in specs for _ in range(spec.n_agents)]
-    actions = [spec.action_spec for spec in specs for _ in range(spec.n_agents)]
+    members = [_member(spec) for spec in specs for _ in range(spec.n_agents)]
     return GroupSpec(
         name=name,
         agent_names=tuple(agent for spec in specs for agent in spec.agent_names),
-        observation_spec=torch.stack(observations, 0),
-        action_spec=torch.stack(actions, 0),
+        observation_spec=torch.stack([member["observation"] for member in members], 0),
+        action_spec=torch.stack([member["action"] for member in members], 0),
         action_key=(name, "action"),
         reward_key=(name, "reward"),
         done_key=(name, "done"),
         terminated_key=(name, "terminated"),
         truncated_key=(name, "truncated"),
-        observation_keys=_leaf_keys(name, observations[0]),
+        observation_keys=_leaf_keys(name, [member["observation"] for member in members]),
         mask_key=(name, "mask"),
         action_mask_key=(name, "action_mask") if specs[0].action_mask else None,
         state_key=None if state_spec is None else "state",
         state_spec=state_spec,
         agent_done=True,
-        heterogeneous=_differ(observations) or _differ(actions),
+        members=tuple(members) if _differ(members) else None,
+        kinds=tuple(k for k, spec in enumerate(specs) for _ in range(spec.n_agents)),
     )
+
+
+def _member(spec: AgentSpec) -> Composite:
+    """What one agent of a kind sees and does."""
+    member = Composite(observation=spec.observation_spec, action=spec.action_spec)
+    if spec.action_mask:
+        n = spec.action_spec.space.n
+        member["action_mask"] = Categorical(2, shape=(n,), dtype=torch.bool)
+    return member
 
 
 def _differ(specs: Sequence[TensorSpec]) -> bool:
@@ -360,11 +432,44 @@ def _read_group_map(env: EnvBase) -> dict[str, list[str]]:
     return {name: [f"{name}_{i}" for i in range(n)] for name, n in groups.items()}
 
 
+def _padded_members(env: EnvBase) -> dict[str, tuple[Composite, ...]]:
+    """Group -> its agents' own specs, as a padding transform keeps them."""
+    known: dict[str, tuple[Composite, ...]] = {}
+    while isinstance(env, TransformedEnv):
+        for transform in env.transform if isinstance(env.transform, Compose) else [env.transform]:
+            known |= getattr(transform, "members", None) or {}
+        env = env.base_env
+    return known
+
+
+def _lazy_members(env: EnvBase, name: str) -> tuple[Composite, ...] | None:
+    """The agents' own specs where TorchRL stacks them lazily."""
+    seen, action = env.full_observation_spec[name], env.full_action_spec[name, "action"]
+    stacked = [seen, action, *(seen.values(True, False) if isinstance(seen, Composite) else ())]
+    if not any(isinstance(spec, (Stacked, StackedComposite)) for spec in stacked):
+        return None
+    ndim = len(env.batch_size)
+    first = (0,) * ndim
+    members = []
+    for own, does in zip(seen.unbind(ndim), action.unbind(ndim)):
+        if ndim:
+            own, does = own[first], does[first]
+        member = own.clone()
+        member["action"] = does
+        members.append(member)
+    return tuple(members)
+
+
 def _group_from_env(
-    env: EnvBase, name: str, agent_names: Sequence[str], state_spec: TensorSpec | None
+    env: EnvBase,
+    name: str,
+    agent_names: Sequence[str],
+    state_spec: TensorSpec | None,
+    members: tuple[Composite, ...] | None,
 ) -> GroupSpec:
     _check_group_name(name)
-    seen = env.full_observation_spec_unbatched[name]
+    members = _lazy_members(env, name) if members is None else members
+    seen = env.full_observation_spec_unbatched[name] if members is None else members[0]
     if "observation" not in seen.keys():
         raise ValueError(
             f"group {name!r} of {type(env).__name__} has no 'observation', found "
@@ -374,8 +479,15 @@ def _group_from_env(
     dones = set(env.full_done_spec_unbatched.keys(True, True))
     agent_done = (name, "done") in dones
     end = (lambda flag: (name, flag)) if agent_done else (lambda flag: flag)
-    observation_spec = seen["observation"]
-    action_spec = env.full_action_spec_unbatched[name, "action"]
+    if members is None:
+        observation_spec = seen["observation"]
+        action_spec = env.full_action_spec_unbatched[name, "action"]
+        leaves, kinds = [observation_spec], (0,) * len(agent_names)
+    else:
+        leaves = [member["observation"] for member in members]
+        observation_spec = torch.stack(leaves, 0)
+        action_spec = torch.stack([member["action"] for member in members], 0)
+        kinds = _kinds_of(members)
     return GroupSpec(
         name=name,
         agent_names=tuple(agent_names),
@@ -386,19 +498,24 @@ def _group_from_env(
         done_key=end("done"),
         terminated_key=end("terminated"),
         truncated_key=end("truncated") if end("truncated") in dones else None,
-        observation_keys=_leaf_keys(name, observation_spec),
+        observation_keys=_leaf_keys(name, leaves),
         mask_key=(name, "mask") if "mask" in seen.keys() else None,
         action_mask_key=(name, "action_mask") if "action_mask" in seen.keys() else None,
         state_key=None if state_spec is None else "state",
         state_spec=state_spec,
         agent_done=agent_done,
-        heterogeneous=_has_open_shape(observation_spec) or _has_open_shape(action_spec),
+        members=members,
+        kinds=kinds,
     )
 
 
-def _leaves(spec: TensorSpec) -> list[TensorSpec]:
-    return list(spec.values(True, True)) if isinstance(spec, Composite) else [spec]
-
-
-def _has_open_shape(spec: TensorSpec) -> bool:
-    return any(size < 0 for leaf in _leaves(spec) for size in leaf.shape)
+def _kinds_of(members: Sequence[Composite]) -> tuple[int, ...]:
+    """Agents of equal specs are of one kind."""
+    known: list[Composite] = []
+    kinds = []
+    for member in members:
+        kind = next((i for i, spec in enumerate(known) if spec == member), len(known))
+        if kind == len(known):
+            known.append(member)
+        kinds.append(kind)
+    return tuple(kinds)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from torchrl_marl.envs.build import make_env
     from torchrl_marl.envs.config import EnvConfig
     from torchrl_marl.envs.marl_env import MarlEnv
+    from torchrl_marl.envs.transforms import PadAgents
     from torchrl_marl.envs.vmas import VmasEnv
 
 __getattr__, __dir__, __all__ = attach(
@@ -16,6 +17,7 @@ __getattr__, __dir__, __all__ = attach(
         "build": ["make_env"],
         "config": ["EnvConfig"],
         "marl_env": ["MarlEnv"],
+        "transforms": ["PadAgents"],
         "vmas": ["VmasEnv"],
     },
 )

@@ -29,6 +29,7 @@ from torchrl_marl.envs.starts import StartBank, random_draws
 from torchrl_marl.envs.vmas_scenarios import check_arguments, check_scenario, read_arguments
 from torchrl_marl.envs.vmas_simulator import advance, build_simulator, import_vmas, warm_up
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.stacking import is_lazy
 
 if TYPE_CHECKING:
     from vmas.simulator.environment import Environment
@@ -192,8 +193,7 @@ class VmasEnv(torchrl.envs.VmasEnv):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         actions: list[Tensor] = [None] * self._env.n_agents  # type: ignore[list-item]
         for group, indices in self._indices.items():
-            rows = self.read_action(tensordict.get((group, "action")), group=group)
-            for i, row in zip(indices, rows):
+            for i, row in zip(indices, self._action_rows(tensordict, group)):
                 actions[i] = row.unsqueeze(-1) if row.ndim == 1 else row
         with self._random.active():
             advance(self._env, actions)
@@ -205,6 +205,15 @@ class VmasEnv(torchrl.envs.VmasEnv):
             )
             observations, rewards, terminated, truncated, *infos = read
             return self._pack(observations, rewards, terminated, truncated, infos)
+
+    def _action_rows(self, tensordict: TensorDictBase, group: str) -> Sequence[Tensor]:
+        """Each agent's action, ``[E, A]`` or ``[E]``."""
+        own = tensordict.get(group)
+        if is_lazy(own):
+            one_hot = not (self.continuous_actions or self.categorical_actions)
+            rows = [member.get("action") for member in own.unbind(1)]
+            return [row.int().argmax(-1) for row in rows] if one_hot else rows
+        return self.read_action(own.get("action"), group=group)
 
     def _start_episodes(self, envs: Tensor) -> None:
         bank = self._starts()

@@ -1,0 +1,119 @@
+"""Transforms of environments for teams.
+
+Shapes: E envs, N agents of a group.
+"""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.data import Composite, TensorSpec
+from torchrl.data.tensor_specs import Stacked, StackedComposite
+from torchrl.envs import Transform
+
+from torchrl_marl.specs import TeamSpec
+from torchrl_marl.stacking import is_lazy, pad_group, pad_specs, paddings_of, unpad_group
+
+__all__ = ["PadAgents"]
+
+
+class PadAgents(Transform):
+    """Lazily stacked groups of an environment as dense, padded ones.
+
+    What the environment gives is padded to the largest agent with zeros; actions are cut back
+    to each agent's own before the environment sees them. Buffers, losses and compiled code take
+    dense groups only; :class:`~torchrl_marl.TeamSpec` still knows each agent's own shapes.
+
+    Groups whose agents agree pass as they are.
+
+    Shapes:
+        - a leaf of a lazy group: ``[E, *own]`` an agent; then ``[E, N, *largest]``
+
+    Reduces to: nothing, on an environment without heterogeneous groups.
+
+    Examples:
+        >>> from torchrl.envs import TransformedEnv
+        >>> from torchrl.envs.utils import MarlGroupMapType
+        >>> from torchrl_marl.envs import VmasEnv
+        >>> group_map = MarlGroupMapType.ALL_IN_ONE_GROUP
+        >>> env = VmasEnv("simple_tag", num_envs=3, group_map=group_map, seed=0)
+        >>> TransformedEnv(env, PadAgents()).rollout(2)["agents", "observation"].shape
+        torch.Size([3, 2, 4, 16])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._members: dict[str, tuple[Composite, ...]] | None = None
+
+    @property
+    def members(self) -> dict[str, tuple[Composite, ...]]:
+        """Heterogeneous group -> each agent's own specs."""
+        if self._members is None:
+            parent = self.parent
+            groups = {} if parent is None else TeamSpec.from_env(parent).groups
+            self._members = {n: g.members for n, g in groups.items() if g.members is not None}
+        return self._members
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        for name, members in self.members.items():
+            group = next_tensordict.get(name, None)
+            if is_lazy(group):
+                next_tensordict.set(name, pad_group(group, paddings_of(members)))
+        return next_tensordict
+
+    def _reset(
+        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
+        return self._call(tensordict_reset)
+
+    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
+        for name, members in self.members.items():
+            group = tensordict.get(name, None)
+            if group is not None and not is_lazy(group):
+                own = unpad_group(group.select("action", strict=False), paddings_of(members))
+                tensordict.set(name, own)
+        return tensordict
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Dense observations."""
+        return self._dense_groups(observation_spec)
+
+    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
+        """Dense rewards."""
+        return self._dense_groups(reward_spec)
+
+    def transform_done_spec(self, done_spec: Composite) -> Composite:
+        """Dense flags."""
+        return self._dense_groups(done_spec)
+
+    def transform_input_spec(self, input_spec: Composite) -> Composite:
+        """Dense actions."""
+        for key in ("full_action_spec", "full_state_spec"):
+            if input_spec.get(key, None) is not None:
+                input_spec[key] = self._dense_groups(input_spec[key])
+        return input_spec
+
+    def _dense_groups(self, spec: Composite) -> Composite:
+        if not isinstance(spec, Composite):
+            return spec
+        for name in self.members:
+            group = spec.get(name, None)
+            if group is not None and _is_stacked(group):
+                spec[name] = _dense(group, name, spec.shape)
+        return spec
+
+
+def _is_stacked(group: TensorSpec) -> bool:
+    leaves = [group, *group.values(True, False)]
+    return any(isinstance(leaf, (Stacked, StackedComposite)) for leaf in leaves)
+
+
+def _dense(group: Composite, name: str, batch: torch.Size) -> Composite:
+    first = (0,) * len(batch)
+    members = [member[first] if batch else member for member in group.unbind(len(batch))]
+    dense = pad_specs(members, f"group {name!r}").to(group.device)
+    batched = dense.expand(*batch, *dense.shape)
+    for key, leaf in dense.items(True, True):
+        if getattr(leaf, "mask", None) is not None:  # Categorical.expand loses it
+            batched[key].update_mask(leaf.mask.expand(*batch, *leaf.mask.shape))
+    return batched

@@ -1,0 +1,340 @@
+"""Lazily stacked groups and their padded, dense form: specs and data, lossless both ways.
+
+TorchRL stacks agents of different shapes lazily; everything that learns wants one dense tensor.
+Each leaf is padded behind an agent's own entries to the largest agent's shape; a leaf that an
+agent has not is all padding.
+
+Shapes: B any batch dims, N agents of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NestedKey,
+    TensorDict,
+    TensorDictBase,
+    is_leaf_nontensor,
+)
+from torch import Tensor
+from torchrl.data import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
+
+__all__ = [
+    "Padding",
+    "is_lazy",
+    "pad",
+    "pad_group",
+    "pad_specs",
+    "paddings_of",
+    "unpad",
+    "unpad_group",
+    "unpad_specs",
+]
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Where the agents' own entries lie in a padded leaf.
+
+    Args:
+        shapes (tuple of tuple or None): each agent's own shape; None: it has no such leaf.
+
+    Raises:
+        ValueError: agents whose leaves differ in their number of dims.
+
+    Examples:
+        >>> padding = Padding(((2,), (3,), None))
+        >>> padding.largest, padding.mask()[0]
+        ((3,), tensor([ True,  True, False]))
+    """
+
+    shapes: tuple[tuple[int, ...] | None, ...]
+
+    def __post_init__(self) -> None:
+        if len({len(shape) for shape in self.shapes if shape is not None}) > 1:
+            raise ValueError(
+                f"agents of one group have leaves of shapes {list(self.shapes)}, expected one "
+                "number of dims; give each kind a group of its own."
+            )
+
+    @cached_property
+    def largest(self) -> tuple[int, ...]:
+        """The shape to which all agents are padded."""
+        return tuple(max(sizes) for sizes in zip(*(s for s in self.shapes if s is not None)))
+
+    def own(self, agent: int) -> tuple[slice, ...] | None:
+        """The region of an agent's own entries; None where it has none."""
+        shape = self.shapes[agent]
+        return None if shape is None else tuple(slice(size) for size in shape)
+
+    def mask(self, device: torch.device | str | None = None) -> Tensor:
+        """True at the agents' own entries, ``[N, *largest]``."""
+        mask = torch.zeros(len(self.shapes), *self.largest, dtype=torch.bool)
+        for i in range(len(self.shapes)):
+            region = self.own(i)
+            if region is not None:
+                mask[(i, *region)] = True
+        return mask.to(device)
+
+
+# ------------------------------------------------------------------------------------ tensors
+
+
+def pad(values: Sequence[Tensor | None], padding: Padding) -> Tensor:
+    """The agents' tensors as one, with zeros behind each agent's own entries.
+
+    Args:
+        values (sequence of Tensor or None): one for each agent.
+        padding (Padding): whose shapes the values have.
+
+    Shapes:
+        - values: ``[*B, *own]``; returns ``[*B, N, *largest]``
+
+    Raises:
+        ValueError: a value that has another shape than its agent.
+
+    Examples:
+        >>> padded = pad([torch.ones(4, 2), torch.ones(4, 3)], Padding(((2,), (3,))))
+        >>> padded.shape, padded[0]
+        (torch.Size([4, 2, 3]), tensor([[1., 1., 0.],
+                [1., 1., 1.]]))
+    """
+    ndim = len(padding.largest)
+    first = next(value for value in values if value is not None)
+    batch = first.shape[: first.ndim - ndim]
+    padded = first.new_zeros((*batch, len(values), *padding.largest))
+    for i, (value, shape) in enumerate(zip(values, padding.shapes, strict=True)):
+        found = None if value is None else tuple(value.shape[len(batch) :])
+        if found != shape:
+            raise ValueError(f"agent {i} has shape {found}, expected {shape}.")
+        if value is not None:
+            padded[(..., i, *cast(tuple, padding.own(i)))] = value
+    return padded
+
+
+def unpad(value: Tensor, padding: Padding) -> list[Tensor | None]:
+    """Each agent's own entries of a padded tensor, as views.
+
+    Shapes:
+        - value: ``[*B, N, *largest]``; returns N times ``[*B, *own]``
+
+    Reduces to: the inverse of :func:`pad`.
+    """
+    regions = [padding.own(i) for i in range(len(padding.shapes))]
+    return [None if r is None else value[(..., i, *r)] for i, r in enumerate(regions)]
+
+
+# ------------------------------------------------------------------------------------- groups
+
+
+def is_lazy(group: object) -> bool:
+    """Whether a group's data are stacked lazily."""
+    return isinstance(group, LazyStackedTensorDict)
+
+
+def pad_group(
+    group: TensorDictBase, paddings: Mapping[NestedKey, Padding] | None = None
+) -> TensorDictBase:
+    """A lazily stacked group as a dense one; a dense one as it is.
+
+    Args:
+        group (TensorDictBase): with the agents in its last batch dim.
+        paddings (mapping, optional): leaf -> padding, from :func:`paddings_of`; leaves that are
+            not in it are padded as the data say.
+
+    Shapes:
+        - group: ``[*B, N]``; its leaves ``[*B, *own]`` a member, then ``[*B, N, *largest]``
+    """
+    if not is_lazy(group):
+        return group
+    members = group.unbind(group.ndim - 1)
+    keys = dict.fromkeys(key for m in members for key in m.keys(True, True, is_leaf_nontensor))
+    dense = TensorDict({}, group.batch_size, device=group.device)
+    ndim = group.ndim - 1
+    for key in keys:
+        values = [member.get(key, None) for member in members]
+        padding = None if paddings is None else paddings.get(key)
+        if padding is None:
+            shapes = (None if v is None else tuple(v.shape[ndim:]) for v in values)
+            padding = Padding(tuple(shapes))
+        if all(shape == padding.largest for shape in padding.shapes):
+            dense.set(key, torch.stack(cast(list[Tensor], values), ndim))
+        else:
+            dense.set(key, pad(values, padding))
+    return dense
+
+
+def unpad_group(
+    group: TensorDictBase, paddings: Mapping[NestedKey, Padding]
+) -> LazyStackedTensorDict:
+    """A dense group as a lazily stacked one, of views.
+
+    Reduces to: the inverse of :func:`pad_group`.
+
+    Examples:
+        >>> paddings = {"observation": Padding(((2,), (3,)))}
+        >>> dense = TensorDict({"observation": torch.ones(4, 2, 3)}, [4, 2])
+        >>> lazy = unpad_group(dense, paddings)
+        >>> [member["observation"].shape for member in lazy.unbind(1)]
+        [torch.Size([4, 2]), torch.Size([4, 3])]
+    """
+    n, batch = group.shape[-1], group.shape[:-1]
+    rows: list[dict[NestedKey, Tensor]] = [{} for _ in range(n)]
+    for key, value in group.items(True, True):
+        padding = paddings.get(key)
+        own = value.unbind(len(batch)) if padding is None else unpad(value, padding)
+        for row, entry in zip(rows, own):
+            if entry is not None:
+                row[key] = entry
+    members = []
+    for row in rows:
+        member = TensorDict({}, batch, device=group.device)
+        for key, entry in row.items():
+            member.set(key, entry)
+        members.append(member)
+    return LazyStackedTensorDict(*members, stack_dim=len(batch))
+
+
+# -------------------------------------------------------------------------------------- specs
+
+
+def paddings_of(members: Sequence[Composite]) -> dict[NestedKey, Padding]:
+    """Leaf -> padding, for the leaves in which the agents differ.
+
+    Args:
+        members (sequence of Composite): each agent's specs, without batch dims.
+
+    Raises:
+        ValueError: agents whose leaves differ in their number of dims.
+    """
+    paddings = {}
+    for key in _leaf_keys(members):
+        leaves = [member.get(key, None) for member in members]
+        shapes = tuple(None if leaf is None else tuple(leaf.shape) for leaf in leaves)
+        if len(set(shapes)) > 1:
+            paddings[key] = Padding(shapes)
+    return paddings
+
+
+def pad_specs(members: Sequence[Composite], where: str = "a group") -> Composite:
+    """The agents' specs as one dense spec ``[N]``.
+
+    Padded entries of bounded specs have bounds 0 and 0; padded discrete choices are masked.
+
+    Args:
+        members (sequence of Composite): each agent's specs, without batch dims.
+        where (str): the group's name in messages.
+
+    Raises:
+        ValueError: specs of different types or dtypes, which no dense spec can hold.
+
+    Examples:
+        >>> speaker = Composite(action=Bounded(-1, 1, (3,)))
+        >>> listener = Composite(action=Bounded(-2, 2, (2,)))
+        >>> pad_specs([speaker, listener])["action"].space.high
+        tensor([[1., 1., 1.],
+                [2., 2., 0.]])
+    """
+    paddings = paddings_of(members)
+    dense = Composite(shape=(len(members),))
+    for key in _leaf_keys(members):
+        leaves = [member.get(key, None) for member in members]
+        shape = tuple(next(leaf for leaf in leaves if leaf is not None).shape)
+        padding = paddings.get(key) or Padding((shape,) * len(members))
+        dense[key] = _pad_leaf(leaves, padding, f"{where}: {key!r}")
+    return dense
+
+
+def unpad_specs(spec: Composite, paddings: Mapping[NestedKey, Padding]) -> list[Composite]:
+    """Each agent's own specs of a padded one.
+
+    Reduces to: the inverse of :func:`pad_specs`.
+    """
+    members = [Composite() for _ in range(spec.shape[-1])]
+    for key in spec.keys(True, True):
+        leaf, padding = spec[key], paddings.get(key)
+        shape = tuple(leaf.shape[1:])
+        for i, member in enumerate(members):
+            own = shape if padding is None else padding.shapes[i]
+            if own is not None:
+                member[key] = _own_leaf(leaf, i, own)
+    return members
+
+
+def _leaf_keys(members: Sequence[Composite]) -> list[NestedKey]:
+    return list(dict.fromkeys(key for member in members for key in member.keys(True, True)))
+
+
+def _pad_leaf(leaves: Sequence[TensorSpec | None], padding: Padding, where: str) -> TensorSpec:
+    present = [leaf for leaf in leaves if leaf is not None]
+    first = present[0]
+    if len(present) == len(leaves) and all(leaf == first for leaf in present):
+        return torch.stack(present, 0)
+    if len({leaf.dtype for leaf in present}) == 1:
+        shape = (len(leaves), *padding.largest)
+        if all(isinstance(leaf, (Categorical, OneHot)) for leaf in present):
+            if len({type(leaf) for leaf in present}) == 1:
+                return _pad_discrete(leaves, shape)
+        elif all(isinstance(leaf, Unbounded) for leaf in present):
+            return Unbounded(shape, dtype=first.dtype, device=first.device)
+        elif all(isinstance(leaf, (Bounded, Unbounded)) for leaf in present):
+            low, high = (_pad_bounds(leaves, padding, side) for side in ("low", "high"))
+            return Bounded(low, high, dtype=first.dtype, device=first.device)
+    found = sorted({f"{type(leaf).__name__} of {leaf.dtype}" for leaf in present})
+    raise ValueError(
+        f"{where} is {' and '.join(found)} for agents of one group, expected one type and dtype; "
+        "give each kind a group of its own."
+    )
+
+
+def _pad_bounds(leaves: Sequence[TensorSpec | None], padding: Padding, side: str) -> Tensor:
+    def bounds(leaf: TensorSpec | None) -> Tensor | None:
+        if leaf is None:
+            return None
+        if isinstance(leaf, Bounded):
+            return getattr(leaf.space, side)
+        infinite = -torch.inf if side == "low" else torch.inf
+        return torch.full(leaf.shape, infinite, dtype=leaf.dtype, device=leaf.device)
+
+    return pad([bounds(leaf) for leaf in leaves], padding)
+
+
+def _pad_discrete(leaves: Sequence[TensorSpec | None], shape: tuple[int, ...]) -> TensorSpec:
+    one_hot = isinstance(next(leaf for leaf in leaves if leaf is not None), OneHot)
+    n = max(leaf.space.n for leaf in leaves if leaf is not None)
+    allowed = torch.zeros(*(shape[:-1] if one_hot else shape), n, dtype=torch.bool)
+    for i, leaf in enumerate(leaves):
+        if leaf is not None:
+            own = leaf.mask if leaf.mask is not None else torch.tensor(True)
+            allowed[i, ..., : leaf.space.n] = own.to(allowed.device)
+        else:
+            allowed[i, ..., 0] = True  # an agent without the leaf: its entry means nothing
+    first = next(leaf for leaf in leaves if leaf is not None)
+    kind = OneHot if one_hot else Categorical
+    mask = None if bool(allowed.all()) else allowed.to(first.device)
+    return kind(n, shape=torch.Size(shape), dtype=first.dtype, device=first.device, mask=mask)
+
+
+def _own_leaf(leaf: TensorSpec, agent: int, shape: tuple[int, ...]) -> TensorSpec:
+    options = {"dtype": leaf.dtype, "device": leaf.device}
+    region = tuple(slice(size) for size in shape)
+    if isinstance(leaf, Bounded):
+        low, high = leaf.space.low[(agent, *region)], leaf.space.high[(agent, *region)]
+        if bool(torch.isinf(low).all() & torch.isinf(high).all()):
+            return Unbounded(shape, **options)
+        return Bounded(low, high, **options)
+    if isinstance(leaf, Unbounded):
+        return Unbounded(shape, **options)
+    if isinstance(leaf, (Categorical, OneHot)):
+        if leaf.mask is None:
+            return type(leaf)(leaf.space.n, shape=shape, **options)
+        n = int(leaf.mask[agent].reshape(-1, leaf.space.n).any(0).nonzero()[-1]) + 1
+        own = leaf.mask[agent][..., :n]
+        return type(leaf)(n, shape=shape, mask=None if bool(own.all()) else own, **options)
+    return leaf[agent]
