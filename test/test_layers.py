@@ -16,7 +16,7 @@ LAYERS = [
     [{"schema"}],
     [{"stacking"}],
     [{"specs"}],
-    [{"functional"}],
+    [{"functional"}, {"joining"}],
     [{"envs"}, {"modules"}],
     [{"objectives"}],
     [{"collectors"}, {"learners"}],

@@ -12,6 +12,13 @@ from typing import Any
 from torchrl_marl.envs.vmas_scenarios import check_scenario
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
 from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.modules.config import (
+    AGENT_IDS,
+    ARCHITECTURES,
+    SHARINGS,
+    NetworkConfig,
+    sharing_of,
+)
 from torchrl_marl.schema import flatten, merge, settings_of
 from torchrl_marl.training.config import TrainConfig
 
@@ -23,7 +30,7 @@ ALGORITHMS = {
 }
 """Name of an algorithm -> what it is."""
 
-TOY_WORLDS = ("arena", "matrix_game", "two_step_game")
+TOY_WORLDS = ("arena", "matrix_game", "speaker_listener", "two_step_game")
 """Worlds of ``library: toy``."""
 
 _BACKENDS = ("tensorboard", "wandb", "mlflow")
@@ -32,9 +39,15 @@ _ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu")
 
 _LEARNER_CHOICES: dict[str, tuple[str, ...]] = {
     "algorithm": tuple(ALGORITHMS),
-    "central_input": ("observations", "state"),
+    "central_input": ("observations", "team", "state"),
     "actor.activation": _ACTIVATIONS,
     "critic.activation": _ACTIVATIONS,
+    "actor.sharing": SHARINGS,
+    "critic.sharing": SHARINGS,
+    "actor.agent_id": AGENT_IDS,
+    "critic.agent_id": AGENT_IDS,
+    "critic.architecture": ARCHITECTURES,
+    "critic.value_per": ("agent", "team"),
     "bootstrap": ("team", "agent"),
     "lr_schedule": _SCHEDULES,
     "entropy_schedule": _SCHEDULES,
@@ -82,6 +95,17 @@ _LEARNER_RANGES: dict[str, _Range] = {
     "entropy_coeff": _WEIGHT,
     "target_kl": _POSITIVE,
     "value_norm_decay": _Range(0, 1, below=True),
+    **{
+        f"{part}.{key}": allowed
+        for part in ("actor", "critic")
+        for key, allowed in (
+            ("agent_id_size", _COUNT),
+            ("mask_ratio", _Range(0, 1, below=True)),
+            ("mask_seed", _Range(0, 2**32 - 1)),
+            ("n_clusters", _COUNT),
+            ("clustering_frames", _COUNT),
+        )
+    },
 }
 
 _RUN_RANGES: dict[str, _Range] = {
@@ -211,6 +235,8 @@ def _check_learner(
                 f"{prefix}{part}.num_cells is {widths}, expected widths of 1 or more; "
                 f"use {prefix}{part}.num_cells=[64,64]."
             )
+        _check_sharing(getattr(learner, part), f"{prefix}{part}.")
+    _check_architecture(learner, prefix)
     if learner.minibatch_size > config.frames_per_batch:
         raise ConfigError(
             f"{prefix}minibatch_size is {learner.minibatch_size}, expected at most "
@@ -222,6 +248,33 @@ def _check_learner(
         raise ConfigError(
             f"{prefix}central_input is 'state', but env.state is null and VMAS gives none; "
             "use env.state=observations."
+        )
+
+
+def _check_sharing(network: NetworkConfig, prefix: str) -> None:
+    try:
+        sharing = sharing_of(network)
+    except ConfigError as error:
+        raise ConfigError(f"{prefix}{error}") from None
+    index = network.sharing_index
+    if sharing == "index" and not index:
+        raise ConfigError(
+            f"{prefix}sharing is 'index', but {prefix}sharing_index is null; give the number of "
+            f"each agent's network, such as {prefix}sharing_index=[0,0,1]."
+        )
+    if index is not None and sorted(set(index)) != list(range(len(set(index)))):
+        raise ConfigError(
+            f"{prefix}sharing_index is {list(index)}, expected numbers from 0 without gaps."
+        )
+
+
+def _check_architecture(learner: OnPolicyConfig, prefix: str) -> None:
+    of_agents = learner.algorithm == "mappo" and learner.central_input != "state"
+    if learner.critic.architecture != "mlp" and not of_agents:
+        raise ConfigError(
+            f"{prefix}critic.architecture is {learner.critic.architecture!r}, which reads the "
+            f"agents' observations; use {prefix}algorithm=mappo and "
+            f"{prefix}central_input=observations, or {prefix}critic.architecture=mlp."
         )
 
 

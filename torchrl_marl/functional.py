@@ -10,7 +10,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["gae", "masked_mean", "masked_moments", "masked_standardize"]
+__all__ = [
+    "gae",
+    "masked_mean",
+    "masked_mean_by_part",
+    "masked_moments",
+    "masked_moments_by_part",
+    "masked_standardize",
+    "sum_by_part",
+    "to_agents",
+]
 
 
 def masked_mean(
@@ -74,6 +83,85 @@ def masked_moments(
     if keepdim:
         return mean, variance
     return mean.squeeze(dims), variance.squeeze(dims)
+
+
+def sum_by_part(value: Tensor, parts: Tensor) -> Tensor:
+    """Sums over the agents of each part; what is not finite stays in its part.
+
+    Shapes:
+        - value: ``[*B, N]``; parts: ``[N, G]``, 1 where an agent belongs to a part, 0 elsewhere
+        - returns: ``[*B, G]``
+    """
+    return torch.where(parts > 0, value.unsqueeze(-1), 0.0).sum(-2)
+
+
+def to_agents(value: Tensor, parts: Tensor) -> Tensor:
+    """Gives every agent what is its part's.
+
+    Shapes:
+        - value: ``[*B, G]``; parts: ``[N, G]``; returns ``[*B, N]``
+    """
+    return torch.where(parts > 0, value.unsqueeze(-2), 0.0).sum(-1)
+
+
+def masked_mean_by_part(value: Tensor, mask: Tensor | None, parts: Tensor) -> Tensor:
+    """Mean of each part of the agents, over all other dims too; 0 where there are none.
+
+    Args:
+        value (Tensor): what to average; may hold anything where masked.
+        mask (Tensor, optional): bool.
+        parts (Tensor): 1 where an agent belongs to a part, 0 elsewhere.
+
+    Shapes:
+        - value, mask: ``[*B, N]`` or ``[*B, N, 1]``; parts: ``[N, G]``; returns ``[G]``
+
+    Reduces to: :func:`masked_mean` of each part's agents.
+
+    Examples:
+        >>> parts = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> masked_mean_by_part(torch.tensor([[1.0, 3.0, 5.0]]), None, parts)
+        tensor([2., 5.])
+    """
+    rows, alive = _agent_rows(value, mask, parts)
+    if alive is None:
+        return sum_by_part(rows.sum(0), parts) / (parts.sum(0) * rows.shape[0])
+    count = sum_by_part(alive.sum(0).to(rows.dtype), parts)
+    return sum_by_part(torch.where(alive, rows, 0.0).sum(0), parts) / count.clamp_min(1)
+
+
+def masked_moments_by_part(
+    value: Tensor, mask: Tensor | None, parts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean and (population) variance of each part of the agents.
+
+    Args:
+        value, mask, parts: as in :func:`masked_mean_by_part`.
+
+    Shapes:
+        - returns: mean and variance, each ``[G]``
+
+    Reduces to: :func:`masked_moments` of each part's agents.
+    """
+    rows, alive = _agent_rows(value, mask, parts)
+    mean = masked_mean_by_part(rows, alive, parts)
+    centered = rows - to_agents(mean, parts)
+    if alive is not None:
+        centered = torch.where(alive, centered, 0.0)
+    return mean, masked_mean_by_part(centered.square(), alive, parts)
+
+
+def _agent_rows(value: Tensor, mask: Tensor | None, parts: Tensor) -> tuple[Tensor, Tensor | None]:
+    """``[*B, N]`` or ``[*B, N, 1]`` as ``[M, N]``."""
+    n = parts.shape[0]
+    if value.shape[-1] != n:
+        value = value.squeeze(-1)
+    if value.shape[-1] != n:
+        raise ValueError(
+            f"a value has shape {tuple(value.shape)}, expected [*B, {n}] or [*B, {n}, 1]."
+        )
+    if mask is not None:
+        mask = _like(mask if mask.ndim == value.ndim else mask.squeeze(-1), value).reshape(-1, n)
+    return value.reshape(-1, n), mask
 
 
 def masked_standardize(

@@ -140,6 +140,23 @@ class GroupSpec:
         """Number N of agents."""
         return len(self.agent_names)
 
+    @property
+    def parts(self) -> tuple[GroupSpec, ...]:
+        """The groups of which a joined group is made; itself, for an ordinary one."""
+        return (self,)
+
+    @property
+    def part_index(self) -> tuple[int, ...]:
+        """Which part each agent belongs to."""
+        return tuple(i for i, part in enumerate(self.parts) for _ in range(part.n_agents))
+
+    @property
+    def membership(self) -> Tensor | None:
+        """1 where an agent belongs to a part, ``[N, G]``; None for an ordinary group."""
+        if len(self.parts) == 1:
+            return None
+        return torch.eye(len(self.parts))[torch.tensor(self.part_index)]
+
     def key(self, leaf: str) -> tuple[str, str]:
         """The key of a leaf of this group, such as ``(name, "advantage")``."""
         return (self.name, leaf)
@@ -189,6 +206,21 @@ class GroupSpec:
             padding = self.paddings.get(key) or Padding((shape,) * self.n_agents)
             rows.append(padding.mask().reshape(self.n_agents, -1))
         return torch.cat(rows, -1)
+
+    @cached_property
+    def observation_dims(self) -> tuple[int, ...]:
+        """Each agent's own number of features."""
+        if self.observation_mask is None:
+            return (self.observation_dim,) * self.n_agents
+        return tuple(self.observation_mask.sum(-1).tolist())
+
+    @cached_property
+    def observation_order(self) -> Tensor | None:
+        """Order in which each agent's own features come first, ``[N, O]``; None if they do."""
+        own = self.observation_mask
+        if own is None or bool((own[:, 1:] <= own[:, :-1]).all()):
+            return None
+        return (~own).to(torch.uint8).argsort(-1, stable=True)
 
     @property
     def _observation_leaves(self) -> list[TensorSpec]:

@@ -95,7 +95,8 @@ def test_learning_is_what_a_bare_script_does(value_norm, normalize, critic_loss)
     parameters = [*actor_net.parameters(), *critic_net.parameters()]
 
     def network(net, observation, mask):
-        return net.network(torch.where(mask.unsqueeze(-1), observation, 0.0))
+        features = torch.where(mask.unsqueeze(-1), observation, 0.0)
+        return net.network(features if net is actor_net else features.flatten(-2))
 
     with torch.no_grad():
         value = network(critic_net, group["observation"], mask)
@@ -170,8 +171,6 @@ def test_groups_in_one_learner_learn_as_alone():
     batch = make_batch(env, together)
     for name, group in TeamSpec.from_env(env).groups.items():
         alone = OnPolicyLearner({name: group}, together.config)
-        for one, other in ((alone.actors, together.actors), (alone.critics, together.critics)):
-            one[name].load_state_dict(other[name].state_dict())
         learn(alone, batch.clone())
         both = copy.deepcopy(together)
         learn(both, batch.clone())

@@ -77,6 +77,7 @@ def _make_vmas(
         device=device,
         state=config.state,  # type: ignore[arg-type]
         info=config.info,
+        group_map=dict(config.group_map) or None,
         scenario_kwargs=dict(config.kwargs),
     )
 

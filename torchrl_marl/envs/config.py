@@ -26,5 +26,8 @@ class EnvConfig:
     """What a central critic may see as ``"state"``: ``observations`` or null."""
     info: bool = False
     """Whether the scenario's info is computed and collected."""
+    group_map: dict[str, Any] = field(default_factory=dict)
+    """Group -> names of its agents, such as ``{team: [speaker_0, listener_0]}``; empty: by the
+    library's own rule (VMAS: the names' prefixes)."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the scenario, such as ``n_agents``."""

@@ -1,25 +1,26 @@
-"""What a world declares, and the check that it keeps to it.
+"""What a world declares: its agents, and the specs that follow from them.
 
-Shapes: E envs, N agents of a group, O observation features, S state features.
+Shapes: E envs, N agents of a group, M agents of a kind, O observation features, S state features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from tensordict import TensorDictBase
-from torch import Tensor
+from tensordict import NestedKey
 from torchrl.data import Categorical, Composite, TensorSpec
 
-from torchrl_marl.errors import ConfigError, SpecError, nearest
+from torchrl_marl.envs.given import Reader
+from torchrl_marl.envs.kinds import GroupKinds, batched
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import AgentSpec, TeamSpec
+from torchrl_marl.stacking import pad_specs
 
 __all__ = ["Declaration"]
 
 _FLAGS = ("done", "terminated", "truncated")
-_ENDS = ("terminated", "truncated")
+_LEAVES = frozenset({"observation", "action", "mask", "action_mask", "reward", *_FLAGS})
 
 
 class Declaration:
@@ -32,7 +33,7 @@ class Declaration:
         state (TensorSpec, optional): ``[S]``.
 
     Raises:
-        ConfigError: a group of two kinds, or two kinds of one name.
+        ConfigError: two kinds of one name, or kinds that cannot be of one group.
         ValueError: a reserved group name.
     """
 
@@ -45,172 +46,127 @@ class Declaration:
     ) -> None:
         self.owner, self.n_envs, self.kinds, self.state = owner, n_envs, kinds or {}, state
         self.team = TeamSpec(self.kinds, state)
-        self.specs = self._specs()
-        self._ends = {
-            key: (n_envs, *self.specs["done"][key].shape)
-            for key in self.specs["done"].keys(True, True)
+        self.groups = {
+            name: GroupKinds.of(self.kinds[name], group) for name, group in self.team.groups.items()
         }
+        kind_specs = {
+            name: {kind.name: _kind_specs(kind) for kind in kinds}
+            for name, kinds in self.kinds.items()
+        }
+        group_specs = {name: self._group_specs(name, own) for name, own in kind_specs.items()}
+        self.specs = self._specs(group_specs)
+        self.reader = Reader(owner, n_envs, self.groups, group_specs, kind_specs, state)
 
     def with_agent(self, spec: AgentSpec, group: str | None = None) -> Declaration:
         """With one more kind of agent."""
         group = spec.name if group is None else group
         for name, kinds in self.kinds.items():
-            if name == group:
-                raise ConfigError(
-                    f"{self.owner}: group {group!r} has {kinds[0].name!r} already; groups of two "
-                    f"kinds are not implemented yet, so give {spec.name!r} a group of its own."
-                )
             if any(kind.name == spec.name for kind in kinds):
                 raise ConfigError(
                     f"{self.owner}: group {name!r} has agents named {spec.name!r} already; "
                     "agents need names of their own."
                 )
-        return Declaration(self.owner, self.n_envs, {**self.kinds, group: (spec,)}, self.state)
+        kinds = (*self.kinds.get(group, ()), spec)
+        _check_one_group(f"{self.owner}: group {group!r}", kinds)
+        return Declaration(self.owner, self.n_envs, {**self.kinds, group: kinds}, self.state)
 
     def with_state(self, spec: TensorSpec) -> Declaration:
         """With what only a critic sees."""
         return Declaration(self.owner, self.n_envs, self.kinds, spec)
 
-    def _specs(self) -> dict[str, Composite]:
-        observation, action, reward, done = (Composite() for _ in range(4))
+    def _group_specs(self, name: str, kinds: dict[str, Composite]) -> Composite:
+        """Specs of all leaves in which a group's kinds agree, ``[N]``."""
+        first = next(iter(kinds.values()))
+        if len(kinds) == 1:
+            return first
+        leaves = [key for key in first.keys() if not self.groups[name].ragged(key)]
+        return pad_specs(self._members(name, leaves), f"group {name!r}")
+
+    def _specs(self, groups: dict[str, Composite]) -> dict[str, Composite]:
+        """What TorchRL is told, without batch dims; stacked specs where shapes differ."""
+        specs = {key: Composite() for key in ("observation", "action", "reward", "done")}
         for key in _FLAGS:
-            done[key] = _flag(1)
-        for name, group in self.team.groups.items():
-            n, kind = group.n_agents, self.kinds[name][0]
-            seen = {"observation": group.observation_spec, "mask": _flag(n)}
-            if kind.action_mask:
-                seen["action_mask"] = _flag(n, group.n_actions)
-            rewards = torch.stack([kind.reward_spec] * n, 0)
-            observation[name] = Composite(seen, shape=(n,))
-            action[name] = Composite(action=group.action_spec, shape=(n,))
-            reward[name] = Composite(reward=rewards, shape=(n,))
-            done[name] = Composite({key: _flag(n, 1) for key in _FLAGS}, shape=(n,))
+            specs["done"][key] = _flag(1)
+        for name, group in groups.items():
+            seen = ["observation", "mask"]
+            seen += ["action_mask"] if self.kinds[name][0].action_mask else []
+            parts = {"observation": seen, "action": ["action"]}
+            if self.groups[name].lazy:
+                for part, leaves in parts.items():
+                    specs[part][name] = torch.stack(self._members(name, leaves), 0)
+            else:
+                for part, leaves in parts.items():
+                    specs[part][name] = _select(group, leaves)
+            for part, leaves in {"reward": ["reward"], "done": list(_FLAGS)}.items():
+                specs[part][name] = _select(group, leaves)
         if self.state is not None:
-            observation["state"] = self.state
-        return {"observation": observation, "action": action, "reward": reward, "done": done}
+            specs["observation"]["state"] = self.state
+        return specs
 
-    # ------------------------------------------------------------------------------- reading
+    def _members(self, name: str, leaves: list[str]) -> list[Composite]:
+        """Each agent's specs."""
+        return [
+            _select(_agent_specs(kind), leaves)
+            for kind in self.kinds[name]
+            for _ in range(kind.n_agents)
+        ]
 
-    def read(self, given: Any, method: str) -> dict[str, Any]:
-        """What ``_reset`` or ``_step`` gave, checked, as nested dicts.
 
-        Args:
-            given: a TensorDict (or dict) in groups.
-            method (str): ``"_reset"`` or ``"_step"``; only a step has rewards and ends.
-
-        Raises:
-            SpecError: a key that is missing or unknown, or a wrong shape or dtype.
-        """
-        where = f"{self.owner}.{method}"
-        step = method == "_step"
-        self._check_keys(where, (), given, set(self.team.groups), _ENDS if step else (), self.state)
-        source: dict[str, Any] = {}
-        if self.state is not None:
-            source["state"] = self._read_leaf(where, ("state",), given, self.state)
-        for key in _ENDS if step else ():
-            self._read_end(where, (key,), given, source)
-        for name in self.team.groups:
-            source[name] = self._read_group(where, name, given[name], step)
-        return source
-
-    def _read_group(self, where: str, name: str, given: Any, step: bool) -> dict[str, Any]:
-        seen = self.specs["observation"][name]
-        needed = set(seen.keys()) - {"mask"}
-        if step:
-            needed.add("reward")
-        self._check_keys(where, (name,), given, needed, ("mask", *(_ENDS if step else ())))
-        source = {
-            key: self._read_leaf(where, (name, key), given, seen[key])
-            for key in seen.keys()
-            if key in given.keys()
-        }
-        if step:
-            spec = self.specs["reward"][name, "reward"]
-            source["reward"] = self._read_leaf(where, (name, "reward"), given, spec)
-            for key in _ENDS:
-                self._read_end(where, (name, key), given, source)
-        return source
-
-    def _read_end(self, where: str, key: tuple[str, ...], given: Any, source: dict) -> None:
-        flag = given.get(key[-1], None)
-        if flag is not None:
-            shape = self._ends[key if len(key) > 1 else key[0]]
-            self._check_tensor(where, key, flag, shape, torch.bool)
-            source[key[-1]] = flag
-
-    def _read_leaf(self, where: str, key: tuple[str, ...], given: Any, spec: TensorSpec) -> Any:
-        value = given.get(key[-1], None)
-        if isinstance(spec, Composite):
-            self._check_keys(where, key, value, set(spec.keys()))
-            return {k: self._read_leaf(where, (*key, k), value, spec[k]) for k in spec.keys()}
-        self._check_tensor(where, key, value, (self.n_envs, *spec.shape), spec.dtype)
-        return value
-
-    def read_actions(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
-        """Group -> its actions, checked.
-
-        Raises:
-            SpecError: a group without actions, or actions of a wrong shape.
-        """
-        actions = {}
-        for name in self.team.groups:
-            spec = self.specs["action"][name, "action"]
-            value = tensordict.get((name, "action"), None)
-            self._check_tensor(
-                f"{self.owner}.step", (name, "action"), value, (self.n_envs, *spec.shape), None
+def _check_one_group(where: str, kinds: Sequence[AgentSpec]) -> None:
+    """Refuses kinds that no stacked spec could hold."""
+    first = kinds[0]
+    for kind in kinds:
+        if len(kinds) > 1 and kind.name in _LEAVES:
+            raise ConfigError(f"{where} has agents named {kind.name!r}, which is a reserved key.")
+        if kind.action_mask != first.action_mask:
+            raise ConfigError(
+                f"{where}: {first.name!r} has action_mask={first.action_mask}, {kind.name!r} has "
+                f"action_mask={kind.action_mask}, expected one for all of a group."
             )
-            actions[name] = value
-        return actions
-
-    def _check_keys(
-        self,
-        where: str,
-        path: tuple[str, ...],
-        given: Any,
-        needed: set[str],
-        optional: Iterable[str] = (),
-        state: TensorSpec | None = None,
-    ) -> None:
-        if not isinstance(given, (TensorDictBase, Mapping)):
-            what = f"{_text(path)} as a" if path else "a"
-            raise SpecError(f"{where} gave {what} {type(given).__name__}, expected a TensorDict.")
-        if state is not None:
-            needed = {*needed, "state"}
-        found = set(given.keys())
-        if found >= needed and not (found - needed).difference(optional):
-            return
-        for key in sorted(needed - found):
-            raise SpecError(
-                f"{where} gave no {_text((*path, key))}; it gave {sorted(found)} there."
-            )
-        for key in sorted(found.difference(needed, optional)):
-            known = sorted({*needed, *optional})
-            raise SpecError(
-                f"{where} gave {_text((*path, key))}, which was not declared; "
-                f"{nearest(key, known)}expected of {known}."
-            )
-
-    def _check_tensor(
-        self,
-        where: str,
-        key: tuple[str, ...],
-        value: Any,
-        shape: tuple[int, ...],
-        dtype: torch.dtype | None,
-    ) -> None:
-        if not isinstance(value, Tensor):
-            found = "nothing" if value is None else type(value).__name__
-            raise SpecError(f"{where}: {_text(key)} is {found}, expected shape {list(shape)}.")
-        if value.shape != shape:
-            raise SpecError(
-                f"{where}: {_text(key)} has shape {list(value.shape)}, expected {list(shape)}."
-            )
-        if dtype is not None and value.dtype != dtype:
-            raise SpecError(f"{where}: {_text(key)} is {value.dtype}, expected {dtype}.")
+        for key, found in _agent_specs(kind).items(True):
+            expected = _agent_specs(first).get(key, None)
+            if expected is not None and _structure(found, key) != _structure(expected, key):
+                raise ConfigError(
+                    f"{where}: the {key} of {kind.name!r} is "
+                    f"{_describe(found)}, that of {first.name!r} {_describe(expected)}, expected "
+                    "one type, dtype and number of dims; give each kind a group of its own."
+                )
 
 
-def _text(key: tuple[str, ...]) -> str:
-    return repr(key[0]) if len(key) == 1 else repr(key)
+def _structure(spec: TensorSpec, key: NestedKey) -> tuple:
+    """In what all agents of a group must agree; of the reward that is the shape, too."""
+    if isinstance(spec, Composite):
+        return (Composite,)
+    return (type(spec), spec.dtype, spec.ndim, spec.shape if key == "reward" else None)
+
+
+def _describe(spec: TensorSpec) -> str:
+    if isinstance(spec, Composite):
+        return "a Composite"
+    return f"{type(spec).__name__} {list(spec.shape)} of {spec.dtype}"
+
+
+def _agent_specs(kind: AgentSpec) -> Composite:
+    """What one finds under a group, of one agent."""
+    own = {
+        "observation": kind.observation_spec,
+        "action": kind.action_spec,
+        "mask": _flag(),
+        "reward": kind.reward_spec,
+        **{key: _flag(1) for key in _FLAGS},
+    }
+    if kind.action_mask:
+        own["action_mask"] = _flag(kind.action_spec.space.n)
+    return Composite(own)
+
+
+def _kind_specs(kind: AgentSpec) -> Composite:
+    """What one finds under a group, of all agents of a kind, ``[M]``."""
+    return batched(_agent_specs(kind), torch.Size([kind.n_agents]))
+
+
+def _select(spec: Composite, keys: Sequence[str]) -> Composite:
+    return Composite({key: spec[key] for key in keys}, shape=spec.shape)
 
 
 def _flag(*shape: int) -> TensorSpec:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import TensorSpec
 from torchrl.envs import EnvBase
 
 from torchrl_marl.envs.declaration import Declaration
+from torchrl_marl.envs.kinds import GroupKinds, batched
 from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags, episode_of, where_fresh
+from torchrl_marl.envs.random_actions import draw_actions
 from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.envs.simulator import (
     SimulatorState,
@@ -28,7 +31,8 @@ from torchrl_marl.envs.simulator import (
     walk_simulator,
 )
 from torchrl_marl.envs.starts import RunningEnvs
-from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.envs.values import check_values
+from torchrl_marl.errors import ConfigError, SpecError, nearest
 from torchrl_marl.specs import AgentSpec, TeamSpec
 
 __all__ = ["MarlEnv"]
@@ -114,20 +118,24 @@ class MarlEnv(EnvBase):
         max_steps: int | None = None,
         seed: int | None = None,
         device: torch.device | str | None = None,
+        check: bool = False,
+        **unknown: Any,
     ) -> None:
         name = type(self).__name__
+        _refuse_unknown(type(self), unknown)
         if num_envs < 1:
             raise ConfigError(f"{name}: num_envs is {num_envs}, expected 1 or more.")
         if max_steps is not None and max_steps < 1:
             raise ConfigError(f"{name}: max_steps is {max_steps}, expected 1 or more, or None.")
         device = torch.get_default_device() if device is None else torch.device(device)
         super().__init__(device=device, batch_size=(num_envs,))
-        self.max_steps = max_steps
+        self.max_steps, self.check = max_steps, check
+        self._checked: set[str] = set()
         self.group_map: dict[str, list[str]] = {}
         self._declaration = Declaration(name, num_envs)
         self._inside = False
         self._seed = int(torch.randint(2**31, ())) if seed is None else seed
-        self._random = RandomState(self._seed, self.device)
+        self._random = RandomState(_own_stream(self._seed), self.device)
         # All of this class that changes from step to step; empty before the first reset.
         self._episode: dict[str, Any] = {}
         self._not_world = (
@@ -169,12 +177,29 @@ class MarlEnv(EnvBase):
         self._declaration = declaration
         self.group_map = {n: list(g.agent_names) for n, g in declaration.team.groups.items()}
         for name, spec in declaration.specs.items():
-            setattr(self, f"full_{name}_spec_unbatched", spec.to(self.device))
+            setattr(self, f"full_{name}_spec", batched(spec.to(self.device), self.batch_size))
 
     @property
     def team(self) -> TeamSpec:
         """The agents that were registered, by group."""
         return self._declaration.team
+
+    @property
+    def kinds(self) -> dict[str, GroupKinds]:
+        """Group -> how its agents divide into kinds."""
+        return self._declaration.groups
+
+    def by_kind(self, tensordict: TensorDictBase, group: str) -> dict[str, TensorDictBase]:
+        """A group's data by kind of agent, dense whatever the group is.
+
+        Args:
+            tensordict (TensorDictBase): with the group's data stacked lazily, padded or dense.
+            group (str): the group's name.
+
+        Shapes:
+            - tensordict: ``[*B]``; returns ``[*B, M]`` a kind
+        """
+        return self.kinds[group].split(tensordict.get(group))
 
     @property
     def num_envs(self) -> int:
@@ -205,7 +230,7 @@ class MarlEnv(EnvBase):
             running = RunningEnvs(self, self.num_envs, {*self._not_world, ("_episode",)})
         with self._random.active(), self._nothing_given_is_written("_reset"):
             given = draw(self, tensordict, **kwargs)
-        source = self._declaration.read(given, "_reset")
+        source = self._declaration.reader.read(given, "_reset")
         if fresh is not None and running is not None:
             running.put_back(~fresh)
         self._start_episode(source, fresh)
@@ -221,6 +246,8 @@ class MarlEnv(EnvBase):
             groups[name] = living.closed_by(root, source[name].get("mask"))
         episode = episode_of(steps, root, groups, source)
         self._episode = episode if fresh is None else where_fresh(fresh, episode, self._episode)
+        self._check_values("_reset", "observation", self._episode["given"])
+        self._checked |= {"_reset"}
 
     def _complete_step(
         self, advance: Callable[..., Any], tensordict: TensorDictBase, **kwargs: Any
@@ -231,7 +258,7 @@ class MarlEnv(EnvBase):
         tensordict = self._prepare_step(tensordict)
         with self._random.active(), self._nothing_given_is_written("_step"):
             given = advance(self, tensordict, **kwargs)
-        source = self._declaration.read(given, "_step")
+        source = self._declaration.reader.read(given, "_step")
         rewards = {name: source[name].pop("reward").clone() for name in self.group_map}
         steps = before["steps"] + 1
         limit = None if self.max_steps is None else (steps >= self.max_steps).unsqueeze(-1)
@@ -249,26 +276,55 @@ class MarlEnv(EnvBase):
         )
         groups = {n: flags.closed_by(root, source[n].get("mask")) for n, flags in ended.items()}
         self._episode = episode_of(steps, root, groups, source)
+        self._check_values("_step", "observation", source)
+        self._checked |= {"step", "_step"}
         return self._wrap(self._episode["given"], rewards)
 
     def _prepare_step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The input of ``_step``: this env's own flags, and no actions of those who act not."""
-        actions = self._declaration.read_actions(tensordict)
+        actions = self._declaration.reader.read_actions(tensordict)
+        self._check_values("step", "action", actions)
         tensordict = tensordict.clone(recurse=False)
         for name, flags in self._episode["groups"].items():
-            mask, action = flags["mask"], actions[name]
-            acts = mask.view(*mask.shape, *[1] * (action.ndim - mask.ndim))
-            group = tensordict.get(name)
-            group.set("action", torch.where(acts, action, torch.zeros_like(action)))
-            for key in ("mask", "terminated", "truncated"):
-                group.set(key, flags[key])
-            group.set("done", flags["terminated"] | flags["truncated"])
+            kinds, group = self.kinds[name], tensordict.get(name)
+            own = {key: flags[key] for key in ("mask", "terminated", "truncated")}
+            own["done"] = flags["terminated"] | flags["truncated"]
+            for kind, action in kinds.parts(actions[name], "action").items():
+                mask = flags["mask"][:, kinds.slices[kind]] if kind else flags["mask"]
+                acts = mask.view(*mask.shape, *[1] * (action.ndim - mask.ndim))
+                action = torch.where(acts, action, torch.zeros_like(action))
+                own.update({kind: {"action": action}} if kind else {"action": action})
+            if kinds.lazy:
+                members = kinds.stacked(own, self.batch_size, self.device).unbind(1)
+                pairs = zip(group.unbind(1), members)
+                rows = [old.clone(recurse=False).update(new) for old, new in pairs]
+                tensordict.set(name, LazyStackedTensorDict(*rows, stack_dim=1))
+            else:
+                group.update(own)
         return tensordict
+
+    def _check_values(self, method: str, leaf: str, given: dict[str, dict[str, Any]]) -> None:
+        """Are the values inside their specs? Waits for the device, so it is not done always."""
+        if torch.compiler.is_compiling() or (method in self._checked and not self.check):
+            return
+        reader, where = self._declaration.reader, f"{type(self).__name__}.{method}"
+        for name, flags in self._episode["groups"].items():
+            kinds = self.kinds[name]
+            for kind, value in kinds.parts(given[name], leaf).items():
+                place = kinds.slices[kind] if kind else slice(None)
+                specs = reader.kind_specs[name][kind] if kind else reader.specs[name]
+                agents = self.team.groups[name].agent_names[place]
+                mask = flags["mask"][:, place]
+                check_values(where, (name, leaf), specs[leaf], value, mask, agents)
 
     def _wrap(self, given: dict[str, Any], rewards: dict[str, Tensor] | None = None) -> TensorDict:
         source = dict(given)
         for name, group in self.team.groups.items():
+            kinds = self.kinds[name]
             leaves = given[name] if rewards is None else {**given[name], "reward": rewards[name]}
+            if kinds.lazy:
+                source[name] = kinds.stacked(leaves, self.batch_size, self.device)
+                continue
             source[name] = TensorDict(leaves, (*self.batch_size, group.n_agents), self.device)
         return TensorDict(source, self.batch_size, self.device)
 
@@ -289,23 +345,28 @@ class MarlEnv(EnvBase):
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Random actions, legal ones where there are action masks."""
-        tensordict = super().rand_action(tensordict)
-        for group in self.team.groups.values():
-            key = group.action_mask_key
-            mask = None if key is None else tensordict.get(key, None)
-            if mask is None:
-                continue
-            # Agents without a legal action do not act: any will do.
-            weights = (mask | ~mask.any(-1, keepdim=True)).float()
-            action = torch.multinomial(weights.flatten(0, -2), 1).view(mask.shape[:-1])
-            if group.one_hot:
-                action = torch.nn.functional.one_hot(action, group.n_actions)
-            tensordict.set(group.action_key, action.to(group.action_spec.dtype))
+        actions = {
+            name: draw_actions(
+                self.kinds[name],
+                self._declaration.reader.kind_specs[name],
+                None if tensordict is None else tensordict.get(name, None),
+                self.batch_size,
+                self.device,
+            )
+            for name in self.group_map
+        }
+        if tensordict is None:
+            return TensorDict(actions, self.batch_size, self.device)
+        for name, group in actions.items():
+            if tensordict.get(name, None) is None:
+                tensordict.set(name, group)
+            else:
+                tensordict.get(name).update(group)
         return tensordict
 
     def _set_seed(self, seed: int | None) -> None:
         self._seed = 0 if seed is None else seed
-        self._random.seed(self._seed)
+        self._random.seed(_own_stream(self._seed))
 
     def snapshot(self) -> TensorDict:
         """The environment's whole state: its world, running episodes and random state.
@@ -346,7 +407,7 @@ class MarlEnv(EnvBase):
             moved = {id(x): x.to(device) for x in walk.tensors.values()}
             for path, x in walk.tensors.items():
                 set_child(walk.objects[path[:-1]], path[-1], moved[id(x)])
-            self._random = RandomState(self._seed, device)
+            self._random = RandomState(_own_stream(self._seed), device)
         return super().to(device)
 
 
@@ -365,9 +426,25 @@ def _completed(method: Callable[..., Any], complete: str) -> Callable[..., Any]:
     return completed
 
 
+def _own_stream(seed: int) -> int:
+    """Another seed: an env and a policy of one seed must not draw the same numbers."""
+    return int(np.random.SeedSequence([seed % 2**64, 0]).generate_state(1)[0])
+
+
 def _leaves(nested: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Tensor]]:
     for key, x in nested.items():
         if isinstance(x, dict):
             yield from _leaves(x, (*path, key))
         else:
             yield (*path, key), x
+
+
+def _refuse_unknown(cls: type, unknown: dict[str, Any]) -> None:
+    inits = (inspect.signature(own.__init__) for own in (cls, MarlEnv))  # type: ignore[misc]
+    known = {name for init in inits for name in init.parameters}
+    known = sorted(known - {"self", "args", "kwargs", "unknown"})
+    for name in unknown:
+        raise ConfigError(
+            f"{cls.__name__} has no argument {name!r}; {nearest(name, known)}"
+            f"it takes {', '.join(known)}."
+        )

@@ -5,8 +5,6 @@ Shapes: E envs, N agents of a group, A actions.
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,13 +12,15 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torch.nn.functional import one_hot
-from torchrl.data import Bounded, Categorical, Unbounded
+from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.toy_arena import Arena
+from torchrl_marl.envs.toy_teams import SpeakerListener
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.specs import AgentSpec
 
-__all__ = ["TOY_ENVS", "Arena", "MatrixGame", "TwoStepGame"]
+__all__ = ["TOY_ENVS", "Arena", "MatrixGame", "SpeakerListener", "TwoStepGame"]
 
 PAYOFFS = {
     "climbing": [[11.0, -30.0, 0.0], [-30.0, 7.0, 6.0], [0.0, 0.0, 5.0]],
@@ -42,7 +42,7 @@ class MatrixGame(MarlEnv):
     Keyword Args:
         payoff (str or nested list): ``climbing``, ``penalty``, ``coordination``, or one's own,
             of shape ``[A] * N``.
-        max_steps, seed, device: as in :class:`MarlEnv`.
+        max_steps, seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
         - ``("agents", "observation")``: ``[E, N, N]``, which agent one is; ``"state"``: ``[E, 1]``
@@ -63,13 +63,9 @@ class MatrixGame(MarlEnv):
         num_envs: int,
         *,
         payoff: str | Sequence[Any] | Tensor = "climbing",
-        max_steps: int | None = None,
-        seed: int | None = None,
-        device: torch.device | str | None = None,
-        **unknown: Any,
+        **kwargs: Any,
     ) -> None:
-        _refuse_unknown(type(self), unknown)
-        super().__init__(num_envs, max_steps=max_steps, seed=seed, device=device)
+        super().__init__(num_envs, **kwargs)
         if isinstance(payoff, str) and payoff not in PAYOFFS:
             raise ConfigError(
                 f"MatrixGame: unknown payoff {payoff!r}; {nearest(payoff, PAYOFFS)}"
@@ -129,7 +125,7 @@ class TwoStepGame(MarlEnv):
         num_envs (int): number E of vectorized envs.
 
     Keyword Args:
-        max_steps, seed, device: as in :class:`MarlEnv`.
+        max_steps, seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
         - ``("agents", "observation")``: ``[E, 2, 5]``, where one is and which agent
@@ -156,14 +152,9 @@ class TwoStepGame(MarlEnv):
     def __init__(
         self,
         num_envs: int,
-        *,
-        max_steps: int | None = None,
-        seed: int | None = None,
-        device: torch.device | str | None = None,
-        **unknown: Any,
+        **kwargs: Any,
     ) -> None:
-        _refuse_unknown(type(self), unknown)
-        super().__init__(num_envs, max_steps=max_steps, seed=seed, device=device)
+        super().__init__(num_envs, **kwargs)
         # By place: nothing is earned at the start.
         matrices = [[[0.0, 0.0], [0.0, 0.0]], [[7.0, 7.0], [7.0, 7.0]], [[0.0, 1.0], [1.0, 8.0]]]
         self.payoff = torch.tensor(matrices, device=self.device)
@@ -191,194 +182,9 @@ class TwoStepGame(MarlEnv):
         return TensorDict({"agents": {"observation": seen}, "state": state}, [self.num_envs])
 
 
-class Arena(MarlEnv):
-    """Every agent answers cues until its lives or its years are spent; nobody comes back.
-
-    In each step an agent sees a cue, drawn anew, and answers it: the right one earns ``1 / N``
-    for the whole team, a wrong one nothing and costs one of its ``lives``. Agent i dies after
-    ``(i + 1) * years`` steps at the latest, so agents die one by one even in the best team. The
-    optimal return of every agent, dead ones included, is the mean over the agents of the steps
-    that they can live: 12.5 with 4 agents and 5 years. The uniform random policy's is
-    ``random_return``, exact too: 0.99 with the defaults.
-
-    With ``action_mask`` one wrong answer, drawn anew, is illegal in each step, and all are for the
-    dead; an illegal answer is a wrong one. With ``continuous_actions`` cue and answer are
-    numbers in [-1, 1]: an answer earns ``max(0, 1 - distance) / N``, and is wrong beyond 0.5.
-
-    Args:
-        num_envs (int): number E of vectorized envs.
-
-    Keyword Args:
-        n_agents (int): number N of agents of the team.
-        n_groups (int): groups of equal size into which the team is divided.
-        n_actions (int): number A of answers.
-        lives (int): wrong answers of which an agent dies.
-        years (int): steps by which each agent can outlive the one before.
-        action_mask (bool): whether there are illegal answers.
-        continuous_actions (bool): whether answers are numbers.
-        max_steps, seed, device: as in :class:`MarlEnv`.
-
-    Shapes:
-        - ``("agents", "observation")``: ``[E, N, C + 2]``: cue (C is A, or 1), lives and years
-          left; ``"agents_0"``, ``"agents_1"``, ... where there are groups
-        - ``"state"``: ``[E, N * (C + 2)]``
-
-    Raises:
-        ConfigError: an unknown argument, or numbers that cannot be.
-
-    Examples:
-        >>> env = Arena(num_envs=2, n_agents=2, years=3, seed=0)
-        >>> env.optimal_return
-        4.5
-        >>> env.rollout(6, break_when_any_done=False)["agents", "mask"].shape
-        torch.Size([2, 6, 2])
-    """
-
-    def __init__(
-        self,
-        num_envs: int,
-        *,
-        n_agents: int = 4,
-        n_groups: int = 1,
-        n_actions: int = 4,
-        lives: int = 3,
-        years: int = 5,
-        action_mask: bool = False,
-        continuous_actions: bool = False,
-        max_steps: int | None = None,
-        seed: int | None = None,
-        device: torch.device | str | None = None,
-        **unknown: Any,
-    ) -> None:
-        _refuse_unknown(type(self), unknown)
-        super().__init__(num_envs, max_steps=max_steps, seed=seed, device=device)
-        self._check(n_agents, n_groups, n_actions, lives, years, action_mask, continuous_actions)
-        self.n_agents, self.n_actions, self.lives_at_start = n_agents, n_actions, lives
-        self.has_action_mask, self.continuous_actions = action_mask, continuous_actions
-        self.spans = years * torch.arange(1, n_agents + 1, device=self.device)
-        answer = Bounded(-1, 1, (1,)) if continuous_actions else Categorical(n_actions)
-        seen = Unbounded((2 + (1 if continuous_actions else n_actions),))
-        size = n_agents // n_groups
-        for i in range(n_groups):
-            kind, group = ("agent", "agents") if n_groups == 1 else (f"agent_{i}", f"agents_{i}")
-            self.register_agent(
-                AgentSpec(kind, size, seen, answer, action_mask=action_mask), group=group
-            )
-        self.register_state(Unbounded((n_agents * seen.shape[-1],)))
-
-    @staticmethod
-    def _check(n_agents, n_groups, n_actions, lives, years, action_mask, continuous_actions):
-        for name, value, least in (
-            ("n_agents", n_agents, 1),
-            ("n_groups", n_groups, 1),
-            ("n_actions", n_actions, 3 if action_mask else 2),
-            ("lives", lives, 1),
-            ("years", years, 1),
-        ):
-            if value < least:
-                raise ConfigError(f"Arena: {name} is {value}, expected {least} or more.")
-        if n_agents % n_groups:
-            raise ConfigError(f"Arena: {n_agents} agents make no {n_groups} groups of one size.")
-        if action_mask and continuous_actions:
-            raise ConfigError("Arena: action_mask=True needs continuous_actions=False.")
-
-    @property
-    def _longest(self) -> list[int]:
-        limit = math.inf if self.max_steps is None else self.max_steps
-        return [int(min(span, limit)) for span in self.spans.tolist()]
-
-    @property
-    def optimal_return(self) -> float:
-        """Return of the best joint policy."""
-        return sum(self._longest) / self.n_agents
-
-    @property
-    def random_return(self) -> float:
-        """Expected return of the uniform random policy (over legal answers)."""
-        if self.continuous_actions:
-            # Of two uniform numbers in [-1, 1], the distance d has density (2 - d) / 2.
-            wrong, earned = 9 / 16, 5 / 12
-        else:
-            earned = 1 / (self.n_actions - self.has_action_mask)
-            wrong = 1 - earned
-        total = 0.0
-        for span in self._longest:
-            for t in range(span):
-                lost = range(min(t + 1, self.lives_at_start))
-                alive = sum(math.comb(t, k) * wrong**k * (1 - wrong) ** (t - k) for k in lost)
-                total += alive * earned
-        return total / self.n_agents
-
-    def _reset(self, tensordict: TensorDictBase | None) -> TensorDict:
-        self.lives = self.spans.new_full((self.num_envs, self.n_agents), self.lives_at_start)
-        self.years = self.spans.expand(self.num_envs, -1).clone()
-        return self._observe()
-
-    def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        alive = self.alive
-        answer = torch.cat([tensordict[name, "action"] for name in self.group_map], 1)
-        earned, right = self._judge(answer)
-        self.lives = self.lives - (alive & ~right).long()
-        self.years = self.years - 1
-        reward = torch.where(alive, earned, 0.0).mean(1, keepdim=True)
-        out = self._observe()
-        for name, dead in zip(self.group_map, self._split(~self.alive)):
-            out[name, "reward"] = reward.unsqueeze(-1).repeat(1, dead.shape[1], 1)
-            out[name, "terminated"] = dead.unsqueeze(-1)
-        return out
-
-    @property
-    def alive(self) -> Tensor:
-        """Which agents live, ``[E, N]``."""
-        return (self.lives > 0) & (self.years > 0)
-
-    def _judge(self, answer: Tensor) -> tuple[Tensor, Tensor]:
-        """What the answers earn and whether they are right, each ``[E, N]``."""
-        if self.continuous_actions:
-            distance = (answer.squeeze(-1) - self.cue).abs()
-            return (1 - distance).clamp_min(0.0), distance <= 0.5
-        right = answer == self.cue
-        return right.float(), right
-
-    def _observe(self) -> TensorDict:
-        shape, alive = (self.num_envs, self.n_agents), self.alive
-        if self.continuous_actions:
-            self.cue = 2 * torch.rand(shape, device=self.device) - 1
-            cue = self.cue.unsqueeze(-1)
-        else:
-            self.cue = torch.randint(self.n_actions, shape, device=self.device)
-            cue = one_hot(self.cue, self.n_actions).float()
-        left = torch.stack([self.lives / self.lives_at_start, self.years / self.spans], -1)
-        seen = torch.where(alive.unsqueeze(-1), torch.cat([cue, left], -1), 0.0)
-        out = TensorDict({"state": seen.flatten(1)}, [self.num_envs])
-        for name, rows in zip(self.group_map, self._split(seen)):
-            out[name, "observation"] = rows
-        if self.has_action_mask:
-            legal = self._draw_legal() & alive.unsqueeze(-1)
-            for name, rows in zip(self.group_map, self._split(legal)):
-                out[name, "action_mask"] = rows
-        return out
-
-    def _draw_legal(self) -> Tensor:
-        wrong = torch.randint(1, self.n_actions, self.cue.shape, device=self.device)
-        return ~one_hot((self.cue + wrong) % self.n_actions, self.n_actions).bool()
-
-    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
-        return x.chunk(len(self.group_map), 1)
-
-
 TOY_ENVS: dict[str, type[MarlEnv]] = {
     "arena": Arena,
     "matrix_game": MatrixGame,
+    "speaker_listener": SpeakerListener,
     "two_step_game": TwoStepGame,
 }
-
-
-def _refuse_unknown(cls: type, unknown: dict[str, Any]) -> None:
-    init = inspect.signature(cls.__init__)  # type: ignore[misc]
-    known = sorted(set(init.parameters) - {"self", "unknown"})
-    for name in unknown:
-        raise ConfigError(
-            f"{cls.__name__} has no argument {name!r}; {nearest(name, known)}"
-            f"it takes {', '.join(known)}."
-        )

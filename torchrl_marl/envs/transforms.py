@@ -9,12 +9,12 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.data import Composite, TensorSpec
 from torchrl.data.tensor_specs import Stacked, StackedComposite
-from torchrl.envs import Transform
+from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.stacking import is_lazy, pad_group, pad_specs, paddings_of, unpad_group
 
-__all__ = ["PadAgents"]
+__all__ = ["PadAgents", "with_dense_groups"]
 
 
 class PadAgents(Transform):
@@ -103,6 +103,30 @@ class PadAgents(Transform):
         return spec
 
 
+def with_dense_groups(env: EnvBase) -> EnvBase:
+    """The environment itself, or padded where groups of it are stacked lazily."""
+    groups = TeamSpec.from_env(env).groups.values()
+    lazy = any(
+        _is_stacked(spec[group.name])
+        for group in groups
+        for spec in (env.full_observation_spec, env.full_action_spec)
+    )
+    return TransformedEnv(env, PadAgents()) if lazy else env
+
+
+class _PaddedComposite(Composite):
+    """A padded group's spec; equals the lazily stacked one whose padded form it is.
+
+    TorchRL lets an environment draw its own random actions under a transform only where the
+    action specs are equal; one that knows which actions are legal must draw them itself.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, StackedComposite):
+            other = _dense(other, "", other.shape[: other.dim])
+        return super().__eq__(other)
+
+
 def _is_stacked(group: TensorSpec) -> bool:
     leaves = [group, *group.values(True, False)]
     return any(isinstance(leaf, (Stacked, StackedComposite)) for leaf in leaves)
@@ -116,4 +140,4 @@ def _dense(group: Composite, name: str, batch: torch.Size) -> Composite:
     for key, leaf in dense.items(True, True):
         if getattr(leaf, "mask", None) is not None:  # Categorical.expand loses it
             batched[key].update_mask(leaf.mask.expand(*batch, *leaf.mask.shape))
-    return batched
+    return _PaddedComposite(dict(batched.items()), shape=batched.shape, device=batched.device)

@@ -60,4 +60,6 @@ def build_learners(
                 break
         else:
             settings.append((config, {name: group}))
-    return [OnPolicyLearner(groups, config, device=device) for config, groups in settings]
+    return [
+        OnPolicyLearner(groups, config, team=team, device=device) for config, groups in settings
+    ]

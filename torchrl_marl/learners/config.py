@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torchrl_marl.modules.config import NetworkConfig
+from torchrl_marl.modules.config import CriticConfig, NetworkConfig
 
 __all__ = ["OnPolicyConfig"]
 
@@ -16,10 +16,11 @@ class OnPolicyConfig:
     algorithm: str = "mappo"
     """``mappo`` (central critic) or ``ippo`` (each agent's critic sees what the agent sees)."""
     central_input: str = "observations"
-    """What a central critic sees: all ``observations`` of the group, or the ``state``."""
+    """What a central critic sees: all ``observations`` of the group, those of the whole ``team``
+    (all groups), or the ``state``."""
     actor: NetworkConfig = field(default_factory=NetworkConfig)
     """The actor's network."""
-    critic: NetworkConfig = field(default_factory=NetworkConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     """The critic's network."""
     gamma: float = 0.99
     """Discount."""
@@ -63,3 +64,7 @@ class OnPolicyConfig:
     """Memory of the return statistics, per batch."""
     normalize_observations: bool = False
     """Running mean and variance of the observations, over living agents."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.critic, CriticConfig):  # a plain network will do, too
+            object.__setattr__(self, "critic", CriticConfig(**vars(self.critic)))

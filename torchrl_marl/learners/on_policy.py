@@ -1,11 +1,11 @@
 """The on-policy learner: advantage, minibatches, update.
 
-Shapes: E envs, T steps, N agents of a group.
+Shapes: E envs, T steps, N agents of a group, G groups that are trained as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, cast
 
 import torch
@@ -15,29 +15,42 @@ from torch import Tensor, nn
 
 from torchrl_marl.errors import NonFiniteError
 from torchrl_marl.functional import masked_standardize
+from torchrl_marl.joining import JoinedGroup, can_join, join
+from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.config import OnPolicyConfig
-from torchrl_marl.modules.actors import make_actor
+from torchrl_marl.modules.actors import JoinedActor, make_actor
 from torchrl_marl.modules.critics import make_critic
 from torchrl_marl.modules.networks import gather_observation
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.objectives.ppo import MAPPOLoss
-from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["OnPolicyLearner"]
+
+_WRITTEN = ("advantage", "value_target", "state_value")
 
 
 class OnPolicyLearner(nn.Module):
     """MAPPO or IPPO for one or more groups of equal settings, with one optimizer.
+
+    Groups with actions of one type are trained as one: their agents side by side, padded, in one
+    batched call of actor, critic and loss. Each group keeps statistics, means and limits of
+    its own, so that it learns as it would alone.
 
     ``state_dict()`` holds everything that resuming needs, the optimizer's state included.
 
     Args:
         groups (mapping of name to GroupSpec): the groups that it trains.
         config (OnPolicyConfig): how.
+        team (TeamSpec, optional): all groups of the environment, for a critic across groups.
         device (torch.device, optional): of networks and optimizer.
 
+    Attributes:
+        actors, critics (ModuleDict): by name of a group, or of several as one, ``"a+b"``. Actors
+            act on the groups of an environment; critics of several groups read them as one.
+
     Shapes:
-        - batch: ``[E, T]``
+        - batch: ``[E, T]``, heterogeneous groups padded
 
     Keys:
         - reads: what actors, critics and the losses read
@@ -63,43 +76,37 @@ class OnPolicyLearner(nn.Module):
         groups: Mapping[str, GroupSpec],
         config: OnPolicyConfig,
         *,
+        team: TeamSpec | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         self.groups = dict(groups)
         self.config = config
+        self._joined = {g.name: g for g in _joined_groups(self.groups.values(), config)}
+        everyone = self.groups if team is None else team.groups
+        self._seen = _seen(list(everyone.values()), config)
         self.observation_norms = nn.ModuleDict()
         self.actors = nn.ModuleDict()
         self.critics = nn.ModuleDict()
         self._losses: dict[str, MAPPOLoss] = {}
-        self._parameters_of: dict[str, list[nn.Parameter]] = {}
-        for name, group in self.groups.items():
+        self._clips: dict[str, GradientClip] = {}
+        for name, group in self._joined.items():
             self._add(name, group, device)
-        parameters = [p for own in self._parameters_of.values() for p in own]
+        parameters = [p for clip in self._clips.values() for p in clip.parameters]
         # One kernel for all parameters; on a GPU, capturable in a graph.
         self.optimizer = torch.optim.Adam(parameters, lr=config.lr, eps=config.adam_eps, fused=True)
 
     def _add(self, name: str, group: GroupSpec, device: torch.device | str | None) -> None:
         config = self.config
-        norm = None
-        if config.normalize_observations:
-            norm = ObservationNorm(group.observation_dim, device=device)
-            self.observation_norms[name] = norm
-        value_norm = (
-            ValueNorm(config.value_norm_decay, device=device) if config.value_norm else None
+        actor = make_actor(
+            group, config.actor, observation_norm=self._norm_of(group, device), device=device
         )
-        sees: Any = config.algorithm == "mappo"
-        if sees and config.central_input == "state":
-            sees = "state"
-        actor = make_actor(group, config.actor, observation_norm=norm, device=device)
-        critic = make_critic(
-            group,
-            config.critic,
-            centralized=sees,
-            value_norm=value_norm,
-            observation_norm=norm,
-            device=device,
-        )
+        value_norm = None
+        if config.value_norm:
+            value_norm = ValueNorm(
+                config.value_norm_decay, membership=group.membership, device=device
+            )
+        critic = self._make_critic(group, value_norm, device)
         loss = MAPPOLoss(
             actor,
             critic,
@@ -116,19 +123,47 @@ class OnPolicyLearner(nn.Module):
             device=device,
         )
         loss.make_value_estimator(gamma=config.gamma, lmbda=config.lmbda)
-        self.actors[name], self.critics[name] = actor, critic
+        joined = isinstance(group, JoinedGroup)
+        self.actors[name] = JoinedActor(actor, group) if joined else actor
+        self.critics[name] = critic
         self._losses[name] = loss
-        self._parameters_of[name] = [*actor.parameters(), *critic.parameters()]
+        self._clips[name] = GradientClip(group, self._seen, actor, critic, config.max_grad_norm)
+
+    def _make_critic(self, group: GroupSpec, value_norm: ValueNorm | None, device) -> nn.Module:
+        config = self.config
+        sees: Any = config.algorithm == "mappo"
+        if sees and config.central_input == "state":
+            sees = "state"
+        seen = self._seen if sees is True else None
+        norm = self._norm_of(group if seen is None else seen, device)
+        return make_critic(
+            group,
+            config.critic,
+            centralized=sees,
+            team=seen,
+            value_norm=value_norm,
+            observation_norm=norm,
+            device=device,
+        )
+
+    def _norm_of(self, group: GroupSpec, device: torch.device | str | None) -> Any:
+        if not self.config.normalize_observations:
+            return None
+        if group.name not in self.observation_norms:
+            self.observation_norms[group.name] = ObservationNorm(
+                group.observation_dim, kinds=group.kinds, device=device
+            )
+        return self.observation_norms[group.name]
 
     @property
     def actor(self) -> nn.Module:
-        """The actor of the only group.
+        """The actor, where all groups are trained as one.
 
         Raises:
-            ValueError: there are several groups; ask ``actors``.
+            ValueError: there are several; ask ``actors``.
         """
         if len(self.actors) > 1:
-            raise ValueError(f"this learner has the groups {list(self.actors)}; use .actors[name].")
+            raise ValueError(f"this learner has the actors {list(self.actors)}; use .actors[name].")
         return next(iter(self.actors.values()))
 
     def set_progress(self, fraction: float) -> None:
@@ -143,9 +178,11 @@ class OnPolicyLearner(nn.Module):
 
     def learn(self, batch: TensorDictBase) -> TensorDict:
         """Trains on a batch; metrics are tensors, ``(group, name)``."""
+        data = self._gather(batch)
         for name, loss in self._losses.items():
-            self.add_advantage(name, loss, batch)
-        frames = batch.select(*self._needed_keys(batch)).reshape(-1)
+            self.add_advantage(name, loss, data)
+        self._scatter(data, batch)
+        frames = data.select(*self._needed_keys(data)).reshape(-1)
         count, size = frames.shape[0], self.config.minibatch_size
         history: list[dict[NestedKey, Tensor]] = []
         epochs = 0
@@ -158,22 +195,58 @@ class OnPolicyLearner(nn.Module):
             if self._moved_too_far(history[first:]):
                 break
         for name, norm in self.observation_norms.items():
-            observation, mask = gather_observation(self.groups[name], batch)
+            group = self._joined.get(name, self._seen)
+            observation, mask = gather_observation(cast(GroupSpec, group), data)
             cast(ObservationNorm, norm).update(observation, mask)
         return self._summary(history, epochs)
 
+    # ---------------------------------------------------------------------- groups as one
+
+    def _gather(self, batch: TensorDictBase) -> TensorDictBase:
+        """The batch with the groups that are trained as one."""
+        joined = [group for group in self._joined.values() if _is_joined(group)]
+        seen = self._seen
+        alone = seen is None or seen.name in self._joined or not _is_joined(seen)
+        if not joined and alone:
+            return batch
+        data = batch.copy()
+        for group in joined:
+            now = cast(JoinedGroup, group).gather(batch, leaves=("action", "action_log_prob"))
+            then = cast(JoinedGroup, group).gather(
+                batch.get("next"), leaves=("reward",), flags=True
+            )
+            data.set(group.name, now.get(group.name))
+            data.set(("next", group.name), then.get(group.name))
+        if not alone:
+            for where, source in (((), batch), (("next",), batch.get("next"))):
+                rows = cast(JoinedGroup, seen).gather(source)
+                data.set((*where, seen.name), rows.get(seen.name))
+        return data
+
+    def _scatter(self, data: TensorDictBase, batch: TensorDictBase) -> None:
+        for group in self._joined.values():
+            if _is_joined(group):
+                cast(JoinedGroup, group).scatter(data, batch, _WRITTEN)
+
     @torch.no_grad()
-    def add_advantage(self, name: str, loss: MAPPOLoss, batch: TensorDictBase) -> None:
-        """Estimates a group's advantages and standardizes them over the whole batch."""
-        loss.value_estimator(batch)
-        how, group = self.config.normalize_advantage, self.groups[name]
+    def add_advantage(self, name: str, loss: MAPPOLoss, data: TensorDictBase) -> None:
+        """Estimates advantages and standardizes those of each group over the whole batch."""
+        loss.value_estimator(data)
+        how, group = self.config.normalize_advantage, self._joined[name]
         if how == "none":
             return
         key = loss.tensor_keys.advantage
-        advantage = batch.get(key)
-        mask = None if group.mask_key is None else batch.get(group.mask_key)
+        advantage = data.get(key)
+        mask = None if group.mask_key is None else data.get(group.mask_key)
         dims = [d for d in range(advantage.ndim) if how == "pooled" or d != advantage.ndim - 2]
-        batch.set(key, masked_standardize(advantage, mask, dims))
+        parts = cast(JoinedGroup, group).slices if _is_joined(group) else (slice(None),)
+        rows = [
+            masked_standardize(
+                advantage[..., agents, :], None if mask is None else mask[..., agents], dims
+            )
+            for agents in parts
+        ]
+        data.set(key, rows[0] if len(rows) == 1 else torch.cat(rows, -2))
 
     def update(self, minibatch: TensorDictBase) -> dict[NestedKey, Tensor]:
         """One step of the optimizer on all groups' losses."""
@@ -182,45 +255,46 @@ class OnPolicyLearner(nn.Module):
         for name, loss in self._losses.items():
             for key, value in loss(minibatch).items():
                 if key.startswith("loss_"):
-                    total = total + value
+                    total = total + value.sum()
                 metrics[name, key] = value.detach()
         self.optimizer.zero_grad(set_to_none=True)
         cast(Tensor, total).backward()
-        limit = self.config.max_grad_norm
-        for name, parameters in self._parameters_of.items():
-            norm = nn.utils.clip_grad_norm_(
-                parameters, float("inf") if limit is None else limit, foreach=True
-            )
-            metrics[name, "grad_norm"] = norm.detach()
+        for name, clip in self._clips.items():
+            metrics[name, "grad_norm"] = clip()
         self.optimizer.step()
         return metrics
 
-    def _needed_keys(self, batch: TensorDictBase) -> list[NestedKey]:
+    def _needed_keys(self, data: TensorDictBase) -> list[NestedKey]:
         keys: list[NestedKey] = []
         for name, loss in self._losses.items():
             of_loss = loss.tensor_keys
-            for network in (self.actors[name], self.critics[name]):
+            for network in (loss.actor_network, loss.critic_network):
                 keys += cast(TensorDictModuleBase, network).in_keys
             keys += [of_loss.action, of_loss.sample_log_prob, of_loss.advantage]
             keys += [of_loss.value_target, of_loss.value]
-            if self.groups[name].mask_key is not None:
-                keys.append(self.groups[name].mask_key)
+            if self._joined[name].mask_key is not None:
+                keys.append(cast(NestedKey, self._joined[name].mask_key))
         return list(dict.fromkeys(keys))
+
+    # ----------------------------------------------------------------------------- metrics
 
     def _moved_too_far(self, epoch: list[dict[NestedKey, Tensor]]) -> bool:
         limit = self.config.target_kl
         if limit is None:
             return False
-        kl = [metrics[name, "kl_approx"] for metrics in epoch for name in self._losses]
+        kl = [metrics[name, "kl_approx"].mean() for metrics in epoch for name in self._losses]
         return bool(torch.stack(kl).mean() > limit)
 
     def _summary(self, history: list[dict[NestedKey, Tensor]], epochs: int) -> TensorDict:
         device = next(iter(history[0].values())).device
-        summary = TensorDict({name: {} for name in self._losses}, [], device=device)
-        for key in history[0]:
-            values = torch.stack([metrics[key] for metrics in history])
-            summary[key] = values.max() if key[1] == "max_ratio" else values.mean()
-        for name in self._losses:
+        summary = TensorDict({name: {} for name in self.groups}, [], device=device)
+        for name, key in cast(list[tuple[str, str]], list(history[0])):
+            values = torch.stack([metrics[name, key] for metrics in history])
+            value = values.amax(0) if key == "max_ratio" else values.mean(0)
+            parts = self._joined[name].parts
+            for part, own in zip(parts, value.reshape(len(parts))):
+                summary[part.name, key] = own
+        for name in self.groups:
             summary[name, "lr"] = torch.tensor(self.optimizer.param_groups[0]["lr"], device=device)
             summary[name, "epochs"] = torch.tensor(epochs, device=device)
         _refuse_non_finite(summary)
@@ -233,6 +307,31 @@ class OnPolicyLearner(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes the optimizer's state back."""
         self.optimizer.load_state_dict(state["optimizer"])
+
+
+def _is_joined(group: GroupSpec) -> bool:
+    return isinstance(group, JoinedGroup)
+
+
+def _joined_groups(groups: Iterable[GroupSpec], config: OnPolicyConfig) -> list[GroupSpec]:
+    """As few groups as possible."""
+    # A network over a set of agents would see all groups at once.
+    apart = config.critic.architecture != "mlp" and config.central_input != "team"
+    alike: list[list[GroupSpec]] = []
+    for group in groups:
+        for known in alike:
+            if not apart and can_join(known[0], group):
+                known.append(group)
+                break
+        else:
+            alike.append([group])
+    return [join(known) for known in alike]
+
+
+def _seen(groups: list[GroupSpec], config: OnPolicyConfig) -> GroupSpec | None:
+    """The agents that a critic across groups sees."""
+    across = config.algorithm == "mappo" and config.central_input == "team"
+    return join(groups, same_actions=False) if across else None
 
 
 def _refuse_non_finite(summary: TensorDict) -> None:

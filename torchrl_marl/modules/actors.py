@@ -5,8 +5,16 @@ Shapes: B any batch dims, N agents, O observation features, A action features.
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
-from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequential
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import (
+    InteractionType,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+)
 from torch import Tensor, nn
 from torch.distributions import Categorical
 from torchrl.data import Bounded
@@ -18,12 +26,80 @@ from torchrl.modules import (
     TanhNormal,
 )
 
+from torchrl_marl.joining import JoinedGroup, dense_group, write_rows
 from torchrl_marl.modules.config import NetworkConfig
-from torchrl_marl.modules.networks import AgentInput, AgentNetwork, make_network
+from torchrl_marl.modules.distributions import PaddedNormal, PaddedTanhNormal
+from torchrl_marl.modules.networks import AgentInput, AgentNetwork, make_agent_network
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.specs import GroupSpec
+from torchrl_marl.stacking import is_lazy
 
-__all__ = ["make_actor"]
+__all__ = ["GroupActor", "JoinedActor", "make_actor"]
+
+
+class GroupActor(ProbabilisticActor):
+    """An actor of a group whose agents differ; it takes padded data, and lazily stacked ones.
+
+    Where the group is stacked lazily, it is padded on the way in, and every agent gets its own
+    actions on the way out.
+
+    Args:
+        group (GroupSpec): whose.
+        *args, **kwargs: of :class:`torchrl.modules.ProbabilisticActor`.
+    """
+
+    def __init__(self, group: GroupSpec, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.group = group
+
+    def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
+        """Acts."""
+        if not is_lazy(tensordict.get(self.group.name, None)):
+            return super().forward(tensordict, *args, **kwargs)
+        padded = super().forward(self._padded(tensordict), *args, **kwargs)
+        for leaf in ("action", "action_log_prob"):
+            write_rows(self.group, tensordict, leaf, padded.get((self.group.name, leaf)))
+        return tensordict
+
+    def get_dist(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> Any:
+        """The distribution, over padded actions."""
+        if is_lazy(tensordict.get(self.group.name, None)):
+            tensordict = self._padded(tensordict)
+        return super().get_dist(tensordict, *args, **kwargs)
+
+    def _padded(self, tensordict: TensorDictBase) -> TensorDictBase:
+        group = dense_group(self.group, tensordict)
+        return tensordict.exclude(self.group.name).set(self.group.name, group)
+
+
+class JoinedActor(TensorDictModuleBase):
+    """One actor for several groups: reads them, acts for all agents at once, writes to each.
+
+    Args:
+        actor (ProbabilisticActor): of the joined group.
+        group (JoinedGroup): the groups.
+
+    Keys:
+        - reads: each group's observation, mask and action mask
+        - writes: each group's ``action`` and ``action_log_prob``
+    """
+
+    def __init__(self, actor: ProbabilisticActor, group: JoinedGroup) -> None:
+        super().__init__()
+        self.actor = actor
+        self.group = group
+        keys: list[NestedKey] = []
+        for part in group.parts:
+            keys += [*AgentInput.keys(part)]
+            keys += [part.action_mask_key] if part.action_mask_key else []
+        self.in_keys = keys
+        leaves = ("action", "action_log_prob")
+        self.out_keys = [part.key(leaf) for part in group.parts for leaf in leaves]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Acts."""
+        joined = self.actor(self.group.gather(tensordict))
+        return self.group.scatter(joined, tensordict, ("action", "action_log_prob"))
 
 
 def make_actor(
@@ -56,8 +132,11 @@ def make_actor(
         - writes: ``group.action_key``, ``(group, "action_log_prob")`` and the parameters of the
           distribution: ``(group, "loc")`` and ``(group, "scale")``, or ``(group, "logits")``
 
+    Where the agents of the group differ, the actor is a :class:`GroupActor`: it takes padded
+    or lazily stacked groups, and padding counts in no log-probability and no entropy.
+
     Raises:
-        ValueError: a heterogeneous group, or an action spec that has no distribution here.
+        ValueError: an action spec that has no distribution here.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -71,29 +150,26 @@ def make_actor(
         (torch.Size([5, 3, 2]), torch.Size([5, 3]))
     """
     config = NetworkConfig() if config is None else config
-    if not group.discrete and not group.action_spec.dtype.is_floating_point:
+    spec = group.padded_spec["action"]
+    if not group.discrete and not spec.dtype.is_floating_point:
         raise ValueError(
-            f"group {group.name!r}: {type(group.action_spec).__name__} actions have no "
+            f"group {group.name!r}: {type(spec).__name__} actions have no "
             "distribution here, expected Bounded, Unbounded, Categorical or OneHot."
         )
-    keys = list(group.observation_keys) + ([group.mask_key] if group.mask_key else [])
-    features = AgentInput(group.observation_ndims, group.mask_key is not None, observation_norm)
-    network = make_network(
-        group.observation_dim,
+    network = make_agent_network(
+        group,
         group.n_actions if group.discrete else 2 * group.action_dim,
-        group.n_agents,
         config,
-        centralized=False,
         gain=0.01,
         device=device,
     )
+    features = AgentInput(group, observation_norm, device)
     if group.discrete:
-        module, parameters, distribution, settings = _discrete(group, keys, features, network)
+        module, parameters, distribution, settings = _discrete(group, features, network, device)
     else:
-        module, parameters, distribution, settings = _continuous(
-            group, keys, features, network, device
-        )
-    return ProbabilisticActor(
+        module, parameters, distribution, settings = _continuous(group, features, network, device)
+    make = ProbabilisticActor if group.members is None else _group_actor(group)
+    return make(
         module=module,
         in_keys=parameters,
         out_keys=[group.action_key],
@@ -105,40 +181,54 @@ def make_actor(
     )
 
 
-def _continuous(group, keys, features, network, device):
+def _group_actor(group: GroupSpec) -> Any:
+    return lambda **kwargs: GroupActor(group, **kwargs)
+
+
+def _continuous(group, features, network, device):
     outputs = [group.key("loc"), group.key("scale")]
     module = TensorDictModule(
         AgentNetwork(features, network, NormalParamExtractor()),
-        in_keys=keys,
+        in_keys=AgentInput.keys(group),
         out_keys=outputs,
     )
     parameters = {"loc": outputs[0], "scale": outputs[1]}
-    bounds = group.action_bounds
+    bounds, own = group.action_bounds, group.action_padding
     if bounds is None:
         _refuse_half_bounded(group)
-        return module, parameters, IndependentNormal, {}
-    low, high = (_scalar_or_tensor(bound, device) for bound in bounds)
-    return module, parameters, TanhNormal, {"low": low, "high": high}
+        if own is None:
+            return module, parameters, IndependentNormal, {}
+        return module, parameters, PaddedNormal, {"mask": own.to(device)}
+    low, high = (_scalar_or_tensor(bound, own, device) for bound in bounds)
+    if own is None:
+        return module, parameters, TanhNormal, {"low": low, "high": high}
+    return module, parameters, PaddedTanhNormal, {"low": low, "high": high, "mask": own.to(device)}
 
 
 def _refuse_half_bounded(group: GroupSpec) -> None:
-    if isinstance(group.action_spec, Bounded):
-        space = group.action_spec.space
-        if bool(torch.isfinite(space.low).any() | torch.isfinite(space.high).any()):
-            raise ValueError(
-                f"group {group.name!r}: some action bounds are finite and some are not, expected "
-                "all or none; give each action a finite low and high."
-            )
-
-
-def _discrete(group, keys, features, network):
-    logits = group.key("logits")
-    module = TensorDictModule(AgentNetwork(features, network), in_keys=keys, out_keys=[logits])
-    if group.action_mask_key is not None:
-        legal = TensorDictModule(
-            LegalLogits(), in_keys=[logits, group.action_mask_key], out_keys=[logits]
+    spec, own = group.padded_spec["action"], group.action_padding
+    if not isinstance(spec, Bounded):
+        return
+    finite = torch.isfinite(spec.space.low) | torch.isfinite(spec.space.high)
+    if bool(finite.any() if own is None else finite[own].any()):
+        raise ValueError(
+            f"group {group.name!r}: some action bounds are finite and some are not, expected "
+            "all or none; give each action a finite low and high."
         )
-        module = TensorDictSequential(module, legal)
+
+
+def _discrete(group, features, network, device):
+    logits = group.key("logits")
+    module = TensorDictModule(
+        AgentNetwork(features, network), in_keys=AgentInput.keys(group), out_keys=[logits]
+    )
+    own = group.action_padding
+    if group.action_mask_key is not None or own is not None:
+        keys = [logits, *([group.action_mask_key] if group.action_mask_key else [])]
+        legal = LegalLogits(None if own is None else own.to(device))
+        module = TensorDictSequential(
+            module, TensorDictModule(legal, in_keys=keys, out_keys=[logits])
+        )
     distribution = OneHotCategorical if group.one_hot else Categorical
     return module, {"logits": logits}, distribution, {}
 
@@ -146,24 +236,40 @@ def _discrete(group, keys, features, network):
 class LegalLogits(nn.Module):
     """Takes the probability of illegal actions away, unless none is legal.
 
+    Args:
+        own (Tensor, optional): False at padding, which is never legal.
+
     Shapes:
-        - logits: ``[*B, N, n_actions]``; action_mask: the same, bool
+        - logits: ``[*B, N, n_actions]``; action_mask: the same, bool; own: ``[N, n_actions]``
 
     Raises:
         ValueError: an action mask of another shape or type.
     """
 
-    def forward(self, logits: Tensor, action_mask: Tensor) -> Tensor:
+    own: Tensor | None
+
+    def __init__(self, own: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("own", own, persistent=False)
+
+    def forward(self, logits: Tensor, action_mask: Tensor | None = None) -> Tensor:
         """Lowers illegal logits to the least finite number."""
-        if action_mask.dtype is not torch.bool or action_mask.shape != logits.shape:
-            raise ValueError(
-                f"an action mask is {action_mask.dtype} {tuple(action_mask.shape)}, "
-                f"expected torch.bool {tuple(logits.shape)}."
-            )
-        legal = action_mask | ~action_mask.any(-1, keepdim=True)
+        if action_mask is None:
+            legal = cast(Tensor, self.own)
+        else:
+            if action_mask.dtype is not torch.bool or action_mask.shape != logits.shape:
+                raise ValueError(
+                    f"an action mask is {action_mask.dtype} {tuple(action_mask.shape)}, "
+                    f"expected torch.bool {tuple(logits.shape)}."
+                )
+            legal = action_mask | ~action_mask.any(-1, keepdim=True)
+            legal = legal if self.own is None else legal & self.own
         return torch.where(legal, logits, torch.finfo(logits.dtype).min)
 
 
-def _scalar_or_tensor(bound: Tensor, device: torch.device | str | None) -> float | Tensor:
+def _scalar_or_tensor(
+    bound: Tensor, own: Tensor | None, device: torch.device | str | None
+) -> float | Tensor:
     first = bound.flatten()[0]
-    return first.item() if bool((bound == first).all()) else bound.to(device)
+    same = bound == first if own is None else (bound == first)[own]
+    return first.item() if bool(same.all()) else bound.to(device)

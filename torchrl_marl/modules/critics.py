@@ -11,8 +11,16 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
-from torchrl_marl.modules.config import NetworkConfig
-from torchrl_marl.modules.networks import AgentInput, AgentNetwork, StateInput, make_network
+from torchrl_marl.modules.config import CriticConfig, NetworkConfig, sharing_of
+from torchrl_marl.modules.networks import (
+    AgentInput,
+    AgentNetwork,
+    StateInput,
+    TeamInput,
+    columns_of_parts,
+    make_agent_network,
+    make_central_network,
+)
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.specs import GroupSpec
 
@@ -31,11 +39,36 @@ class Denormalize(nn.Module):
         return self.value_norm.denormalize(value)
 
 
+class _Shown(nn.Module):
+    """A value for every agent from a network over a set of agents, of which some are shown.
+
+    Args:
+        features (AgentInput): of all agents that the critic sees.
+        network (SetNetwork): ``[*B, M, O]`` and a mask ``[*B, M]`` to ``[*B, M, 1]``.
+        shown (tuple of int): whose values are wanted.
+    """
+
+    def __init__(self, features: AgentInput, network: nn.Module, shown: tuple[int, ...]) -> None:
+        super().__init__()
+        self.features = features
+        self.network = network
+        everyone = shown == tuple(range(len(shown)))
+        self.shown = slice(0, len(shown)) if everyone else list(shown)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        features = self.features(*inputs)
+        living = inputs[-1] if self.features.masked else None
+        if living is None:
+            living = torch.ones(features.shape[:-1], dtype=torch.bool, device=features.device)
+        return self.network(features, living)[..., self.shown, :]
+
+
 def make_critic(
     group: GroupSpec,
-    config: NetworkConfig | None = None,
+    config: CriticConfig | NetworkConfig | None = None,
     *,
     centralized: bool | Literal["state"] = True,
+    team: GroupSpec | None = None,
     value_norm: ValueNorm | None = None,
     observation_norm: ObservationNorm | None = None,
     device: torch.device | str | None = None,
@@ -47,12 +80,17 @@ def make_critic(
     their own.
 
     Args:
-        group (GroupSpec): keys, sizes and masks, from :class:`TeamSpec`.
-        config (NetworkConfig, optional): the network.
+        group (GroupSpec): keys, sizes and masks, from :class:`TeamSpec`, or several groups as
+            one from :func:`~torchrl_marl.joining.join`.
+        config (CriticConfig or NetworkConfig, optional): the network. A ``mlp`` reads the agents
+            side by side; a ``set`` (their mean) and ``attention`` read any number of living
+            agents in any order.
         centralized (bool or "state"): all observations of the group, each agent's own
             (``False``), or the environment's ``"state"``.
+        team (GroupSpec, optional): a critic across groups: the agents whose observations it
+            sees, of several groups joined; by default those of the agent's own group.
         value_norm (ValueNorm, optional): the network then works in normalized returns.
-        observation_norm (ObservationNorm, optional): standardizes observations.
+        observation_norm (ObservationNorm, optional): standardizes what it sees.
         device (torch.device, optional): of the parameters.
 
     Shapes:
@@ -60,11 +98,11 @@ def make_critic(
         - state_value: ``[*B, N, 1]``
 
     Keys:
-        - reads: ``group.observation_keys`` and ``group.mask_key``, or ``group.state_key``
+        - reads: observation and mask of ``group`` or of ``team``, or ``group.state_key``
         - writes: ``(group, "state_value")``
 
     Raises:
-        ValueError: ``"state"`` where the environment has none, or a heterogeneous group.
+        ValueError: ``"state"`` where the environment has none, or settings that do not fit.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -79,29 +117,60 @@ def make_critic(
     """
     if centralized not in (True, False, "state"):
         raise ValueError(f"centralized is {centralized!r}, expected True, False or 'state'.")
-    config = NetworkConfig() if config is None else config
+    config = CriticConfig() if config is None else config
+    per_agent = getattr(config, "value_per", "agent") == "agent"
+    architecture = getattr(config, "architecture", "mlp")
+    if architecture != "mlp" and centralized is not True:
+        raise ValueError(
+            f"group {group.name!r}: a critic of architecture {architecture!r} reads agents, but "
+            f"centralized is {centralized!r}; expected True."
+        )
+    head = None if value_norm is None else Denormalize(value_norm)
     if centralized == "state":
-        features: nn.Module = StateInput(group.n_agents, _state_ndim(group))
-        keys = [group.state_key]
-        in_features = group.state_dim
+        columns = [list(range(group.state_dim))] * len(group.parts)
+        network = make_central_network(
+            group, columns, config, per_agent=per_agent, gain=1.0, device=device
+        )
+        critic: nn.Module = AgentNetwork(StateInput(_state_ndim(group)), network, head)
+        return TensorDictModule(critic, [group.state_key], [group.key("state_value")])
+    seen = team if centralized is True and team is not None else group
+    agents = AgentInput(seen, observation_norm, device)
+    if centralized is False:
+        network = make_agent_network(group, 1, config, gain=1.0, device=device)
+        critic = AgentNetwork(agents, network, head)
+    elif architecture == "mlp":
+        columns = columns_of_parts(seen, group, own_part=team is None)
+        network = make_central_network(
+            group, columns, config, per_agent=per_agent, gain=1.0, device=device
+        )
+        critic = AgentNetwork(TeamInput(agents, seen.observation_dims), network, head)
     else:
-        masked = group.mask_key is not None
-        features = AgentInput(group.observation_ndims, masked, observation_norm)
-        keys = list(group.observation_keys) + ([group.mask_key] if masked else [])
-        in_features = group.observation_dim
-    network = make_network(
-        in_features,
+        critic = _set_critic(group, seen, agents, config, head, device)
+    return TensorDictModule(critic, AgentInput.keys(seen), [group.key("state_value")])
+
+
+def _set_critic(group, seen, agents, config, head, device) -> nn.Module:
+    if sharing_of(config) not in ("group", "full"):
+        raise ValueError(
+            f"group {group.name!r}: a critic of architecture {config.architecture!r} is one "
+            f"network for all, but sharing is {sharing_of(config)!r}; use sharing=group."
+        )
+    from torchrl_marl.modules.set_critic import SetNetwork
+
+    network = SetNetwork(
+        seen.observation_dim,
         1,
-        group.n_agents,
-        config,
-        centralized=centralized is True,
-        same_input=centralized == "state",
-        gain=1.0,
+        seen.kinds or (0,) * seen.n_agents,
+        num_cells=config.num_cells,
+        activation=config.activation,
+        pooling="attention" if config.architecture == "attention" else "mean",
+        per_agent=config.value_per == "agent",
         device=device,
     )
-    head = None if value_norm is None else Denormalize(value_norm)
-    critic = AgentNetwork(features, network, head)
-    return TensorDictModule(critic, in_keys=keys, out_keys=[group.key("state_value")])
+    names = [part.name for part in group.parts]
+    shown = tuple(i for i, part in enumerate(seen.part_index) if seen.parts[part].name in names)
+    shown_network = _Shown(agents, network, shown)
+    return shown_network if head is None else nn.Sequential(shown_network, head)
 
 
 def _state_ndim(group: GroupSpec) -> int:

@@ -1,4 +1,4 @@
-"""The networks inside actors and critics: one MLP for all agents of a group, or one each.
+"""The networks inside actors and critics: what goes in, and who shares what.
 
 Shapes: B any batch dims, N agents, O observation features, S state features.
 """
@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torchrl.modules import MLP, MultiAgentMLP
+from torchrl.modules import MLP
 
-from torchrl_marl.modules.config import NetworkConfig
+from torchrl_marl.joining import flat_observation, own_first
+from torchrl_marl.modules.config import NetworkConfig, sharing_of
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.specs import GroupSpec
 
@@ -22,8 +23,10 @@ __all__ = [
     "AgentInput",
     "AgentNetwork",
     "StateInput",
+    "TeamInput",
     "gather_observation",
-    "make_network",
+    "make_agent_network",
+    "make_central_network",
 ]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -38,30 +41,56 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 class AgentInput(nn.Module):
     """Observations at the door of a network: flattened, side by side, masked, standardized.
 
+    Features of masked agents and of padding become 0; an agent's own come first.
+
     Args:
-        ndims (sequence of int): feature dims of each observation leaf.
-        masked (bool): the last input is the mask; masked agents' features become 0.
+        group (GroupSpec): whose observations; the last input is the mask where it has one.
         norm (ObservationNorm, optional): standardizes.
 
     Shapes:
         - leaves: ``[*B, N, *features]``; mask: ``[*B, N]``; returns ``[*B, N, O]``
     """
 
-    def __init__(self, ndims: Sequence[int], masked: bool, norm: ObservationNorm | None) -> None:
+    own: Tensor | None
+    order: Tensor | None
+
+    def __init__(
+        self,
+        group: GroupSpec,
+        norm: ObservationNorm | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
         super().__init__()
-        self.ndims = tuple(ndims)
-        self.masked = masked
+        self.ndims = group.observation_ndims
+        self.masked = group.mask_key is not None
         self.norm = norm
+        dims = torch.tensor(group.observation_dims, device=device)
+        padded = group.observation_mask is not None
+        own = torch.arange(group.observation_dim, device=device) < dims.unsqueeze(-1)
+        self.register_buffer("own", own if padded else None, persistent=False)
+        order = group.observation_order
+        order = None if order is None else order.to(device)
+        self.register_buffer("order", order, persistent=False)
+
+    @staticmethod
+    def keys(group: GroupSpec) -> list:
+        """The keys of its inputs."""
+        return [*group.observation_keys, *([group.mask_key] if group.mask_key else [])]
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Puts the leaves side by side."""
         leaves = inputs[: len(self.ndims)]
         rows = [self._flat(leaf, ndim) for leaf, ndim in zip(leaves, self.ndims)]
         features = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
+        if self.order is not None:
+            features = own_first(features, self.order)
+        real = inputs[len(self.ndims)].unsqueeze(-1) if self.masked else None
+        if self.own is not None:
+            real = self.own if real is None else real & self.own
         if self.norm is not None:
             features = self.norm(features)
-        if self.masked:
-            features = torch.where(inputs[len(self.ndims)].unsqueeze(-1), features, 0.0)
+        if real is not None:
+            features = torch.where(real, features, 0.0)
         return features
 
     @staticmethod
@@ -72,30 +101,56 @@ class AgentInput(nn.Module):
         return leaf.unsqueeze(-1) if ndim == 0 else leaf.flatten(-ndim)
 
 
-class StateInput(nn.Module):
-    """The state at the door of a critic, repeated for every agent.
+class TeamInput(nn.Module):
+    """All agents' observations in one row.
+
+    Args:
+        agents (AgentInput): brings them to ``[*B, N, O]``.
+        own (sequence of int): how many of an agent's features are its own, for each agent.
 
     Shapes:
-        - state: ``[*B, *state]``; returns ``[*B, N, S]``
+        - inputs: of ``agents``; returns ``[*B, F]`` with F the sum of ``own``
     """
 
-    def __init__(self, n_agents: int, ndim: int) -> None:
+    index: Tensor | None
+
+    def __init__(self, agents: AgentInput, own: Sequence[int]) -> None:
         super().__init__()
-        self.n_agents = n_agents
+        self.agents = agents
+        widest = max(own)
+        index = [i * widest + j for i, width in enumerate(own) for j in range(width)]
+        device = None if agents.own is None else agents.own.device
+        packed = None if min(own) == widest else torch.tensor(index, device=device)
+        self.register_buffer("index", packed, persistent=False)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Puts the agents side by side, without their padding."""
+        features = self.agents(*inputs).flatten(-2)
+        return features if self.index is None else features.index_select(-1, self.index)
+
+
+class StateInput(nn.Module):
+    """The state at the door of a critic.
+
+    Shapes:
+        - state: ``[*B, *state]``; returns ``[*B, S]``
+    """
+
+    def __init__(self, ndim: int) -> None:
+        super().__init__()
         self.ndim = ndim
 
     def forward(self, state: Tensor) -> Tensor:
-        """Repeats the state without a copy."""
-        state = state.flatten(-self.ndim) if self.ndim > 1 else state
-        return state.unsqueeze(-2).expand(*state.shape[:-1], self.n_agents, state.shape[-1])
+        """Flattens the state."""
+        return state.flatten(-self.ndim) if self.ndim > 1 else state
 
 
 class AgentNetwork(nn.Module):
     """Features, a network and what ends it, in a row; the features take several inputs.
 
     Args:
-        features (nn.Module): brings the inputs to ``[*B, N, F]``.
-        network (nn.Module): ``[*B, N, F] -> [*B, N, out]``.
+        features (nn.Module): brings the inputs to what the network takes.
+        network (nn.Module): gives ``[*B, N, out]``.
         head (callable, optional): what ends it.
     """
 
@@ -113,81 +168,188 @@ class AgentNetwork(nn.Module):
         return output if self.head is None else self.head(output)
 
 
-class _OneForTeam(nn.Module):
-    """One network for the whole team, with an output of its own for each agent.
+class _Central(nn.Module):
+    """Networks that read all of what a critic sees, and whose outputs are the agents' values.
 
     Args:
-        network (nn.Module): ``[*B, features] -> [*B, N * out]``.
-        n_agents (int): number N of agents.
-        same_input (bool): all agents' rows are equal, so the first is the input; otherwise all
-            of them side by side are.
+        network (nn.Module): one, ``[*B, F] -> [*B, out]``, or several that each read their own
+            columns, ``[*B, K, F] -> [*B, K, out]``.
+        columns (list of list of int, optional): of each of several networks.
+        outputs (sequence of int): the output that is each agent's, numbered through.
     """
 
-    def __init__(self, network: nn.Module, n_agents: int, same_input: bool) -> None:
+    columns: Tensor | None
+    outputs: Tensor | None
+
+    def __init__(
+        self,
+        network: nn.Module,
+        columns: Sequence[Sequence[int]] | None,
+        outputs: Sequence[int],
+        n_outputs: int,
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        index = None
+        if columns is not None:
+            width = max(len(own) for own in columns)
+            index = torch.tensor([[*own, *[0] * (width - len(own))] for own in columns])
+        plain = list(outputs) == list(range(n_outputs))
+        self.register_buffer(
+            "columns", None if index is None else index.to(device), persistent=False
+        )
+        own_output = None if plain else torch.tensor(outputs, device=device)
+        self.register_buffer("outputs", own_output, persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.columns is not None:
+            flat = features.index_select(-1, self.columns.flatten())
+            features = flat.unflatten(-1, tuple(self.columns.shape))
+        values = self.network(features)
+        values = values if self.columns is None else values.flatten(-2)
+        return (values if self.outputs is None else values[..., self.outputs]).unsqueeze(-1)
+
+
+class _ForEachAgent(nn.Module):
+    """The same features for every agent of a network over agents."""
+
+    def __init__(self, network: nn.Module, n_agents: int) -> None:
         super().__init__()
         self.network = network
         self.n_agents = n_agents
-        self.same_input = same_input
 
     def forward(self, features: Tensor) -> Tensor:
-        inputs = features.select(-2, 0) if self.same_input else features.flatten(-2)
-        return self.network(inputs).unflatten(-1, (self.n_agents, -1))
+        shape = (*features.shape[:-1], self.n_agents, features.shape[-1])
+        return self.network(features.unsqueeze(-2).expand(shape))
 
 
-def make_network(
-    in_features: int,
+def make_agent_network(
+    group: GroupSpec,
     out_features: int,
-    n_agents: int,
     config: NetworkConfig,
     *,
-    centralized: bool,
-    same_input: bool = False,
     gain: float,
     device: torch.device | str | None = None,
 ) -> nn.Module:
-    """A multi-layer perceptron over an agent dim, ``[*B, N, in] -> [*B, N, out]``.
+    """A multi-layer perceptron for every agent, ``[*B, N, O] -> [*B, N, out]``.
 
     Args:
-        in_features (int): features of one agent.
+        group (GroupSpec): the agents, their features and kinds.
         out_features (int): outputs for one agent.
-        n_agents (int): number N of agents.
         config (NetworkConfig): widths, activation, sharing.
-        centralized (bool): the input of each agent is all agents' features; a shared network
-            then has an output for each agent.
-        same_input (bool): all agents' features are equal; likewise.
         gain (float): scale of the last layer's orthogonal start.
         device (torch.device, optional): of the parameters.
     """
-    keywords = {
-        "num_cells": list(config.num_cells),
-        "activation_class": ACTIVATIONS[config.activation],
-        "device": device,
-    }
-    if config.share_params:
-        one_for_team = centralized or same_input
-        network: nn.Module = MLP(
-            in_features=in_features * n_agents if centralized else in_features,
-            out_features=out_features * n_agents if one_for_team else out_features,
-            **keywords,
+    own = group.observation_dims
+    kinds = _kinds(group)
+    shared = sharing_of(config)
+    if (shared == "full" or shared == "group" and len(set(kinds)) == 1) and min(own) == max(own):
+        return _mlp(own[0], out_features, config, gain, device)
+    from torchrl_marl.modules.sharing import make_shared_mlp
+
+    outputs = [out_features] * group.n_agents
+    return make_shared_mlp(own, outputs, kinds, config, gain=gain, device=device)
+
+
+def make_central_network(
+    group: GroupSpec,
+    columns: Sequence[Sequence[int]],
+    config: NetworkConfig,
+    *,
+    per_agent: bool,
+    gain: float,
+    device: torch.device | str | None = None,
+) -> nn.Module:
+    """A network that sees everything, with a value for every agent, ``[*B, F] -> [*B, N, 1]``.
+
+    One network serves each part of the group (``sharing: group``) or all (``full``), with an
+    output for each agent; otherwise the agents have networks as ``config.sharing`` says.
+
+    Args:
+        group (GroupSpec): whose values.
+        columns (sequence of sequence of int): the features that each part's network reads.
+        config (NetworkConfig): widths, activation, sharing.
+        per_agent (bool): a value for each agent, or one for each part.
+        gain (float): scale of the last layer's orthogonal start.
+        device (torch.device, optional): of the parameters.
+    """
+    shared, parts = sharing_of(config), group.part_index
+    width = max(max(own) for own in columns) + 1
+    if shared not in ("group", "full"):
+        from torchrl_marl.modules.sharing import make_shared_mlp
+
+        n = group.n_agents
+        network = make_shared_mlp(
+            [width] * n, [1] * n, _kinds(group), config, gain=gain, device=device
         )
-        _initialize(network, gain)
-        return _OneForTeam(network, n_agents, same_input) if one_for_team else network
-    network = MultiAgentMLP(
-        n_agent_inputs=in_features,
-        n_agent_outputs=out_features,
-        n_agents=n_agents,
-        centralized=centralized,
-        share_params=False,
-        use_td_params=False,
-        **keywords,
+        return _ForEachAgent(network, n)
+    sizes = [part.n_agents if per_agent else 1 for part in group.parts]
+    if shared == "full" or len(sizes) == 1:
+        outputs = list(range(group.n_agents)) if per_agent else list(parts)
+        network = _mlp(width, sum(sizes), config, gain, device)
+        return _Central(network, None, outputs, sum(sizes), device)
+    from torchrl_marl.modules.stacks.building import stack
+
+    members = [_mlp(len(own), n, config, gain, device) for own, n in zip(columns, sizes)]
+    widest, outputs, seen = max(sizes), [], [0] * len(sizes)
+    for part in parts:
+        outputs.append(part * widest + (seen[part] if per_agent else 0))
+        seen[part] += 1
+    network = stack(members, pad=True)
+    return _Central(network, columns, outputs, widest * len(sizes), device)
+
+
+def columns_of_parts(seen: GroupSpec, group: GroupSpec, own_part: bool) -> list[list[int]]:
+    """The columns of a :class:`TeamInput` of ``seen`` that each part of ``group`` reads.
+
+    Args:
+        seen (GroupSpec): whose observations are in the row.
+        group (GroupSpec): whose values are wanted.
+        own_part (bool): only the part's own agents, or all.
+    """
+    own = seen.observation_dims
+    starts = [sum(own[:i]) for i in range(len(own))]
+    everything = list(range(sum(own)))
+    if not own_part:
+        return [everything for _ in group.parts]
+    names = [seen.parts[i].name for i in seen.part_index]
+    return [
+        [
+            start + j
+            for name, start, width in zip(names, starts, own)
+            if name == part.name
+            for j in range(width)
+        ]
+        for part in group.parts
+    ]
+
+
+def _kinds(group: GroupSpec) -> tuple[int, ...]:
+    return group.kinds or (0,) * group.n_agents
+
+
+def _mlp(
+    in_features: int,
+    out_features: int,
+    config: NetworkConfig,
+    gain: float,
+    device: torch.device | str | None,
+) -> MLP:
+    network = MLP(
+        in_features=in_features,
+        out_features=out_features,
+        num_cells=list(config.num_cells),
+        activation_class=ACTIVATIONS[config.activation],
+        device=device,
     )
-    _initialize(network, gain)
+    initialize(network, gain)
     return network
 
 
 @torch.no_grad()
-def _initialize(network: nn.Module, gain: float) -> None:
-    """Orthogonal weights, per agent where parameters are stacked; biases 0."""
+def initialize(network: nn.Module, gain: float) -> None:
+    """Orthogonal weights, each of stacked ones, the last scaled by ``gain``; biases 0."""
     weights = []
     for name, parameter in network.named_parameters():
         if name.endswith("bias"):
@@ -204,7 +366,10 @@ def gather_observation(
     group: GroupSpec, tensordict: TensorDictBase
 ) -> tuple[Tensor, Tensor | None]:
     """A group's observation leaves side by side, ``[*B, N, O]``, and its mask."""
-    features = AgentInput(group.observation_ndims, False, None)
-    leaves = [tensordict.get(key) for key in group.observation_keys]
     mask = None if group.mask_key is None else tensordict.get(group.mask_key)
-    return features(*leaves), mask
+    observation = flat_observation(group, tensordict)
+    if group.observation_mask is not None:
+        dims = torch.tensor(group.observation_dims, device=observation.device)
+        own = torch.arange(group.observation_dim, device=observation.device) < dims.unsqueeze(-1)
+        observation = torch.where(own, observation, 0.0)
+    return observation, mask

@@ -5,13 +5,19 @@ Shapes: B any batch dims, N agents, F features.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torchrl.modules
 from torch import Tensor, nn
 
-from torchrl_marl.functional import masked_moments
+from torchrl_marl.functional import (
+    masked_moments,
+    masked_moments_by_part,
+    sum_by_part,
+    to_agents,
+)
 
 __all__ = ["ObservationNorm", "ValueNorm"]
 
@@ -27,10 +33,13 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
         decay (float): weight of what was; near 1 remembers long, 0.99 is usual for one update
             a batch.
         epsilon (float): smallest variance.
+        membership (Tensor, optional): 1 where an agent belongs to a part of the team; each part
+            then has statistics of its own.
         device (torch.device, optional): of the statistics.
 
     Shapes:
         - value_target: ``[*B, N, 1]``; mask: ``[*B, N]`` or ``[*B, N, 1]``
+        - membership: ``[N, G]``
 
     Reference: Yu et al., 2022, https://arxiv.org/abs/2103.01955 (value normalization).
     Differs from TorchRL's: masked, identity before the first update, updated by the learner
@@ -47,15 +56,29 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
         self,
         decay: float = 0.99,
         epsilon: float = 1e-5,
+        membership: Tensor | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__(shape=1, beta=decay, epsilon=epsilon, device=device)
+        n_parts = 1 if membership is None else membership.shape[-1]
+        super().__init__(shape=n_parts, beta=decay, epsilon=epsilon, device=device)
+        if membership is not None:
+            self.debiasing_term = torch.zeros(n_parts, device=device)
+            membership = membership.to(device)
+        self.register_buffer("membership", membership, persistent=False)
 
     @torch.no_grad()
     def update(self, value_target: Tensor, mask: Tensor | None = None) -> None:
         """Takes in one batch of returns; nothing changes where nobody lives."""
-        mean, variance = masked_moments(value_target, mask)
-        someone = 1.0 if mask is None else mask.any().to(mean.dtype)
+        someone: Tensor | float
+        if self.membership is None:
+            mean, variance = masked_moments(value_target, mask)
+            someone = 1.0 if mask is None else mask.any().to(mean.dtype)
+        else:
+            parts = self.membership
+            mean, variance = masked_moments_by_part(value_target, mask, parts)
+            alive = mask if mask is None or mask.ndim < value_target.ndim else mask.squeeze(-1)
+            rows = torch.ones_like(parts[:, 0]) if alive is None else alive.flatten(0, -2).any(0)
+            someone = (sum_by_part(rows.to(mean.dtype), parts) > 0).to(mean.dtype)
         weight = (1.0 - self.beta) * someone
         for statistic, value in (
             (self.running_mean, mean),
@@ -69,7 +92,12 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
         debias = torch.where(started, self.debiasing_term, 1.0)
         mean = self.running_mean / debias
         variance = (self.running_mean_sq / debias - mean.square()).clamp_min(self.epsilon)
-        return mean, torch.where(started, variance, 1.0)
+        variance = torch.where(started, variance, 1.0)
+        if self.membership is None:
+            return mean, variance
+        # Each agent's, ``[N, 1]``.
+        parts = self.membership
+        return to_agents(mean, parts).unsqueeze(-1), to_agents(variance, parts).unsqueeze(-1)
 
 
 class ObservationNorm(nn.Module):
@@ -82,6 +110,8 @@ class ObservationNorm(nn.Module):
         in_features (int): size F of an observation.
         clip (float): largest standardized value.
         epsilon (float): added to the variance.
+        kinds (sequence of int): which kind each agent is of; each kind then has statistics of
+            its own.
         device (torch.device, optional): of the statistics.
 
     Shapes:
@@ -97,12 +127,15 @@ class ObservationNorm(nn.Module):
     count: Tensor
     mean: Tensor
     variance: Tensor
+    membership: Tensor | None
+    kind_of: Tensor | None
 
     def __init__(
         self,
         in_features: int,
         clip: float = 10.0,
         epsilon: float = 1e-5,
+        kinds: Sequence[int] = (),
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
@@ -110,30 +143,50 @@ class ObservationNorm(nn.Module):
         self.epsilon = epsilon
         # Double precision: the count grows to billions.
         wide: dict[str, Any] = {"device": device, "dtype": torch.float64}
-        self.register_buffer("count", torch.zeros((), **wide))
-        self.register_buffer("mean", torch.zeros(in_features, **wide))
-        self.register_buffer("variance", torch.ones(in_features, **wide))
+        n_kinds = len(set(kinds))
+        shape = (n_kinds, in_features) if n_kinds > 1 else (in_features,)
+        of_kinds = torch.eye(n_kinds, device=device)[list(kinds)] if n_kinds > 1 else None
+        self.register_buffer("membership", of_kinds, persistent=False)
+        kind_of = None if of_kinds is None else of_kinds.argmax(-1)
+        self.register_buffer("kind_of", kind_of, persistent=False)
+        self.register_buffer("count", torch.zeros(shape[:-1], **wide))
+        self.register_buffer("mean", torch.zeros(shape, **wide))
+        self.register_buffer("variance", torch.ones(shape, **wide))
 
     @torch.no_grad()
     def update(self, observation: Tensor, mask: Tensor | None = None) -> None:
         """Takes in one batch, by the parallel form of the running variance."""
-        rows = observation.reshape(-1, observation.shape[-1]).to(torch.float64)
-        alive = None if mask is None else mask.reshape(-1)
-        mean, variance = masked_moments(
-            rows, None if alive is None else alive.unsqueeze(-1).expand_as(rows), dim=0
-        )
-        n = torch.full_like(self.count, rows.shape[0]) if alive is None else alive.sum()
-        total = (self.count + n).clamp_min(1)
-        delta = mean - self.mean
-        spread = self.variance * self.count + variance * n
-        spread = spread + delta.square() * self.count * n / total
+        rows = observation.flatten(0, -3) if observation.ndim > 2 else observation.unsqueeze(0)
+        if self.membership is not None and rows.shape[1] != self.membership.shape[0]:
+            raise ValueError(
+                f"observations of {rows.shape[1]} agents, expected {self.membership.shape[0]}."
+            )
+        alive = None if mask is None else mask.reshape(rows.shape[:2])
+        if self.membership is None:
+            self._take_in(rows, alive, ())
+            return
+        for k, members in enumerate(self.membership.bool().unbind(-1)):
+            self._take_in(rows[:, members], None if alive is None else alive[:, members], (k,))
+
+    def _take_in(self, rows: Tensor, alive: Tensor | None, kind: tuple[int, ...]) -> None:
+        rows = rows.flatten(0, 1).to(torch.float64)
+        count, mean, variance = self.count[kind], self.mean[kind], self.variance[kind]
+        living = None if alive is None else alive.reshape(-1, 1).expand_as(rows)
+        now_mean, now_variance = masked_moments(rows, living, dim=0)
+        n = torch.full_like(count, rows.shape[0]) if alive is None else alive.sum()
+        total = (count + n).clamp_min(1)
+        delta = now_mean - mean
+        spread = variance * count + now_variance * n
+        spread = spread + delta.square() * count * n / total
         some = n > 0
-        self.variance.copy_(torch.where(some, spread / total, self.variance))
-        self.mean.add_(torch.where(some, delta * n / total, 0.0))
-        self.count.add_(n)
+        variance.copy_(torch.where(some, spread / total, variance))
+        mean.add_(torch.where(some, delta * n / total, 0.0))
+        count.add_(n)
 
     def forward(self, observation: Tensor) -> Tensor:
         """Standardizes."""
         mean, variance = self.mean.to(observation.dtype), self.variance.to(observation.dtype)
+        if self.membership is not None:
+            mean, variance = mean[self.kind_of], variance[self.kind_of]
         standardized = (observation - mean) * (variance + self.epsilon).rsqrt()
         return standardized.clamp(-self.clip, self.clip)

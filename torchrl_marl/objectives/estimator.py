@@ -14,7 +14,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor
 from torchrl.objectives.value import MultiAgentGAE
 
-from torchrl_marl.functional import gae, masked_mean
+from torchrl_marl.functional import gae, masked_mean, sum_by_part, to_agents
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.specs import GroupSpec
 
@@ -69,6 +69,10 @@ class TeamGAE(MultiAgentGAE):
         self.bootstrap = bootstrap
         self.mask_key: NestedKey | None = None if group is None else group.mask_key
         self._own_flags = None if group is None or not group.agent_done else group
+        parts = None if group is None else group.membership
+        if parts is not None:
+            parts = parts.to(next((p.device for p in value_network.parameters()), None))
+        self.register_buffer("_parts", parts, persistent=False)
         # Held in a tuple: the norm is a part of the critic, not of the estimator.
         self._value_norm = (value_norm,)
         if group is not None:
@@ -96,7 +100,7 @@ class TeamGAE(MultiAgentGAE):
             )
             own_rewards = tensordict.get(("next", keys.reward)).ndim == value.ndim
             if self.bootstrap == "team" and mask is not None and own_rewards:
-                reward = _team_reward(reward, mask.unsqueeze(-1))
+                reward = self._team_reward(reward, mask.unsqueeze(-1))
             advantage, value_target = gae(
                 reward,
                 value,
@@ -145,6 +149,16 @@ class TeamGAE(MultiAgentGAE):
             )
         return signal.expand_as(value)
 
+    def _team_reward(self, reward: Tensor, alive: Tensor) -> Tensor:
+        """What the living of a group earn is what its dead earn; nothing if nobody lives."""
+        if self._parts is None:
+            shared = masked_mean(reward, alive, dim=-2).unsqueeze(-2)
+        else:
+            count = sum_by_part(alive.squeeze(-1).to(reward.dtype), self._parts)
+            total = sum_by_part(torch.where(alive, reward, 0.0).squeeze(-1), self._parts)
+            shared = to_agents(total / count.clamp_min(1.0), self._parts).unsqueeze(-1)
+        return torch.where(alive, reward, shared)
+
     def _take_in(self, value_target: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Updates the value norm; the value is then what the critic says with the new one."""
         norm = self._value_norm[0]
@@ -190,9 +204,3 @@ def blank_masked(
             rows = mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
             inputs.set(key, torch.where(rows, value, 0.0))
     return inputs
-
-
-def _team_reward(reward: Tensor, alive: Tensor) -> Tensor:
-    """What the living of the group earn is what its dead earn; nothing if nobody lives."""
-    shared = masked_mean(reward, alive, dim=-2).unsqueeze(-2)
-    return torch.where(alive, reward, shared)

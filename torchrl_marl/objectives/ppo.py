@@ -16,7 +16,14 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, d
 from torch import Tensor
 from torchrl.objectives import ValueEstimators
 
-from torchrl_marl.functional import masked_mean, masked_moments, masked_standardize
+from torchrl_marl.functional import (
+    masked_mean,
+    masked_mean_by_part,
+    masked_moments,
+    masked_moments_by_part,
+    masked_standardize,
+    sum_by_part,
+)
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.objectives.estimator import TeamGAE, blank_masked, estimator_keys
 from torchrl_marl.specs import GroupSpec
@@ -62,7 +69,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
 
     Shapes:
         - advantage, value_target, state_value: ``[*B, N, 1]``; action_log_prob, mask: ``[*B, N]``
-        - every output: a scalar (``reduction="none"``: the losses are ``[*B, N, 1]``)
+        - every output: a scalar (``reduction="none"``: the losses are ``[*B, N, 1]``); for a
+          joined group ``[G]``, one for each group in it
 
     Keys:
         - reads: what the networks read, action, action_log_prob, mask, advantage and
@@ -135,7 +143,11 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         self.bootstrap = bootstrap
         self.huber_delta = huber_delta
         self.register_buffer("_legal_action", torch.zeros(()), persistent=False)
+        self.register_buffer("_parts", None, persistent=False)
         if group is not None:
+            parts = group.membership
+            where = next((p.device for p in critic_network.parameters()), None)
+            self._parts = None if parts is None else parts.to(where)
             self.set_keys(
                 action=group.action_key,
                 sample_log_prob=group.key("action_log_prob"),
@@ -191,11 +203,11 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         terms = self._objective(log_ratio, advantage, mask)
         with torch.no_grad():
             # The entropy at the actions that were taken; the bonus draws actions of its own.
-            terms["entropy"] = masked_mean(-log_prob, mask)
+            terms["entropy"] = self._mean(-log_prob, mask)
         if self.entropy_bonus:
             entropy = self._entropy(distribution).unsqueeze(-1)
             terms["loss_entropy"] = self._reduce(-self.entropy_coeff * entropy, mask)
-            terms["entropy"] = masked_mean(entropy.detach(), mask)
+            terms["entropy"] = self._mean(entropy.detach(), mask)
         if self._has_critic:
             terms.update(self._critic_terms(tensordict, mask))
         return TensorDict(terms, [])
@@ -259,7 +271,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         gain = torch.minimum(log_ratio.exp() * advantage, clipped.exp() * advantage)
         terms = {"loss_objective": self._reduce(-gain, mask)}
         with torch.no_grad():
-            terms.update(_ratio_metrics(log_ratio.detach(), clipped.detach(), mask))
+            terms.update(self._ratio_metrics(log_ratio.detach(), clipped.detach(), mask))
         return terms
 
     def _entropy(self, distribution: torch.distributions.Distribution) -> Tensor:
@@ -288,13 +300,13 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             radius = self.clip_value * scale
             near = old + torch.maximum(torch.minimum(value - old, radius), -radius)
             clipped_error = self._distance(near / scale, target / scale)
-            terms["value_clip_fraction"] = masked_mean((near != value).float(), mask)
+            terms["value_clip_fraction"] = self._mean((near != value).float(), mask)
             error = torch.maximum(error, clipped_error)
         terms["loss_critic"] = self._reduce(self.critic_coeff * error, mask)
         if self.log_explained_variance:
             with torch.no_grad():
-                _, residual = masked_moments(target - value, mask)
-                _, total = masked_moments(target, mask)
+                residual = self._variance(target - value, mask)
+                total = self._variance(target, mask)
                 terms["explained_variance"] = 1.0 - residual / (total + 1e-8)
         return terms
 
@@ -306,33 +318,64 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
 
     def _reduce(self, loss: Tensor, mask: Tensor | None) -> Tensor:
         if self.reduction == "mean":
-            return masked_mean(loss, mask)
+            return self._mean(loss, mask)
         if mask is not None:
             rows = mask.reshape(mask.shape + (1,) * (loss.ndim - mask.ndim))
             loss = torch.where(rows, loss, 0.0)
         return loss.sum() if self.reduction == "sum" else loss
+
+    def _mean(self, value: Tensor, mask: Tensor | None) -> Tensor:
+        if self._parts is None:
+            return masked_mean(value, mask)
+        return masked_mean_by_part(value, mask, self._parts)
+
+    def _variance(self, value: Tensor, mask: Tensor | None) -> Tensor:
+        if self._parts is None:
+            return masked_moments(value, mask)[1]
+        return masked_moments_by_part(value, mask, self._parts)[1]
+
+    def _ratio_metrics(
+        self, log_ratio: Tensor, clipped: Tensor, mask: Tensor | None
+    ) -> dict[str, Tensor]:
+        ratio = log_ratio.exp()
+        alive = None if mask is None else mask.reshape(log_ratio.shape)
+        counted = log_ratio if alive is None else log_ratio.masked_fill(~alive, -torch.inf)
+        # One row for each agent, or for all of them; then one number for each part.
+        rows = counted.flatten(0, -3) if counted.ndim > 2 else counted.unsqueeze(0)
+        rows = rows.squeeze(-1).transpose(0, 1) if self._parts is not None else rows.reshape(1, -1)
+        squares, sums = (2 * rows).logsumexp(-1), rows.logsumexp(-1)
+        count, largest = self._count(log_ratio, alive), rows.amax(-1)
+        if self._parts is not None:
+            sums, squares, largest = (self._over_parts(x) for x in (sums, squares, largest))
+            largest = largest.amax(-1)
+            sums, squares = sums.logsumexp(-1), squares.logsumexp(-1)
+        else:
+            sums, squares, largest = sums[0], squares[0], largest[0]
+        return {
+            "kl_approx": self._mean(-log_ratio, mask),
+            "clip_fraction": self._mean((clipped != log_ratio).float(), mask),
+            "ESS": (2 * sums - squares).exp().nan_to_num() / count,
+            "max_ratio": largest.exp(),
+            "mean_ratio": self._mean(ratio, mask),
+        }
+
+    def _count(self, log_ratio: Tensor, alive: Tensor | None) -> Tensor | int:
+        if self._parts is None:
+            return log_ratio.numel() if alive is None else alive.sum().clamp_min(1)
+        rows = torch.ones_like(log_ratio) if alive is None else alive.to(log_ratio.dtype)
+        of_agents = rows.squeeze(-1).reshape(-1, self._parts.shape[0]).sum(0)
+        return sum_by_part(of_agents, self._parts).clamp_min(1)
+
+    def _over_parts(self, of_agents: Tensor) -> Tensor:
+        """``[N]`` to ``[G, N]``, with minus infinity outside each part."""
+        assert self._parts is not None
+        return torch.where(self._parts.T > 0, of_agents, -torch.inf)
 
     def _parameters_of(self, network: str):
         if not self.functional:
             return contextlib.nullcontext()
         params = getattr(self, f"{network}_params")
         return params.to_module(getattr(self, network), preserve_module_state=False)
-
-
-def _ratio_metrics(log_ratio: Tensor, clipped: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-    ratio = log_ratio.exp()
-    alive = None if mask is None else mask.reshape(log_ratio.shape)
-    counted = log_ratio if alive is None else log_ratio.masked_fill(~alive, -torch.inf)
-    count = log_ratio.numel() if alive is None else alive.sum().clamp_min(1)
-    counted = counted.flatten()
-    ess = (2 * counted.logsumexp(0) - (2 * counted).logsumexp(0)).exp()
-    return {
-        "kl_approx": masked_mean(-log_ratio, mask),
-        "clip_fraction": masked_mean((clipped != log_ratio).float(), mask),
-        "ESS": ess.nan_to_num() / count,
-        "max_ratio": counted.exp().max(),
-        "mean_ratio": masked_mean(ratio, mask),
-    }
 
 
 def _some_action(group: GroupSpec) -> Tensor:

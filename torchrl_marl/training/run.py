@@ -13,6 +13,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.build import make_env
+from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.specs import TeamSpec
@@ -156,10 +157,11 @@ def _own_or_new(
     config: TrainConfig, env: EnvBase | None, device: torch.device | str, n_envs: int
 ) -> EnvBase:
     if env is not None:
-        return env
+        return with_dense_groups(env)
     if config.env.library == "own":
         raise CheckpointError(
             "this run was trained on an environment of your own; in Python, "
             "torchrl_marl.training.Run.load(folder, env=...) takes it."
         )
-    return make_env(config.env, seed=config.seed + EVALUATION_SEED, device=device, n_envs=n_envs)
+    seed = config.seed + EVALUATION_SEED
+    return with_dense_groups(make_env(config.env, seed=seed, device=device, n_envs=n_envs))

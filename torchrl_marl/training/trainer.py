@@ -22,6 +22,7 @@ from torchrl_marl.collectors.rollout import RolloutCollector, restore_env, snaps
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.build import make_env
 from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.schema import to_yaml
@@ -155,13 +156,15 @@ class Training:
         else:
             self.env.set_seed(config.seed)
             self.env.reset()  # so that it does not matter whether it was used before
+        self.env = with_dense_groups(self.env)
         if config.evaluation.gif:
             check_drawable(self.env)
         self._evaluation_env: EnvBase | None = None
         self.team = TeamSpec.from_env(self.env)
         self.learners = build_learners(self.team, config.learner, config.groups, device=self.device)
-        actors = [actor for learner in self.learners for actor in learner.actors.values()]
-        self.policy = TeamPolicy(actors)
+        self.policy = TeamPolicy(
+            actor for learner in self.learners for actor in learner.actors.values()
+        )
         self.collector = RolloutCollector(
             self.env,
             self.policy,
@@ -321,7 +324,7 @@ class Training:
     def _measure(self, policy: Any) -> dict[str, float]:
         settings = self.config.evaluation
         own = self.own_env
-        env = own if own is not None else self._environment_for_evaluation()
+        env = self.env if own is not None else self._environment_for_evaluation()
         # On an environment of the user's own, training goes on where it was.
         before = snapshot_env(own) if own is not None else None
         result = evaluate(
@@ -341,12 +344,13 @@ class Training:
 
     def _environment_for_evaluation(self) -> EnvBase:
         if self._evaluation_env is None:
-            self._evaluation_env = make_env(
+            env = make_env(
                 self.config.env,
                 seed=self.config.seed + EVALUATION_SEED,
                 device=self.device,
                 n_envs=min(self.config.evaluation.episodes, 1000),
             )
+            self._evaluation_env = with_dense_groups(env)
         return self._evaluation_env
 
     def _heuristic(self) -> Any:
@@ -354,7 +358,9 @@ class Training:
             return None
         from torchrl_marl.envs.vmas_heuristic import heuristic_policy
 
-        return heuristic_policy(self._environment_for_evaluation())
+        env = self._environment_for_evaluation()
+        # Heuristics know agents of one shape.
+        return None if isinstance(env, TransformedEnv) else heuristic_policy(env)
 
     def end(self) -> None:
         """Measures the trained policy, saves and sums up."""

@@ -1,0 +1,492 @@
+"""Parameter sharing: who owns what, whose gradient goes where, padding, un-sharing."""
+
+import math
+
+import pytest
+import torch
+from samples import POISON
+from torch import nn
+from torch.func import functional_call
+from torch.nn.functional import pad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.modules import ModuleStack, NetworkConfig
+from torchrl_marl.modules.config import SHARINGS, sharing_of
+from torchrl_marl.modules.sharing import AgentId, AgentMask, make_shared_mlp
+from torchrl_marl.modules.unsharing import carry_state, unshare
+
+CELLS = [8, 6]
+N = 4
+SAME = ([5] * N, [2] * N, ["a", "b", "a", "b"])
+MIXED = ([5, 3, 5, 4], [2, 1, 2, 3], ["a", "b", "a", "c"])  # interleaved, all widths differ
+INDEX = [1, 0, 1, 1]
+SETTINGS = {
+    "none": {},
+    "full": {},
+    "group": {},
+    "trunk": {},
+    "agent_id": {},
+    "embedding": {"sharing": "agent_id", "agent_id": "embedding", "agent_id_size": 3},
+    "masks": {"mask_ratio": 0.5},
+    "clusters": {"sharing_index": INDEX},
+    "index": {"sharing_index": INDEX},
+}
+INDICES = {
+    "none": [0, 1, 2, 3],
+    "full": [0, 0, 0, 0],
+    "group": [0, 1, 0, 1],
+    "clusters": INDEX,
+    "index": INDEX,
+}
+modes = pytest.mark.parametrize("mode", SETTINGS)
+teams = pytest.mark.parametrize("team", [SAME, MIXED], ids=["same", "mixed"])
+
+
+def config_of(mode, **kwargs):
+    return NetworkConfig(**{"num_cells": CELLS, "sharing": mode} | SETTINGS[mode] | kwargs)
+
+
+def make(mode, team=SAME, *, gain=1.0, seed=0, **kwargs):
+    """A network whose biases are not 0."""
+    torch.manual_seed(seed)
+    network = make_shared_mlp(*team, config_of(mode, **kwargs), gain=gain)
+    rows = [stack[i].row() for stack in stacks_of(network) for i in range(len(team[0]))]
+    with torch.no_grad():
+        for row in rows:  # views without padding
+            for name, parameter in row.items():
+                if name.endswith("bias"):
+                    parameter.add_(torch.randn_like(parameter))
+    return network
+
+
+def features_of(team, *batch, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*batch, len(team[0]), max(team[0]), generator=generator)
+
+
+def stacks_of(network):
+    return [step for step in network if isinstance(step, ModuleStack)]
+
+
+def by_hand(network, team, features):
+    """Agent by agent, each with its own features only, through ordinary modules."""
+    outputs = []
+    for i, (width, own) in enumerate(zip(*team[:2])):
+        x = features[..., i, :width]
+        for step in network:
+            if isinstance(step, AgentMask):
+                mask = step.mask[i]
+                x = pad(x, (0, len(mask) - x.shape[-1])) * mask
+            elif isinstance(step, AgentId):
+                x = torch.cat([x, step.agent_id[i].expand(*x.shape[:-1], -1)], -1)
+            else:
+                member = step[i].detach()
+                linear = next(m for m in member.modules() if isinstance(m, nn.Linear))
+                x = member(pad(x, (0, linear.in_features - x.shape[-1])))
+        outputs.append(pad(x[..., :own], (0, max(team[1]) - own)))
+    return torch.stack(outputs, -2)
+
+
+def n_parameters(in_features, out_features, cells=CELLS):
+    widths = [in_features, *cells, out_features]
+    return sum(a * b + b for a, b in zip(widths, widths[1:]))
+
+
+@modes
+@teams
+@pytest.mark.parametrize("batch", [(), (7,), (2, 3)])
+def test_equals_the_loop_over_agents(mode, team, batch):
+    network = make(mode, team)
+    features = features_of(team, *batch)
+    output = network(features)
+    assert output.shape == (*batch, N, max(team[1]))
+    torch.testing.assert_close(output, by_hand(network, team, features), rtol=1e-5, atol=1e-6)
+    for i, own in enumerate(team[1]):
+        assert bool((output[..., i, own:] == 0).all())
+        assert bool((output[..., i, :own] != 0).all())
+
+
+@modes
+def test_number_of_parameters(mode):
+    trunk = n_parameters(5, CELLS[1], CELLS[:1])
+    expected = {
+        "none": N * n_parameters(5, 2),
+        "full": n_parameters(5, 2),
+        "group": 2 * n_parameters(5, 2),
+        "trunk": trunk + N * (CELLS[1] * 2 + 2),
+        "agent_id": n_parameters(5 + N, 2),
+        "embedding": n_parameters(5 + 3, 2) + N * 3,
+        "masks": n_parameters(5, 2),
+        "clusters": 2 * n_parameters(5, 2),
+        "index": 2 * n_parameters(5, 2),
+    }
+    assert sum(p.numel() for p in make(mode).parameters()) == expected[mode]
+
+
+def test_number_of_parameters_of_agents_that_differ():
+    """A network is as wide as the widest agent that shares it, and no wider."""
+    for mode, expected in {
+        "none": [(5, 2), (3, 1), (5, 2), (4, 3)],
+        "group": [(5, 2), (3, 1), (4, 3)],
+        "index": [(3, 1), (5, 3)],
+        "full": [(5, 3)],
+    }.items():
+        copies = make(mode, MIXED)[int(mode in ("index", "full"))].copies()
+        found = [sum(p.numel() for p in module.parameters()) for module in copies]
+        assert sorted(found) == sorted(n_parameters(*widths) for widths in expected)
+
+
+@modes
+@teams
+@pytest.mark.parametrize("agent", range(N))
+def test_whose_gradient_reaches_what(mode, team, agent):
+    network = make(mode, team)
+    network(features_of(team, 16))[:, agent].sum().backward()
+    for stack in stacks_of(network):
+        (bucket,) = stack.buckets
+        own = stack.places[agent][1]
+        for parameter in bucket.parameters():
+            assert bool((parameter.grad[own] != 0).any())
+            others = [k for k in range(len(parameter)) if k != own]
+            assert bool((parameter.grad[others] == 0).all())
+    for step in network:
+        if isinstance(step, AgentId) and step.agent_id.requires_grad:
+            moved = (step.agent_id.grad != 0).any(-1)
+            assert moved.tolist() == [i == agent for i in range(N)]
+
+
+@pytest.mark.parametrize("mode", INDICES)
+def test_who_shares_with_whom(mode):
+    (stack,) = make(mode)
+    assert len({stack.places[i] for i in range(N)}) == len(set(INDICES[mode]))
+    for i in range(N):
+        for j in range(N):
+            same = INDICES[mode][i] == INDICES[mode][j]
+            assert (stack.places[i] == stack.places[j]) is same
+    row = features_of(SAME, 6)[:, :1].expand(-1, N, -1)
+    output = stack(row)
+    equal = [bool(torch.allclose(output[:, 0], output[:, i], atol=1e-5)) for i in range(N)]
+    assert equal == [k == INDICES[mode][0] for k in INDICES[mode]]
+
+
+@pytest.mark.parametrize("mode", ["trunk", "agent_id", "embedding", "masks"])
+def test_who_shares_a_part_still_acts_on_its_own(mode):
+    network = make(mode)
+    output = network(features_of(SAME, 6)[:, :1].expand(-1, N, -1))
+    for i in range(1, N):
+        assert not torch.allclose(output[:, 0], output[:, i], atol=1e-3)
+
+
+@pytest.mark.parametrize("agent", range(N))
+def test_one_hot_columns_learn_from_their_agent(agent):
+    network = make("agent_id")
+    network(features_of(SAME, 16))[:, agent].sum().backward()
+    weight = next(network.parameters()).grad[0]
+    moved = (weight[:, 5:] != 0).any(0)
+    assert moved.tolist() == [i == agent for i in range(N)]
+
+
+@pytest.mark.parametrize(("ratio", "left"), [(0.0, CELLS), (0.25, [6, 4]), (0.99, [1, 1])])
+def test_masks_leave_out_hidden_units(ratio, left):
+    network = make("masks", mask_ratio=ratio)
+    masks = [step.mask for step in network if isinstance(step, AgentMask)]
+    assert [mask.sum(-1).tolist() for mask in masks] == [[n] * N for n in left]
+    network(features_of(SAME, 16))[:, 1].sum().backward()
+    for stack, mask in zip(stacks_of(network), masks):
+        bias = stack.buckets[0].module.get_submodule("0").bias.grad[0]
+        assert torch.equal(bias != 0, mask[1])
+
+
+def test_masks_hang_on_their_seed_only():
+    def drawn(**kwargs):
+        return [s.mask for s in make("masks", **kwargs) if isinstance(s, AgentMask)]
+
+    first = drawn()
+    for a, b in zip(first, drawn(seed=5)):
+        assert torch.equal(a, b)
+    assert not all(torch.equal(a, b) for a, b in zip(first, drawn(mask_seed=1)))
+    # A checkpoint brings its masks along.
+    network, other = make("masks"), make("masks", mask_seed=1, seed=2)
+    other.load_state_dict(network.state_dict())
+    features = features_of(SAME, 3)
+    assert torch.equal(network(features), other(features))
+
+
+@modes
+@pytest.mark.parametrize("value", POISON)
+def test_padding_reaches_nothing(mode, value):
+    network = make(mode, MIXED)
+    features = features_of(MIXED, 8)
+    padding = torch.arange(5) >= torch.tensor(MIXED[0]).unsqueeze(-1)
+    poisoned = torch.where(padding, value, features)
+    results = []
+    for x in (features, poisoned):
+        x = x.clone().requires_grad_()
+        network.zero_grad()
+        output = network(x)
+        output.square().sum().backward()
+        results.append([output.detach(), x.grad, *(p.grad for p in network.parameters())])
+        results[-1] = [tensor.clone() for tensor in results[-1]]
+    for a, b in zip(*results):
+        assert torch.equal(a, b)
+    assert bool((results[1][1].masked_select(padding) == 0).all())
+
+
+@modes
+@teams
+def test_start_is_orthogonal_and_repeatable(mode, team):
+    config = config_of(mode)
+    torch.manual_seed(3)
+    network = make_shared_mlp(*team, config, gain=0.01)
+    torch.manual_seed(3)
+    again = make_shared_mlp(*team, config, gain=0.01)
+    for (name, a), b in zip(network.state_dict().items(), again.state_dict().values()):
+        assert torch.equal(a, b), name
+    for i in range(N):
+        linears = [
+            m for s in stacks_of(network) for m in s[i].detach().modules() if type(m) is nn.Linear
+        ]
+        assert len(linears) == len(CELLS) + 1
+        for linear, gain in zip(linears, [math.sqrt(2)] * len(CELLS) + [0.01]):
+            weight = linear.weight / gain
+            weight = weight if weight.shape[0] <= weight.shape[1] else weight.mT
+            torch.testing.assert_close(weight @ weight.mT, torch.eye(len(weight)))
+            assert not linear.bias.any()
+
+
+def test_distinct_networks_start_apart():
+    (stack,) = make("none")
+    weights = next(stack.parameters())
+    assert len({tuple(row.flatten().tolist()) for row in weights}) == N
+
+
+class Counted(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.n = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.n += 1
+        return func(*args, **(kwargs or {}))
+
+
+@modes
+def test_operations_do_not_grow_with_agents(mode):
+    counts = []
+    for times in (2, 12):
+        team = tuple(part * times for part in MIXED)
+        settings = {"sharing_index": INDEX * times} if "sharing_index" in SETTINGS[mode] else {}
+        network = make(mode, team, **settings)
+        features = features_of(team, 3)
+        network(features)
+        with Counted() as counted:
+            network(features).sum().backward()
+        counts.append(counted.n)
+    assert counts[0] == counts[1]
+
+
+@modes
+def test_compiles_as_one_graph(mode):
+    torch._dynamo.reset()
+    network = make(mode, MIXED)
+    features = features_of(MIXED, 3)
+    compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(features), network(features))
+
+
+@modes
+def test_several_sets_of_parameters_at_once(mode):
+    """As in SAC, whose two critics are one network called by vmap."""
+    networks = [make(mode, MIXED, seed=seed) for seed in (0, 1)]
+    features = features_of(MIXED, 3)
+    tensors = {
+        name: torch.stack([dict(n.named_parameters())[name].detach() for n in networks])
+        for name, _ in networks[0].named_parameters()
+    }
+    both = torch.vmap(lambda p: functional_call(networks[0], p, (features,)))(tensors)
+    for output, network in zip(both, networks):
+        torch.testing.assert_close(output, network(features))
+
+
+@modes
+@teams
+def test_unshared_network_does_the_same(mode, team):
+    network = make(mode, team)
+    before = {name: p.clone() for name, p in network.named_parameters()}
+    alone, origins = unshare(network)
+    assert all(len(stack.buckets) == 1 for stack in stacks_of(alone))  # one batched call
+    features = features_of(team, 6)
+    torch.testing.assert_close(alone(features), network(features), rtol=1e-6, atol=1e-6)
+    parameters = dict(alone.named_parameters())
+    assert origins.keys() == parameters.keys()
+    for name, origin in origins.items():
+        assert torch.equal(origin.take(before[origin.name]), parameters[name])
+    # What one agent learns is no matter of the others.
+    target = 2
+    optimizer = torch.optim.SGD(alone.parameters(), 0.1)
+    output = alone(features)
+    output[:, target].square().sum().backward()
+    optimizer.step()
+    changed = (alone(features) != output).flatten(2).any(-1).any(0)
+    assert changed.tolist() == [i == target for i in range(N)]
+    for name, p in network.named_parameters():
+        assert torch.equal(p, before[name])
+
+
+@modes
+def test_unsharing_twice_changes_nothing(mode):
+    once, _ = unshare(make(mode, MIXED))
+    twice, origins = unshare(once)
+    assert [*once.state_dict()] == [*twice.state_dict()]
+    for name, origin in origins.items():
+        assert origin.name == name
+        assert origin.rows == tuple(range(N))
+    features = features_of(MIXED, 6)
+    torch.testing.assert_close(twice(features), once(features))
+
+
+def adam_step(p, grad, state, lr, beta1=0.9, beta2=0.999, eps=1e-8):
+    t = float(state["step"]) + 1
+    m = beta1 * state["exp_avg"] + (1 - beta1) * grad
+    v = beta2 * state["exp_avg_sq"] + (1 - beta2) * grad**2
+    return p - lr * (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + eps)
+
+
+def trained(network, team, lr=0.01):
+    optimizer = torch.optim.Adam(network.parameters(), lr)
+    for seed in range(3):
+        optimizer.zero_grad()
+        network(features_of(team, 6, seed=seed)).square().sum().backward()
+        optimizer.step()
+    return optimizer
+
+
+def carried(network, alone, origins, optimizer, lr=0.01):
+    """An optimizer of the un-shared network that goes on where the other is."""
+    state = {name: optimizer.state[p] for name, p in network.named_parameters()}
+    new, parameters = torch.optim.Adam(alone.parameters(), lr), dict(alone.named_parameters())
+    for name, own in carry_state(state, origins).items():
+        new.state[parameters[name]] = own
+    return new
+
+
+@modes
+@teams
+@pytest.mark.parametrize("agent", [0, 1])
+def test_adam_goes_on_after_unsharing(mode, team, agent):
+    network = make(mode, team)
+    optimizer = trained(network, team)
+    alone, origins = unshare(network)
+    other = carried(network, alone, origins, optimizer)
+    state = {name: dict(optimizer.state[p]) for name, p in network.named_parameters()}
+    state = {n: {k: v.clone() for k, v in s.items()} for n, s in state.items()}
+    old = {name: p.detach().clone() for name, p in network.named_parameters()}
+
+    features = features_of(team, 6, seed=9)
+    for net, opt in ((network, optimizer), (alone, other)):
+        opt.zero_grad()
+        net(features)[:, agent].square().sum().backward()
+        opt.step()
+    # The shared network felt this agent only: its own copy moved likewise.
+    torch.testing.assert_close(alone(features)[:, agent], network(features)[:, agent])
+    # And each other's as Adam says: on with its momentum, with a gradient of 0.
+    for name, parameter in alone.named_parameters():
+        origin = origins[name]
+        moments = {k: origin.take(v) if v.ndim else v for k, v in state[origin.name].items()}
+        expected = adam_step(origin.take(old[origin.name]), parameter.grad, moments, 0.01)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-4, atol=1e-6)
+        assert bool((origin.take(old[origin.name]) != parameter).any())
+
+
+def test_carried_state_is_a_copy():
+    network = make("full")
+    optimizer = trained(network, SAME)
+    alone, origins = unshare(network)
+    other = carried(network, alone, origins, optimizer)
+    before = [p.clone() for p in alone.parameters()]
+    trained(network, SAME)
+    optimizer.step()
+    for p, value in zip(alone.parameters(), before):
+        assert torch.equal(p, value)
+        assert float(other.state[p]["step"]) == 3
+
+
+def test_no_state_is_carried_before_the_first_step():
+    network = make("full")
+    alone, origins = unshare(network)
+    assert not carried(network, alone, origins, torch.optim.Adam(network.parameters())).state
+
+
+def test_any_module_that_all_share_can_be_unshared():
+    network = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    features = features_of(SAME, 6)
+    alone, origins = unshare(network, N)
+    torch.testing.assert_close(alone(features), network(features))
+    optimizer = trained(network, SAME)
+    alone, origins = unshare(network, N)
+    other = carried(network, alone, origins, optimizer)
+    for name, p in alone.named_parameters():
+        old = dict(network.named_parameters())[origins[name].name]
+        for agent in range(N):
+            assert torch.equal(p[agent], old)
+            moments = optimizer.state[old]["exp_avg"]
+            assert torch.equal(other.state[p]["exp_avg"][agent], moments)
+    with pytest.raises(TypeError, match="how many agents share the Sequential"):
+        unshare(network)
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("share_params", [None, True, False])
+def test_share_params_is_heard(sharing, share_params):
+    config = NetworkConfig(sharing=sharing, share_params=share_params)
+    word = {True: "group", False: "none"}.get(share_params, sharing)
+    if sharing in ("group", word):
+        assert sharing_of(config) == word
+    else:
+        with pytest.raises(ConfigError, match=f"means sharing={word}.*'{sharing}'"):
+            sharing_of(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sharing": "trunc"}, "'trunc'; did you mean 'trunk'"),
+        ({"sharing": "agent_id", "agent_id": "one_hot"}, "did you mean 'onehot'"),
+        ({"sharing": "index"}, "sharing_index is not set; set it"),
+        ({"sharing": "clusters"}, "not set; find it first by cluster_agents"),
+        ({"sharing": "index", "sharing_index": [0, 1]}, "has 2 entries, expected 4"),
+        ({"sharing": "index", "sharing_index": [0, 2, 2, 0]}, "leaves out network 1"),
+        ({"sharing": "index", "sharing_index": [0, 10**12, 0, 0]}, "leaves out network 1"),
+        ({"sharing": "index", "sharing_index": [0, -1, 0, 0]}, "negative"),
+        ({"sharing": "full", "sharing_index": [0, 0, 0, 0]}, "sharing_index is given, but"),
+        ({"sharing": "trunk", "num_cells": []}, "needs hidden layers"),
+        ({"sharing": "masks", "num_cells": []}, "needs hidden layers"),
+    ],
+)
+def test_what_does_not_fit_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_shared_mlp(*SAME, NetworkConfig(**settings), gain=1.0)
+
+
+@pytest.mark.parametrize("team", [([5, 5], [2], [0, 0]), ([], [], [])])
+def test_agents_must_agree_in_number(team):
+    with pytest.raises(ValueError, match="one of each for every agent"):
+        make_shared_mlp(*team, NetworkConfig(), gain=1.0)
+
+
+@pytest.mark.parametrize("mode", ["none", "full", "agent_id", "embedding"])
+def test_networks_without_hidden_layers(mode):
+    network = make(mode, MIXED, num_cells=[])
+    features = features_of(MIXED, 6)
+    torch.testing.assert_close(network(features), by_hand(network, MIXED, features))
+
+
+@modes
+def test_one_agent_alone(mode):
+    settings = {"sharing_index": [0]} if "sharing_index" in SETTINGS[mode] else {}
+    team = ([5], [2], [0])
+    network = make(mode, team, **settings)
+    features = features_of(team, 6)
+    torch.testing.assert_close(network(features), by_hand(network, team, features))
+    torch.testing.assert_close(unshare(network)[0](features), network(features))

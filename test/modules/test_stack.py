@@ -1,0 +1,437 @@
+"""Module stacks: equal to the loop over agents, one copy of each member, every executor."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchrl.modules import MLP
+
+from torchrl_marl.modules import ModuleStack, cat, expand, stack
+
+IN, OUT, BATCH = 6, 3, 5
+SHARING = [[0], [0, 1, 2], [0, 0, 0], [0, 1, 0, 2, 1], [0, 0, 1, 1, 2, 2], [2, 0, 0, 1, 0]]
+
+
+class Gated(nn.Module):
+    """Two inputs, two outputs: no plan for a matmul."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(IN, OUT), nn.Linear(2, OUT)
+
+    def forward(self, x, y):
+        h = self.a(x) * self.b(y).sigmoid()
+        return h, h.square().sum(-1)
+
+
+def perceptron(width=IN, out=OUT, hidden=8, activation=nn.Tanh):
+    return nn.Sequential(nn.Linear(width, hidden), activation(), nn.Linear(hidden, out))
+
+
+MEMBERS = {
+    "linear": lambda: nn.Linear(IN, OUT),
+    "perceptron": perceptron,
+    "no bias": lambda: nn.Sequential(nn.Linear(IN, 4, bias=False), nn.ReLU(), nn.Linear(4, OUT)),
+    "nested": lambda: nn.Sequential(
+        nn.Tanh(), nn.Sequential(nn.Linear(IN, 4), nn.Tanh(), nn.ELU()), nn.Linear(4, OUT)
+    ),
+    "torchrl": lambda: MLP(IN, OUT, num_cells=[4, 4]),
+    "norm": lambda: nn.Sequential(nn.Linear(IN, 4), nn.LayerNorm(4), nn.Linear(4, OUT)),
+    "batch norm": lambda: nn.Sequential(nn.Linear(IN, 4), nn.BatchNorm1d(4), nn.Linear(4, OUT)),
+}
+
+
+def rows(x, dim=1):
+    return x if isinstance(x, list) else x.unbind(dim)
+
+
+def gradients(stacked):
+    """Modules whose numbers are the gradients of the agents' members."""
+    twin = copy.deepcopy(stacked)
+    with torch.no_grad():
+        for new, old in zip(twin.parameters(), stacked.parameters()):
+            new.copy_(torch.zeros_like(old) if old.grad is None else old.grad)
+    return [twin[agent].detach() for agent in range(len(twin))]
+
+
+def assert_equals_loop(stacked, modules, *inputs, dim=1, pick=lambda y: y):
+    """Output and gradient of the stack and of the modules, one for each agent, agree."""
+    for module in (stacked, *modules):
+        module.zero_grad()
+    found = rows(pick(stacked(*inputs)), dim)
+    wanted = [
+        pick(module(*own)) for module, own in zip(modules, zip(*(rows(x, dim) for x in inputs)))
+    ]
+    torch.testing.assert_close(list(found), wanted, rtol=1e-5, atol=1e-6)
+    weights = [torch.randn_like(y) for y in wanted]
+    sum((w * y).sum() for w, y in zip(weights, found)).backward()
+    sum((w * y).sum() for w, y in zip(weights, wanted)).backward()
+    for module, gradient in zip(modules, gradients(stacked)):
+        for (name, p), (other, g) in zip(module.named_parameters(), gradient.named_parameters()):
+            grad = torch.zeros_like(p) if p.grad is None else p.grad
+            assert name == other
+            torch.testing.assert_close(g.detach(), grad, rtol=1e-5, atol=2e-6)
+
+
+def numel(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize("index", SHARING, ids=str)
+@pytest.mark.parametrize("kind", MEMBERS)
+def test_equals_the_loop(kind, index):
+    modules = [MEMBERS[kind]() for _ in range(3)]
+    stacked = stack([modules[i] for i in index])
+    assert stacked.shape == torch.Size([len(index)]) and len(stacked) == len(index)
+    assert numel(stacked) == numel(modules[0]) * len(set(index))
+    agents = [modules[i] for i in index]
+    assert_equals_loop(stacked, agents, torch.randn(BATCH, len(index), IN))
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        nn.Tanh,
+        nn.ReLU,
+        nn.Sigmoid,
+        nn.ELU,
+        nn.LeakyReLU,
+        nn.SiLU,
+        nn.GELU,
+        nn.Mish,
+        nn.Softplus,
+        nn.Hardtanh,
+        nn.Softsign,
+    ],
+)
+@pytest.mark.parametrize("pad", [False, True])
+def test_every_activation(activation, pad):
+    widths = [(IN, OUT, 8), (4, 2, 5), (IN, 1, 8)] if pad else [(IN, OUT, 8)] * 3
+    modules = [perceptron(*w, activation).append(activation()) for w in widths]
+    inputs = [torch.randn(BATCH, w, requires_grad=True) for w, _, _ in widths]
+    stacked = stack(modules, pad=pad)
+    assert len(stacked.buckets) == 1
+    assert_equals_loop(stacked, modules, inputs)
+    expected = [x.grad / 2 for x in inputs]  # from the stack and from the loop
+    for x in inputs:
+        x.grad = None
+    y, weights = stacked(inputs), torch.ones(BATCH, OUT)
+    sum((row * weights[:, : row.shape[-1]]).sum() for row in rows(y)).backward()
+    assert all((x.grad != 0).any() and x.grad.shape == e.shape for x, e in zip(inputs, expected))
+
+
+@pytest.mark.parametrize("batch", [(), (0,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("index", SHARING, ids=str)
+@pytest.mark.parametrize("kind", ["perceptron", "norm"])
+def test_any_batch_dims(kind, index, batch):
+    modules = [MEMBERS[kind]() for _ in range(3)]
+    x = torch.randn(*batch, len(index), IN)
+    agents = [modules[i] for i in index]
+    assert_equals_loop(stack(agents), agents, x, dim=-2)
+    assert_equals_loop(stack(agents), agents, list(x.unbind(-2)), dim=-2)
+
+
+def test_gradient_of_the_input():
+    modules = [perceptron() for _ in range(3)]
+    for index in SHARING:
+        agents = [modules[i] for i in index]
+        x = torch.randn(BATCH, len(index), IN, requires_grad=True)
+        (stack(agents)(x) ** 2).sum().backward()
+        found, x.grad = x.grad, None
+        torch.stack([m(row) ** 2 for m, row in zip(agents, x.unbind(1))]).sum().backward()
+        torch.testing.assert_close(found, x.grad)
+
+
+@pytest.mark.parametrize("kind", ["perceptron", "norm"])
+def test_gradient_of_the_gradient(kind):
+    modules = [MEMBERS[kind]() for _ in range(2)]
+    x = torch.randn(BATCH, 2, IN, requires_grad=True)
+    stacked = stack(modules)
+
+    def penalty(y):
+        return torch.autograd.grad(y.square().sum(), x, create_graph=True)[0].square().sum()
+
+    penalty(stacked(x)).backward()
+    penalty(torch.stack([m(row) for m, row in zip(modules, x.unbind(1))], 1)).backward()
+    for module, gradient in zip(modules, gradients(stacked)):
+        for p, g in zip(module.parameters(), gradient.parameters()):
+            zero = torch.zeros_like(g) if p.grad is None else p.grad
+            torch.testing.assert_close(g.detach(), zero, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("index", SHARING, ids=str)
+def test_several_inputs_and_outputs(index):
+    modules = [Gated() for _ in range(3)]
+    agents = [modules[i] for i in index]
+    stacked = stack(agents)
+    x, y = torch.randn(BATCH, len(index), IN), torch.randn(BATCH, len(index), 2)
+    assert_equals_loop(stacked, agents, x, y, pick=lambda out: out[0])
+    for found, wanted in zip(
+        stacked(x, y)[1].unbind(1),
+        (m(a, b)[1] for m, a, b in zip(agents, x.unbind(1), y.unbind(1))),
+    ):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_torchrl_perceptron_of_two_inputs():
+    modules = [MLP(IN + 2, OUT, num_cells=[4]) for _ in range(3)]
+    x, y = torch.randn(BATCH, 3, IN), torch.randn(BATCH, 3, 2)
+    assert stack(modules).buckets[0].executor == "matmul"
+    assert_equals_loop(stack(modules), modules, x, y)
+
+
+@pytest.mark.parametrize("index", SHARING, ids=str)
+def test_gru_cell(index):
+    modules = [nn.GRUCell(IN, 4, bias=i != 0) for i in range(3)]
+    agents = [modules[i] for i in index]
+    x, h = torch.randn(BATCH, len(index), IN), torch.randn(BATCH, len(index), 4)
+    assert {b.executor for b in stack(agents).buckets} == {"matmul"}
+    assert_equals_loop(stack(agents), agents, x, h)
+    torch.testing.assert_close(stack(agents)(x), stack(agents)(x, torch.zeros_like(h)))
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("index", SHARING, ids=str)
+def test_sequences_run_in_a_loop(kind, index):
+    modules = [kind(IN, 4, batch_first=True) for _ in range(3)]
+    agents = [modules[i] for i in index]
+    stacked = stack(agents, event_dims=2)
+    assert {bucket.executor for bucket in stacked.buckets} == {"loop"}
+    assert_equals_loop(stacked, agents, torch.randn(BATCH, len(index), 7, IN), pick=lambda y: y[0])
+
+
+def test_tuples_are_inputs():
+    modules = [nn.LSTMCell(IN, 4) for _ in range(2)]
+    x, h, c = torch.randn(BATCH, 2, IN), torch.randn(BATCH, 2, 4), torch.randn(BATCH, 2, 4)
+    found = stack(modules)(x, (h, c))
+    for i, module in enumerate(modules):
+        wanted = module(x[:, i], (h[:, i], c[:, i]))
+        torch.testing.assert_close(tuple(y[:, i] for y in found), wanted)
+
+
+def test_images():
+    modules = [nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(-3)) for _ in range(2)]
+    agents = [modules[i] for i in (0, 1, 0)]
+    assert_equals_loop(stack(agents, event_dims=3), agents, torch.randn(BATCH, 3, 2, 5, 5))
+
+
+@pytest.mark.parametrize(("index", "executor"), [([0, 1], "vmap"), ([0, 1, 0], "loop")])
+def test_batch_norm_statistics(index, executor):
+    modules = [MEMBERS["batch norm"]() for _ in range(2)]
+    agents = [modules[i] for i in index]
+    stacked = stack(agents)
+    assert stacked.buckets[0].executor == executor
+    for _ in range(3):
+        assert_equals_loop(stacked, agents, torch.randn(BATCH, len(index), IN) * 2 + 1)
+    for agent, module in enumerate(agents):
+        assert module[1].num_batches_tracked > 0
+        for (_, found), (_, wanted) in zip(
+            stacked[agent].detach().named_buffers(), module.named_buffers()
+        ):
+            torch.testing.assert_close(found, wanted)
+    for module in modules:
+        module.eval()
+    assert_equals_loop(stacked.eval(), agents, torch.randn(BATCH, len(index), IN))
+
+
+def test_dropout_differs_by_agent_and_stops_in_evaluation():
+    stacked = stack([nn.Sequential(nn.Dropout(0.5)), nn.Sequential(nn.Dropout(0.5))] * 2)
+    x = torch.ones(64, 4, 8)
+    y = stacked(x)
+    assert all(not torch.equal(y[:, 0], y[:, i]) for i in (1, 2, 3))
+    assert not torch.equal(y[0], y[1])
+    assert torch.equal(stacked.eval()(x), x)
+
+
+class Branching(nn.Module):
+    """vmap refuses it: its way depends on numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(IN, OUT)
+
+    def forward(self, x):
+        return self.linear(x) if x.sum() > 0 else -self.linear(x)
+
+
+def test_what_vmap_refuses_runs_in_a_loop():
+    modules = [Branching() for _ in range(2)]
+    stacked = stack(modules)
+    assert stacked.buckets[0].executor == "loop"
+    assert_equals_loop(stacked, modules, torch.randn(BATCH, 2, IN))
+
+
+def test_hooks_are_called():
+    modules, seen = [perceptron() for _ in range(2)], []
+    for module in modules:
+        module[1].register_forward_hook(lambda *args: seen.append(args[2].shape))
+    stack(modules)(torch.randn(BATCH, 2, IN))
+    assert seen == [(BATCH, 8)] * 2
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_executors_are_each_others_twins(executor):
+    modules = [perceptron() for _ in range(3)]
+    agents = [modules[i] for i in (0, 1, 0, 2)]
+    x = torch.randn(BATCH, 4, IN)
+    other = stack(agents, executor=executor)
+    assert {bucket.executor for bucket in other.buckets} == {executor}
+    torch.testing.assert_close(other(x), stack(agents)(x))
+    assert_equals_loop(other, agents, x)
+
+
+def test_structures_of_one_stack():
+    modules = [perceptron(), MEMBERS["norm"](), perceptron(activation=nn.ReLU), perceptron()]
+    agents = [modules[i] for i in (0, 1, 2, 1, 3, 0)]
+    stacked = stack(agents)
+    assert [bucket.n_members for bucket in stacked.buckets] == [2, 1, 1]
+    assert_equals_loop(stacked, agents, torch.randn(BATCH, 6, IN))
+
+
+def test_ragged_inputs_and_outputs():
+    modules = [perceptron(4, 2), perceptron(6, 3), perceptron(5, 3)]
+    agents = [modules[i] for i in (1, 0, 2, 0)]
+    inputs = [torch.randn(BATCH, m[0].in_features) for m in agents]
+    assert isinstance(stack(agents)(inputs), list)
+    assert_equals_loop(stack(agents), agents, inputs)
+    even = stack([modules[1], modules[2]])([inputs[0], inputs[2]])
+    assert even.shape == (BATCH, 2, 3)
+    dense = stack([perceptron(6, 2), perceptron(6, 3)])(torch.randn(BATCH, 2, 6))
+    assert [y.shape for y in dense] == [(BATCH, 2), (BATCH, 3)]
+
+
+def test_settings_that_are_no_tensors_make_structures():
+    pairs = [
+        (nn.LeakyReLU(0.1), nn.LeakyReLU(0.2)),
+        (nn.GELU(), nn.GELU("tanh")),
+        (nn.LayerNorm(IN), nn.LayerNorm(IN, eps=1.0)),
+        (nn.Dropout(0.1), nn.Dropout(0.2)),
+    ]
+    for a, b in pairs:
+        modules = [nn.Sequential(nn.Linear(IN, IN), part).eval() for part in (a, b)]
+        assert len(stack(modules).buckets) == 2
+        assert_equals_loop(stack(modules), modules, torch.randn(BATCH, 2, IN))
+    assert len(stack([nn.Linear(2, 2), nn.Linear(2, 2).double()]).buckets) == 2
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is run."""
+
+    def __init__(self):
+        super().__init__()
+        self.n = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.n += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("make", [perceptron, MEMBERS["norm"]])
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_operations_do_not_grow_with_agents(make, copies, interleaved):
+    def count(n):
+        modules = [make() for _ in range(n)]
+        agents = modules * copies if interleaved else [m for m in modules for _ in range(copies)]
+        stacked, x = stack(agents), torch.randn(BATCH, n * copies, IN)
+        with Operations() as operations:
+            stacked(x).sum().backward()
+        return operations.n
+
+    assert count(2) == count(4) == count(9) < 130
+
+
+def test_stack_copies():
+    module = perceptron()
+    stacked, x = stack([module]), torch.randn(BATCH, 1, IN)
+    before = stacked(x)
+    with torch.no_grad():
+        module[0].weight.zero_()
+    assert torch.equal(stacked(x), before)
+
+
+def test_reset_parameters():
+    stacked = cat([expand(perceptron(), 2), MEMBERS["norm"](), expand(perceptron(), 2)])
+    before = {name: p.clone() for name, p in stacked.named_parameters()}
+    stacked.reset_parameters()
+    for name, p in stacked.named_parameters():
+        norm = name.endswith(("module.1.weight", "module.1.bias")) and p.shape[-1] == 4
+        assert torch.equal(p, before[name]) == norm
+        assert not p.flatten(1).unique(dim=0).shape[0] < p.shape[0]
+
+
+@pytest.mark.parametrize("kind", ["perceptron", "norm"])
+def test_copy_pickle_and_state_dict(kind, tmp_path):
+    modules = [MEMBERS[kind]() for _ in range(3)]
+    stacked, x = stack([modules[i] for i in (0, 1, 0, 2)]), torch.randn(BATCH, 4, IN)
+    wanted = stacked(x)
+    other = stack([MEMBERS[kind]() for _ in range(2)] * 2)
+    torch.save(stacked, tmp_path / "stack.pt")
+    for twin in (
+        copy.deepcopy(stacked),
+        pickle.loads(pickle.dumps(stacked)),
+        torch.load(tmp_path / "stack.pt", weights_only=False),
+    ):
+        assert torch.equal(twin(x), wanted) and twin.index == stacked.index
+        with torch.no_grad():
+            for p in twin.parameters():
+                p.zero_()
+        assert not torch.equal(twin(x), wanted) and torch.equal(stacked(x), wanted)
+        twin.load_state_dict(stacked.state_dict())
+        assert torch.equal(twin(x), wanted)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        other.load_state_dict(stacked.state_dict())
+    double = copy.deepcopy(stacked).double()
+    assert double(x.double()).dtype == torch.float64
+    torch.testing.assert_close(double(x.double()).float(), wanted)
+
+
+def test_bad_input():
+    stacked = stack([perceptron(), perceptron()])
+    with pytest.raises(ValueError, match=r"2 agents, found an input of shape \[5, 3, 6\]"):
+        stacked(torch.randn(BATCH, 3, IN))
+    with pytest.raises(ValueError, match="2 agents, found an input of a list of 1"):
+        stacked([torch.randn(BATCH, IN)])
+    with pytest.raises(ValueError, match="2 agents"):
+        stacked(torch.randn(IN))
+    with pytest.raises(ValueError, match="agent 0 takes 6 features, found an input with 5"):
+        stacked(torch.randn(BATCH, 2, 5))
+    with pytest.raises(ValueError, match="agent 1 takes 6 features, found an input with 5"):
+        stacked([torch.randn(BATCH, 6), torch.randn(BATCH, 5)])
+    with pytest.raises(ValueError, match="agent 1 takes 4 features, found an input with 6"):
+        stack([perceptron(), perceptron(4)])(torch.randn(BATCH, 2, 6))
+    for empty in (lambda: stack([]), lambda: cat([])):
+        with pytest.raises(ValueError, match="at least one module, found none"):
+            empty()
+    with pytest.raises(ValueError, match="expand to 0 agents"):
+        expand(perceptron(), 0)
+    with pytest.raises(TypeError, match=r"cat\(\[stack\] \* 2\)"):
+        expand(stacked, 2)
+    with pytest.raises(TypeError, match="found Tensor"):
+        cat([torch.zeros(1)])
+    with pytest.raises(TypeError, match="lazy"):
+        stack([nn.LazyLinear(3)])
+    with pytest.raises(ValueError, match="executor 'fast'"):
+        stack([perceptron()], executor="fast")
+    with pytest.raises(IndexError, match="agent 2 of a stack of 2"):
+        stacked[2]
+    with pytest.raises(ValueError, match="needs an input"):
+        stacked()
+
+
+def test_hidden_tensors_are_refused():
+    module = perceptron()
+    module.scale = torch.ones(3)
+    with pytest.raises(TypeError, match="keeps a tensor in 'scale'"):
+        stack([module])
+
+
+def test_members_without_parameters():
+    stacked = stack([nn.Tanh(), nn.Tanh(), nn.ReLU()])
+    x = torch.randn(BATCH, 3, IN)
+    assert torch.equal(stacked(x)[:, 2], x[:, 2].relu())
+    assert torch.equal(stacked(x)[:, 1], x[:, 1].tanh())
+    assert isinstance(stacked, ModuleStack) and not list(stacked.parameters())

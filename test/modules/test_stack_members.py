@@ -1,0 +1,346 @@
+"""Module stacks: who is a member, what is shared, windows, and padding."""
+
+import copy
+
+import pytest
+import torch
+from test_stack import BATCH, IN, OUT, assert_equals_loop, gradients, numel, perceptron, rows
+from torch import nn
+
+from torchrl_marl.modules import ModuleStack, cat, expand, stack
+
+WIDTHS = [(4, 3, 8), (6, 2, 8), (5, 3, 8), (6, 1, 8)]
+HIDDEN = [(4, 3, 8), (6, 2, 5), (5, 3, 16), (6, 1, 8)]
+
+
+class Tied(nn.Module):
+    """Encodes and decodes with one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = nn.Linear(IN, 4, bias=False), nn.Linear(4, IN, bias=False)
+        self.decode.weight = self.encode.weight
+        self.again = self.encode
+
+    def forward(self, x):
+        return self.again(nn.functional.linear(self.encode(x), self.decode.weight.T))
+
+
+def test_members_by_identity():
+    a, b = perceptron(), perceptron()
+    for stacked, index in (
+        (stack([a, a]), (0, 0)),
+        (stack([b, a, b]), (0, 1, 0)),
+        (cat([expand(a, 2), expand(a, 1)]), (0, 0, 0)),
+        (cat([expand(a, 2), expand(b, 2), a]), (0, 0, 1, 1, 0)),
+        (cat([stack([a, b]), stack([b, a])]), (0, 1, 1, 0)),
+        (cat([stack([copy.deepcopy(a), b])] * 2), (0, 1, 0, 1)),
+        (cat([stack([a, b]), copy.deepcopy(stack([a, b]))]), (0, 1, 2, 3)),
+        (torch.cat([expand(a, 2), expand(b, 1)]), (0, 0, 1)),
+        (torch.stack([stack([a, b])[1], stack([a, b])[0]]), (0, 1)),
+        (torch.cat((stack([a, b])[1:], stack([a, b]))), (0, 1, 0)),
+    ):
+        assert stacked.index == index and isinstance(stacked, ModuleStack)
+        assert numel(stacked) == numel(a) * len(set(index))
+    agents = [a, a, b, b, a]
+    stacked = cat([expand(a, 2), expand(b, 2), a])
+    assert_equals_loop(stacked, agents, torch.randn(BATCH, 5, IN))
+
+
+def test_torch_functions_that_make_no_sense():
+    stacked = expand(perceptron(), 2)
+    with pytest.raises(TypeError, match=r"torch\.cat takes stacks"):
+        torch.stack([stacked, stacked])
+    with pytest.raises(TypeError):
+        torch.add(stacked, stacked)
+    with pytest.raises(TypeError):
+        torch.cat([stacked, stacked], 1)
+
+
+def test_copies_that_were_trained_apart_are_not_joined():
+    a = perceptron()
+    one, other = expand(a, 2), expand(a, 1)
+    with torch.no_grad():
+        next(other.parameters()).add_(1.0)
+    with pytest.raises(ValueError, match="Sequential have been trained apart"):
+        cat([one, other])
+    assert cat([one, copy.deepcopy(other)]).index == (0, 0, 1)
+
+
+def test_cat_of_different_kinds():
+    policy = cat([expand(perceptron(4), 2), stack([perceptron(6), perceptron(4)]), perceptron(6)])
+    assert policy.index == (0, 0, 1, 2, 3)
+    inputs = [torch.randn(BATCH, w) for w in (4, 4, 6, 4, 6)]
+    members = policy.copies()
+    assert_equals_loop(policy, [members[i] for i in policy.index], inputs)
+    images = stack([nn.Conv2d(1, 1, 3)], event_dims=3)
+    assert cat([images]).event_dims == 3
+    with pytest.raises(ValueError, match=r"event_dims \[1, 3\]"):
+        cat([images, stack([perceptron()])])
+
+
+def test_tied_weights_stay_tied():
+    modules = [Tied() for _ in range(2)]
+    stacked = stack(modules)
+    assert numel(stacked) == 2 * IN * 4
+    assert_equals_loop(stacked, modules, torch.randn(BATCH, 2, IN))
+    for module in (stacked[1].detach(), stacked.unshare()[1].detach()):
+        assert module.encode.weight is module.decode.weight is module.again.weight
+    untied = Tied()
+    untied.decode.weight = nn.Parameter(untied.decode.weight.detach().clone())
+    assert len(stack([modules[0], untied]).buckets) == 2
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("heads", [[OUT, OUT, OUT], [OUT, 2, OUT]])
+def test_shared_trunk_is_held_once(norm, heads):
+    trunk = nn.Sequential(nn.Linear(IN, 8), *([nn.LayerNorm(8)] if norm else []), nn.Tanh())
+    modules = [nn.Sequential(trunk, nn.Linear(8, out)) for out in heads]
+    agents = [modules[i] for i in (0, 1, 1, 2)]
+    stacked = stack(agents)
+    own = sum(numel(module[1]) for module in modules)
+    assert numel(stacked) == numel(trunk) + own
+    x = torch.randn(BATCH, 4, IN)
+    assert_equals_loop(stacked, agents, x)
+    for twin in (copy.deepcopy(stacked), stacked[:].detach(), cat([stacked]).double().float()):
+        assert numel(twin) == numel(stacked)
+        torch.testing.assert_close(list(rows(twin(x))), list(rows(stacked(x))))
+    alone = stacked.unshare()
+    assert numel(alone) == 4 * numel(trunk) + own + numel(modules[1][1])
+    torch.testing.assert_close(list(rows(alone(x))), list(rows(stacked(x))))
+
+
+def test_trunks_of_clusters_stay_apart():
+    trunks = [nn.Linear(IN, 8) for _ in range(2)]
+    modules = [nn.Sequential(trunks[i], nn.Tanh(), nn.Linear(8, OUT)) for i in (0, 1, 0, 1)]
+    stacked = stack(modules)
+    assert numel(stacked) == 2 * numel(trunks[0]) + 4 * numel(modules[0][2])
+    assert_equals_loop(stacked, modules, torch.randn(BATCH, 4, IN))
+
+
+def test_frozen_members_stay_frozen():
+    modules = [perceptron() for _ in range(3)]
+    modules[1].requires_grad_(False)
+    stacked = stack(modules)
+    assert sorted(p.requires_grad for p in stacked.parameters()) == [False] * 4 + [True] * 4
+    stacked(torch.randn(BATCH, 3, IN)).sum().backward()
+    assert all((p.grad is not None) == p.requires_grad for p in stacked.parameters())
+    assert [p.requires_grad for m in stacked for p in m.detach().parameters()] == [
+        wanted for wanted in (True, False, True) for _ in range(4)
+    ]
+
+
+def test_partly_frozen_members():
+    modules = [perceptron() for _ in range(3)]
+    for module in modules:
+        module[2].weight.requires_grad_(False)
+        module[0].bias.requires_grad_(False)
+    assert_equals_loop(stack(modules), modules, torch.randn(BATCH, 3, IN))
+
+
+def test_whose_gradient_reaches_which_parameter():
+    a, b, c = (perceptron() for _ in range(3))
+    policy = cat([expand(a, 2), b, c])
+    policy(torch.randn(BATCH, 4, IN))[:, 1:3].sum().backward()
+    reached = [all((p != 0).any() for p in m.parameters()) for m in gradients(policy)]
+    assert reached == [True, True, True, False]
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e9])
+@pytest.mark.parametrize(
+    "make", [perceptron, lambda: nn.Sequential(nn.LayerNorm(IN), perceptron())]
+)
+def test_agents_do_not_see_each_other(poison, make):
+    stacked, x = stack([make() for _ in range(3)]), torch.randn(BATCH, 3, IN)
+    clean = stacked(x)
+    clean[:, [0, 2]].square().sum().backward()
+    before = gradients(stacked)
+    stacked.zero_grad()
+    x[:, 1] = poison
+    y = stacked(x)
+    assert torch.equal(y[:, [0, 2]], clean[:, [0, 2]])
+    y[:, [0, 2]].square().sum().backward()
+    for agent in (0, 2):
+        for old, new in zip(before[agent].parameters(), gradients(stacked)[agent].parameters()):
+            assert torch.equal(old, new)
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_member_is_a_window(pad):
+    modules = [perceptron(*w) for w in HIDDEN] if pad else [perceptron() for _ in range(4)]
+    stacked = stack([modules[i] for i in (0, 1, 2, 3, 1)], pad=pad)
+    for agent, i in enumerate((0, 1, 2, 3, 1)):
+        stacked.zero_grad()
+        modules[i].zero_grad()
+        x = torch.randn(BATCH, modules[i][0].in_features)
+        torch.testing.assert_close(stacked[agent](x), modules[i](x))
+        stacked[agent - 5](x).sum().backward()
+        modules[i](x).sum().backward()
+        for p, g in zip(modules[i].parameters(), gradients(stacked)[agent].parameters()):
+            torch.testing.assert_close(g.detach(), p.grad)
+    assert list(stacked[0].parameters()) == [] and len(list(stacked)) == 5
+    with torch.no_grad():
+        for p in stacked.parameters():
+            p.mul_(0.5)
+    alone = stacked[1].detach()
+    assert type(alone) is nn.Sequential and alone[0].in_features == modules[1][0].in_features
+    x = torch.randn(BATCH, modules[1][0].in_features)
+    torch.testing.assert_close(alone(x), stacked[1](x))
+    with torch.no_grad():
+        alone[0].weight.zero_()
+    assert not torch.equal(alone(x), stacked[4](x))
+    assert stacked[1].row()["0.weight"].data_ptr() != alone[0].weight.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "agents", [slice(1, 3), slice(None, None, 2), [0, 2], [3, 1, 1], [-1], [4, 0, 1]]
+)
+@pytest.mark.parametrize("pad", [False, True])
+def test_selection_is_a_window(pad, agents):
+    widths = HIDDEN if pad else [(IN, OUT, 8)] * 4
+    modules = [perceptron(*w) for w in widths]
+    stacked = stack([modules[i] for i in (0, 1, 2, 3, 1)], pad=pad)
+    chosen = (
+        [list((0, 1, 2, 3, 1))[a] for a in range(5)[agents]]
+        if isinstance(agents, slice)
+        else [(0, 1, 2, 3, 1)[a] for a in agents]
+    )
+    window = stacked[agents]
+    inputs = [torch.randn(BATCH, modules[i][0].in_features) for i in chosen]
+    wanted = [modules[i](x) for i, x in zip(chosen, inputs)]
+    for some in (window, window.detach(), window[:], cat([window])):
+        torch.testing.assert_close(list(rows(some(inputs))), wanted)
+        assert some.shape == (len(chosen),)
+    assert list(window.parameters()) == []
+    sum(y.sum() for y in rows(window(inputs))).backward()
+    sum(y.sum() for y in wanted).backward()
+    for agent, i in enumerate((0, 1, 2, 3, 1)):
+        for p, g in zip(modules[i].parameters(), gradients(stacked)[agent].parameters()):
+            torch.testing.assert_close(
+                g.detach(), torch.zeros_like(p) if p.grad is None else p.grad
+            )
+    with pytest.raises(IndexError, match="no agent"):
+        stacked[5:]
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_load_writes_back(pad):
+    modules = [perceptron(*w) for w in HIDDEN] if pad else [perceptron() for _ in range(4)]
+    stacked = stack([modules[i] for i in (0, 1, 2, 3, 1)], pad=pad)
+    new = copy.deepcopy(modules[1])
+    for p in new.parameters():
+        nn.init.normal_(p)
+    stacked.load(1, new)
+    assert_equals_loop(
+        stacked,
+        [modules[0], new, modules[2], modules[3], new],
+        [torch.randn(BATCH, m[0].in_features) for m in (modules[i] for i in (0, 1, 2, 3, 1))],
+    )
+    with pytest.raises(ValueError, match=r"'0\.weight' .* shape \(8, 9\), expected"):
+        stacked.load(0, perceptron(9))
+    with pytest.raises(ValueError, match="nowhere"):
+        stacked.load(0, nn.Linear(IN, OUT))
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_unsharing_keeps_the_outputs(pad):
+    a, b = (perceptron(4), perceptron(6)) if pad else (perceptron(), perceptron())
+    stacked = cat([expand(a, 3), expand(b, 2)], pad=pad)
+    inputs = [torch.randn(BATCH, m[0].in_features) for m in (a, a, a, b, b)]
+    alone = stacked.unshare()
+    assert alone.index == (0, 1, 2, 3, 4) and alone.pad == pad and stacked.index == (0, 0, 0, 1, 1)
+    torch.testing.assert_close(alone(inputs), stacked(inputs))
+    for p in alone.parameters():
+        nn.init.normal_(p)
+    assert not torch.equal(alone(inputs)[:, 0], alone(inputs)[:, 1])
+
+
+@pytest.mark.parametrize("widths", [WIDTHS, HIDDEN], ids=["equal hidden", "any hidden"])
+@pytest.mark.parametrize("index", [[0, 1, 2, 3], [0, 0, 1, 2, 2, 3], [3, 1, 3, 0], [0, 0, 0]])
+def test_padded_equals_the_loop(widths, index):
+    modules = [perceptron(*w) for w in widths]
+    agents = [modules[i] for i in index]
+    stacked = stack(agents, pad=True)
+    assert len(stacked.buckets) == 1
+    assert_equals_loop(stacked, agents, [torch.randn(BATCH, m[0].in_features) for m in agents])
+    width = max(m[0].in_features for m in agents)
+    x = torch.full((BATCH, len(index), width), float("nan"))
+    for i, module in enumerate(agents):
+        x[:, i, : module[0].in_features] = torch.randn(BATCH, module[0].in_features)
+    stacked.zero_grad()
+    y = stacked(x)
+    assert y.shape == (BATCH, len(index), max(m[2].out_features for m in agents))
+    for i, module in enumerate(agents):
+        out = module[2].out_features
+        torch.testing.assert_close(y[:, i, :out], module(x[:, i, : module[0].in_features]))
+        assert (y[:, i, out:] == 0).all()
+
+
+def pads_of(stacked):
+    """Where each parameter is padding."""
+    twin = copy.deepcopy(stacked)
+    with torch.no_grad():
+        for p in twin.parameters():
+            p.fill_(1.0)
+        for agent, member in enumerate(twin):
+            zeros = member.detach()
+            for p in zeros.parameters():
+                p.zero_()
+            twin.load(agent, zeros)
+    return [p != 0 for p in twin.parameters()]
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.Sigmoid, nn.SiLU])
+@pytest.mark.parametrize("widths", [WIDTHS, HIDDEN], ids=["equal hidden", "any hidden"])
+def test_pads_are_inert(widths, activation):
+    stacked = stack([perceptron(*w, activation) for w in widths], pad=True)
+    x = torch.randn(BATCH, 4, 6)
+    mask = torch.arange(6) < torch.tensor([w for w, _, _ in widths])[:, None]
+    pads = pads_of(stacked)
+    assert any(pad.any() for pad in pads)
+
+    def run(x):
+        stacked.zero_grad()
+        y = stacked(x)
+        y.square().sum().backward()
+        return [y, *(p.grad for p in stacked.parameters())]
+
+    clean = run(x)
+    for gradient, pad in zip(clean[1:], pads):
+        assert (gradient[pad] == 0).all() and (gradient != 0).any()
+    for poison in (float("nan"), float("inf"), 1e9):
+        for old, new in zip(clean, run(torch.where(mask, x, poison))):
+            assert torch.equal(old, new)
+    with torch.no_grad():  # as parameter noise or a redrawn critic does
+        for p, pad in zip(stacked.parameters(), pads):
+            p[pad] = 3.0
+    for old, new in zip(clean, run(x)):
+        torch.testing.assert_close(old, new)
+
+
+def test_padded_optimizer_keeps_pads():
+    stacked = stack([perceptron(*w, nn.Sigmoid) for w in HIDDEN], pad=True)
+    pads = pads_of(stacked)
+    optimizer = torch.optim.AdamW(stacked.parameters(), lr=0.1)
+    for _ in range(3):
+        stacked(torch.randn(BATCH, 4, 6)).square().sum().backward()
+        optimizer.step()
+    assert all((p[pad] == 0).all() for p, pad in zip(stacked.parameters(), pads))
+
+
+def test_only_perceptrons_of_one_kind_are_padded():
+    norm = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    modules = [perceptron(4), norm, perceptron(6, 2), perceptron(5, activation=nn.ReLU)]
+    stacked = stack(modules, pad=True)
+    assert [bucket.n_members for bucket in stacked.buckets] == [2, 1, 1]
+    inputs = [torch.randn(BATCH, w) for w in (4, 4, 6, 5)]
+    assert_equals_loop(stacked, modules, inputs)
+    x = torch.full((BATCH, 4, 6), float("nan"))
+    for i, row in enumerate(inputs):
+        x[:, i, : row.shape[-1]] = row
+    y = stacked(x)
+    for i, row in enumerate(stacked(inputs)):
+        torch.testing.assert_close(y[:, i, : row.shape[-1]], row)
+        assert (y[:, i, row.shape[-1] :] == 0).all()
+    with pytest.raises(ValueError, match="agent 0 takes 6 features, found an input with 7"):
+        stacked(torch.randn(BATCH, 4, 7))

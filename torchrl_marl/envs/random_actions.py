@@ -1,0 +1,69 @@
+"""Random actions that every agent may do.
+
+Shapes: E envs, N agents of a group, M agents of a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, TensorSpec
+
+from torchrl_marl.envs.kinds import GroupKinds, batched
+from torchrl_marl.stacking import is_lazy, pad_group
+
+__all__ = ["draw_actions"]
+
+
+def draw_actions(
+    kinds: GroupKinds,
+    specs: Mapping[str, Composite],
+    group: TensorDictBase | None,
+    batch_size: torch.Size,
+    device: torch.device | None,
+) -> TensorDictBase:
+    """Random actions of a group, legal ones where there are action masks.
+
+    Args:
+        kinds (GroupKinds): of the group.
+        specs (mapping): kind -> its agents' specs ``[M]``, with ``"action"``.
+        group (TensorDictBase, optional): with the ``"action_mask"``, where there is one. Where it
+            is dense and the kinds' actions differ, the actions are padded with zeros.
+        batch_size (torch.Size): ``[E]``.
+        device (torch.device, optional): of the actions.
+
+    Shapes:
+        - returns ``[E, N]`` with the leaf ``"action"``
+    """
+    masks = dict.fromkeys(kinds.names)
+    if group is not None and "action_mask" in group.keys():
+        own = kinds.split(group.select("action_mask"))
+        masks = {name: own[name].get("action_mask") for name in kinds.names}
+    actions = {
+        name: {"action": _draw(specs[name]["action"], masks[name], batch_size, device)}
+        for name in kinds.names
+    }
+    if not kinds.lazy:
+        joint = torch.cat([own["action"] for own in actions.values()], len(batch_size))
+        return TensorDict({"action": joint}, (*batch_size, sum(kinds.sizes)), device)
+    drawn = kinds.stacked(actions, batch_size, device)
+    dense = group is not None and not is_lazy(group)
+    return pad_group(drawn, kinds.paddings) if dense else drawn
+
+
+def _draw(
+    spec: TensorSpec, legal: Tensor | None, batch_size: torch.Size, device: torch.device | None
+) -> Tensor:
+    several = isinstance(spec, (MultiCategorical, MultiOneHot))
+    if legal is None or several or not isinstance(spec, (Categorical, OneHot)):
+        return batched(spec, batch_size).rand().to(device)
+    legal = legal if spec.mask is None else legal & spec.mask.to(legal.device)
+    # Agents without a legal action do not act: any will do.
+    weights = (legal | ~legal.any(-1, keepdim=True)).float()
+    action = torch.multinomial(weights.flatten(0, -2), 1).view(legal.shape[:-1])
+    if isinstance(spec, OneHot):
+        action = torch.nn.functional.one_hot(action, spec.space.n)
+    return action.to(spec.dtype)

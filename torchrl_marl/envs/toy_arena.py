@@ -1,0 +1,256 @@
+"""A small world of agents that are born and die, whose exact answers are known.
+
+Shapes: E envs, N agents of the team, A answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torch.nn.functional import one_hot
+from torchrl.data import Bounded, Categorical, OneHot, TensorSpec, Unbounded
+
+from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.specs import AgentSpec
+
+__all__ = ["Arena"]
+
+
+class Arena(MarlEnv):
+    """Every agent answers cues until its lives or its years are spent; nobody comes back.
+
+    In each step an agent sees a cue, drawn anew, and answers it: the right one earns ``1 / N``
+    for the whole team, a wrong one nothing and costs one of its ``lives``. Agent i dies after
+    ``(i + 1) * years`` steps at the latest, so agents die one by one even in the best team. The
+    optimal return of every agent, dead ones included, is the mean over the agents of the steps
+    that they can live: 12.5 with 4 agents and 5 years. The uniform random policy's is
+    ``random_return``, exact too: 0.99 with the defaults.
+
+    With ``action_mask`` one wrong answer, drawn anew, is illegal in each step, and all are for the
+    dead; an illegal answer is a wrong one. With ``continuous_actions`` cue and answer are
+    numbers in [-1, 1]: an answer earns ``max(0, 1 - distance) / N``, and is wrong beyond 0.5.
+    With ``late_spawn`` agent i is born after ``i * late_spawn`` steps and waits until then. With
+    two ``kinds`` the second half of a group are novices: their cues have ``A // 2`` answers.
+
+    Args:
+        num_envs (int): number E of vectorized envs.
+
+    Keyword Args:
+        n_agents (int): number N of agents of the team.
+        n_groups (int): groups of equal size into which the team is divided.
+        n_actions (int): number A of answers.
+        lives (int): wrong answers of which an agent dies.
+        years (int): steps by which each agent can outlive the one before.
+        late_spawn (int): steps between births; 0: all are there from the start.
+        kinds (int): 1, or 2 for heterogeneous groups.
+        action_mask (bool): whether there are illegal answers.
+        continuous_actions (bool): whether answers are numbers.
+        categorical_actions (bool): whether answers are an index, otherwise one-hot.
+        max_steps, seed, device, check: as in :class:`MarlEnv`.
+
+    Shapes:
+        - ``("agents", "observation")``: ``[E, N, C + 2]``: cue (C is A, or 1), lives and years
+          left; ``"agents_0"``, ``"agents_1"``, ... where there are groups
+        - ``"state"``: ``[E, N * (C + 2)]``
+
+    Raises:
+        ConfigError: an unknown argument, or numbers that cannot be.
+
+    Examples:
+        >>> env = Arena(num_envs=2, n_agents=2, years=3, seed=0)
+        >>> env.optimal_return
+        4.5
+        >>> env.rollout(6, break_when_any_done=False)["agents", "mask"].shape
+        torch.Size([2, 6, 2])
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        n_agents: int = 4,
+        n_groups: int = 1,
+        n_actions: int = 4,
+        lives: int = 3,
+        years: int = 5,
+        late_spawn: int = 0,
+        kinds: int = 1,
+        action_mask: bool = False,
+        continuous_actions: bool = False,
+        categorical_actions: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_envs, **kwargs)
+        self.n_agents, self.n_actions, self.n_kinds = n_agents, n_actions, kinds
+        self.lives_at_start, self.has_action_mask = lives, action_mask
+        self.continuous_actions = continuous_actions
+        self.categorical_actions = categorical_actions
+        self._check(n_groups, years, late_spawn)
+        agents = torch.arange(n_agents, device=self.device)
+        self.spans, self.births = years * (agents + 1), late_spawn * agents
+        size = n_agents // n_groups
+        rows = size // 2 * (kinds - 1)
+        self.choices = torch.full_like(agents, n_actions)
+        for i in range(n_groups):
+            suffix = "" if n_groups == 1 else f"_{i}"
+            self._register(f"agent{suffix}", size - rows, n_actions, f"agents{suffix}")
+            if rows:
+                self._register(f"novice{suffix}", rows, n_actions // 2, f"agents{suffix}")
+                self.choices[(i + 1) * size - rows : (i + 1) * size] = n_actions // 2
+        self.register_state(Unbounded((n_agents * (self._n_cues(n_actions) + 2),)))
+
+    def _register(self, name: str, n_agents: int, n_actions: int, group: str) -> None:
+        answer: TensorSpec = Categorical(n_actions)
+        if self.continuous_actions:
+            answer = Bounded(-1, 1, (1,))
+        elif not self.categorical_actions:
+            answer = OneHot(n_actions)
+        seen = Unbounded((self._n_cues(n_actions) + 2,))
+        mask = self.has_action_mask
+        self.register_agent(AgentSpec(name, n_agents, seen, answer, action_mask=mask), group)
+
+    def _n_cues(self, n_actions: int) -> int:
+        return 1 if self.continuous_actions else n_actions
+
+    def _check(self, n_groups: int, years: int, late_spawn: int) -> None:
+        masked = self.has_action_mask
+        for name, value, least in (
+            ("n_agents", self.n_agents, 1),
+            ("n_groups", n_groups, 1),
+            ("n_actions", self.n_actions, (3 if masked else 2) * self.n_kinds),
+            ("lives", self.lives_at_start, 1),
+            ("years", years, 1),
+            ("late_spawn", late_spawn, 0),
+        ):
+            if value < least:
+                raise ConfigError(f"Arena: {name} is {value}, expected {least} or more.")
+        if self.n_agents % n_groups:
+            raise ConfigError(f"Arena: {self.n_agents} agents make no {n_groups} groups.")
+        if self.n_kinds not in (1, 2) or self.n_agents // n_groups < self.n_kinds:
+            raise ConfigError(f"Arena: kinds is {self.n_kinds}, expected 1, or 2 in larger groups.")
+        if self.continuous_actions and (masked or self.n_kinds > 1):
+            raise ConfigError("Arena: action_mask and kinds=2 need continuous_actions=False.")
+
+    # ------------------------------------------------------------------------- known returns
+
+    @property
+    def _longest(self) -> list[int]:
+        limit = math.inf if self.max_steps is None else self.max_steps
+        lives = zip(self.births.tolist(), self.spans.tolist())
+        return [int(min(span, max(limit - birth, 0))) for birth, span in lives]
+
+    @property
+    def optimal_return(self) -> float:
+        """Return of the best joint policy."""
+        return sum(self._longest) / self.n_agents
+
+    @property
+    def random_return(self) -> float:
+        """Expected return of the uniform random policy (over legal answers)."""
+        total = 0.0
+        for span, n_actions in zip(self._longest, self.choices.tolist()):
+            # Of two uniform numbers in [-1, 1], the distance d has density (2 - d) / 2.
+            wrong, earned = 9 / 16, 5 / 12
+            if not self.continuous_actions:
+                earned = 1 / (n_actions - self.has_action_mask)
+                wrong = 1 - earned
+            for t in range(span):
+                lost = range(min(t + 1, self.lives_at_start))
+                alive = sum(math.comb(t, k) * wrong**k * (1 - wrong) ** (t - k) for k in lost)
+                total += alive * earned
+        return total / self.n_agents
+
+    # ------------------------------------------------------------------------------ dynamics
+
+    def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
+        self.lives = self.spans.new_full((self.num_envs, self.n_agents), self.lives_at_start)
+        self.years = self.spans.expand(self.num_envs, -1).clone()
+        self.waits = self.births.expand(self.num_envs, -1).clone()
+        return self._observe()
+
+    def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
+        alive = self.alive
+        earned, right = self._judge(self._answers(tensordict))
+        self.lives = self.lives - (alive & ~right).long()
+        self.years = self.years - (self.waits == 0).long()
+        self.waits = (self.waits - 1).clamp_min(0)
+        reward = torch.where(alive, earned, 0.0).mean(1, keepdim=True).expand_as(earned)
+        dead = (self.lives <= 0) | (self.years <= 0)
+        return self._observe(reward=reward.unsqueeze(-1), terminated=dead.unsqueeze(-1))
+
+    @property
+    def alive(self) -> Tensor:
+        """Which agents live, ``[E, N]``."""
+        return (self.lives > 0) & (self.years > 0) & (self.waits == 0)
+
+    def _answers(self, tensordict: TensorDictBase) -> Tensor:
+        """``[E, N]``"""
+        kinds = [x for name in self.group_map for x in self.by_kind(tensordict, name).values()]
+        answers = [own["action"] for own in kinds]
+        if self.continuous_actions:
+            answers = [x.squeeze(-1) for x in answers]
+        elif not self.categorical_actions:
+            answers = [x.long().argmax(-1) for x in answers]
+        return torch.cat(answers, 1)
+
+    def _judge(self, answer: Tensor) -> tuple[Tensor, Tensor]:
+        """What the answers earn and whether they are right, each ``[E, N]``."""
+        if self.continuous_actions:
+            distance = (answer - self.cue).abs()
+            return (1 - distance).clamp_min(0.0), distance <= 0.5
+        right = answer == self.cue
+        return right.float(), right
+
+    def _observe(self, **leaves: Tensor) -> dict[str, Any]:
+        alive = self.alive
+        cue = self._draw_cues()
+        left = torch.stack([self.lives / self.lives_at_start, self.years / self.spans], -1)
+        seen = torch.where(alive.unsqueeze(-1), torch.cat([cue, left], -1), 0.0)
+        leaves |= {"observation": seen, "mask": self.waits == 0}
+        if self.has_action_mask:
+            leaves["action_mask"] = self._draw_legal() & alive.unsqueeze(-1)
+        out: dict[str, Any] = {"state": seen.flatten(1)}
+        for group, kind, place, n in self._places():
+            own = {key: x[:, place] for key, x in leaves.items()}
+            if n < self.n_actions:
+                own["observation"] = torch.cat([seen[:, place, :n], seen[:, place, -2:]], -1)
+                if self.has_action_mask:
+                    own["action_mask"] = own["action_mask"][..., :n]
+            out.setdefault(group, {}).update(own if self.n_kinds == 1 else {kind: own})
+        return out
+
+    def _places(self) -> Iterator[tuple[str, str, slice, int]]:
+        """Group, kind, the agents' places in the team and their number of answers."""
+        start = 0
+        for group, kinds in self.kinds.items():
+            for kind, n_agents in zip(kinds.names, kinds.sizes):
+                novice = kind.startswith("novice")
+                yield (
+                    group,
+                    kind,
+                    slice(start, start + n_agents),
+                    self.n_actions // (1 + novice),
+                )
+                start += n_agents
+
+    def _draw_cues(self) -> Tensor:
+        shape = (self.num_envs, self.n_agents)
+        if self.continuous_actions:
+            self.cue = 2 * torch.rand(shape, device=self.device) - 1
+            return self.cue.unsqueeze(-1)
+        # A multiple of all numbers of answers, so that each answer is as likely as the others.
+        several = math.lcm(self.n_actions, self.n_actions // self.n_kinds)
+        self.cue = torch.randint(several, shape, device=self.device) % self.choices
+        return one_hot(self.cue, self.n_actions).float()
+
+    def _draw_legal(self) -> Tensor:
+        several = math.lcm(self.n_actions - 1, self.n_actions // self.n_kinds - 1)
+        drawn = torch.randint(several, self.cue.shape, device=self.device)
+        illegal = (self.cue + 1 + drawn % (self.choices - 1)) % self.choices
+        return ~one_hot(illegal, self.n_actions).bool()

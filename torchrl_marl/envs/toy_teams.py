@@ -1,0 +1,125 @@
+"""Small worlds of several kinds of agents. They need no optional package.
+
+Shapes: E envs, K landmarks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torch.nn.functional import one_hot
+from torchrl.data import Bounded, Categorical, Unbounded
+
+from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.specs import AgentSpec
+
+__all__ = ["SpeakerListener"]
+
+
+class SpeakerListener(MarlEnv):
+    """A speaker sees which landmark is the goal; a listener, who does not, must go there.
+
+    In each env the landmarks lie anew in a square of side 2, and one of them is the goal. The
+    speaker says one of K symbols; the listener, who starts in the middle, sees the landmarks and
+    what was said one step before. Both earn minus the squared distance of listener and goal.
+
+    A speaker who names the goal, and a listener who waits one step and then goes there straight,
+    reach ``heuristic_return``, -1.04 in 25 steps; uniform random actions ``random_return``, -30.2.
+    Without a word no listener does better than -11.1, the landmarks' centre.
+
+    Args:
+        num_envs (int): number E of vectorized envs.
+
+    Keyword Args:
+        n_landmarks (int): number K of landmarks and symbols.
+        speed (float): how far the listener can go in a step, in each direction.
+        continuous_speech (bool): K numbers in [-1, 1] are said instead of a symbol.
+        one_group (bool): the two kinds form one heterogeneous group ``"team"``, which needs
+            ``continuous_speech=True``: a group has one type of actions.
+        max_steps, seed, device, check: as in :class:`MarlEnv`.
+
+    Shapes:
+        - ``("speaker", "observation")``: ``[E, 1, K]``, which landmark is the goal
+        - ``("listener", "observation")``: ``[E, 1, 3 * K]``, landmarks as seen from where it is,
+          and what was said
+        - ``"state"``: ``[E, 2 + K]``, goal as seen from the listener, and what was said
+
+    Raises:
+        ConfigError: arguments that are unknown or do not fit together.
+
+    Reference: Lowe et al., 2017, https://arxiv.org/abs/1706.02275 (section 5.1).
+
+    Examples:
+        >>> env = SpeakerListener(4, continuous_speech=True, one_group=True, seed=0)
+        >>> env.rollout(5)["team"].unbind(-1)[1]["observation"].shape
+        torch.Size([4, 5, 9])
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        n_landmarks: int = 3,
+        speed: float = 0.25,
+        continuous_speech: bool = False,
+        one_group: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_envs, **kwargs)
+        if one_group and not continuous_speech:
+            raise ConfigError("SpeakerListener: one_group=True needs continuous_speech=True.")
+        self.n_landmarks, self.speed = n_landmarks, speed
+        self.continuous_speech, self.one_group = continuous_speech, one_group
+        k, group = n_landmarks, "team" if one_group else None
+        speech = Bounded(-1, 1, (k,)) if continuous_speech else Categorical(k)
+        self.register_agent(AgentSpec("speaker", 1, Unbounded((k,)), speech), group)
+        move = Bounded(-1, 1, (2,))
+        self.register_agent(AgentSpec("listener", 1, Unbounded((3 * k,)), move), group)
+        self.register_state(Unbounded((2 + k,)))
+
+    def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
+        shape = (self.num_envs, self.n_landmarks)
+        self.landmarks = 2 * torch.rand(*shape, 2, device=self.device) - 1
+        goal = torch.randint(self.n_landmarks, shape[:1], device=self.device)
+        self.goal = one_hot(goal, self.n_landmarks).float()
+        return self._observe(said=torch.zeros_like(self.goal))
+
+    def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
+        does = self.by_kind(tensordict, "team") if self.one_group else tensordict
+        said = does["speaker"]["action"].squeeze(1)
+        move = self.speed * does["listener"]["action"]
+        self.landmarks = self.landmarks - move  # as seen from the listener
+        if not self.continuous_speech:
+            said = one_hot(said, self.n_landmarks).float()
+        distance = self._to_goal.square().sum(-1)
+        return self._observe(said, reward=-distance.view(-1, 1, 1))
+
+    @property
+    def _to_goal(self) -> Tensor:
+        return (self.goal.unsqueeze(-1) * self.landmarks).sum(1)
+
+    def _observe(self, said: Tensor, **shared: Tensor) -> dict[str, Any]:
+        heard = torch.cat([self.landmarks.flatten(1), said], -1)
+        agents = {
+            "speaker": {"observation": self.goal.unsqueeze(1), **shared},
+            "listener": {"observation": heard.unsqueeze(1), **shared},
+        }
+        state = torch.cat([self._to_goal, said], -1)
+        return {**({"team": agents} if self.one_group else agents), "state": state}
+
+    @property
+    def heuristic_return(self) -> float:
+        """Expected return where the speaker names the goal and the listener goes straight."""
+        moves = range(math.ceil(1 / self.speed) if self.max_steps is None else self.max_steps)
+        return -2 / 3 * sum(max(0.0, 1 - t * self.speed) ** 3 for t in moves)
+
+    @property
+    def random_return(self) -> float:
+        """Expected return of uniform random actions."""
+        steps = math.inf if self.max_steps is None else self.max_steps
+        return -2 / 3 * (steps + self.speed**2 * steps * (steps + 1) / 2)

@@ -1,0 +1,289 @@
+"""Several groups as one: their agents side by side, padded, in one dense TensorDict.
+
+What trains equally is trained in one batched call: a learner joins its groups once a batch, a
+policy joins them in each step.
+
+Shapes: B any batch dims, N agents of all groups, O observation features of the widest agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Bounded, Composite, Unbounded
+
+from torchrl_marl.specs import GroupSpec
+from torchrl_marl.stacking import is_lazy, pad_group
+
+__all__ = ["JoinedGroup", "can_join", "flat_observation", "join"]
+
+_FLAGS = ("done", "terminated", "truncated")
+
+
+def flat_observation(group: GroupSpec, tensordict: TensorDictBase) -> Tensor:
+    """A group's observation leaves side by side, each agent's own features first.
+
+    Shapes:
+        - leaves: ``[*B, N, *features]``, dense or lazily stacked; returns ``[*B, N, O]``
+    """
+    own = dense_group(group, tensordict)
+    rows = []
+    for key, ndim in zip(group.observation_keys, group.observation_ndims):
+        leaf = own.get(key[1:])
+        leaf = leaf if leaf.is_floating_point() else leaf.to(torch.get_default_dtype())
+        rows.append(leaf.unsqueeze(-1) if ndim == 0 else leaf.flatten(-ndim) if ndim > 1 else leaf)
+    features = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
+    order = group.observation_order
+    return features if order is None else own_first(features, order.to(features.device))
+
+
+def own_first(features: Tensor, order: Tensor) -> Tensor:
+    """Puts each agent's features, ``[*B, N, O]``, into an order, ``[N, O]``."""
+    return features.gather(-1, order.expand(features.shape))
+
+
+def dense_group(group: GroupSpec, tensordict: TensorDictBase) -> TensorDictBase:
+    """A group's TensorDict ``[*B, N]``, padded where it is stacked lazily."""
+    own = tensordict.get(group.name, None)
+    if own is None:
+        raise KeyError(f"there is no group {group.name!r}, found {list(tensordict.keys())}.")
+    return pad_group(own, group.paddings) if is_lazy(own) else own
+
+
+def can_join(first: GroupSpec, second: GroupSpec) -> bool:
+    """Whether one actor and one loss can serve the agents of both groups."""
+
+    def of(group: GroupSpec) -> tuple:
+        bounded = not group.discrete and group.action_bounds is not None
+        own_reward = group.reward_key == group.key("reward")
+        dtype = group.padded_spec["action"].dtype
+        # Other action specs, such as MultiCategorical, have shapes of their own.
+        simple = group.discrete or isinstance(group.padded_spec["action"], (Bounded, Unbounded))
+        return group.discrete, group.one_hot, bounded, dtype, own_reward, simple
+
+    return of(first) == of(second) and of(first)[-1] and of(first)[-2]
+
+
+@dataclass(frozen=True)
+class JoinedGroup(GroupSpec):
+    """Several groups as one, from :func:`join`.
+
+    Args:
+        groups (tuple of GroupSpec): its parts, side by side in this order.
+
+    Shapes:
+        - its leaves: ``[*B, N, ...]`` with N the agents of all parts
+
+    Examples:
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> bounded = Bounded(-1, 1, (2,))
+        >>> team = TeamSpec([AgentSpec("cat", 1, Unbounded((4,)), bounded),
+        ...                  AgentSpec("mouse", 2, Unbounded((3,)), bounded)])
+        >>> joined = join(tuple(team.groups.values()))
+        >>> living = {1: torch.ones(5, 1).bool(), 2: torch.ones(5, 2).bool()}
+        >>> td = TensorDict({"cat": {"observation": torch.ones(5, 1, 4), "mask": living[1]},
+        ...                  "mouse": {"observation": torch.ones(5, 2, 3), "mask": living[2]}}, [5])
+        >>> joined.gather(td)["cat+mouse", "observation"][0, :, -1]
+        tensor([1., 0., 0.])
+    """
+
+    groups: tuple[GroupSpec, ...] = ()
+
+    @property
+    def parts(self) -> tuple[GroupSpec, ...]:
+        """The groups of which it is made."""
+        return self.groups
+
+    @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """Where each part's agents are."""
+        ends = torch.tensor([part.n_agents for part in self.groups]).cumsum(0).tolist()
+        return tuple(slice(end - part.n_agents, end) for part, end in zip(self.groups, ends))
+
+    # ------------------------------------------------------------------------- to one group
+
+    def gather(
+        self, tensordict: TensorDictBase, *, leaves: Sequence[str] = (), flags: bool = False
+    ) -> TensorDict:
+        """What a joined network reads, under this group's keys.
+
+        Args:
+            tensordict (TensorDictBase): with the parts, dense or lazily stacked.
+            leaves (sequence of str): what is taken beside observations and masks, of
+                ``action``, ``action_log_prob`` and ``reward``.
+            flags (bool): take the agents' done flags, too.
+
+        Shapes:
+            - tensordict, returns: ``[*B]``
+        """
+        batch = tensordict.batch_size
+        own = [dense_group(part, tensordict) for part in self.groups]
+        source = {"observation": self.observation(tensordict)}
+        if self.mask_key is not None:
+            source["mask"] = torch.cat(
+                [
+                    _ones(batch, part, td) if part.mask_key is None else td.get("mask")
+                    for part, td in zip(self.groups, own)
+                ],
+                -1,
+            )
+        if self.action_mask_key is not None:
+            source["action_mask"] = self._cat_action_masks(own, batch)
+        for leaf in leaves:
+            source[leaf] = _cat([td.get(leaf) for td in own], len(batch))
+        if flags:
+            source |= self._cat_flags(tensordict, own)
+        joined = TensorDict(source, (*batch, self.n_agents), device=tensordict.device)
+        return TensorDict({self.name: joined}, batch, device=tensordict.device)
+
+    def observation(self, tensordict: TensorDictBase) -> Tensor:
+        """All agents' flat observations, ``[*B, N, O]``."""
+        rows = [flat_observation(part, tensordict) for part in self.groups]
+        return _cat(rows, rows[0].ndim - 2)
+
+    def _cat_action_masks(self, own: Sequence[TensorDictBase], batch: torch.Size) -> Tensor:
+        rows = []
+        for part, td in zip(self.groups, own):
+            if part.action_mask_key is not None:
+                legal = td.get("action_mask")
+            else:
+                legal = _ones(batch, part, td).unsqueeze(-1).expand(*batch, -1, part.n_actions)
+            rows.append(legal)
+        return _cat(rows, len(batch))
+
+    def _cat_flags(
+        self, tensordict: TensorDictBase, own: Sequence[TensorDictBase]
+    ) -> dict[str, Tensor]:
+        flags: dict[str, list[Tensor]] = {name: [] for name in _FLAGS}
+        for part, td in zip(self.groups, own):
+            source = td if part.agent_done else tensordict
+            done, terminated = source.get("done"), source.get("terminated")
+            truncated = source.get("truncated", None)
+            truncated = done & ~terminated if truncated is None else truncated
+            for name, flag in zip(_FLAGS, (done, terminated, truncated)):
+                if not part.agent_done:
+                    flag = flag.unsqueeze(-2).expand(*flag.shape[:-1], part.n_agents, 1)
+                flags[name].append(flag)
+        return {name: torch.cat(rows, -2) for name, rows in flags.items()}
+
+    # ----------------------------------------------------------------------- to several groups
+
+    def scatter(self, joined: TensorDictBase, tensordict: TensorDictBase, leaves: Sequence[str]):
+        """Writes leaves of the joined group into its parts.
+
+        Args:
+            joined (TensorDictBase): from :meth:`gather`, and what was written since.
+            tensordict (TensorDictBase): the parts, dense or lazily stacked; written to.
+            leaves (sequence of str): such as ``action`` and ``action_log_prob``.
+        """
+        ndim = tensordict.ndim
+        for leaf in leaves:
+            value = joined.get((self.name, leaf))
+            for part, agents in zip(self.groups, self.slices):
+                rows = value[(slice(None),) * ndim + (agents,)]
+                if leaf == "action" and rows.ndim > ndim + 1:
+                    rows = rows[..., : max(part.action_dims)]
+                write_rows(part, tensordict, leaf, rows)
+        return tensordict
+
+
+def write_rows(group: GroupSpec, tensordict: TensorDictBase, leaf: str, rows: Tensor) -> None:
+    """Writes a leaf ``[*B, N, ...]`` into a group, cut to each agent's own where it is lazy."""
+    own = tensordict.get(group.name)
+    if not is_lazy(own):
+        own.set(leaf, rows)
+        return
+    padding, dim = group.paddings.get(leaf), own.ndim - 1
+    for i, (member, row) in enumerate(zip(own.unbind(dim), rows.unbind(dim))):
+        region = None if padding is None else padding.own(i)
+        member.set(leaf, row if region is None else row[(..., *region)])
+
+
+def join(groups: Sequence[GroupSpec], *, same_actions: bool = True) -> GroupSpec:
+    """Several groups as one; a single one as it is.
+
+    Args:
+        groups (sequence of GroupSpec): that :func:`can_join`.
+        same_actions (bool): False joins what the groups see only, for a critic.
+
+    Raises:
+        ValueError: groups without a common kind of action.
+    """
+    groups = tuple(groups)
+    if len(groups) == 1:
+        return groups[0]
+    for group in groups[1:]:
+        if same_actions and not can_join(groups[0], group):
+            raise ValueError(
+                f"groups {groups[0].name!r} and {group.name!r} have actions of different types, "
+                "expected one type; they cannot be joined."
+            )
+    name = "+".join(group.name for group in groups)
+    members = [member for group in groups for member in _members(group, same_actions)]
+    actions = [member["action"] for member in members] if same_actions else None
+    masked = any(group.mask_key is not None for group in groups)
+    legal = same_actions and any(group.action_mask_key is not None for group in groups)
+    kinds: dict[tuple[int, int], int] = {}
+    for i, group in enumerate(groups):
+        for kind in group.kinds or (0,) * group.n_agents:
+            kinds.setdefault((i, kind), len(kinds))
+    return JoinedGroup(
+        name=name,
+        agent_names=tuple(agent for group in groups for agent in group.agent_names),
+        observation_spec=torch.stack([member["observation"] for member in members], 0),
+        action_spec=Composite() if actions is None else torch.stack(actions, 0),
+        action_key=(name, "action"),
+        reward_key=(name, "reward"),
+        done_key=(name, "done"),
+        terminated_key=(name, "terminated"),
+        truncated_key=(name, "truncated"),
+        observation_keys=((name, "observation"),),
+        mask_key=(name, "mask") if masked else None,
+        action_mask_key=(name, "action_mask") if legal else None,
+        state_key=groups[0].state_key,
+        state_spec=groups[0].state_spec,
+        agent_done=True,
+        members=tuple(members),
+        kinds=tuple(
+            kinds[i, kind]
+            for i, group in enumerate(groups)
+            for kind in group.kinds or (0,) * group.n_agents
+        ),
+        groups=groups,
+    )
+
+
+def _members(group: GroupSpec, acts: bool) -> list[Composite]:
+    """Each agent with a flat observation."""
+    if not acts:
+        return [Composite(observation=Unbounded((width,))) for width in group.observation_dims]
+    actions = (
+        [group.action_spec[i] for i in range(group.n_agents)]
+        if group.members is None
+        else [member["action"] for member in group.members]
+    )
+    return [
+        Composite(observation=Unbounded((width,)), action=action)
+        for width, action in zip(group.observation_dims, actions)
+    ]
+
+
+def _ones(batch: torch.Size, part: GroupSpec, td: TensorDictBase) -> Tensor:
+    return torch.ones(*batch, part.n_agents, dtype=torch.bool, device=td.device)
+
+
+def _cat(rows: Sequence[Tensor], dim: int) -> Tensor:
+    """Concatenates over the agents, with zeros behind what is narrower."""
+    if rows[0].ndim > dim + 1:
+        width = max(row.shape[-1] for row in rows)
+        rows = [
+            row if row.shape[-1] == width else F.pad(row, (0, width - row.shape[-1]))
+            for row in rows
+        ]
+    return torch.cat(list(rows), dim)

@@ -1,0 +1,230 @@
+"""Clusters of agents that behave alike, found from transitions before training (SePS).
+
+Shapes: M transitions, N agents, O observation features, A action features, L latent features,
+K clusters.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchrl_marl.errors import ConfigError, NonFiniteError
+
+__all__ = ["cluster_agents"]
+
+HIDDEN = 64
+BATCH = 256
+RESTARTS = 16
+
+
+def cluster_agents(
+    observation: Tensor,
+    action: Tensor,
+    next_observation: Tensor,
+    reward: Tensor,
+    n_clusters: int,
+    *,
+    mask: Tensor | None = None,
+    observation_mask: Tensor | None = None,
+    seed: int = 0,
+    latent: int = 4,
+    steps: int = 1000,
+) -> tuple[int, ...]:
+    """Number of each agent's cluster: agents whose world answers alike are in one.
+
+    An encoder gives each agent a Gaussian over latents, from nothing but who it is; a decoder
+    predicts what follows from the latent, the observation and the action. Trained together by
+    the evidence lower bound, agents that one decoder must tell apart move apart; k-means finds
+    the clusters.
+
+    Reference: Christianos et al., 2021, https://arxiv.org/abs/2102.07475.
+    Differs from the paper: k-means compares what the decoder predicts from the agents' latent
+    means for the same observations and actions, not the means, since two latents can stand for
+    one behavior (z and -z often do). One decoder predicts the *change* of the observation and
+    the reward, and everything is standardized first.
+
+    Args:
+        observation (Tensor): what each agent saw.
+        action (Tensor): what it did; discrete actions one-hot.
+        next_observation (Tensor): what it saw then.
+        reward (Tensor): what it got.
+        n_clusters (int): number K of clusters.
+        mask (Tensor, optional): the agent lived; other transitions are left out.
+        observation_mask (Tensor, optional): real features of each agent; others are padding.
+        seed (int): of all draws; the global generators are left alone.
+        latent (int): features of the latent.
+        steps (int): updates of encoder and decoder. Too few leave agents together.
+
+    Shapes:
+        - observation, next_observation: ``[M, N, O]``; action: ``[M, N, A]``; reward:
+          ``[M, N, 1]``; mask: ``[M, N]``; observation_mask: ``[N, O]``
+
+    Raises:
+        ConfigError: more clusters than agents, or an agent without a transition.
+        NonFiniteError: NaN or infinity in a transition of a living agent.
+
+    Examples:
+        >>> observation = torch.randn(500, 4, 1, generator=torch.Generator().manual_seed(0))
+        >>> push = torch.tensor([1.0, -1.0, 1.0, -1.0]).view(4, 1)  # what an action does to whom
+        >>> action = observation.flip(0)
+        >>> cluster_agents(observation, action, observation + push * action,
+        ...                torch.zeros(500, 4, 1), n_clusters=2, steps=300)
+        (0, 1, 0, 1)
+    """
+    n_agents = observation.shape[1]
+    if not 1 <= n_clusters <= n_agents:
+        raise ConfigError(f"n_clusters is {n_clusters}, expected 1 to {n_agents}, the agents.")
+    given, target, who = _transitions(
+        observation, action, next_observation, reward, mask, observation_mask
+    )
+    missing = sorted(set(range(n_agents)) - set(who.unique().tolist()))
+    if missing:
+        raise ConfigError(
+            f"agents {missing} lived in none of the {len(observation)} transitions, so their "
+            "clusters cannot be found; raise clustering_frames."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    real = None if observation_mask is None else observation_mask.cpu()
+    predicted = _predictions(given, target, who, real, n_agents, latent, steps, generator)
+    return _by_first_appearance(_k_means(predicted, n_clusters, generator))
+
+
+def _transitions(
+    observation: Tensor,
+    action: Tensor,
+    next_observation: Tensor,
+    reward: Tensor,
+    mask: Tensor | None,
+    observation_mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Living rows on the CPU, standardized: what is given, what follows, whose it is."""
+    lived = observation.new_ones(observation.shape[:2], dtype=torch.bool) if mask is None else mask
+    who = torch.arange(observation.shape[1], device=lived.device).expand_as(lived)[lived]
+    rows = {
+        "observation": observation[lived],
+        "action": action[lived],
+        "next observation": next_observation[lived],
+        "reward": reward[lived],
+    }
+    rows = {name: row.detach().cpu().float() for name, row in rows.items()}
+    who = who.cpu()
+    real = torch.ones_like(rows["observation"], dtype=torch.bool)
+    if observation_mask is not None:
+        real = observation_mask.cpu()[who]
+        for name in ("observation", "next observation"):
+            rows[name] = torch.where(real, rows[name], 0.0)
+    for name, row in rows.items():
+        if not bool(row.isfinite().all()):
+            raise NonFiniteError(f"the {name} of a living agent holds NaN or infinity.")
+    change = _standardize(rows["next observation"] - rows["observation"], real)
+    given = torch.cat([_standardize(rows["observation"], real), _standardize(rows["action"])], -1)
+    return given, torch.cat([change, _standardize(rows["reward"])], -1), who
+
+
+def _standardize(rows: Tensor, real: Tensor | None = None) -> Tensor:
+    """Each feature over the rows in which it is real; 0 where it is not."""
+    real = torch.ones_like(rows, dtype=torch.bool) if real is None else real
+    count = real.sum(0).clamp(min=1)
+    centered = torch.where(real, rows - torch.where(real, rows, 0.0).sum(0) / count, 0.0)
+    deviation = (centered.square().sum(0) / count).sqrt()
+    # A constant feature stays at 0, and is not blown up from rounding errors.
+    return torch.where(deviation > 1e-6, centered / deviation.clamp(min=1e-6), 0.0)
+
+
+def _predictions(
+    given: Tensor,
+    target: Tensor,
+    who: Tensor,
+    observation_mask: Tensor | None,
+    n_agents: int,
+    latent: int,
+    steps: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Trains encoder and decoder; returns what each agent is predicted to meet, ``[N, *]``."""
+    # All start as one; noise as wide as the prior's would hide for long what tells them apart.
+    mean, log_std = torch.zeros(n_agents, latent), torch.full((n_agents, latent), -2.0)
+    decoder = _decoder([given.shape[1] + latent, HIDDEN, HIDDEN, target.shape[1]], generator)
+    parameters = [p.requires_grad_() for p in (mean, log_std, *decoder)]
+    optimizer = torch.optim.Adam(
+        [{"params": parameters[:2], "lr": 1e-2}, {"params": parameters[2:], "lr": 3e-3}]
+    )
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, steps)
+    real = torch.ones(n_agents, target.shape[1], dtype=torch.bool)
+    if observation_mask is not None:
+        real[:, : observation_mask.shape[1]] = observation_mask
+    per_agent = len(who) / n_agents
+    with torch.enable_grad():
+        for _ in range(steps):
+            rows = torch.randint(len(who), (BATCH,), generator=generator)
+            agent = who[rows]
+            noise = torch.randn(BATCH, latent, generator=generator)
+            code = mean[agent] + log_std[agent].exp() * noise
+            error = _decode(decoder, torch.cat([given[rows], code], -1)) - target[rows]
+            likelihood = -0.5 * torch.where(real[agent], error, 0.0).square().sum(-1).mean()
+            # The bound has one divergence for each agent, and a likelihood for each transition.
+            divergence = 0.5 * (mean**2 + (2 * log_std).exp() - 2 * log_std - 1).sum(-1).mean()
+            optimizer.zero_grad()
+            (divergence / per_agent - likelihood).backward()
+            optimizer.step()
+            schedule.step()
+        # The same observations and actions for all.
+        rows = torch.randint(len(who), (BATCH,), generator=generator)
+        probe = given[rows].expand(n_agents, -1, -1)
+        code = mean.unsqueeze(1).expand(-1, BATCH, -1)
+        predicted = _decode(decoder, torch.cat([probe, code], -1))
+    return torch.where(real.unsqueeze(1), predicted, 0.0).flatten(1).detach()
+
+
+def _decoder(widths: list[int], generator: torch.Generator) -> list[Tensor]:
+    """Weight, bias, weight, ...; drawn by hand, since modules draw from the global generator."""
+    tensors: list[Tensor] = []
+    for fan_in, fan_out in zip(widths, widths[1:]):
+        tensors.append(torch.randn(fan_out, fan_in, generator=generator) / math.sqrt(fan_in))
+        tensors.append(torch.zeros(fan_out))
+    return tensors
+
+
+def _decode(decoder: list[Tensor], rows: Tensor) -> Tensor:
+    *hidden, weight, bias = decoder
+    for w, b in zip(hidden[::2], hidden[1::2]):
+        rows = torch.tanh(torch.nn.functional.linear(rows, w, b))
+    return torch.nn.functional.linear(rows, weight, bias)
+
+
+def _k_means(points: Tensor, n_clusters: int, generator: torch.Generator) -> list[int]:
+    """The best of several starts drawn far apart (k-means++); no cluster stays empty."""
+    best, labels = math.inf, torch.zeros(len(points), dtype=torch.long)
+    for _ in range(RESTARTS):
+        centers = _far_apart(points, n_clusters, generator)
+        for _ in range(100):
+            found = torch.cdist(points, centers).argmin(1)
+            members = torch.nn.functional.one_hot(found, n_clusters).to(points.dtype)
+            count = members.sum(0).unsqueeze(-1)
+            moved = torch.where(count > 0, members.mT @ points / count.clamp(min=1), centers)
+            if torch.equal(moved, centers):
+                break
+            centers = moved
+        cost = float((points - centers[found]).square().sum())
+        if cost < best:
+            best, labels = cost, found
+    return labels.tolist()
+
+
+def _far_apart(points: Tensor, n_clusters: int, generator: torch.Generator) -> Tensor:
+    """Each further start is drawn by its squared distance from those before."""
+    chosen = [int(torch.randint(len(points), (1,), generator=generator))]
+    while len(chosen) < n_clusters:
+        weight = torch.cdist(points, points[chosen]).amin(1).square()
+        weight = weight if float(weight.sum()) > 0 else torch.ones_like(weight)
+        chosen.append(int(torch.multinomial(weight, 1, generator=generator)))
+    return points[chosen]
+
+
+def _by_first_appearance(labels: list[int]) -> tuple[int, ...]:
+    """``[2, 0, 2]`` becomes ``(0, 1, 0)``."""
+    names: dict[int, int] = {}
+    return tuple(names.setdefault(label, len(names)) for label in labels)

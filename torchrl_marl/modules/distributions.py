@@ -1,0 +1,219 @@
+"""Distributions over actions that are padded to the widest agent of a group.
+
+Shapes: B any batch dims, N agents, A action features of the widest agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+from torchrl.modules import IndependentNormal, TanhNormal
+
+__all__ = ["PaddedNormal", "PaddedTanhNormal"]
+
+Scale = Tensor | float | Callable[[Tensor], Tensor]
+
+
+class _Padded(Distribution):
+    """What padded distributions share: whatever they draw is 0 where there is padding."""
+
+    mask: Tensor
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draws actions, ``[*sample_shape, *B, N, A]``."""
+        return torch.where(self.mask, super().sample(torch.Size(sample_shape)), 0.0)
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draws actions through which gradients flow."""
+        return torch.where(self.mask, super().rsample(torch.Size(sample_shape)), 0.0)
+
+    def expand(self, batch_shape: Sequence[int], _instance: Distribution | None = None):
+        """The same distribution with larger batch dims."""
+        if _instance is None:
+            _instance = self.__new__(type(self))
+            _instance.__dict__.update(self.__dict__)
+        return super().expand(torch.Size(batch_shape), _instance)
+
+    def _sum(self, value: Tensor) -> Tensor:
+        return torch.where(self.mask, value, 0.0).sum(-1)
+
+    def _replace_padding(self, loc: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
+        # A standard normal: finite, and equal in every two, so their divergence is 0 there.
+        if callable(scale):
+            scale = scale(loc)
+        elif not isinstance(scale, Tensor):
+            scale = torch.as_tensor(scale, device=loc.device, dtype=loc.dtype)
+        scale = torch.where(self.mask, scale.to(loc.device), 1.0)
+        return torch.where(self.mask, loc, 0.0), scale
+
+
+class PaddedNormal(_Padded, IndependentNormal):
+    """A normal over padded actions, in which padding does not count.
+
+    Each agent has the log-probability and entropy of its own action features. Padding may hold
+    anything, NaN included, in parameters and actions; drawn actions and gradients are 0 there.
+
+    Args:
+        loc (Tensor): mean.
+        scale (Tensor, float or callable): standard deviation, or what makes it of ``loc``.
+        mask (Tensor): bool, True where an agent has that feature. Keep it on the device of
+            ``loc``; elsewhere it is copied at every call.
+        keywords: other arguments of :class:`~torchrl.modules.IndependentNormal`.
+
+    Shapes:
+        - loc, scale: ``[*B, N, A]``; mask: ``[N, A]``, or with batch dims
+        - samples: ``[*B, N, A]``; log_prob, entropy: ``[*B, N]``
+
+    Raises:
+        ValueError: a mask that is not bool or does not fit ``loc``.
+
+    Reduces to: an all-true mask gives TorchRL's ``IndependentNormal``.
+
+    Examples:
+        >>> mask = torch.tensor([[True, True], [True, False]])  # the second agent has one feature
+        >>> normal = PaddedNormal(torch.zeros(2, 2), 1.0, mask=mask)
+        >>> normal.log_prob(torch.zeros(2, 2))
+        tensor([-1.8379, -0.9189])
+    """
+
+    def __init__(self, loc: Tensor, scale: Scale, *, mask: Tensor, **keywords) -> None:
+        self.mask = _check_mask(mask, loc)
+        loc, scale = self._replace_padding(loc, scale)
+        IndependentNormal.__init__(self, loc, scale, event_dim=1, **keywords)
+
+    def update(self, loc: Tensor, scale: Scale) -> None:
+        """Takes other parameters."""
+        super().update(*self._replace_padding(loc, scale))
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of each feature."""
+        return torch.where(self.mask, self.base_dist.variance, 0.0)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of each agent's action."""
+        return self._sum(self.base_dist.log_prob(torch.where(self.mask, value, 0.0)))
+
+    def entropy(self) -> Tensor:
+        """Entropy of each agent's action."""
+        return self._sum(self.base_dist.entropy())
+
+
+class PaddedTanhNormal(_Padded, TanhNormal):
+    """A squashed normal over padded actions, in which padding does not count.
+
+    Each agent has the log-probability of its own action features. Padding may hold anything,
+    NaN included, in parameters, bounds and actions; drawn actions and gradients are 0 there.
+    As TorchRL's, it has no closed form for mean, mode and entropy.
+
+    Args:
+        loc (Tensor): mean before the squashing.
+        scale (Tensor, float or callable): standard deviation, or what makes it of ``loc``.
+        mask (Tensor): bool, True where an agent has that feature. Keep it on the device of
+            ``loc``; elsewhere it is copied at every call.
+        low, high (Tensor or float): bounds of the actions.
+        keywords: other arguments of :class:`~torchrl.modules.TanhNormal`.
+
+    Shapes:
+        - loc, scale: ``[*B, N, A]``; mask: ``[N, A]``, or with batch dims
+        - low, high: ``[N, A]``, or what expands to it
+        - samples: ``[*B, N, A]``; log_prob: ``[*B, N]``
+
+    Raises:
+        ValueError: a mask that is not bool or does not fit ``loc``.
+
+    Reduces to: an all-true mask gives TorchRL's ``TanhNormal``.
+
+    Examples:
+        >>> mask = torch.tensor([[True, True], [True, False]])  # the second agent has one feature
+        >>> high = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
+        >>> squashed = PaddedTanhNormal(torch.zeros(2, 2), 1.0, mask=mask, low=-high, high=high)
+        >>> squashed.log_prob(torch.zeros(2, 2))
+        tensor([-2.5310, -2.0176])
+        >>> squashed.rsample()[1, 1]
+        tensor(0.)
+    """
+
+    def __init__(
+        self,
+        loc: Tensor,
+        scale: Scale,
+        *,
+        mask: Tensor,
+        low: Tensor | float = -1.0,
+        high: Tensor | float = 1.0,
+        **keywords,
+    ) -> None:
+        self.mask = _check_mask(mask, loc)
+        if isinstance(low, Tensor) or isinstance(high, Tensor):
+            low = torch.where(self.mask, torch.as_tensor(low, device=loc.device), -1.0)
+            high = torch.where(self.mask, torch.as_tensor(high, device=loc.device), 1.0)
+        TanhNormal.__init__(self, loc, scale, low=low, high=high, event_dims=1, **keywords)
+
+    def update(self, loc: Tensor, scale: Scale) -> None:
+        """Takes other parameters."""
+        super().update(*self._replace_padding(loc, scale))
+
+    def expand(self, batch_shape: Sequence[int], _instance: Distribution | None = None):
+        """The same distribution with larger batch dims."""
+        new = super().expand(batch_shape, _instance)
+        new.loc, new.scale = new.root_dist.loc, new.root_dist.scale
+        return new
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """The squashed mean."""
+        return torch.where(self.mask, self.transforms[0](self.root_dist.mean), 0.0)
+
+    def get_mode(self) -> Tensor:
+        """Searches the mode with an optimizer."""
+        parameters = self.loc.detach(), self.scale.detach()
+        plain = TanhNormal(*parameters, low=self.low, high=self.high, event_dims=1)
+        return torch.where(self.mask, plain.get_mode(), 0.0)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of each agent's action."""
+        # The middle of the bounds, where the inverse is finite.
+        value = torch.where(self.mask, value, (self.low + self.high) / 2)
+        normal = self.transforms[0].inv(value)
+        stretch = self._stretch(normal, value)  # first, for gradients equal to TorchRL's to the bit
+        return self._density(normal) - stretch
+
+    def rsample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """Draws actions through which gradients flow, and scores them without the inverse."""
+        normal = self.base_dist.rsample(torch.Size(sample_shape))
+        action = self.transforms[0](normal)
+        score = self._density(normal) - self._stretch(normal, action)
+        return torch.where(self.mask, action, 0.0), score
+
+    def sample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """Draws detached actions, and scores them without the inverse."""
+        normal = self.base_dist.sample(torch.Size(sample_shape))
+        with torch.no_grad():
+            action = self.transforms[0](normal)
+        score = self._density(normal) - self._stretch(normal, action)
+        return torch.where(self.mask, action, 0.0), score
+
+    def _density(self, normal: Tensor) -> Tensor:
+        return self._sum(self.root_dist.log_prob(normal))
+
+    def _stretch(self, normal: Tensor, action: Tensor) -> Tensor:
+        return self._sum(self.transforms[0].log_abs_det_jacobian(normal, action))
+
+
+def _check_mask(mask: Tensor, loc: Tensor) -> Tensor:
+    sizes = zip(mask.shape[:-2], loc.shape[loc.ndim - mask.ndim : -2])
+    fits = (
+        2 <= mask.ndim <= loc.ndim
+        and mask.shape[-2:] == loc.shape[-2:]
+        and all(size in (1, of_loc) for size, of_loc in sizes)
+    )
+    if mask.dtype is not torch.bool or not fits:
+        raise ValueError(
+            f"the mask of padded actions is {mask.dtype} {tuple(mask.shape)}, expected "
+            f"torch.bool {tuple(loc.shape[-2:])} [agents, features], as loc {tuple(loc.shape)}."
+        )
+    return mask.to(loc.device)

@@ -1,0 +1,322 @@
+"""Module stacks: many agents' modules as one, each distinct module held once.
+
+Shapes: B any batch dims, N agents, K distinct members, F features.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchrl_marl.modules.stacks.execution import EXECUTORS, choose_executor
+from torchrl_marl.modules.stacks.routing import Place, Routing
+from torchrl_marl.modules.stacks.storage import (
+    Bucket,
+    Slot,
+    shared_parameters,
+    signature,
+)
+
+__all__ = ["ModuleStack", "StackMember", "StackSelection"]
+
+
+class ModuleStack(nn.Module):
+    """Modules over an agent dimension, run in one batched call for each structure.
+
+    Every distinct module is held once. Parameters are stored stacked, ``[K, ...]`` for each name
+    and structure, so that optimizers, ``state_dict``, target networks and ``torch.func`` work on
+    them; tied weights stay tied, a parameter that is one object in all members (a shared trunk)
+    stays one, frozen members stay frozen. ``stack[i]`` is a window on an agent's member,
+    ``stack[1:3]`` on several, ``stack[i].detach()`` an ordinary module with copies.
+
+    Perceptrons and GRU cells run as batched matmuls, other modules by ``vmap``, and what ``vmap``
+    cannot run (``nn.GRU``, ``nn.LSTM``, batch norm that agents share) in a loop. Dropout draws
+    differently for every agent. Made by :func:`stack`, :func:`expand` and :func:`cat`.
+
+    Args:
+        modules (sequence of nn.Module): distinct modules; they are copied.
+        index (sequence of int): the module of each agent.
+
+    Keyword Args:
+        pad (bool): perceptrons that differ only in widths are stored padded and run as one call;
+            dense input and output are padded to the widest agent's. What stands in the
+            padding of an input does not matter; the padding of an output is 0.
+        event_dims (int): number of feature dims of an input, 3 for images.
+        executor (str, optional): ``"vmap"`` or ``"loop"`` for all. Default: the fastest for each.
+        origins (sequence, optional): the modules from which copies came, by which :func:`cat`
+            knows them again.
+
+    Shapes:
+        - input: ``[*B, N, *F]``, or a list of N tensors ``[*B, *F_i]``; several are possible, and
+          tuples of them; ``*B`` is the same for all
+        - output: ``[*B, N, *F]`` where members agree, else a list of N tensors
+
+    Raises:
+        ValueError: no modules, an unknown executor; in the forward, a wrong number of agents or
+            features.
+        TypeError: a module with lazy parameters, or with a tensor that is not registered.
+
+    Examples:
+        >>> policy = ModuleStack([nn.Linear(4, 2), nn.Linear(3, 2)], index=[0, 0, 1])
+        >>> policy([torch.randn(5, 4), torch.randn(5, 4), torch.randn(5, 3)]).shape
+        torch.Size([5, 3, 2])
+        >>> policy[2](torch.randn(5, 3)).shape
+        torch.Size([5, 2])
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        index: Sequence[int],
+        *,
+        pad: bool = False,
+        event_dims: int = 1,
+        executor: str | None = None,
+        origins: Sequence[nn.Module | None] | None = None,
+    ) -> None:
+        super().__init__()
+        if not modules:
+            raise ValueError("a module stack needs at least one module, found none.")
+        if executor not in (None, *EXECUTORS[1:]):
+            raise ValueError(f"executor {executor!r}, expected one of {EXECUTORS[1:]} or None.")
+        self.index = tuple(index)
+        self.pad = pad
+        self.event_dims = event_dims
+        self.executor = executor
+        self.places: tuple[Place, ...] = ()
+        self.buckets = nn.ModuleList(self._make_buckets(modules))
+        self.routing = self.route(range(len(self)))
+        self._origins = [None if m is None else weakref.ref(m) for m in origins or modules]
+        self.training = any(module.training for module in modules)
+
+    def _make_buckets(self, modules: Sequence[nn.Module]) -> Iterator[Bucket]:
+        shared, slots = shared_parameters(modules), dict[int, Slot]()
+        groups: dict[Any, list[int]] = {}
+        # By number of agents, so that those with equally many lie side by side.
+        for member in sorted(range(len(modules)), key=self.index.count):
+            key = signature(modules[member], shared, self.pad and self.executor is None)
+            groups.setdefault(key, []).append(member)
+        places: dict[int, Place] = {}
+        for b, members in enumerate(sorted(groups.values(), key=min)):
+            bucket = Bucket([modules[member] for member in members], shared, slots)
+            copies = max(self.index.count(member) for member in members)
+            bucket.executor = self.executor or choose_executor(bucket, copies, self.event_dims)
+            places |= {member: (b, k) for k, member in enumerate(members)}
+            yield bucket
+        self.places = tuple(places[member] for member in self.index)
+
+    def route(self, agents: Sequence[int]) -> Routing:
+        """The way of some agents through the structures."""
+        places = [self.places[agent] for agent in agents]
+        return Routing(places, self._structures(), self.event_dims, self.pad)
+
+    def _structures(self) -> list[Bucket]:
+        return [bucket for bucket in self.buckets if isinstance(bucket, Bucket)]
+
+    def forward(self, *inputs: Any) -> Any:
+        """Runs all agents."""
+        return self.routing(self.buckets, inputs)  # type: ignore[arg-type]
+
+    @property
+    def shape(self) -> torch.Size:
+        """``[N]``."""
+        return torch.Size([len(self.index)])
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, agents: int | slice | Sequence[int]) -> StackMember | StackSelection:
+        if isinstance(agents, int):
+            return StackMember(self, self._agent(agents))
+        if isinstance(agents, slice):
+            return StackSelection(self, range(len(self))[agents])
+        return StackSelection(self, [self._agent(agent) for agent in agents])
+
+    def _agent(self, agent: int) -> int:
+        if not -len(self) <= agent < len(self):
+            raise IndexError(f"agent {agent} of a stack of {len(self)}.")
+        return agent % len(self)
+
+    def __iter__(self) -> Iterator[StackMember]:
+        return (StackMember(self, agent) for agent in range(len(self)))
+
+    def bucket(self, agent: int) -> tuple[Bucket, int]:
+        """Where an agent's member lies."""
+        b, k = self.places[agent]
+        bucket = self.buckets[b]
+        assert isinstance(bucket, Bucket)
+        return bucket, k
+
+    def load(self, agent: int, module: nn.Module) -> None:
+        """Copies a module's numbers into the agent's member, for all agents that share it.
+
+        Raises:
+            ValueError: other names or shapes than the member's.
+        """
+        bucket, k = self.bucket(self._agent(agent))
+        bucket.load(k, module)
+
+    def copies(self) -> list[nn.Module]:
+        """An ordinary module for each distinct member, with shared parameters still shared."""
+        memo: dict[int, nn.Parameter] = {}
+        agents = [self.index.index(member) for member in range(max(self.index) + 1)]
+        return [self._copy(agent, memo) for agent in agents]
+
+    def _copy(self, agent: int, memo: dict[int, nn.Parameter] | None = None) -> nn.Module:
+        bucket, k = self.bucket(agent)
+        return bucket.copy_of(k, memo)
+
+    def unshare(self) -> ModuleStack:
+        """A new stack in which every agent has parameters of its own; outputs stay equal."""
+        return ModuleStack(
+            [self._copy(agent) for agent in range(len(self))],
+            range(len(self)),
+            pad=self.pad,
+            event_dims=self.event_dims,
+            executor=self.executor,
+        )
+
+    def reset_parameters(self) -> None:
+        """Draws all members anew, by the ``reset_parameters`` of their layers."""
+        fresh = self.copies()
+        for member, module in enumerate(fresh):
+            for layer in module.modules():
+                for name in ("reset_parameters", "_reset_parameters"):
+                    if callable(getattr(layer, name, None)):
+                        getattr(layer, name)()
+                        break
+            self.load(self.index.index(member), module)
+
+    def origin(self, member: int) -> nn.Module | None:
+        """The module from which a member was copied, while it lives."""
+        reference = self._origins[member]
+        return None if reference is None else reference()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of the stack is no copy of the modules; and references cannot be pickled.
+        return {**vars(self), "_origins": [None] * len(self._origins)}
+
+    def extra_repr(self) -> str:
+        executors = ", ".join(
+            f"{bucket.n_members} by {bucket.executor}" for bucket in self._structures()
+        )
+        return f"{len(self)} agents, {len(set(self.index))} members: {executors}"
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """``torch.cat`` and ``torch.stack`` of stacks and their members."""
+        from torchrl_marl.modules.stacks.building import cat
+
+        many = ModuleStack | StackSelection
+        if function is torch.cat and len(args) == 1 and not kwargs:
+            return cat(*args)
+        if function is torch.stack and len(args) == 1 and not kwargs:
+            if any(isinstance(part, many) for part in args[0]):
+                raise TypeError("torch.stack takes single members; torch.cat takes stacks.")
+            return cat(*args)
+        return NotImplemented
+
+
+class _Window(nn.Module):
+    """A look at some agents of a stack: shares storage and gradients, owns no parameter.
+
+    Args:
+        stack (ModuleStack): the stack.
+        agents (sequence of int): which.
+    """
+
+    __torch_function__ = ModuleStack.__torch_function__
+
+    def __init__(self, stack: ModuleStack, agents: Sequence[int]) -> None:
+        super().__init__()
+        self.agents = tuple(agents)
+        self.__dict__["stack"] = stack  # hidden: parameters() of a window is empty
+
+    stack: ModuleStack
+
+
+class StackMember(_Window):
+    """``stack[i]``: calls one agent's member; a gradient arrives in the stack.
+
+    Examples:
+        >>> policy = ModuleStack([nn.Linear(4, 2), nn.Linear(4, 2)], index=[0, 1])
+        >>> policy[0](torch.randn(5, 4)).shape, list(policy[0].parameters())
+        (torch.Size([5, 2]), [])
+    """
+
+    def __init__(self, stack: ModuleStack, agent: int) -> None:
+        super().__init__(stack, [agent])
+
+    def forward(self, *inputs: Any) -> Any:
+        """Runs the agent."""
+        bucket, k = self.stack.bucket(self.agents[0])
+        return bucket.call(k, *inputs)
+
+    def row(self) -> dict[str, Tensor]:
+        """Name -> parameter or buffer; views on the stack's."""
+        bucket, k = self.stack.bucket(self.agents[0])
+        return bucket.row(k)
+
+    def detach(self) -> nn.Module:
+        """An ordinary module with copies of the parameters, to save or to train apart."""
+        return self.stack._copy(self.agents[0])
+
+
+class StackSelection(_Window):
+    """``stack[1:3]``, ``stack[[0, 2]]``: calls some agents; a gradient arrives in the stack.
+
+    Examples:
+        >>> policy = ModuleStack([nn.Linear(4, 2), nn.Linear(4, 2)], index=[0, 1, 0])
+        >>> policy[1:](torch.randn(5, 2, 4)).shape
+        torch.Size([5, 2, 2])
+    """
+
+    def __init__(self, stack: ModuleStack, agents: Sequence[int]) -> None:
+        if not agents:
+            raise IndexError(f"no agent of a stack of {len(stack)} is selected.")
+        super().__init__(stack, agents)
+        self.routing = stack.route(self.agents)
+
+    def forward(self, *inputs: Any) -> Any:
+        """Runs the agents."""
+        return self.routing(self.stack.buckets, inputs)  # type: ignore[arg-type]
+
+    @property
+    def shape(self) -> torch.Size:
+        """``[n]``."""
+        return torch.Size([len(self.agents)])
+
+    def __len__(self) -> int:
+        return len(self.agents)
+
+    def __getitem__(self, agents: int | slice | Sequence[int]) -> StackMember | StackSelection:
+        if isinstance(agents, int):
+            return self.stack[self.agents[agents]]
+        if isinstance(agents, slice):
+            return self.stack[self.agents[agents]]
+        return self.stack[[self.agents[agent] for agent in agents]]
+
+    def __iter__(self) -> Iterator[StackMember]:
+        return (StackMember(self.stack, agent) for agent in self.agents)
+
+    def detach(self) -> ModuleStack:
+        """A stack of copies."""
+        copies, members = self.stack.copies(), [self.stack.index[a] for a in self.agents]
+        distinct = list(dict.fromkeys(members))
+        return ModuleStack(
+            [copies[member] for member in distinct],
+            [distinct.index(member) for member in members],
+            pad=self.stack.pad,
+            event_dims=self.stack.event_dims,
+            executor=self.stack.executor,
+        )

@@ -1,0 +1,214 @@
+"""Routing of agents to the members that play them, in as few calls as can be.
+
+Shapes: B any batch dims, N agents, F features.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from torchrl_marl.modules.stacks.execution import run
+from torchrl_marl.modules.stacks.storage import Bucket
+
+__all__ = ["Place", "Routing"]
+
+Place = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """Agents that run in one call: members of one structure with equally many agents.
+
+    Args:
+        bucket (int): which structure.
+        members (tuple of int): which of its members.
+        copies (int): agents of each member.
+        agents (tuple of int): the agents, member by member.
+    """
+
+    bucket: int
+    members: tuple[int, ...]
+    copies: int
+    agents: tuple[int, ...]
+
+
+def make_routes(places: Sequence[Place]) -> tuple[Route, ...]:
+    """The routes of agents at these places (bucket, member)."""
+    agents: dict[Place, list[int]] = {}
+    for agent, place in enumerate(places):
+        agents.setdefault(place, []).append(agent)
+    ordered = sorted(agents, key=lambda place: (place[0], len(agents[place]), place[1]))
+    routes = []
+    for (bucket, copies), group in groupby(ordered, lambda p: (p[0], len(agents[p]))):
+        members = tuple(group)
+        own = tuple(agent for place in members for agent in agents[place])
+        routes.append(Route(bucket, tuple(k for _, k in members), copies, own))
+    return tuple(sorted(routes, key=lambda route: route.agents[0]))
+
+
+class Routing:
+    """Takes agents' inputs apart, runs the structures and puts the outputs together.
+
+    Args:
+        places (sequence of (bucket, member)): who plays each agent.
+        buckets (sequence of Bucket): the structures.
+        event_dims (int): feature dims of every input.
+        pad (bool): dense input is padded to the widest, and so is the output.
+    """
+
+    def __init__(
+        self, places: Sequence[Place], buckets: Sequence[Bucket], event_dims: int, pad: bool
+    ) -> None:
+        self.n_agents = len(places)
+        self.event_dims = event_dims
+        self.pad = pad
+        self.routes = make_routes(places)
+        order = [agent for route in self.routes for agent in route.agents]
+        self.order: list[int] | None = None if order == sorted(order) else order
+        self.inverse = sorted(range(len(order)), key=order.__getitem__)
+        self.sizes = [len(route.agents) for route in self.routes]
+        self.widths = [buckets[b].width(k) if event_dims == 1 else None for b, k in places]
+        self.outputs = [buckets[b].width(k, output=True) for b, k in places]
+        self.stored = [buckets[route.bucket].stored_width() for route in self.routes]
+        stored = [buckets[b].stored_width(output=True) for b, _ in places]
+        self.uneven = stored != self.outputs
+        known = {width for width in self.widths if width is not None}
+        self.expected = max(known) if known and (pad or len(known) == 1) else None
+        self._indices_on: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, buckets: Sequence[Bucket], inputs: tuple[Any, ...]) -> Any:
+        """Runs all agents."""
+        if len(inputs) == 1 and isinstance(inputs[0], Tensor):
+            leaves, structure = list(inputs), None
+        else:
+            leaves, structure = pytree.tree_flatten(inputs, is_leaf=_is_list)
+        ragged = any(isinstance(leaf, list) for leaf in leaves)
+        batch = self._check(leaves, len(inputs))
+        dim = 0 if ragged else batch
+        pieces = [self._take(leaf, dim, buckets) for leaf in leaves]
+        outputs = []
+        for i, route in enumerate(self.routes):
+            own = [piece[i] for piece in pieces]
+            args = own if structure is None else pytree.tree_unflatten(own, structure)
+            outputs.append(run(buckets[route.bucket], route.members, route.copies, dim, args))
+        return self._merge(outputs, dim, batch, ragged)
+
+    def _check(self, leaves: Sequence[Any], n_inputs: int) -> int:
+        """The number of batch dims, if all leaves have the right number of agents and width."""
+        first = next((x for x in leaves if x is not None), None)
+        if first is None:
+            raise ValueError("a module stack needs an input, found none.")
+        for leaf in leaves:
+            if isinstance(leaf, list):
+                n = len(leaf)
+            elif leaf is None or leaf.ndim <= self.event_dims:
+                n = 0
+            else:
+                n = leaf.shape[-1 - self.event_dims]
+            if n != self.n_agents and leaf is not None:
+                found = f"a list of {n}" if isinstance(leaf, list) else f"shape {list(leaf.shape)}"
+                raise ValueError(
+                    f"the stack has {self.n_agents} agents, found an input of {found}; expected "
+                    f"[*batch, {self.n_agents}, *features] or a list of {self.n_agents} tensors."
+                )
+        if n_inputs == 1 and len(leaves) == 1:
+            self._check_width(first)
+        is_list = isinstance(first, list)
+        return (first[0].ndim if is_list else first.ndim - 1) - self.event_dims
+
+    def _check_width(self, x: Tensor | list[Tensor]) -> None:
+        if isinstance(x, Tensor) and x.shape[-1] == self.expected:
+            return
+        for agent, width in enumerate(self.widths):
+            found = (x[agent] if isinstance(x, list) else x).shape[-1]
+            if self.pad and not isinstance(x, list) and width is not None:
+                width = self.expected
+            if width is not None and found != width:
+                raise ValueError(
+                    f"agent {agent} takes {width} features, found an input with {found}."
+                )
+
+    def _indices(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        if device not in self._indices_on:
+            self._indices_on[device] = (
+                torch.tensor(self.order, device=device),
+                torch.tensor(self.inverse, device=device),
+            )
+        return self._indices_on[device]
+
+    def _take(self, leaf: Any, dim: int, buckets: Sequence[Bucket]) -> Sequence[Any]:
+        """The part of each route."""
+        if leaf is None:
+            return [None] * len(self.routes)
+        if isinstance(leaf, list):
+            return [
+                self._stacked([leaf[agent] for agent in route.agents], width)
+                for route, width in zip(self.routes, self.stored)
+            ]
+        if self.order is not None:
+            leaf = leaf.index_select(dim, self._indices(leaf.device)[0])
+        parts = [leaf] if len(self.sizes) == 1 else leaf.split(self.sizes, dim)
+        return [self._narrow(part, width) for part, width in zip(parts, self.stored)]
+
+    def _stacked(self, tensors: list[Tensor], width: int | None) -> Tensor:
+        if self.pad and width is not None:
+            tensors = [_widen(x, width) for x in tensors]
+        return torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)
+
+    def _narrow(self, part: Tensor, width: int | None) -> Tensor:
+        """Without the padding that only wider structures need."""
+        if not self.pad or width is None or part.shape[-1] <= width:
+            return part
+        return part.narrow(-1, 0, width)
+
+    def _merge(self, outputs: list[Any], dim: int, batch: int, ragged: bool) -> Any:
+        """All agents' outputs in their order; lists where they differ in shape."""
+        if len(outputs) == 1 and self.order is None and not ragged:
+            return outputs[0]
+        flat = [pytree.tree_flatten(output) for output in outputs]
+        if any(structure != flat[0][1] for _, structure in flat):
+            raise ValueError("the members return outputs of different structures.")
+        merged = [
+            self._merge_leaf(list(leaves), dim, batch, ragged)
+            for leaves in zip(*(leaves for leaves, _ in flat))
+        ]
+        return pytree.tree_unflatten(merged, flat[0][1])
+
+    def _merge_leaf(self, leaves: list[Tensor], dim: int, batch: int, ragged: bool) -> Any:
+        if self.pad and not ragged and leaves[0].ndim > dim + 1:
+            width = max(leaf.shape[-1] for leaf in leaves)
+            leaves = [_widen(leaf, width) for leaf in leaves]
+        shapes = {leaf.shape[:dim] + leaf.shape[dim + 1 :] for leaf in leaves}
+        if len(shapes) > 1 or (ragged and self.uneven):
+            return self._merge_rows(leaves, dim)
+        y = leaves[0] if len(leaves) == 1 else torch.cat(leaves, dim)
+        if self.order is not None:
+            y = y.index_select(dim, self._indices(y.device)[1])
+        return y.movedim(0, batch) if ragged and batch else y
+
+    def _merge_rows(self, leaves: list[Tensor], dim: int) -> list[Tensor]:
+        """A list of the agents' outputs without their padding."""
+        rows = [row for leaf in leaves for row in leaf.unbind(dim)]
+        rows = [rows[i] for i in self.inverse]
+        if not self.uneven:
+            return rows
+        return [
+            row if width is None or width == row.shape[-1] else row.narrow(-1, 0, width)
+            for row, width in zip(rows, self.outputs)
+        ]
+
+
+def _is_list(x: Any) -> bool:
+    return isinstance(x, list)
+
+
+def _widen(x: Tensor, width: int) -> Tensor:
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))

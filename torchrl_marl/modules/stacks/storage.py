@@ -1,0 +1,324 @@
+"""Storage of a module stack: members of one structure as stacked parameters.
+
+Shapes: K distinct members of one structure.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from torchrl_marl.modules.stacks.gradient import Pads
+from torchrl_marl.modules.stacks.matmul import Executor, GatedCell, Perceptron
+
+__all__ = ["Bucket", "shared_parameters", "signature"]
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_HOOKS = tuple(sorted(name for name in _OF_EVERY_MODULE if name.endswith("_hooks")))
+_DERIVED = frozenset({"_flat_weights", "_flat_weight_refs", "_flat_weights_names", "_all_weights"})
+
+Slot = tuple[nn.Module, str]
+
+
+def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers; tied ones under each name, those of a module that comes twice once.
+
+    Both names of such a module in one ``functional_call`` would leave it damaged.
+    """
+    for path, part in module.named_modules():
+        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+            if tensor is not None:
+                yield f"{path}.{name}" if path else name, tensor
+
+
+def shared_parameters(members: Sequence[nn.Module]) -> frozenset[int]:
+    """``id`` of the parameters that are one object in several members, as a shared trunk's are."""
+    seen: set[int] = set()
+    shared: set[int] = set()
+    for member in members:
+        own = {id(parameter) for parameter in member.parameters()}
+        shared |= own & seen
+        seen |= own
+    return frozenset(shared)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether someone listens to its calls."""
+    return any(getattr(m, name) for m in module.modules() for name in _HOOKS)
+
+
+def signature(module: nn.Module, shared: frozenset[int], pad: bool = False) -> Hashable:
+    """What two modules have in common if one batched call runs both.
+
+    Args:
+        module (nn.Module): the member.
+        shared (frozenset): from :func:`shared_parameters`.
+        pad (bool): perceptrons that differ only in widths have the same.
+
+    Raises:
+        TypeError: a lazy module, or one that keeps a tensor that is no parameter and no buffer.
+    """
+    names: dict[int, str] = {}
+    ties = []
+    for name, tensor in named_tensors(module):
+        if nn.parameter.is_lazy(tensor):
+            raise TypeError(f"{name} of {type(module).__name__} is lazy: run it once before.")
+        ties.append((name, names.setdefault(id(tensor), name)))
+    common = tuple((n, id(p)) for n, p in module.named_parameters() if id(p) in shared)
+    plan = Perceptron.plan(module)
+    tied = len(names) < len(ties)
+    if pad and plan is not None and not common and not tied and not has_hooks(module):
+        kinds = tuple((n, p.dtype, p.requires_grad) for n, p in named_tensors(module))
+        return ("any width", plan.signature(), kinds)
+    tensors = tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in named_tensors(module))
+    code = tuple((name, _settings(m)) for name, m in module.named_modules(remove_duplicate=False))
+    return (code, tensors, tuple(ties), common)
+
+
+def _settings(module: nn.Module) -> tuple[Any, ...]:
+    found: list[Any] = [type(module), module.training]
+    known = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    for name, value in vars(module).items():
+        if name in _OF_EVERY_MODULE or (name in _DERIVED and isinstance(module, nn.RNNBase)):
+            continue
+        if any(isinstance(x, Tensor) and id(x) not in known for x in pytree.tree_leaves(value)):
+            raise TypeError(
+                f"{type(module).__name__} keeps a tensor in {name!r}, by which members could "
+                "differ unseen: register it as a buffer or a parameter."
+            )
+        found.append((name, repr(value)))
+    return (*found, *(tuple(map(id, getattr(module, name).values())) for name in _HOOKS))
+
+
+class Bucket(nn.Module):
+    """K members of one structure: every parameter once, ``[K, ...]``, under the member's name.
+
+    The parameters lie in bare containers and the code that runs is a hidden template with empty
+    tensors, since TensorDict's parameter swaps and ``functional_call`` damage each other on one
+    and the same module. A parameter that is one object in all members lies unstacked in the
+    first bucket that uses it.
+
+    Args:
+        members (sequence of nn.Module): of one signature; their tensors are copied.
+        shared (frozenset): from :func:`shared_parameters`.
+        slots (dict): where shared parameters already lie, by ``id``; it is extended.
+    """
+
+    def __init__(
+        self, members: Sequence[nn.Module], shared: frozenset[int], slots: dict[int, Slot]
+    ) -> None:
+        super().__init__()
+        self.n_members = len(members)
+        self.module = nn.Module()
+        self.executor = "vmap"
+        self._slots: dict[str, Slot] = {}
+        self._stacked: dict[str, bool] = {}
+        self._shapes = [{n: t.shape for n, t in named_tensors(m)} for m in members]
+        self.padded = any(shapes != self._shapes[0] for shapes in self._shapes)
+        tensors = [dict(named_tensors(member)) for member in members]
+        own: dict[int, str] = {}
+        for name, first in tensors[0].items():
+            tied = own.setdefault(id(first), name)
+            if tied != name:
+                self._slots[name], self._stacked[name] = self._slots[tied], self._stacked[tied]
+            elif id(first) in shared:
+                if id(first) not in slots:
+                    slots[id(first)] = self._register(name, first, members[0])
+                self._slots[name], self._stacked[name] = slots[id(first)], False
+            else:
+                rows = _stack_rows([t[name] for t in tensors])
+                slot = self._register(name, first, members[0], rows)
+                self._slots[name], self._stacked[name] = slot, True
+        # A tuple in __dict__: hidden from parameters(), state_dict and TensorDict.from_module.
+        count = self.n_members if self.padded else 1
+        self._templates = tuple(_empty_copy(member) for member in members[:count])
+        plan = Perceptron.plan(self._templates[0]) or GatedCell.plan(self._templates[0])
+        self.plan: Executor | None = None if has_hooks(members[0]) else plan
+        self._pads_on: dict[torch.device, Pads] = {}
+
+    def _register(
+        self, name: str, first: Tensor, member: nn.Module, value: Tensor | None = None
+    ) -> Slot:
+        """Puts a copy into the container that mirrors the name."""
+        value = first.detach().clone() if value is None else value
+        box, owner = self.module, member
+        *path, leaf = name.split(".")
+        for part in path:
+            owner = owner.get_submodule(part)
+            if part not in box._modules:
+                setattr(box, part, nn.Module())
+            box = box.get_submodule(part)
+        if isinstance(first, nn.Parameter):
+            box.register_parameter(leaf, nn.Parameter(value, requires_grad=first.requires_grad))
+        else:
+            persistent = leaf not in owner._non_persistent_buffers_set
+            box.register_buffer(leaf, value, persistent=persistent)
+        return box, leaf
+
+    @property
+    def template(self) -> nn.Module:
+        """The code that runs."""
+        return self._templates[0]
+
+    def template_of(self, k: int) -> nn.Module:
+        """The code of a member, with its own widths."""
+        return self._templates[k if self.padded else 0]
+
+    def train(self, mode: bool = True) -> Bucket:
+        """Also for the hidden code."""
+        for template in self._templates:
+            template.train(mode)
+        return super().train(mode)
+
+    def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
+        for template in self._templates:
+            template._apply(fn)
+        self._pads_on.clear()
+        return super()._apply(fn, recurse)
+
+    def read(self, members: Sequence[int] | None = None) -> dict[str, Tensor]:
+        """Name -> tensor of all or some members.
+
+        Always by ``getattr``: while TensorDict has others swapped in, they are plain attributes.
+        """
+        values = {name: getattr(box, leaf) for name, (box, leaf) in self._slots.items()}
+        if members is None:
+            return values
+        start, count = members[0], len(members)
+        if tuple(members) == tuple(range(start, start + count)):
+            return {
+                name: value.narrow(0, start, count) if self._stacked[name] else value
+                for name, value in values.items()
+            }
+        return {
+            name: torch.stack([value[k] for k in members]) if self._stacked[name] else value
+            for name, value in values.items()
+        }
+
+    def is_stacked(self, name: str) -> bool:
+        """Whether the members have different parameters of this name."""
+        return self._stacked[name]
+
+    @property
+    def stacked(self) -> Mapping[str, bool]:
+        """Name -> whether the members have different ones."""
+        return self._stacked
+
+    def pads(self, device: torch.device, members: Sequence[int]) -> Pads:
+        """Where the features of some members of a padded perceptron are padding."""
+        if device not in self._pads_on:
+            assert isinstance(self.plan, Perceptron)
+            self._pads_on[device] = self.plan.pads(self._shapes, device)
+        pads, every = self._pads_on[device], len(members) == self.n_members
+        return pads if every else tuple(None if p is None else p[list(members)] for p in pads)
+
+    def width(self, k: int, output: bool = False) -> int | None:
+        """Input or output features of a member, where that is known."""
+        if isinstance(self.plan, Perceptron):
+            return self.plan.width(self._shapes[k], output)
+        return None if output else input_width(self.template)
+
+    def stored_width(self, output: bool = False) -> int | None:
+        """Features of the widest member, where that is known."""
+        widths = [self.width(k, output) for k in range(self.n_members if self.padded else 1)]
+        return max((width for width in widths if width is not None), default=None)
+
+    def row(self, k: int) -> dict[str, Tensor]:
+        """Name -> tensor of one member without its padding; views that carry gradients."""
+        shapes = self._shapes[k if self.padded else 0]
+        row = {}
+        for name, value in self.read().items():
+            value = value[k] if self._stacked[name] else value
+            row[name] = _corner(value, shapes[name]) if self.padded else value
+        return row
+
+    def call(self, k: int, *inputs: object) -> object:
+        """Runs one member."""
+        return functional_call(self.template_of(k), self.row(k), inputs, tie_weights=False)
+
+    def copy_of(self, k: int, memo: dict[int, nn.Parameter] | None = None) -> nn.Module:
+        """An ordinary module with copies of a member's tensors.
+
+        Args:
+            k (int): which.
+            memo (dict, optional): copies of the shared parameters, so that modules that are
+                copied with the same memo share them, too; it is extended.
+        """
+        module, row = copy.deepcopy(self.template_of(k)), self.row(k)
+        memo = {} if memo is None else memo
+        own: dict[Slot, Tensor] = {}
+        for name, value in row.items():
+            path, _, leaf = name.rpartition(".")
+            box, key = slot = self._slots[name]
+            if slot not in own:
+                own[slot] = value.detach().clone()
+                if key not in box._buffers:
+                    stored = getattr(box, key)
+                    new = nn.Parameter(own[slot], requires_grad=stored.requires_grad)
+                    own[slot] = new if self._stacked[name] else memo.setdefault(id(stored), new)
+            setattr(module.get_submodule(path), leaf, own[slot])
+        return module
+
+    @torch.no_grad()
+    def load(self, k: int, module: nn.Module) -> None:
+        """Copies a module's tensors into a member's.
+
+        Raises:
+            ValueError: other names or shapes.
+        """
+        new, row = dict(named_tensors(module)), self.row(k)
+        found = {name: tuple(tensor.shape) for name, tensor in new.items()}
+        expected = {name: tuple(tensor.shape) for name, tensor in row.items()}
+        for name in sorted(found.keys() | expected.keys()):
+            if found.get(name) != expected.get(name):
+                raise ValueError(
+                    f"{name!r} of the module to load has shape {found.get(name, 'nowhere')}, "
+                    f"expected {expected.get(name, 'nowhere')}, as the member has."
+                )
+        for name, tensor in row.items():
+            tensor.copy_(new[name])
+
+
+def _stack_rows(rows: Sequence[Tensor]) -> Tensor:
+    """One tensor ``[K, ...]``, smaller rows with zeros behind."""
+    if all(row.shape == rows[0].shape for row in rows):
+        return torch.stack([row.detach() for row in rows])
+    stacked = rows[0].new_zeros(len(rows), *map(max, *(row.shape for row in rows)))
+    for k, row in enumerate(rows):
+        _corner(stacked[k], row.shape).copy_(row.detach())
+    return stacked
+
+
+def _corner(value: Tensor, shape: torch.Size) -> Tensor:
+    """What is left without the padding behind."""
+    for dim, size in enumerate(shape):
+        value = value.narrow(dim, 0, size)
+    return value
+
+
+def _empty_copy(member: nn.Module) -> nn.Module:
+    """The member's code without its numbers; not on ``meta``, which ``.to`` could not move."""
+    template = copy.deepcopy(member)
+    for name, tensor in list(named_tensors(template)):
+        path, _, leaf = name.rpartition(".")
+        empty = tensor.detach().new_empty(0)
+        if isinstance(tensor, nn.Parameter):
+            empty = nn.Parameter(empty, requires_grad=False)
+        setattr(template.get_submodule(path), leaf, empty)
+    return template
+
+
+def input_width(module: nn.Module) -> int | None:
+    """Features that a module of torch takes, None where that cannot be read off."""
+    if isinstance(module, nn.Sequential):
+        return next((w for w in map(input_width, module) if w is not None), None)
+    if isinstance(module, nn.LayerNorm):
+        return module.normalized_shape[-1]
+    width = getattr(module, "in_features", getattr(module, "input_size", None))
+    return width if isinstance(width, int) else None

@@ -1,0 +1,174 @@
+"""Un-sharing in the middle of training: every agent's parameters to itself.
+
+Shapes: N agents.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from torch import Tensor, nn
+
+from torchrl_marl.modules.stacks.building import stack
+from torchrl_marl.modules.stacks.module_stack import ModuleStack
+from torchrl_marl.modules.stacks.storage import Bucket
+
+__all__ = ["Origin", "carry_state", "unshare"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the rows of an un-shared parameter were before.
+
+    Args:
+        name (str): the shared network's parameter.
+        rows (tuple of int): its row for each row of the new one.
+        stacked (bool): it has rows; otherwise it is itself the row of all.
+    """
+
+    name: str
+    rows: tuple[int, ...]
+    stacked: bool = True
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """The old parameter, or anything of its shape, as the new one's.
+
+        Examples:
+            >>> import torch
+        >>> Origin("weight", (0, 0, 1)).take(torch.tensor([[1.0], [2.0]])).tolist()
+            [[1.0], [1.0], [2.0]]
+        """
+        tensor = tensor if self.stacked else tensor.unsqueeze(0)
+        return tensor[list(self.rows)]
+
+
+def unshare(
+    network: nn.Module, n_agents: int | None = None
+) -> tuple[nn.Sequential, dict[str, Origin]]:
+    """The network with all parameters of each agent to itself, and where each of them was.
+
+    Outputs stay equal. A trunk is copied for each agent; a network that reads who the agent is
+    still does, an agent's copy with it; an agent keeps its mask. Nothing of the given network is
+    changed. An optimizer goes on where it was by :func:`carry_state`.
+
+    Args:
+        network (nn.Module): from ``make_shared_mlp``; or any module that all agents share.
+        n_agents (int, optional): number N of agents, needed for the latter.
+
+    Raises:
+        TypeError: any module, without a number of agents.
+
+    Examples:
+        >>> from torchrl_marl.modules.config import NetworkConfig
+        >>> from torchrl_marl.modules.sharing import make_shared_mlp
+        >>> network = make_shared_mlp([5] * 3, [2] * 3, [0] * 3, NetworkConfig([8]), gain=1.0)
+        >>> alone, origins = unshare(network)
+        >>> [sum(p.numel() for p in x.parameters()) for x in (network, alone)]
+        [66, 198]
+        >>> origins["0.buckets.0.module.0.weight"].rows
+        (0, 0, 0)
+    """
+    if not any(isinstance(step, ModuleStack) for step in network.children()):
+        return _unshare_module(network, n_agents)
+    steps: list[nn.Module] = []
+    origins: dict[str, Origin] = {}
+    for i, step in network.named_children():
+        if isinstance(step, ModuleStack):
+            own = step.unshare()
+            found = _origins(step, own)
+            steps.append(own)
+        else:
+            # What is no stack has a row for each agent already.
+            found = {n: Origin(n, tuple(range(len(p)))) for n, p in step.named_parameters()}
+            steps.append(copy.deepcopy(step))
+        for name, origin in found.items():
+            origins[f"{i}.{name}"] = replace(origin, name=f"{i}.{origin.name}")
+    return nn.Sequential(*steps), origins
+
+
+def _unshare_module(
+    module: nn.Module, n_agents: int | None
+) -> tuple[nn.Sequential, dict[str, Origin]]:
+    if n_agents is None:
+        raise TypeError(f"how many agents share the {type(module).__name__}? Pass n_agents.")
+    own = stack([copy.deepcopy(module) for _ in range(n_agents)], pad=True)
+    names = _names(own)
+    origins = {
+        f"0.{names[id(tensor)]}": Origin(name, (0,) * len(agents), stacked=False)
+        for bucket, agents in _members(own)
+        for name, tensor in bucket.read().items()
+        if id(tensor) in names
+    }
+    return nn.Sequential(own), origins
+
+
+def _origins(shared: ModuleStack, own: ModuleStack) -> dict[str, Origin]:
+    old_names, new_names = _names(shared), _names(own)
+    origins = {}
+    for bucket, agents in _members(own):
+        before, _ = shared.bucket(agents[0])
+        rows = tuple(shared.places[agent][1] for agent in agents)
+        old = before.read()
+        for name, tensor in bucket.read().items():
+            if id(tensor) in new_names:
+                old_name = old_names[id(old[name])]
+                origins[new_names[id(tensor)]] = Origin(old_name, rows, before.is_stacked(name))
+    return origins
+
+
+def _members(own: ModuleStack) -> Iterator[tuple[Bucket, list[int]]]:
+    """Each structure with the agents whose its rows are."""
+    order = sorted(range(len(own)), key=lambda agent: own.places[agent])
+    for _, agents in groupby(order, key=lambda agent: own.places[agent][0]):
+        members = list(agents)
+        yield own.bucket(members[0])[0], members
+
+
+def _names(network: nn.Module) -> dict[int, str]:
+    return {id(parameter): name for name, parameter in network.named_parameters()}
+
+
+def carry_state(
+    state: Mapping[str, Mapping[str, Any]], origins: Mapping[str, Origin]
+) -> dict[str, dict[str, Any]]:
+    """An optimizer's state of a shared network as that of the un-shared one.
+
+    Each agent's copy goes on with the moments of what it was copied from, and so moves at first
+    as that would have moved from this agent's gradient.
+
+    Args:
+        state (mapping): parameter's name -> ``optimizer.state[parameter]``.
+        origins (mapping): from :func:`unshare`.
+
+    Returns:
+        New parameter's name -> its state; parameters without a state have none.
+
+    Examples:
+        >>> from torch.optim import Adam
+        >>> from torchrl_marl.modules.config import NetworkConfig
+        >>> from torchrl_marl.modules.sharing import make_shared_mlp
+        >>> network = make_shared_mlp([5] * 3, [2] * 3, [0] * 3, NetworkConfig([8]), gain=1.0)
+        >>> alone, origins = unshare(network)
+        >>> old, new = Adam(network.parameters()), Adam(alone.parameters())
+        >>> state = {name: old.state[p] for name, p in network.named_parameters()}
+        >>> parameters = dict(alone.named_parameters())
+        >>> for name, own in carry_state(state, origins).items():
+        ...     new.state[parameters[name]] = own
+    """
+    carried = {}
+    for name, origin in origins.items():
+        before = state.get(origin.name)
+        if before:
+            carried[name] = {key: _carry(value, origin) for key, value in before.items()}
+    return carried
+
+
+def _carry(value: Any, origin: Origin) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    # Moments have the parameter's shape; the count of steps has none.
+    return origin.take(value) if value.ndim else value.clone()
