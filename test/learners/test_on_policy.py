@@ -15,6 +15,7 @@ from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.functional import gae
 from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner, build_learners
 from torchrl_marl.modules import NetworkConfig
+from torchrl_marl.modules.config import CriticConfig
 
 SMALL = {"actor": NetworkConfig([8]), "critic": NetworkConfig([8])}
 
@@ -163,20 +164,42 @@ def test_learning_is_what_a_bare_script_does(value_norm, normalize, critic_loss)
     assert min(moved) > 5e-3  # the tolerance is far below what was learned
 
 
-def test_groups_in_one_learner_learn_as_alone():
-    """One optimizer, but each group has its own gradient norm and losses."""
-    env = make_arena(n_groups=3)
-    settings = {"num_epochs": 1, "minibatch_size": 80, "max_grad_norm": 0.01}
+@pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
+@pytest.mark.parametrize("bootstrap", ["team", "agent"])
+@pytest.mark.parametrize("value_norm", [True, False])
+def test_groups_in_one_learner_learn_as_alone(algorithm, bootstrap, value_norm):
+    """One loss and one optimizer, but means, statistics and limits of each group's own."""
+    env = make_arena(n_groups=3, n_agents=6)
+    settings = {
+        "algorithm": algorithm,
+        "bootstrap": bootstrap,
+        "value_norm": value_norm,
+        "normalize_observations": True,
+        "num_epochs": 1,
+        "minibatch_size": 80,
+        "max_grad_norm": 0.01,
+    }
     together = make_learner(env, **settings)
     batch = make_batch(env, together)
-    for name, group in TeamSpec.from_env(env).groups.items():
-        alone = OnPolicyLearner({name: group}, together.config)
-        learn(alone, batch.clone())
-        both = copy.deepcopy(together)
-        learn(both, batch.clone())
-        for one, other in ((alone.actors, both.actors), (alone.critics, both.critics)):
-            for a, b in zip(one[name].parameters(), other[name].parameters()):
-                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+    groups = TeamSpec.from_env(env).groups
+    apart = {name: OnPolicyLearner({name: g}, together.config) for name, g in groups.items()}
+    for i, alone in enumerate(apart.values()):
+        for mine, ours in zip(alone.optimizer.param_groups, together.optimizer.param_groups):
+            for a, b in zip(mine["params"], ours["params"], strict=True):
+                a.data.copy_(b.data[i])
+    both, batches = learn(together, batch), []
+    for i, (name, alone) in enumerate(apart.items()):
+        batches.append(batch.clone())
+        one = learn(alone, batches[-1])
+        for key in one[name].keys():
+            torch.testing.assert_close(
+                one[name, key], both[name, key], rtol=1e-4, atol=1e-5, msg=f"{name} {key}"
+            )
+        for leaf in ("advantage", "value_target", "state_value"):
+            torch.testing.assert_close(batches[-1][name, leaf], batch[name, leaf])
+        for mine, ours in zip(alone.optimizer.param_groups, together.optimizer.param_groups):
+            for a, b in zip(mine["params"], ours["params"], strict=True):
+                torch.testing.assert_close(a, b[i], rtol=1e-5, atol=1e-6)
 
 
 # --------------------------------------------------------------------------------------- masks
@@ -295,7 +318,7 @@ def test_the_observation_norm_changes_after_the_batch():
     torch.testing.assert_close(norm.variance, living.var(0, correction=0))
     # Actor and critic see through the same one, and it is saved once for both.
     assert learner.actors["agents"].module[0].module.features.norm is norm
-    assert learner.critics["agents"].module.features.norm is norm
+    assert learner.critics["agents"].module.features.agents.norm is norm
 
 
 def test_the_first_ratio_is_one():
@@ -392,7 +415,7 @@ def test_the_only_actor():
     learner = make_learner(make_arena())
     assert learner.actor is learner.actors["agents"]
     with pytest.raises(ValueError, match="agents_0.*agents_1.*actors"):
-        _ = make_learner(make_arena(n_groups=3)).actor
+        _ = make_learner(make_arena(n_groups=3), critic=CriticConfig([8], architecture="set")).actor
 
 
 # -------------------------------------------------------------------------------------- errors

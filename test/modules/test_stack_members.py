@@ -200,17 +200,15 @@ def test_selection_is_a_window(pad, agents):
     widths = HIDDEN if pad else [(IN, OUT, 8)] * 4
     modules = [perceptron(*w) for w in widths]
     stacked = stack([modules[i] for i in (0, 1, 2, 3, 1)], pad=pad)
-    chosen = (
-        [list((0, 1, 2, 3, 1))[a] for a in range(5)[agents]]
-        if isinstance(agents, slice)
-        else [(0, 1, 2, 3, 1)[a] for a in agents]
-    )
+    some = range(5)[agents] if isinstance(agents, slice) else agents
+    chosen = [(0, 1, 2, 3, 1)[agent] for agent in some]
     window = stacked[agents]
     inputs = [torch.randn(BATCH, modules[i][0].in_features) for i in chosen]
     wanted = [modules[i](x) for i, x in zip(chosen, inputs)]
     for some in (window, window.detach(), window[:], cat([window])):
         torch.testing.assert_close(list(rows(some(inputs))), wanted)
         assert some.shape == (len(chosen),)
+    assert cat([window]).pad == pad
     assert list(window.parameters()) == []
     sum(y.sum() for y in rows(window(inputs))).backward()
     sum(y.sum() for y in wanted).backward()
@@ -316,6 +314,14 @@ def test_pads_are_inert(widths, activation):
             p[pad] = 3.0
     for old, new in zip(clean, run(x)):
         torch.testing.assert_close(old, new)
+
+
+def test_nothing_but_parameters_is_registered():
+    a, b = perceptron(4), perceptron(5, 2, 6)
+    for stacked in (stack([a, b, a], pad=True), stack([a, b, a])):
+        assert list(stacked.buffers()) == []
+        assert list(stacked.state_dict()) == [name for name, _ in stacked.named_parameters()]
+        assert all(name.startswith("buckets.") for name in stacked.state_dict())
 
 
 def test_padded_optimizer_keeps_pads():

@@ -5,7 +5,9 @@ Shapes: E envs, N agents of a group, M agents of a kind, O observation features,
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tensordict import NestedKey
@@ -13,11 +15,11 @@ from torchrl.data import Categorical, Composite, TensorSpec
 
 from torchrl_marl.envs.given import Reader
 from torchrl_marl.envs.kinds import GroupKinds, batched
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.specs import AgentSpec, TeamSpec
 from torchrl_marl.stacking import pad_specs
 
-__all__ = ["Declaration"]
+__all__ = ["Declaration", "refuse_unknown"]
 
 _FLAGS = ("done", "terminated", "truncated")
 _LEAVES = frozenset({"observation", "action", "mask", "action_mask", "reward", *_FLAGS})
@@ -110,6 +112,18 @@ class Declaration:
             for kind in self.kinds[name]
             for _ in range(kind.n_agents)
         ]
+
+
+def refuse_unknown(unknown: dict[str, Any], *classes: type) -> None:
+    """Refuses arguments that no constructor of the classes has; the first one is named."""
+    inits = (inspect.signature(cls.__init__) for cls in classes)  # type: ignore[misc]
+    names = {name for init in inits for name in init.parameters}
+    known = sorted(names - {"self", "args", "kwargs", "unknown"})
+    for name in unknown:
+        raise ConfigError(
+            f"{classes[0].__name__} has no argument {name!r}; {nearest(name, known)}"
+            f"it takes {', '.join(known)}."
+        )
 
 
 def _check_one_group(where: str, kinds: Sequence[AgentSpec]) -> None:

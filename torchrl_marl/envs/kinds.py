@@ -64,6 +64,16 @@ class GroupKinds:
             return {"": leaves[leaf]}
         return {name: leaves[name][leaf] for name in self.names}
 
+    def acting(self, actions: Mapping[str, Any], mask: Tensor) -> dict[str, Any]:
+        """The actions, with zeros for those who act not; mask: ``[E, N]``."""
+        zeroed: dict[str, Any] = {}
+        for kind, action in self.parts(actions, "action").items():
+            acts = mask[:, self.slices[kind]] if kind else mask
+            acts = acts.view(*acts.shape, *[1] * (action.ndim - acts.ndim))
+            action = torch.where(acts, action, torch.zeros_like(action))
+            zeroed.update({kind: {"action": action}} if kind else {"action": action})
+        return zeroed
+
     def split(self, group: TensorDictBase) -> dict[str, TensorDictBase]:
         """Kind -> its agents' data, dense; of a lazily stacked group, a padded or a dense one.
 
@@ -97,6 +107,14 @@ class GroupKinds:
                 row = map_leaves(rows, lambda x, at=i: x[:, at])
                 members.append(TensorDict(row, batch_size, device))
         return LazyStackedTensorDict(*members, stack_dim=len(batch_size))
+
+    def written(self, group: TensorDictBase, leaves: Mapping[str, Any]) -> TensorDictBase:
+        """A copy of a group with the leaves of all agents, and of the kinds, set."""
+        if not self.lazy:
+            return group.clone(recurse=False).update(dict(leaves))
+        own = self.stacked(leaves, group.batch_size[:-1], group.device).unbind(1)
+        rows = [old.clone(recurse=False).update(new) for old, new in zip(group.unbind(1), own)]
+        return LazyStackedTensorDict(*rows, stack_dim=1)
 
 
 def _stacked(members: list[TensorDictBase], dim: int) -> TensorDictBase:

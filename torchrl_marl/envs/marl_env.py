@@ -5,34 +5,26 @@ Shapes: E envs, N agents of a group, O observation features, S state features.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import inspect
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import TensorSpec
 from torchrl.envs import EnvBase
 
-from torchrl_marl.envs.declaration import Declaration
+from torchrl_marl.envs.declaration import Declaration, refuse_unknown
 from torchrl_marl.envs.kinds import GroupKinds, batched
 from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags, episode_of, where_fresh
 from torchrl_marl.envs.random_actions import draw_actions
 from torchrl_marl.envs.random_state import RandomState
-from torchrl_marl.envs.simulator import (
-    SimulatorState,
-    SimulatorStateError,
-    set_child,
-    walk_simulator,
-)
 from torchrl_marl.envs.starts import RunningEnvs
-from torchrl_marl.envs.values import check_values
-from torchrl_marl.errors import ConfigError, SpecError, nearest
+from torchrl_marl.envs.values import check_team
+from torchrl_marl.envs.world import load_world, move_world, save_world, unwritten
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import AgentSpec, TeamSpec
 
 __all__ = ["MarlEnv"]
@@ -40,7 +32,6 @@ __all__ = ["MarlEnv"]
 # What EnvBase writes later; every attribute that is not EnvBase's or this class's is the world's.
 _NOT_WORLD = ("_cache_in_keys", "_state_keys", "_collector", "_is_spec_locked", "_inplace_update")
 _WORLD = {("_episode",), ("_buffers",), ("_modules",)}
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 class MarlEnv(EnvBase):
@@ -65,6 +56,16 @@ class MarlEnv(EnvBase):
     What changes from step to step is kept in attributes that are tensors with the E envs in
     the first dim; what ``_step`` gave is not written to in place later.
 
+    A group may be of several kinds of agents, registered one after the other. What they give is
+    then put under the kind's name (a group stacked lazily will do, too); what has one shape for
+    all agents of the group may be given for all at once. :meth:`by_kind` reads the actions. If
+    shapes differ between the kinds, the group is heterogeneous: its specs are TorchRL's stacked
+    specs, its data a lazily stacked TensorDict ``[E, N]``, made dense by
+    :class:`~torchrl_marl.envs.PadAgents`.
+
+    Shapes and dtypes are checked in every step; that observations and actions are inside their
+    specs only in the first reset and the first step, since that waits for the device.
+
     Args:
         num_envs (int): number E of vectorized envs.
 
@@ -72,6 +73,7 @@ class MarlEnv(EnvBase):
         max_steps (int, optional): time limit of an episode.
         seed (int, optional): drawn from torch's global generator if None.
         device (torch.device, optional): torch's default device if None.
+        check (bool): observations and actions are compared with their specs in every step.
 
     Shapes:
         - ``(group, "observation")``: ``[E, N, O]``; ``("next", group, "reward")``: ``[E, N, 1]``
@@ -101,6 +103,29 @@ class MarlEnv(EnvBase):
         >>> env = Reach(num_envs=8, max_steps=20, seed=0)
         >>> env.rollout(5, break_when_any_done=False)["next", "rover", "done"].shape
         torch.Size([8, 5, 2, 1])
+
+        Two kinds in one group; who drives adds up, who flies sees and does more:
+
+        >>> class Race(MarlEnv):
+        ...     def __init__(self, num_envs, **kwargs):
+        ...         super().__init__(num_envs, **kwargs)
+        ...         rover = AgentSpec("rover", 3, Unbounded((1,)), Bounded(-1, 1, (1,)))
+        ...         drone = AgentSpec("drone", 1, Unbounded((4,)), Bounded(-1, 1, (2,)))
+        ...         self.register_agent(rover, group="team")
+        ...         self.register_agent(drone, group="team")
+        ...     def _reset(self, tensordict):
+        ...         return {"team": self._observe(torch.zeros(self.num_envs, 3, 1))}
+        ...     def _step(self, tensordict):
+        ...         actions = self.by_kind(tensordict, "team")
+        ...         gap = actions["drone"]["action"].sum((1, 2)).view(-1, 1, 1)
+        ...         seen = self._observe(actions["rover"]["action"] + gap)
+        ...         return {"team": {**seen, "reward": gap.repeat(1, 4, 1)}}
+        ...     def _observe(self, x):
+        ...         drone = torch.cat([x.flatten(1), x.mean(1)], -1).unsqueeze(1)
+        ...         return {"rover": {"observation": x}, "drone": {"observation": drone}}
+        >>> td = Race(num_envs=8, seed=0).rollout(5)
+        >>> td["team"].shape, [agent["action"].shape[-1] for agent in td["team"].unbind(-1)]
+        (torch.Size([8, 5, 4]), [1, 1, 1, 2])
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -122,7 +147,7 @@ class MarlEnv(EnvBase):
         **unknown: Any,
     ) -> None:
         name = type(self).__name__
-        _refuse_unknown(type(self), unknown)
+        refuse_unknown(unknown, type(self), MarlEnv)
         if num_envs < 1:
             raise ConfigError(f"{name}: num_envs is {num_envs}, expected 1 or more.")
         if max_steps is not None and max_steps < 1:
@@ -228,7 +253,7 @@ class MarlEnv(EnvBase):
         running = None
         if fresh is not None:
             running = RunningEnvs(self, self.num_envs, {*self._not_world, ("_episode",)})
-        with self._random.active(), self._nothing_given_is_written("_reset"):
+        with self._random.active(), unwritten(self._episode, f"{type(self).__name__}._reset"):
             given = draw(self, tensordict, **kwargs)
         source = self._declaration.reader.read(given, "_reset")
         if fresh is not None and running is not None:
@@ -256,7 +281,7 @@ class MarlEnv(EnvBase):
         if not before:
             raise ConfigError(f"{type(self).__name__}: a step before the first reset.")
         tensordict = self._prepare_step(tensordict)
-        with self._random.active(), self._nothing_given_is_written("_step"):
+        with self._random.active(), unwritten(self._episode, f"{type(self).__name__}._step"):
             given = advance(self, tensordict, **kwargs)
         source = self._declaration.reader.read(given, "_step")
         rewards = {name: source[name].pop("reward").clone() for name in self.group_map}
@@ -286,36 +311,19 @@ class MarlEnv(EnvBase):
         self._check_values("step", "action", actions)
         tensordict = tensordict.clone(recurse=False)
         for name, flags in self._episode["groups"].items():
-            kinds, group = self.kinds[name], tensordict.get(name)
-            own = {key: flags[key] for key in ("mask", "terminated", "truncated")}
-            own["done"] = flags["terminated"] | flags["truncated"]
-            for kind, action in kinds.parts(actions[name], "action").items():
-                mask = flags["mask"][:, kinds.slices[kind]] if kind else flags["mask"]
-                acts = mask.view(*mask.shape, *[1] * (action.ndim - mask.ndim))
-                action = torch.where(acts, action, torch.zeros_like(action))
-                own.update({kind: {"action": action}} if kind else {"action": action})
-            if kinds.lazy:
-                members = kinds.stacked(own, self.batch_size, self.device).unbind(1)
-                pairs = zip(group.unbind(1), members)
-                rows = [old.clone(recurse=False).update(new) for old, new in pairs]
-                tensordict.set(name, LazyStackedTensorDict(*rows, stack_dim=1))
-            else:
-                group.update(own)
+            kinds = self.kinds[name]
+            own = {**flags, "done": flags["terminated"] | flags["truncated"]}
+            own |= kinds.acting(actions[name], flags["mask"])
+            tensordict.set(name, kinds.written(tensordict.get(name), own))
         return tensordict
 
     def _check_values(self, method: str, leaf: str, given: dict[str, dict[str, Any]]) -> None:
         """Are the values inside their specs? Waits for the device, so it is not done always."""
         if torch.compiler.is_compiling() or (method in self._checked and not self.check):
             return
-        reader, where = self._declaration.reader, f"{type(self).__name__}.{method}"
-        for name, flags in self._episode["groups"].items():
-            kinds = self.kinds[name]
-            for kind, value in kinds.parts(given[name], leaf).items():
-                place = kinds.slices[kind] if kind else slice(None)
-                specs = reader.kind_specs[name][kind] if kind else reader.specs[name]
-                agents = self.team.groups[name].agent_names[place]
-                mask = flags["mask"][:, place]
-                check_values(where, (name, leaf), specs[leaf], value, mask, agents)
+        masks = {name: flags["mask"] for name, flags in self._episode["groups"].items()}
+        where = f"{type(self).__name__}.{method}"
+        check_team(where, leaf, given, masks, self._declaration)
 
     def _wrap(self, given: dict[str, Any], rewards: dict[str, Tensor] | None = None) -> TensorDict:
         source = dict(given)
@@ -328,41 +336,11 @@ class MarlEnv(EnvBase):
             source[name] = TensorDict(leaves, (*self.batch_size, group.n_agents), self.device)
         return TensorDict(source, self.batch_size, self.device)
 
-    @contextlib.contextmanager
-    def _nothing_given_is_written(self, method: str) -> Iterator[None]:
-        """What was given earlier lies in rollouts: writing to it in place would spoil them."""
-        leaves = list(_leaves(self._episode.get("given", {})))
-        versions = [x._version for _, x in leaves]
-        yield
-        for (key, x), version in zip(leaves, versions):
-            if x._version != version:
-                raise SpecError(
-                    f"{type(self).__name__}.{method} writes in place to what it gave as {key!r} "
-                    "before; give a clone, or write x = x + y for x += y."
-                )
-
     # -------------------------------------------------------------- random state and snapshot
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Random actions, legal ones where there are action masks."""
-        actions = {
-            name: draw_actions(
-                self.kinds[name],
-                self._declaration.reader.kind_specs[name],
-                None if tensordict is None else tensordict.get(name, None),
-                self.batch_size,
-                self.device,
-            )
-            for name in self.group_map
-        }
-        if tensordict is None:
-            return TensorDict(actions, self.batch_size, self.device)
-        for name, group in actions.items():
-            if tensordict.get(name, None) is None:
-                tensordict.set(name, group)
-            else:
-                tensordict.get(name).update(group)
-        return tensordict
+        return draw_actions(self._declaration, tensordict, self.batch_size, self.device)
 
     def _set_seed(self, seed: int | None) -> None:
         self._seed = 0 if seed is None else seed
@@ -379,13 +357,7 @@ class MarlEnv(EnvBase):
         """
         if not self._episode:
             self.reset()
-        for path, value in walk_simulator(self, self._not_world).slots():
-            if isinstance(value, _GENERATORS):
-                raise SimulatorStateError(
-                    f"{type(self).__name__}: {'.'.join(path)} is a {type(value).__name__}; draw "
-                    "from torch's global functions instead, which this env seeds and saves."
-                )
-        world = SimulatorState(None, self._not_world).read(self)
+        world = save_world(self, self._not_world)
         return TensorDict({"world": world, "random": TensorDict(self._random.state_dict())})
 
     def restore(self, snapshot: TensorDict) -> None:
@@ -396,17 +368,14 @@ class MarlEnv(EnvBase):
         """
         if not self._episode:
             self.reset()
-        SimulatorState(None, self._not_world).write(self, snapshot["world"])
+        load_world(self, self._not_world, snapshot["world"])
         self._random.load_state_dict(dict(snapshot["random"].items()))
 
     def to(self, device: torch.device | str) -> MarlEnv:
         """Moves the env and its world's tensors to a device."""
         device = torch.device(device)
         if device != self.device:
-            walk = walk_simulator(self, self._not_world)
-            moved = {id(x): x.to(device) for x in walk.tensors.values()}
-            for path, x in walk.tensors.items():
-                set_child(walk.objects[path[:-1]], path[-1], moved[id(x)])
+            move_world(self, self._not_world, device)
             self._random = RandomState(_own_stream(self._seed), device)
         return super().to(device)
 
@@ -429,22 +398,3 @@ def _completed(method: Callable[..., Any], complete: str) -> Callable[..., Any]:
 def _own_stream(seed: int) -> int:
     """Another seed: an env and a policy of one seed must not draw the same numbers."""
     return int(np.random.SeedSequence([seed % 2**64, 0]).generate_state(1)[0])
-
-
-def _leaves(nested: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Tensor]]:
-    for key, x in nested.items():
-        if isinstance(x, dict):
-            yield from _leaves(x, (*path, key))
-        else:
-            yield (*path, key), x
-
-
-def _refuse_unknown(cls: type, unknown: dict[str, Any]) -> None:
-    inits = (inspect.signature(own.__init__) for own in (cls, MarlEnv))  # type: ignore[misc]
-    known = {name for init in inits for name in init.parameters}
-    known = sorted(known - {"self", "args", "kwargs", "unknown"})
-    for name in unknown:
-        raise ConfigError(
-            f"{cls.__name__} has no argument {name!r}; {nearest(name, known)}"
-            f"it takes {', '.join(known)}."
-        )

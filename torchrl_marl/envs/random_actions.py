@@ -12,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 
+from torchrl_marl.envs.declaration import Declaration
 from torchrl_marl.envs.kinds import GroupKinds, batched
 from torchrl_marl.stacking import is_lazy, pad_group
 
@@ -19,25 +20,41 @@ __all__ = ["draw_actions"]
 
 
 def draw_actions(
+    declaration: Declaration,
+    tensordict: TensorDictBase | None,
+    batch_size: torch.Size,
+    device: torch.device | None,
+) -> TensorDictBase:
+    """Random actions of a team, legal ones where there are action masks.
+
+    Args:
+        declaration (Declaration): of the world.
+        tensordict (TensorDictBase, optional): with the action masks; the actions are written to
+            it. Actions of a heterogeneous group that is dense there are padded with zeros.
+        batch_size (torch.Size): ``[E]``.
+        device (torch.device, optional): of the actions.
+    """
+    if tensordict is None:
+        tensordict = TensorDict({}, batch_size, device)
+    for name, kinds in declaration.groups.items():
+        specs = declaration.reader.kind_specs[name]
+        group = tensordict.get(name, None)
+        actions = _draw_group(kinds, specs, group, batch_size, device)
+        if group is None:
+            tensordict.set(name, actions)
+        else:
+            group.update(actions)
+    return tensordict
+
+
+def _draw_group(
     kinds: GroupKinds,
     specs: Mapping[str, Composite],
     group: TensorDictBase | None,
     batch_size: torch.Size,
     device: torch.device | None,
 ) -> TensorDictBase:
-    """Random actions of a group, legal ones where there are action masks.
-
-    Args:
-        kinds (GroupKinds): of the group.
-        specs (mapping): kind -> its agents' specs ``[M]``, with ``"action"``.
-        group (TensorDictBase, optional): with the ``"action_mask"``, where there is one. Where it
-            is dense and the kinds' actions differ, the actions are padded with zeros.
-        batch_size (torch.Size): ``[E]``.
-        device (torch.device, optional): of the actions.
-
-    Shapes:
-        - returns ``[E, N]`` with the leaf ``"action"``
-    """
+    """``[E, N]`` with the leaf ``"action"``."""
     masks = dict.fromkeys(kinds.names)
     if group is not None and "action_mask" in group.keys():
         own = kinds.split(group.select("action_mask"))

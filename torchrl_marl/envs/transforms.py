@@ -70,8 +70,8 @@ class PadAgents(Transform):
         for name, members in self.members.items():
             group = tensordict.get(name, None)
             if group is not None and not is_lazy(group):
-                own = unpad_group(group.select("action", strict=False), paddings_of(members))
-                tensordict.set(name, own)
+                # All leaves: transforms read what they carry on (sums, counts) from here.
+                tensordict.set(name, unpad_group(group, paddings_of(members)))
         return tensordict
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:

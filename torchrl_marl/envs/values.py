@@ -5,7 +5,7 @@ Shapes: E envs, M agents of a kind (or of a dense group).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +20,38 @@ from torchrl.data import (
     TensorSpec,
 )
 
+from torchrl_marl.envs.declaration import Declaration
 from torchrl_marl.errors import SpecError
 
-__all__ = ["check_values"]
+__all__ = ["check_team", "check_values"]
 
 _ROUNDING = 1e-5
+
+
+def check_team(
+    where: str,
+    leaf: str,
+    given: Mapping[str, Mapping[str, Any]],
+    masks: Mapping[str, Tensor],
+    declaration: Declaration,
+) -> None:
+    """:func:`check_values` of a leaf of all groups.
+
+    Args:
+        where (str): the method, in the message.
+        leaf (str): ``"observation"`` or ``"action"``.
+        given (mapping): group -> the leaf, of the whole group or under each kind.
+        masks (mapping): group -> who is looked at, ``[E, N]``.
+        declaration (Declaration): of the world.
+    """
+    reader = declaration.reader
+    for name, kinds in declaration.groups.items():
+        agents = declaration.team.groups[name].agent_names
+        for kind, value in kinds.parts(given[name], leaf).items():
+            place = kinds.slices[kind] if kind else slice(None)
+            specs = reader.kind_specs[name][kind] if kind else reader.specs[name]
+            mask = masks[name][:, place]
+            check_values(where, (name, leaf), specs[leaf], value, mask, agents[place])
 
 
 def check_values(

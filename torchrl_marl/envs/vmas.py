@@ -261,7 +261,8 @@ class VmasEnv(torchrl.envs.VmasEnv):
             if infos[i]:
                 member["info"] = self.read_info(infos[i])
             members.append(member)
-        return LazyStackedTensorDict.maybe_dense_stack(members, dim=1)
+        # Lazily even where what they see agrees: their actions do not.
+        return LazyStackedTensorDict(*members, stack_dim=1)
 
     def _read_state(self, observations: Sequence[Any]) -> Tensor:
         if callable(self._state_of):

@@ -168,60 +168,61 @@ class AgentNetwork(nn.Module):
         return output if self.head is None else self.head(output)
 
 
-class _Central(nn.Module):
-    """Networks that read all of what a critic sees, and whose outputs are the agents' values.
+class _Columns(nn.Module):
+    """Different columns of one row for each of several networks.
 
     Args:
-        network (nn.Module): one, ``[*B, F] -> [*B, out]``, or several that each read their own
-            columns, ``[*B, K, F] -> [*B, K, out]``.
-        columns (list of list of int, optional): of each of several networks.
-        outputs (sequence of int): the output that is each agent's, numbered through.
+        columns (sequence of sequence of int): of each network.
+
+    Shapes:
+        - features: ``[*B, F]``; returns ``[*B, K, widest]``, zeros behind what is narrower
     """
 
-    columns: Tensor | None
-    outputs: Tensor | None
+    own: Tensor | None
+
+    def __init__(self, columns: Sequence[Sequence[int]], device: torch.device | str | None) -> None:
+        super().__init__()
+        widths = torch.tensor([len(own) for own in columns], device=device)
+        widest = int(widths.max())
+        rows = [[*own, *[0] * (widest - len(own))] for own in columns]
+        self.register_buffer("index", torch.tensor(rows, device=device), persistent=False)
+        own = torch.arange(widest, device=device) < widths.unsqueeze(-1)
+        self.register_buffer("own", None if bool(own.all()) else own, persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        picked = features.index_select(-1, self.index.flatten())
+        picked = picked.unflatten(-1, tuple(self.index.shape))
+        return picked if self.own is None else torch.where(self.own, picked, 0.0)
+
+
+class _Outputs(nn.Module):
+    """A value for every agent from the outputs of one network, or of several.
+
+    Args:
+        index (sequence of int): the output that is each agent's, numbered through.
+        several (bool): there is a dim of networks before that of outputs.
+        n_outputs (int): how many there are.
+    """
+
+    index: Tensor | None
 
     def __init__(
         self,
-        network: nn.Module,
-        columns: Sequence[Sequence[int]] | None,
-        outputs: Sequence[int],
+        index: Sequence[int],
+        several: bool,
         n_outputs: int,
         device: torch.device | str | None,
     ) -> None:
         super().__init__()
-        self.network = network
-        index = None
-        if columns is not None:
-            width = max(len(own) for own in columns)
-            index = torch.tensor([[*own, *[0] * (width - len(own))] for own in columns])
-        plain = list(outputs) == list(range(n_outputs))
-        self.register_buffer(
-            "columns", None if index is None else index.to(device), persistent=False
-        )
-        own_output = None if plain else torch.tensor(outputs, device=device)
-        self.register_buffer("outputs", own_output, persistent=False)
+        self.several = several
+        plain = list(index) == list(range(n_outputs))
+        chosen = None if plain else torch.tensor(index, device=device)
+        self.register_buffer("index", chosen, persistent=False)
 
-    def forward(self, features: Tensor) -> Tensor:
-        if self.columns is not None:
-            flat = features.index_select(-1, self.columns.flatten())
-            features = flat.unflatten(-1, tuple(self.columns.shape))
-        values = self.network(features)
-        values = values if self.columns is None else values.flatten(-2)
-        return (values if self.outputs is None else values[..., self.outputs]).unsqueeze(-1)
-
-
-class _ForEachAgent(nn.Module):
-    """The same features for every agent of a network over agents."""
-
-    def __init__(self, network: nn.Module, n_agents: int) -> None:
-        super().__init__()
-        self.network = network
-        self.n_agents = n_agents
-
-    def forward(self, features: Tensor) -> Tensor:
-        shape = (*features.shape[:-1], self.n_agents, features.shape[-1])
-        return self.network(features.unsqueeze(-2).expand(shape))
+    def forward(self, values: Tensor) -> Tensor:
+        values = values.flatten(-2) if self.several else values
+        values = values if self.index is None else values.index_select(-1, self.index)
+        return values.unsqueeze(-1)
 
 
 def make_agent_network(
@@ -275,29 +276,40 @@ def make_central_network(
         device (torch.device, optional): of the parameters.
     """
     shared, parts = sharing_of(config), group.part_index
-    width = max(max(own) for own in columns) + 1
+    sizes = [part.n_agents if per_agent else 1 for part in group.parts]
+    alike = all(list(own) == list(columns[0]) for own in columns)
     if shared not in ("group", "full"):
         from torchrl_marl.modules.sharing import make_shared_mlp
 
-        n = group.n_agents
+        own = [columns[part] for part in parts]
         network = make_shared_mlp(
-            [width] * n, [1] * n, _kinds(group), config, gain=gain, device=device
+            [len(row) for row in own],
+            [1] * len(own),
+            _kinds(group),
+            config,
+            gain=gain,
+            device=device,
         )
-        return _ForEachAgent(network, n)
-    sizes = [part.n_agents if per_agent else 1 for part in group.parts]
-    if shared == "full" or len(sizes) == 1:
-        outputs = list(range(group.n_agents)) if per_agent else list(parts)
-        network = _mlp(width, sum(sizes), config, gain, device)
-        return _Central(network, None, outputs, sum(sizes), device)
-    from torchrl_marl.modules.stacks.building import stack
+        return nn.Sequential(_Columns(own, device), network)
+    if len(sizes) == 1 or (shared == "full" and alike):
+        index = list(range(group.n_agents)) if per_agent else list(parts)
+        network = _mlp(len(columns[0]), sum(sizes), config, gain, device)
+        return nn.Sequential(network, _Outputs(index, False, sum(sizes), device))
+    widest = max(sizes)
+    if shared == "full":
+        network = _mlp(max(map(len, columns)), widest, config, gain, device)
+    else:
+        from torchrl_marl.modules.stacks.building import stack
 
-    members = [_mlp(len(own), n, config, gain, device) for own, n in zip(columns, sizes)]
-    widest, outputs, seen = max(sizes), [], [0] * len(sizes)
-    for part in parts:
-        outputs.append(part * widest + (seen[part] if per_agent else 0))
-        seen[part] += 1
-    network = stack(members, pad=True)
-    return _Central(network, columns, outputs, widest * len(sizes), device)
+        members = [_mlp(len(own), n, config, gain, device) for own, n in zip(columns, sizes)]
+        network = stack(members, pad=True)
+    firsts = [parts.index(part) for part in parts]
+    index = [
+        part * widest + (i - first if per_agent else 0)
+        for i, (part, first) in enumerate(zip(parts, firsts))
+    ]
+    picked = _Outputs(index, True, widest * len(sizes), device)
+    return nn.Sequential(_Columns(columns, device), network, picked)
 
 
 def columns_of_parts(seen: GroupSpec, group: GroupSpec, own_part: bool) -> list[list[int]]:

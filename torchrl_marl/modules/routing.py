@@ -9,9 +9,8 @@ Shapes: B any batch dims, N agents of a group, n agents of a route.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from typing import Any
 
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import (
@@ -27,14 +26,22 @@ from torch.distributions import Distribution
 
 from torchrl_marl.modules.routing_data import DataGroup
 from torchrl_marl.modules.routing_distribution import DistributionRoute, RoutedDistribution
-from torchrl_marl.modules.routing_group import Path, Roster, SpecGroup, as_path, locate, make_step
+from torchrl_marl.modules.routing_group import (
+    Path,
+    Roster,
+    SpecGroup,
+    Step,
+    as_path,
+    locate,
+    make_step,
+    path_of,
+    read_agents,
+)
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.stacking import is_lazy
 
 __all__ = ["RoutedSequential"]
 
-Agents: TypeAlias = int | str | Sequence[int | str]
-Routes: TypeAlias = list[tuple[tuple[int, ...], Distribution, NestedKey]]
 PROBABILISTIC = (ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential)
 
 
@@ -110,112 +117,54 @@ class RoutedSequential(TensorDictSequential):
         )
         self._group = group
         self._specs: dict[Path, GroupSpec] = {}
-        if isinstance(group, TeamSpec):
-            self._specs = {(name,): spec for name, spec in group.groups.items()}
-        elif isinstance(group, GroupSpec):
-            self._specs = {(group.name,): group}
+        if isinstance(group, (GroupSpec, TeamSpec)):
+            specs = group.groups if isinstance(group, TeamSpec) else {group.name: group}
+            self._specs = {(name,): spec for name, spec in specs.items()}
+            self._fixed: list[Path] | None = list(self._specs)
+        else:
+            self._fixed = None if group is None else [as_path(group)]
+        self._agents = [
+            read_agents(self._name(i), agents, self._specs.get(path_of(module, self._fixed)))
+            for i, (module, (_, agents)) in enumerate(zip(self._module_iter(), pairs))
+        ]
         self._survey()
-        self._agents = [self._indices(i, agents) for i, (_, agents) in enumerate(pairs)]
         if not partial_tolerant:
             self._check_specs()
 
     # ------------------------------------------------------------------------- construction
 
     def _survey(self) -> None:
-        """Where each module's group is, and the width of its first layer."""
-        steps = list(self._module_iter())
-        self._paths = [self._path_of(module) for module in steps]
-        self._widths = [_first_width(module) for module in steps]
-
-    def _path_of(self, module: TensorDictModuleBase) -> Path:
-        keys = [as_path(key) for key in (*module.in_keys, *module.out_keys)]
-        for path in self._fixed():
-            if any(key[: len(path)] == path for key in keys):
-                return path
-        if self._group is not None:
-            return ()
-        nested = [key[:-1] for key in keys if len(key) > 1]
-        shared = nested[0] if nested else ()
-        for other in nested:
-            while shared != other[: len(shared)]:
-                shared = shared[:-1]
-        return shared
-
-    def _fixed(self) -> list[Path]:
-        """The groups that were named."""
-        if self._group is None or self._specs:
-            return list(self._specs)
-        return [as_path(self._group)]  # type: ignore[arg-type]
-
-    def _indices(self, i: int, agents: Agents | None) -> tuple[int, ...] | None:
-        if agents is None:
-            return None
-        spec = self._specs.get(self._paths[i])
-        found: list[int] = []
-        for agent in [agents] if isinstance(agents, (int, str)) else agents:
-            found += self._named(i, agent, spec) if isinstance(agent, str) else [int(agent)]
-        last = None if spec is None else spec.n_agents - 1
-        beyond = [agent for agent in found if agent < 0 or (last is not None and agent > last)]
-        if not found or beyond or len(set(found)) < len(found):
-            raise ValueError(
-                f"module {self._name(i)} has the route {found}, expected different agents from 0 "
-                f"to {'N - 1' if last is None else last}."
-            )
-        return tuple(found)
-
-    def _named(self, i: int, agent: str, spec: GroupSpec | None) -> list[int]:
-        if spec is None:
-            raise ValueError(
-                f"module {self._name(i)} has a route to {agent!r}, but only specs know names; give "
-                "group=GroupSpec or TeamSpec, or indices."
-            )
-        found = [k for k, name in enumerate(spec.agent_names) if fnmatchcase(name, agent)]
-        if not found:
-            raise ValueError(
-                f"module {self._name(i)} has a route to {agent!r}, expected agents of group "
-                f"{spec.name!r}: {', '.join(spec.agent_names)}."
-            )
-        return found
+        """Reads the modules' keys and widths."""
+        steps = enumerate(zip(self._module_iter(), self._agents))
+        self._steps = [
+            make_step(self._name(i), module, path_of(module, self._fixed), agents)
+            for i, (module, agents) in steps
+        ]
 
     def _check_specs(self) -> None:
-        """Plays a step with shapes alone, as far as they are known."""
+        """Plays a call with shapes alone, as far as they are known."""
         for path, spec in self._specs.items():
             roster = SpecGroup(path, spec)
-            own = [i for i, other in enumerate(self._paths) if other == path]
-            for i in own:
-                module = self._step(i)
-                agents = None
-                if not isinstance(module, RoutedSequential):
-                    agents = self._choose(i, module, roster)
+            own = [pair for pair in zip(self._steps, self._module_iter()) if pair[0].path == path]
+            for step, module in own:
+                nested = isinstance(module, RoutedSequential)
+                agents = None if nested else roster.choose(step, False)
                 if agents is None:
-                    return
-                roster.note(self._name(i), module, agents)
-            if own:
-                roster.check_complete(self._action_leaves(roster))
-
-    def _step(self, i: int) -> TensorDictModuleBase:
-        return list(self._module_iter())[i]
+                    break
+                roster.note(step, agents)
+            else:
+                if own:
+                    roster.check_complete(self._actions_of(roster))
 
     def _name(self, i: int) -> str:
         return repr(list(self.module)[i]) if isinstance(self.module, nn.ModuleDict) else str(i)
 
-    def _choose(
-        self, i: int, module: TensorDictModuleBase, roster: SpecGroup | DataGroup
-    ) -> tuple[int, ...] | None:
-        def width() -> int | None:
-            return self._widths[i] or _first_width(module)
-
-        name, tolerant = self._name(i), bool(self.partial_tolerant)
-        return roster.choose(name, module, self._agents[i], width, tolerant)
-
-    def _action_leaves(self, roster: SpecGroup | DataGroup) -> list[NestedKey]:
+    def _actions_of(self, roster: Roster) -> list[NestedKey]:
+        """What must be written for every agent if for any."""
         spec = self._specs.get(roster.path)
-        written = [key for module in self._module_iter() for key in module.out_keys]
         if spec is None:
-            written = [key for key in written if as_path(key)[-1] == "action"]
-        else:
-            written = [key for key in written if key == spec.action_key]
-        return roster.leaves(dict.fromkeys(written))
+            return [leaf for leaf in roster.writers if as_path(leaf)[-1] == "action"]
+        return [leaf for leaf in roster.writers if roster.key(leaf) == spec.action_key]
 
     # ------------------------------------------------------------------------------ a call
 
@@ -245,53 +194,53 @@ class RoutedSequential(TensorDictSequential):
     def _has_routes(self, root: TensorDictBase) -> bool:
         if any(agents is not None for agents in self._agents):
             return True
-        found = [locate(root, path, self._group is not None) for path in dict.fromkeys(self._paths)]
+        paths = dict.fromkeys(step.path for step in self._steps)
+        found = [locate(root, path, self._fixed is not None) for path in paths]
         return any(group is not None and is_lazy(group[1]) for group in found)
 
-    def _execute(self, root: TensorDictBase, routes: Routes | None = None) -> TensorDictBase:
-        """Runs the modules; with ``routes``, up to the last distribution, which it keeps there."""
+    def _execute(
+        self, root: TensorDictBase, dists: list[DistributionRoute] | None = None
+    ) -> TensorDictBase:
+        """Runs the modules; with ``dists``, up to the last distribution, and keeps those there."""
         groups: dict[Path, DataGroup] = {}
-        steps = list(self._module_iter())
-        if routes is not None:
-            steps = steps[: 1 + max(i for i, m in enumerate(steps) if _is_probabilistic(m))]
-        for i, module in enumerate(steps):
-            group = self._find_group(i, root, groups)
-            routed = group is not None and (group.lazy or self._agents[i] is not None)
-            if routes is None or not _is_probabilistic(module):
-                needed = True
+        pairs = list(zip(self._steps, self._module_iter()))
+        if dists is not None:
+            while not _is_probabilistic(pairs[-1][1]):
+                pairs.pop()
+        for i, (step, module) in enumerate(pairs):
+            group = self._find_group(step, root, groups)
+            if group is not None and group.path != step.path:
+                step = make_step(step.name, module, group.path, step.agents)
+            if dists is not None and _is_probabilistic(module):
+                later = {key for other, _ in pairs[i + 1 :] for key in other.in_keys}
+                needed = any(key in later for key in module.out_keys)
+                self._keep_distribution(step, module, root, group, dists, needed)
+                continue
+            routed = group is not None and (group.lazy or step.agents is not None)
+            if group is None or not routed or isinstance(module, RoutedSequential):
+                root = self._run_plainly(module, root, groups)
+                if group is not None:
+                    group.note(step, group.everyone)
             else:
-                needed = self._keep_distribution(i, module, root, group, routes)
-            if not needed:
-                continue
-            if group is not None and routed and not isinstance(module, RoutedSequential):
-                self._play(i, module, root, group)
-                continue
-            for other in groups.values():
-                other.flush(root)
-            root = self._run_module(module, root)
-            for other in groups.values():
-                other.refresh(root)
-            if group is not None:
-                group.note(self._name(i), module, group.everyone)
+                self._play(step, module, root, group)
         for group in groups.values():
-            if routes is None and not self.partial_tolerant:
-                group.check_complete(self._action_leaves(group))
+            if dists is None and not self.partial_tolerant:
+                group.check_complete(self._actions_of(group))
         for group in groups.values():
             group.flush(root)
         return root
 
     def _find_group(
-        self, i: int, root: TensorDictBase, groups: dict[Path, DataGroup]
+        self, step: Step, root: TensorDictBase, groups: dict[Path, DataGroup]
     ) -> DataGroup | None:
-        path = self._paths[i]
-        if path in groups:
-            return groups[path]
-        found = locate(root, path, self._group is not None)
+        if step.path in groups:
+            return groups[step.path]
+        found = locate(root, step.path, self._fixed is not None)
         if found is None:
-            if self._agents[i] is not None:
+            if step.agents is not None:
                 raise ValueError(
-                    f"module {self._name(i)} has a route, but there is no group for it: found "
-                    f"{list(root.keys())}, expected {path or 'keys under a group'}."
+                    f"module {step.name} has a route, but no group: found {list(root.keys())}, "
+                    f"expected {step.path or 'agents under a key that its own keys share'}."
                 )
             return None
         path, data = found
@@ -299,20 +248,30 @@ class RoutedSequential(TensorDictSequential):
             groups[path] = DataGroup(root, path, data, self._specs.get(path))
         return groups[path]
 
+    def _run_plainly(
+        self, module: TensorDictModuleBase, root: TensorDictBase, groups: dict[Path, DataGroup]
+    ) -> TensorDictBase:
+        """Runs a module on everything, as TorchRL does."""
+        for group in groups.values():
+            group.flush(root)
+        root = self._run_module(module, root)
+        for group in groups.values():
+            group.refresh(root)
+        return root
+
     def _play(
-        self, i: int, module: TensorDictModuleBase, root: TensorDictBase, group: DataGroup
+        self, step: Step, module: TensorDictModuleBase, root: TensorDictBase, group: DataGroup
     ) -> None:
         """Runs a module on the agents that it is for."""
-        agents = self._choose(i, module, group)
+        agents = group.choose(step, bool(self.partial_tolerant))
         if not agents:
             return
-        view = group.view(root, module, agents)
         try:
-            out = module(view)
+            out = module(group.view(root, step, agents))
         except Exception as error:
-            error.add_note(f"In module {self._name(i)}, for {group.describe(agents)}.")
+            error.add_note(f"In module {step.name}, for {group.describe(agents)}.")
             raise
-        group.write(root, self._name(i), module, agents, out)
+        group.write(root, step, agents, out)
 
     # --------------------------------------------------------------------- probabilistic parts
 
@@ -322,18 +281,19 @@ class RoutedSequential(TensorDictSequential):
         Raises:
             ValueError: no probabilistic module, or those of more than one group.
         """
-        acting = {self._paths[i] for i, m in enumerate(self._module_iter()) if _is_probabilistic(m)}
+        pairs = zip(self._steps, self._module_iter())
+        acting = {step.path for step, module in pairs if _is_probabilistic(module)}
         if len(acting) != 1:
             raise ValueError(
-                f"this policy has probabilistic modules in the groups {sorted(acting)}, expected "
-                "those of one group; take one with select_subsequence."
+                f"this policy has probabilistic modules in {sorted(acting) or 'no group'}, "
+                "expected such of one group; take the one with select_subsequence."
             )
-        routes: Routes = []
-        root = self._execute(tensordict.copy(), routes)
-        found = locate(root, next(iter(acting)), self._group is not None)
+        dists: list[DistributionRoute] = []
+        root = self._execute(tensordict.copy(), dists)
+        found = locate(root, next(iter(acting)), self._fixed is not None)
         if found is None:
-            return routes[-1][1]
-        return RoutedDistribution(DataGroup(root, *found, self._specs.get(found[0])), routes)
+            return dists[-1][1]
+        return RoutedDistribution(DataGroup(root, *found, self._specs.get(found[0])), dists)
 
     def log_prob(self, tensordict: TensorDictBase, *, dist: Distribution | None = None) -> Tensor:
         """The log-probabilities of the actions that the agents have, ``[*B, N]``."""
@@ -342,27 +302,34 @@ class RoutedSequential(TensorDictSequential):
 
     def _keep_distribution(
         self,
-        i: int,
-        module: TensorDictModuleBase,
+        step: Step,
+        module: Any,
         root: TensorDictBase,
         group: DataGroup | None,
-        routes: Routes,
-    ) -> bool:
-        """Keeps the distribution of a module's agents; whether its sample is needed, too."""
+        dists: list[DistributionRoute],
+        needed: bool,
+    ) -> None:
+        """Keeps the distribution of a module's agents; runs the module where that is needed."""
         if group is None:
-            routes.append(((), module.get_dist(root), module.out_keys[-1]))
-            return True
-        agents = self._choose(i, module, group)
+            dists.append(((), module.get_dist(root), module.out_keys[0]))
+            if needed:
+                module(root)
+            return
+        agents = group.choose(step, bool(self.partial_tolerant))
         if not agents:
-            return False
-        leaves = group.leaves(module.dist_sample_keys)
-        dist = module.get_dist(group.view(root, module, agents))
-        routes[:] = [route for route in routes if not set(route[0]) & set(agents)]
-        routes.append((agents, dist, leaves[0]))
-        later = (key for other in list(self._module_iter())[i + 1 :] for key in other.in_keys)
-        if not any(key in module.out_keys for key in later):
-            return False
-        return any(group.shapes(leaf)[agent] is None for leaf in leaves for agent in agents)
+            return
+        view = group.view(root, step, agents)
+        drawn = [leaf for leaf in step.writes if group.key(leaf) in module.dist_sample_keys]
+        # An agent's action comes last; what was drawn before is given, if the agent has it.
+        dists[:] = [other for other in dists if not set(other[0]) & set(agents)]
+        dists.append((agents, module.get_dist(view), drawn[0]))
+        if needed:
+            known = [leaf for leaf in drawn if _all_have(group, leaf, agents)]
+            given = {group.key(leaf): group.take(agents, leaf) for leaf in known}
+            out = module(view)
+            for key, value in given.items():
+                out.set(key, value)
+            group.write(root, step, agents, out)
 
     @property
     def log_prob_keys(self) -> list[NestedKey]:
@@ -427,10 +394,10 @@ class RoutedSequential(TensorDictSequential):
         self._survey()
 
     def _part(self, indices: Iterable[int]) -> RoutedSequential:
-        entries = [(self._step(i), self._agents[i]) for i in indices]
-        modules: Any = entries
+        indices, steps = list(indices), list(self._module_iter())
+        modules: Any = [(steps[i], self._agents[i]) for i in indices]
         if isinstance(self.module, nn.ModuleDict):
-            modules = [dict(zip([list(self.module)[i] for i in indices], entries))]
+            modules = [dict(zip([list(self.module)[i] for i in indices], modules))]
         return type(self)(*modules, group=self._group, partial_tolerant=True, inplace=self.inplace)
 
 
@@ -438,11 +405,6 @@ def _is_probabilistic(module: nn.Module) -> bool:
     return isinstance(module, PROBABILISTIC)
 
 
-def _first_width(module: nn.Module) -> int | None:
-    """How many features the first layer takes; None where it does not say."""
-    for layer in module.modules():
-        if next(layer.parameters(recurse=False), None) is not None:
-            if isinstance(layer, nn.LayerNorm):
-                return layer.normalized_shape[-1]
-            return getattr(layer, "in_features", None) or getattr(layer, "input_size", None)
-    return None
+def _all_have(group: DataGroup, leaf: NestedKey, agents: tuple[int, ...]) -> bool:
+    shapes = group.shapes(leaf)
+    return all(shapes[agent] is not None for agent in agents)

@@ -201,14 +201,15 @@ class DataGroup(Roster):
         parts = self.written[leaf]
         if [agent for agents, _ in parts for agent in agents] == list(self.everyone):
             values = [value for _, value in parts]
-            if len({value.shape[self.own_dim :] for value in values}) > 1:
+            if len({(value.shape[self.own_dim :], value.dtype) for value in values}) > 1:
                 return None
             return values[0] if len(values) == 1 else torch.cat(values, self.dim)
         column = self.column(leaf)
         if any(value is None for value in column):
             return None
         entries = cast(list[Tensor], column)
-        return torch.stack(entries, self.dim) if len({v.shape for v in entries}) == 1 else None
+        agree = len({(value.shape, value.dtype) for value in entries}) == 1
+        return torch.stack(entries, self.dim) if agree else None
 
     def _loosen(self, root: TensorDictBase) -> None:
         """Makes a dense group a lazily stacked one, since its agents differ from now on."""

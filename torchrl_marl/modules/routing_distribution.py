@@ -75,16 +75,22 @@ class RoutedDistribution(Distribution):
                 its group; or the actions, of all agents or one by one.
 
         Raises:
-            ValueError: a distribution that gives a log-probability for every feature.
+            ValueError: a distribution that gives more than one number for an agent.
+            KeyError: the group is not there.
         """
+        if isinstance(value, TensorDictBase):
+            found = locate(value, self.path, exact=True)
+            if found is None:
+                raise KeyError(f"{self.label} is not there, found {list(value.keys())}.")
+            group = DataGroup(value, *found, None)
         parts = []
         for agents, dist, leaf in self.routes:
-            if isinstance(dist, CompositeDistribution):
-                raise ValueError(
-                    f"{self.label}: a composite distribution has no log-probability of an agent; "
-                    "ask the module of its route."
-                )
-            own = self._own(value, agents, leaf, len(dist.event_shape))
+            if isinstance(value, TensorDictBase):
+                own = group.take(agents, leaf)
+            else:
+                dim = self.dim - len(dist.event_shape)
+                rows = value.unbind(dim) if isinstance(value, Tensor) else value
+                own = torch.stack([rows[agent] for agent in agents], dim)
             parts.append((agents, dist.log_prob(own)))
         return self._per_agent(parts)
 
@@ -113,20 +119,9 @@ class RoutedDistribution(Distribution):
         """Each agent's most likely action."""
         return self._actions([(agents, dist.mode) for agents, dist, _ in self.routes])
 
-    def _own(self, value: Any, agents: tuple[int, ...], leaf: NestedKey, event: int) -> Tensor:
-        if isinstance(value, TensorDictBase):
-            found = locate(value, self.path, exact=True)
-            if found is None:
-                raise KeyError(f"{self.label} is not there, found {list(value.keys())}.")
-            return DataGroup(value, self.path, found[1], None).take(agents, leaf)
-        dim = self.dim - event
-        if isinstance(value, Tensor):
-            value = value.unbind(dim)
-        return torch.stack([value[agent] for agent in agents], dim)
-
     def _per_agent(self, parts: Parts) -> Tensor:
         for agents, dist, _ in self.routes:
-            if len(dist.batch_shape) != self.ndim:
+            if isinstance(dist, CompositeDistribution) or len(dist.batch_shape) != self.ndim:
                 raise ValueError(
                     f"{self.label}: agents {list(agents)} have a {type(dist).__name__} of batch "
                     f"shape {tuple(dist.batch_shape)}, expected one number an agent; wrap it in "
@@ -138,9 +133,7 @@ class RoutedDistribution(Distribution):
         dims = [self.dim - len(dist.event_shape) for _, dist, _ in self.routes]
         return self._join(parts, dims)
 
-    def _join(
-        self, parts: Parts, dims: Sequence[int]
-    ) -> Tensor | list[Tensor]:
+    def _join(self, parts: Parts, dims: Sequence[int]) -> Tensor | list[Tensor]:
         order = [agent for agents, _ in parts for agent in agents]
         shapes = {value.shape[dim:][1:] for (_, value), dim in zip(parts, dims)}
         agree = len(shapes) == 1 and len({value.ndim for _, value in parts}) == 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, TypeAlias, cast
 
 from tensordict import NestedKey, TensorDictBase, is_tensor_collection
@@ -16,7 +17,18 @@ from torch import nn
 from torchrl_marl.specs import GroupSpec
 from torchrl_marl.stacking import is_lazy
 
-__all__ = ["Path", "Roster", "Shape", "SpecGroup", "Step", "as_path", "locate", "make_step"]
+__all__ = [
+    "Path",
+    "Roster",
+    "Shape",
+    "SpecGroup",
+    "Step",
+    "as_path",
+    "locate",
+    "make_step",
+    "path_of",
+    "read_agents",
+]
 
 Path: TypeAlias = tuple[str, ...]
 Shape: TypeAlias = tuple[Any, ...]
@@ -28,6 +40,25 @@ GIVEN = ("mask", "action_mask", "reward", "done", "terminated", "truncated")
 def as_path(key: NestedKey) -> Path:
     """A key as a tuple."""
     return (key,) if isinstance(key, str) else cast(Path, key)
+
+
+def path_of(module: TensorDictModuleBase, fixed: Sequence[Path] | None = None) -> Path:
+    """Where a module's group is: what its nested keys share; () where they share nothing.
+
+    Args:
+        module (TensorDictModuleBase): with keys from the root.
+        fixed (sequence of tuple, optional): the groups that there are.
+    """
+    keys = [as_path(key) for key in (*module.in_keys, *module.out_keys)]
+    if fixed is not None:
+        own = [path for path in fixed if any(key[: len(path)] == path for key in keys)]
+        return own[0] if len(own) == 1 else ()
+    nested = [key[:-1] for key in keys if len(key) > 1]
+    shared = nested[0] if nested else ()
+    for other in nested:
+        while shared != other[: len(shared)]:
+            shared = shared[:-1]
+    return shared
 
 
 def locate(
@@ -108,6 +139,46 @@ def _first_width(module: nn.Module) -> int | None:
                 return layer.normalized_shape[-1]
             return getattr(layer, "in_features", None) or getattr(layer, "input_size", None)
     return None
+
+
+def read_agents(name: str, agents: Any, spec: GroupSpec | None) -> tuple[int, ...] | None:
+    """The indices of the agents on a module's route; None without one.
+
+    Args:
+        name (str): the module's place in the policy.
+        agents (int, str or sequence of such, optional): indices, names or patterns.
+        spec (GroupSpec, optional): who there is.
+
+    Raises:
+        ValueError: no agents, unknown ones, or one twice.
+    """
+    if agents is None:
+        return None
+    found: list[int] = []
+    for agent in [agents] if isinstance(agents, (int, str)) else agents:
+        if not isinstance(agent, str):
+            found.append(int(agent))
+            continue
+        if spec is None:
+            raise ValueError(
+                f"module {name} has a route to {agent!r}, but only specs know names; give "
+                "group=GroupSpec or TeamSpec, or indices."
+            )
+        named = [i for i, other in enumerate(spec.agent_names) if fnmatchcase(other, agent)]
+        if not named:
+            raise ValueError(
+                f"module {name} has a route to {agent!r}, expected agents of group "
+                f"{spec.name!r}: {', '.join(spec.agent_names)}."
+            )
+        found += named
+    last = None if spec is None else spec.n_agents - 1
+    beyond = [agent for agent in found if agent < 0 or (last is not None and agent > last)]
+    if not found or beyond or len(set(found)) < len(found):
+        raise ValueError(
+            f"module {name} has the route {found}, expected different agents from 0 to "
+            f"{'N - 1' if last is None else last}."
+        )
+    return tuple(found)
 
 
 class Roster:

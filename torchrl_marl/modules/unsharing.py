@@ -39,7 +39,7 @@ class Origin:
 
         Examples:
             >>> import torch
-        >>> Origin("weight", (0, 0, 1)).take(torch.tensor([[1.0], [2.0]])).tolist()
+            >>> Origin("weight", (0, 0, 1)).take(torch.tensor([[1.0], [2.0]])).tolist()
             [[1.0], [1.0], [2.0]]
         """
         tensor = tensor if self.stacked else tensor.unsqueeze(0)

@@ -13,6 +13,8 @@ from torchrl_marl.modules.stacks.storage import named_tensors
 
 __all__ = ["cat", "expand", "stack"]
 
+_WINDOWS = (StackMember, StackSelection)
+
 
 def stack(
     modules: Sequence[nn.Module],
@@ -96,7 +98,8 @@ def cat(
         (torch.Size([6]), (0, 0, 0, 0, 1, 1))
     """
     parts = list(parts)
-    stacks = [part for part in parts if isinstance(part, ModuleStack)]
+    stacks = [part.stack if isinstance(part, _WINDOWS) else part for part in parts]
+    stacks = [part for part in stacks if isinstance(part, ModuleStack)]
     dims = {part.event_dims for part in stacks}
     if event_dims is None and len(dims) > 1:
         raise ValueError(f"parts with event_dims {sorted(dims)}; say which by event_dims=...")
@@ -127,7 +130,7 @@ class _Members:
 
     def add(self, part: nn.Module) -> None:
         """Adds the agents of a part."""
-        if isinstance(part, StackMember | StackSelection):
+        if isinstance(part, _WINDOWS):
             for agent in part.agents:
                 self._add_agent(part.stack, agent)
         elif isinstance(part, ModuleStack):
