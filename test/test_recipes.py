@@ -20,7 +20,16 @@ EXPECTED = {
     "toy_arena_mappo",
     "toy_matrix_game_mappo",
 }
-FREE = ("env.kwargs", "groups")
+FREE = ("env.kwargs", "env.group_map", "groups")
+# What some ways of sharing need, and share_params, which is another word for two of them.
+DETAILS = {
+    f"learner.{network}.{key}"
+    for network in ("actor", "critic")
+    for key in (
+        *("sharing_index", "agent_id", "agent_id_size", "mask_ratio", "mask_seed"),
+        *("n_clusters", "clustering_frames", "share_params"),
+    )
+}
 
 
 def recipe_file(name):
@@ -42,7 +51,7 @@ def test_the_recipes_that_are_promised_are_there():
 def test_recipe_spells_out_every_setting(name):
     written = OmegaConf.to_container(OmegaConf.load(recipe_file(name)))
     keys = {next((free for free in FREE if key.startswith(free)), key) for key in flatten(written)}
-    assert keys == set(settings_of(TrainConfig))
+    assert keys | DETAILS == set(settings_of(TrainConfig)) | DETAILS
     assert written["recipe"] == name
 
 

@@ -32,7 +32,10 @@ def flat_observation(group: GroupSpec, tensordict: TensorDictBase) -> Tensor:
     Shapes:
         - leaves: ``[*B, N, *features]``, dense or lazily stacked; returns ``[*B, N, O]``
     """
-    own = dense_group(group, tensordict)
+    return _flat(group, dense_group(group, tensordict))
+
+
+def _flat(group: GroupSpec, own: TensorDictBase) -> Tensor:
     rows = []
     for key, ndim in zip(group.observation_keys, group.observation_ndims):
         leaf = own.get(key[1:])
@@ -124,7 +127,7 @@ class JoinedGroup(GroupSpec):
         """
         batch = tensordict.batch_size
         own = [dense_group(part, tensordict) for part in self.groups]
-        source = {"observation": self.observation(tensordict)}
+        source = {"observation": self._cat_observations(own)}
         if self.mask_key is not None:
             source["mask"] = torch.cat(
                 [
@@ -139,13 +142,28 @@ class JoinedGroup(GroupSpec):
             source[leaf] = _cat([td.get(leaf) for td in own], len(batch))
         if flags:
             source |= self._cat_flags(tensordict, own)
-        joined = TensorDict(source, (*batch, self.n_agents), device=tensordict.device)
-        return TensorDict({self.name: joined}, batch, device=tensordict.device)
+        device = tensordict.device
+        agents = torch.Size((*batch, self.n_agents))
+        joined = TensorDict._new_unsafe(source, batch_size=agents, device=device)
+        return TensorDict._new_unsafe({self.name: joined}, batch_size=batch, device=device)
 
-    def observation(self, tensordict: TensorDictBase) -> Tensor:
-        """All agents' flat observations, ``[*B, N, O]``."""
-        rows = [flat_observation(part, tensordict) for part in self.groups]
+    def _cat_observations(self, own: Sequence[TensorDictBase]) -> Tensor:
+        rows = [
+            td.get("observation") if plain else _flat(part, td)
+            for part, td, plain in zip(self.groups, own, self._plain)
+        ]
         return _cat(rows, rows[0].ndim - 2)
+
+    @cached_property
+    def _plain(self) -> tuple[bool, ...]:
+        """Whose observation is one vector of floats, with each agent's own features first."""
+        return tuple(
+            part.observation_ndims == (1,)
+            and part.observation_order is None
+            and part.observation_keys == (part.observation_key,)
+            and part.padded_spec["observation"].dtype.is_floating_point
+            for part in self.groups
+        )
 
     def _cat_action_masks(self, own: Sequence[TensorDictBase], batch: torch.Size) -> Tensor:
         rows = []
@@ -182,20 +200,20 @@ class JoinedGroup(GroupSpec):
             tensordict (TensorDictBase): the parts, dense or lazily stacked; written to.
             leaves (sequence of str): such as ``action`` and ``action_log_prob``.
         """
-        ndim = tensordict.ndim
-        for leaf in leaves:
-            value = joined.get((self.name, leaf))
-            for part, agents in zip(self.groups, self.slices):
-                rows = value[(slice(None),) * ndim + (agents,)]
-                if leaf == "action" and rows.ndim > ndim + 1:
-                    rows = rows[..., : max(part.action_dims)]
-                write_rows(part, tensordict, leaf, rows)
+        dim, sizes = tensordict.ndim, [part.n_agents for part in self.groups]
+        values = [joined.get((self.name, leaf)).split(sizes, dim) for leaf in leaves]
+        for part, *rows in zip(self.groups, *values):
+            own = tensordict.get(part.name)
+            for leaf, row in zip(leaves, rows):
+                width = max(part.action_dims) if leaf == "action" else None
+                if width is not None and row.ndim > dim + 1 and row.shape[-1] > width:
+                    row = row[..., :width]
+                write_rows(part, own, leaf, row)
         return tensordict
 
 
-def write_rows(group: GroupSpec, tensordict: TensorDictBase, leaf: str, rows: Tensor) -> None:
-    """Writes a leaf ``[*B, N, ...]`` into a group, cut to each agent's own where it is lazy."""
-    own = tensordict.get(group.name)
+def write_rows(group: GroupSpec, own: TensorDictBase, leaf: str, rows: Tensor) -> None:
+    """Writes a leaf ``[*B, N, ...]`` into a group's TensorDict, cut to each agent's own if lazy."""
     if not is_lazy(own):
         own.set(leaf, rows)
         return

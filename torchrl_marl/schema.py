@@ -287,6 +287,14 @@ class _Reader:
 
 @cache
 def _attribute_docs(schema: type) -> dict[str, str]:
+    """The string below each attribute of a class and those it extends."""
+    docs: dict[str, str] = {}
+    for cls in reversed(schema.__mro__[:-1]):
+        docs |= _own_attribute_docs(cls)
+    return docs
+
+
+def _own_attribute_docs(schema: type) -> dict[str, str]:
     """The string below each attribute of a class, read from its source file."""
     source = Path(str(sys.modules[schema.__module__].__file__)).read_text(encoding="utf-8")
     classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchrl.collectors import Collector
 from torchrl.envs import (
@@ -22,6 +22,7 @@ from torchrl.envs import (
 from torchrl.envs.utils import check_marl_grouping, step_mdp
 
 from torchrl_marl.specs import TeamSpec
+from torchrl_marl.stacking import is_lazy, pad_group
 
 # Like no other size in any case, so that a first dim of E is the envs.
 E = 13
@@ -34,7 +35,7 @@ class Case:
 
     ``make(num_envs, seed, max_steps)`` builds it; ``random_starts`` tells that its episodes
     start differently, ``agent_done`` that agents end by themselves, ``longest`` the steps after
-    which it ends whatever is done.
+    which it ends whatever is done, ``lazy`` that its groups are stacked lazily.
     """
 
     make: Callable[[int, int, int | None], EnvBase]
@@ -42,6 +43,7 @@ class Case:
     agent_done: bool = False
     state: bool = True
     longest: int = 10**6
+    lazy: bool = False
 
 
 class CountOperations(TorchDispatchMode):
@@ -54,6 +56,29 @@ class CountOperations(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.count += 1
         return func(*args, **(kwargs or {}))
+
+
+def base_of(env: EnvBase) -> EnvBase:
+    """The environment itself, which has the snapshots, without its transforms."""
+    return env.base_env if isinstance(env, TransformedEnv) else env
+
+
+def leaves(td: TensorDictBase, path: tuple = ()) -> Iterator[tuple[tuple, torch.Tensor]]:
+    """All tensors; of a lazily stacked group agent by agent, since they may differ in shape."""
+    if is_lazy(td):
+        for i, member in enumerate(td.unbind(td.stack_dim)):
+            yield from leaves(member, (*path, i))
+        return
+    for key, x in td.items():
+        if isinstance(x, TensorDictBase):
+            yield from leaves(x, (*path, key))
+        else:
+            yield (*path, key), x
+
+
+def read(td: TensorDictBase, key: tuple) -> torch.Tensor:
+    """A leaf of a group, padded where the agents' own differ in shape."""
+    return pad_group(td.get(key[:-1])).get(key[-1])
 
 
 def draw_actions(env: EnvBase, n: int, seed: int = 0) -> list[TensorDict]:
@@ -92,15 +117,16 @@ def start(env: EnvBase, n_steps: int = 2) -> TensorDict:
 
 def world_rows(env: EnvBase) -> dict[str, torch.Tensor]:
     """Every tensor of the world's state that has one row an env."""
-    snapshot = env.snapshot()
+    snapshot = base_of(env).snapshot()
     world = snapshot["world"] if "world" in snapshot.keys() else snapshot["simulator"]
     leaves = [(k, x) for part in ("batched", "shared") for k, x in world[part].items()]
     return {k: x for k, x in leaves if x.shape[:1] == (E,)}
 
 
 def assert_same(first: TensorDict, second: TensorDict) -> None:
-    assert set(first.keys(True, True)) == set(second.keys(True, True))
-    for key, x in first.items(True, True):
+    first, second = dict(leaves(first)), dict(leaves(second))
+    assert set(first) == set(second)
+    for key, x in first.items():
         assert torch.equal(x, second[key]), key
 
 
@@ -137,11 +163,12 @@ class EnvContract:
             assert td["state"].shape == td["next", "state"].shape == (E, 3, *team.state_spec.shape)
         for name, group in team.groups.items():
             n = group.n_agents
-            assert td[group.action_key].shape[:3] == (E, 3, n)
+            assert is_lazy(td[name]) == case.lazy
+            assert read(td, group.action_key).shape[:3] == (E, 3, n)
             assert td["next", name, "reward"].shape == (E, 3, n, 1)
             assert group.agent_done == case.agent_done
             for key in group.observation_keys:
-                assert td[key].shape[:3] == (E, 3, n)
+                assert read(td, key if len(key) == 2 else key[:2]).shape[:3] == (E, 3, n)
             if group.mask_key is not None:
                 assert td[group.mask_key].shape == (E, 3, n)
             for key in ("done", "terminated", "truncated"):
@@ -220,7 +247,7 @@ class EnvContract:
             pytest.skip("nothing is drawn")
         other = case.make(E, 1, LIMIT)
         group = next(iter(env.group_map))
-        first, second = env.reset()[group, "observation"], other.reset()[group, "observation"]
+        first, second = (read(x.reset(), (group, "observation")) for x in (env, other))
         assert not torch.equal(first, second)
 
     def test_envs_do_not_disturb_each_other(self, case, env):
@@ -266,10 +293,10 @@ class EnvContract:
     def test_a_reset_takes_as_many_operations_for_any_number_of_envs(self, case, env):
         td = start(env, min(2, case.longest - 1))
         reset_some(env, td, [0])
-        snapshot = env.snapshot()
+        snapshot = base_of(env).snapshot()
         counts = set()
         for envs in ([3], [3, 4, 8], list(range(1, E))):
-            env.restore(snapshot)
+            base_of(env).restore(snapshot)
             asked = asking_reset(env, td, envs)
             with CountOperations() as operations:
                 env._reset(asked)
@@ -282,14 +309,14 @@ class EnvContract:
         n = min(2, case.longest - 1)
         td = reset_some(env, start(env, n), [1, 2])
         file = io.BytesIO()
-        torch.save(env.snapshot().to_dict(), file)
+        torch.save(base_of(env).snapshot().to_dict(), file)
         file.seek(0)
         actions = draw_actions(env, 2 * LIMIT)
         expected = list(play(env, td.clone(), actions))
         saved = TensorDict(torch.load(file, weights_only=True))
         fresh = case.make(E, 3, LIMIT)
         for other in (env, fresh):
-            other.restore(saved)
+            base_of(other).restore(saved)
             for a, b in zip(expected, play(other, td.clone(), actions)):
                 assert_same(a, b)
 
@@ -297,4 +324,4 @@ class EnvContract:
         other = case.make(E + 1, 0, LIMIT)
         env.reset(), other.reset()
         with pytest.raises(RuntimeError, match="size|does not fit"):
-            env.restore(other.snapshot())
+            base_of(env).restore(base_of(other).snapshot())

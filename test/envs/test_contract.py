@@ -1,15 +1,17 @@
 """The contract, for every environment of the package."""
 
 import inspect
+from dataclasses import replace
 
 import pytest
 import torchrl.envs
-from contract import Case, EnvContract
-from torchrl.envs import EnvBase
+from contract import Case, EnvContract, base_of
+from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs.utils import MarlGroupMapType
 
 import torchrl_marl.envs
-from torchrl_marl.envs import MarlEnv, VmasEnv
-from torchrl_marl.envs.toy import TOY_ENVS, Arena, MatrixGame, TwoStepGame
+from torchrl_marl.envs import MarlEnv, PadAgents, VmasEnv
+from torchrl_marl.envs.toy import TOY_ENVS, Arena, MatrixGame, SpeakerListener, TwoStepGame
 
 
 def toy(cls, **kwargs):
@@ -27,9 +29,17 @@ def vmas(scenario, **kwargs):
 
 
 def toy_case(cls, **kwargs):
-    options = {"agent_done": True, "random_starts": cls is Arena}
+    options = {"agent_done": True, "random_starts": cls in (Arena, SpeakerListener)}
     longest = {MatrixGame: 1, TwoStepGame: 2}.get(cls, 10**6)
     return Case(toy(cls, **kwargs), longest=longest, **options)
+
+
+def vmas_case(scenario, **kwargs):
+    return Case(vmas(scenario, **kwargs), state="state" in kwargs)
+
+
+def padded(make):
+    return lambda *args: TransformedEnv(make(*args), PadAgents())
 
 
 SCENARIOS = {
@@ -49,6 +59,8 @@ SCENARIOS = {
     "wheel": {},
     "dispersion": {"continuous_actions": False},
     "ball_passage": {},
+    "football": {"n_blue_agents": 2, "n_red_agents": 2, "ai_red_agents": False},
+    "football_ai": {"n_blue_agents": 2, "n_red_agents": 1, "ai_red_agents": True},
 }
 CASES = {
     "matrix_game": toy_case(MatrixGame),
@@ -56,10 +68,37 @@ CASES = {
     "arena": toy_case(Arena),
     "arena_masked": toy_case(Arena, action_mask=True, lives=1),
     "arena_groups": toy_case(Arena, n_groups=2, continuous_actions=True, years=1),
+    "arena_late": toy_case(Arena, late_spawn=2, lives=1, categorical_actions=False),
+    "speaker_listener": toy_case(SpeakerListener),
+    "speaker_listener_continuous": toy_case(SpeakerListener, continuous_speech=True),
 }
 for name, kwargs in SCENARIOS.items():
-    scenario = name.removesuffix("_discrete").removesuffix("_one_hot")
-    CASES[name] = Case(vmas(scenario, **kwargs), state="state" in kwargs)
+    scenario = name.removesuffix("_discrete").removesuffix("_one_hot").removesuffix("_ai")
+    CASES[name] = vmas_case(scenario, **kwargs)
+
+# Groups of agents that differ in what they see or do: stacked lazily, and padded.
+ALL = MarlGroupMapType.ALL_IN_ONE_GROUP
+HETEROGENEOUS = {
+    "simple_world_comm": vmas_case("simple_world_comm", group_map=ALL, state="observations"),
+    "simple_world_comm_discrete": vmas_case(
+        "simple_world_comm", group_map=ALL, continuous_actions=False
+    ),
+    "simple_world_comm_one_hot": vmas_case(
+        "simple_world_comm", group_map=ALL, continuous_actions=False, categorical_actions=False
+    ),
+    "simple_tag": vmas_case("simple_tag", group_map=ALL),
+    "simple_adversary": vmas_case("simple_adversary", group_map=ALL, info=False),
+    "speaker_listener": toy_case(SpeakerListener, continuous_speech=True, one_group=True),
+    "arena": toy_case(Arena, kinds=2),
+    "arena_late": toy_case(Arena, kinds=2, late_spawn=2, n_groups=2, lives=1),
+    "arena_masked": toy_case(Arena, kinds=2, n_actions=6, action_mask=True, lives=1),
+    "arena_masked_one_hot": toy_case(
+        Arena, kinds=2, n_actions=7, action_mask=True, lives=2, categorical_actions=False
+    ),
+}
+for name, case in HETEROGENEOUS.items():
+    CASES[f"{name}_lazy"] = replace(case, lazy=True)
+    CASES[f"{name}_padded"] = replace(case, make=padded(case.make))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -71,6 +110,6 @@ def test_no_adapter_is_forgotten():
     exported = {getattr(torchrl_marl.envs, name) for name in torchrl_marl.envs.__all__}
     adapters = {x for x in exported if inspect.isclass(x) and issubclass(x, EnvBase)}
     adapters = (adapters | set(TOY_ENVS.values())) - {MarlEnv}
-    under_contract = {type(case.make(2, 0, None)) for case in CASES.values()}
+    under_contract = {type(base_of(case.make(2, 0, None))) for case in CASES.values()}
     assert adapters <= under_contract
     assert issubclass(VmasEnv, torchrl.envs.VmasEnv)

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.envs.simulator import SimulatorStateError
+from torchrl_marl.stacking import is_lazy
 
 __all__ = ["RolloutCollector"]
 
@@ -142,19 +143,25 @@ class RolloutCollector:
     def _start(self) -> None:
         self._carry = self.env.reset()
         n_envs = self.env.batch_size.numel()
-        ids = torch.arange(n_envs, device=self._carry.get("done").device)
+        ids = torch.arange(n_envs, device=self._carry.get(self.env.done_keys[0]).device)
         first = 0 if self._traj_ids is None else self._traj_ids.max() + 1
         self._traj_ids = ids + first
 
     def _name_trajectories(self, batch: TensorDictBase) -> None:
         """Numbers the episodes, all envs and steps at once."""
         assert self._traj_ids is not None  # set by the reset
-        done = batch.get(("next", "done")).reshape(-1, self.n_steps).transpose(0, 1)
+        done = self._ends(batch).reshape(-1, self.n_steps).transpose(0, 1)
         numbers = done.flatten().cumsum(0).view_as(done) + self._traj_ids.max()
         after = torch.where(done, numbers, 0)  # the episode that starts after a step
         ids = torch.cat([self._traj_ids.unsqueeze(0), after]).cummax(0).values
         self._traj_ids = ids[-1]
         batch.set(("collector", "traj_ids"), ids[:-1].transpose(0, 1).reshape(batch.shape))
+
+    def _ends(self, batch: TensorDictBase) -> Tensor:
+        """Where episodes end: as the root says; without its flag, where all agents end."""
+        keys = ["done"] if "done" in self.env.done_keys else self.env.done_keys
+        ends = [batch.get(("next", key)).reshape(*batch.shape, -1).all(-1) for key in keys]
+        return torch.stack(ends).all(0)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds the environment; the next batch starts with a reset."""
@@ -180,7 +187,7 @@ class RolloutCollector:
         if isinstance(self.policy, torch.nn.Module):
             state["policy_state_dict"] = self.policy.state_dict()
         if self._carry is not None:
-            state["carry"] = self._carry.to_dict()
+            state["carry"] = _carry_to_dict(self._carry)
             state["traj_ids"] = self._traj_ids
         return state
 
@@ -193,11 +200,12 @@ class RolloutCollector:
         if state["env"] is None or "carry" not in state:
             return
         restore_env(self.env, state["env"])
-        carry = TensorDict(state["carry"], self.env.batch_size, device=self.env.device)
+        carry = _carry_from_dict(state["carry"], self.env.batch_size, self.env.device)
         for group, names in getattr(self.env, "group_map", {}).items():
-            carry[group].batch_size = (*self.env.batch_size, len(names))
+            if not is_lazy(carry.get(group)):
+                carry.get(group).batch_size = (*self.env.batch_size, len(names))
         self._carry = carry
-        self._traj_ids = state["traj_ids"].to(carry.get("done").device)
+        self._traj_ids = state["traj_ids"].to(carry.get(self.env.done_keys[0]).device)
 
     def shutdown(self, *args: Any, **kwargs: Any) -> None:
         """Closes the environment."""
@@ -227,7 +235,29 @@ def restore_env(env: EnvBase, state: dict[str, Any]) -> None:
         env.transform.load_state_dict(state["transforms"])
 
 
-def _stack_steps(steps: list[TensorDictBase], dim: int) -> TensorDictBase:
-    from tensordict import LazyStackedTensorDict
+def _carry_to_dict(carry: TensorDictBase) -> dict[str, Any]:
+    """A step as a dict; a lazily stacked group is a list of its agents."""
+    state: dict[str, Any] = {}
+    for key, value in carry.items():
+        if is_lazy(value):
+            state[key] = [member.to_dict() for member in value.unbind(value.ndim - 1)]
+        else:
+            state[key] = value.to_dict() if isinstance(value, TensorDictBase) else value
+    return state
 
+
+def _carry_from_dict(
+    state: dict[str, Any], batch_size: torch.Size, device: torch.device | None
+) -> TensorDict:
+    """The inverse of :func:`_carry_to_dict`."""
+    carry = TensorDict({}, batch_size, device=device)
+    for key, value in state.items():
+        if isinstance(value, list):
+            members = [TensorDict(member, batch_size, device=device) for member in value]
+            value = LazyStackedTensorDict(*members, stack_dim=len(batch_size))
+        carry.set(key, value)
+    return carry
+
+
+def _stack_steps(steps: list[TensorDictBase], dim: int) -> TensorDictBase:
     return LazyStackedTensorDict.maybe_dense_stack(steps, dim)

@@ -7,6 +7,7 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.envs.build import make_env
     from torchrl_marl.envs.config import EnvConfig
+    from torchrl_marl.envs.init_tracker import AgentInitTracker
     from torchrl_marl.envs.marl_env import MarlEnv
     from torchrl_marl.envs.transforms import PadAgents
     from torchrl_marl.envs.vmas import VmasEnv
@@ -16,6 +17,7 @@ __getattr__, __dir__, __all__ = attach(
     {
         "build": ["make_env"],
         "config": ["EnvConfig"],
+        "init_tracker": ["AgentInitTracker"],
         "marl_env": ["MarlEnv"],
         "transforms": ["PadAgents"],
         "vmas": ["VmasEnv"],

@@ -51,9 +51,7 @@ class AgentInitTracker(Transform):
     def _groups(self) -> dict[str, GroupSpec]:
         return TeamSpec.from_env(self.parent).groups
 
-    def _step(
-        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase
-    ) -> TensorDictBase:
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         for name, group in self._groups.items():
             init = tensordict.get((name, self.init_key))
             if group.mask_key is None:

@@ -164,9 +164,10 @@ class VmasEnv(torchrl.envs.VmasEnv):
         }
         if self._state_of is not None:
             state = self._read_state([env.scenario.observation(agent) for agent in agents])
-            spec = self.full_observation_spec_unbatched.clone()  # type: ignore[has-type]
-            spec["state"] = Unbounded(state.shape[1:], device=self.device, dtype=state.dtype)
-            self.full_observation_spec_unbatched = spec
+            # The unbatched spec of a lazily stacked group has wrong shapes in TorchRL.
+            spec = self.full_observation_spec.clone()  # type: ignore[has-type]
+            spec["state"] = Unbounded(state.shape, device=self.device, dtype=state.dtype)
+            self.full_observation_spec = spec
 
     def _make_unbatched_group_specs(self, group: str) -> tuple[TensorSpec | None, ...]:
         *specs, info = super()._make_unbatched_group_specs(group)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from torchrl_marl.modules.config import NetworkConfig
     from torchrl_marl.modules.critics import make_critic
     from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
+    from torchrl_marl.modules.routing import RoutedSequential
     from torchrl_marl.modules.stacks.building import cat, expand, stack
     from torchrl_marl.modules.stacks.door import StackModule
     from torchrl_marl.modules.stacks.module_stack import ModuleStack
@@ -20,6 +21,7 @@ __getattr__, __dir__, __all__ = attach(
         "config": ["NetworkConfig"],
         "critics": ["make_critic"],
         "normalization": ["ObservationNorm", "ValueNorm"],
+        "routing": ["RoutedSequential"],
         "stacks.building": ["cat", "expand", "stack"],
         "stacks.door": ["StackModule"],
         "stacks.module_stack": ["ModuleStack"],

@@ -58,7 +58,8 @@ class GroupActor(ProbabilisticActor):
             return super().forward(tensordict, *args, **kwargs)
         padded = super().forward(self._padded(tensordict), *args, **kwargs)
         for leaf in ("action", "action_log_prob"):
-            write_rows(self.group, tensordict, leaf, padded.get((self.group.name, leaf)))
+            rows = padded.get((self.group.name, leaf))
+            write_rows(self.group, tensordict.get(self.group.name), leaf, rows)
         return tensordict
 
     def get_dist(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> Any:

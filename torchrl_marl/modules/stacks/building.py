@@ -98,8 +98,8 @@ def cat(
         (torch.Size([6]), (0, 0, 0, 0, 1, 1))
     """
     parts = list(parts)
-    stacks = [part.stack if isinstance(part, _WINDOWS) else part for part in parts]
-    stacks = [part for part in stacks if isinstance(part, ModuleStack)]
+    whole = [part.stack if isinstance(part, _WINDOWS) else part for part in parts]
+    stacks = [part for part in whole if isinstance(part, ModuleStack)]
     dims = {part.event_dims for part in stacks}
     if event_dims is None and len(dims) > 1:
         raise ValueError(f"parts with event_dims {sorted(dims)}; say which by event_dims=...")

@@ -1,0 +1,146 @@
+"""What groups cost: eight groups of one agent each against one group of eight unshared agents.
+
+    python benchmarks/groups.py --write
+
+The world is the toy arena, the networks are equally many and equally large. Timed are an actor's
+draw for all agents, a whole training step on a batch (advantages, minibatches, update), and
+collecting that batch. "eight losses" trains the eight groups one after the other, as systems
+that loop over groups do.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import report
+
+N_GROUPS = 8
+
+
+def measure(args: argparse.Namespace) -> list[list[str]]:
+    """The rows for every number of envs."""
+    return [row for n_envs in args.envs for row in measure_size(n_envs, args)]
+
+
+def measure_size(n_envs: int, args: argparse.Namespace) -> list[list[str]]:
+    """The rows of one size."""
+    import torch
+
+    one, eight, looped = (Side(n_groups, n_envs, args) for n_groups in (1, N_GROUPS, N_GROUPS))
+    looped.split_up()
+    rows = []
+    for what in ("draw", "learn", "collect"):
+        with torch.set_grad_enabled(what == "learn"):
+            candidates = {
+                "eight groups": getattr(eight, what),
+                "one group": getattr(one, what),
+                "eight losses": getattr(looped, what),
+            }
+            timings = report.alternate(candidates, args.rounds, seconds=args.seconds, warmup=3)
+        rows += [
+            [
+                f"{n_envs:,}",
+                what,
+                name,
+                f"{1e3 * timings.median(name):.2f}",
+                timings.ratio_text("one group", name),
+                timings.rounds(),
+            ]
+            for name in candidates
+        ]
+    return rows
+
+
+class Side:
+    """One way to train the same eight agents.
+
+    Args:
+        n_groups (int): into which they are divided.
+        n_envs (int): number of envs.
+        args (Namespace): sizes.
+    """
+
+    def __init__(self, n_groups: int, n_envs: int, args: argparse.Namespace) -> None:
+        import torch
+
+        from torchrl_marl import TeamSpec
+        from torchrl_marl.envs.toy import TOY_ENVS
+        from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner
+        from torchrl_marl.modules import NetworkConfig
+
+        self.env = TOY_ENVS["arena"](
+            n_envs, n_agents=N_GROUPS, n_groups=n_groups, continuous_actions=True, seed=0
+        )
+        self.team = TeamSpec.from_env(self.env)
+        network = NetworkConfig([64, 64], sharing="none")
+        frames = n_envs * args.steps
+        self.config = OnPolicyConfig(
+            algorithm="ippo",
+            actor=network,
+            critic=network,
+            num_epochs=2,
+            minibatch_size=max(1, frames // 4),
+        )
+        torch.manual_seed(0)
+        self._use([OnPolicyLearner(self.team.groups, self.config)], frames)
+
+    def _use(self, learners: list, frames: int) -> None:
+        from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+
+        self.learners, self.frames = learners, frames
+        self.policy = TeamPolicy(actor for own in learners for actor in own.actors.values())
+        self.collector = RolloutCollector(self.env, self.policy, frames_per_batch=frames)
+        self.batch = self.collector.rollout()
+        self.carry = self.env.reset()
+
+    def split_up(self) -> None:
+        """A learner for each group."""
+        from torchrl_marl.learners import OnPolicyLearner
+
+        own = [OnPolicyLearner({n: g}, self.config) for n, g in self.team.groups.items()]
+        self._use(own, self.frames)
+
+    def draw(self) -> None:
+        """Actions of all agents in all envs."""
+        self.policy(self.carry)
+
+    def learn(self) -> None:
+        """One batch."""
+        for learner in self.learners:
+            learner.learn(self.batch)
+
+    def collect(self) -> None:
+        """One batch."""
+        self.collector.rollout()
+
+
+def main() -> None:
+    """Measures and reports."""
+    parser = report.parser(__doc__)
+    parser.add_argument("--envs", type=int, nargs="+", default=[32, 256])
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=20.0, help="longest, for one row's ratio")
+    args = parser.parse_args()
+    if args.quick:
+        args.write = False
+        args.envs, args.steps, args.rounds = [4], 4, 2
+    header = ["envs", "", "", "ms", "times one group's", "rounds"]
+    measured = report.for_each_number_of_threads(measure, args.threads, args)
+    report.publish(
+        "groups",
+        "Eight groups against one group of as many unshared networks",
+        [
+            (report.count_of(n, "thread"), report.markdown_table(header, rows))
+            for n, rows in measured.items()
+        ],
+        {"world": f"toy arena, 8 agents, {args.steps} steps a batch, 8 minibatches a batch"},
+        """All three are timed in one process, one after the other in random order every round;
+        milliseconds are medians over the rounds, "times" is the median (and the quartiles) of the
+        rounds' ratios to one group.""",
+        write=args.write,
+    )
+
+
+if __name__ == "__main__":
+    main()

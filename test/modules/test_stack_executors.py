@@ -1,0 +1,108 @@
+"""Module stacks: recurrent cells, images, statistics, randomness, and what vmap cannot run."""
+
+import pytest
+import torch
+from test_stack import BATCH, IN, MEMBERS, OUT, SHARING, assert_equals_loop, perceptron
+from torch import nn
+
+from torchrl_marl.modules import stack
+
+
+@pytest.mark.parametrize("index", SHARING, ids=str)
+def test_gru_cell(index):
+    modules = [nn.GRUCell(IN, 4, bias=i != 0) for i in range(3)]
+    agents = [modules[i] for i in index]
+    x, h = torch.randn(BATCH, len(index), IN), torch.randn(BATCH, len(index), 4)
+    assert {b.executor for b in stack(agents).buckets} == {"matmul"}
+    assert_equals_loop(stack(agents), agents, x, h)
+    torch.testing.assert_close(stack(agents)(x), stack(agents)(x, torch.zeros_like(h)))
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("index", SHARING, ids=str)
+def test_sequences_run_in_a_loop(kind, index):
+    modules = [kind(IN, 4, batch_first=True) for _ in range(3)]
+    agents = [modules[i] for i in index]
+    stacked = stack(agents, event_dims=2)
+    assert {bucket.executor for bucket in stacked.buckets} == {"loop"}
+    assert_equals_loop(stacked, agents, torch.randn(BATCH, len(index), 7, IN), pick=lambda y: y[0])
+
+
+def test_tuples_are_inputs():
+    modules = [nn.LSTMCell(IN, 4) for _ in range(2)]
+    x, h, c = torch.randn(BATCH, 2, IN), torch.randn(BATCH, 2, 4), torch.randn(BATCH, 2, 4)
+    found = stack(modules)(x, (h, c))
+    for i, module in enumerate(modules):
+        wanted = module(x[:, i], (h[:, i], c[:, i]))
+        torch.testing.assert_close(tuple(y[:, i] for y in found), wanted)
+
+
+def test_images():
+    modules = [nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(-3)) for _ in range(2)]
+    agents = [modules[i] for i in (0, 1, 0)]
+    assert_equals_loop(stack(agents, event_dims=3), agents, torch.randn(BATCH, 3, 2, 5, 5))
+
+
+@pytest.mark.parametrize(("index", "executor"), [([0, 1], "vmap"), ([0, 1, 0], "loop")])
+def test_batch_norm_statistics(index, executor):
+    modules = [MEMBERS["batch norm"]() for _ in range(2)]
+    agents = [modules[i] for i in index]
+    stacked = stack(agents)
+    assert stacked.buckets[0].executor == executor
+    for _ in range(3):
+        assert_equals_loop(stacked, agents, torch.randn(BATCH, len(index), IN) * 2 + 1)
+    for agent, module in enumerate(agents):
+        assert module[1].num_batches_tracked > 0
+        for (_, found), (_, wanted) in zip(
+            stacked[agent].detach().named_buffers(), module.named_buffers()
+        ):
+            torch.testing.assert_close(found, wanted)
+    for module in modules:
+        module.eval()
+    assert_equals_loop(stacked.eval(), agents, torch.randn(BATCH, len(index), IN))
+
+
+def test_dropout_differs_by_agent_and_stops_in_evaluation():
+    stacked = stack([nn.Sequential(nn.Dropout(0.5)), nn.Sequential(nn.Dropout(0.5))] * 2)
+    x = torch.ones(64, 4, 8)
+    y = stacked(x)
+    assert all(not torch.equal(y[:, 0], y[:, i]) for i in (1, 2, 3))
+    assert not torch.equal(y[0], y[1])
+    assert torch.equal(stacked.eval()(x), x)
+
+
+class Branching(nn.Module):
+    """vmap refuses it: its way depends on numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(IN, OUT)
+
+    def forward(self, x):
+        return self.linear(x) if x.sum() > 0 else -self.linear(x)
+
+
+def test_what_vmap_refuses_runs_in_a_loop():
+    modules = [Branching() for _ in range(2)]
+    stacked = stack(modules)
+    assert stacked.buckets[0].executor == "loop"
+    assert_equals_loop(stacked, modules, torch.randn(BATCH, 2, IN))
+
+
+def test_hooks_are_called():
+    modules, seen = [perceptron() for _ in range(2)], []
+    for module in modules:
+        module[1].register_forward_hook(lambda *args: seen.append(args[2].shape))
+    stack(modules)(torch.randn(BATCH, 2, IN))
+    assert seen == [(BATCH, 8)] * 2
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_executors_are_each_others_twins(executor):
+    modules = [perceptron() for _ in range(3)]
+    agents = [modules[i] for i in (0, 1, 0, 2)]
+    x = torch.randn(BATCH, 4, IN)
+    other = stack(agents, executor=executor)
+    assert {bucket.executor for bucket in other.buckets} == {executor}
+    torch.testing.assert_close(other(x), stack(agents)(x))
+    assert_equals_loop(other, agents, x)
