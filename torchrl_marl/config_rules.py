@@ -27,6 +27,7 @@ __all__ = ["ALGORITHMS", "TOY_WORLDS", "check_device", "group_config", "validate
 ALGORITHMS = {
     "mappo": "PPO for a team; the critic sees what all agents of the group see, or the state",
     "ippo": "PPO for a team; each agent's critic sees what the agent sees",
+    "random": "random actions, nothing is learned: for a group that the others play against",
 }
 """Name of an algorithm -> what it is."""
 

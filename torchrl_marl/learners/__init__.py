@@ -7,6 +7,7 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.learners.build import build_learners
     from torchrl_marl.learners.config import OnPolicyConfig
+    from torchrl_marl.learners.nobody import RandomPlayers
     from torchrl_marl.learners.on_policy import OnPolicyLearner
 
 __getattr__, __dir__, __all__ = attach(
@@ -14,6 +15,7 @@ __getattr__, __dir__, __all__ = attach(
     {
         "build": ["build_learners"],
         "config": ["OnPolicyConfig"],
+        "nobody": ["RandomPlayers"],
         "on_policy": ["OnPolicyLearner"],
     },
 )

@@ -10,6 +10,7 @@ import torch
 
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.learners.nobody import RandomPlayers
 from torchrl_marl.learners.on_policy import OnPolicyLearner
 from torchrl_marl.schema import merge
 from torchrl_marl.specs import GroupSpec, TeamSpec
@@ -23,7 +24,7 @@ def build_learners(
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     device: torch.device | str | None = None,
-) -> list[OnPolicyLearner]:
+) -> list[OnPolicyLearner | RandomPlayers]:
     """One learner for all groups of equal settings.
 
     Args:
@@ -61,5 +62,8 @@ def build_learners(
         else:
             settings.append((config, {name: group}))
     return [
-        OnPolicyLearner(groups, config, team=team, device=device) for config, groups in settings
+        RandomPlayers(groups, config, device=device)
+        if config.algorithm == "random"
+        else OnPolicyLearner(groups, config, team=team, device=device)
+        for config, groups in settings
     ]

@@ -14,7 +14,8 @@ class OnPolicyConfig:
     """MAPPO or IPPO: what is trained, on which advantages, with which steps."""
 
     algorithm: str = "mappo"
-    """``mappo`` (central critic) or ``ippo`` (each agent's critic sees what the agent sees)."""
+    """``mappo`` (central critic), ``ippo`` (each agent's critic sees what the agent sees) or
+    ``random`` (acts at random, learns nothing)."""
     central_input: str = "observations"
     """What a central critic sees: all ``observations`` of the group, those of the whole ``team``
     (all groups), or the ``state``."""

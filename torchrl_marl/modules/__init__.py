@@ -6,9 +6,10 @@ from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
     from torchrl_marl.modules.actors import make_actor
-    from torchrl_marl.modules.config import NetworkConfig
+    from torchrl_marl.modules.config import CriticConfig, NetworkConfig
     from torchrl_marl.modules.critics import make_critic
     from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
+    from torchrl_marl.modules.random_actor import RandomActor
     from torchrl_marl.modules.routing import RoutedSequential
     from torchrl_marl.modules.stacks.building import cat, expand, stack
     from torchrl_marl.modules.stacks.door import StackModule
@@ -18,9 +19,10 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "actors": ["make_actor"],
-        "config": ["NetworkConfig"],
+        "config": ["CriticConfig", "NetworkConfig"],
         "critics": ["make_critic"],
         "normalization": ["ObservationNorm", "ValueNorm"],
+        "random_actor": ["RandomActor"],
         "routing": ["RoutedSequential"],
         "stacks.building": ["cat", "expand", "stack"],
         "stacks.door": ["StackModule"],

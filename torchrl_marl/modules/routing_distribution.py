@@ -33,7 +33,7 @@ class RoutedDistribution(Distribution):
 
     Shapes:
         - :meth:`log_prob`, :meth:`entropy`: ``[*B, N]``
-        - :meth:`sample`, :meth:`rsample`, :attr:`mode`: ``[*B, N, *own]``, or a list of N
+        - :meth:`sample`, :meth:`rsample`, :attr:`deterministic_sample`: ``[*B, N, *own]``, or a list of N
           tensors ``[*B, *own]`` where the agents differ
 
     Raises:
@@ -115,9 +115,9 @@ class RoutedDistribution(Distribution):
         return self._actions([(a, d.rsample(torch.Size(sample_shape))) for a, d, _ in self.routes])
 
     @property
-    def mode(self) -> Any:  # type: ignore[override]
-        """Each agent's most likely action."""
-        return self._actions([(agents, dist.mode) for agents, dist, _ in self.routes])
+    def deterministic_sample(self) -> Any:
+        """Each agent's action without chance."""
+        return self._actions([(agents, _deterministic(dist)) for agents, dist, _ in self.routes])
 
     def _per_agent(self, parts: Parts) -> Tensor:
         for agents, dist, _ in self.routes:
@@ -144,3 +144,7 @@ class RoutedDistribution(Distribution):
             for agent, own in zip(agents, value.unbind(dim)):
                 column[agent] = own
         return torch.stack(column, dims[0]) if agree else column
+
+
+def _deterministic(dist: Any) -> Tensor:
+    return dist.deterministic_sample if hasattr(dist, "deterministic_sample") else dist.mode
