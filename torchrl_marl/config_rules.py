@@ -83,6 +83,7 @@ class _Range:
 _POSITIVE, _COUNT, _WEIGHT = _Range(0, above=True), _Range(1), _Range(0)
 
 _LEARNER_RANGES: dict[str, _Range] = {
+    "unshare_at": _Range(0, 1),
     "gamma": _Range(0, 1),
     "lmbda": _Range(0, 1),
     "lr": _POSITIVE,

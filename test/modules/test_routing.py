@@ -805,8 +805,11 @@ def test_several_groups_in_one_policy():
     td["others"] = observed([4, 3], 7, path=("others",))["others"]
     modules = policy_of(5, 2), policy_of(3, 2)
     others = policy_of(4, 1, path=("others",)), policy_of(3, 2, path=("others",))
-    policy = RoutedSequential(*modules, *others)
+    flat = policy_of(5, 6, path=("flat",)), policy_of(5, 2, path=("flat",))
+    td["flat"] = dense(4, 5, 7)["agents"]
+    policy = RoutedSequential(*modules, *others, *flat)
     policy(td)
+    assert td["flat", "action"].shape == (7, 4, 2), "as in TorchRL, the last one counts"
     assert td[ACTION].shape == (7, 2, 2)
     assert [x.shape[-1] for x in actions(td, ("others", "action"))] == [1, 2]
 
@@ -872,6 +875,19 @@ def test_compiles_to_one_graph(kind):
         wanted, found = policy(td.clone()), compiled(td.clone())
     for one, other in zip(actions(found), actions(wanted)):
         torch.testing.assert_close(one, other)
+
+
+def test_log_probabilities_compile_to_one_graph():
+    torch._dynamo.reset()
+    _, policy, make = mixed()
+    td = policy(make(7)).detach()
+    compiled = torch.compile(lambda td: policy.log_prob(td), fullgraph=True, backend="aot_eager")
+    wanted = policy.log_prob(td)
+    found = compiled(td)
+    torch.testing.assert_close(found, wanted)
+    parameters = list(policy.parameters())
+    grads = [torch.autograd.grad(value.sum(), parameters) for value in (found, wanted)]
+    torch.testing.assert_close(*grads)
 
 
 # ------------------------------------------------------------------- environments and collectors

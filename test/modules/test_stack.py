@@ -238,6 +238,29 @@ def test_settings_that_are_no_tensors_make_structures():
     assert len(stack([nn.Linear(2, 2), nn.Linear(2, 2).double()]).buckets) == 2
 
 
+def test_modules_that_come_twice():
+    def make(width):
+        tanh, linear = nn.Tanh(), nn.Linear(width, width)
+        return nn.Sequential(
+            nn.Linear(IN, width), tanh, linear, tanh, linear, nn.Linear(width, OUT)
+        )
+
+    for pad, widths in ((False, (4, 4)), (True, (4, 4)), (True, (4, 6))):
+        modules = [make(width) for width in widths]
+        assert len(stack(modules, pad=pad).buckets) == 1
+        assert_equals_loop(stack(modules, pad=pad), modules, torch.randn(BATCH, 2, IN))
+
+
+def test_members_in_evaluation():
+    modules = [nn.Sequential(nn.Linear(IN, OUT), nn.Dropout(0.5)) for _ in range(3)]
+    x = torch.randn(BATCH, 2, IN)
+    assert not stack([m.eval() for m in modules[:2]]).training
+    assert_equals_loop(stack(modules[:2]), modules[:2], x)
+    mixed = stack(modules[1:])
+    assert mixed.training and torch.equal(mixed(x)[:, 0], mixed(x)[:, 0])
+    assert not torch.equal(mixed(x)[:, 1], mixed(x)[:, 1])
+
+
 class Operations(TorchDispatchMode):
     """Counts what is run."""
 

@@ -43,6 +43,13 @@ def test_images():
     assert_equals_loop(stack(agents, event_dims=3), agents, torch.randn(BATCH, 3, 2, 5, 5))
 
 
+@pytest.mark.parametrize("index", [[0, 1], [0, 1, 0]])
+def test_images_with_batch_norm(index):
+    modules = [nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)) for _ in range(2)]
+    agents = [modules[i] for i in index]
+    assert_equals_loop(stack(agents, event_dims=3), agents, torch.randn(BATCH, len(index), 2, 5, 5))
+
+
 @pytest.mark.parametrize(("index", "executor"), [([0, 1], "vmap"), ([0, 1, 0], "loop")])
 def test_batch_norm_statistics(index, executor):
     modules = [MEMBERS["batch norm"]() for _ in range(2)]

@@ -312,8 +312,10 @@ def test_pads_are_inert(widths, activation):
     with torch.no_grad():  # as parameter noise or a redrawn critic does
         for p, pad in zip(stacked.parameters(), pads):
             p[pad] = 3.0
+    x.requires_grad_()
     for old, new in zip(clean, run(x)):
         torch.testing.assert_close(old, new)
+    assert (x.grad[:, ~mask] == 0).all() and (x.grad[:, mask] != 0).any()
 
 
 def test_nothing_but_parameters_is_registered():
@@ -332,6 +334,18 @@ def test_padded_optimizer_keeps_pads():
         stacked(torch.randn(BATCH, 4, 6)).square().sum().backward()
         optimizer.step()
     assert all((p[pad] == 0).all() for p, pad in zip(stacked.parameters(), pads))
+
+
+def test_padding_that_would_tie_or_that_is_not_wanted():
+    modules = [perceptron(width, width, width) for width in (4, 6)]
+    inputs = [torch.randn(BATCH, width) for width in (4, 6)]
+    for executor in ("vmap", "loop"):
+        assert_equals_loop(stack(modules, pad=True, executor=executor), modules, inputs)
+    for module in modules:
+        module[2].weight = module[0].weight
+    stacked = stack(modules, pad=True)
+    assert numel(stacked) == sum(numel(module) for module in modules)
+    assert_equals_loop(stacked, modules, inputs)
 
 
 def test_only_perceptrons_of_one_kind_are_padded():

@@ -137,8 +137,9 @@ def _check_one_group(where: str, kinds: Sequence[AgentSpec]) -> None:
                 f"{where}: {first.name!r} has action_mask={first.action_mask}, {kind.name!r} has "
                 f"action_mask={kind.action_mask}, expected one for all of a group."
             )
+        of_first = dict(_agent_specs(first).items(True))
         for key, found in _agent_specs(kind).items(True):
-            expected = _agent_specs(first).get(key, None)
+            expected = of_first.get(key)
             if expected is not None and _structure(found, key) != _structure(expected, key):
                 raise ConfigError(
                     f"{where}: the {key} of {kind.name!r} is "

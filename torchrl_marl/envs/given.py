@@ -116,9 +116,7 @@ class Reader:
         kinds = self.groups[name]
         if not isinstance(given, (TensorDictBase, Mapping)):
             self._check_keys(where, (name,), given, set())
-        if len(kinds.names) == 1:
-            return given, {}
-        if is_lazy(given):
+        if is_lazy(given) and len(kinds.names) > 1:
             expected = (self.n_envs, sum(kinds.sizes))
             if given.batch_size != expected or given.stack_dim != 1:
                 raise SpecError(
@@ -126,7 +124,8 @@ class Reader:
                     f"{list(given.batch_size)}, expected dim 1 and {list(expected)}."
                 )
             return {}, dict(kinds.split(given))
-        own = {kind: given.get(kind) for kind in kinds.names if kind in given.keys()}
+        wanted = self._wanted(name, True)
+        own = {k: given.get(k) for k in kinds.names if k in given.keys() and k not in wanted}
         return {key: given.get(key) for key in given.keys() if key not in own}, own
 
     def _read_kinds(self, where: str, name: str, leaf: str, own: dict[str, Any]) -> dict[str, Any]:

@@ -210,7 +210,7 @@ class MarlEnv(EnvBase):
         return self._declaration.team
 
     @property
-    def kinds(self) -> dict[str, GroupKinds]:
+    def group_kinds(self) -> dict[str, GroupKinds]:
         """Group -> how its agents divide into kinds."""
         return self._declaration.groups
 
@@ -224,7 +224,7 @@ class MarlEnv(EnvBase):
         Shapes:
             - tensordict: ``[*B]``; returns ``[*B, M]`` a kind
         """
-        return self.kinds[group].split(tensordict.get(group))
+        return self.group_kinds[group].split(tensordict.get(group))
 
     @property
     def num_envs(self) -> int:
@@ -311,7 +311,7 @@ class MarlEnv(EnvBase):
         self._check_values("step", "action", actions)
         tensordict = tensordict.clone(recurse=False)
         for name, flags in self._episode["groups"].items():
-            kinds = self.kinds[name]
+            kinds = self.group_kinds[name]
             own = {**flags, "done": flags["terminated"] | flags["truncated"]}
             own |= kinds.acting(actions[name], flags["mask"])
             tensordict.set(name, kinds.written(tensordict.get(name), own))
@@ -328,7 +328,7 @@ class MarlEnv(EnvBase):
     def _wrap(self, given: dict[str, Any], rewards: dict[str, Tensor] | None = None) -> TensorDict:
         source = dict(given)
         for name, group in self.team.groups.items():
-            kinds = self.kinds[name]
+            kinds = self.group_kinds[name]
             leaves = given[name] if rewards is None else {**given[name], "reward": rewards[name]}
             if kinds.lazy:
                 source[name] = kinds.stacked(leaves, self.batch_size, self.device)

@@ -228,7 +228,7 @@ class Arena(MarlEnv):
     def _places(self) -> Iterator[tuple[str, str, slice, int]]:
         """Group, kind, the agents' places in the team and their number of answers."""
         start = 0
-        for group, kinds in self.kinds.items():
+        for group, kinds in self.group_kinds.items():
             for kind, n_agents in zip(kinds.names, kinds.sizes):
                 novice = kind.startswith("novice")
                 yield (

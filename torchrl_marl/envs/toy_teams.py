@@ -73,44 +73,38 @@ class SpeakerListener(MarlEnv):
         super().__init__(num_envs, **kwargs)
         if one_group and not continuous_speech:
             raise ConfigError("SpeakerListener: one_group=True needs continuous_speech=True.")
-        self.n_landmarks, self.speed = n_landmarks, speed
-        self.continuous_speech, self.one_group = continuous_speech, one_group
-        k, group = n_landmarks, "team" if one_group else None
-        speech = Bounded(-1, 1, (k,)) if continuous_speech else Categorical(k)
-        self.register_agent(AgentSpec("speaker", 1, Unbounded((k,)), speech), group)
-        move = Bounded(-1, 1, (2,))
-        self.register_agent(AgentSpec("listener", 1, Unbounded((3 * k,)), move), group)
-        self.register_state(Unbounded((2 + k,)))
+        self.k, self.speed, self.one_group = n_landmarks, speed, one_group
+        speech = Bounded(-1, 1, (self.k,)) if continuous_speech else Categorical(self.k)
+        speaker = AgentSpec("speaker", 1, Unbounded((self.k,)), speech)
+        listener = AgentSpec("listener", 1, Unbounded((3 * self.k,)), Bounded(-1, 1, (2,)))
+        for spec in (speaker, listener):
+            self.register_agent(spec, group="team" if one_group else None)
+        self.register_state(Unbounded((2 + self.k,)))
 
     def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
-        shape = (self.num_envs, self.n_landmarks)
-        self.landmarks = 2 * torch.rand(*shape, 2, device=self.device) - 1
-        goal = torch.randint(self.n_landmarks, shape[:1], device=self.device)
-        self.goal = one_hot(goal, self.n_landmarks).float()
+        self.landmarks = 2 * torch.rand(self.num_envs, self.k, 2, device=self.device) - 1
+        goal = torch.randint(self.k, (self.num_envs,), device=self.device)
+        self.goal = one_hot(goal, self.k).float()
         return self._observe(said=torch.zeros_like(self.goal))
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
         does = self.by_kind(tensordict, "team") if self.one_group else tensordict
         said = does["speaker"]["action"].squeeze(1)
-        move = self.speed * does["listener"]["action"]
-        self.landmarks = self.landmarks - move  # as seen from the listener
-        if not self.continuous_speech:
-            said = one_hot(said, self.n_landmarks).float()
-        distance = self._to_goal.square().sum(-1)
-        return self._observe(said, reward=-distance.view(-1, 1, 1))
+        said = said if said.is_floating_point() else one_hot(said, self.k).float()
+        # The listener is the origin: when it moves, all else moves.
+        self.landmarks = self.landmarks - self.speed * does["listener"]["action"]
+        return self._observe(said, reward=-self._way.square().sum(-1).view(-1, 1, 1))
 
     @property
-    def _to_goal(self) -> Tensor:
+    def _way(self) -> Tensor:
         return (self.goal.unsqueeze(-1) * self.landmarks).sum(1)
 
-    def _observe(self, said: Tensor, **shared: Tensor) -> dict[str, Any]:
+    def _observe(self, said: Tensor, **reward: Tensor) -> dict[str, Any]:
         heard = torch.cat([self.landmarks.flatten(1), said], -1)
-        agents = {
-            "speaker": {"observation": self.goal.unsqueeze(1), **shared},
-            "listener": {"observation": heard.unsqueeze(1), **shared},
-        }
-        state = torch.cat([self._to_goal, said], -1)
-        return {**({"team": agents} if self.one_group else agents), "state": state}
+        seen = {"speaker": self.goal, "listener": heard}
+        out: dict[str, Any] = {k: {"observation": x[:, None], **reward} for k, x in seen.items()}
+        out = {"team": out} if self.one_group else out
+        return {**out, "state": torch.cat([self._way, said], -1)}
 
     @property
     def heuristic_return(self) -> float:

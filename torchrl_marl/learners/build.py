@@ -44,6 +44,27 @@ def build_learners(
         >>> len(build_learners(team, OnPolicyConfig(), {"adversary": {"lr": 1e-4}}))
         2
     """
+    return [
+        RandomPlayers(groups, config, device=device)
+        if config.algorithm == "random"
+        else OnPolicyLearner(groups, config, team=team, device=device)
+        for config, groups in partition(team, default, overrides)
+    ]
+
+
+def partition(
+    team: TeamSpec,
+    default: OnPolicyConfig,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[tuple[OnPolicyConfig, dict[str, GroupSpec]]]:
+    """Groups of equal settings, with their settings.
+
+    Args:
+        team, default, overrides: as in :func:`build_learners`.
+
+    Raises:
+        ConfigError: settings for a group that the team has not.
+    """
     overrides = overrides or {}
     for name in overrides:
         if name not in team.groups:
@@ -61,9 +82,4 @@ def build_learners(
                 break
         else:
             settings.append((config, {name: group}))
-    return [
-        RandomPlayers(groups, config, device=device)
-        if config.algorithm == "random"
-        else OnPolicyLearner(groups, config, team=team, device=device)
-        for config, groups in settings
-    ]
+    return settings

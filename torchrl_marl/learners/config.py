@@ -23,6 +23,9 @@ class OnPolicyConfig:
     """The actor's network."""
     critic: CriticConfig = field(default_factory=CriticConfig)
     """The critic's network."""
+    unshare_at: float | None = None
+    """Share of the run, 0 to 1, after which every agent goes on with its own copy of the networks
+    that it shared; null for never."""
     gamma: float = 0.99
     """Discount."""
     lmbda: float = 0.95

@@ -18,6 +18,7 @@ from torchrl_marl.functional import masked_standardize
 from torchrl_marl.joining import JoinedGroup, can_join, join
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.learners.unshare import unshare_networks
 from torchrl_marl.modules.actors import JoinedActor, make_actor
 from torchrl_marl.modules.critics import make_critic
 from torchrl_marl.modules.networks import gather_observation
@@ -92,6 +93,7 @@ class OnPolicyLearner(nn.Module):
         self._clips: dict[str, GradientClip] = {}
         for name, group in self._joined.items():
             self._add(name, group, device)
+        self.unshared = False
         parameters = [p for clip in self._clips.values() for p in clip.parameters]
         # One kernel for all parameters; on a GPU, capturable in a graph.
         self.optimizer = torch.optim.Adam(parameters, lr=config.lr, eps=config.adam_eps, fused=True)
@@ -127,7 +129,13 @@ class OnPolicyLearner(nn.Module):
         self.actors[name] = JoinedActor(actor, group) if joined else actor
         self.critics[name] = critic
         self._losses[name] = loss
-        self._clips[name] = GradientClip(group, self._seen, actor, critic, config.max_grad_norm)
+        self._limit(name)
+
+    def _limit(self, name: str) -> None:
+        loss, limit = self._losses[name], self.config.max_grad_norm
+        self._clips[name] = GradientClip(
+            self._joined[name], self._seen, loss.actor_network, loss.critic_network, limit
+        )
 
     def _make_critic(self, group: GroupSpec, value_norm: ValueNorm | None, device) -> nn.Module:
         config = self.config
@@ -175,6 +183,26 @@ class OnPolicyLearner(nn.Module):
         if config.entropy_schedule == "linear":
             for loss in self._losses.values():
                 loss.entropy_coeff.fill_(config.entropy_coeff * (1.0 - fraction))
+        if config.unshare_at is not None and fraction >= config.unshare_at:
+            self.unshare()
+
+    def unshare(self) -> None:
+        """From now on every agent has a network of its own, with the outputs that it had.
+
+        Actors are un-shared, and critics that see what one agent sees; a critic that sees the
+        whole team stays one. The optimizer goes on where it was.
+        """
+        if self.unshared:
+            return
+        networks = {
+            network: self._joined[name].n_agents
+            for name, loss in self._losses.items()
+            for network in (loss.actor_network, loss.critic_network)
+        }
+        self.optimizer = unshare_networks(networks, self.optimizer)
+        for name in self._losses:
+            self._limit(name)
+        self.unshared = True
 
     def learn(self, batch: TensorDictBase) -> TensorDict:
         """Trains on a batch; metrics are tensors, ``(group, name)``."""
@@ -302,7 +330,13 @@ class OnPolicyLearner(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """What ``state_dict()`` holds beside networks and statistics."""
-        return {"optimizer": self.optimizer.state_dict()}
+        return {"optimizer": self.optimizer.state_dict(), "unshared": self.unshared}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Goes on from a saved state, un-shared if that was."""
+        if state_dict.get("_extra_state", {}).get("unshared"):
+            self.unshare()
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes the optimizer's state back."""

@@ -55,6 +55,9 @@ class RoutedSequential(TensorDictSequential):
     with a route runs on a dense group's slice, too; without any route, a dense group is run as
     by :class:`~tensordict.nn.TensorDictSequential`.
 
+    :meth:`log_prob` serves losses of one's own; TorchRL's read the actions of a lazily stacked
+    group agent by agent first and fail, so give them a dense one (``envs.PadAgents``).
+
     Args:
         modules (TensorDictModuleBase, or tuple of one and its agents): in order; or one list of
             them, or one dict by name. Agents are indices, or, where ``group`` gives specs, names
@@ -135,10 +138,9 @@ class RoutedSequential(TensorDictSequential):
 
     def _survey(self) -> None:
         """Reads the modules' keys and widths."""
-        steps = enumerate(zip(self._module_iter(), self._agents))
         self._steps = [
             make_step(self._name(i), module, path_of(module, self._fixed), agents)
-            for i, (module, agents) in steps
+            for i, (module, agents) in enumerate(zip(self._module_iter(), self._agents))
         ]
 
     def _check_specs(self) -> None:
@@ -184,11 +186,10 @@ class RoutedSequential(TensorDictSequential):
         if here and not self._select_before_return:
             return self._execute(tensordict)
         result = self._execute(tensordict.copy()).select(*self.out_keys, strict=False)
+        if here:
+            return tensordict.update(result)
         if tensordict_out is None:
-            if here:
-                tensordict_out = tensordict
-            else:
-                tensordict_out = tensordict.empty() if self.inplace == "empty" else TensorDict()
+            tensordict_out = tensordict.empty() if self.inplace == "empty" else TensorDict()
         return tensordict_out.update(result)
 
     def _has_routes(self, root: TensorDictBase) -> bool:
@@ -220,7 +221,7 @@ class RoutedSequential(TensorDictSequential):
             if group is None or not routed or isinstance(module, RoutedSequential):
                 root = self._run_plainly(module, root, groups)
                 if group is not None:
-                    group.note(step, group.everyone)
+                    group.note(step, group.everyone, strict=False)
             else:
                 self._play(step, module, root, group)
         for group in groups.values():
@@ -281,8 +282,8 @@ class RoutedSequential(TensorDictSequential):
         Raises:
             ValueError: no probabilistic module, or those of more than one group.
         """
-        pairs = zip(self._steps, self._module_iter())
-        acting = {step.path for step, module in pairs if _is_probabilistic(module)}
+        own = [_is_probabilistic(module) for module in self._module_iter()]
+        acting = {step.path for step, acts in zip(self._steps, own) if acts}
         if len(acting) != 1:
             raise ValueError(
                 f"this policy has probabilistic modules in {sorted(acting) or 'no group'}, "
@@ -320,11 +321,11 @@ class RoutedSequential(TensorDictSequential):
             return
         view = group.view(root, step, agents)
         drawn = [leaf for leaf in step.writes if group.key(leaf) in module.dist_sample_keys]
-        # An agent's action comes last; what was drawn before is given, if the agent has it.
+        # The last counts; what was drawn before is given, if the agents have it.
         dists[:] = [other for other in dists if not set(other[0]) & set(agents)]
         dists.append((agents, module.get_dist(view), drawn[0]))
         if needed:
-            known = [leaf for leaf in drawn if _all_have(group, leaf, agents)]
+            known = [leaf for leaf in drawn if group.has(agents, leaf)]
             given = {group.key(leaf): group.take(agents, leaf) for leaf in known}
             out = module(view)
             for key, value in given.items():
@@ -340,11 +341,6 @@ class RoutedSequential(TensorDictSequential):
     def dist_sample_keys(self) -> list[NestedKey]:
         """Where the modules write samples."""
         return self._keys_of("dist_sample_keys")
-
-    @property
-    def dist_params_keys(self) -> list[NestedKey]:
-        """Where the modules write the parameters of their distributions."""
-        return self._keys_of("dist_params_keys")
 
     def _keys_of(self, kind: str) -> list[NestedKey]:
         keys = (key for module in self._module_iter() for key in getattr(module, kind, ()))
@@ -403,8 +399,3 @@ class RoutedSequential(TensorDictSequential):
 
 def _is_probabilistic(module: nn.Module) -> bool:
     return isinstance(module, PROBABILISTIC)
-
-
-def _all_have(group: DataGroup, leaf: NestedKey, agents: tuple[int, ...]) -> bool:
-    shapes = group.shapes(leaf)
-    return all(shapes[agent] is not None for agent in agents)

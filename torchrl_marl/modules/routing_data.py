@@ -77,6 +77,11 @@ class DataGroup(Roster):
             found = [None if value is None else tuple(value.shape[self.own_dim :])] * self.n
         return [None if shape is None or 0 in shape else shape for shape in found]
 
+    def has(self, agents: Sequence[int], leaf: NestedKey) -> bool:
+        """Whether all of these agents have an entry."""
+        shapes = self.shapes(leaf)
+        return all(shapes[agent] is not None for agent in agents)
+
     def describe_keys(self, agent: int) -> str:
         """What an agent has, in a sentence."""
         keys = self.members[agent].keys() if self.lazy else self.data.keys()

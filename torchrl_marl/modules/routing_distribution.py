@@ -33,8 +33,8 @@ class RoutedDistribution(Distribution):
 
     Shapes:
         - :meth:`log_prob`, :meth:`entropy`: ``[*B, N]``
-        - :meth:`sample`, :meth:`rsample`, :attr:`deterministic_sample`: ``[*B, N, *own]``, or a list of N
-          tensors ``[*B, *own]`` where the agents differ
+        - :meth:`sample`, :meth:`rsample`, :attr:`deterministic_sample`: ``[*B, N, *own]``, or a
+          list of N tensors ``[*B, *own]`` where the agents differ
 
     Raises:
         ValueError: an agent without a distribution.
@@ -42,11 +42,7 @@ class RoutedDistribution(Distribution):
 
     arg_constraints: dict = {}
 
-    def __init__(
-        self,
-        group: DataGroup,
-        routes: Sequence[DistributionRoute],
-    ) -> None:
+    def __init__(self, group: DataGroup, routes: Sequence[DistributionRoute]) -> None:
         found = {agent for agents, _, _ in routes for agent in agents}
         lacking = [agent for agent in group.everyone if agent not in found]
         if lacking:

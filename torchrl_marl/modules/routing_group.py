@@ -273,8 +273,13 @@ class Roster:
 
     # -------------------------------------------------------------------- what they were given
 
-    def note(self, step: Step, agents: Sequence[int]) -> None:
+    def note(self, step: Step, agents: Sequence[int], strict: bool = True) -> None:
         """Keeps who was given what by a module.
+
+        Args:
+            step (Step): the module.
+            agents (sequence of int): whom it ran on.
+            strict (bool): refuse what was written before.
 
         Raises:
             ValueError: another module has given it, and this one does not read it.
@@ -282,7 +287,7 @@ class Roster:
         self.idle.difference_update(agents)
         for leaf in step.writes:
             writers = self.writers.setdefault(leaf, {})
-            if writers and leaf not in step.reads:
+            if strict and writers and leaf not in step.reads:
                 twice = [agent for agent in agents if agent in writers]
                 if twice:
                     raise ValueError(

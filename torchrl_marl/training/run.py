@@ -115,7 +115,9 @@ class Run:
         episodes = settings.episodes if episodes is None else episodes
         if episodes < 1:
             raise ConfigError(f"episodes is {episodes}, expected 1 or more.")
-        device = next((p.device for p in self.policy.parameters()), torch.device(self.config.device))
+        device = next(
+            (p.device for p in self.policy.parameters()), torch.device(self.config.device)
+        )
         env = env if env is not None else self._env
         env = _own_or_new(self.config, env, device, n_envs=min(episodes, 1000))
         return evaluate(

@@ -34,6 +34,7 @@ from torchrl_marl.training.checkpoint import (
     load_learners,
     save_checkpoint,
 )
+from torchrl_marl.training.clusters import with_clusters
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.evaluation import evaluate
 from torchrl_marl.training.interruption import Interruption
@@ -161,6 +162,7 @@ class Training:
             check_drawable(self.env)
         self._evaluation_env: EnvBase | None = None
         self.team = TeamSpec.from_env(self.env)
+        config = self.config = with_clusters(config, self.team, self.env)
         self.learners = build_learners(self.team, config.learner, config.groups, device=self.device)
         self.policy = TeamPolicy(
             actor for learner in self.learners for actor in learner.actors.values()
@@ -199,7 +201,9 @@ class Training:
                 f"run folder {str(training.folder)!r} cannot be made ({error.strerror}); "
                 "choose another folder=..."
             ) from None
-        (training.folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+        # As it is run: clusters of agents are found by now.
+        text = to_yaml(training.config)
+        (training.folder / "config.yaml").write_text(text, encoding="utf-8")
         training._open()
         return training
 

@@ -126,11 +126,12 @@ def run_layers(
 
 
 def _members_in_cache(x: Tensor, tensors: Sequence[Tensor | None]) -> int:
-    """Members to run at once on a CPU, so that a layer's output does not leave the cache."""
+    """Members to run at once on a CPU, so that each core keeps a layer's output in its cache."""
     if x.device.type != "cpu":
         return x.shape[0]
     widest = max(weight.shape[1] for weight in tensors[::2] if weight is not None)
-    return max(1, CACHE // max(1, x.shape[1] * widest * x.element_size()))
+    each = max(1, CACHE // max(1, x.shape[1] * widest * x.element_size()))
+    return each * torch.get_num_threads()
 
 
 def _wants_plain(x: Tensor) -> bool:

@@ -85,7 +85,9 @@ class Perceptron(Executor):
             return None
         leading: list[nn.Module] = []
         layers: list[Layer] = []
-        for name, step in steps:
+        names: dict[int, str] = {}
+        for place, step in steps:
+            name = names.setdefault(id(step), place)
             if isinstance(step, nn.Linear):
                 prefix = f"{name}." if name else ""
                 bias = None if step.bias is None else f"{prefix}bias"
@@ -188,7 +190,9 @@ def _steps(module: nn.Module, name: str) -> list[tuple[str, nn.Module]] | None:
     ):
         return None
     steps = []
-    for child, part in module.named_children():
+    # Not named_children: it leaves out a module that comes twice.
+    for child, part in module._modules.items():
+        assert part is not None
         inner = _steps(part, f"{name}.{child}" if name else child)
         if inner is None:
             return None

@@ -1,0 +1,120 @@
+"""Un-sharing in the middle of training: same outputs, own parameters, the optimizer goes on."""
+
+import copy
+
+import pytest
+import torch
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs.toy import Arena
+from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner
+from torchrl_marl.modules import NetworkConfig
+
+# Parameters of one agent's network, 6 inputs, 8 hidden units: of an actor of 4 and a critic.
+OWN = (6 * 8 + 8 + 8 * 4 + 4) + (6 * 8 + 8 + 8 + 1)
+
+
+def make(env, sharing, algorithm="ippo", **kwargs):
+    torch.manual_seed(0)
+    network = NetworkConfig([8], sharing=sharing)
+    config = OnPolicyConfig(
+        algorithm=algorithm, minibatch_size=40, actor=network, critic=network, **kwargs
+    )
+    return OnPolicyLearner(TeamSpec.from_env(env).groups, config)
+
+
+def batch_of(env, learner):
+    policy = TeamPolicy(learner.actors.values())
+    return RolloutCollector(env, policy, frames_per_batch=80).next()
+
+
+def outputs(learner, batch):
+    data = learner._gather(batch)
+    (loss,) = learner._losses.values()
+    logits = loss.actor_network.get_dist(data).logits
+    return logits.detach().clone(), loss.critic_network(data)[loss.tensor_keys.value].detach()
+
+
+@pytest.mark.parametrize("n_groups", [1, 3])
+@pytest.mark.parametrize("sharing", ["none", "full", "group", "trunk", "agent_id", "masks"])
+def test_outputs_stay_and_parameters_part(sharing, n_groups):
+    env = Arena(8, n_agents=6, n_groups=n_groups, seed=0)
+    learner = make(env, sharing)
+    batch = batch_of(env, learner)
+    learner.learn(batch.clone())
+    before = outputs(learner, batch)
+    moments = len(learner.optimizer.state)
+    learner.unshare()
+    for one, other in zip(before, outputs(learner, batch)):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    if sharing != "agent_id":  # its networks have six inputs more
+        assert sum(p.numel() for p in learner.parameters()) == 6 * OWN
+    assert len(learner.optimizer.state) == moments
+    assert len({id(p) for group in learner.optimizer.param_groups for p in group["params"]}) == len(
+        list(learner.parameters())
+    )
+    learner.learn(batch.clone())
+    # From now on the agents differ.
+    weight = max(learner.parameters(), key=lambda p: p.ndim)
+    assert not torch.equal(weight[0], weight[1])
+
+
+def test_one_agents_gradient_stays_with_it():
+    env = Arena(8, n_agents=6, seed=0)
+    learner = make(env, "full")
+    learner.unshare()
+    batch = batch_of(env, learner)
+    distribution = learner.actor.get_dist(batch)
+    distribution.logits[..., 2, :].sum().backward()
+    for parameter in learner.actor.parameters():
+        rows = parameter.grad.flatten(1).abs().sum(1) > 0
+        assert not rows[[0, 1, 3, 4, 5]].any()
+
+
+@pytest.mark.parametrize("sharing", ["group", "trunk"])
+def test_an_unshared_learner_is_resumed_to_the_bit(sharing):
+    env = Arena(8, n_agents=6, n_groups=3, seed=0)
+    learner = make(env, sharing)
+    batch = batch_of(env, learner)
+    learner.learn(batch.clone())
+    learner.unshare()
+    learner.learn(batch.clone())
+    resumed = make(env, sharing)
+    resumed.load_state_dict(copy.deepcopy(learner.state_dict()))
+    for each in (learner, resumed):
+        torch.manual_seed(1)
+        each.learn(batch.clone())
+    for a, b in zip(learner.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_copy_moves_at_first_as_the_shared_network_would():
+    """Equal gradients in all copies: they stay equal, with the moments of what they came from."""
+    env = Arena(8, n_agents=2, seed=0)
+    learner = make(env, "full")
+    learner.learn(batch_of(env, learner))
+    (first, *_) = learner.optimizer.param_groups[0]["params"]
+    average = learner.optimizer.state[first]["exp_avg"].clone()
+    learner.unshare()
+    (own, *_) = learner.optimizer.param_groups[0]["params"]
+    assert own.shape == (2, *first.shape)
+    for row in learner.optimizer.state[own]["exp_avg"]:
+        assert torch.equal(row, average)
+
+
+def test_a_critic_of_the_whole_team_stays_one():
+    env = Arena(8, n_agents=3, seed=0)
+    learner = make(env, "group", algorithm="mappo")
+    before = [p for p in learner.critics["agents"].parameters()]
+    learner.unshare()
+    assert all(a is b for a, b in zip(before, learner.critics["agents"].parameters(), strict=True))
+
+
+def test_the_schedule_unshares():
+    env = Arena(8, n_agents=3, seed=0)
+    learner = make(env, "group", unshare_at=0.5)
+    learner.set_progress(0.4)
+    assert not learner.unshared
+    learner.set_progress(0.5)
+    assert learner.unshared

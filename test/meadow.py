@@ -1,0 +1,116 @@
+"""A world of two kinds of agents that are born late and die early, in groups of any make-up."""
+
+import torch
+from torchrl.data import Bounded, Categorical, OneHot, Unbounded
+
+from torchrl_marl import AgentSpec, TeamSpec
+from torchrl_marl.envs import MarlEnv
+from torchrl_marl.envs.transforms import with_dense_groups
+
+# name: (agents, observation features, actions)
+KINDS = {"cat": (2, 4, 2), "mouse": (3, 6, 4)}
+LAYOUTS = {
+    "one": {"herd": ["cat", "mouse"]},  # one heterogeneous group
+    "two": {"cats": ["cat"], "mice": ["mouse"]},  # two groups, joined where they learn
+    "three": {"herd": ["cat", "mouse"], "mice": ["mouse"]},  # a heterogeneous one among them
+}
+
+
+class Meadow(MarlEnv):
+    """Agents see noise and how old they are; near actions earn, by agent or for the team.
+
+    Agent i is born in step ``i % 3`` and dies 2 to 7 steps later, at random.
+    """
+
+    def __init__(self, num_envs, layout="one", actions="bounded", mask_actions=False, **kwargs):
+        super().__init__(num_envs, **kwargs)
+        self.layout, self.actions, self.mask_actions = LAYOUTS[layout], actions, mask_actions
+        self.rows = {}
+        n = 0
+        for group, kinds in self.layout.items():
+            for kind in kinds:
+                size, o, a = KINDS[kind]
+                name = f"{kind}_of_{group}"
+                self.rows[name] = (group, slice(n, n + size), o, a)
+                n += size
+                seen, does = Unbounded((o,)), action_of(actions, a)
+                spec = AgentSpec(name, size, seen, does, action_mask=mask_actions)
+                self.register_agent(spec, group)
+        self.n = n
+        self.births = torch.arange(n) % 3
+        self.register_state(Unbounded((7,)))
+
+    def _reset(self, tensordict):
+        shape = (self.num_envs, self.n)
+        self.age = (-self.births).expand(shape).clone()
+        self.span = torch.randint(2, 8, shape)
+        return self._seen()
+
+    def _step(self, tensordict):
+        pull = []
+        for name, (group, _, _, a) in self.rows.items():
+            kinds = self.by_kind(tensordict, group)
+            does = kinds[name]["action"].float()
+            pull.append(does / a if self.actions == "categorical" else does.mean(-1))
+        earned = 1 - (torch.cat(pull, 1) - self.goal).abs()
+        self.age = self.age + 1
+        dead = (self.age >= self.span).unsqueeze(-1)
+        out = self._seen()
+        for name, (group, rows, _, _) in self.rows.items():
+            leaves = {"reward": earned[:, rows].unsqueeze(-1), "terminated": dead[:, rows]}
+            self._put(out, group, name, leaves)
+        return out
+
+    def _seen(self):
+        self.goal = torch.rand(self.num_envs, self.n)
+        noise = torch.randn(self.num_envs, self.n, 7)
+        noise[..., 0], noise[..., 1] = self.goal, self.age / 5
+        born = self.age >= 0
+        out = {"state": noise.mean(1)}
+        for name, (group, rows, o, a) in self.rows.items():
+            leaves = {"observation": noise[:, rows, :o], "mask": born[:, rows]}
+            if self.mask_actions:
+                legal = torch.rand(self.num_envs, rows.stop - rows.start, a) < 0.6
+                legal[..., 0] |= ~legal.any(-1)
+                leaves["action_mask"] = legal
+            self._put(out, group, name, leaves)
+        return out
+
+    def _put(self, out, group, name, leaves):
+        group = out.setdefault(group, {})
+        several = sum(own is not None for own in self.layout[self.rows[name][0]]) > 1
+        (group.setdefault(name, {}) if several else group).update(leaves)
+
+
+def action_of(kind, a):
+    return {
+        "bounded": lambda: Bounded(-1, 1, (a,)),
+        "wide": lambda: Bounded(-torch.arange(1.0, a + 1), torch.arange(2.0, a + 2)),
+        "unbounded": lambda: Unbounded((a,)),
+        "categorical": lambda: Categorical(a),
+        "one_hot": lambda: OneHot(a),
+    }[kind]()
+
+
+def make_meadow(n_envs=8, layout="one", **kwargs):
+    """Dense, padded where the group is heterogeneous."""
+    return with_dense_groups(Meadow(n_envs, layout, **{"seed": 0, "max_steps": 9} | kwargs))
+
+
+def make_team(layout="one", actions="bounded", mask_actions=False, state=7):
+    """The specs of a meadow, without an environment."""
+    agents = {
+        group: [
+            AgentSpec(
+                f"{kind}_of_{group}",
+                n,
+                Unbounded((o,)),
+                action_of(actions, a),
+                action_mask=mask_actions,
+            )
+            for kind in kinds
+            for n, o, a in [KINDS[kind]]
+        ]
+        for group, kinds in LAYOUTS[layout].items()
+    }
+    return TeamSpec(agents, None if state is None else Unbounded((state,)))

@@ -1,0 +1,68 @@
+"""SePS from the recipe: who shares with whom is found once, before training."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import Bounded, Unbounded
+
+import torchrl_marl
+from torchrl_marl import AgentSpec
+from torchrl_marl.config import load_config
+from torchrl_marl.envs import MarlEnv
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.training import Run
+
+
+class Pushed(MarlEnv):
+    """What an action does depends on the agent: it pushes forward or back."""
+
+    def __init__(self, num_envs, signs=(1.0, -1.0, 1.0, -1.0), **kwargs):
+        super().__init__(num_envs, **kwargs)
+        self.signs = torch.tensor(signs).view(-1, 1)
+        spec = AgentSpec("cart", len(signs), Unbounded((1,)), Bounded(-1, 1, (1,)))
+        self.register_agent(spec, group="carts")
+
+    def _reset(self, tensordict):
+        self.place = torch.randn(self.num_envs, len(self.signs), 1)
+        return TensorDict({"carts": {"observation": self.place}})
+
+    def _step(self, tensordict):
+        self.place = self.place + self.signs * tensordict["carts", "action"]
+        reward = -self.place.square()
+        return TensorDict({"carts": {"observation": self.place, "reward": reward}})
+
+
+def train(folder, **network):
+    return torchrl_marl.train(
+        "toy_arena_mappo",
+        env=Pushed(8, max_steps=10),
+        total_frames=160,
+        frames_per_batch=160,
+        learner={"minibatch_size": 80, "actor": {"sharing": "clusters", **network}},
+        evaluation={"episodes": 2},
+        logging={"progress": False},
+        folder=str(folder),
+    )
+
+
+def test_clusters_are_found_and_kept(tmp_path):
+    run = train(tmp_path / "run", clustering_frames=4000)
+    written = load_config(run.folder / "config.yaml")
+    assert written.groups["carts"]["actor"]["sharing_index"] == [0, 1, 0, 1]
+    assert "critic" not in written.groups["carts"]
+    first = next(run.policy.parameters())
+    assert first.shape[0] == 2  # networks
+    again = Run.load(run.folder, env=Pushed(8, max_steps=10))
+    for a, b in zip(run.policy.parameters(), again.policy.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_clusters_are_the_same_with_the_same_seed(tmp_path):
+    one, other = (train(tmp_path / name, clustering_frames=4000) for name in ("a", "b"))
+    for a, b in zip(one.policy.parameters(), other.policy.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_more_clusters_than_agents(tmp_path):
+    with pytest.raises(ConfigError, match="n_clusters is 5, expected 1 to 4"):
+        train(tmp_path / "run", n_clusters=5, clustering_frames=400)

@@ -1,0 +1,122 @@
+"""Who shares a network with whom, found from how the agents' world answers them (SePS).
+
+Shapes: E envs, T steps, N agents of a learner.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torchrl.envs import EnvBase
+
+from torchrl_marl.collectors.rollout import RolloutCollector
+from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.joining import flat_observation
+from torchrl_marl.learners.build import partition
+from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.modules.clustering import cluster_agents
+from torchrl_marl.specs import GroupSpec, TeamSpec
+from torchrl_marl.training.config import TrainConfig
+
+__all__ = ["with_clusters"]
+
+_FRAMES = 15_485_863
+
+
+def with_clusters(config: TrainConfig, team: TeamSpec, env: EnvBase) -> TrainConfig:
+    """The settings with ``sharing_index`` where ``sharing: clusters`` asks for one.
+
+    Plays the environment with random actions, from a random state of its own.
+
+    Args:
+        config (TrainConfig): a recipe.
+        team (TeamSpec): the groups.
+        env (EnvBase): with dense groups; reset before anything else is collected.
+
+    Raises:
+        ConfigError: clusters of agents that cannot share a network, or more clusters than agents.
+    """
+    groups = dict(config.groups)
+    for learner, own in partition(team, config.learner, config.groups):
+        for part in ("actor", "critic"):
+            network = getattr(learner, part)
+            if network.sharing != "clusters" or network.sharing_index is not None:
+                continue
+            index = _find(learner, part, list(own.values()), config, env)
+            for name in own:
+                settings = dict(groups.get(name) or {})
+                settings[part] = {**(settings.get(part) or {}), "sharing_index": index}
+                groups[name] = settings
+    return config if groups == config.groups else dataclasses.replace(config, groups=groups)
+
+
+def _find(
+    learner: OnPolicyConfig,
+    part: str,
+    groups: Sequence[GroupSpec],
+    config: TrainConfig,
+    env: EnvBase,
+) -> list[int]:
+    network = getattr(learner, part)
+    if len({group.discrete for group in groups}) > 1:
+        raise ConfigError(
+            f"{part}.sharing is clusters, but of the groups {[g.name for g in groups]} some have "
+            "discrete actions and some continuous ones; give them settings of their own."
+        )
+    seed = config.seed + _FRAMES
+    with RandomState(seed, env.device or "cpu").active():
+        env.set_seed(seed)
+        batch = RolloutCollector(env, frames_per_batch=network.clustering_frames).rollout()
+        env.set_seed(config.seed)
+        env.reset()
+    flat = batch.reshape(-1)
+    following = flat.get("next")
+    observed = [_rows(flat_observation(group, flat)) for group in groups]
+    width = max(rows.shape[-1] for rows in observed)
+    seen = [_rows(flat_observation(group, following), width) for group in groups]
+    real = [
+        torch.arange(width) < torch.tensor(group.observation_dims).unsqueeze(-1) for group in groups
+    ]
+    actions = [_action(group, flat.get(group.action_key)) for group in groups]
+    size = max(action.shape[-1] for action in actions)
+    living = [
+        torch.ones(rows.shape[:2], dtype=torch.bool)
+        if group.mask_key is None
+        else flat.get(group.mask_key).cpu()
+        for group, rows in zip(groups, observed)
+    ]
+    clusters = cluster_agents(
+        torch.cat([_rows(rows, width) for rows in observed], 1),
+        torch.cat([_rows(action, size) for action in actions], 1),
+        torch.cat(seen, 1),
+        torch.cat([_reward(group, following) for group in groups], 1),
+        network.n_clusters,
+        mask=torch.cat(living, 1),
+        observation_mask=torch.cat(real, 0),
+        seed=config.seed,
+    )
+    return list(clusters)
+
+
+def _rows(value: Tensor, width: int | None = None) -> Tensor:
+    value = value.cpu()
+    missing = 0 if width is None else width - value.shape[-1]
+    return torch.nn.functional.pad(value, (0, missing)) if missing else value
+
+
+def _action(group: GroupSpec, action: Tensor) -> Tensor:
+    if group.discrete and not group.one_hot:
+        action = torch.nn.functional.one_hot(action, group.n_actions)
+    return action.float()
+
+
+def _reward(group: GroupSpec, following) -> Tensor:
+    reward = following.get(group.reward_key)
+    if math.prod(reward.shape) == following.numel():
+        reward = reward.reshape(-1, 1, 1).expand(-1, group.n_agents, 1)
+    return reward.cpu()
