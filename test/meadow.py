@@ -77,9 +77,9 @@ class Meadow(MarlEnv):
         return out
 
     def _put(self, out, group, name, leaves):
+        kind_of_several = len(self.layout[group]) > 1
         group = out.setdefault(group, {})
-        several = sum(own is not None for own in self.layout[self.rows[name][0]]) > 1
-        (group.setdefault(name, {}) if several else group).update(leaves)
+        (group.setdefault(name, {}) if kind_of_several else group).update(leaves)
 
 
 def action_of(kind, a):
@@ -94,7 +94,7 @@ def action_of(kind, a):
 
 def make_meadow(n_envs=8, layout="one", **kwargs):
     """Dense, padded where the group is heterogeneous."""
-    return with_dense_groups(Meadow(n_envs, layout, **{"seed": 0, "max_steps": 9} | kwargs))
+    return with_dense_groups(Meadow(n_envs, layout, **{"seed": 0, "max_steps": 6} | kwargs))
 
 
 def make_team(layout="one", actions="bounded", mask_actions=False, state=7):

@@ -155,7 +155,7 @@ def pad_group(
         return group
     members = group.unbind(group.ndim - 1)
     keys = dict.fromkeys(key for m in members for key in m.keys(True, True, is_leaf_nontensor))
-    dense = TensorDict({}, group.batch_size, device=group.device)
+    dense = TensorDict({}, group.batch_size, device=group.device, names=_names(group))
     ndim = group.ndim - 1
     for key in keys:
         values = [member.get(key, None) for member in members]
@@ -194,11 +194,17 @@ def unpad_group(
                 row[key] = entry
     members = []
     for row in rows:
-        member = TensorDict({}, batch, device=group.device)
+        names = None if _names(group) is None else group.names[:-1]
+        member = TensorDict({}, batch, device=group.device, names=names)
         for key, entry in row.items():
             member.set(key, entry)
         members.append(member)
     return LazyStackedTensorDict(*members, stack_dim=len(batch))
+
+
+def _names(group: TensorDictBase) -> list[str | None] | None:
+    # A rollout's dims have names; one whose groups had none could not be written to.
+    return group.names if any(group.names) else None
 
 
 # -------------------------------------------------------------------------------------- specs
@@ -274,8 +280,9 @@ def _leaf_keys(members: Sequence[Composite]) -> list[NestedKey]:
 def _pad_leaf(leaves: Sequence[TensorSpec | None], padding: Padding, where: str) -> TensorSpec:
     present = [leaf for leaf in leaves if leaf is not None]
     first = present[0]
-    if len(present) == len(leaves) and all(leaf == first for leaf in present):
-        return torch.stack(present, 0)
+    masked = any(getattr(leaf, "mask", None) is not None for leaf in present)
+    if len(present) == len(leaves) and all(leaf == first for leaf in present) and not masked:
+        return torch.stack(present, 0)  # it would lose masks
     if len({leaf.dtype for leaf in present}) == 1:
         shape = (len(leaves), *padding.largest)
         if all(isinstance(leaf, (Categorical, OneHot)) for leaf in present):

@@ -7,10 +7,10 @@ from torchrl.data import Bounded, Unbounded
 
 import torchrl_marl
 from torchrl_marl import AgentSpec
-from torchrl_marl.config import load_config
 from torchrl_marl.envs import MarlEnv
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.training import Run
+from torchrl_marl.training.config import read_run_config
 
 
 class Pushed(MarlEnv):
@@ -47,7 +47,7 @@ def train(folder, **network):
 
 def test_clusters_are_found_and_kept(tmp_path):
     run = train(tmp_path / "run", clustering_frames=4000)
-    written = load_config(run.folder / "config.yaml")
+    written = read_run_config(run.folder)
     assert written.groups["carts"]["actor"]["sharing_index"] == [0, 1, 0, 1]
     assert "critic" not in written.groups["carts"]
     first = next(run.policy.parameters())

@@ -19,6 +19,7 @@ from torch import Tensor
 from torchrl_marl.errors import CheckpointError, MissingExtraError, NonFiniteError
 from torchrl_marl.functional import masked_mean
 from torchrl_marl.specs import GroupSpec, TeamSpec
+from torchrl_marl.stacking import Padding
 from torchrl_marl.training.config import LoggingConfig
 
 __all__ = [
@@ -177,8 +178,8 @@ def check_finite(team: TeamSpec, data: TensorDictBase) -> None:
         NonFiniteError: naming group, key, env and step.
     """
     found = [
-        (group, key, _broken(value, mask, data))
-        for group, key, mask in _checked_entries(team, data)
+        (group, key, _broken(value, mask, padding, data))
+        for group, key, mask, padding in _checked_entries(team, data)
         if (value := data.get(key, None)) is not None and value.is_floating_point()
     ]
     if not found or not bool(torch.stack([broken.any() for *_, broken in found]).any()):
@@ -193,7 +194,7 @@ def check_finite(team: TeamSpec, data: TensorDictBase) -> None:
 
 def _checked_entries(
     team: TeamSpec, data: TensorDictBase
-) -> Iterator[tuple[str, NestedKey, Tensor | None]]:
+) -> Iterator[tuple[str, NestedKey, Tensor | None, Padding | None]]:
     # What follows the last step of a batch or of an episode stands under "next" alone.
     for group in team.groups.values():
         mask_key = group.mask_key
@@ -202,17 +203,26 @@ def _checked_entries(
             for place in ((), ("next",))
         )
         for key in (*group.observation_keys, ("next", *_as_tuple(group.reward_key))):
-            yield group.name, key, mask
+            yield group.name, key, mask, _padding(group, key)
         for key in group.observation_keys:
-            yield group.name, ("next", *_as_tuple(key)), next_mask
+            yield group.name, ("next", *_as_tuple(key)), next_mask, _padding(group, key)
     if team.state_spec is not None:
-        yield "all groups", "state", None
-        yield "all groups", ("next", "state"), None
+        yield "all groups", "state", None, None
+        yield "all groups", ("next", "state"), None, None
 
 
-def _broken(value: Tensor, mask: Tensor | None, data: TensorDictBase) -> Tensor:
+def _padding(group: GroupSpec, key: NestedKey) -> Padding | None:
+    inner = _as_tuple(key)[1:]
+    return group.paddings.get(inner if len(inner) > 1 else inner[0])
+
+
+def _broken(
+    value: Tensor, mask: Tensor | None, padding: Padding | None, data: TensorDictBase
+) -> Tensor:
     """Where a value of someone living is not finite, of the data's shape."""
     broken = ~torch.isfinite(value)
+    if padding is not None:
+        broken = broken & padding.mask(value.device)
     if mask is not None and value.shape[: mask.ndim] == mask.shape:
         broken = broken & mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
     return broken.flatten(data.ndim).any(-1) if value.ndim > data.ndim else broken
