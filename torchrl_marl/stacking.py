@@ -280,9 +280,10 @@ def _leaf_keys(members: Sequence[Composite]) -> list[NestedKey]:
 def _pad_leaf(leaves: Sequence[TensorSpec | None], padding: Padding, where: str) -> TensorSpec:
     present = [leaf for leaf in leaves if leaf is not None]
     first = present[0]
-    masked = any(getattr(leaf, "mask", None) is not None for leaf in present)
+    # torch.stack loses masks.
+    masked = type(first) in (Categorical, OneHot) and first.mask is not None
     if len(present) == len(leaves) and all(leaf == first for leaf in present) and not masked:
-        return torch.stack(present, 0)  # it would lose masks
+        return torch.stack(present, 0)
     if len({leaf.dtype for leaf in present}) == 1:
         shape = (len(leaves), *padding.largest)
         if all(isinstance(leaf, (Categorical, OneHot)) for leaf in present):

@@ -462,14 +462,18 @@ def episode_return(env, action_of, n=4096):
     raise AssertionError("an episode does not end")
 
 
-def best_arena_action(td):
-    for group in td.keys():
-        if group.startswith("agents"):
-            seen = td[group, "observation"]
-            cue = seen[..., :-2]
-            action = cue if cue.shape[-1] == 1 else cue.argmax(-1)
-            td[group, "action"] = action
-    return td
+def best_arena_action(env):
+    def act(td):
+        td = env.rand_action(td)
+        for group in env.group_map:
+            for agent in td[group].unbind(1):
+                cue, action = agent["observation"][:, :-2], agent["action"]
+                if not env.continuous_actions:
+                    cue = cue if action.ndim > 1 else cue.argmax(-1)
+                agent["action"].copy_(cue)
+        return td
+
+    return act
 
 
 ARENAS = [
@@ -478,13 +482,17 @@ ARENAS = [
     {"continuous_actions": True},
     {"n_groups": 2, "max_steps": 8, "lives": 1},
     {"n_agents": 3, "years": 2, "n_actions": 2},
+    {"late_spawn": 3, "lives": 2},
+    {"late_spawn": 1, "max_steps": 9, "categorical_actions": False},
+    {"kinds": 2, "n_actions": 5},
+    {"kinds": 2, "n_actions": 7, "action_mask": True, "late_spawn": 4, "n_groups": 2, "lives": 1},
 ]
 
 
 @pytest.mark.parametrize("kwargs", ARENAS, ids=str)
 def test_arena_has_the_returns_that_it_states(kwargs):
     env = Arena(3000, seed=0, **kwargs)
-    best = episode_return(env, best_arena_action)
+    best = episode_return(env, best_arena_action(env))
     torch.testing.assert_close(best, torch.full_like(best, env.optimal_return))
     torch.manual_seed(0)
     returns = episode_return(env, env.rand_action)
@@ -497,7 +505,7 @@ def test_arena_agents_die_one_by_one():
     env = Arena(2, n_agents=3, years=2, seed=0)
     td, alive = env.reset(), []
     for _ in range(6):
-        td = env.step(best_arena_action(td))["next"]
+        td = env.step(best_arena_action(env)(td))["next"]
         alive.append((~td["agents", "terminated"][0]).sum().item())
     assert alive == [3, 2, 2, 1, 1, 0]
     assert td["terminated"].all()
@@ -554,6 +562,11 @@ def test_unknown_arguments_are_refused(name):
         {"lives": 0},
         {"action_mask": True, "n_actions": 2},
         {"action_mask": True, "continuous_actions": True},
+        {"kinds": 3},
+        {"kinds": 2, "n_agents": 1},
+        {"kinds": 2, "n_actions": 3},
+        {"kinds": 2, "continuous_actions": True},
+        {"late_spawn": -1},
     ],
     ids=str,
 )

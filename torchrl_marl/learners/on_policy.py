@@ -255,6 +255,8 @@ class OnPolicyLearner(nn.Module):
         for group in self._joined.values():
             if _is_joined(group):
                 cast(JoinedGroup, group).scatter(data, batch, _WRITTEN)
+            elif data is not batch:
+                batch.update(data.select(*(group.key(leaf) for leaf in _WRITTEN)))
 
     @torch.no_grad()
     def add_advantage(self, name: str, loss: MAPPOLoss, data: TensorDictBase) -> None:

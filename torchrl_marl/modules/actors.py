@@ -263,7 +263,8 @@ class LegalLogits(nn.Module):
                     f"an action mask is {action_mask.dtype} {tuple(action_mask.shape)}, "
                     f"expected torch.bool {tuple(logits.shape)}."
                 )
-            legal = action_mask | ~action_mask.any(-1, keepdim=True)
+            own = action_mask if self.own is None else action_mask & self.own
+            legal = own | ~own.any(-1, keepdim=True)
             legal = legal if self.own is None else legal & self.own
         return torch.where(legal, logits, torch.finfo(logits.dtype).min)
 

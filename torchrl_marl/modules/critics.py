@@ -44,23 +44,47 @@ class _Shown(nn.Module):
 
     Args:
         features (AgentInput): of all agents that the critic sees.
-        network (SetNetwork): ``[*B, M, O]`` and a mask ``[*B, M]`` to ``[*B, M, 1]``.
+        network (SetNetwork): ``[*B, M, O]`` and a mask ``[*B, M]`` to ``[*B, M, K]``.
         shown (tuple of int): whose values are wanted.
+        outputs (tuple of int): which of the K outputs is whose value.
+        head (nn.Module, optional): what ends it.
     """
 
-    def __init__(self, features: AgentInput, network: nn.Module, shown: tuple[int, ...]) -> None:
+    index: Tensor | None
+    output: Tensor | None
+
+    def __init__(
+        self,
+        features: AgentInput,
+        network: nn.Module,
+        shown: tuple[int, ...],
+        outputs: tuple[int, ...],
+        head: nn.Module | None,
+        device: torch.device | str | None,
+    ) -> None:
         super().__init__()
         self.features = features
         self.network = network
-        everyone = shown == tuple(range(len(shown)))
-        self.shown = slice(0, len(shown)) if everyone else list(shown)
+        self.head = head
+        everyone = shown == tuple(range(features.n_agents))
+        index = None if everyone else torch.tensor(shown, device=device)
+        self.register_buffer("index", index, persistent=False)
+        several = len(set(outputs)) > 1
+        output = torch.tensor(outputs, device=device).unsqueeze(-1) if several else None
+        self.register_buffer("output", output, persistent=False)
 
     def forward(self, *inputs: Tensor) -> Tensor:
+        """Reads the living, of all that it sees."""
         features = self.features(*inputs)
         living = inputs[-1] if self.features.masked else None
         if living is None:
             living = torch.ones(features.shape[:-1], dtype=torch.bool, device=features.device)
-        return self.network(features, living)[..., self.shown, :]
+        value = self.network(features, living)
+        if self.index is not None:
+            value = value.index_select(-2, self.index)
+        if self.output is not None:
+            value = value.gather(-1, self.output.expand(*value.shape[:-1], 1))
+        return value if self.head is None else self.head(value)
 
 
 def make_critic(
@@ -157,20 +181,22 @@ def _set_critic(group, seen, agents, config, head, device) -> nn.Module:
         )
     from torchrl_marl.modules.set_critic import SetNetwork
 
+    # A team's value is its group's: one output for each, where several are trained as one.
+    per_agent = config.value_per == "agent"
+    outputs = (0,) * group.n_agents if per_agent else group.part_index
     network = SetNetwork(
         seen.observation_dim,
-        1,
+        max(outputs) + 1,
         seen.kinds or (0,) * seen.n_agents,
         num_cells=config.num_cells,
         activation=config.activation,
         pooling="attention" if config.architecture == "attention" else "mean",
-        per_agent=config.value_per == "agent",
+        per_agent=per_agent,
         device=device,
     )
     names = [part.name for part in group.parts]
     shown = tuple(i for i, part in enumerate(seen.part_index) if seen.parts[part].name in names)
-    shown_network = _Shown(agents, network, shown)
-    return shown_network if head is None else nn.Sequential(shown_network, head)
+    return _Shown(agents, network, shown, outputs, head, device)
 
 
 def _state_ndim(group: GroupSpec) -> int:

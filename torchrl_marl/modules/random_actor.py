@@ -11,7 +11,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.data import Bounded
 
-from torchrl_marl.joining import write_rows
+from torchrl_marl.joining import dense_group, write_rows
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["RandomActor"]
@@ -70,10 +70,10 @@ class RandomActor(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Draws."""
         group = self.group
-        own = tensordict.get(group.name)
+        own = dense_group(group, tensordict)
         shape = torch.Size((*tensordict.batch_size, group.n_agents))
         action = self._discrete(own, shape) if group.discrete else self._continuous(own, shape)
-        write_rows(group, own, "action", action)
+        write_rows(group, tensordict.get(group.name), "action", action)
         return tensordict
 
     def _continuous(self, own: TensorDictBase, shape: torch.Size) -> Tensor:
@@ -88,6 +88,7 @@ class RandomActor(TensorDictModuleBase):
         legal = None if group.action_mask_key is None else own.get("action_mask")
         if legal is None:
             legal = torch.ones((*shape, n), dtype=torch.bool, device=own.device)
+        legal = legal if self.own is None else legal & self.own
         # Agents without a legal action do not act: any will do.
         legal = legal | ~legal.any(-1, keepdim=True)
         legal = legal if self.own is None else legal & self.own

@@ -144,6 +144,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         self.huber_delta = huber_delta
         self.register_buffer("_legal_action", torch.zeros(()), persistent=False)
         self.register_buffer("_parts", None, persistent=False)
+        self.register_buffer("_own_actions", None, persistent=False)
         if group is not None:
             parts = group.membership
             where = next((p.device for p in critic_network.parameters()), None)
@@ -155,6 +156,9 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             )
             self.loss_mask_key = group.mask_key
             self._legal_action = _some_action(group)
+            if group.one_hot and group.action_padding is not None:
+                # Padded distributions of numbers look at an agent's own actions themselves.
+                self._own_actions = group.action_padding.to(where)
 
     def make_value_estimator(
         self, value_type: ValueEstimators | None = None, **hyperparams: Any
@@ -255,7 +259,10 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             raise KeyError(f"the batch has no {keys.sample_log_prob!r}; let the actor write it.")
         with self._parameters_of("actor_network"):
             distribution = self.actor_network.get_dist(tensordict)
-        log_prob = distribution.log_prob(tensordict.get(keys.action))
+        action = tensordict.get(keys.action)
+        if self._own_actions is not None:
+            action = torch.where(self._own_actions, action, 0)
+        log_prob = distribution.log_prob(action)
         if log_prob.shape != advantage.shape[:-1] or previous.shape != log_prob.shape:
             raise ValueError(
                 f"log-probability {tuple(log_prob.shape)}, {keys.sample_log_prob!r} "

@@ -201,10 +201,6 @@ class Bucket(nn.Module):
             for name, value in values.items()
         }
 
-    def is_stacked(self, name: str) -> bool:
-        """Whether the members have different parameters of this name."""
-        return self._stacked[name]
-
     @property
     def stacked(self) -> Mapping[str, bool]:
         """Name -> whether the members have different ones."""
