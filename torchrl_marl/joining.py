@@ -18,10 +18,11 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Bounded, Composite, Unbounded
 
+from torchrl_marl.errors import SpecError
 from torchrl_marl.specs import GroupSpec
 from torchrl_marl.stacking import is_lazy, pad_group
 
-__all__ = ["JoinedGroup", "can_join", "flat_observation", "join"]
+__all__ = ["JoinedGroup", "can_join", "check_action_mask", "check_inputs", "flat_observation", "join"]
 
 _FLAGS = ("done", "terminated", "truncated")
 
@@ -57,6 +58,55 @@ def dense_group(group: GroupSpec, tensordict: TensorDictBase) -> TensorDictBase:
     if own is None:
         raise KeyError(f"there is no group {group.name!r}, found {list(tensordict.keys())}.")
     return pad_group(own, group.paddings) if is_lazy(own) else own
+
+
+def check_inputs(group: GroupSpec, observations: Sequence[Tensor], mask: Tensor | None) -> None:
+    """Compares what a network of a group reads with the group's specs; reads no values.
+
+    Args:
+        group (GroupSpec): whose.
+        observations (sequence of Tensor): its observation leaves.
+        mask (Tensor, optional): where it has one.
+
+    Shapes:
+        - observations: ``[*B, N, *features]``; mask: ``[*B, N]``
+
+    Raises:
+        SpecError: naming group, key, and the shape or type that was found and expected.
+    """
+    for key, shape, leaf in zip(group.observation_keys, group.observation_shapes, observations):
+        if leaf.shape[-len(shape) :] != shape:
+            _refuse(group, key, tuple(leaf.shape), f"(*batch, {', '.join(map(str, shape))})")
+    if mask is None:
+        return
+    ndim = observations[0].ndim - len(group.observation_shapes[0]) + 1
+    if mask.dtype is not torch.bool:
+        _refuse(group, group.mask_key, mask.dtype, "torch.bool")
+    if mask.shape != observations[0].shape[:ndim]:
+        _refuse(group, group.mask_key, tuple(mask.shape), tuple(observations[0].shape[:ndim]))
+
+
+def check_action_mask(group: GroupSpec, action_mask: Tensor, batch: torch.Size) -> None:
+    """Compares an action mask with the group's specs.
+
+    Shapes:
+        - action_mask: ``[*B, N, n_actions]``
+
+    Raises:
+        SpecError: naming group, key, and the shape or type that was found and expected.
+    """
+    key, expected = group.action_mask_key, (*batch, group.n_agents, group.n_actions)
+    if action_mask.dtype is not torch.bool:
+        _refuse(group, key, action_mask.dtype, "torch.bool")
+    if tuple(action_mask.shape) != expected:
+        _refuse(group, key, tuple(action_mask.shape), expected)
+
+
+def _refuse(group: GroupSpec, key: object, found: object, expected: object) -> None:
+    raise SpecError(
+        f"group {group.name!r}: {key!r} is {found}, expected {expected}, as the specs say that "
+        "the policy was built for."
+    )
 
 
 def can_join(first: GroupSpec, second: GroupSpec) -> bool:
@@ -127,6 +177,9 @@ class JoinedGroup(GroupSpec):
         """
         batch = tensordict.batch_size
         own = [dense_group(part, tensordict) for part in self.groups]
+        for part, td in zip(self.groups, own):
+            leaves_of = [td.get(key[1:], None) for key in part.observation_keys]
+            check_inputs(part, leaves_of, None if part.mask_key is None else td.get("mask"))
         source = {"observation": self._cat_observations(own)}
         if self.mask_key is not None:
             source["mask"] = torch.cat(
@@ -170,6 +223,7 @@ class JoinedGroup(GroupSpec):
         for part, td in zip(self.groups, own):
             if part.action_mask_key is not None:
                 legal = td.get("action_mask")
+                check_action_mask(part, legal, batch)
             else:
                 legal = _ones(batch, part, td).unsqueeze(-1).expand(*batch, -1, part.n_actions)
             rows.append(legal)
@@ -219,8 +273,8 @@ def write_rows(group: GroupSpec, own: TensorDictBase, leaf: str, rows: Tensor) -
         return
     padding, dim = group.paddings.get(leaf), own.ndim - 1
     for i, (member, row) in enumerate(zip(own.unbind(dim), rows.unbind(dim))):
-        region = None if padding is None else padding.own(i)
-        member.set(leaf, row if region is None else row[(..., *region)])
+        region: tuple = () if padding is None else padding.own(i) or ()
+        member.set(leaf, row[(..., *region)])
 
 
 def join(groups: Sequence[GroupSpec], *, same_actions: bool = True) -> GroupSpec:

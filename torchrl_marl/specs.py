@@ -189,10 +189,15 @@ class GroupSpec:
         """Features O that an actor reads: all observation leaves, flattened and padded."""
         return sum(leaf.shape[1:].numel() for leaf in self._observation_leaves)
 
+    @cached_property
+    def observation_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of each observation leaf without batch dims, ``(N, *features)``, padded."""
+        return tuple(tuple(leaf.shape) for leaf in self._observation_leaves)
+
     @property
     def observation_ndims(self) -> tuple[int, ...]:
         """Number of feature dimensions of each observation leaf (1 for a vector)."""
-        return tuple(leaf.ndim - 1 for leaf in self._observation_leaves)
+        return tuple(len(shape) - 1 for shape in self.observation_shapes)
 
     @cached_property
     def observation_mask(self) -> Tensor | None:
@@ -220,7 +225,7 @@ class GroupSpec:
         own = self.observation_mask
         if own is None or bool((own[:, 1:] <= own[:, :-1]).all()):
             return None
-        return (~own).to(torch.uint8).argsort(-1, stable=True)
+        return (~own).to(torch.uint8).argsort(dim=-1, stable=True)
 
     @property
     def _observation_leaves(self) -> list[TensorSpec]:

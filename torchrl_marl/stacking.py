@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import torch
 from tensordict import (
@@ -36,6 +36,9 @@ __all__ = [
     "unpad_group",
     "unpad_specs",
 ]
+
+# Not their subclasses of several choices at once.
+_CHOICES = (Categorical, OneHot)
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,12 @@ class Padding:
         for i in range(len(self.shapes)):
             region = self.own(i)
             if region is not None:
-                mask[(i, *region)] = True
+                mask[_at(i, region)] = True
         return mask.to(device)
+
+
+def _at(agent: int, region: tuple[slice, ...]) -> Any:
+    return (..., agent, *region)
 
 
 # ------------------------------------------------------------------------------------ tensors
@@ -114,7 +121,7 @@ def pad(values: Sequence[Tensor | None], padding: Padding) -> Tensor:
         if found != shape:
             raise ValueError(f"agent {i} has shape {found}, expected {shape}.")
         if value is not None:
-            padded[(..., i, *cast(tuple, padding.own(i)))] = value
+            padded[_at(i, padding.own(i) or ())] = value
     return padded
 
 
@@ -127,7 +134,7 @@ def unpad(value: Tensor, padding: Padding) -> list[Tensor | None]:
     Reduces to: the inverse of :func:`pad`.
     """
     regions = [padding.own(i) for i in range(len(padding.shapes))]
-    return [None if r is None else value[(..., i, *r)] for i, r in enumerate(regions)]
+    return [None if r is None else value[_at(i, r)] for i, r in enumerate(regions)]
 
 
 # ------------------------------------------------------------------------------------- groups
@@ -281,12 +288,12 @@ def _pad_leaf(leaves: Sequence[TensorSpec | None], padding: Padding, where: str)
     present = [leaf for leaf in leaves if leaf is not None]
     first = present[0]
     # torch.stack loses masks.
-    masked = type(first) in (Categorical, OneHot) and first.mask is not None
+    masked = type(first) in _CHOICES and first.mask is not None
     if len(present) == len(leaves) and all(leaf == first for leaf in present) and not masked:
         return torch.stack(present, 0)
     if len({leaf.dtype for leaf in present}) == 1:
         shape = (len(leaves), *padding.largest)
-        if all(isinstance(leaf, (Categorical, OneHot)) for leaf in present):
+        if all(type(leaf) in _CHOICES for leaf in present):
             if len({type(leaf) for leaf in present}) == 1:
                 return _pad_discrete(leaves, shape)
         elif all(isinstance(leaf, Unbounded) for leaf in present):
@@ -339,7 +346,7 @@ def _own_leaf(leaf: TensorSpec, agent: int, shape: tuple[int, ...]) -> TensorSpe
         return Bounded(low, high, **options)
     if isinstance(leaf, Unbounded):
         return Unbounded(shape, **options)
-    if isinstance(leaf, (Categorical, OneHot)):
+    if type(leaf) in _CHOICES:
         if leaf.mask is None:
             return type(leaf)(leaf.space.n, shape=shape, **options)
         n = int(leaf.mask[agent].reshape(-1, leaf.space.n).any(0).nonzero()[-1]) + 1

@@ -125,8 +125,8 @@ class OnPolicyLearner(nn.Module):
             device=device,
         )
         loss.make_value_estimator(gamma=config.gamma, lmbda=config.lmbda)
-        joined = isinstance(group, JoinedGroup)
-        self.actors[name] = JoinedActor(actor, group) if joined else actor
+        of_groups = isinstance(group, JoinedGroup)
+        self.actors[name] = JoinedActor(actor, group) if of_groups else actor  # type: ignore[arg-type]
         self.critics[name] = critic
         self._losses[name] = loss
         self._limit(name)
@@ -232,29 +232,27 @@ class OnPolicyLearner(nn.Module):
 
     def _gather(self, batch: TensorDictBase) -> TensorDictBase:
         """The batch with the groups that are trained as one."""
-        joined = [group for group in self._joined.values() if _is_joined(group)]
+        joined = [group for group in self._joined.values() if isinstance(group, JoinedGroup)]
         seen = self._seen
-        alone = seen is None or seen.name in self._joined or not _is_joined(seen)
-        if not joined and alone:
+        others = isinstance(seen, JoinedGroup) and seen.name not in self._joined
+        if not joined and not others:
             return batch
-        data = batch.copy()
+        data, following = batch.copy(), batch.get("next")
         for group in joined:
-            now = cast(JoinedGroup, group).gather(batch, leaves=("action", "action_log_prob"))
-            then = cast(JoinedGroup, group).gather(
-                batch.get("next"), leaves=("reward",), flags=True
-            )
+            now = group.gather(batch, leaves=("action", "action_log_prob"))
+            then = group.gather(following, leaves=("reward",), flags=True)
             data.set(group.name, now.get(group.name))
             data.set(("next", group.name), then.get(group.name))
-        if not alone:
-            for where, source in (((), batch), (("next",), batch.get("next"))):
-                rows = cast(JoinedGroup, seen).gather(source)
-                data.set((*where, seen.name), rows.get(seen.name))
+        if others:
+            group = cast(JoinedGroup, seen)
+            data.set(group.name, group.gather(batch).get(group.name))
+            data.set(("next", group.name), group.gather(following).get(group.name))
         return data
 
     def _scatter(self, data: TensorDictBase, batch: TensorDictBase) -> None:
         for group in self._joined.values():
-            if _is_joined(group):
-                cast(JoinedGroup, group).scatter(data, batch, _WRITTEN)
+            if isinstance(group, JoinedGroup):
+                group.scatter(data, batch, _WRITTEN)
             elif data is not batch:
                 batch.update(data.select(*(group.key(leaf) for leaf in _WRITTEN)))
 
@@ -269,7 +267,7 @@ class OnPolicyLearner(nn.Module):
         advantage = data.get(key)
         mask = None if group.mask_key is None else data.get(group.mask_key)
         dims = [d for d in range(advantage.ndim) if how == "pooled" or d != advantage.ndim - 2]
-        parts = cast(JoinedGroup, group).slices if _is_joined(group) else (slice(None),)
+        parts = group.slices if isinstance(group, JoinedGroup) else (slice(None),)
         rows = [
             masked_standardize(
                 advantage[..., agents, :], None if mask is None else mask[..., agents], dims
@@ -343,10 +341,6 @@ class OnPolicyLearner(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes the optimizer's state back."""
         self.optimizer.load_state_dict(state["optimizer"])
-
-
-def _is_joined(group: GroupSpec) -> bool:
-    return isinstance(group, JoinedGroup)
 
 
 def _joined_groups(groups: Iterable[GroupSpec], config: OnPolicyConfig) -> list[GroupSpec]:

@@ -17,8 +17,8 @@ __all__ = ["unshare_networks"]
 
 
 def unshare_networks(
-    networks: dict[nn.Module, int], optimizer: torch.optim.Optimizer
-) -> torch.optim.Optimizer:
+    networks: dict[nn.Module, int], optimizer: torch.optim.Adam
+) -> torch.optim.Adam:
     """Gives every agent its own copy of what it shares; outputs stay equal.
 
     The optimizer goes on where it was: each copy has the moments of what it was copied from.
@@ -26,16 +26,16 @@ def unshare_networks(
     Args:
         networks (dict): actor or critic -> number N of its agents. Networks that see the whole
             team at once have no agent's copy and stay.
-        optimizer (Optimizer): of all their parameters.
+        optimizer (Adam): of all their parameters.
 
     Returns:
-        Optimizer: of the new parameters.
+        Adam: of the new parameters.
     """
     replaced: dict[int, list[nn.Parameter]] = {}
-    state: dict[nn.Parameter, Any] = dict(optimizer.state)
+    state: dict[Any, Any] = dict(optimizer.state)
     for network, n_agents in networks.items():
         for module in network.modules():
-            if not _is_for_agents(module):
+            if not isinstance(module, AgentNetwork) or not isinstance(module.features, AgentInput):
                 continue
             own, origins = unshare(module.network, n_agents)
             named = dict(module.network.named_parameters())
@@ -50,12 +50,9 @@ def unshare_networks(
     parameters = [
         new for p in optimizer.param_groups[0]["params"] for new in replaced.get(id(p), [p])
     ]
-    fresh = type(optimizer)(parameters, **settings)
+    fresh = torch.optim.Adam(parameters, **settings)
     for parameter in parameters:
         if state.get(parameter):
             fresh.state[parameter] = state[parameter]
     return fresh
 
-
-def _is_for_agents(module: nn.Module) -> bool:
-    return isinstance(module, AgentNetwork) and isinstance(module.features, AgentInput)

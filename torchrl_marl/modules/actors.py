@@ -26,7 +26,7 @@ from torchrl.modules import (
     TanhNormal,
 )
 
-from torchrl_marl.joining import JoinedGroup, dense_group, write_rows
+from torchrl_marl.joining import JoinedGroup, check_action_mask, dense_group, write_rows
 from torchrl_marl.modules.config import NetworkConfig
 from torchrl_marl.modules.distributions import PaddedNormal, PaddedTanhNormal
 from torchrl_marl.modules.networks import AgentInput, AgentNetwork, make_agent_network
@@ -223,13 +223,10 @@ def _discrete(group, features, network, device):
     module = TensorDictModule(
         AgentNetwork(features, network), in_keys=AgentInput.keys(group), out_keys=[logits]
     )
-    own = group.action_padding
-    if group.action_mask_key is not None or own is not None:
+    if group.action_mask_key is not None or group.action_padding is not None:
         keys = [logits, *([group.action_mask_key] if group.action_mask_key else [])]
-        legal = LegalLogits(None if own is None else own.to(device))
-        module = TensorDictSequential(
-            module, TensorDictModule(legal, in_keys=keys, out_keys=[logits])
-        )
+        legal = TensorDictModule(LegalLogits(group, device), in_keys=keys, out_keys=[logits])
+        module = TensorDictSequential(module, legal)
     distribution = OneHotCategorical if group.one_hot else Categorical
     return module, {"logits": logits}, distribution, {}
 
@@ -238,19 +235,23 @@ class LegalLogits(nn.Module):
     """Takes the probability of illegal actions away, unless none is legal.
 
     Args:
-        own (Tensor, optional): False at padding, which is never legal.
+        group (GroupSpec): whose actions; padding is never legal.
+        device (torch.device, optional): of the logits.
 
     Shapes:
-        - logits: ``[*B, N, n_actions]``; action_mask: the same, bool; own: ``[N, n_actions]``
+        - logits: ``[*B, N, n_actions]``; action_mask: the same, bool
 
     Raises:
-        ValueError: an action mask of another shape or type.
+        SpecError: an action mask of another shape or type.
     """
 
     own: Tensor | None
 
-    def __init__(self, own: Tensor | None = None) -> None:
+    def __init__(self, group: GroupSpec, device: torch.device | str | None = None) -> None:
         super().__init__()
+        self.group = group
+        own = group.action_padding
+        own = None if own is None else own.to(device)
         self.register_buffer("own", own, persistent=False)
 
     def forward(self, logits: Tensor, action_mask: Tensor | None = None) -> Tensor:
@@ -258,11 +259,7 @@ class LegalLogits(nn.Module):
         if action_mask is None:
             legal = cast(Tensor, self.own)
         else:
-            if action_mask.dtype is not torch.bool or action_mask.shape != logits.shape:
-                raise ValueError(
-                    f"an action mask is {action_mask.dtype} {tuple(action_mask.shape)}, "
-                    f"expected torch.bool {tuple(logits.shape)}."
-                )
+            check_action_mask(self.group, action_mask, logits.shape[:-2])
             own = action_mask if self.own is None else action_mask & self.own
             legal = own | ~own.any(-1, keepdim=True)
             legal = legal if self.own is None else legal & self.own

@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.modules import MLP
 
-from torchrl_marl.joining import flat_observation, own_first
+from torchrl_marl.joining import check_inputs, flat_observation, own_first
 from torchrl_marl.modules.config import NetworkConfig, sharing_of
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.specs import GroupSpec
@@ -49,6 +49,9 @@ class AgentInput(nn.Module):
 
     Shapes:
         - leaves: ``[*B, N, *features]``; mask: ``[*B, N]``; returns ``[*B, N, O]``
+
+    Raises:
+        SpecError: inputs of other shapes or types than the group's specs say.
     """
 
     own: Tensor | None
@@ -61,7 +64,9 @@ class AgentInput(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        self.group = group
         self.ndims = group.observation_ndims
+        self.n_agents = group.n_agents
         self.masked = group.mask_key is not None
         self.norm = norm
         dims = torch.tensor(group.observation_dims, device=device)
@@ -80,6 +85,7 @@ class AgentInput(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         """Puts the leaves side by side."""
         leaves = inputs[: len(self.ndims)]
+        check_inputs(self.group, leaves, inputs[len(self.ndims)] if self.masked else None)
         rows = [self._flat(leaf, ndim) for leaf, ndim in zip(leaves, self.ndims)]
         features = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
         if self.order is not None:
@@ -159,7 +165,7 @@ class AgentNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.features = features
-        self.network = network
+        self.network: nn.Module = network
         self.head = head
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -178,6 +184,7 @@ class _Columns(nn.Module):
         - features: ``[*B, F]``; returns ``[*B, K, widest]``, zeros behind what is narrower
     """
 
+    index: Tensor
     own: Tensor | None
 
     def __init__(self, columns: Sequence[Sequence[int]], device: torch.device | str | None) -> None:
@@ -282,7 +289,7 @@ def make_central_network(
         from torchrl_marl.modules.sharing import make_shared_mlp
 
         own = [columns[part] for part in parts]
-        network = make_shared_mlp(
+        own_networks = make_shared_mlp(
             [len(row) for row in own],
             [1] * len(own),
             _kinds(group),
@@ -290,12 +297,13 @@ def make_central_network(
             gain=gain,
             device=device,
         )
-        return nn.Sequential(_Columns(own, device), network)
+        return nn.Sequential(_Columns(own, device), own_networks)
     if len(sizes) == 1 or (shared == "full" and alike):
         index = list(range(group.n_agents)) if per_agent else list(parts)
-        network = _mlp(len(columns[0]), sum(sizes), config, gain, device)
-        return nn.Sequential(network, _Outputs(index, False, sum(sizes), device))
+        one = _mlp(len(columns[0]), sum(sizes), config, gain, device)
+        return nn.Sequential(one, _Outputs(index, False, sum(sizes), device))
     widest = max(sizes)
+    network: nn.Module
     if shared == "full":
         network = _mlp(max(map(len, columns)), widest, config, gain, device)
     else:

@@ -11,7 +11,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.data import Bounded
 
-from torchrl_marl.joining import dense_group, write_rows
+from torchrl_marl.joining import check_action_mask, dense_group, write_rows
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["RandomActor"]
@@ -88,6 +88,8 @@ class RandomActor(TensorDictModuleBase):
         legal = None if group.action_mask_key is None else own.get("action_mask")
         if legal is None:
             legal = torch.ones((*shape, n), dtype=torch.bool, device=own.device)
+        else:
+            check_action_mask(group, legal, shape[:-1])
         legal = legal if self.own is None else legal & self.own
         # Agents without a legal action do not act: any will do.
         legal = legal | ~legal.any(-1, keepdim=True)
