@@ -49,6 +49,10 @@ def report(runs: Sequence[Run], seeds: Sequence[int]) -> str:
         summary = runs[0].summary
         found = {text: summary.get(key) for key, text in _RETURNS.items()}
         rows = [(f"return, {text}", number(x)) for text, x in found.items() if x is not None]
+        for key, x in summary.items():
+            group, _, when = key.rpartition("/")
+            if group and when in _RETURNS:
+                rows.append((f"return of {group}, {_RETURNS[when]}", number(x)))
         seconds, rate = number(summary.get("seconds")), summary.get("frames_per_second")
         frames = f"{int(summary.get('frames') or 0):,} in {seconds} s ({number(rate)} frames/s)"
         return table([*rows, ("frames", frames), ("run folder", str(runs[0].folder))])

@@ -14,13 +14,13 @@ from functools import cached_property
 
 import torch
 import torch.nn.functional as F
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Bounded, Composite, Unbounded
 
 from torchrl_marl.errors import SpecError
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.stacking import is_lazy, pad_group
+from torchrl_marl.stacking import Padding, is_lazy, pad_group
 
 __all__ = ["JoinedGroup", "can_join", "check_action_mask", "check_inputs", "flat_observation", "join"]
 
@@ -57,7 +57,21 @@ def dense_group(group: GroupSpec, tensordict: TensorDictBase) -> TensorDictBase:
     own = tensordict.get(group.name, None)
     if own is None:
         raise KeyError(f"there is no group {group.name!r}, found {list(tensordict.keys())}.")
-    return pad_group(own, group.paddings) if is_lazy(own) else own
+    if not is_lazy(own):
+        return own
+    try:
+        return pad_group(own, {**_equal_shapes(group), **group.paddings})
+    except ValueError as error:
+        raise SpecError(f"group {group.name!r}: {error}") from None
+
+
+def _equal_shapes(group: GroupSpec) -> dict[NestedKey, Padding]:
+    """The observations that are promised to have one shape for all agents."""
+    keys = [key[1] if len(key) == 2 else key[1:] for key in group.observation_keys]
+    return {
+        key: Padding((shape[1:],) * group.n_agents)
+        for key, shape in zip(keys, group.observation_shapes)
+    }
 
 
 def check_inputs(group: GroupSpec, observations: Sequence[Tensor], mask: Tensor | None) -> None:
@@ -178,8 +192,8 @@ class JoinedGroup(GroupSpec):
         batch = tensordict.batch_size
         own = [dense_group(part, tensordict) for part in self.groups]
         for part, td in zip(self.groups, own):
-            leaves_of = [td.get(key[1:], None) for key in part.observation_keys]
-            check_inputs(part, leaves_of, None if part.mask_key is None else td.get("mask"))
+            seen = [td.get(key[1:]) for key in part.observation_keys]
+            check_inputs(part, seen, None if part.mask_key is None else td.get("mask"))
         source = {"observation": self._cat_observations(own)}
         if self.mask_key is not None:
             source["mask"] = torch.cat(

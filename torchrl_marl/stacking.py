@@ -93,12 +93,13 @@ def _at(agent: int, region: tuple[slice, ...]) -> Any:
 # ------------------------------------------------------------------------------------ tensors
 
 
-def pad(values: Sequence[Tensor | None], padding: Padding) -> Tensor:
+def pad(values: Sequence[Tensor | None], padding: Padding, what: str = "") -> Tensor:
     """The agents' tensors as one, with zeros behind each agent's own entries.
 
     Args:
         values (sequence of Tensor or None): one for each agent.
         padding (Padding): whose shapes the values have.
+        what (str): what they are, for messages.
 
     Shapes:
         - values: ``[*B, *own]``; returns ``[*B, N, *largest]``
@@ -119,7 +120,7 @@ def pad(values: Sequence[Tensor | None], padding: Padding) -> Tensor:
     for i, (value, shape) in enumerate(zip(values, padding.shapes, strict=True)):
         found = None if value is None else tuple(value.shape[len(batch) :])
         if found != shape:
-            raise ValueError(f"agent {i} has shape {found}, expected {shape}.")
+            raise ValueError(f"{what and what + ' of '}agent {i} has shape {found}, expected {shape}.")
         if value is not None:
             padded[_at(i, padding.own(i) or ())] = value
     return padded
@@ -173,7 +174,7 @@ def pad_group(
         if all(shape == padding.largest for shape in padding.shapes):
             dense.set(key, torch.stack(cast(list[Tensor], values), ndim))
         else:
-            dense.set(key, pad(values, padding))
+            dense.set(key, pad(values, padding, repr(key)))
     return dense
 
 

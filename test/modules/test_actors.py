@@ -8,6 +8,7 @@ from torchrl.data import Bounded, Composite, MultiCategorical, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl import AgentSpec, TeamSpec
+from torchrl_marl.errors import SpecError
 from torchrl_marl.modules import NetworkConfig, ObservationNorm, make_actor
 
 ALL = [*ACTIONS]

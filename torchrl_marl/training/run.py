@@ -36,7 +36,8 @@ class Run:
         config (TrainConfig): its settings.
         policy (TensorDictModuleBase): the joint policy of the team; goes into ``env.rollout``.
         summary (dict): ``return_before``, ``return_after``, ``return_random``,
-            ``return_heuristic``, ``frames``, ``seconds``, ``frames_per_second``.
+            ``return_heuristic``, ``frames``, ``seconds``, ``frames_per_second``; of each group
+            of several, ``<group>/return_after`` and the like.
         env (EnvBase, optional): the user's own environment, where there was one.
 
     Examples:

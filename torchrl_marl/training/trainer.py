@@ -251,13 +251,18 @@ class Training:
         """Measures the untrained, the random and the heuristic policy, once."""
         if "return_before" in self.run.summary:
             return
-        summary = self.run.summary
-        summary["return_before"] = self.evaluate()["return_mean"]
-        summary["return_random"] = self._measure(None)["return_mean"]
+        self._note("before", self.evaluate())
+        self._note("random", self._measure(None))
         heuristic = self._heuristic()
-        summary["return_heuristic"] = (
-            None if heuristic is None else self._measure(heuristic)["return_mean"]
-        )
+        self.run.summary["return_heuristic"] = None
+        if heuristic is not None:
+            self._note("heuristic", self._measure(heuristic))
+
+    def _note(self, when: str, result: dict[str, float]) -> None:
+        """Returns for the summary; of each group where there are several, which may compete."""
+        self.run.summary[f"return_{when}"] = result["return_mean"]
+        for name in self.team.groups if len(self.team.groups) > 1 else ():
+            self.run.summary[f"{name}/return_{when}"] = result[f"{name}/episode_reward"]
 
     def step(self) -> Iteration:
         """Collects a batch, learns from it, writes a row; evaluates and saves when due."""
@@ -370,7 +375,7 @@ class Training:
         """Measures the trained policy, saves and sums up."""
         self.bar.close()
         if "return_after" not in self.run.summary:
-            self.run.summary["return_after"] = self.evaluate()["return_mean"]
+            self._note("after", self.evaluate())
             self.saved_at = None  # what was saved in the last iteration does not know it
         self.run.summary |= {
             "recipe": self.config.recipe,
