@@ -8,7 +8,7 @@ from torchrl.envs import Transform, TransformedEnv
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
-from torchrl_marl.learners import OnPolicyConfig, build_learners
+from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner, build_learners
 from torchrl_marl.modules import NetworkConfig
 from torchrl_marl.modules.config import CriticConfig
 from torchrl_marl.training.metrics import EpisodeTracker, check_finite, count_agent_frames
@@ -225,3 +225,85 @@ def test_poison_through_whole_iterations(case):
                 assert_same(a, b, (name, leaf))
             broken = ~mask & (other[name, "observation"] != batch[name, "observation"]).any(-1)
             assert bool(broken.any())
+
+
+# --------------------------------------------------------------------- as each would learn alone
+
+
+def share_of(joined, part, index, whole, own):
+    """What of a joined learner's parameter is a part's: its kinds' rows, cut to its widths.
+
+    ``index``: 0 to 3 of the actor, 4 to 7 of the critic; weight and bias of two layers.
+    """
+    group = joined.parts[part]
+    kinds = [kind for kind, i in zip(joined.kinds, joined.part_index) if i == part]
+    central = index > 3 and whole.shape[0] == len(joined.parts)
+    rows = whole[part : part + 1] if central else whole[min(kinds) : max(kinds) + 1]
+    is_weight = index % 2 == 0
+    outputs = list(range(own.shape[-2 if is_weight else -1]))
+    if index in (2, 3) and not group.discrete:  # means, and scales behind the widest's means
+        a = group.action_dim
+        outputs = [*range(a), *range(joined.action_dim, joined.action_dim + a)]
+    rows = rows[:, outputs, : own.shape[-1]] if is_weight else rows[:, outputs]
+    return rows.reshape(own.shape)
+
+
+@pytest.mark.parametrize("layout", ["two", "three"])
+@pytest.mark.parametrize("actions", ["bounded", "one_hot"])
+@pytest.mark.parametrize(
+    ("sees", "bootstrap", "normalize"),
+    [("observations", "team", "pooled"), ("own", "agent", "agent"), ("team", "agent", "none")],
+)
+def test_groups_of_other_shapes_learn_as_alone(layout, actions, sees, bootstrap, normalize):
+    """Padded side by side: each group's figures and weights are as if it were by itself."""
+    config = config_of(
+        algorithm="ippo" if sees == "own" else "mappo",
+        central_input="team" if sees == "team" else "observations",
+        bootstrap=bootstrap,
+        normalize_advantage=normalize,
+        normalize_observations=True,
+        entropy_coeff=0.01 if actions == "one_hot" else 0.0,  # no draws of its own
+        max_grad_norm=0.01,
+        num_epochs=1,
+        minibatch_size=E * T,
+        lr=1e-2,
+    )
+    env = make_meadow(E, layout, actions=actions, mask_actions=actions == "one_hot")
+    team = TeamSpec.from_env(env)
+    (together,) = learners_of(team, config)
+    apart = {
+        name: OnPolicyLearner({name: group}, config, team=team)
+        for name, group in team.groups.items()
+    }
+    (joined,) = together._joined.values()
+    ours = together.optimizer.param_groups[0]["params"]
+    assert len(ours) == 8
+    with torch.no_grad():
+        for parameter in ours:
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        for i, alone in enumerate(apart.values()):
+            for k, own in enumerate(alone.optimizer.param_groups[0]["params"]):
+                own.copy_(share_of(joined, i, k, ours[k], own))
+    before = [p.detach().clone() for p in ours]
+    collector = RolloutCollector(env, policy_of([together]), frames_per_batch=E * T)
+    for _ in range(2):
+        batch = collector.next()
+        batches = {name: batch.clone() for name in apart}
+        both = together.learn(batch)
+        for i, (name, alone) in enumerate(apart.items()):
+            one = alone.learn(batches[name])
+            assert set(one[name].keys()) == set(both[name].keys())
+            for key in one[name].keys():
+                torch.testing.assert_close(
+                    one[name, key], both[name, key], rtol=1e-3, atol=1e-4, msg=f"{name} {key}"
+                )
+            for leaf in ("advantage", "value_target", "state_value"):
+                living = batch[name, "mask"]
+                torch.testing.assert_close(
+                    batches[name][name, leaf][living], batch[name, leaf][living], rtol=1e-3, atol=1e-4
+                )
+            for k, own in enumerate(alone.optimizer.param_groups[0]["params"]):
+                shared = share_of(joined, i, k, ours[k], own)
+                torch.testing.assert_close(own, shared, rtol=1e-3, atol=1e-4)
+    moved = [(a - b).abs().max().item() for a, b in zip(before, ours)]
+    assert min(moved) > 5e-3

@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+from tensordict import TensorDict, lazy_stack
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from test_stack import BATCH, IN, OUT, assert_equals_loop, gradients, numel, perceptron, rows
 from torch import nn
 
@@ -364,3 +366,33 @@ def test_only_perceptrons_of_one_kind_are_padded():
         assert (y[:, i, row.shape[-1] :] == 0).all()
     with pytest.raises(ValueError, match="agent 0 takes 6 features, found an input with 7"):
         stacked(torch.randn(BATCH, 4, 7))
+
+
+# -------------------------------------------------------------------------------- TensorDicts
+
+
+def group_of(widths, batch=5):
+    members = [TensorDict({"observation": torch.randn(batch, w)}, [batch]) for w in widths]
+    return lazy_stack(members, 1)
+
+
+def test_a_stack_takes_a_group():
+    """Dense or lazily stacked; the members' keys, or observation and action."""
+    drone, rover = nn.Linear(4, 3), nn.Linear(2, 1)
+    policy = cat([expand(drone, 2), expand(rover, 1)])
+    group = policy(group_of([4, 4, 2]))
+    for i, (member, module) in enumerate(zip(group.unbind(1), (drone, drone, rover))):
+        torch.testing.assert_close(member["action"], module(member["observation"]), msg=str(i))
+    dense = group_of([4, 4]).contiguous()
+    assert policy[:2].detach()(dense)["action"].shape == (5, 2, 3)
+    keyed = expand(TensorDictModule(drone, ["observation"], ["seen"]), 2)
+    assert keyed(dense)["seen"].shape == (5, 2, 3)
+    assert torch.cat([keyed, keyed])(group_of([4] * 4))["seen"].shape == (5, 4, 3)
+
+
+def test_modules_of_different_keys_are_no_stack():
+    modules = [TensorDictModule(nn.Linear(4, 3), [key], ["action"]) for key in ("a", "b")]
+    with pytest.raises(ValueError, match="RoutedSequential"):
+        stack(modules)
+    with pytest.raises(TypeError, match="cannot be stacked"):
+        stack([TensorDictSequential(modules[0])])

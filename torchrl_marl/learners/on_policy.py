@@ -23,6 +23,7 @@ from torchrl_marl.modules.actors import JoinedActor, make_actor
 from torchrl_marl.modules.critics import make_critic
 from torchrl_marl.modules.networks import gather_observation
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
+from torchrl_marl.objectives.estimator import last_seen
 from torchrl_marl.objectives.ppo import MAPPOLoss
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
@@ -245,8 +246,13 @@ class OnPolicyLearner(nn.Module):
             data.set(("next", group.name), then.get(group.name))
         if others:
             group = cast(JoinedGroup, seen)
-            data.set(group.name, group.gather(batch).get(group.name))
-            data.set(("next", group.name), group.gather(following).get(group.name))
+            now = group.gather(batch).get(group.name)
+            then = group.gather(following, flags=True).get(group.name)
+            if group.mask_key is not None:
+                ends = then.get("truncated"), then.get("terminated")
+                then.set("mask", last_seen(now.get("mask"), then.get("mask"), *ends))
+            data.set(group.name, now)
+            data.set(("next", group.name), then)
         return data
 
     def _scatter(self, data: TensorDictBase, batch: TensorDictBase) -> None:

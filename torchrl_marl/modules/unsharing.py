@@ -116,7 +116,7 @@ def _origins(shared: ModuleStack, own: ModuleStack) -> dict[str, Origin]:
         for name, tensor in bucket.read().items():
             if id(tensor) in new_names:
                 old_name = old_names[id(old[name])]
-                origins[new_names[id(tensor)]] = Origin(old_name, rows, before.is_stacked(name))
+                origins[new_names[id(tensor)]] = Origin(old_name, rows, before.stacked[name])
     return origins
 
 

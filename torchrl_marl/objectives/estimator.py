@@ -130,11 +130,9 @@ class TeamGAE(MultiAgentGAE):
         group = self._own_flags
         if mask is None or group is None or group.truncated_key is None:
             return following
-        # An agent cut off by a time limit still has a last observation to bootstrap from.
-        cut_off = following.get(group.truncated_key) & ~following.get(group.terminated_key)
         following = following.clone(recurse=False)
-        seen = following.get(self.mask_key) | (mask & cut_off.squeeze(-1))
-        following.set(self.mask_key, seen)
+        flags = (following.get(key) for key in (group.truncated_key, group.terminated_key))
+        following.set(self.mask_key, last_seen(mask, following.get(self.mask_key), *flags))
         return following
 
     @staticmethod
@@ -170,6 +168,18 @@ class TeamGAE(MultiAgentGAE):
         else:  # TorchRL's take no mask
             norm.update(value_target if mask is None else value_target[mask])
         return norm.denormalize(normalized)
+
+
+def last_seen(mask: Tensor, next_mask: Tensor, truncated: Tensor, terminated: Tensor) -> Tensor:
+    """Whose next observation a critic reads: that of the living, and of those cut off.
+
+    An agent cut off by a time limit still has a last observation to bootstrap from.
+
+    Shapes:
+        - mask, next_mask: ``[*B, N]``; truncated, terminated: ``[*B, N, 1]``
+        - returns: ``[*B, N]``
+    """
+    return next_mask | (mask & (truncated & ~terminated).squeeze(-1))
 
 
 def estimator_keys(group: GroupSpec, bootstrap: str) -> dict[str, NestedKey]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import nn
 
 from torchrl_marl.modules.stacks.module_stack import ModuleStack, StackMember, StackSelection
@@ -13,6 +14,7 @@ from torchrl_marl.modules.stacks.storage import named_tensors
 
 __all__ = ["cat", "expand", "stack"]
 
+DEFAULT_KEYS = (("observation",), ("action",))
 _WINDOWS = (StackMember, StackSelection)
 
 
@@ -115,6 +117,7 @@ def cat(
         event_dims=event_dims,
         executor=executor,
         origins=found.origins,
+        keys=found.keys,
     )
 
 
@@ -127,19 +130,44 @@ class _Members:
         self.index: list[int] = []
         self._known: dict[Any, int] = {}
         self._copies: dict[int, list[nn.Module]] = {}
+        self._keys: dict[Any, None] = {}
+
+    @property
+    def keys(self) -> Any:
+        """The keys of all parts; None where they are plain modules."""
+        if len(self._keys) > 1:
+            raise ValueError(
+                f"the modules have keys {list(self._keys)}, expected the same for all; "
+                "RoutedSequential takes modules of different keys."
+            )
+        return next(iter(self._keys), None)
 
     def add(self, part: nn.Module) -> None:
         """Adds the agents of a part."""
         if isinstance(part, _WINDOWS):
+            self._keys[part.stack.keys] = None
             for agent in part.agents:
                 self._add_agent(part.stack, agent)
         elif isinstance(part, ModuleStack):
+            self._keys[part.keys] = None
             for agent in range(len(part)):
                 self._add_agent(part, agent)
+        elif isinstance(part, TensorDictModuleBase):
+            self._add_module(id(part.module), *self._unwrapped(part))
         elif isinstance(part, nn.Module):
+            self._keys[DEFAULT_KEYS] = None
             self._add_module(id(part), part, part)
         else:
             raise TypeError(f"expected modules and module stacks, found {type(part).__name__}.")
+
+    def _unwrapped(self, part: Any) -> tuple[nn.Module, nn.Module]:
+        if type(part) is not TensorDictModule:
+            raise TypeError(
+                f"a {type(part).__name__} cannot be stacked, expected modules or "
+                "TensorDictModules of them; put the stack of its networks into one."
+            )
+        self._keys[tuple(part.in_keys), tuple(part.out_keys)] = None
+        return part.module, part.module
 
     def _add_agent(self, part: ModuleStack, agent: int) -> None:
         if id(part) not in self._copies:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_marl.modules.stacks.execution import EXECUTORS, choose_executor
@@ -49,10 +50,12 @@ class ModuleStack(nn.Module):
         executor (str, optional): ``"vmap"`` or ``"loop"`` for all. Default: the fastest for each.
         origins (sequence, optional): the modules from which copies came, by which :func:`cat`
             knows them again.
+        keys (tuple, optional): input and output keys, for a TensorDict.
 
     Shapes:
         - input: ``[*B, N, *F]``, or a list of N tensors ``[*B, *F_i]``; several are possible, and
-          tuples of them; ``*B`` is the same for all
+          tuples of them; ``*B`` is the same for all; or a TensorDict ``[*B, N]``, dense or lazily
+          stacked
         - output: ``[*B, N, *F]`` where members agree, else a list of N tensors
 
     Raises:
@@ -77,6 +80,7 @@ class ModuleStack(nn.Module):
         event_dims: int = 1,
         executor: str | None = None,
         origins: Sequence[nn.Module | None] | None = None,
+        keys: tuple[Sequence[NestedKey], Sequence[NestedKey]] | None = None,
     ) -> None:
         super().__init__()
         if not modules:
@@ -87,6 +91,7 @@ class ModuleStack(nn.Module):
         self.pad = pad
         self.event_dims = event_dims
         self.executor = executor
+        self.keys = (("observation",), ("action",)) if keys is None else keys
         self.places: tuple[Place, ...] = ()
         self.buckets = nn.ModuleList(self._make_buckets(modules))
         self.routing = self.route(range(len(self)))
@@ -118,7 +123,15 @@ class ModuleStack(nn.Module):
         return [bucket for bucket in self.buckets if isinstance(bucket, Bucket)]
 
     def forward(self, *inputs: Any) -> Any:
-        """Runs all agents."""
+        """Runs all agents; a group's TensorDict is read and written, as :class:`StackModule` does.
+
+        Its keys are those of the members where they are TensorDictModules, else
+        ``"observation"`` and ``"action"``.
+        """
+        if len(inputs) == 1 and isinstance(inputs[0], TensorDictBase):
+            from torchrl_marl.modules.stacks.door import StackModule
+
+            return StackModule(self, *self.keys)(inputs[0])
         return self.routing(self.buckets, inputs)  # type: ignore[arg-type]
 
     @property
@@ -178,6 +191,7 @@ class ModuleStack(nn.Module):
             pad=self.pad,
             event_dims=self.event_dims,
             executor=self.executor,
+            keys=self.keys,
         )
 
     def reset_parameters(self) -> None:
