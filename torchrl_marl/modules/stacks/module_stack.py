@@ -129,9 +129,7 @@ class ModuleStack(nn.Module):
         ``"observation"`` and ``"action"``.
         """
         if len(inputs) == 1 and isinstance(inputs[0], TensorDictBase):
-            from torchrl_marl.modules.stacks.door import StackModule
-
-            return StackModule(self, *self.keys)(inputs[0])
+            return _through_the_door(self, self.keys, inputs[0])
         return self.routing(self.buckets, inputs)  # type: ignore[arg-type]
 
     @property
@@ -303,6 +301,8 @@ class StackSelection(_Window):
 
     def forward(self, *inputs: Any) -> Any:
         """Runs the agents."""
+        if len(inputs) == 1 and isinstance(inputs[0], TensorDictBase):
+            return _through_the_door(self, self.stack.keys, inputs[0])
         return self.routing(self.stack.buckets, inputs)  # type: ignore[arg-type]
 
     @property
@@ -333,4 +333,13 @@ class StackSelection(_Window):
             pad=self.stack.pad,
             event_dims=self.stack.event_dims,
             executor=self.stack.executor,
+            keys=self.stack.keys,
         )
+
+
+def _through_the_door(
+    stack: ModuleStack | StackSelection, keys: Any, group: TensorDictBase
+) -> TensorDictBase:
+    from torchrl_marl.modules.stacks.door import StackModule
+
+    return StackModule(stack, *keys)(group)
