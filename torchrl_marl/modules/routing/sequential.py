@@ -24,9 +24,9 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from torchrl_marl.modules.routing_data import DataGroup
-from torchrl_marl.modules.routing_distribution import DistributionRoute, RoutedDistribution
-from torchrl_marl.modules.routing_group import (
+from torchrl_marl.modules.routing.data import DataGroup
+from torchrl_marl.modules.routing.distribution import DistributionRoute, RoutedDistribution
+from torchrl_marl.modules.routing.group import (
     Path,
     Roster,
     SpecGroup,

@@ -12,7 +12,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_marl.modules.routing_group import Path, Roster, Shape, Step, locate
+from torchrl_marl.modules.routing.group import Path, Roster, Shape, Step, locate
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["DataGroup"]
