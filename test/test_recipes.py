@@ -17,8 +17,9 @@ EXPECTED = {
         for algorithm in ("mappo", "ippo")
     ),
     "vmas_balance_mappo_discrete",
-    "toy_arena_mappo",
-    "toy_matrix_game_mappo",
+    *(f"vmas_{scenario}_mappo" for scenario in ("simple_tag", "simple_world_comm", "football")),
+    *(f"toy_{world}_mappo" for world in ("arena", "matrix_game", "speaker_listener")),
+    "toy_arena_mappo_kinds",
 }
 FREE = ("env.kwargs", "env.group_map", "groups")
 # What some ways of sharing need, and share_params, which is another word for two of them.

@@ -22,7 +22,15 @@ from torchrl_marl.errors import SpecError
 from torchrl_marl.specs import GroupSpec
 from torchrl_marl.stacking import Padding, is_lazy, pad_group
 
-__all__ = ["JoinedGroup", "can_join", "check_action_mask", "check_inputs", "flat_observation", "join"]
+__all__ = [
+    "JoinedGroup",
+    "can_join",
+    "check_action_mask",
+    "check_inputs",
+    "flat_observation",
+    "join",
+    "padded",
+]
 
 _FLAGS = ("done", "terminated", "truncated")
 
@@ -48,8 +56,8 @@ def _flat(group: GroupSpec, own: TensorDictBase) -> Tensor:
 
 
 def own_first(features: Tensor, order: Tensor) -> Tensor:
-    """Puts each agent's features, ``[*B, N, O]``, into an order, ``[N, O]``."""
-    return features.gather(-1, order.expand(features.shape))
+    """Takes features of each agent, of ``[*B, N, F]``, in an order, ``[N, O]``."""
+    return features.gather(-1, order.expand(*features.shape[:-1], order.shape[-1]))
 
 
 def dense_group(group: GroupSpec, tensordict: TensorDictBase) -> TensorDictBase:
@@ -121,6 +129,22 @@ def _refuse(group: GroupSpec, key: object, found: object, expected: object) -> N
         f"group {group.name!r}: {key!r} is {found}, expected {expected}, as the specs say that "
         "the policy was built for."
     )
+
+
+def padded(group: GroupSpec | None, tensordict: TensorDictBase) -> TensorDictBase:
+    """The same TensorDict, or a shallow copy in which a lazily stacked group is padded.
+
+    Args:
+        group (GroupSpec, optional): the group; also under ``"next"``.
+        tensordict (TensorDictBase): ``[*B]``.
+    """
+    if group is None or not is_lazy(tensordict.get(group.name, None)):
+        return tensordict
+    copied = tensordict.exclude(group.name).set(group.name, dense_group(group, tensordict))
+    following = copied.get("next", None)
+    if following is not None and following.get(group.name, None) is not None:
+        copied.set("next", padded(group, following))
+    return copied
 
 
 def can_join(first: GroupSpec, second: GroupSpec) -> bool:

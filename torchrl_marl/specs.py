@@ -186,8 +186,8 @@ class GroupSpec:
 
     @cached_property
     def observation_dim(self) -> int:
-        """Features O that an actor reads: all observation leaves, flattened and padded."""
-        return sum(leaf.shape[1:].numel() for leaf in self._observation_leaves)
+        """Features O that an actor reads: the leaves of the agent that has most, flattened."""
+        return max(self.observation_dims)
 
     @cached_property
     def observation_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -201,7 +201,7 @@ class GroupSpec:
 
     @cached_property
     def observation_mask(self) -> Tensor | None:
-        """True at each agent's own features, ``[N, O]``; None where nothing is padded."""
+        """True at each agent's own features of all leaves; None where nothing is padded."""
         keys = [key[1:] if len(key) > 2 else key[1] for key in self.observation_keys]
         if not any(key in self.paddings for key in keys):
             return None
@@ -216,16 +216,18 @@ class GroupSpec:
     def observation_dims(self) -> tuple[int, ...]:
         """Each agent's own number of features."""
         if self.observation_mask is None:
-            return (self.observation_dim,) * self.n_agents
+            features = sum(leaf.shape[1:].numel() for leaf in self._observation_leaves)
+            return (features,) * self.n_agents
         return tuple(self.observation_mask.sum(-1).tolist())
 
     @cached_property
     def observation_order(self) -> Tensor | None:
-        """Order in which each agent's own features come first, ``[N, O]``; None if they do."""
+        """Which features to take, ``[N, O]``, so that an agent's own come first; None if they do."""
         own = self.observation_mask
         if own is None or bool((own[:, 1:] <= own[:, :-1]).all()):
             return None
-        return (~own).to(torch.uint8).argsort(dim=-1, stable=True)
+        order = (~own).to(torch.uint8).argsort(dim=-1, stable=True)
+        return order[:, : self.observation_dim]
 
     @property
     def _observation_leaves(self) -> list[TensorSpec]:

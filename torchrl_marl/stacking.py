@@ -168,10 +168,9 @@ def pad_group(
     for key in keys:
         values = [member.get(key, None) for member in members]
         padding = None if paddings is None else paddings.get(key)
-        if padding is None:
-            shapes = (None if v is None else tuple(v.shape[ndim:]) for v in values)
-            padding = Padding(tuple(shapes))
-        if all(shape == padding.largest for shape in padding.shapes):
+        shapes = tuple(None if v is None else tuple(v.shape[ndim:]) for v in values)
+        padding = Padding(shapes) if padding is None else padding
+        if all(shape == padding.largest for shape in shapes):
             dense.set(key, torch.stack(cast(list[Tensor], values), ndim))
         else:
             dense.set(key, pad(values, padding, repr(key)))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from samples import assert_same
 from torchrl.modules import PopArtValueNorm
 
 from torchrl_marl.modules import ObservationNorm, ValueNorm
@@ -123,3 +124,114 @@ def test_observation_norm_is_saved():
     x = torch.randn(5, 2)
     assert torch.equal(norm(x), other(x))
     assert not list(norm.parameters())
+
+
+# ----------------------------------------------------------------------- parts, kinds of agents
+
+INDEX = [0, 0, 1, 2, 2]
+PARTS = torch.eye(3)[INDEX]
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("trailing", [True, False])
+def test_value_norm_of_parts_is_one_for_each(masked, trailing):
+    norm = ValueNorm(decay=0.8, membership=PARTS)
+    alone = [ValueNorm(decay=0.8) for _ in range(3)]
+    index = torch.tensor(INDEX)
+    x = torch.randn(4, 5, 1)
+    assert_same(norm.denormalize(x), x)
+    for step in range(4):
+        target = torch.randn(6, 7, 5, 1) * torch.tensor(INDEX).view(-1, 1) * 3 + 10 * step
+        mask = torch.rand(6, 7, 5) < 0.6 if masked else None
+        if masked:
+            mask[..., index == step % 3] = False  # nobody of a part lives
+            target = torch.where(mask.unsqueeze(-1), target, [NAN, 1e9][step % 2])
+        norm.update(target, mask.unsqueeze(-1) if masked and trailing else mask)
+        for part, own in enumerate(alone):
+            rows = index == part
+            own.update(target[..., rows, :], None if mask is None else mask[..., rows])
+            for there, back in (
+                (norm.normalize(x), own.normalize(x)),
+                (norm.denormalize(x), own.denormalize(x)),
+                (norm.scale().expand(5, 1), own.scale().expand(5, 1)),
+            ):
+                torch.testing.assert_close(there[..., rows, :], back[..., rows, :])
+    assert len({round(x, 3) for x in norm.scale().flatten().tolist()}) == 3
+    torch.testing.assert_close(norm.normalize(norm.denormalize(x)), x, rtol=1e-4, atol=1e-4)
+
+
+def test_value_norm_of_parts_keeps_what_is_broken_in_its_part():
+    norm, clean = ValueNorm(membership=PARTS), ValueNorm(membership=PARTS)
+    target = torch.randn(6, 5, 1)
+    clean.update(target)
+    target[0, 2] = NAN
+    norm.update(target)
+    others = [0, 1, 3, 4]
+    assert_same(norm.scale()[others], clean.scale()[others])
+    assert norm.scale()[2].isnan().all()
+
+
+def test_value_norm_of_parts_is_saved():
+    norm, other = ValueNorm(membership=PARTS), ValueNorm(membership=PARTS)
+    norm.update(torch.randn(10, 5, 1))
+    other.load_state_dict(norm.state_dict())
+    x = torch.randn(4, 5, 1)
+    assert_same(norm.denormalize(x), other.denormalize(x))
+    assert "membership" not in norm.state_dict()
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("poison", [NAN, 1e9])
+def test_observation_norm_of_kinds_is_one_for_each(masked, poison):
+    norm = ObservationNorm(4, kinds=INDEX)
+    alone = [ObservationNorm(4) for _ in range(3)]
+    index = torch.tensor(INDEX)
+    for step in range(4):
+        x = torch.randn(6, 7, 5, 4) * (1 + index.view(-1, 1)) + 10 * step
+        mask = torch.rand(6, 7, 5) < 0.6 if masked else None
+        if masked:
+            mask[..., index == step % 3] = False
+            x = torch.where(mask.unsqueeze(-1), x, poison)
+        norm.update(x, mask)
+        seen = torch.randn(2, 5, 4) * 20
+        for kind, own in enumerate(alone):
+            rows = index == kind
+            own.update(x[..., rows, :], None if mask is None else mask[..., rows])
+            assert_same(norm.count[kind], own.count)
+            assert_same(norm.mean[kind], own.mean)
+            assert_same(norm.variance[kind], own.variance)
+            assert_same(norm(seen)[:, rows], own(seen)[:, rows])
+
+
+def test_kinds_in_any_order():
+    norm, other = ObservationNorm(2, kinds=[1, 0, 1]), ObservationNorm(2, kinds=[0, 1, 0])
+    x = torch.randn(6, 3, 2) * torch.tensor([1.0, 5.0, 1.0]).view(-1, 1)
+    norm.update(x)
+    other.update(x)
+    torch.testing.assert_close(norm(x), other(x))
+
+
+def test_one_kind_has_no_dim_of_kinds():
+    norm, plain = ObservationNorm(2, kinds=[0, 0, 0]), ObservationNorm(2)
+    x = torch.randn(6, 3, 2)
+    norm.update(x)
+    plain.update(x)
+    assert norm.mean.shape == (2,)
+    assert_same(norm(x), plain(x))
+
+
+def test_other_agents_than_the_kinds_are_refused():
+    norm = ObservationNorm(2, kinds=[0, 1])
+    with pytest.raises(ValueError, match="3 agents, expected 2"):
+        norm.update(torch.zeros(4, 3, 2))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_team_that_is_not_batched(n):
+    """``[N, F]``: one row of agents."""
+    norm, batched = (ObservationNorm(2, kinds=list(range(n))) for _ in range(2))
+    x = torch.randn(n, 2)
+    norm.update(x)
+    batched.update(x.unsqueeze(0))
+    for name, value in norm.state_dict().items():
+        assert_same(value, batched.state_dict()[name])

@@ -4,15 +4,16 @@ import pytest
 import torch
 from meadow import KINDS, make_team
 from samples import DISCRETE, POISON, assert_same, make_group
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
+from torchrl.data import Bounded, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.joining import join
 from torchrl_marl.modules import NetworkConfig, RandomActor, ValueNorm, make_actor, make_critic
 from torchrl_marl.modules.actors import JoinedActor
 from torchrl_marl.modules.config import CriticConfig
-from torchrl_marl.specs import TeamSpec
 from torchrl_marl.stacking import unpad_group
 
 ALL = ("bounded", "wide", "unbounded", "categorical", "one_hot")
@@ -245,18 +246,10 @@ APART = {"none": "all", "group": "all", "trunk": "heads"}
 def group_of(layout):
     """A group of equal agents, a heterogeneous one, or several as one; and its kinds."""
     if layout == "single":
-        team = TeamSpec(make_single())
+        team = TeamSpec([AgentSpec("car", 3, Unbounded((5,)), Bounded(-1, 1, (2,)))])
         return team, next(iter(team.groups.values())), 1
     team = make_team(layout)
     return team, joined_of(team), {"one": 2, "two": 2, "three": 3}[layout]
-
-
-def make_single():
-    from torchrl.data import Bounded, Unbounded
-
-    from torchrl_marl import AgentSpec
-
-    return [AgentSpec("car", 3, Unbounded((5,)), Bounded(-1, 1, (2,)))]
 
 
 def n_parameters(module):
@@ -265,7 +258,7 @@ def n_parameters(module):
 
 def data_of(team, group, *batch, alive=2.0):
     td = observed(team, *batch, alive=alive)
-    return td if group.name in team.groups else group.gather(td)
+    return td if group.name in team.groups else td.update(group.gather(td))
 
 
 LAYOUTS = ("single", "one", "two", "three")
@@ -593,8 +586,6 @@ def test_agents_of_unequal_structure_where_one_was_promised(joined):
     team = make_team("two")
     td = observed(team, 4)
     rows = [{"observation": torch.zeros(4, o), "mask": torch.ones(4).bool()} for o in (4, 3)]
-    from tensordict import LazyStackedTensorDict
-
     td["cats"] = LazyStackedTensorDict(*(TensorDict(row, [4]) for row in rows), stack_dim=1)
     actor = actor_of(team)[0] if joined else make_actor(team.groups["cats"])
     with pytest.raises(

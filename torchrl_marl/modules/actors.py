@@ -14,6 +14,7 @@ from tensordict.nn import (
     TensorDictModule,
     TensorDictModuleBase,
     TensorDictSequential,
+    dispatch,
 )
 from torch import Tensor, nn
 from torch.distributions import Categorical
@@ -26,7 +27,7 @@ from torchrl.modules import (
     TanhNormal,
 )
 
-from torchrl_marl.joining import JoinedGroup, check_action_mask, dense_group, write_rows
+from torchrl_marl.joining import JoinedGroup, check_action_mask, padded, write_rows
 from torchrl_marl.modules.config import NetworkConfig
 from torchrl_marl.modules.distributions import PaddedNormal, PaddedTanhNormal
 from torchrl_marl.modules.networks import AgentInput, AgentNetwork, make_agent_network
@@ -38,7 +39,7 @@ __all__ = ["GroupActor", "JoinedActor", "make_actor"]
 
 
 class GroupActor(ProbabilisticActor):
-    """An actor of a group whose agents differ; it takes padded data, and lazily stacked ones.
+    """An actor of a group; it takes dense (padded) data, and lazily stacked ones.
 
     Where the group is stacked lazily, it is padded on the way in, and every agent gets its own
     actions on the way out.
@@ -52,25 +53,20 @@ class GroupActor(ProbabilisticActor):
         super().__init__(*args, **kwargs)
         self.group = group
 
+    @dispatch(auto_batch_size=False)
     def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
         """Acts."""
         if not is_lazy(tensordict.get(self.group.name, None)):
             return super().forward(tensordict, *args, **kwargs)
-        padded = super().forward(self._padded(tensordict), *args, **kwargs)
+        acted = super().forward(padded(self.group, tensordict), *args, **kwargs)
         for leaf in ("action", "action_log_prob"):
-            rows = padded.get((self.group.name, leaf))
+            rows = acted.get((self.group.name, leaf))
             write_rows(self.group, tensordict.get(self.group.name), leaf, rows)
         return tensordict
 
     def get_dist(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> Any:
         """The distribution, over padded actions."""
-        if is_lazy(tensordict.get(self.group.name, None)):
-            tensordict = self._padded(tensordict)
-        return super().get_dist(tensordict, *args, **kwargs)
-
-    def _padded(self, tensordict: TensorDictBase) -> TensorDictBase:
-        group = dense_group(self.group, tensordict)
-        return tensordict.exclude(self.group.name).set(self.group.name, group)
+        return super().get_dist(padded(self.group, tensordict), *args, **kwargs)
 
 
 class JoinedActor(TensorDictModuleBase):
@@ -133,8 +129,8 @@ def make_actor(
         - writes: ``group.action_key``, ``(group, "action_log_prob")`` and the parameters of the
           distribution: ``(group, "loc")`` and ``(group, "scale")``, or ``(group, "logits")``
 
-    Where the agents of the group differ, the actor is a :class:`GroupActor`: it takes padded
-    or lazily stacked groups, and padding counts in no log-probability and no entropy.
+    Where the agents of the group differ, it takes padded or lazily stacked groups, and padding
+    counts in no log-probability and no entropy.
 
     Raises:
         ValueError: an action spec that has no distribution here.
@@ -169,8 +165,8 @@ def make_actor(
         module, parameters, distribution, settings = _discrete(group, features, network, device)
     else:
         module, parameters, distribution, settings = _continuous(group, features, network, device)
-    make = ProbabilisticActor if group.members is None else _group_actor(group)
-    return make(
+    return GroupActor(
+        group,
         module=module,
         in_keys=parameters,
         out_keys=[group.action_key],
@@ -180,10 +176,6 @@ def make_actor(
         log_prob_key=group.key("action_log_prob"),
         default_interaction_type=InteractionType.RANDOM,
     )
-
-
-def _group_actor(group: GroupSpec) -> Any:
-    return lambda **kwargs: GroupActor(group, **kwargs)
 
 
 def _continuous(group, features, network, device):

@@ -11,6 +11,7 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.config import CriticConfig, NetworkConfig, sharing_of
 from torchrl_marl.modules.networks import (
     AgentInput,
@@ -149,6 +150,7 @@ def make_critic(
             f"group {group.name!r}: a critic of architecture {architecture!r} reads agents, but "
             f"centralized is {centralized!r}; expected True."
         )
+    _check_values(group, config, centralized is not False, per_agent)
     head = None if value_norm is None else Denormalize(value_norm)
     if centralized == "state":
         columns = [list(range(group.state_dim))] * len(group.parts)
@@ -173,11 +175,31 @@ def make_critic(
     return TensorDictModule(critic, AgentInput.keys(seen), [group.key("state_value")])
 
 
+def _check_values(
+    group: GroupSpec, config: NetworkConfig, central: bool, per_agent: bool
+) -> None:
+    if not per_agent and not central:
+        raise ConfigError(
+            f"group {group.name!r}: a critic's value_per is 'team', but it sees what one agent "
+            "sees; use value_per=agent, or algorithm=mappo."
+        )
+    if not per_agent and sharing_of(config) not in ("group", "full"):
+        raise ConfigError(
+            f"group {group.name!r}: a critic's value_per is 'team', which no agent has a network "
+            f"for, but sharing is {sharing_of(config)!r}; use sharing=group."
+        )
+
+
 def _set_critic(group, seen, agents, config, head, device) -> nn.Module:
     if sharing_of(config) not in ("group", "full"):
         raise ValueError(
             f"group {group.name!r}: a critic of architecture {config.architecture!r} is one "
             f"network for all, but sharing is {sharing_of(config)!r}; use sharing=group."
+        )
+    if seen is group and len(group.parts) > 1:
+        raise ValueError(
+            f"group {group.name!r}: a critic of architecture {config.architecture!r} would let "
+            "groups see each other; give each its own critic, or team= to let them."
         )
     from torchrl_marl.modules.set_critic import SetNetwork
 

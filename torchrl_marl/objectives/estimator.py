@@ -15,6 +15,7 @@ from torch import Tensor
 from torchrl.objectives.value import MultiAgentGAE
 
 from torchrl_marl.functional import gae, masked_mean, sum_by_part, to_agents
+from torchrl_marl.joining import padded
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.specs import GroupSpec
 
@@ -44,7 +45,7 @@ class TeamGAE(MultiAgentGAE):
     Keys:
         - reads: what the critic reads, here and under ``"next"``; ``("next", reward)``,
           ``("next", done)``, ``("next", terminated)``; the mask
-        - writes: advantage, value_target and value, all under the group
+        - writes: advantage, value_target and value, all under the group (it may be stacked lazily)
 
     Reference: Schulman et al., 2016, https://arxiv.org/abs/1506.02438.
 
@@ -66,7 +67,7 @@ class TeamGAE(MultiAgentGAE):
             raise ValueError(f"bootstrap is {bootstrap!r}, expected 'team' or 'agent'.")
         super().__init__(gamma=gamma, lmbda=lmbda, value_network=value_network, **kwargs)
         self._discount = (float(gamma), float(lmbda))
-        self.bootstrap = bootstrap
+        self.bootstrap, self.group = bootstrap, group
         self.mask_key: NestedKey | None = None if group is None else group.mask_key
         self._own_flags = None if group is None or not group.agent_done else group
         parts = None if group is None else group.membership
@@ -87,18 +88,17 @@ class TeamGAE(MultiAgentGAE):
         time_dim: int | None = None,
     ) -> TensorDictBase:
         """Writes advantage, value target and value into a batch ``[*B, T]``."""
-        keys = self.tensor_keys
-        mask = None if self.mask_key is None else tensordict.get(self.mask_key)
+        keys, data = self.tensor_keys, padded(self.group, tensordict)
+        mask = None if self.mask_key is None else data.get(self.mask_key)
         with torch.no_grad():
-            value = self._value(tensordict, params)
+            value = self._value(data, params)
             next_value = self._value(
-                self._next(tensordict, mask), params if target_params is None else target_params
+                self._next(data, mask), params if target_params is None else target_params
             )
             reward, done, terminated = (
-                self._signal(tensordict, key, value)
-                for key in (keys.reward, keys.done, keys.terminated)
+                self._signal(data, key, value) for key in (keys.reward, keys.done, keys.terminated)
             )
-            own_rewards = tensordict.get(("next", keys.reward)).ndim == value.ndim
+            own_rewards = data.get(("next", keys.reward)).ndim == value.ndim
             if self.bootstrap == "team" and mask is not None and own_rewards:
                 reward = self._team_reward(reward, mask.unsqueeze(-1))
             advantage, value_target = gae(

@@ -24,6 +24,7 @@ from torchrl_marl.functional import (
     masked_standardize,
     sum_by_part,
 )
+from torchrl_marl.joining import padded
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.objectives.estimator import TeamGAE, blank_masked, estimator_keys
 from torchrl_marl.specs import GroupSpec
@@ -189,7 +190,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The losses and metrics of a batch or minibatch."""
-        tensordict = tensordict.copy()
+        tensordict = padded(self.group, tensordict.copy())
         keys = self.tensor_keys
         if tensordict.get(keys.advantage, None) is None:
             self.value_estimator(

@@ -1,0 +1,176 @@
+"""Limits on gradients: of one group torch's, of several each group's own."""
+
+import pytest
+import torch
+from meadow import KINDS, make_team
+from torch import nn
+
+from torchrl_marl.joining import join
+from torchrl_marl.learners.clipping import GradientClip
+from torchrl_marl.modules import NetworkConfig, make_actor, make_critic
+from torchrl_marl.modules.config import CriticConfig
+
+H = 8
+NAN = float("nan")
+
+
+def networks_of(layout="two", actor="group", critic="group", sees="own", architecture="mlp"):
+    team = make_team(layout)
+    groups = tuple(team.groups.values())
+    group = join(groups)
+    seen = join(groups, same_actions=False) if sees == "team" else None
+    config = CriticConfig([H], sharing=critic, architecture=architecture)
+    torch.manual_seed(0)
+    return (
+        group,
+        seen,
+        make_actor(group, NetworkConfig([H], sharing=actor)),
+        make_critic(group, config, centralized=sees != "own", team=seen),
+    )
+
+
+def clip_of(limit, **kwargs):
+    group, seen, actor, critic = networks_of(**kwargs)
+    clip = GradientClip(group, seen, actor, critic, limit)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in clip.parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    return clip, group
+
+
+def rows_of(clip, part):
+    """Gradients of the rows of a part; where nothing is shared there is a row for each kind."""
+    return [p.grad[part] for p in clip.parameters]
+
+
+@pytest.mark.parametrize("limit", [None, 1e9, 0.5])
+def test_of_one_group_it_is_torchs(limit):
+    clip, _ = clip_of(limit, layout="one")
+    before = [p.grad.clone() for p in clip.parameters]
+    norm = clip()
+    twins = [nn.Parameter(torch.zeros_like(g)) for g in before]
+    for twin, gradient in zip(twins, before):
+        twin.grad = gradient
+    wanted = nn.utils.clip_grad_norm_(twins, float("inf") if limit is None else limit)
+    torch.testing.assert_close(norm, wanted)
+    assert norm.shape == ()
+    for parameter, twin in zip(clip.parameters, twins):
+        torch.testing.assert_close(parameter.grad, twin.grad)
+
+
+@pytest.mark.parametrize("limit", [None, 1e9, 0.5, 5.0])
+@pytest.mark.parametrize("sees", ["own", "observations", "team"])
+def test_of_several_groups_it_is_torchs_for_each(limit, sees):
+    """Nothing is shared: every row is some group's."""
+    clip, group = clip_of(limit, sees=sees)
+    assert {rows.shape[0] for p in clip.parameters for rows in [p]} == {2}
+    # Rows that serve nobody have no gradient.
+    for parameter, owner in zip(clip.parameters, clip.owner.split(clip.sizes)):
+        assert owner.tolist() == [0, 1]
+        parameter.grad[0] *= 3
+    before = [[g.clone() for g in rows_of(clip, part)] for part in range(2)]
+    norms = clip()
+    assert norms.shape == (2,)
+    for part in range(2):
+        twins = [nn.Parameter(torch.zeros_like(g)) for g in before[part]]
+        for twin, gradient in zip(twins, before[part]):
+            twin.grad = gradient
+        wanted = nn.utils.clip_grad_norm_(twins, float("inf") if limit is None else limit)
+        torch.testing.assert_close(norms[part], wanted)
+        for gradient, twin in zip(rows_of(clip, part), twins):
+            torch.testing.assert_close(gradient, twin.grad)
+    assert norms[0] > norms[1]
+
+
+@pytest.mark.parametrize("layout", ["two", "three"])
+@pytest.mark.parametrize("sharing", ["none", "group", "full", "trunk", "agent_id", "masks"])
+def test_whose_rows_are_whose(layout, sharing):
+    clip, group = clip_of(1.0, layout=layout, actor=sharing)
+    owners = clip.owner.split(clip.sizes)[:-4]  # of the actor
+    common = len(group.parts)
+    kinds, n_kinds = torch.tensor(group.kinds), len(set(group.kinds))
+    by_kind = [group.part_index[group.kinds.index(kind)] for kind in range(n_kinds)]
+    for parameter, owner in zip(clip.parameters, owners):
+        wanted = {len(kinds): list(group.part_index), n_kinds: by_kind}.get(len(parameter))
+        if len(parameter) == 1 or sharing in ("full", "agent_id", "masks"):
+            wanted = [common] * len(parameter)
+        assert owner.tolist() == wanted
+
+
+def test_rows_of_a_central_critic_for_all():
+    """One network, an output for each agent: the last rows are their group's."""
+    clip, group = clip_of(1.0, critic="full", sees="team")
+    *_, first, first_bias, last, last_bias = clip.owner.split(clip.sizes)
+    n = [n for n, _, _ in KINDS.values()]
+    assert set(first.tolist()) == set(first_bias.tolist()) == {2}
+    assert last.tolist() == last_bias.tolist() == [0] * n[0] + [1] * n[1]
+
+
+@pytest.mark.parametrize("architecture", ["set", "attention"])
+def test_a_network_over_a_set_serves_all(architecture):
+    clip, _ = clip_of(1.0, sees="team", architecture=architecture)
+    n_actor = 4
+    assert all((owner == 2).all() for owner in clip.owner.split(clip.sizes)[n_actor:])
+
+
+def test_shared_rows_are_limited_together():
+    limit = 0.5
+    clip, _ = clip_of(limit, actor="trunk")
+    before = [p.grad.clone() for p in clip.parameters]
+    norms = clip()
+    owners = clip.owner.split(clip.sizes)
+    totals = torch.zeros(3)
+    for gradient, owner in zip(before, owners):
+        totals.index_add_(0, owner, gradient.reshape(len(owner), -1).square().sum(1))
+    totals = totals.sqrt()
+    torch.testing.assert_close(norms, (totals[:2].square() + totals[2].square()).sqrt())
+    for gradient, owner, parameter in zip(before, owners, clip.parameters):
+        factor = (limit / totals).clamp(max=1.0)[owner]
+        wanted = gradient * factor.view(-1, *[1] * (gradient.ndim - 1))
+        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-6)
+    after = torch.zeros(3)
+    for parameter, owner in zip(clip.parameters, owners):
+        after.index_add_(0, owner, parameter.grad.reshape(len(owner), -1).square().sum(1))
+    torch.testing.assert_close(after.sqrt(), torch.full((3,), limit), rtol=1e-4, atol=0)
+
+
+def test_what_is_broken_stays_in_its_group():
+    clip, _ = clip_of(0.5)
+    clean, _ = clip_of(0.5)
+    clip.parameters[0].grad[1, 0, 0] = NAN
+    norms, wanted = clip(), clean()
+    assert norms[1].isnan()
+    assert norms[0] == wanted[0]
+    for mine, ours in zip(clip.parameters, clean.parameters):
+        assert torch.equal(mine.grad[0], ours.grad[0])
+    assert clip.parameters[3].grad[1].isnan().all()
+
+
+def test_parameters_without_a_gradient():
+    clip, _ = clip_of(0.5)
+    clip.parameters[0].grad = None
+    norms = clip()
+    assert clip.parameters[0].grad is None
+    assert norms.isfinite().all()
+
+
+def test_finding_the_owners_draws_nothing():
+    """The generators of training are where they were."""
+    group, seen, actor, critic = networks_of()
+    torch.manual_seed(7)
+    wanted = torch.rand(3)
+    torch.manual_seed(7)
+    GradientClip(group, seen, actor, critic, 1.0)
+    assert torch.equal(torch.rand(3), wanted)
+    assert all(p.grad is None for p in (*actor.parameters(), *critic.parameters()))
+
+
+def test_units_that_sleep_are_still_their_groups():
+    """A unit that is 0 for whatever was tried serves its group all the same."""
+    group, seen, actor, critic = networks_of()
+    with torch.no_grad():
+        for parameter in (*actor.parameters(), *critic.parameters()):
+            parameter.zero_()
+    clip = GradientClip(group, seen, actor, critic, 1.0)
+    for owner in clip.owner.split(clip.sizes):
+        assert owner.tolist() == [0, 1]

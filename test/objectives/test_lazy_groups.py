@@ -1,0 +1,70 @@
+"""Losses and estimators take a lazily stacked group, with the results of its padded form."""
+
+import pytest
+import torch
+from torchrl.collectors import Collector
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.envs import TransformedEnv
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.envs import PadAgents
+from torchrl_marl.envs.toy import TOY_ENVS
+from torchrl_marl.modules import make_actor, make_critic
+from torchrl_marl.objectives import MAPPOLoss, TeamGAE
+from torchrl_marl.stacking import is_lazy
+
+
+def make_env(pad):
+    env = TOY_ENVS["speaker_listener"](
+        6, continuous_speech=True, one_group=True, seed=0, max_steps=4
+    )
+    return TransformedEnv(env, PadAgents()) if pad else env
+
+
+@pytest.fixture
+def networks():
+    group = TeamSpec.from_env(make_env(False)).groups["team"]
+    actor, critic = make_actor(group), make_critic(group)
+    with torch.no_grad():
+        for parameter in (*actor.parameters(), *critic.parameters()):
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return group, actor, critic
+
+
+def collect(actor, pad):
+    torch.manual_seed(0)
+    return next(iter(Collector(make_env(pad), actor, frames_per_batch=30, total_frames=30)))
+
+
+def test_loss_and_estimator_are_those_of_the_padded_group(networks):
+    group, actor, critic = networks
+    lazy, dense = collect(actor, False), collect(actor, True)
+    assert is_lazy(lazy["team"]) and not is_lazy(dense["team"])
+    found = []
+    for batch in (lazy, dense):
+        loss = MAPPOLoss(actor, critic, group=group, entropy_bonus=False)
+        loss.make_value_estimator(gamma=0.9, lmbda=0.8)
+        out = loss(batch)
+        loss.zero_grad()
+        (out["loss_objective"] + out["loss_critic"]).backward()
+        found.append([*out.values(), *(p.grad.clone() for p in loss.parameters())])
+        assert ("team", "advantage") not in batch.keys(True)  # a loss writes nothing
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+    advantages = []
+    for batch in (lazy, dense):
+        TeamGAE(gamma=0.9, lmbda=0.8, value_network=critic, group=group)(batch)
+        advantages.append(batch["team", "advantage"])
+    assert is_lazy(lazy["team"])
+    torch.testing.assert_close(*advantages)
+
+
+def test_a_lazy_batch_goes_through_a_buffer_into_the_loss(networks):
+    group, actor, critic = networks
+    batch = collect(actor, False)
+    TeamGAE(gamma=0.9, lmbda=0.8, value_network=critic, group=group)(batch)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(30), batch_size=30)
+    buffer.extend(batch.reshape(-1))
+    sample = buffer.sample()
+    loss = MAPPOLoss(actor, critic, group=group)
+    assert torch.isfinite(loss(sample)["loss_objective"])
