@@ -13,6 +13,7 @@ LAYOUTS = {
     "one": {"herd": ["cat", "mouse"]},  # one heterogeneous group
     "two": {"cats": ["cat"], "mice": ["mouse"]},  # two groups, joined where they learn
     "three": {"herd": ["cat", "mouse"], "mice": ["mouse"]},  # a heterogeneous one among them
+    "many": {"cats": ["cat"], "herd": ["cat", "mouse"], "mice": ["mouse"]},
 }
 
 

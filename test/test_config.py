@@ -265,7 +265,7 @@ class TestValues:
         [
             (
                 "learner.algorithm=mapo",
-                "learner.algorithm is 'mapo', expected mappo or ippo; "
+                "learner.algorithm is 'mapo', expected mappo, ippo or random; "
                 "did you mean 'mappo'? use learner.algorithm=mappo.",
             ),
             (

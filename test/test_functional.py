@@ -474,11 +474,13 @@ def test_by_part_is_each_part_alone(batch, trailing, masked):
         assert mean.shape == variance.shape == (3,)
         assert torch.equal(mean, again)
         for part in range(3):
-            own = INDEX == part
+            own = part == INDEX
             one, two = masked_moments(value[..., own], None if mask is None else mask[..., own])
             torch.testing.assert_close(mean[part], one)
             torch.testing.assert_close(variance[part], two)
-            torch.testing.assert_close(sum_by_part(value, PARTS)[..., part], value[..., own].sum(-1))
+            torch.testing.assert_close(
+                sum_by_part(value, PARTS)[..., part], value[..., own].sum(-1)
+            )
 
 
 @pytest.mark.parametrize("poison", POISON)

@@ -1,5 +1,7 @@
 """Several groups as one: what goes in, what comes back, and which groups can be joined."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from meadow import make_team
@@ -86,7 +88,7 @@ def test_what_is_gathered_and_scattered_is_what_was(layout, batch, lazy):
     given = lazily(team, td) if lazy else td.clone()
     gathered = joined.gather(given, leaves=(*LEAVES, "reward"), flags=True)
     assert gathered.batch_size == batch
-    for (name, group), agents in zip(team.groups.items(), joined.slices):
+    for name, agents in zip(team.groups, joined.slices):
         own = gathered[joined.name][..., agents]
         for leaf in td[name].keys():
             x = td[name, leaf]
@@ -95,7 +97,9 @@ def test_what_is_gathered_and_scattered_is_what_was(layout, batch, lazy):
             if width:
                 assert not own[leaf][..., width:].any()
     target = lazily(team, td.exclude(*((name, leaf) for name in team.groups for leaf in LEAVES)))
-    target = target if lazy else td.exclude(*((name, leaf) for name in team.groups for leaf in LEAVES))
+    target = (
+        target if lazy else td.exclude(*((name, leaf) for name in team.groups for leaf in LEAVES))
+    )
     assert joined.scatter(gathered, target, LEAVES) is target
     for name, group in team.groups.items():
         for i, a in enumerate(group.action_dims):
@@ -172,29 +176,24 @@ def test_numbers_and_images_become_features():
 # ------------------------------------------------------------------------------ masks, flags
 
 
-def replaced(group, **values):
-    import dataclasses
-
-    return dataclasses.replace(group, **values)
-
-
 def test_a_part_without_masks_lives():
     team = make_team("two")
     cats, mice = team.groups.values()
     td = filled(team, 5)
-    joined = join((replaced(cats, mask_key=None), mice))
+    joined = join((replace(cats, mask_key=None), mice))
     mask = joined.gather(td.exclude(("cats", "mask")))[joined.mask_key]
     assert mask.dtype is torch.bool
     assert mask[:, :2].all()
     assert_same(mask[:, 2:], td["mice", "mask"])
-    nobody = join((replaced(cats, mask_key=None), replaced(mice, mask_key=None)))
+    nobody = join((replace(cats, mask_key=None), replace(mice, mask_key=None)))
     assert nobody.mask_key is None
     assert "mask" not in nobody.gather(td)[nobody.name].keys()
 
 
 def test_action_masks_of_one_part():
-    cats, mice = kind("cat", 2, action=Categorical(2)), kind(
-        "mouse", 1, action=Categorical(3), action_mask=True
+    cats, mice = (
+        kind("cat", 2, action=Categorical(2)),
+        kind("mouse", 1, action=Categorical(3), action_mask=True),
     )
     joined = joined_of(cats, mice)
     legal = torch.tensor([[[True, False, True]]])
@@ -221,7 +220,7 @@ def test_flags_of_a_part_that_has_the_roots_only(truncated):
     team = make_team("two")
     cats, mice = team.groups.values()
     flags = {"done_key": "done", "terminated_key": "terminated", "agent_done": False}
-    cats = replaced(cats, **flags, truncated_key="truncated" if truncated else None)
+    cats = replace(cats, **flags, truncated_key="truncated" if truncated else None)
     joined = join((cats, mice))
     assert joined.agent_done
     td = filled(team, 4).exclude(*(("cats", flag) for flag in ("done", "terminated", "truncated")))
@@ -338,8 +337,8 @@ def test_groups_that_can_be_joined(action):
     assert can_join(*groups)
     # A team's reward is no agent's.
     one, other = groups
-    assert not can_join(replaced(one, reward_key="reward"), other)
-    assert not can_join(*(replaced(g, reward_key="reward") for g in groups))
+    assert not can_join(replace(one, reward_key="reward"), other)
+    assert not can_join(*(replace(g, reward_key="reward") for g in groups))
 
 
 # ---------------------------------------------------------------------------------- bad input

@@ -189,3 +189,36 @@ def test_what_cannot_be_is_refused():
     groups = TeamSpec([ROVER, DRONE]).groups
     refused("has discrete actions", lambda: groups["drone"].action_dim)
     refused("has continuous actions", lambda: groups["rover"].n_actions)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "spec", "expected"),
+    [
+        ("mask", Unbounded((2, 2)), r"torch.float32 \(2,\), expected torch.bool \(2,\)"),
+        (
+            "mask",
+            Categorical(2, shape=(2, 2, 1), dtype=torch.bool),
+            r"torch.bool \(2, 1\), expected torch.bool \(2,\)",
+        ),
+        (
+            "action_mask",
+            Categorical(2, shape=(2, 2, 5), dtype=torch.bool),
+            r"torch.bool \(2, 5\), expected torch.bool \(2, 2\)",
+        ),
+    ],
+)
+def test_masks_of_other_shapes_or_types_are_refused(leaf, spec, expected):
+    env = MatrixGame(2, payoff="coordination")
+    specs = env.full_observation_spec.clone()
+    specs["agents", leaf] = spec
+    env.full_observation_spec = specs
+    refused(
+        rf"group 'agents': the spec of \('agents', '{leaf}'\) is {expected}",
+        lambda: TeamSpec.from_env(env),
+    )
+
+
+def test_a_group_without_members_is_refused():
+    env = MatrixGame(2)
+    env.group_map = {"agents": env.group_map["agents"], "nobody": []}
+    refused("group 'nobody' of MatrixGame has no agents", lambda: TeamSpec.from_env(env))

@@ -278,6 +278,14 @@ def _check_architecture(learner: OnPolicyConfig, prefix: str) -> None:
             f"agents' observations; use {prefix}algorithm=mappo and "
             f"{prefix}central_input=observations, or {prefix}critic.architecture=mlp."
         )
+    if learner.critic.value_per == "team":
+        shared = sharing_of(learner.critic) in ("group", "full")
+        if learner.algorithm != "mappo" or not shared:
+            raise ConfigError(
+                f"{prefix}critic.value_per is 'team', which needs a central critic that no agent "
+                f"has for itself; use {prefix}algorithm=mappo and {prefix}critic.sharing=group, "
+                f"or {prefix}critic.value_per=agent."
+            )
 
 
 def _check_backends(backends: list[str]) -> None:

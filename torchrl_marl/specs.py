@@ -26,6 +26,7 @@ from torchrl.data.tensor_specs import Stacked, StackedComposite
 from torchrl.envs import Compose, EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 
+from torchrl_marl.errors import SpecError
 from torchrl_marl.stacking import Padding, pad_specs, paddings_of
 
 __all__ = ["AgentSpec", "GroupSpec", "TeamSpec"]
@@ -222,7 +223,7 @@ class GroupSpec:
 
     @cached_property
     def observation_order(self) -> Tensor | None:
-        """Which features to take, ``[N, O]``, so that an agent's own come first; None if they do."""
+        """Which features to take, ``[N, O]``, for an agent's own to come first; None if they do."""
         own = self.observation_mask
         if own is None or bool((own[:, 1:] <= own[:, :-1]).all()):
             return None
@@ -507,6 +508,10 @@ def _group_from_env(
     members: tuple[Composite, ...] | None,
 ) -> GroupSpec:
     _check_group_name(name)
+    if not agent_names:
+        raise ValueError(
+            f"group {name!r} of {type(env).__name__} has no agents; leave it out of the group_map."
+        )
     members = _lazy_members(env, name) if members is None else members
     seen = env.full_observation_spec_unbatched[name] if members is None else members[0]
     if "observation" not in seen.keys():
@@ -522,7 +527,10 @@ def _group_from_env(
         observation_spec = seen["observation"]
         action_spec = env.full_action_spec_unbatched[name, "action"]
         leaves, kinds = [observation_spec], (0,) * len(agent_names)
+        _check_masks(name, seen, action_spec, (len(agent_names),))
     else:
+        for member in members:
+            _check_masks(name, member, member["action"], ())
         leaves = [member["observation"] for member in members]
         observation_spec = torch.stack(leaves, 0)
         action_spec = torch.stack([member["action"] for member in members], 0)
@@ -546,6 +554,20 @@ def _group_from_env(
         members=members,
         kinds=kinds,
     )
+
+
+def _check_masks(name: str, seen: Composite, action: TensorSpec, agents: tuple[int, ...]) -> None:
+    """Masks are bool: one for each agent, or for each of its actions."""
+    wanted = {"mask": agents}
+    if _is_discrete(action):
+        wanted["action_mask"] = (*agents, action.space.n)
+    for leaf, shape in wanted.items():
+        spec = seen.get(leaf, None)
+        if spec is not None and (spec.dtype is not torch.bool or tuple(spec.shape) != shape):
+            raise SpecError(
+                f"group {name!r}: the spec of {(name, leaf)!r} is {spec.dtype} "
+                f"{tuple(spec.shape)}, expected torch.bool {shape}; mend the environment."
+            )
 
 
 def _kinds_of(members: Sequence[Composite]) -> tuple[int, ...]:

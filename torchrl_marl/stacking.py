@@ -120,7 +120,9 @@ def pad(values: Sequence[Tensor | None], padding: Padding, what: str = "") -> Te
     for i, (value, shape) in enumerate(zip(values, padding.shapes, strict=True)):
         found = None if value is None else tuple(value.shape[len(batch) :])
         if found != shape:
-            raise ValueError(f"{what and what + ' of '}agent {i} has shape {found}, expected {shape}.")
+            raise ValueError(
+                f"{what and what + ' of '}agent {i} has shape {found}, expected {shape}."
+            )
         if value is not None:
             padded[_at(i, padding.own(i) or ())] = value
     return padded

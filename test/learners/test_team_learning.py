@@ -2,15 +2,20 @@
 
 import pytest
 import torch
-from meadow import make_meadow
+from meadow import make_meadow, make_team
 from samples import POISON, assert_same
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.data.replay_buffers import SamplerWithoutReplacement
 from torchrl.envs import Transform, TransformedEnv
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs import VmasEnv
+from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner, build_learners
-from torchrl_marl.modules import NetworkConfig
+from torchrl_marl.modules import NetworkConfig, RandomActor, make_actor, make_critic
 from torchrl_marl.modules.config import CriticConfig
+from torchrl_marl.objectives import MAPPOLoss
 from torchrl_marl.training.metrics import EpisodeTracker, check_finite, count_agent_frames
 
 E, T = 8, 10
@@ -169,6 +174,15 @@ CASES = {
         "critic": {"architecture": "set"},
         "world": {"actions": "one_hot", "mask_actions": True},
     },
+    # Two learn together, and the one between them apart; all critics see all.
+    "many": {"layout": "many", "central_input": "team", "apart": ["herd"]},
+    "many, attention": {
+        "layout": "many",
+        "central_input": "team",
+        "apart": ["herd"],
+        "value_norm": False,
+        "critic": {"architecture": "attention", "value_per": "team"},
+    },
     "three, full": {
         "layout": "three",
         "central_input": "team",
@@ -248,7 +262,7 @@ def share_of(joined, part, index, whole, own):
     return rows.reshape(own.shape)
 
 
-@pytest.mark.parametrize("layout", ["two", "three"])
+@pytest.mark.parametrize("layout", ["two", "three", "many"])
 @pytest.mark.parametrize("actions", ["bounded", "one_hot"])
 @pytest.mark.parametrize(
     ("sees", "bootstrap", "normalize"),
@@ -300,10 +314,296 @@ def test_groups_of_other_shapes_learn_as_alone(layout, actions, sees, bootstrap,
             for leaf in ("advantage", "value_target", "state_value"):
                 living = batch[name, "mask"]
                 torch.testing.assert_close(
-                    batches[name][name, leaf][living], batch[name, leaf][living], rtol=1e-3, atol=1e-4
+                    batches[name][name, leaf][living],
+                    batch[name, leaf][living],
+                    rtol=1e-3,
+                    atol=1e-4,
                 )
             for k, own in enumerate(alone.optimizer.param_groups[0]["params"]):
                 shared = share_of(joined, i, k, ours[k], own)
                 torch.testing.assert_close(own, shared, rtol=1e-3, atol=1e-4)
     moved = [(a - b).abs().max().item() for a, b in zip(before, ours)]
     assert min(moved) > 5e-3
+
+
+# ---------------------------------------------------------------------------------- life cycle
+
+
+@pytest.mark.parametrize("layout", ["one", "two", "three"])
+@pytest.mark.parametrize("lazy", [True, False])
+def test_death_and_birth_cut_no_trajectory(layout, lazy):
+    """Trajectories are the root's; who lives is counted."""
+    env = make_meadow(E, layout)
+    team = TeamSpec.from_env(env)
+    if lazy:
+        env = env.base_env if isinstance(env, TransformedEnv) else env
+    torch.manual_seed(0)
+    policy = policy_of(learners_of(team, config_of()))
+    collector = RolloutCollector(env, policy, frames_per_batch=E * T)
+    ids, done, living = [], [], 0
+    counted = 0
+    for _ in range(3):
+        batch = collector.next()
+        ids.append(batch["collector", "traj_ids"])
+        done.append(batch["next", "done"].squeeze(-1))
+        masks = [batch[name, "mask"] for name in team.groups]
+        living += sum(mask.sum() for mask in masks)
+        counted += count_agent_frames(team, batch)
+        deaths = [
+            ((batch["next", name, "done"] & ~batch[name, "done"]).squeeze(-1).any(-1))
+            for name in team.groups
+        ]
+        died_inside = torch.stack(deaths).any(0) & ~done[-1]
+        assert bool(died_inside.any())  # somebody dies, and the episode goes on
+        assert any(bool((~mask[:, :-1] & mask[:, 1:]).any()) for mask in masks)  # late births
+    ids, done = torch.cat(ids, 1), torch.cat(done, 1)
+    assert torch.equal(ids[:, 1:] != ids[:, :-1], done[:, :-1])
+    firsts = [row[0].item() for env_ids in ids for row in env_ids.unique_consecutive().split(1)]
+    assert len(firsts) == len(set(firsts))
+    assert counted == living < 3 * E * T * team.n_agents
+
+
+@pytest.mark.parametrize("case", ["one", "two, one sees all", "three, set"])
+def test_twice_the_same(case):
+    runs = [iterations_of(CASES[case], None, seed=3) for _ in range(2)]
+    for a, b in zip(runs[0][0], runs[1][0], strict=True):
+        assert_same(a, b)
+    for key, x in runs[0][1].items():
+        assert_same(x, runs[1][1][key], key)
+
+
+@pytest.mark.parametrize("case", ["one", "two, each sees all", "three", "many"])
+def test_metrics_of_every_group(case):
+    _, metrics, batch, team = iterations_of(CASES[case], None, n=1)
+    for name in team.groups:
+        found = {key for key in metrics if f"'{name}'" in key}
+        names = {key.split("'")[3] for key in found}
+        assert {"loss_objective", "loss_critic", "entropy", "grad_norm", "kl_approx"} <= names
+        assert all(metrics[key].shape == () for key in found)
+        mask = batch[name, "mask"]
+        assert batch[name, "advantage"].shape == (*mask.shape, 1)
+        assert batch[name, "state_value"].shape == (*mask.shape, 1)
+
+
+def test_joined_groups_are_scattered_into_the_batch():
+    """Each group's advantage stands under its own name; nothing else is added."""
+    _, _, batch, team = iterations_of(CASES["two, one sees all"], None, n=1)
+    assert set(batch.keys()) == {
+        *team.groups,
+        "state",
+        "done",
+        "terminated",
+        "truncated",
+        "next",
+        "collector",
+    }
+    assert set(batch["next"].keys()) == {
+        *team.groups,
+        "state",
+        "done",
+        "terminated",
+        "truncated",
+    }
+
+
+def test_a_critic_across_groups_sees_who_was_cut_off():
+    """A time limit: the last observation is bootstrapped, whoever shares the learner."""
+
+    def values_with(apart):
+        env = make_meadow(E, "two")
+        team = TeamSpec.from_env(env)
+        config = config_of(
+            central_input="team", value_norm=False, num_epochs=1, normalize_advantage="none"
+        )
+        torch.manual_seed(0)
+        (together,) = build_learners(team, config)
+        learners = [together]
+        if apart:
+            learners = learners_of(team, config, apart=["mice"])
+            (joined,) = together._joined.values()
+            ours = together.optimizer.param_groups[0]["params"]
+            for i, alone in enumerate(learners):
+                for k, own in enumerate(alone.optimizer.param_groups[0]["params"]):
+                    own.data.copy_(share_of(joined, i, k, ours[k], own).data)
+                alone._losses[next(iter(alone._losses))].value_estimator._discount = (0.9, 0.9)
+        else:
+            together._losses["cats+mice"].value_estimator._discount = (0.9, 0.9)
+        torch.manual_seed(1)
+        batch = RolloutCollector(env, policy_of([together]), frames_per_batch=E * T).next()
+        # As environments do that know no masks at the end: nobody acts after a time limit.
+        for name in team.groups:
+            cut = batch["next", name, "truncated"].squeeze(-1) & batch[name, "mask"]
+            assert bool(cut.any())
+            batch["next", name, "mask"] &= ~cut
+        for learner in learners:
+            learner.learn(batch)
+        return batch
+
+    one, other = values_with(False), values_with(True)
+    for name in ("cats", "mice"):
+        assert_same(one[name, "observation"], other[name, "observation"])
+        living = one[name, "mask"]
+        for leaf in ("state_value", "value_target"):
+            torch.testing.assert_close(
+                one[name, leaf][living], other[name, leaf][living], rtol=1e-4, atol=1e-5
+            )
+
+
+# ------------------------------------------------------------------------- in a script of one's own
+
+
+def test_the_loss_alone_with_a_padded_group():
+    """As a TorchRL script would: estimator, loss, optimizer; the objective by hand."""
+    env = make_meadow(E, "one")
+    (group,) = TeamSpec.from_env(env).groups.values()
+    torch.manual_seed(0)
+    actor = make_actor(group, NetworkConfig([8]))
+    critic = make_critic(group, NetworkConfig([8]))
+    batch = RolloutCollector(env, actor, frames_per_batch=E * T).next()
+    loss = MAPPOLoss(actor, critic, group=group, normalize_advantage=False, entropy_bonus=False)
+    loss.make_value_estimator(gamma=0.9, lmbda=0.8)
+    loss.value_estimator(batch)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=1e-2)
+    for step in range(3):
+        terms = loss(batch.reshape(-1))
+        flat = batch.reshape(-1)["herd"]
+        with torch.no_grad():
+            log_prob = actor.get_dist(batch.reshape(-1)).log_prob(flat["action"])
+        ratio = (log_prob - flat["action_log_prob"]).exp()
+        gain = flat["advantage"].squeeze(-1)
+        gain = torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain)[flat["mask"]].mean()
+        torch.testing.assert_close(terms["loss_objective"].detach(), -gain, rtol=1e-4, atol=1e-6)
+        assert (ratio - 1).abs().max() > 1e-3 or step == 0
+        optimizer.zero_grad()
+        sum(terms[key] for key in terms.keys() if key.startswith("loss_")).backward()
+        optimizer.step()
+    # Without an advantage it estimates one itself.
+    again = loss(batch.exclude(("herd", "advantage"), ("herd", "value_target")))
+    assert again["loss_objective"].isfinite()
+
+
+@pytest.mark.parametrize("layout", ["one", "two"])
+def test_padded_batches_go_through_a_buffer(layout):
+    env = make_meadow(E, layout)
+    learners = learners_of(TeamSpec.from_env(env), config_of())
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(E * T), sampler=SamplerWithoutReplacement(), batch_size=E * T
+    )
+    torch.manual_seed(0)
+    collector = RolloutCollector(
+        env, policy_of(learners), frames_per_batch=E * T, replay_buffer=buffer
+    )
+    assert collector.next() is None
+    torch.manual_seed(0)
+    env = make_meadow(E, layout)
+    batch = RolloutCollector(env, policy_of(learners), frames_per_batch=E * T).next()
+    flat = batch.reshape(-1)
+    stored = buffer[:]
+    for key in flat.keys(True, True):
+        assert_same(stored[key], flat[key], key)
+    sample = buffer.sample()
+    assert sample.shape == (E * T,)
+    # A batch that went through a buffer is learned from as any other.
+    learners[0].learn(stored.reshape(E, T))
+
+
+# ---------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("layout", ["two", "three"])
+def test_a_policy_that_leaves_out_a_group(layout):
+    env = make_meadow(E, layout)
+    team = TeamSpec.from_env(env)
+    first, group = team.groups.values()
+    actor = make_actor(first, NetworkConfig([8]))
+    message = rf"group 'mice' has no action: .*\('mice', 'action'\).*\('{first.name}', 'action'\)"
+    with pytest.raises(SpecError, match=message):
+        TeamPolicy([actor], team)
+    with pytest.raises(SpecError, match=message):
+        RolloutCollector(env, TeamPolicy([actor]), frames_per_batch=E)
+    silent = RolloutCollector(env, lambda td: actor(td), frames_per_batch=E)
+    with pytest.raises(SpecError, match=message):
+        silent.next()
+    with pytest.raises(SpecError, match=r"\('mice', 'action'\)"):
+        env.rollout(2, TeamPolicy([actor]))
+    whole = TeamPolicy([actor, RandomActor(group)], team)
+    assert RolloutCollector(env, whole, frames_per_batch=E).next().shape == (E, 1)
+
+
+def test_a_policy_that_leaves_out_a_group_of_vmas():
+    env = VmasEnv("simple_tag", num_envs=3, seed=0)
+    policy = TeamPolicy([RandomActor(TeamSpec.from_env(env).groups["adversary"])])
+    with pytest.raises(SpecError, match=r"group 'agent' has no action.*\('agent', 'action'\)"):
+        env.rollout(2, policy)
+
+
+class Wrong(Transform):
+    """Another mask than the specs say."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def _call(self, next_tensordict):
+        key = ("mice", "mask")
+        return next_tensordict.set(key, self.change(next_tensordict.get(key)))
+
+    def _reset(self, tensordict, tensordict_reset):
+        return self._call(tensordict_reset)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda mask: mask.float(), "is torch.float32, expected torch.bool"),
+        (lambda mask: mask.unsqueeze(-1), r"is \(8, 3, 1\), expected \(8, 3\)"),
+    ],
+    ids=["type", "shape"],
+)
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_mask_of_wrong_shape_or_type(change, message, joined):
+    env = make_meadow(E, "two")
+    learners = learners_of(TeamSpec.from_env(env), config_of(), () if joined else ["mice"])
+    collector = RolloutCollector(
+        TransformedEnv(env, Wrong(change)), policy_of(learners), frames_per_batch=E
+    )
+    with pytest.raises(SpecError, match=rf"group 'mice': \('mice', 'mask'\) {message}"):
+        collector.next()
+
+
+MISFITS = {
+    "sharing_index": (
+        {"actor": NetworkConfig([8], sharing="index", sharing_index=[0, 1])},
+        r"group 'cats\+mice': actor: sharing_index has 2 entries, expected 5",
+    ),
+    "critic's sharing_index": (
+        {
+            "critic": {"sharing": "index", "sharing_index": [0, 1, 1]},
+        },
+        r"group 'cats\+mice': critic: sharing_index has 3 entries, expected 5",
+    ),
+    "sharing": (
+        {"actor": NetworkConfig([8], sharing="gruop")},
+        r"group 'cats\+mice': actor: sharing is 'gruop'; did you mean 'group'",
+    ),
+    "clusters": (
+        {"actor": NetworkConfig([8], sharing="clusters")},
+        r"group 'cats\+mice': actor: sharing is 'clusters', but sharing_index is not set",
+    ),
+    "ippo with attention": (
+        {"algorithm": "ippo", "critic": {"architecture": "attention"}},
+        r"group 'cats': critic: .*architecture 'attention'.*algorithm=mappo",
+    ),
+    "no state": (
+        {"central_input": "state"},
+        r"group 'cats\+mice': critic: .*no 'state'.*central_input",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_settings_that_do_not_fit_the_team(name):
+    settings, message = MISFITS[name]
+    team = make_team("two", state=None)
+    with pytest.raises(ConfigError, match=message):
+        build_learners(team, config_of(**settings))

@@ -5,12 +5,12 @@ import torch
 from meadow import KINDS, make_team
 from samples import DISCRETE, POISON, assert_same, make_group
 from tensordict import LazyStackedTensorDict, TensorDict
-from torchrl.data import Bounded, Unbounded
+from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.joining import join
+from torchrl_marl.joining import dense_group, join
 from torchrl_marl.modules import NetworkConfig, RandomActor, ValueNorm, make_actor, make_critic
 from torchrl_marl.modules.actors import JoinedActor
 from torchrl_marl.modules.config import CriticConfig
@@ -282,7 +282,7 @@ def test_sharing_of_actors(layout, sharing):
 
 def reach(module, output):
     """Rows of every parameter that the output depends on."""
-    parameters = [p for p in module.parameters()]
+    parameters = list(module.parameters())
     total = (output * torch.linspace(0.5, 1.5, output.numel()).view_as(output)).sum()
     gradients = torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)
     return [
@@ -390,7 +390,9 @@ def values_of(critic, seen, group, td):
 @pytest.mark.parametrize("alone", [True, False])
 def test_who_sees_what(architecture, sees, alone):
     """Whose observation reaches whose value; ``alone``: the groups have critics of their own."""
-    if architecture != "mlp" and (sees in ("own", "state") or (sees == "observations" and not alone)):
+    if architecture != "mlp" and (
+        sees in ("own", "state") or (sees == "observations" and not alone)
+    ):
         return
     team = make_team("two")
     td = observed(team, 4, alive=2.0)
@@ -543,6 +545,73 @@ def test_values_of_an_mlp_by_hand(layout):
     torch.testing.assert_close(value[..., 0], torch.cat(rows, -1))
 
 
+@pytest.mark.parametrize("architecture", ["mlp", "set", "attention"])
+def test_a_learner_of_some_groups_shows_theirs(architecture):
+    """The agents of two groups, with another group between them in what the critic sees."""
+    team = make_team("many")
+    cats, herd, mice = team.groups.values()
+    group = join((cats, mice))
+    critic, seen = central(team, group, CriticConfig([H], architecture=architecture))
+    assert seen.name == "cats+herd+mice"
+    td = observed(team, 8, alive=2.0)
+    value = values_of(critic, seen, group, td)
+    assert value.shape == (8, 5, 1)
+    for name, place in (("cats", slice(0, 2)), ("mice", slice(2, 5))):
+        alone, _ = central(team, team.groups[name], CriticConfig([H], architecture=architecture))
+        with torch.no_grad():
+            for own, ours in zip(alone.parameters(), critic.parameters(), strict=True):
+                part = ours if architecture != "mlp" else ours[int(name == "mice")]
+                own.copy_(part[tuple(slice(size) for size in own.shape)])
+        own = values_of(alone, seen, team.groups[name], td)
+        torch.testing.assert_close(own, value[:, place])
+    for name in team.groups:
+        other = td.clone()
+        other[name, "observation"] += 1.0
+        assert (values_of(critic, seen, group, other) != value).any()
+
+
+def test_agents_with_observations_of_their_own_keys():
+    """Nobody has all leaves: networks are as wide as the agent that sees most."""
+    action = Bounded(-1, 1, (2,))
+    fast = Composite({"speed": Unbounded((2,)), "image": Unbounded((2, 2))})
+    slow = Composite({"smell": Unbounded((3,)), "speed": Unbounded((2,))})
+    kinds = [AgentSpec("cat", 1, fast, action), AgentSpec("snail", 2, slow, action)]
+    (group,) = TeamSpec({"animals": kinds}).groups.values()
+    assert group.observation_dim == 6
+    assert group.observation_dims == (6, 5, 5)
+    rows = [
+        {key: torch.randn(4, *spec[key].shape) for key in spec.keys()}
+        for spec in (fast, slow, slow)
+    ]
+    alive = torch.ones(4).bool()
+    members = [TensorDict({"observation": row, "mask": alive}, [4]) for row in rows]
+    lazy = TensorDict({"animals": LazyStackedTensorDict(*members, stack_dim=1)}, [4])
+    dense = TensorDict({"animals": dense_group(group, lazy)}, [4])
+    poisoned = dense.clone()
+    for key, padding in group.paddings.items():
+        leaf = poisoned["animals"].get(key)
+        leaf[~padding.mask().expand_as(leaf)] = float("nan")
+    flat = [
+        torch.cat([row[key[2]].flatten(1) for key in group.observation_keys if key[2] in row], -1)
+        for row in rows
+    ]
+    for sharing in SHARINGS:
+        actor = lively(make_actor(group, config_with(sharing, 3)))
+        size = size_of(sharing, 6, 4, 3, 2)
+        assert n_parameters(actor) == size
+        with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
+            outputs = [actor(given.clone()) for given in (dense, poisoned, lazy)]
+        for i in range(3):
+            one, two, three = (out["animals"][..., i]["action"] for out in outputs)
+            assert_same(one, two)
+            assert_same(one, three)
+    critic = lively(make_critic(group, CriticConfig([H])))
+    w1, b1, w2, b2 = critic.parameters()
+    value = torch.tanh(torch.cat(flat, -1) @ w1.T + b1) @ w2.T + b2
+    for given in (dense, poisoned):
+        torch.testing.assert_close(critic(given)["animals", "state_value"][..., 0], value)
+
+
 # ---------------------------------------------------------------------------------- bad input
 
 
@@ -589,7 +658,8 @@ def test_agents_of_unequal_structure_where_one_was_promised(joined):
     td["cats"] = LazyStackedTensorDict(*(TensorDict(row, [4]) for row in rows), stack_dim=1)
     actor = actor_of(team)[0] if joined else make_actor(team.groups["cats"])
     with pytest.raises(
-        ValueError, match=r"group 'cats': 'observation' of agent 1 has shape \(3,\), expected \(4,\)"
+        ValueError,
+        match=r"group 'cats': 'observation' of agent 1 has shape \(3,\), expected \(4,\)",
     ):
         actor(td)
 

@@ -214,13 +214,13 @@ class Broken(Arena):
     def _step(self, tensordict):
         out = super()._step(tensordict)
         self.count = self.count + 1
-        key = self.what if self.what == "state" else ("agents", self.what)
-        broken = (self.count > self.when).view(-1, *[1] * (out[key].ndim - 1))
+        given, key = (out if self.what == "state" else out["agents"]), self.what
+        broken = (self.count > self.when).view(-1, *[1] * (given[key].ndim - 1))
         if self.only_the_dead:
             # A reward is of who acted, an observation of who acts next.
             alive = tensordict["agents", "mask"] if self.what == "reward" else self.alive
             broken = ~alive.unsqueeze(-1)
-        out[key] = torch.where(broken, torch.nan, out[key])
+        given[key] = torch.where(broken, torch.nan, given[key])
         return out
 
 

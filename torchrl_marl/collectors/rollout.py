@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from torchrl_marl.collectors.team import check_actions
 from torchrl_marl.envs.simulator import SimulatorStateError
 from torchrl_marl.stacking import is_lazy
 
@@ -51,7 +52,7 @@ class RolloutCollector:
           ``("collector", "traj_ids")``
 
     Raises:
-        ValueError: a number of frames that cannot be.
+        ValueError: a number of frames that cannot be, or a policy that leaves out a group.
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv
@@ -82,6 +83,9 @@ class RolloutCollector:
             )
         self.env = env if isinstance(env, EnvBase) else env()
         self.policy = policy
+        written = getattr(policy, "out_keys", None)
+        if written:
+            check_actions(written, self.env.action_keys)
         self.n_steps = math.ceil(frames_per_batch / max(self.env.batch_size.numel(), 1))
         self.frames_per_batch = self.n_steps * self.env.batch_size.numel()
         self.total_frames = total_frames
@@ -125,8 +129,11 @@ class RolloutCollector:
             policy = self.env.rand_action
         steps = []
         with torch.no_grad(), set_exploration_type(self.exploration_type):
-            for _ in range(self.n_steps):
-                step, self._carry = self.env.step_and_maybe_reset(policy(self._carry))
+            for i in range(self.n_steps):
+                acted = policy(self._carry)
+                if i == 0:
+                    self._check_actions(acted)
+                step, self._carry = self.env.step_and_maybe_reset(acted)
                 steps.append(step)
         batch = _stack_steps(steps, len(self.env.batch_size))
         self.frames += self.frames_per_batch
@@ -134,6 +141,11 @@ class RolloutCollector:
         if self.storing_device is not None:
             batch = batch.to(self.storing_device)
         return batch if self.postproc is None else self.postproc(batch)
+
+    def _check_actions(self, acted: TensorDictBase) -> None:
+        """A policy that does not say what it writes may leave out a group, too."""
+        given = [key for key in self.env.action_keys if _has(acted, key)]
+        check_actions(given, self.env.action_keys)
 
     @property
     def carry(self) -> TensorDictBase | None:
@@ -211,6 +223,15 @@ class RolloutCollector:
         """Closes the environment."""
         if not self.env.is_closed:
             self.env.close()
+
+
+def _has(tensordict: TensorDictBase, key: NestedKey) -> bool:
+    """Whether an entry is there, for the first agent of a group that is stacked lazily."""
+    if not isinstance(key, tuple):
+        return key in tensordict.keys()
+    group = tensordict.get(key[:-1], None)
+    group = group.unbind(group.ndim - 1)[0] if is_lazy(group) else group
+    return group is not None and key[-1] in group.keys()
 
 
 def snapshot_env(env: EnvBase) -> dict[str, Any] | None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from tensordict import NestedKey, unravel_key
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
+
+from torchrl_marl.errors import SpecError
+from torchrl_marl.specs import TeamSpec
 
 __all__ = ["TeamPolicy"]
 
@@ -14,9 +18,11 @@ class TeamPolicy(TensorDictSequential):
 
     Args:
         actors (iterable of TensorDictModuleBase): one for each group; their keys differ.
+        team (TeamSpec, optional): whose groups all must act.
 
     Raises:
-        ValueError: two actors that write the same entry, or none.
+        ValueError: two actors that write the same entry, or none; a group of the team that has
+            no actor.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -30,7 +36,9 @@ class TeamPolicy(TensorDictSequential):
         [('cat', 'action'), ('mouse', 'action')]
     """
 
-    def __init__(self, actors: Iterable[TensorDictModuleBase]) -> None:
+    def __init__(
+        self, actors: Iterable[TensorDictModuleBase], team: TeamSpec | None = None
+    ) -> None:
         actors = list(actors)
         written = [key for actor in actors for key in actor.out_keys]
         twice = sorted({str(key) for key in written if written.count(key) > 1})
@@ -39,4 +47,29 @@ class TeamPolicy(TensorDictSequential):
                 f"a team's actors write {', '.join(twice) or 'nothing'} "
                 f"{'more than once' if twice else ''}; give each group one actor of its own."
             )
+        if team is not None:
+            check_actions(written, [group.action_key for group in team.groups.values()])
         super().__init__(*actors)
+
+
+def check_actions(written: Sequence[NestedKey], needed: Sequence[NestedKey]) -> None:
+    """Refuses a policy that leaves out a group.
+
+    Args:
+        written (sequence of NestedKey): what the policy writes.
+        needed (sequence of NestedKey): the action keys of all groups.
+
+    Raises:
+        SpecError: naming the group and its action key.
+    """
+    known = [unravel_key(key) for key in written]
+    missing = [key for key in map(unravel_key, needed) if key not in known]
+    if not missing:
+        return
+    key = missing[0]
+    who = f"group {key[0]!r}" if isinstance(key, tuple) else "the environment"
+    acts = [shown for shown in known if isinstance(shown, tuple) and shown[-1] == "action"]
+    raise SpecError(
+        f"{who} has no action: the policy does not write {key!r}, it writes "
+        f"{', '.join(map(repr, acts or known))}; give every group an actor, such as RandomActor."
+    )

@@ -28,7 +28,7 @@ from torchrl_marl.envs.simulator import (
 from torchrl_marl.envs.starts import StartBank, random_draws
 from torchrl_marl.envs.vmas_scenarios import check_arguments, check_scenario, read_arguments
 from torchrl_marl.envs.vmas_simulator import advance, build_simulator, import_vmas, warm_up
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.stacking import is_lazy
 
 if TYPE_CHECKING:
@@ -212,9 +212,20 @@ class VmasEnv(torchrl.envs.VmasEnv):
         own = tensordict.get(group)
         if is_lazy(own):
             one_hot = not (self.continuous_actions or self.categorical_actions)
-            rows = [member.get("action") for member in own.unbind(1)]
+            rows = [member.get("action", None) for member in own.unbind(1)]
+            self._refuse_nothing(group, rows[0])
             return [row.int().argmax(-1) for row in rows] if one_hot else rows
-        return self.read_action(own.get("action"), group=group)
+        action = own.get("action", None)
+        self._refuse_nothing(group, action)
+        return self.read_action(action, group=group)
+
+    @staticmethod
+    def _refuse_nothing(group: str, action: Tensor | None) -> None:
+        if action is None:
+            raise SpecError(
+                f"VmasEnv.step: group {group!r} has no action, expected {(group, 'action')!r}; "
+                "the policy must act for every group."
+            )
 
     def _start_episodes(self, envs: Tensor) -> None:
         bank = self._starts()

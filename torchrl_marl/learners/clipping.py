@@ -5,6 +5,9 @@ Shapes: N agents of all groups, G groups.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
@@ -76,21 +79,44 @@ def _owners(
     """
     serves = [torch.zeros(_n_rows(p), len(group.parts), device=p.device) for p in parameters]
     device = parameters[0].device
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with torch.random.fork_rng(), _any_weights(parameters):
         td = _anything(group, seen, device)
         distribution = actor.get_dist(td)
         acts = distribution.log_prob(distribution.sample())
         value = critic(td).get(group.key("state_value")).squeeze(-1)
+        _ask(serves, acts + value, group, parameters)
+    return [torch.where(rows.sum(1) == 1, rows.argmax(1), len(group.parts)) for rows in serves]
+
+
+def _ask(
+    serves: list[Tensor], outputs: Tensor, group: GroupSpec, parameters: list[nn.Parameter]
+) -> None:
+    device = outputs.device
     index = torch.tensor(group.part_index, device=device)
     for i in range(len(group.parts)):
-        total = (acts + value)[..., index == i].sum()
+        total = outputs[..., index == i].sum()
         for rows, gradient in zip(
             serves, torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)
         ):
             if gradient is not None:
                 rows[:, i] = (gradient.reshape(len(rows), -1) != 0).any(1).to(rows.dtype)
-    return [torch.where(rows.sum(1) == 1, rows.argmax(1), len(group.parts)) for rows in serves]
+
+
+@contextlib.contextmanager
+def _any_weights(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Weights with which no unit sleeps, for a while."""
+    torch.manual_seed(0)
+    before = [parameter.detach().clone() for parameter in parameters]
+    with torch.no_grad():
+        for parameter in parameters:
+            width = parameter.shape[-1] if parameter.ndim else 1
+            parameter.copy_(torch.randn(parameter.shape) / width**0.5)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(parameters, before):
+                parameter.copy_(value)
 
 
 def _n_rows(parameter: nn.Parameter) -> int:

@@ -5,7 +5,8 @@ Shapes: E envs, T steps, N agents of a group, G groups that are trained as one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, cast
 
 import torch
@@ -13,7 +14,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
-from torchrl_marl.errors import NonFiniteError
+from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.functional import masked_standardize
 from torchrl_marl.joining import JoinedGroup, can_join, join
 from torchrl_marl.learners.clipping import GradientClip
@@ -101,15 +102,17 @@ class OnPolicyLearner(nn.Module):
 
     def _add(self, name: str, group: GroupSpec, device: torch.device | str | None) -> None:
         config = self.config
-        actor = make_actor(
-            group, config.actor, observation_norm=self._norm_of(group, device), device=device
-        )
+        with _told_of(group, "actor"):
+            actor = make_actor(
+                group, config.actor, observation_norm=self._norm_of(group, device), device=device
+            )
         value_norm = None
         if config.value_norm:
             value_norm = ValueNorm(
                 config.value_norm_decay, membership=group.membership, device=device
             )
-        critic = self._make_critic(group, value_norm, device)
+        with _told_of(group, "critic"):
+            critic = self._make_critic(group, value_norm, device)
         loss = MAPPOLoss(
             actor,
             critic,
@@ -347,6 +350,16 @@ class OnPolicyLearner(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes the optimizer's state back."""
         self.optimizer.load_state_dict(state["optimizer"])
+
+
+@contextlib.contextmanager
+def _told_of(group: GroupSpec, network: str) -> Iterator[None]:
+    """Names the group and the network whose settings do not fit."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error).removeprefix(f"group {group.name!r}: ")
+        raise ConfigError(f"group {group.name!r}: {network}: {text}") from None
 
 
 def _joined_groups(groups: Iterable[GroupSpec], config: OnPolicyConfig) -> list[GroupSpec]:

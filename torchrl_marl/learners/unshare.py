@@ -55,4 +55,3 @@ def unshare_networks(
         if state.get(parameter):
             fresh.state[parameter] = state[parameter]
     return fresh
-

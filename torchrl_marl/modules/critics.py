@@ -146,18 +146,24 @@ def make_critic(
     per_agent = getattr(config, "value_per", "agent") == "agent"
     architecture = getattr(config, "architecture", "mlp")
     if architecture != "mlp" and centralized is not True:
-        raise ValueError(
+        raise ConfigError(
             f"group {group.name!r}: a critic of architecture {architecture!r} reads agents, but "
-            f"centralized is {centralized!r}; expected True."
+            f"centralized is {centralized!r}, expected True; use algorithm=mappo with "
+            "central_input=observations or team, or architecture=mlp."
         )
     _check_values(group, config, centralized is not False, per_agent)
     head = None if value_norm is None else Denormalize(value_norm)
     if centralized == "state":
+        if group.state_spec is None:
+            raise ConfigError(
+                f"group {group.name!r}: this environment gives no 'state' for a critic to see; "
+                "VmasEnv(state='observations') adds one, or use central_input=observations."
+            )
         columns = [list(range(group.state_dim))] * len(group.parts)
         network = make_central_network(
             group, columns, config, per_agent=per_agent, gain=1.0, device=device
         )
-        critic: nn.Module = AgentNetwork(StateInput(_state_ndim(group)), network, head)
+        critic: nn.Module = AgentNetwork(StateInput(group.state_spec.ndim), network, head)
         return TensorDictModule(critic, [group.state_key], [group.key("state_value")])
     seen = team if centralized is True and team is not None else group
     agents = AgentInput(seen, observation_norm, device)
@@ -175,9 +181,7 @@ def make_critic(
     return TensorDictModule(critic, AgentInput.keys(seen), [group.key("state_value")])
 
 
-def _check_values(
-    group: GroupSpec, config: NetworkConfig, central: bool, per_agent: bool
-) -> None:
+def _check_values(group: GroupSpec, config: NetworkConfig, central: bool, per_agent: bool) -> None:
     if not per_agent and not central:
         raise ConfigError(
             f"group {group.name!r}: a critic's value_per is 'team', but it sees what one agent "
@@ -219,9 +223,3 @@ def _set_critic(group, seen, agents, config, head, device) -> nn.Module:
     names = [part.name for part in group.parts]
     shown = tuple(i for i, part in enumerate(seen.part_index) if seen.parts[part].name in names)
     return _Shown(agents, network, shown, outputs, head, device)
-
-
-def _state_ndim(group: GroupSpec) -> int:
-    if group.state_spec is None:
-        return group.state_dim  # raises, and says why
-    return group.state_spec.ndim
