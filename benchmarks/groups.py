@@ -4,8 +4,8 @@
 
 The world is VMAS `navigation`, the networks are equally many and equally large. Timed are the
 actions of all agents (draw), collecting a batch with them (sample), a whole training step on that
-batch (learn: advantages, minibatches, update), and both (iteration). "eight losses" trains the eight groups one after the other, as systems
-that loop over groups do.
+batch (learn: advantages, minibatches, update), and both (iteration). "eight losses" acts with
+and trains the eight groups one after the other, as systems that loop over groups do.
 """
 
 from __future__ import annotations

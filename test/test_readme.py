@@ -32,8 +32,9 @@ def test_python_runs(i, tmp_path, monkeypatch, capsys):
     assert len(blocks("python")[0].splitlines()) < 15
     exec(compile(program, f"README.md, example {i}", "exec"), {"__name__": "readme"})
     assert capsys.readouterr().out
-    (run,) = (tmp_path / "runs").iterdir()
-    assert (run / "summary.json").is_file()
+    if "torchrl_marl.train(" in program:
+        (run,) = (tmp_path / "runs").iterdir()
+        assert (run / "summary.json").is_file()
 
 
 def test_commands_are_known():

@@ -31,7 +31,11 @@ def texts_of(output):
 
 
 def test_there_are_tutorials():
-    assert [path.name for path in TUTORIALS][:1] == ["01_first_run.ipynb"]
+    assert [path.stem for path in TUTORIALS] == [
+        "01_first_run",
+        "02_specs_and_groups",
+        "03_stacks_and_sharing",
+    ]
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)

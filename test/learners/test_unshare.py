@@ -106,7 +106,7 @@ def test_a_copy_moves_at_first_as_the_shared_network_would():
 def test_a_critic_of_the_whole_team_stays_one():
     env = Arena(8, n_agents=3, seed=0)
     learner = make(env, "group", algorithm="mappo")
-    before = [p for p in learner.critics["agents"].parameters()]
+    before = list(learner.critics["agents"].parameters())
     learner.unshare()
     assert all(a is b for a, b in zip(before, learner.critics["agents"].parameters(), strict=True))
 

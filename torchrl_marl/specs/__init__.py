@@ -1,0 +1,15 @@
+"""What an agent, a group and a team are."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.specs.agents import AgentSpec
+    from torchrl_marl.specs.groups import GroupSpec
+    from torchrl_marl.specs.teams import TeamSpec
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {"agents": ["AgentSpec"], "groups": ["GroupSpec"], "teams": ["TeamSpec"]},
+)

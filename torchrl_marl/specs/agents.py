@@ -1,0 +1,76 @@
+"""What an agent is.
+
+Shapes: E envs, N agents of a group, O observation features, A action features, S state features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torchrl.data import (
+    Categorical,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
+
+__all__ = ["AgentSpec", "is_discrete"]
+
+
+@dataclass(frozen=True)
+class AgentSpec:
+    """One kind of agent: how many there are and what one of them sees and does.
+
+    Args:
+        name (str): name of the kind; its agents are called ``name_0, name_1, ...``.
+        n_agents (int): how many agents of this kind a team has.
+        observation_spec (TensorSpec): what one agent sees, ``[O]``; a
+            :class:`~torchrl.data.Composite` for dict observations.
+        action_spec (TensorSpec): what one agent does: ``Bounded [A]``, ``Unbounded [A]``,
+            ``Categorical`` (shape ``[]``) or ``OneHot [n_actions]``.
+        reward_spec (TensorSpec): reward of one agent, ``[1]``.
+        action_mask (bool): the environment says which actions are legal, ``[n_actions]``.
+
+    Raises:
+        ValueError: a name or a number of agents that cannot be, or an action mask without
+            discrete actions.
+
+    Examples:
+        >>> from torchrl.data import Bounded, Unbounded
+        >>> rover = AgentSpec("rover", 3, Unbounded((9,)), Bounded(-1, 1, (2,)))
+        >>> rover.agent_names
+        ('rover_0', 'rover_1', 'rover_2')
+    """
+
+    name: str
+    n_agents: int
+    observation_spec: TensorSpec
+    action_spec: TensorSpec
+    reward_spec: TensorSpec = field(default_factory=lambda: Unbounded((1,)))
+    action_mask: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("an agent's name is empty; give its kind a name such as 'rover'.")
+        if self.n_agents < 1:
+            raise ValueError(
+                f"agent {self.name!r}: n_agents is {self.n_agents}, expected 1 or more."
+            )
+        if self.action_mask and not is_discrete(self.action_spec):
+            raise ValueError(
+                f"agent {self.name!r}: action_mask=True needs Categorical or OneHot actions, "
+                f"found {type(self.action_spec).__name__}."
+            )
+
+    @property
+    def agent_names(self) -> tuple[str, ...]:
+        """Names of the agents of this kind."""
+        return tuple(f"{self.name}_{i}" for i in range(self.n_agents))
+
+
+def is_discrete(spec: TensorSpec) -> bool:
+    """Whether actions are one choice of several."""
+    several = isinstance(spec, (MultiCategorical, MultiOneHot))
+    return isinstance(spec, (Categorical, OneHot)) and not several

@@ -1,0 +1,237 @@
+"""What a group of agents is: its keys, sizes, bounds and masks.
+
+Shapes: E envs, N agents of a group, O observation features, A action features, S state features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from tensordict import NestedKey
+from torch import Tensor
+from torchrl.data import (
+    Bounded,
+    Composite,
+    OneHot,
+    TensorSpec,
+)
+
+from torchrl_marl.specs.agents import is_discrete
+from torchrl_marl.stacking import Padding, pad_specs, paddings_of
+
+__all__ = ["GroupSpec"]
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """Agents that share one sub-TensorDict: their keys, sizes, bounds, masks and ends.
+
+    Built by :class:`TeamSpec`; every module, loss and learner takes its keys from here.
+
+    Args:
+        name (str): the group's key in the TensorDict.
+        agent_names (tuple of str): names of its N agents, in the order of dim -2.
+        observation_spec (TensorSpec): of the group, ``[N, O]``, or a Composite of such.
+        action_spec (TensorSpec): of the group, ``[N, A]``, ``[N]`` or ``[N, n_actions]``.
+        action_key, reward_key (NestedKey): where actions and rewards are.
+        done_key, terminated_key, truncated_key (NestedKey): the agents' own flags where
+            ``agent_done``, else the root's.
+        observation_keys (tuple of NestedKey): leaves that an actor reads, in order.
+        mask_key, action_mask_key, state_key (NestedKey, optional): ``None`` where the
+            environment has none.
+        state_spec (TensorSpec, optional): ``[S]``.
+        agent_done (bool): every agent has done flags of its own.
+        members (tuple of Composite, optional): each agent's own specs, where they differ. Sizes
+            and bounds below are then those of the padded form, see
+            :mod:`torchrl_marl.stacking`.
+        kinds (tuple of int): which kind each agent is of.
+
+    Examples:
+        >>> from torchrl.data import Categorical, Unbounded
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> group = TeamSpec([AgentSpec("car", 2, Unbounded((4,)), Categorical(3))]).groups["car"]
+        >>> group.n_agents, group.observation_dim, group.n_actions, group.action_key
+        (2, 4, 3, ('car', 'action'))
+    """
+
+    name: str
+    agent_names: tuple[str, ...]
+    observation_spec: TensorSpec
+    action_spec: TensorSpec
+    action_key: NestedKey
+    reward_key: NestedKey
+    done_key: NestedKey
+    terminated_key: NestedKey
+    truncated_key: NestedKey | None
+    observation_keys: tuple[NestedKey, ...]
+    mask_key: NestedKey | None = None
+    action_mask_key: NestedKey | None = None
+    state_key: NestedKey | None = None
+    state_spec: TensorSpec | None = None
+    agent_done: bool = False
+    members: tuple[Composite, ...] | None = None
+    kinds: tuple[int, ...] = ()
+
+    @property
+    def n_agents(self) -> int:
+        """Number N of agents."""
+        return len(self.agent_names)
+
+    @property
+    def parts(self) -> tuple[GroupSpec, ...]:
+        """The groups of which a joined group is made; itself, for an ordinary one."""
+        return (self,)
+
+    @property
+    def part_index(self) -> tuple[int, ...]:
+        """Which part each agent belongs to."""
+        return tuple(i for i, part in enumerate(self.parts) for _ in range(part.n_agents))
+
+    @property
+    def membership(self) -> Tensor | None:
+        """1 where an agent belongs to a part, ``[N, G]``; None for an ordinary group."""
+        if len(self.parts) == 1:
+            return None
+        return torch.eye(len(self.parts))[torch.tensor(self.part_index)]
+
+    def key(self, leaf: str) -> tuple[str, str]:
+        """The key of a leaf of this group, such as ``(name, "advantage")``."""
+        return (self.name, leaf)
+
+    @property
+    def observation_key(self) -> NestedKey:
+        """The key of the observation (a sub-TensorDict for dict observations)."""
+        return self.key("observation")
+
+    @property
+    def heterogeneous(self) -> bool:
+        """Whether the agents' observations or actions differ."""
+        return self.members is not None
+
+    @cached_property
+    def paddings(self) -> dict[NestedKey, Padding]:
+        """Leaf of the group -> its padding, where the agents' shapes differ."""
+        return {} if self.members is None else paddings_of(self.members)
+
+    @cached_property
+    def padded_spec(self) -> Composite:
+        """Observation and action of the padded, dense form, ``[N]``."""
+        if self.members is not None:
+            return pad_specs(self.members, f"group {self.name!r}")
+        leaves = {"observation": self.observation_spec, "action": self.action_spec}
+        return Composite(leaves, shape=(self.n_agents,))
+
+    @cached_property
+    def observation_dim(self) -> int:
+        """Features O that an actor reads: the leaves of the agent that has most, flattened."""
+        return max(self.observation_dims)
+
+    @cached_property
+    def observation_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of each observation leaf without batch dims, ``(N, *features)``, padded."""
+        return tuple(tuple(leaf.shape) for leaf in self._observation_leaves)
+
+    @property
+    def observation_ndims(self) -> tuple[int, ...]:
+        """Number of feature dimensions of each observation leaf (1 for a vector)."""
+        return tuple(len(shape) - 1 for shape in self.observation_shapes)
+
+    @cached_property
+    def observation_mask(self) -> Tensor | None:
+        """True at each agent's own features of all leaves; None where nothing is padded."""
+        keys = [key[1:] if len(key) > 2 else key[1] for key in self.observation_keys]
+        if not any(key in self.paddings for key in keys):
+            return None
+        rows = []
+        for key, leaf in zip(keys, self._observation_leaves):
+            shape = tuple(leaf.shape[1:])
+            padding = self.paddings.get(key) or Padding((shape,) * self.n_agents)
+            rows.append(padding.mask().reshape(self.n_agents, -1))
+        return torch.cat(rows, -1)
+
+    @cached_property
+    def observation_dims(self) -> tuple[int, ...]:
+        """Each agent's own number of features."""
+        if self.observation_mask is None:
+            features = sum(leaf.shape[1:].numel() for leaf in self._observation_leaves)
+            return (features,) * self.n_agents
+        return tuple(self.observation_mask.sum(-1).tolist())
+
+    @cached_property
+    def observation_order(self) -> Tensor | None:
+        """Which features to take, ``[N, O]``, for an agent's own to come first; None if they do."""
+        own = self.observation_mask
+        if own is None or bool((own[:, 1:] <= own[:, :-1]).all()):
+            return None
+        order = (~own).to(torch.uint8).argsort(dim=-1, stable=True)
+        return order[:, : self.observation_dim]
+
+    @property
+    def _observation_leaves(self) -> list[TensorSpec]:
+        spec = self.padded_spec
+        return [spec[key[1:]] for key in self.observation_keys]
+
+    @property
+    def _action(self) -> TensorSpec:
+        return self.padded_spec["action"]
+
+    @property
+    def discrete(self) -> bool:
+        """Whether the actions are discrete."""
+        return is_discrete(self._action)
+
+    @property
+    def one_hot(self) -> bool:
+        """Whether discrete actions are one-hot encoded."""
+        return isinstance(self._action, OneHot)
+
+    @property
+    def n_actions(self) -> int:
+        """Number of discrete actions, of the agent that has most."""
+        if not self.discrete:
+            raise ValueError(f"group {self.name!r} has continuous actions; it has an action_dim.")
+        return self._action.space.n
+
+    @cached_property
+    def action_dim(self) -> int:
+        """Action features A of continuous actions, of the agent that has most."""
+        if self.discrete:
+            raise ValueError(f"group {self.name!r} has discrete actions; it has n_actions.")
+        return self._action.shape[-1]
+
+    @cached_property
+    def action_dims(self) -> tuple[int, ...]:
+        """Each agent's own number of discrete actions, or of action features."""
+        if self.members is None:
+            return (self.n_actions if self.discrete else self.action_dim,) * self.n_agents
+        own = [member["action"] for member in self.members]
+        return tuple(spec.space.n if self.discrete else spec.shape[-1] for spec in own)
+
+    @cached_property
+    def action_padding(self) -> Tensor | None:
+        """True at each agent's own actions, ``[N, A]`` or ``[N, n_actions]``, or None."""
+        largest = max(self.action_dims)
+        if min(self.action_dims) == largest:
+            return None
+        return torch.arange(largest) < torch.tensor(self.action_dims).unsqueeze(-1)
+
+    @property
+    def action_bounds(self) -> tuple[Tensor, Tensor] | None:
+        """``(low, high)``, each ``[N, A]``; ``None`` where an action is unbounded."""
+        if not isinstance(self._action, Bounded):
+            return None
+        low, high = self._action.space.low, self._action.space.high
+        finite = bool(torch.isfinite(low).all() and torch.isfinite(high).all())
+        return (low, high) if finite else None
+
+    @property
+    def state_dim(self) -> int:
+        """Features S of the state."""
+        if self.state_spec is None:
+            raise ValueError(
+                f"group {self.name!r}: this environment gives no 'state'; "
+                "VmasEnv(state='observations') adds one."
+            )
+        return self.state_spec.shape.numel()
