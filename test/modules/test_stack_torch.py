@@ -15,7 +15,7 @@ from tensordict.nn import (
 from test_stack import BATCH, IN, MEMBERS, OUT, perceptron, rows
 from torch import nn
 from torch.func import functional_call, grad, vmap
-from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
+from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
 from torchrl.objectives import DDPGLoss, SACLoss, SoftUpdate
 from torchrl.objectives.multiagent import MAPPOLoss
 
@@ -357,3 +357,16 @@ def test_target_networks_follow(kind):
     # Building on the same networks once more shows whether swapping left them whole.
     loss(transitions())
     assert rows(loss.value_network(transitions()).get(("agents", "state_action_value")))
+
+
+@pytest.mark.parametrize("pad", [True, False])
+def test_the_first_call_may_be_a_compiled_one(pad):
+    """Nothing that a stack makes at its first call breaks a graph, or is kept from one."""
+    torch._dynamo.reset()
+    widths = [(4, 2), (6, 3), (5, 2)] if pad else [(6, 3)] * 3
+    members = [MLP(in_features=i, out_features=o, num_cells=[8]) for i, o in widths]
+    whole = stack(members, pad=pad)
+    assert len(whole.buckets) == 1  # torchrl's perceptrons of one structure are one call
+    x = torch.randn(5, 3, 6)
+    compiled = torch.compile(whole, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(compiled, whole(x))

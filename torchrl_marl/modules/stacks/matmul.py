@@ -114,7 +114,7 @@ class Perceptron(Executor):
         """``[K, 1, F]``, True where padding, before each layer and at the end; None for none."""
         widths = [[s[layer.weight][1] for s in shapes] for layer in self.layers]
         widths.append([s[self.layers[-1].weight][0] for s in shapes])
-        return tuple(_pad(torch.tensor(w, device=device)) for w in widths)
+        return tuple(_pad(w, device) for w in widths)
 
     def run(
         self,
@@ -200,11 +200,11 @@ def _steps(module: nn.Module, name: str) -> list[tuple[str, nn.Module]] | None:
     return steps
 
 
-def _pad(widths: Tensor) -> Tensor | None:
-    widest = int(widths.max())
-    if int(widths.min()) == widest:
+def _pad(widths: Sequence[int], device: torch.device) -> Tensor | None:
+    if min(widths) == max(widths):
         return None
-    return torch.arange(widest, device=widths.device) >= widths[:, None, None]
+    own = torch.tensor(widths, device=device)[:, None, None]
+    return torch.arange(max(widths), device=device) >= own
 
 
 def _only(value: Tensor, stacked: bool) -> Tensor:

@@ -87,6 +87,8 @@ def _settings(module: nn.Module) -> tuple[Any, ...]:
     for name, value in vars(module).items():
         if name in _OF_EVERY_MODULE or (name in _DERIVED and isinstance(module, nn.RNNBase)):
             continue
+        if isinstance(value, Iterator):  # torchrl's MLP keeps some that it is through with
+            continue
         if any(isinstance(x, Tensor) and id(x) not in known for x in pytree.tree_leaves(value)):
             raise TypeError(
                 f"{type(module).__name__} keeps a tensor in {name!r}, by which members could "
@@ -208,10 +210,12 @@ class Bucket(nn.Module):
 
     def pads(self, device: torch.device, members: Sequence[int]) -> Pads:
         """Where the features of some members of a padded perceptron are padding."""
-        if device not in self._pads_on:
+        pads, every = self._pads_on.get(device), len(members) == self.n_members
+        if pads is None:
             assert isinstance(self.plan, Perceptron)
-            self._pads_on[device] = self.plan.pads(self._shapes, device)
-        pads, every = self._pads_on[device], len(members) == self.n_members
+            pads = self.plan.pads(self._shapes, device)
+            if not torch.compiler.is_compiling():  # a graph's tensors are not kept
+                self._pads_on[device] = pads
         return pads if every else tuple(None if p is None else p[list(members)] for p in pads)
 
     def width(self, k: int, output: bool = False) -> int | None:
