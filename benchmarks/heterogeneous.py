@@ -47,6 +47,18 @@ QUICK: dict[str, Any] = {
     "evaluation.episodes": 8,
 }
 Runs = dict[str, list[Any]]
+OF_SHARING = """
+"own networks": one for each kind, `sharing: group`. "one shared network": all agents' observations
+and actions are padded to the largest, and one actor and one critic serve all agents,
+`sharing: full`; "told the agent": it also reads the agent's number, one-hot, `sharing: agent_id`.
+All sides run the same code and the recipe's settings but for what the tables name. On all of them
+the central critic has an output for each agent, and padding counts in no log-probability. The
+recipes were tuned, by a handful of short runs each, with own networks."""
+OF_ARENA = """
+"masked": as the library trains it. "not masked": the environment's masks are hidden from collector,
+networks, losses and statistics alike, which is what a system without masks sees; the rest is the
+recipe."""
+METHODS = {"speech": OF_SHARING, "tag": OF_SHARING, "arena": OF_ARENA}
 
 
 class Trainer:
@@ -388,20 +400,14 @@ def main() -> None:
         sections = [COMPARISONS[name](train) for name in args.only]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    methods = dict.fromkeys(METHODS[name] for name in args.only)
     whole = args.only == list(COMPARISONS)
     report.publish(
         "heterogeneous" if whole else f"heterogeneous_{'_'.join(args.only)}",
         "Networks of their own against one shared padded network, and masks against none",
         sections,
         {"threads of torch": args.threads, "recipes": f"{SPEECH}, {TAG}, {ARENA}"},
-        """Trained by `torchrl_marl.train`, one run after the other, all by the same code: the
-        sides differ in `learner.actor.sharing` and `learner.critic.sharing` alone. "one shared
-        network": all agents' observations and actions are padded to the largest, and one actor and
-        one critic serve all agents, as most systems do it. "told the agent": that network also
-        reads the agent's number, one-hot. The central critic has an output for each agent on all
-        sides; padding counts in no log-probability on any side. The recipes' settings (learning
-        rate, batch, discount) were tuned by a few short runs of the recipe itself, that is with own
-        networks; no side was tuned by itself beyond what the notes above say.""",
+        "".join(["Trained by `torchrl_marl.train`, one run after the other.", *methods]),
         write=args.write,
     )
 

@@ -8,8 +8,9 @@ from torchrl.envs import RenameTransform, RewardSum, StepCounter, TransformedEnv
 from torchrl.testing.mocking_classes import ContinuousActionVecMockEnv
 
 from torchrl_marl import AgentSpec, TeamSpec
-from torchrl_marl.envs import MarlEnv
+from torchrl_marl.envs import MarlEnv, PadAgents
 from torchrl_marl.envs.toy import Arena, MatrixGame
+from torchrl_marl.modules import make_actor
 
 ROVER = AgentSpec("rover", 3, Unbounded((9,)), Bounded(-2, 1, (2,)))
 DRONE = AgentSpec("drone", 2, Unbounded((4,)), Categorical(5), action_mask=True)
@@ -222,3 +223,60 @@ def test_a_group_without_members_is_refused():
     env = MatrixGame(2)
     env.group_map = {"agents": env.group_map["agents"], "nobody": []}
     refused("group 'nobody' of MatrixGame has no agents", lambda: TeamSpec.from_env(env))
+
+
+# ------------------------------------------------------------------- kinds of one group, as read
+
+
+class TwoKinds(MarlEnv):
+    """Two kinds of equal observations under one name."""
+
+    def __init__(self, first, second, **kwargs):
+        super().__init__(8, seed=0, max_steps=5, **kwargs)
+        for name, n, action in (("a", 2, first), ("b", 1, second)):
+            self.register_agent(AgentSpec(name, n, Unbounded((3,)), action), "g")
+
+    def _reset(self, tensordict):
+        return {"g": {"observation": torch.randn(8, 3, 3)}}
+
+    def _step(self, tensordict):
+        return {"g": {"observation": torch.randn(8, 3, 3), "reward": torch.zeros(8, 3, 1)}}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_fewer_choices_in_a_dense_group_are_read(one_hot, padded):
+    """TorchRL stacks such actions densely, with a mask in the spec."""
+    kind = OneHot if one_hot else Categorical
+    env = TwoKinds(kind(2), kind(4), check=True)
+    env = TransformedEnv(env, PadAgents()) if padded else env
+    group = TeamSpec.from_env(env).groups["g"]
+    assert group.action_dims == (2, 2, 4)
+    assert group.kinds == (0, 0, 1)
+    assert group.action_padding.tolist() == [[True] * 2 + [False] * 2] * 2 + [[True] * 4]
+    # An illegal action would be refused by the env.
+    env.rollout(30, make_actor(group), break_when_any_done=False)
+
+
+def test_kinds_of_equal_shape_are_known():
+    bounds = Bounded(-1, 1, (2,)), Bounded(-3, 3, (2,))
+    for second in bounds:
+        group = TeamSpec.from_env(TwoKinds(bounds[0], second)).groups["g"]
+        assert group.kinds == (0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("2", Unbounded((1,)), Unbounded((1,))), "n_agents is '2', expected an int"),
+        ((1, 3, Unbounded((1,))), "observation_spec is a int, expected a TensorSpec"),
+        ((1, Unbounded((1,)), Bounded(-1, 1, ())), r"action_spec has shape \[\], expected \[A\]"),
+        ((1, Unbounded((1,)), Categorical(3, shape=(1,))), r"has shape \[1\], expected \[\]"),
+        (
+            (1, Unbounded((1,)), Unbounded((1,)), Unbounded((2,))),
+            r"reward_spec has shape \[2\], expected \[1\]",
+        ),
+    ],
+)
+def test_an_agents_specs_are_checked(arguments, message):
+    refused(message, lambda: AgentSpec("a", *arguments))

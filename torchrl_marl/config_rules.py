@@ -239,6 +239,7 @@ def _check_learner(
             )
         _check_sharing(getattr(learner, part), f"{prefix}{part}.")
     _check_architecture(learner, prefix)
+    _check_set_sharing(learner, prefix)
     if learner.minibatch_size > config.frames_per_batch:
         raise ConfigError(
             f"{prefix}minibatch_size is {learner.minibatch_size}, expected at most "
@@ -286,6 +287,16 @@ def _check_architecture(learner: OnPolicyConfig, prefix: str) -> None:
                 f"has for itself; use {prefix}algorithm=mappo and {prefix}critic.sharing=group, "
                 f"or {prefix}critic.value_per=agent."
             )
+
+
+def _check_set_sharing(learner: OnPolicyConfig, prefix: str) -> None:
+    sharing = sharing_of(learner.critic)
+    if learner.critic.architecture != "mlp" and sharing not in ("group", "full"):
+        raise ConfigError(
+            f"{prefix}critic.sharing is {sharing!r}, but a critic of architecture "
+            f"{learner.critic.architecture!r} is one network for all; "
+            f"use {prefix}critic.sharing=group."
+        )
 
 
 def _check_backends(backends: list[str]) -> None:

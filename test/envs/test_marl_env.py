@@ -580,3 +580,56 @@ def test_matrix_game_refuses_what_cannot_be():
         MatrixGame(2, payoff="climb")
     with pytest.raises(ConfigError, match="one dim an agent"):
         MatrixGame(2, payoff=[[1.0, 2, 3], [4, 5, 6]])
+
+
+def test_a_mask_that_only_the_reset_gives_is_refused():
+    """Who waits would act, without a word, from the first step."""
+
+    class Forgets(MarlEnv):
+        def __init__(self):
+            super().__init__(3, seed=0)
+            self.register_agent(AgentSpec("a", 2, Unbounded((1,)), Unbounded((1,))))
+
+        def _reset(self, tensordict):
+            waits = torch.tensor([True, False]).repeat(3, 1)
+            return {"a": {"observation": torch.zeros(3, 2, 1), "mask": waits}}
+
+        def _step(self, tensordict):
+            return {"a": {"observation": torch.zeros(3, 2, 1), "reward": torch.zeros(3, 2, 1)}}
+
+    with pytest.raises(SpecError, match="_step gave no .*mask.*, but _reset did"):
+        Forgets().rollout(2)
+
+
+@pytest.mark.parametrize(
+    "spec", [Composite(x=Unbounded((2,))), Categorical(4), Unbounded(()), torch.zeros(3)]
+)
+def test_a_state_is_a_tensor_of_floats(spec):
+    class World(MarlEnv):
+        def __init__(self, spec):
+            super().__init__(3, seed=0)
+            self.register_state(spec)
+
+        def _reset(self, tensordict):
+            return {}
+
+        _step = _reset
+
+    with pytest.raises(ConfigError, match="the state's spec is .*, expected one of floats"):
+        World(spec)
+
+
+def test_there_is_one_state():
+    class World(MarlEnv):
+        def __init__(self):
+            super().__init__(3, seed=0)
+            self.register_state(Unbounded((2,)))
+            self.register_state(Unbounded((1,)))
+
+        def _reset(self, tensordict):
+            return {}
+
+        _step = _reset
+
+    with pytest.raises(ConfigError, match="a state is registered already"):
+        World()

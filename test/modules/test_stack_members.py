@@ -397,3 +397,14 @@ def test_modules_of_different_keys_are_no_stack():
         stack(modules)
     with pytest.raises(TypeError, match="cannot be stacked"):
         stack([TensorDictSequential(modules[0])])
+
+
+def test_what_is_no_list_of_agents_is_refused():
+    policy = stack([nn.Linear(4, 2) for _ in range(3)])
+    for wrong in ([True, False, True], torch.tensor([True, False, True]), "a"):
+        with pytest.raises(TypeError, match="expected the numbers of agents"):
+            policy[wrong]
+    assert policy[torch.tensor([0, 2])].agents == (0, 2)
+    for build in (stack, cat):
+        with pytest.raises(TypeError, match="expected a list of modules"):
+            build(nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2)))

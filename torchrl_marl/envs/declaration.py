@@ -74,6 +74,15 @@ class Declaration:
 
     def with_state(self, spec: TensorSpec) -> Declaration:
         """With what only a critic sees."""
+        if self.state is not None:
+            raise ConfigError(f"{self.owner}: a state is registered already; there is one.")
+        simple = isinstance(spec, TensorSpec) and not isinstance(spec, Composite)
+        if not simple or not spec.dtype.is_floating_point or not spec.ndim:
+            found = f"{type(spec).__name__} {list(getattr(spec, 'shape', []))}"
+            raise ConfigError(
+                f"{self.owner}: the state's spec is {found}, expected one of floats [S], such as "
+                "torchrl.data.Unbounded((8,))."
+            )
         return Declaration(self.owner, self.n_envs, self.kinds, spec)
 
     def _group_specs(self, name: str, kinds: dict[str, Composite]) -> Composite:

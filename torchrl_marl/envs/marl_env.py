@@ -24,7 +24,7 @@ from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.envs.starts import RunningEnvs
 from torchrl_marl.envs.values import check_team
 from torchrl_marl.envs.world import load_world, move_world, save_world, unwritten
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.specs import AgentSpec, TeamSpec
 
 __all__ = ["MarlEnv"]
@@ -156,6 +156,8 @@ class MarlEnv(EnvBase):
         super().__init__(device=device, batch_size=(num_envs,))
         self.max_steps, self.check = max_steps, check
         self._checked: set[str] = set()
+        # Groups of which _reset said who acts.
+        self._with_mask: set[str] = set()
         self.group_map: dict[str, list[str]] = {}
         self._declaration = Declaration(name, num_envs)
         self._inside = False
@@ -271,6 +273,7 @@ class MarlEnv(EnvBase):
             groups[name] = living.closed_by(root, source[name].get("mask"))
         episode = episode_of(steps, root, groups, source)
         self._episode = episode if fresh is None else where_fresh(fresh, episode, self._episode)
+        self._with_mask = {name for name in self.team.groups if "mask" in source[name]}
         self._check_values("_reset", "observation", self._episode["given"])
         self._checked |= {"_reset"}
 
@@ -284,6 +287,12 @@ class MarlEnv(EnvBase):
         with self._random.active(), unwritten(self._episode, f"{type(self).__name__}._step"):
             given = advance(self, tensordict, **kwargs)
         source = self._declaration.reader.read(given, "_step")
+        for name in sorted(self._with_mask):
+            if "mask" not in source[name]:
+                raise SpecError(
+                    f"{type(self).__name__}._step gave no {(name, 'mask')!r}, but _reset did; "
+                    "give who acts in the next step, too."
+                )
         rewards = {name: source[name].pop("reward").clone() for name in self.group_map}
         steps = before["steps"] + 1
         limit = None if self.max_steps is None else (steps >= self.max_steps).unsqueeze(-1)

@@ -51,7 +51,11 @@ class PadAgents(Transform):
         if self._members is None:
             parent = self.parent
             groups = {} if parent is None else TeamSpec.from_env(parent).groups
-            self._members = {n: g.members for n, g in groups.items() if g.members is not None}
+            self._members = {
+                name: group.members
+                for name, group in groups.items()
+                if group.members is not None and group.paddings
+            }
         return self._members
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torchrl.data import (
+    Bounded,
     Categorical,
     MultiCategorical,
     MultiOneHot,
@@ -54,14 +55,44 @@ class AgentSpec:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("an agent's name is empty; give its kind a name such as 'rover'.")
+        if not isinstance(self.n_agents, int):
+            raise ValueError(
+                f"agent {self.name!r}: n_agents is {self.n_agents!r}, expected an int."
+            )
         if self.n_agents < 1:
             raise ValueError(
                 f"agent {self.name!r}: n_agents is {self.n_agents}, expected 1 or more."
             )
+        self._check_specs()
         if self.action_mask and not is_discrete(self.action_spec):
             raise ValueError(
                 f"agent {self.name!r}: action_mask=True needs Categorical or OneHot actions, "
                 f"found {type(self.action_spec).__name__}."
+            )
+
+    def _check_specs(self) -> None:
+        for leaf in ("observation_spec", "action_spec", "reward_spec"):
+            spec = getattr(self, leaf)
+            if not isinstance(spec, TensorSpec):
+                raise ValueError(
+                    f"agent {self.name!r}: {leaf} is a {type(spec).__name__}, expected a "
+                    "TensorSpec, such as torchrl.data.Unbounded((4,))."
+                )
+        if tuple(self.reward_spec.shape) != (1,):
+            raise ValueError(
+                f"agent {self.name!r}: reward_spec has shape {list(self.reward_spec.shape)}, "
+                "expected [1], the reward of one agent."
+            )
+        action = self.action_spec
+        expected = None
+        if isinstance(action, Categorical) and is_discrete(action):
+            expected = "[]" if action.ndim else None
+        elif isinstance(action, (Bounded, Unbounded)) and (action.ndim != 1 or not action.shape[0]):
+            expected = "[A], with one action or more"
+        if expected is not None:
+            raise ValueError(
+                f"agent {self.name!r}: action_spec has shape {list(action.shape)}, "
+                f"expected {expected}."
             )
 
     @property

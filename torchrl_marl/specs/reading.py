@@ -10,11 +10,7 @@ from collections.abc import Sequence
 import torch
 from tensordict import NestedKey, unravel_key
 from torch import nn
-from torchrl.data import (
-    Categorical,
-    Composite,
-    TensorSpec,
-)
+from torchrl.data import Categorical, Composite, OneHot, TensorSpec
 from torchrl.data.tensor_specs import Stacked, StackedComposite
 from torchrl.envs import Compose, EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
@@ -22,6 +18,7 @@ from torchrl.envs.batched_envs import BatchedEnvBase
 from torchrl_marl.errors import SpecError
 from torchrl_marl.specs.agents import AgentSpec, is_discrete
 from torchrl_marl.specs.groups import GroupSpec
+from torchrl_marl.stacking import unpad_specs
 
 __all__ = ["group_from_agents", "group_from_env", "padded_members", "read_group_map"]
 
@@ -130,11 +127,11 @@ def padded_members(env: EnvBase) -> dict[str, tuple[Composite, ...]]:
 
 
 def _lazy_members(env: EnvBase, name: str) -> tuple[Composite, ...] | None:
-    """The agents' own specs where TorchRL stacks them lazily."""
+    """The agents' own specs where TorchRL stacks them lazily, or masks actions of some."""
     seen, action = env.full_observation_spec[name], env.full_action_spec[name, "action"]
     stacked = [seen, action, *(seen.values(True, False) if isinstance(seen, Composite) else ())]
     if not any(isinstance(spec, (Stacked, StackedComposite)) for spec in stacked):
-        return None
+        return _masked_members(env, name, action)
     ndim = len(env.batch_size)
     first = (0,) * ndim
     members = []
@@ -145,6 +142,34 @@ def _lazy_members(env: EnvBase, name: str) -> tuple[Composite, ...] | None:
         member["action"] = does
         members.append(member)
     return tuple(members)
+
+
+def _masked_members(env: EnvBase, name: str, action: TensorSpec) -> tuple[Composite, ...] | None:
+    """The agents' own specs where some have fewer choices than others, in one dense spec."""
+    mask = getattr(action, "mask", None)
+    if mask is None or not is_discrete(action) or bool(mask.all()):
+        return None
+    mask = mask[(0,) * len(env.batch_size)]
+    shape = mask.shape if isinstance(action, OneHot) else mask.shape[:-1]
+    own = type(action)(action.space.n, shape=shape, dtype=action.dtype, mask=mask)
+    seen = env.full_observation_spec_unbatched[name]
+    members = unpad_specs(Composite(action=own, shape=shape[:1]), {})
+    for i, member in enumerate(members):
+        for key in seen.keys():
+            member[key] = seen[key][i]
+    return tuple(members)
+
+
+def _declared_kinds(env: EnvBase, name: str, n_agents: int) -> tuple[int, ...] | None:
+    """Which kind each agent is of, where the environment says so."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    if isinstance(env, BatchedEnvBase):
+        return None
+    kinds = (getattr(env, "group_kinds", None) or {}).get(name)
+    sizes = () if kinds is None else kinds.sizes
+    index = tuple(k for k, size in enumerate(sizes) for _ in range(size))
+    return index if len(index) == n_agents else None
 
 
 def group_from_env(
@@ -191,6 +216,7 @@ def group_from_env(
         observation_spec = torch.stack(leaves, 0)
         action_spec = torch.stack([member["action"] for member in members], 0)
         kinds = _kinds_of(members)
+    kinds = _declared_kinds(env, name, len(agent_names)) or kinds
     return GroupSpec(
         name=name,
         agent_names=tuple(agent_names),

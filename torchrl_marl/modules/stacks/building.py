@@ -42,7 +42,7 @@ def stack(
         >>> policy(torch.randn(5, 3, 4)).shape
         torch.Size([5, 3, 2])
     """
-    return cat(list(modules), pad=pad, event_dims=event_dims, executor=executor)
+    return cat(modules, pad=pad, event_dims=event_dims, executor=executor)
 
 
 def expand(
@@ -99,6 +99,11 @@ def cat(
         >>> policy.shape, policy.index
         (torch.Size([6]), (0, 0, 0, 0, 1, 1))
     """
+    if isinstance(parts, nn.Module) and not isinstance(parts, (ModuleStack, *_WINDOWS)):
+        raise TypeError(
+            f"one {type(parts).__name__} is given, expected a list of modules, one for each agent; "
+            "expand(module, n) makes it the module of n agents."
+        )
     parts = list(parts)
     whole = [part.stack if isinstance(part, _WINDOWS) else part for part in parts]
     stacks = [part for part in whole if isinstance(part, ModuleStack)]

@@ -5,6 +5,7 @@ Shapes: B any batch dims, N agents, K distinct members, F features.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -148,6 +149,12 @@ class ModuleStack(nn.Module):
         return StackSelection(self, [self._agent(agent) for agent in agents])
 
     def _agent(self, agent: int) -> int:
+        is_bool = isinstance(agent, bool) or "bool" in str(getattr(agent, "dtype", ""))
+        if is_bool or not hasattr(agent, "__index__"):
+            raise TypeError(
+                f"a stack is indexed by {agent!r}, expected the numbers of agents, such as [0, 2]."
+            )
+        agent = operator.index(agent)
         if not -len(self) <= agent < len(self):
             raise IndexError(f"agent {agent} of a stack of {len(self)}.")
         return agent % len(self)
