@@ -47,7 +47,8 @@ class ModuleStack(nn.Module):
         pad (bool): perceptrons that differ only in widths are stored padded and run as one call;
             dense input and output are padded to the widest agent's. What stands in the
             padding of an input does not matter; the padding of an output is 0.
-        event_dims (int): number of feature dims of an input, 3 for images.
+        event_dims (int): number of feature dims of an input, whatever the modules are: 1 for
+            vectors (the default), 3 for images.
         executor (str, optional): ``"vmap"`` or ``"loop"`` for all. Default: the fastest for each.
         origins (sequence, optional): the modules from which copies came, by which :func:`cat`
             knows them again.
