@@ -424,7 +424,7 @@ def test_observations_outside_their_spec():
         ((CAT, AgentSpec("dog", 1, Unbounded((3, 2)), CAT.action_spec)), "number of dims"),
         ((CAT, AgentSpec("dog", 1, Unbounded((3,), dtype=torch.int64), CAT.action_spec)), "dtype"),
         ((CAT, AgentSpec("dog", 1, Composite(x=Unbounded((3,))), CAT.action_spec)), "a Composite"),
-        ((CAT, AgentSpec("dog", 1, CAT.observation_spec, CAT.action_spec, Unbounded((2,)))),
+        ((CAT, AgentSpec("dog", 1, CAT.observation_spec, CAT.action_spec, Unbounded((1,), dtype=torch.float64))),
          "the reward of 'dog'"),
         ((CAT, AgentSpec("mask", 1, CAT.observation_spec, CAT.action_spec)), "a reserved key"),
         ((CAT, CAT), "names of their own"),
