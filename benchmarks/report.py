@@ -208,7 +208,7 @@ def _cpu() -> str:
 def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
-    return os.cpucount_of() or 1
+    return os.cpu_count() or 1
 
 
 def _memory() -> int | str:
