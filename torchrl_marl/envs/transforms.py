@@ -11,8 +11,8 @@ from torchrl.data import Composite, TensorSpec
 from torchrl.data.tensor_specs import Stacked, StackedComposite
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 
-from torchrl_marl.specs import TeamSpec
-from torchrl_marl.stacking import is_lazy, pad_group, pad_specs, paddings_of, unpad_group
+from torchrl_marl.specs import GroupSpec, TeamSpec
+from torchrl_marl.stacking import is_lazy, pad_group, pad_specs, unpad_group
 
 __all__ = ["PadAgents", "with_dense_groups"]
 
@@ -43,26 +43,27 @@ class PadAgents(Transform):
 
     def __init__(self) -> None:
         super().__init__()
-        self._members: dict[str, tuple[Composite, ...]] | None = None
+        self._groups: dict[str, GroupSpec] | None = None
+
+    @property
+    def groups(self) -> dict[str, GroupSpec]:
+        """The heterogeneous groups, as the environment has them."""
+        if self._groups is None:
+            parent = self.parent
+            groups = {} if parent is None else TeamSpec.from_env(parent).groups
+            self._groups = {name: group for name, group in groups.items() if group.paddings}
+        return self._groups
 
     @property
     def members(self) -> dict[str, tuple[Composite, ...]]:
         """Heterogeneous group -> each agent's own specs."""
-        if self._members is None:
-            parent = self.parent
-            groups = {} if parent is None else TeamSpec.from_env(parent).groups
-            self._members = {
-                name: group.members
-                for name, group in groups.items()
-                if group.members is not None and group.paddings
-            }
-        return self._members
+        return {n: group.members for n, group in self.groups.items() if group.members is not None}
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        for name, members in self.members.items():
+        for name, spec in self.groups.items():
             group = next_tensordict.get(name, None)
             if is_lazy(group):
-                next_tensordict.set(name, pad_group(group, paddings_of(members)))
+                next_tensordict.set(name, pad_group(group, spec.paddings))
         return next_tensordict
 
     def _reset(
@@ -71,11 +72,11 @@ class PadAgents(Transform):
         return self._call(tensordict_reset)
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        for name, members in self.members.items():
+        for name, spec in self.groups.items():
             group = tensordict.get(name, None)
             if group is not None and not is_lazy(group):
                 # All leaves: transforms read what they carry on (sums, counts) from here.
-                tensordict.set(name, unpad_group(group, paddings_of(members)))
+                tensordict.set(name, unpad_group(group, spec.paddings))
         return tensordict
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
@@ -100,7 +101,7 @@ class PadAgents(Transform):
     def _dense_groups(self, spec: Composite) -> Composite:
         if not isinstance(spec, Composite):
             return spec
-        for name in self.members:
+        for name in self.groups:
             group = spec.get(name, None)
             if group is not None and _is_stacked(group):
                 spec[name] = _dense(group, name, spec.shape)
