@@ -90,16 +90,19 @@ def _find(
         else flat.get(group.mask_key).cpu()
         for group, rows in zip(groups, observed)
     ]
-    clusters = cluster_agents(
-        torch.cat([_rows(rows, width) for rows in observed], 1),
-        torch.cat([_rows(action, size) for action in actions], 1),
-        torch.cat(seen, 1),
-        torch.cat([_reward(group, following) for group in groups], 1),
-        network.n_clusters,
-        mask=torch.cat(living, 1),
-        observation_mask=torch.cat(real, 0),
-        seed=config.seed,
-    )
+    try:
+        clusters = cluster_agents(
+            torch.cat([_rows(rows, width) for rows in observed], 1),
+            torch.cat([_rows(action, size) for action in actions], 1),
+            torch.cat(seen, 1),
+            torch.cat([_reward(group, following) for group in groups], 1),
+            network.n_clusters,
+            mask=torch.cat(living, 1),
+            observation_mask=torch.cat(real, 0),
+            seed=config.seed,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{part}.{error}") from None
     return list(clusters)
 
 
