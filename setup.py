@@ -21,6 +21,7 @@ EXTRAS["test"] = [
     *EXTRAS["vmas"],
     *EXTRAS["plot"],
     "pytest>=8",
+    "pytest-xdist",
     "hypothesis",
     "ipykernel",
     "nbclient",

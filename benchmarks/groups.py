@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 
 import report
+from loops import captured
 
 N_AGENTS = N_GROUPS = 8
 
@@ -52,12 +53,12 @@ def measure_size(n_envs: int, args: argparse.Namespace) -> list[list[str]]:
 
 
 class Side:
-    """One way to train the same eight agents.
+    """One way to train the same agents.
 
     Args:
         n_groups (int): into which they are divided.
         n_envs (int): number of envs.
-        args (Namespace): sizes.
+        args (Namespace): agents, steps, execution and device.
     """
 
     def __init__(self, n_groups: int, n_envs: int, args: argparse.Namespace) -> None:
@@ -68,12 +69,18 @@ class Side:
         from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner
         from torchrl_marl.modules import NetworkConfig
 
-        names = [f"agent_{i}" for i in range(N_AGENTS)]
-        size = N_AGENTS // n_groups
+        names = [f"agent_{i}" for i in range(args.agents)]
+        size = args.agents // n_groups
         groups = {f"group_{i}": names[i * size : (i + 1) * size] for i in range(n_groups)}
         self.env = VmasEnv(
-            "navigation", num_envs=n_envs, n_agents=N_AGENTS, group_map=groups, seed=0
+            "navigation",
+            num_envs=n_envs,
+            n_agents=args.agents,
+            group_map=groups,
+            seed=0,
+            device=args.device,
         )
+        self.how = {"device": args.device, **captured(args.execution)}
         self.team = TeamSpec.from_env(self.env)
         network = NetworkConfig([64, 64], sharing="none")
         frames = n_envs * args.steps
@@ -85,14 +92,15 @@ class Side:
             minibatch_size=max(1, frames // 4),
         )
         torch.manual_seed(0)
-        self._use([OnPolicyLearner(self.team.groups, self.config)], frames)
+        self._use([OnPolicyLearner(self.team.groups, self.config, **self.how)], frames)
 
     def _use(self, learners: list, frames: int) -> None:
         from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 
         self.learners, self.frames = learners, frames
         self.policy = TeamPolicy(actor for own in learners for actor in own.actors.values())
-        self.collector = RolloutCollector(self.env, self.policy, frames_per_batch=frames)
+        how = {name: x for name, x in self.how.items() if name != "device"}
+        self.collector = RolloutCollector(self.env, self.policy, frames_per_batch=frames, **how)
         self.batch = self.collector.rollout()
         self.carry = self.env.reset()
 
@@ -100,7 +108,8 @@ class Side:
         """A learner for each group."""
         from torchrl_marl.learners import OnPolicyLearner
 
-        own = [OnPolicyLearner({n: g}, self.config) for n, g in self.team.groups.items()]
+        groups = self.team.groups.items()
+        own = [OnPolicyLearner({n: g}, self.config, **self.how) for n, g in groups]
         self._use(own, self.frames)
 
     def draw(self) -> None:
@@ -129,7 +138,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=20.0, help="longest, for one row's ratio")
+    parser.add_argument("--execution", default="eager", choices=("eager", "compile", "cudagraph"))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     args = parser.parse_args()
+    args.agents = N_AGENTS
     if args.quick:
         args.write = False
         args.envs, args.steps, args.rounds = [4], 4, 2

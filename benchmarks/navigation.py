@@ -12,18 +12,16 @@ that is made for it (it needs torchrl < 0.12), which takes about 20 minutes a se
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import foreign
 import report
 
 if TYPE_CHECKING:
@@ -41,35 +39,6 @@ LABELS = {
 
 
 # ------------------------------------------------------------------------------------- BenchMARL
-
-
-def make_environment(folder: Path) -> Path:
-    """The Python of BenchMARL's virtual environment, made where it is not there yet."""
-    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-    complete = folder / "complete"
-    if not complete.exists():
-        print(f"installing BenchMARL into {folder} ...", file=sys.stderr)
-        venv.create(folder, with_pip=True, clear=True)
-        for words in install_commands():
-            subprocess.run([python, "-m", "pip", *words, "--quiet"], check=True)
-        complete.touch()
-    return python
-
-
-def install_commands() -> list[list[str]]:
-    """What ``benchmarl_navigation.py`` says must be installed, in its order.
-
-    Each command repeats what came before: alone, a later one may change an earlier version.
-    """
-    text = ast.get_docstring(ast.parse(BENCHMARL.read_text(encoding="utf-8"))) or ""
-    packages: list[str] = []
-    commands = []
-    for line in text.splitlines():
-        words = shlex.split(line) if "pip install" in line else []
-        if words[:2] == ["pip", "install"]:
-            packages += [word for word in words[2:] if word not in packages]
-            commands.append(["install", *packages])
-    return commands
 
 
 def run_benchmarl(python: Path, seed: int, path: Path, args: argparse.Namespace) -> None:
@@ -94,7 +63,7 @@ def benchmarl_results(folder: Path, args: argparse.Namespace) -> list[dict[str, 
     """The results of all seeds, from an earlier run or from one now."""
     if args.reuse is not None:
         return [read(args.reuse / f"seed{seed}.json", args) for seed in args.seeds]
-    python = make_environment(args.environment)
+    python = foreign.make_environment(args.environment, foreign.BENCHMARL)
     results = []
     for seed in args.seeds:
         path = (folder / f"seed{seed}.json").resolve()
@@ -288,11 +257,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--evaluate-every", type=int, default=60_000, help="in frames")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads, of both")
     parser.add_argument("--reuse", type=Path, help="folder with BenchMARL's seed0.json ...")
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     parser.add_argument(
         "--environment",
         type=Path,
-        default=cache / "torchrl_marl" / "benchmarl",
+        default=foreign.environments() / "benchmarl",
         help="folder of BenchMARL's virtual environment; made where it is not there",
     )
     parser.add_argument("--results", type=Path, help="keep the results of both sides here")

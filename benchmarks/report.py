@@ -67,10 +67,12 @@ def alternate(
     seconds: float = float("inf"),
     warmup: int = 1,
     shortest: float = SHORT,
+    before: Callable[[str], Any] | None = None,
 ) -> Timings:
     """Times every candidate once a round, so that what slows the machine slows them all.
 
-    The order is drawn anew every round; a short candidate is called several times in a row.
+    The order is drawn anew every round; a short candidate is called several times in a row. A
+    time ends when a GPU has done what it was given.
 
     Args:
         candidates (mapping): name -> what to time.
@@ -79,12 +81,14 @@ def alternate(
     Keyword Args:
         seconds (float): after so long, stop with fewer rounds, though with five at least.
         warmup (int): calls of each that are not timed.
-        shortest (float): seconds that one measurement should take at least.
+        shortest (float): seconds that one measurement should take at least; 0: one call each.
+        before (callable, optional): called with the name before each measurement, not timed.
 
     Returns:
         Timings: seconds per call.
     """
-    calls = {name: _calls(run, warmup, shortest) for name, run in candidates.items()}
+    prepare = before or (lambda name: None)
+    calls = _calls(candidates, warmup, shortest, prepare)
     taken: dict[str, list[float]] = {name: [] for name in candidates}
     order, names = random.Random(0), list(candidates)
     end = time.perf_counter() + seconds
@@ -93,20 +97,39 @@ def alternate(
             break
         order.shuffle(names)
         for name in names:
+            prepare(name)
+            wait_for_gpu()
             began = time.perf_counter()
             for _ in range(calls[name]):
                 candidates[name]()
+            wait_for_gpu()
             taken[name].append((time.perf_counter() - began) / calls[name])
     return Timings(taken)
 
 
-def _calls(run: Callable[[], Any], warmup: int, shortest: float) -> int:
-    fastest = shortest
+def _calls(
+    candidates: Mapping[str, Callable[[], Any]],
+    warmup: int,
+    shortest: float,
+    prepare: Callable[[str], Any],
+) -> dict[str, int]:
+    """How often each is called for a measurement; they warm up in turn, as they are measured."""
+    fastest = dict.fromkeys(candidates, shortest)
     for _ in range(warmup):
-        began = time.perf_counter()
-        run()
-        fastest = min(fastest, time.perf_counter() - began)
-    return math.ceil(shortest / fastest)
+        for name, run in candidates.items():
+            prepare(name)
+            began = time.perf_counter()
+            run()
+            wait_for_gpu()
+            fastest[name] = min(fastest[name], time.perf_counter() - began)
+    return {name: math.ceil(shortest / x) if shortest else 1 for name, x in fastest.items()}
+
+
+def wait_for_gpu() -> None:
+    """Returns when the GPU has nothing left to do; at once where none is in use."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def for_each_number_of_threads(
@@ -184,15 +207,23 @@ def _is_number(text: str) -> bool:
     return bool(re.match(r"[-+]?\d", text))
 
 
-def hardware() -> str:
-    """CPU, cores and memory in words."""
-    return f"{_cpu()}, {count_of(_cores(), 'core')}, {_memory()} GiB memory"
+def hardware(device: str = "cpu") -> str:
+    """CPU, cores and memory in words, and the GPU where it is one that computes."""
+    machine = f"{_cpu()}, {count_of(_cores(), 'core')}, {_memory()} GiB memory"
+    return machine if device == "cpu" else f"{_gpu()}; {machine}"
 
 
-def file_name(what: str, suffix: str) -> Path:
+def file_name(what: str, suffix: str, device: str = "cpu") -> Path:
     """``results/<what>_<hardware>_<date>.<suffix>``."""
-    slug = re.sub(r"[^a-z0-9]+", "-", _cpu().lower()).strip("-")
-    return RESULTS / f"{what}_{slug}-{_cores()}-cores_{date.today().isoformat()}.{suffix}"
+    name = f"{_cpu()} {_cores()} cores" if device == "cpu" else _gpu()
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return RESULTS / f"{what}_{slug}_{date.today().isoformat()}.{suffix}"
+
+
+def _gpu() -> str:
+    import torch
+
+    return torch.cuda.get_device_name()
 
 
 def _cpu() -> str:
@@ -242,6 +273,7 @@ def publish(
     method: str,
     *,
     write: bool,
+    device: str = "cpu",
 ) -> None:
     """Prints the tables, and writes them with all that is needed to repeat them.
 
@@ -254,12 +286,13 @@ def publish(
 
     Keyword Args:
         write (bool): write the file, too.
+        device (str): what computed, ``cpu`` or ``cuda``.
     """
     body = "\n\n".join(f"## {heading}\n\n{text}" for heading, text in sections)
     facts = {
         "command": f"`{command()}`",
         "date": date.today().isoformat(),
-        "hardware": hardware(),
+        "hardware": hardware(device),
         "system": f"{platform.system()} {platform.machine()}",
         "versions": versions(),
         **settings,
@@ -270,7 +303,7 @@ def publish(
     print(text)
     if write:
         RESULTS.mkdir(exist_ok=True)
-        path = file_name(what, "md")
+        path = file_name(what, "md", device)
         path.write_text(text, encoding="utf-8")
         print(f"written: {path}", file=sys.stderr)
 

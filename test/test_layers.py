@@ -16,7 +16,7 @@ LAYERS = [
     [{"schema"}],
     [{"stacking"}],
     [{"specs"}],
-    [{"functional"}, {"joining"}],
+    [{"functional", "kernels"}, {"joining"}, {"capture"}],
     [{"envs"}, {"modules"}],
     [{"objectives"}],
     [{"collectors"}, {"learners"}],

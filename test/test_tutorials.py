@@ -35,6 +35,7 @@ def test_there_are_tutorials():
         "01_first_run",
         "02_specs_and_groups",
         "03_stacks_and_sharing",
+        "04_one_program",
     ]
 
 

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from torchrl_marl.capture.execution import EXECUTIONS
 from torchrl_marl.envs.vmas_scenarios import check_scenario
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
 from torchrl_marl.learners.config import OnPolicyConfig
@@ -54,6 +55,7 @@ _LEARNER_CHOICES: dict[str, tuple[str, ...]] = {
     "entropy_schedule": _SCHEDULES,
     "loss_critic_type": ("huber", "l2", "smooth_l1"),
     "normalize_advantage": ("pooled", "agent", "none"),
+    "precision": ("float32", "tf32", "bf16"),
 }
 
 
@@ -147,6 +149,12 @@ use device=cpu.
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.device):
         raise ConfigError(
             f"device is {config.device!r}, expected 'cpu', 'cuda' or 'cuda:1'; use device=cpu."
+        )
+    _check_choice("execution", config.execution, EXECUTIONS)
+    if config.execution == "cudagraph" and not config.device.startswith("cuda"):
+        raise ConfigError(
+            f"execution is 'cudagraph', expected eager, compile or trace where device is "
+            f"{config.device!r}; use execution=compile, or device=cuda."
         )
     _check_backends(config.logging.backends)
     if not own_env:

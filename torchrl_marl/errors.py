@@ -6,8 +6,10 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "CaptureError",
     "CheckpointError",
     "ConfigError",
+    "GraphCheckError",
     "MissingExtraError",
     "NonFiniteError",
     "SpecError",
@@ -33,6 +35,14 @@ class MissingExtraError(UserError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; run: pip install 'torchrl_marl[{extra}]'")
+
+
+class CaptureError(UserError, RuntimeError):
+    """A simulator or update that cannot be recorded as a graph."""
+
+
+class GraphCheckError(CaptureError, AssertionError):
+    """A check that a simulator makes, left for later in a graph, failed."""
 
 
 class CheckpointError(UserError, RuntimeError):

@@ -5,6 +5,7 @@ Shapes: B any batch dims, T time, N agents. Tensors are ``[*B, T, N, 1]``, masks
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -253,10 +254,16 @@ def gae(
         tensor([1.5000, 1.0000])
     """
     _check_gae_inputs(reward, value, next_value, done, terminated)
+    if mask is not None:
+        mask = _like(mask, reward)
+    if reward.is_cuda and not isinstance(gamma, Tensor) and not isinstance(lmbda, Tensor):
+        from torchrl_marl import kernels  # imports Triton
+
+        if kernels.has_gae(reward, value, next_value):
+            return kernels.gae(reward, value, next_value, done, terminated, mask, gamma, lmbda)
     if mask is None:
         base, decay = _plain_recursion(reward, value, next_value, done, terminated, gamma, lmbda)
     else:
-        mask = _like(mask, reward)
         value = _keep(value, mask)
         base, decay = _masked_recursion(
             reward, value, next_value, done, terminated, mask, gamma, lmbda
@@ -322,9 +329,14 @@ def _choose(mask: Tensor, yes: float | Tensor, no: float | Tensor, like: Tensor)
     if mask.is_cuda or isinstance(yes, Tensor) or isinstance(no, Tensor):
         return torch.where(mask, yes, no).to(like.dtype)
     word = _WORDS[like.element_size()]
-    first, second = torch.tensor([yes, no], dtype=like.dtype).view(word).tolist()
+    first, second = _as_words(yes, no, like.dtype)
     bits = mask.to(word).neg_().bitwise_and_(first ^ second).bitwise_xor_(second)
     return bits.view(like.dtype)
+
+
+@functools.cache
+def _as_words(yes: float, no: float, dtype: torch.dtype) -> list[int]:
+    return torch.tensor([yes, no], dtype=dtype).view(_WORDS[dtype.itemsize]).tolist()
 
 
 def _check_gae_inputs(reward, value, next_value, done, terminated) -> None:

@@ -62,6 +62,11 @@ SCENARIOS = {
     "football": {"n_blue_agents": 2, "n_red_agents": 2, "ai_red_agents": False},
     "football_ai": {"n_blue_agents": 2, "n_red_agents": 1, "ai_red_agents": True},
 }
+# Steps by graphs.
+GRAPHS = {
+    "dropout": {"n_agents": 2, "state": "observations"},
+    "simple_adversary": {"info": False},
+}
 CASES = {
     "matrix_game": toy_case(MatrixGame),
     "two_step_game": toy_case(TwoStepGame),
@@ -75,6 +80,8 @@ CASES = {
 for name, kwargs in SCENARIOS.items():
     scenario = name.removesuffix("_discrete").removesuffix("_one_hot").removesuffix("_ai")
     CASES[name] = vmas_case(scenario, **kwargs)
+for name, kwargs in GRAPHS.items():
+    CASES[f"{name}_graphs"] = vmas_case(name, execution="trace", **kwargs)
 
 # Groups of agents that differ in what they see or do: stacked lazily, and padded.
 ALL = MarlGroupMapType.ALL_IN_ONE_GROUP

@@ -6,6 +6,7 @@ Shapes: E envs, T steps of a batch.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -16,8 +17,11 @@ from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from torchrl_marl.capture.execution import Execution, check_execution
+from torchrl_marl.collectors.captured import CapturedRollout
 from torchrl_marl.collectors.team import check_actions
 from torchrl_marl.envs.simulator import SimulatorStateError
+from torchrl_marl.errors import CaptureError, GraphCheckError
 from torchrl_marl.stacking import is_lazy
 
 __all__ = ["RolloutCollector"]
@@ -43,6 +47,10 @@ class RolloutCollector:
         postproc (callable, optional): applied to every batch.
         replay_buffer (ReplayBuffer, optional): extended by every batch; None is given instead.
         storing_device (torch.device, optional): where batches go.
+        execution ("eager", "trace", "compile" or "cudagraph"): how a step of policy and
+            environment runs: as usual, or as one graph, episodes' ends included; run operation by
+            operation, compiled, or replayed by a GPU. The first batch records and compiles it.
+            An environment that cannot be captured says so and runs eagerly.
 
     Shapes:
         - every entry of a batch: ``[E, T, ...]``; ``("collector", "traj_ids")``: ``[E, T]``
@@ -53,6 +61,8 @@ class RolloutCollector:
 
     Raises:
         ValueError: a number of frames that cannot be, or a policy that leaves out a group.
+        ConfigError: an unknown execution, or CUDA graphs without a GPU.
+        GraphCheckError: a check of the simulator failed inside a graph.
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv
@@ -75,6 +85,7 @@ class RolloutCollector:
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         replay_buffer: ReplayBuffer | None = None,
         storing_device: torch.device | str | None = None,
+        execution: Execution = "eager",
     ) -> None:
         if frames_per_batch < 1 or (total_frames < 1 and total_frames != -1):
             raise ValueError(
@@ -95,6 +106,10 @@ class RolloutCollector:
         self.postproc = postproc
         self.replay_buffer = replay_buffer
         self.storing_device = storing_device
+        check_execution(execution, self.env.device, "RolloutCollector")
+        self.execution = execution
+        self._captured: CapturedRollout | None = None
+        self._captured_state: dict[str, Any] = {}
         self.frames = 0
         self._carry: TensorDictBase | None = None
         self._traj_ids: Tensor | None = None
@@ -103,6 +118,8 @@ class RolloutCollector:
     def __iter__(self) -> Iterator[TensorDictBase | None]:
         while self.total_frames < 0 or self.frames < self.total_frames:
             batch = self.rollout()
+            if self.env.device is None or self.env.device.type == "cpu":
+                self.raise_failed()  # on a GPU, this would wait
             if self.replay_buffer is not None:
                 self.replay_buffer.extend(batch.reshape(-1))
                 yield None
@@ -111,36 +128,90 @@ class RolloutCollector:
 
     def next(self) -> TensorDictBase | None:
         """The next batch, or None after the last."""
-        if self._iterator is None:
-            self._iterator = iter(self)
-        return next(self._iterator, None)
+        try:
+            return self.__next__()
+        except StopIteration:
+            return None
 
     def __next__(self) -> TensorDictBase | None:
         if self._iterator is None:
             self._iterator = iter(self)
-        return next(self._iterator)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            raise
+        except Exception:
+            self._iterator = None  # what failed may go on once it is mended
+            raise
 
     def rollout(self) -> TensorDictBase:
         """Collects one batch, whatever the number of frames."""
         if self._carry is None or self.reset_at_each_iter:
             self._start()
-        policy = self.policy
-        if policy is None or self.frames < self.init_random_frames:
-            policy = self.env.rand_action
-        steps = []
+        at_random = self.policy is None or self.frames < self.init_random_frames
         with torch.no_grad(), set_exploration_type(self.exploration_type):
-            for i in range(self.n_steps):
-                acted = policy(self._carry)
-                if i == 0:
-                    self._check_actions(acted)
-                step, self._carry = self.env.step_and_maybe_reset(acted)
-                steps.append(step)
-        batch = _stack_steps(steps, len(self.env.batch_size))
+            batch = None
+            if self.execution != "eager":
+                batch = self._run_graph(None if at_random else self.policy)
+            if batch is None:
+                batch = self._run_steps(self.env.rand_action if at_random else self.policy)
         self.frames += self.frames_per_batch
         self._name_trajectories(batch)
         if self.storing_device is not None:
             batch = batch.to(self.storing_device)
         return batch if self.postproc is None else self.postproc(batch)
+
+    def _run_steps(self, policy: Any) -> TensorDictBase:
+        steps = []
+        for i in range(self.n_steps):
+            acted = policy(self._carry)
+            if i == 0:
+                self._check_actions(acted)
+            step, self._carry = self.env.step_and_maybe_reset(acted)
+            steps.append(step)
+        return _stack_steps(steps, len(self.env.batch_size))
+
+    def _run_graph(self, policy: Any) -> TensorDictBase | None:
+        """A batch by graphs, or None where the environment cannot be captured."""
+        try:
+            self.prepare()
+            if self._captured is None:
+                self._captured = CapturedRollout(self.env, self.execution, self.n_steps)
+                self._captured.load_state_dict(self._captured_state)
+            batch, self._carry = self._captured.run(policy, self._carry, self.exploration_type)
+        except GraphCheckError:
+            raise
+        except (CaptureError, SimulatorStateError) as refusal:
+            self.execution, self._captured = "eager", None
+            warnings.warn(
+                f"RolloutCollector: batches are collected eagerly, since the environment cannot "
+                f"be captured: {refusal}",
+                stacklevel=3,
+            )
+            return None
+        return batch
+
+    def raise_failed(self) -> None:
+        """Raises what a check of the simulator, left for later in a graph, found.
+
+        Raises:
+            GraphCheckError: naming the line of the simulator.
+        """
+        if self._captured is not None:
+            self._captured.raise_failed()
+
+    def prepare(self) -> None:
+        """Does between two batches what would wait for the device within one: reads the checks
+        that a simulator left for later, and looks after the starts that are drawn ahead.
+
+        Batches do it by themselves where it was not done.
+
+        Raises:
+            GraphCheckError: a check of the simulator failed in the last batch.
+        """
+        self.raise_failed()
+        if self._captured is not None:
+            self._captured.prepare()
 
     def _check_actions(self, acted: TensorDictBase) -> None:
         """A policy that does not say what it writes may leave out a group, too."""
@@ -178,6 +249,8 @@ class RolloutCollector:
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seeds the environment; the next batch starts with a reset."""
         self._carry = None
+        if self._captured is not None:
+            self._captured.pool.empty()
         return self.env.set_seed(seed, static_seed=static_seed)
 
     def update_policy_weights_(self, policy_or_weights: Any = None, **kwargs: Any) -> None:
@@ -201,6 +274,8 @@ class RolloutCollector:
         if self._carry is not None:
             state["carry"] = _carry_to_dict(self._carry)
             state["traj_ids"] = self._traj_ids
+        if self._captured is not None:
+            state["starts"] = self._captured.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -209,6 +284,9 @@ class RolloutCollector:
         if "policy_state_dict" in state and isinstance(self.policy, torch.nn.Module):
             self.policy.load_state_dict(state["policy_state_dict"])
         self._carry, self._iterator = None, None
+        self._captured_state = state.get("starts", {})
+        if self._captured is not None:
+            self._captured.load_state_dict(self._captured_state)
         if state["env"] is None or "carry" not in state:
             return
         restore_env(self.env, state["env"])

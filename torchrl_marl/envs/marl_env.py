@@ -24,6 +24,7 @@ from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.envs.starts import RunningEnvs
 from torchrl_marl.envs.values import check_team
 from torchrl_marl.envs.world import load_world, move_world, save_world, unwritten
+from torchrl_marl.envs.world_graphs import WorldGraphs
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.specs import AgentSpec, TeamSpec
 
@@ -34,7 +35,7 @@ _NOT_WORLD = ("_cache_in_keys", "_state_keys", "_collector", "_is_spec_locked", 
 _WORLD = {("_episode",), ("_buffers",), ("_modules",)}
 
 
-class MarlEnv(EnvBase):
+class MarlEnv(WorldGraphs, EnvBase):
     """A vectorized world of one's own, for any team.
 
     A subclass declares its agents in ``__init__`` and writes two methods, batched over E envs:
@@ -162,7 +163,8 @@ class MarlEnv(EnvBase):
         self._declaration = Declaration(name, num_envs)
         self._inside = False
         self._seed = int(torch.randint(2**31, ())) if seed is None else seed
-        self._random = RandomState(_own_stream(self._seed), self.device)
+        self.random_state = RandomState(_own_stream(self._seed), self.device)
+        self._captured = self._leader = None
         # All of this class that changes from step to step; empty before the first reset.
         self._episode: dict[str, Any] = {}
         self._not_world = (
@@ -252,10 +254,11 @@ class MarlEnv(EnvBase):
             fresh = fresh.reshape(self.batch_size)
         if not self._episode or (fresh is not None and bool(fresh.all())):
             fresh = None
+        self._follow_leader()
         running = None
         if fresh is not None:
             running = RunningEnvs(self, self.num_envs, {*self._not_world, ("_episode",)})
-        with self._random.active(), unwritten(self._episode, f"{type(self).__name__}._reset"):
+        with self._drawing(), unwritten(self._episode, f"{type(self).__name__}._reset"):
             given = draw(self, tensordict, **kwargs)
         source = self._declaration.reader.read(given, "_reset")
         if fresh is not None and running is not None:
@@ -284,7 +287,7 @@ class MarlEnv(EnvBase):
         if not before:
             raise ConfigError(f"{type(self).__name__}: a step before the first reset.")
         tensordict = self._prepare_step(tensordict)
-        with self._random.active(), unwritten(self._episode, f"{type(self).__name__}._step"):
+        with self._drawing(), unwritten(self._episode, f"{type(self).__name__}._step"):
             given = advance(self, tensordict, **kwargs)
         source = self._declaration.reader.read(given, "_step")
         for name in sorted(self._with_mask):
@@ -353,7 +356,7 @@ class MarlEnv(EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         self._seed = 0 if seed is None else seed
-        self._random.seed(_own_stream(self._seed))
+        self.random_state.seed(_own_stream(self._seed))
 
     def snapshot(self) -> TensorDict:
         """The environment's whole state: its world, running episodes and random state.
@@ -367,7 +370,7 @@ class MarlEnv(EnvBase):
         if not self._episode:
             self.reset()
         world = save_world(self, self._not_world)
-        return TensorDict({"world": world, "random": TensorDict(self._random.state_dict())})
+        return TensorDict({"world": world, "random": TensorDict(self.random_state.state_dict())})
 
     def restore(self, snapshot: TensorDict) -> None:
         """Continues from a snapshot of an environment that was built with the same arguments.
@@ -378,14 +381,15 @@ class MarlEnv(EnvBase):
         if not self._episode:
             self.reset()
         load_world(self, self._not_world, snapshot["world"])
-        self._random.load_state_dict(dict(snapshot["random"].items()))
+        self.random_state.load_state_dict(dict(snapshot["random"].items()))
 
     def to(self, device: torch.device | str) -> MarlEnv:
         """Moves the env and its world's tensors to a device."""
         device = torch.device(device)
         if device != self.device:
             move_world(self, self._not_world, device)
-            self._random = RandomState(_own_stream(self._seed), device)
+            self.random_state = RandomState(_own_stream(self._seed), device)
+            self._captured = None
         return super().to(device)
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
+
+if TYPE_CHECKING:
+    from vmas.simulator.scenario import BaseScenario
 
 __all__ = ["check_scenario", "scenario_arguments", "scenario_names"]
 
@@ -44,13 +48,22 @@ def read_arguments(source: str) -> frozenset[str] | None:
     return None if reader.open else frozenset(reader.names)
 
 
-def check_scenario(scenario: str, arguments: dict[str, Any]) -> None:
+def check_scenario(scenario: str | BaseScenario, arguments: dict[str, Any]) -> None:
     """Refuses an unknown scenario and arguments that no scenario would read.
+
+    Args:
+        scenario (str or BaseScenario): a name, the path of a Python file, or a scenario itself.
+        arguments (dict): what it is to be given.
 
     Raises:
         ConfigError: naming what is unknown and what comes nearest.
         MissingExtraError: VMAS is not installed.
     """
+    if not isinstance(scenario, str):
+        known = _arguments_of(type(scenario))
+        if known is not None:
+            check_arguments(type(scenario).__name__, arguments, known)
+        return
     if scenario.endswith(".py"):
         if not Path(scenario).is_file():
             raise ConfigError(f"there is no scenario file {scenario!r}; check its path.")
@@ -76,6 +89,23 @@ def check_arguments(scenario: str, arguments: dict[str, Any], known: frozenset[s
                 f"VMAS scenario {scenario!r} has no argument {name!r}; "
                 f"{nearest(name, known)}it takes {', '.join(sorted(known)) or 'none'}."
             )
+
+
+def _arguments_of(scenario: type) -> frozenset[str] | None:
+    """Names of the arguments that a scenario's classes read, or None where they cannot be told."""
+    known: frozenset[str] = frozenset()
+    for cls in scenario.__mro__:
+        if cls is object or cls.__module__.startswith("vmas.simulator"):
+            continue
+        module = inspect.getmodule(cls)
+        try:
+            names = None if module is None else read_arguments(inspect.getsource(module))
+        except (OSError, TypeError):
+            return None
+        if names is None:
+            return None
+        known |= names
+    return known
 
 
 def _scenario_files() -> dict[str, Path]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vmas.simulator.environment import Environment
     from vmas.simulator.scenario import BaseScenario
 
-__all__ = ["advance", "build_simulator", "import_vmas", "warm_up"]
+__all__ = ["advance", "build_simulator", "import_vmas", "reset_all", "reset_each", "warm_up"]
 
 
 def import_vmas() -> None:
@@ -77,6 +77,17 @@ def advance(env: Environment, actions: Sequence[Tensor]) -> None:
     env.world.step()
     env.scenario.post_step()
     env.steps += 1
+
+
+def reset_all(env: Environment) -> None:
+    """Starts new episodes in all envs at once."""
+    env._reset(return_observations=False)
+
+
+def reset_each(env: Environment) -> None:
+    """Starts new episodes env by env: some scenarios (passage) draw one layout for all at once."""
+    for i in range(env.num_envs):
+        env._reset_at(i, return_observations=False)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ def build_learners(
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     device: torch.device | str | None = None,
+    execution: str = "eager",
 ) -> list[OnPolicyLearner | RandomPlayers]:
     """One learner for all groups of equal settings.
 
@@ -32,6 +33,7 @@ def build_learners(
         default (OnPolicyConfig): settings of all groups.
         overrides (mapping, optional): group name -> settings that differ.
         device (torch.device, optional): of networks and optimizers.
+        execution (str): as in :class:`OnPolicyLearner`.
 
     Raises:
         ConfigError: settings for a group that the team has not.
@@ -47,7 +49,7 @@ def build_learners(
     return [
         RandomPlayers(groups, config, device=device)
         if config.algorithm == "random"
-        else OnPolicyLearner(groups, config, team=team, device=device)
+        else OnPolicyLearner(groups, config, team=team, device=device, execution=execution)
         for config, groups in partition(team, default, overrides)
     ]
 

@@ -6,7 +6,8 @@ Shapes: N agents of all groups, G groups.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from tensordict import TensorDict
@@ -52,11 +53,26 @@ class GradientClip:
             self.owner = torch.cat(owners)
 
     def __call__(self) -> Tensor:
-        """Scales the gradients; returns the norms before, a scalar or ``[G]``."""
+        """Scales the parameters' gradients; returns the norms before, a scalar or ``[G]``."""
+        return self.scale([p.grad for p in self.parameters])
+
+    @torch.no_grad()
+    def scale(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Scales gradients in place; returns the norms before.
+
+        Args:
+            gradients: of ``parameters``, None where one has none.
+        """
         if self.owner is None:
-            return nn.utils.clip_grad_norm_(self.parameters, self.limit, foreach=True).detach()
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        flat = [g.reshape(g.shape[0] if g.ndim else 1, -1) for g in gradients]
+            found = [g for g in gradients if g is not None]
+            norm = nn.utils.get_total_norm(found, foreach=True)
+            if not math.isinf(self.limit):
+                torch._foreach_mul_(found, (self.limit / (norm + 1e-6)).clamp(max=1.0))
+            return norm
+        of_all = [
+            torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, gradients)
+        ]
+        flat = [g.reshape(g.shape[0] if g.ndim else 1, -1) for g in of_all]
         squares = torch.cat([torch.linalg.vector_norm(g, dim=1) for g in flat]).square()
         norms = squares.new_zeros(self.n_parts + 1).index_add(0, self.owner, squares).sqrt()
         factors = (self.limit / (norms + 1e-6)).clamp(max=1.0)

@@ -68,6 +68,9 @@ class OnPolicyConfig:
     """Memory of the return statistics, per batch."""
     normalize_observations: bool = False
     """Running mean and variance of the observations, over living agents."""
+    precision: str = "float32"
+    """How precisely networks compute: ``float32``, ``tf32`` (matrix products of the learner, on
+    a GPU that has it) or ``bf16`` (their forward and backward in bfloat16, in acting as well)."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.critic, CriticConfig):  # a plain network will do, too

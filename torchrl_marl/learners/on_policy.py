@@ -14,16 +14,20 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
-from torchrl_marl.errors import ConfigError, NonFiniteError
+from torchrl_marl.capture import check_execution
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.functional import masked_standardize
 from torchrl_marl.joining import JoinedGroup, can_join, join
+from torchrl_marl.learners.captured import CapturedUpdate, evaluate_losses
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.learners.summary import refuse_non_finite, summarize
 from torchrl_marl.learners.unshare import unshare_networks
 from torchrl_marl.modules.actors import JoinedActor, make_actor
 from torchrl_marl.modules.critics import make_critic
 from torchrl_marl.modules.networks import gather_observation
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
+from torchrl_marl.modules.precision import matmuls_in, set_precision
 from torchrl_marl.objectives.estimator import last_seen
 from torchrl_marl.objectives.ppo import MAPPOLoss
 from torchrl_marl.specs import GroupSpec, TeamSpec
@@ -47,6 +51,8 @@ class OnPolicyLearner(nn.Module):
         config (OnPolicyConfig): how.
         team (TeamSpec, optional): all groups of the environment, for a critic across groups.
         device (torch.device, optional): of networks and optimizer.
+        execution ("eager", "compile" or "cudagraph"): operation by operation; or each update,
+            from the minibatch to Adam, as one compiled graph, which a GPU may replay.
 
     Attributes:
         actors, critics (ModuleDict): by name of a group, or of several as one, ``"a+b"``. Actors
@@ -81,8 +87,12 @@ class OnPolicyLearner(nn.Module):
         *,
         team: TeamSpec | None = None,
         device: torch.device | str | None = None,
+        execution: str = "eager",
     ) -> None:
         super().__init__()
+        if execution != "trace":  # for tests: a graph, run operation by operation
+            check_execution(execution, device, "OnPolicyLearner")
+        self.execution = execution
         self.groups = dict(groups)
         self.config = config
         self._joined = {g.name: g for g in _joined_groups(self.groups.values(), config)}
@@ -97,8 +107,17 @@ class OnPolicyLearner(nn.Module):
             self._add(name, group, device)
         self.unshared = False
         parameters = [p for clip in self._clips.values() for p in clip.parameters]
-        # One kernel for all parameters; on a GPU, capturable in a graph.
+        # One kernel for all parameters.
         self.optimizer = torch.optim.Adam(parameters, lr=config.lr, eps=config.adam_eps, fused=True)
+        self._capture()
+
+    def _capture(self) -> None:
+        """Graphs are of these networks and this optimizer; they are recorded in use."""
+        self._captured: CapturedUpdate | None = None
+        if self.execution != "eager":
+            self._captured = CapturedUpdate(
+                self._losses, self._clips, self.optimizer, self.config, self.execution
+            )
 
     def _add(self, name: str, group: GroupSpec, device: torch.device | str | None) -> None:
         config = self.config
@@ -113,6 +132,8 @@ class OnPolicyLearner(nn.Module):
             )
         with _told_of(group, "critic"):
             critic = self._make_critic(group, value_norm, device)
+        for network in (actor, critic):
+            set_precision(network, config.precision)
         loss = MAPPOLoss(
             actor,
             critic,
@@ -206,31 +227,46 @@ class OnPolicyLearner(nn.Module):
         self.optimizer = unshare_networks(networks, self.optimizer)
         for name in self._losses:
             self._limit(name)
+        self._capture()
         self.unshared = True
 
     def learn(self, batch: TensorDictBase) -> TensorDict:
         """Trains on a batch; metrics are tensors, ``(group, name)``."""
+        with matmuls_in(self.config.precision):
+            return self._learn(batch)
+
+    def _learn(self, batch: TensorDictBase) -> TensorDict:
         data = self._gather(batch)
         for name, loss in self._losses.items():
             self.add_advantage(name, loss, data)
         self._scatter(data, batch)
         frames = data.select(*self._needed_keys(data)).reshape(-1)
-        count, size = frames.shape[0], self.config.minibatch_size
-        history: list[dict[NestedKey, Tensor]] = []
-        epochs = 0
-        for _ in range(self.config.num_epochs):
-            order = torch.randperm(count, device=frames.device)
-            first = len(history)
-            for indices in order.split(size):
-                history.append(self.update(frames[indices]))
-            epochs += 1
-            if self._moved_too_far(history[first:]):
-                break
+        epochs = self._epochs if self._captured is None else self._captured.epochs
+        history, n_epochs, finite = epochs(frames)
         for name, norm in self.observation_norms.items():
             group = self._joined.get(name, self._seen)
             observation, mask = gather_observation(cast(GroupSpec, group), data)
             cast(ObservationNorm, norm).update(observation, mask)
-        return self._summary(history, epochs)
+        lr = self.optimizer.param_groups[0]["lr"]
+        summary = summarize(history, self._joined, self.groups, lr=lr, epochs=n_epochs)
+        if not finite:
+            refuse_non_finite(summary)
+        return summary
+
+    def _epochs(self, frames: TensorDictBase) -> tuple[dict[NestedKey, Tensor], int, bool]:
+        """The metrics of all updates, how many epochs there were, and whether all is known to be
+        finite."""
+        rows: list[dict[NestedKey, Tensor]] = []
+        epochs = 0
+        for _ in range(self.config.num_epochs):
+            order = torch.randperm(frames.shape[0], device=frames.device)
+            first = len(rows)
+            for indices in order.split(self.config.minibatch_size):
+                rows.append(self.update(frames[indices]))
+            epochs += 1
+            if self._moved_too_far(rows[first:]):
+                break
+        return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}, epochs, False
 
     # ---------------------------------------------------------------------- groups as one
 
@@ -287,15 +323,9 @@ class OnPolicyLearner(nn.Module):
 
     def update(self, minibatch: TensorDictBase) -> dict[NestedKey, Tensor]:
         """One step of the optimizer on all groups' losses."""
-        metrics: dict[NestedKey, Tensor] = {}
-        total: Tensor | float = 0.0
-        for name, loss in self._losses.items():
-            for key, value in loss(minibatch).items():
-                if key.startswith("loss_"):
-                    total = total + value.sum()
-                metrics[name, key] = value.detach()
+        total, metrics = evaluate_losses(self._losses, minibatch)
         self.optimizer.zero_grad(set_to_none=True)
-        cast(Tensor, total).backward()
+        total.backward()
         for name, clip in self._clips.items():
             metrics[name, "grad_norm"] = clip()
         self.optimizer.step()
@@ -321,21 +351,6 @@ class OnPolicyLearner(nn.Module):
             return False
         kl = [metrics[name, "kl_approx"].mean() for metrics in epoch for name in self._losses]
         return bool(torch.stack(kl).mean() > limit)
-
-    def _summary(self, history: list[dict[NestedKey, Tensor]], epochs: int) -> TensorDict:
-        device = next(iter(history[0].values())).device
-        summary = TensorDict({name: {} for name in self.groups}, [], device=device)
-        for name, key in cast(list[tuple[str, str]], list(history[0])):
-            values = torch.stack([metrics[name, key] for metrics in history])
-            value = values.amax(0) if key == "max_ratio" else values.mean(0)
-            parts = self._joined[name].parts
-            for part, own in zip(parts, value.reshape(len(parts))):
-                summary[part.name, key] = own
-        for name in self.groups:
-            summary[name, "lr"] = torch.tensor(self.optimizer.param_groups[0]["lr"], device=device)
-            summary[name, "epochs"] = torch.tensor(epochs, device=device)
-        _refuse_non_finite(summary)
-        return summary
 
     def get_extra_state(self) -> dict[str, Any]:
         """What ``state_dict()`` holds beside networks and statistics."""
@@ -381,15 +396,3 @@ def _seen(groups: list[GroupSpec], config: OnPolicyConfig) -> GroupSpec | None:
     """The agents that a critic across groups sees."""
     across = config.algorithm == "mappo" and config.central_input == "team"
     return join(groups, same_actions=False) if across else None
-
-
-def _refuse_non_finite(summary: TensorDict) -> None:
-    keys = [k for k in summary.keys(True, True) if k[1].startswith("loss_") or k[1] == "grad_norm"]
-    finite = torch.stack([torch.isfinite(summary[key]) for key in keys])
-    if bool(finite.all()):
-        return
-    group, name = keys[int((~finite).nonzero()[0])]
-    raise NonFiniteError(
-        f"group {group!r}: {name} became NaN or infinite while learning; "
-        "lower learner.lr or learner.max_grad_norm, or look at the rewards' scale."
-    )

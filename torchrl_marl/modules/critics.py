@@ -23,6 +23,7 @@ from torchrl_marl.modules.networks import (
     make_central_network,
 )
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
+from torchrl_marl.modules.precision import run_in
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["make_critic"]
@@ -67,6 +68,7 @@ class _Shown(nn.Module):
         self.features = features
         self.network = network
         self.head = head
+        self.precision = "float32"
         everyone = shown == tuple(range(features.n_agents))
         index = None if everyone else torch.tensor(shown, device=device)
         self.register_buffer("index", index, persistent=False)
@@ -80,7 +82,7 @@ class _Shown(nn.Module):
         living = inputs[-1] if self.features.masked else None
         if living is None:
             living = torch.ones(features.shape[:-1], dtype=torch.bool, device=features.device)
-        value = self.network(features, living)
+        value = run_in(self.precision, self.network, features, living)
         if self.index is not None:
             value = value.index_select(-2, self.index)
         if self.output is not None:

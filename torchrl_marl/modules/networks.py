@@ -16,6 +16,7 @@ from torchrl.modules import MLP
 from torchrl_marl.joining import check_inputs, flat_observation, own_first
 from torchrl_marl.modules.config import NetworkConfig, sharing_of
 from torchrl_marl.modules.normalization import ObservationNorm
+from torchrl_marl.modules.precision import run_in
 from torchrl_marl.specs import GroupSpec
 
 __all__ = [
@@ -167,10 +168,11 @@ class AgentNetwork(nn.Module):
         self.features = features
         self.network: nn.Module = network
         self.head = head
+        self.precision = "float32"
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Runs them."""
-        output = self.network(self.features(*inputs))
+        output = run_in(self.precision, self.network, self.features(*inputs))
         return output if self.head is None else self.head(output)
 
 

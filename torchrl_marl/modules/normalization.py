@@ -149,6 +149,10 @@ class ObservationNorm(nn.Module):
         self.register_buffer("membership", of_kinds, persistent=False)
         kind_of = None if of_kinds is None else of_kinds.argmax(-1)
         self.register_buffer("kind_of", kind_of, persistent=False)
+        # Whole numbers: a boolean index would wait for the device.
+        for k in range(n_kinds if n_kinds > 1 else 0):
+            members = torch.tensor([i for i, kind in enumerate(kinds) if kind == k], device=device)
+            self.register_buffer(f"members_{k}", members, persistent=False)
         self.register_buffer("count", torch.zeros(shape[:-1], **wide))
         self.register_buffer("mean", torch.zeros(shape, **wide))
         self.register_buffer("variance", torch.ones(shape, **wide))
@@ -165,8 +169,10 @@ class ObservationNorm(nn.Module):
         if self.membership is None:
             self._take_in(rows, alive, ())
             return
-        for k, members in enumerate(self.membership.bool().unbind(-1)):
-            self._take_in(rows[:, members], None if alive is None else alive[:, members], (k,))
+        for k in range(self.membership.shape[-1]):
+            members = self.get_buffer(f"members_{k}")
+            own = None if alive is None else alive[:, members]
+            self._take_in(rows[:, members], own, (k,))
 
     def _take_in(self, rows: Tensor, alive: Tensor | None, kind: tuple[int, ...]) -> None:
         rows = rows.flatten(0, 1).to(torch.float64)

@@ -143,6 +143,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         self.group = group
         self.bootstrap = bootstrap
         self.huber_delta = huber_delta
+        # What TorchRL keeps is a tensor, and to ask it would be to wait for the device.
+        self._clips_value = bool(kwargs.get("clip_value"))
         self.register_buffer("_legal_action", torch.zeros(()), persistent=False)
         self.register_buffer("_parts", None, persistent=False)
         self.register_buffer("_own_actions", None, persistent=False)
@@ -156,7 +158,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
                 **estimator_keys(group, bootstrap),
             )
             self.loss_mask_key = group.mask_key
-            self._legal_action = _some_action(group)
+            self._legal_action = _some_action(group).to(where)
             if group.one_hot and group.action_padding is not None:
                 # Padded distributions of numbers look at an agent's own actions themselves.
                 self._own_actions = group.action_padding.to(where)
@@ -302,7 +304,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         scale = 1.0 if self.value_norm is None else self.value_norm.scale()
         error = self._distance(value / scale, target / scale)
         terms = {}
-        if self.clip_value:
+        if self._clips_value:
             if old is None:
                 raise KeyError(f"clip_value needs the old value under {keys.value!r}.")
             radius = self.clip_value * scale

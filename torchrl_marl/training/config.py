@@ -69,6 +69,9 @@ class TrainConfig:
     """``cpu``, ``cuda`` or ``cuda:1``."""
     threads: int | None = None
     """Threads of torch on the CPU; null: torch's own choice."""
+    execution: str = "eager"
+    """``eager``, ``compile`` (compiled graphs, on CPU or GPU), ``cudagraph`` (graphs that a GPU
+    replays) or ``trace`` (graphs, not compiled): how simulator, policy and update run."""
     total_frames: int = 1_000_000
     """Env steps of the whole run."""
     frames_per_batch: int = 6400

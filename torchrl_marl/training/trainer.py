@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 
@@ -163,7 +164,13 @@ class Training:
         self._evaluation_env: EnvBase | None = None
         self.team = TeamSpec.from_env(self.env)
         config = self.config = with_clusters(config, self.team, self.env)
-        self.learners = build_learners(self.team, config.learner, config.groups, device=self.device)
+        self.learners = build_learners(
+            self.team,
+            config.learner,
+            config.groups,
+            device=self.device,
+            execution=config.execution,
+        )
         self.policy = TeamPolicy(
             actor for learner in self.learners for actor in learner.actors.values()
         )
@@ -172,6 +179,7 @@ class Training:
             self.policy,
             frames_per_batch=config.frames_per_batch,
             total_frames=config.total_frames,
+            execution=config.execution,  # type: ignore[arg-type]
         )
         self.tracker = EpisodeTracker(self.team)
         self.run = Run(folder, config, self.policy, {}, env)
@@ -269,14 +277,11 @@ class Training:
         began = time.perf_counter()
         batch = self._collect()
         episodes = self.tracker.update(batch)
-        learned = {}
-        for learner in self.learners:
-            learner.set_progress(min(1.0, (self.frames - batch.numel()) / self.config.total_frames))
-            for (group, name), value in learner.learn(batch).items(True, True):
-                learned[f"{group}/{name}"] = value
+        learned = self._learn(batch)
         living = count_agent_frames(self.team, batch)
         values = {**episodes, **learned, "agent_frames": living}
         values = dict(zip(values, torch.stack([v.double() for v in values.values()]).tolist()))
+        self.collector.prepare()
         seconds = time.perf_counter() - began
         self.iteration += 1
         self.agent_frames += int(values.pop("agent_frames"))
@@ -295,6 +300,21 @@ class Training:
         self._do_what_is_due(batch.numel())
         return Iteration(self.run, self.iteration, self.frames, row, batch)
 
+    def _learn(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        learned: dict[str, Tensor] = {}
+        progress = min(1.0, (self.frames - batch.numel()) / self.config.total_frames)
+        try:
+            for learner in self.learners:
+                learner.set_progress(progress)
+                for (group, name), value in learner.learn(batch).items(True, True):
+                    learned[f"{group}/{name}"] = value
+        finally:
+            if self.collector.execution != "eager":
+                # Only now, since to look at a batch is to wait for it.
+                self.collector.raise_failed()
+                check_finite(self.team, batch)
+        return learned
+
     def _collect(self) -> TensorDictBase:
         try:
             batch = self.collector.rollout()
@@ -303,7 +323,8 @@ class Training:
             if self.collector.carry is not None:
                 check_finite(self.team, self.collector.carry)
             raise
-        check_finite(self.team, batch)
+        if self.collector.execution == "eager":
+            check_finite(self.team, batch)
         return batch
 
     def _do_what_is_due(self, collected: int) -> None:

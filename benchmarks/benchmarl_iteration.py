@@ -1,0 +1,106 @@
+"""BenchMARL's MAPPO on VMAS balance, one training iteration each time it is asked.
+
+``one_program.py`` runs it in an environment of BenchMARL's own. Task, algorithm and experiment are
+BenchMARL's defaults but for the sizes on the command line; nothing is logged or evaluated. An
+iteration is what BenchMARL repeats: collecting, advantages, minibatches, the policy's new weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.metadata
+import sys
+import tempfile
+import warnings
+from typing import Any
+
+import benchmarl.experiment.experiment as experiment_module
+import foreign
+import torch
+from benchmarl.algorithms import MappoConfig
+from benchmarl.environments import VmasTask
+from benchmarl.experiment import Callback, Experiment, ExperimentConfig
+from benchmarl.models.mlp import MlpConfig
+from torchrl import logger as torchrl_logger
+
+PACKAGES = ("benchmarl", "torchrl", "tensordict", "torch", "vmas")
+
+
+class Turns(Callback):
+    """Waits after every iteration until the next one is asked for."""
+
+    def __init__(self, channel: foreign.Channel, facts: dict[str, Any]) -> None:
+        super().__init__()
+        self.channel, self.facts = channel, facts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # BenchMARL pickles its callbacks; a channel cannot be.
+
+    def on_train_end(self, training_td: Any, group: str) -> None:
+        """The updates of an iteration are done; those of the first are a warm-up."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        if not self.channel.answer(self.facts):
+            sys.exit()
+
+
+def parse_args() -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--envs", type=int, required=True)
+    parser.add_argument("--frames", type=int, required=True, help="of a batch")
+    parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--minibatch", type=int, required=True)
+    parser.add_argument("--cells", type=int, required=True, help="of both hidden layers")
+    parser.add_argument("--agents", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--device", default="cpu")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Trains as long as it is asked."""
+    channel, args = foreign.Channel(), parse_args()
+    torch.set_num_threads(args.threads)
+    torchrl_logger.setLevel("WARNING")
+    warnings.filterwarnings("ignore")
+    # BenchMARL has no setting for its progress bar.
+    experiment_module.tqdm = functools.partial(experiment_module.tqdm, disable=True)
+    task = VmasTask.BALANCE.get_from_yaml()
+    task.config["n_agents"] = args.agents
+    model, critic = MlpConfig.get_from_yaml(), MlpConfig.get_from_yaml()
+    model.num_cells = critic.num_cells = [args.cells, args.cells]
+    config = ExperimentConfig.get_from_yaml()
+    settings = {
+        "sampling_device": args.device,
+        "train_device": args.device,
+        "buffer_device": args.device,
+        "on_policy_collected_frames_per_batch": args.frames,
+        "on_policy_n_envs_per_worker": args.envs,
+        "on_policy_n_minibatch_iters": args.epochs,
+        "on_policy_minibatch_size": args.minibatch,
+        "max_n_frames": args.frames * 10**6,
+        "evaluation": False,
+        "render": False,
+        "loggers": [],
+        "create_json": False,
+    }
+    for name, value in settings.items():
+        setattr(config, name, value)
+    facts = {"versions": {name: importlib.metadata.version(name) for name in PACKAGES}}
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_folder = folder  # BenchMARL always writes its configuration somewhere.
+        Experiment(
+            task=task,
+            algorithm_config=MappoConfig.get_from_yaml(),
+            model_config=model,
+            critic_model_config=critic,
+            seed=0,
+            config=config,
+            callbacks=[Turns(channel, facts)],
+        ).run()
+
+
+if __name__ == "__main__":
+    main()

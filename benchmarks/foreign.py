@@ -1,0 +1,137 @@
+"""Other systems, each in a virtual environment of its own, measured in turn with ours.
+
+A script of another system imports this file, too: it needs nothing beyond Python. The script says
+what it is, then does one piece of work each time it is asked (:class:`Channel`); to
+``report.alternate`` it is a candidate as any other (:class:`Worker`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+BENCHMARL = (
+    # The second repeats the first: alone, it may change an earlier version.
+    ["torch==2.13.0"],
+    ["torch==2.13.0", "benchmarl==1.5.2", "torchrl==0.11.1", "tensordict==0.11.0", "vmas==1.5.2"],
+)
+JAXMARL = (["jaxmarl==0.2.0", "flax", "optax"],)
+JAXMARL_GPU = (["jaxmarl==0.2.0", "flax", "optax", "jax[cuda12]"],)
+
+
+def environments() -> Path:
+    """The folder of the virtual environments, in the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return cache / "torchrl_marl"
+
+
+def make_environment(folder: Path, installs: Sequence[Sequence[str]]) -> Path:
+    """The Python of a virtual environment, made where it is not there yet.
+
+    Args:
+        folder (Path): of the environment.
+        installs (sequence of sequence of str): what pip installs, one command after the other.
+    """
+    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+    complete = folder / "complete"
+    if not complete.exists():
+        print(f"installing {installs[-1][-1]} and others into {folder} ...", file=sys.stderr)
+        venv.create(folder, with_pip=True, clear=True)
+        for packages in installs:
+            words = ["-m", "pip", "install", *packages, "--quiet"]
+            subprocess.run([python, *words], check=True)
+        complete.touch()
+    return python
+
+
+class Worker:
+    """A script in another environment that does one piece of work each time it is called.
+
+    Args:
+        python (Path): the environment's Python.
+        script (Path): what it runs; it holds a :class:`Channel`.
+        options (mapping): its command line.
+        threads (int): for its numerics.
+
+    Attributes:
+        facts (dict): what the script says about itself, ``versions`` among it.
+    """
+
+    def __init__(
+        self, python: Path, script: Path, options: Mapping[str, Any], threads: int
+    ) -> None:
+        words = [str(word) for option in options.items() for word in option]
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        environment["OMP_NUM_THREADS"] = str(threads)
+        self.process = subprocess.Popen(
+            [str(python), str(script), *words, "--threads", str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+        self.facts = self._read()
+
+    @property
+    def versions(self) -> str:
+        """Of the packages in its environment."""
+        return ", ".join(f"{name} {x}" for name, x in self.facts["versions"].items())
+
+    def __call__(self) -> None:
+        """One piece of work."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.process.args} ended with {self.process.wait()}.")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Ends the script."""
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Channel:
+    """The script's end: what else it prints goes to stderr.
+
+    Examples:
+        >>> channel = Channel()  # doctest: +SKIP
+        >>> for _ in channel.requests({"library": "other"}):  # doctest: +SKIP
+        ...     work()
+    """
+
+    def __init__(self) -> None:
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+
+    def answer(self, facts: Mapping[str, Any]) -> bool:
+        """Says that the last piece is done, and waits; False when no more is asked for."""
+        try:
+            self._answers.write(json.dumps(facts) + "\n")
+            self._answers.flush()
+        except OSError:
+            return False
+        return sys.stdin.readline() == "go\n"
+
+    def requests(self, facts: Mapping[str, Any]) -> Iterator[None]:
+        """One turn for each piece of work."""
+        while self.answer(facts):
+            yield

@@ -1,0 +1,1 @@
+"""The sections of ``one_program.py``: each measures one part of training."""

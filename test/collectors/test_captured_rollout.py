@@ -1,0 +1,396 @@
+"""Batches by graphs are those of eager steps; what cannot be captured falls back and says so."""
+
+import warnings
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv, VecNorm
+from torchrl.envs.utils import ExplorationType
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.capture import count_syncs
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs import EnvConfig, VmasEnv, make_env
+from torchrl_marl.envs.transforms import with_dense_groups
+from torchrl_marl.errors import ConfigError, GraphCheckError
+from torchrl_marl.modules import make_actor
+from torchrl_marl.modules.config import NetworkConfig
+
+SMALL = NetworkConfig(num_cells=[8])
+
+
+def dropout(**kwargs):
+    """A small scenario: two agents, one step a tenth of the operations of balance."""
+    settings = {"num_envs": 6, "seed": 0, "max_steps": 7, "info": False, "n_agents": 2, **kwargs}
+    return VmasEnv("dropout", **settings)
+
+
+def policy_of(env, seed=0):
+    torch.manual_seed(seed)
+    groups = TeamSpec.from_env(env).groups.values()
+    return TeamPolicy(make_actor(group, SMALL) for group in groups)
+
+
+def collector_of(env, execution, policy="actors", n_steps=5, **kwargs):
+    policy = policy_of(env) if policy == "actors" else policy
+    frames = n_steps * env.batch_size.numel()
+    return RolloutCollector(env, policy, frames_per_batch=frames, execution=execution, **kwargs)
+
+
+def batch_of(collector, seed=1):
+    torch.manual_seed(seed)
+    return collector.rollout()
+
+
+def assert_equal(first, second):
+    assert set(first.keys(True, True)) == set(second.keys(True, True))
+    assert first.batch_size == second.batch_size
+    for key in first.keys(True):
+        x, y = first.get(key), second.get(key)
+        if isinstance(x, torch.Tensor):
+            assert x.dtype == y.dtype and torch.equal(x, y), key
+        else:
+            assert x.batch_size == y.batch_size, key
+
+
+CASES = {
+    "dropout": lambda: dropout(),
+    "with a state and info": lambda: dropout(state="observations", info=True),
+    "discrete": lambda: dropout(continuous_actions=False),
+    "balance": lambda: VmasEnv("balance", num_envs=6, seed=0, max_steps=7),
+    "a goal object": lambda: VmasEnv("simple_adversary", num_envs=6, seed=0, max_steps=7),
+    "kinds, padded": lambda: with_dense_groups(
+        VmasEnv(
+            "simple_tag",
+            num_envs=6,
+            seed=0,
+            max_steps=7,
+            group_map={"all": [*(f"adversary_{i}" for i in range(3)), "agent_0"]},
+        )
+    ),
+    "transforms": lambda: TransformedEnv(
+        dropout(),
+        Compose(
+            RewardSum(in_keys=[("agents", "reward")], out_keys=[("agents", "sum")]),
+            StepCounter(),
+        ),
+    ),
+    "matrix game": lambda: make_env(
+        EnvConfig(library="toy", name="matrix_game", n_envs=6, max_steps=7), seed=0
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_batch_by_graphs_is_that_of_eager_steps(case):
+    make = CASES[case]
+    by_graph, eager = collector_of(make(), "trace"), collector_of(make(), "eager")
+    first = batch_of(by_graph)
+    assert by_graph.execution == "trace"
+    # Up to the first end, which comes with the time limit; starts are drawn in another order.
+    assert_equal(first, batch_of(eager))
+    for _ in range(2):
+        batch = batch_of(by_graph)
+        keys = set(first.keys(True, True))
+        assert set(batch.keys(True, True)) == keys and batch.batch_size == first.batch_size
+    ids = batch["collector", "traj_ids"]
+    assert len(ids.unique()) > 6 and (ids[:, 1:] >= ids[:, :-1]).all()
+
+
+def test_new_episodes_begin_where_the_old_ones_ended():
+    collector = collector_of(dropout(), "trace", n_steps=20)
+    batch = batch_of(collector)
+    done = batch["next", "done"].squeeze(-1)
+    assert done.any() and not batch["done"].any()
+    now, following = batch["agents", "observation"], batch["next", "agents", "observation"]
+    goes_on = ~done[:, :-1]
+    assert torch.equal(now[:, 1:][goes_on], following[:, :-1][goes_on])
+    assert (now[:, 1:][~goes_on] != following[:, :-1][~goes_on]).any(-1).all()
+    # A fresh episode is one whose steps count from its start: it lasts to the limit at most.
+    lengths = [len(part) for row in batch["collector", "traj_ids"] for part in runs_of(row)]
+    assert max(lengths) == 7
+
+
+def runs_of(row):
+    return [row[row == i] for i in row.unique()]
+
+
+def test_batches_are_not_overwritten_by_the_next_one():
+    collector = collector_of(dropout(), "trace")
+    first = batch_of(collector)
+    kept = first.clone()
+    collector.rollout()
+    assert_equal(first, kept)
+    first["agents", "observation"].fill_(torch.nan)  # and may be written to
+    assert torch.isfinite(collector.rollout()["agents", "observation"]).all()
+
+
+def test_the_simulator_has_what_was_collected_last():
+    env = dropout()
+    collector = collector_of(env, "trace")
+    collector.rollout()
+    seen = torch.stack([env._env.scenario.observation(agent) for agent in env._env.agents], 1)
+    assert torch.equal(collector.carry["agents", "observation"], seen)
+    assert (env._env.steps == 5).all()
+
+
+def test_a_policy_that_learns_acts_as_it_has_learned():
+    env, other = dropout(), dropout()
+    collector, eager = collector_of(env, "trace"), collector_of(other, "eager")
+    batch_of(collector), batch_of(eager)
+    collector.set_seed(3), eager.set_seed(3)
+    for policy in (collector.policy, eager.policy):
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.add_(0.1)
+    found, expected = batch_of(collector, 2), batch_of(eager, 2)
+    assert_equal(found.exclude("collector"), expected.exclude("collector"))
+
+
+def test_another_policy_of_the_same_shape_is_another_graph():
+    env = dropout()
+    collector = collector_of(env, "trace")
+    batch_of(collector)
+    collector.policy = policy_of(env, seed=5)
+    collector.set_seed(3)
+    eager = collector_of(dropout(), "eager", policy=policy_of(env, seed=5))
+    eager.set_seed(3)
+    found, expected = batch_of(collector, 2), batch_of(eager, 2)
+    assert_equal(found.exclude("collector"), expected.exclude("collector"))
+
+
+def test_random_frames_deterministic_actions_and_resets_each_iteration():
+    collector = collector_of(
+        dropout(),
+        "trace",
+        init_random_frames=30,
+        exploration_type=ExplorationType.DETERMINISTIC,
+        reset_at_each_iter=True,
+    )
+    first, second, third = (collector.rollout() for _ in range(3))
+    assert ("agents", "loc") not in first.keys(True) and ("agents", "loc") in second.keys(True)
+    loc = second["agents", "loc"]
+    assert torch.allclose(second["agents", "action"], loc.tanh(), atol=1e-5)
+    assert not third["done"].any() and collector.execution == "trace"
+
+
+def test_without_a_policy_actions_are_random():
+    batch = collector_of(dropout(), "trace", policy=None).rollout()
+    action = batch["agents", "action"]
+    assert action.abs().max() <= 1 and action.std() > 0.3
+
+
+def test_recording_happens_once():
+    collector = collector_of(dropout(), "trace", n_steps=10)
+    for _ in range(4):
+        collector.rollout()
+    assert len(collector._captured._programs) == 1
+
+
+def test_a_resumed_collector_goes_on_to_the_bit():
+    collector = collector_of(dropout(), "trace", n_steps=10)
+    batch_of(collector)
+    state = collector.state_dict()
+    torch.manual_seed(9)
+    expected = [collector.rollout() for _ in range(2)]
+    other = collector_of(dropout(seed=4), "trace", policy=policy_of(dropout(), 8), n_steps=10)
+    other.load_state_dict(state)
+    torch.manual_seed(9)
+    for batch in expected:
+        assert_equal(batch, other.rollout())
+
+
+def test_no_step_waits_for_the_host():
+    collector = collector_of(dropout(), "trace", n_steps=10)
+    collector.rollout()
+    collector.prepare()
+    with count_syncs() as syncs:
+        collector.rollout()
+    assert not syncs, str(syncs)
+
+
+class Stubborn(nn.Module):
+    def forward(self, observation):
+        if observation.sum() > 0:
+            return observation[..., :2] * 0
+        return observation[..., :2].clamp(-1, 1)
+
+
+def fallback(env, policy="actors"):
+    collector = collector_of(env, "compile", policy)
+    with pytest.warns(UserWarning, match="eagerly, since .* cannot be captured") as caught:
+        collector.rollout()
+    assert collector.execution == "eager"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        collector.rollout()
+    return str(caught[0].message)
+
+
+def test_a_policy_whose_path_depends_on_what_it_sees_falls_back():
+    keys = [("agents", "observation")], [("agents", "action")]
+    policy = TensorDictModule(Stubborn(), in_keys=keys[0], out_keys=keys[1])
+    assert "test_captured_rollout.py:" in fallback(dropout(), policy)
+
+
+def test_a_transform_with_tensors_of_its_own_falls_back():
+    env = TransformedEnv(dropout(), VecNorm(in_keys=[("agents", "observation")]))
+    assert "VecNorm" in fallback(env)
+
+
+def test_lazily_stacked_groups_fall_back():
+    group_map = {"all": [*(f"adversary_{i}" for i in range(3)), "agent_0"]}
+    env = VmasEnv("simple_tag", num_envs=3, seed=0, group_map=group_map)
+    assert "PadAgents" in fallback(env)
+
+
+def test_a_scenario_that_refuses_collects_what_eager_collects():
+    def road():
+        return VmasEnv("discovery", num_envs=3, seed=0, max_steps=7, info=False)
+
+    collector = collector_of(road(), "trace")
+    with pytest.warns(UserWarning, match=r"cannot be captured: .* at \S+\.py:\d+"):
+        found = batch_of(collector)
+    assert_equal(found, batch_of(collector_of(road(), "eager")))
+
+
+class Wild(nn.Module):
+    """Gives an action that no simulator takes."""
+
+    def __init__(self, action):
+        super().__init__()
+        self.action = nn.Parameter(torch.zeros(()))
+        self.wrong = action
+
+    def forward(self, observation):
+        return observation[..., :2] * 0 + self.action
+
+
+def test_a_failed_check_of_the_simulator_is_named():
+    keys = [("agents", "observation")], [("agents", "action")]
+    policy = TensorDictModule(Wild(0.0), in_keys=keys[0], out_keys=keys[1])
+    collector = collector_of(dropout(), "trace", policy)
+    for wrong in (torch.nan, 5.0):
+        collector = collector_of(dropout(), "trace", policy)
+        policy.module.action.data.fill_(0.0)
+        collector.next()
+        policy.module.action.data.fill_(wrong)
+        with pytest.raises(GraphCheckError, match="environment.py"):
+            collector.next()
+        collector.rollout()  # which does not wait for the check
+        with pytest.raises(GraphCheckError, match="environment.py"):
+            collector.prepare()
+
+
+def test_executions_that_there_are_not():
+    with pytest.raises(ConfigError, match="did you mean 'compile'"):
+        collector_of(dropout(), "compiled")
+    with pytest.raises(ConfigError, match="'cudagraph' needs a GPU"):
+        collector_of(dropout(), "cudagraph")
+
+
+@pytest.mark.slow
+def test_compiled_batches_are_those_of_eager_steps():
+    compiled, eager = collector_of(dropout(), "compile"), collector_of(dropout(), "eager")
+    found, expected = batch_of(compiled), batch_of(eager)
+    for key in expected.keys(True, True):
+        torch.testing.assert_close(found.get(key), expected.get(key), rtol=1e-4, atol=1e-4)
+
+
+def pair(make_env, policy, **kwargs):
+    """Collectors by graphs and of eager steps, with one policy."""
+    settings = {"n_steps": 5, "policy": policy, **kwargs}
+    return [collector_of(make_env(), execution, **settings) for execution in ("trace", "eager")]
+
+
+def module_policy(*layers):
+    keys = [("agents", "observation")], [("agents", "action")]
+    torch.manual_seed(0)
+    width = dropout().full_observation_spec["agents", "observation"].shape[-1]
+    net = nn.Sequential(nn.Linear(width, 8), *layers, nn.Linear(8, 2), nn.Tanh())
+    return TensorDictModule(net, in_keys=keys[0], out_keys=keys[1])
+
+
+@pytest.mark.parametrize("change", ["eval", "layer", "attribute"])
+def test_a_policy_that_is_changed_is_another_graph(change):
+    policy = module_policy(nn.Dropout(0.5), nn.Threshold(0.1, 0.0))
+    collectors = pair(dropout, policy)
+    for collector in collectors:
+        batch_of(collector)
+    if change == "eval":
+        policy.eval()
+    elif change == "layer":
+        policy.module[2] = nn.Tanh()
+    else:
+        policy.module[2].threshold = 0.5
+    found, expected = (
+        batch_of(collector, 2)["agents", "action"][:, :2] for collector in collectors
+    )
+    assert torch.equal(found, expected)
+
+
+class Remembering(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, observation):
+        self.calls += 1
+        return observation[..., :2] * 0 + 0.01 * self.calls
+
+
+def test_a_policy_with_a_memory_of_its_own_falls_back():
+    keys = [("agents", "observation")], [("agents", "action")]
+    policy = TensorDictModule(Remembering(), in_keys=keys[0], out_keys=keys[1])
+    assert "goes on from its last call" in fallback(dropout(), policy)
+
+
+def test_a_policy_that_reads_what_it_wrote_falls_back():
+    def policy(td):
+        hidden = td.get("hidden", None)
+        hidden = torch.zeros(td.shape[0], 1) if hidden is None else hidden
+        td["hidden"] = hidden + 1
+        td["agents", "action"] = torch.tanh(0.1 * hidden).view(-1, 1, 1).expand(-1, 2, 2)
+        return td
+
+    assert "TensorDictPrimer" in fallback(dropout(), policy)
+
+
+def test_an_unhashable_policy_is_no_trouble():
+    class Same:
+        def __eq__(self, other):
+            return self is other
+
+        def __call__(self, td):
+            td["agents", "action"] = torch.zeros(td.shape[0], 2, 2)
+            return td
+
+    collector = collector_of(dropout(), "trace", Same())
+    assert not collector.next()["agents", "action"].any() and collector.execution == "trace"
+
+
+def test_a_changed_transform_is_seen_in_new_episodes_too():
+    from torchrl.envs import ObservationNorm
+
+    def make():
+        norm = ObservationNorm(
+            loc=torch.tensor(0.0), scale=torch.tensor(1.0), in_keys=[("agents", "observation")]
+        )
+        return TransformedEnv(dropout(max_steps=3), norm)
+
+    collector = collector_of(make(), "trace", None, n_steps=9)
+    collector.next()
+    collector.env.transform.loc.fill_(100.0)
+    batch = collector.next()["agents", "observation"][:, 1:]
+    assert (batch > 50).all()
+
+
+def test_after_an_error_a_collector_goes_on():
+    collector = collector_of(dropout(), "eager", lambda td: td)
+    for _ in range(2):
+        with pytest.raises(Exception, match="action"):
+            collector.next()

@@ -1,0 +1,508 @@
+"""An environment whose steps are graphs is, for TorchRL and for users, the eager one."""
+
+import copy
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from contract import (
+    assert_same,
+    assert_same_rng,
+    draw_actions,
+    play,
+    reset_some,
+    rng_states,
+    start,
+)
+from torchrl.collectors import Collector
+from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv, check_env_specs
+from torchrl.envs.utils import MarlGroupMapType
+
+from torchrl_marl.capture import count_syncs
+from torchrl_marl.errors import CaptureError, ConfigError, GraphCheckError, SpecError
+
+vmas = pytest.importorskip("vmas")
+
+from torchrl_marl.envs import VmasEnv  # noqa: E402
+from torchrl_marl.envs.following import follow  # noqa: E402
+from torchrl_marl.envs.step_graphs import refuse_many_structures  # noqa: E402
+
+ACTION, AGENTS = ("agents", "action"), ("agents", "observation")
+GOALS = ["simple_push", "simple_adversary", "simple_reference", "simple_speaker_listener"]
+
+
+def make(scenario="dropout", execution="trace", **kwargs):
+    if scenario in ("dropout", "navigation"):
+        kwargs = {"n_agents": 2, **kwargs}
+    settings = {"num_envs": 6, "seed": 0, "max_steps": 7, **kwargs}
+    return VmasEnv(scenario, execution=execution, **settings)
+
+
+def both(scenario="dropout", **kwargs):
+    return make(scenario, **kwargs), make(scenario, "eager", **kwargs)
+
+
+def graphs_of(env):
+    return list(env._graphs._programs)
+
+
+def simulator_rows(env):
+    return dict(env.snapshot()["simulator", "batched"].items())
+
+
+def assert_seen(env, td):
+    """What a reset gave is what the simulator shows; infos may tell of the step before."""
+    seen = env._read()
+    keys = [key for key in seen.keys(True, True) if "info" not in key]
+    assert_same(seen.select(*keys), td.select(*keys))
+
+
+class Own(vmas.make_env("dropout", 1).scenario.__class__):
+    """A scenario with a wind that blows in all envs alike, and a number of its own."""
+
+    force = 1.0
+
+    def reset_world_at(self, env_index=None):
+        super().reset_world_at(env_index)
+        if env_index is None:
+            self.wind = torch.rand(2)
+
+    def observation(self, agent):
+        return super().observation(agent) + self.wind.sum() * self.force
+
+
+class Noisy(Own):
+    def reward(self, agent):
+        return super().reward(agent) + torch.randn(self.world.batch_dim)
+
+
+class Restless(Own):
+    def reset_world_at(self, env_index=None):
+        super().reset_world_at(env_index)
+        if env_index is None:
+            self.force = random.random()
+
+
+# ------------------------------------------------------------------------ steps are eager's
+
+CASES = {
+    "dropout": {},
+    "simple": {},
+    "simple_adversary": {},
+    "navigation": {"state": "observations"},
+    "discrete": {"continuous_actions": False, "info": False},
+    "one-hot": {"continuous_actions": False, "categorical_actions": False},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_between_resets_of_some_envs_are_those_of_eager_execution(case):
+    scenario = case if case in ("simple", "simple_adversary", "navigation") else "dropout"
+    env, eager = both(scenario, **CASES[case])
+    td = env.reset()
+    assert_same(td, eager.reset())
+    for i, action in enumerate(draw_actions(env, 12)):
+        expected = eager.step(td.clone().update(action))
+        found, td = env.step_and_maybe_reset(td.update(action))
+        assert_same(found, expected)
+        if i % 4 == 1:
+            td = reset_some(env, td, [i % 6, 3])
+            assert_seen(env, td)
+        eager.restore(env.snapshot())  # starts are drawn in another order
+    assert env._execution == "trace" and len(graphs_of(env)) == 1
+
+
+def test_a_rollout_goes_on_through_the_ends_of_episodes():
+    env, eager = both()
+    td = env.rollout(20, break_when_any_done=False)
+    ends = td["next", "done"].squeeze(-1)
+    assert ends.any(0).sum() > 1 and td["next", "truncated"].any()
+    now, following = td[AGENTS], td["next", "agents", "observation"]
+    assert torch.equal(now[:, 1:][~ends[:, :-1]], following[:, :-1][~ends[:, :-1]])
+    for row in td:
+        lengths = row["next", "done"].squeeze(-1).nonzero().squeeze(-1).diff()
+        assert (lengths <= 7).all()
+    eager.reset()
+    first = ends.any(0).nonzero()[0]
+    for step in td[:, : int(first) + 1].unbind(1):
+        found = eager.step(step.select(ACTION))
+        assert_same(found["next"], step["next"])
+
+
+def test_torchrl_takes_it_for_one_of_its_own():
+    check_env_specs(make())
+    sums = RewardSum(in_keys=[("agents", "reward")], out_keys=[("agents", "sum")])
+    env = TransformedEnv(make(), Compose(sums, StepCounter()))
+    check_env_specs(env)
+    td = env.rollout(10, break_when_any_done=False)
+    assert td["step_count"].max() == 6  # the limit is 7
+    begins = td["step_count"] == 0
+    assert (td["agents", "sum"][begins.squeeze(-1)] == 0).all() and begins.sum() > 6
+    assert env.base_env._execution == "trace"
+
+
+def test_torchrls_collector_collects_it():
+    env = make()
+    collector = Collector(env, frames_per_batch=24, total_frames=72)
+    batches = list(collector)
+    assert [batch.shape for batch in batches] == [(6, 4)] * 3
+    assert len(torch.cat([b["collector", "traj_ids"] for b in batches], 1).unique()) > 6
+    collector.shutdown(close_env=False)
+    assert len(graphs_of(env)) == 1
+
+
+def test_compiled_steps_are_close_to_eager_ones():
+    env, eager = make(execution="compile"), make(execution="eager")
+    td, other = env.reset(), eager.reset()
+    for action in draw_actions(env, 3):
+        # Actions may lie in memory in any way.
+        strided = torch.stack([action[ACTION], action[ACTION]], -1)[..., 0]
+        td = env.step(td.set(ACTION, strided))["next"]
+        other = eager.step(other.set(ACTION, action[ACTION]))["next"]
+        for key in other.keys(True, True):
+            torch.testing.assert_close(td[key], other[key], rtol=1e-4, atol=1e-4)
+        td = reset_some(env, td, [2])
+        assert_seen(env, td)
+        eager.restore(env.snapshot())
+        other = eager._read()
+    assert env._execution == "compile"
+
+
+def test_a_scenario_that_draws_in_its_steps_draws_what_eager_execution_draws():
+    env, eager = make(Noisy()), make(Noisy(), "eager")
+    before = rng_states()
+    actions = draw_actions(env, 4)
+    for a, b in zip(play(env, env.reset(), actions), play(eager, eager.reset(), actions)):
+        assert_same(a, b)
+    assert_same_rng(before, rng_states())
+    assert env._execution == "trace"
+
+
+def test_what_a_step_gave_may_be_written_to():
+    env, other = both()
+    actions = draw_actions(env, 4)
+    found = []
+    for td in play(env, env.reset(), actions):
+        found.append(td.clone())
+        for x in td["next"].values(True, True):
+            x.fill_(1)
+    for a, b in zip(found, play(other, other.reset(), actions)):
+        assert_same(a, b)
+
+
+# ----------------------------------------------------------------- structure: which is the goal
+
+
+@pytest.mark.parametrize("scenario", GOALS)
+def test_the_graph_follows_the_goal_that_a_full_reset_chooses(scenario):
+    env, eager = both(scenario, num_envs=4)
+    for i in range(6):
+        td = env.reset()
+        eager.restore(env.snapshot())
+        for action in draw_actions(env, 1, seed=i):
+            expected = eager.step(td.clone().update(action))
+            found = env.step(td.update(action))
+            assert_same(found, expected)
+            td = reset_some(env, found["next"], [1, 2])
+            assert_seen(env, td)
+            eager.restore(env.snapshot())
+    assert env._execution == "trace" and 1 < len(graphs_of(env)) <= 6
+
+
+def test_one_structure_is_recorded_once():
+    env = make()
+    for _ in range(3):
+        env.rollout(9, break_when_any_done=False)
+        env._env  # noqa: B018
+        env.set_seed(3)
+    assert len(graphs_of(env)) == 1
+
+
+def test_what_all_envs_share_may_be_drawn_anew():
+    env, eager = make(Own()), make(Own(), "eager")
+    for _ in range(3):
+        td, other = env.reset(), eager.reset()
+        assert_same(td, other)
+        for action in draw_actions(env, 2):
+            found, expected = env.step(td.update(action)), eager.step(other.update(action))
+            assert_same(found, expected)
+    td = reset_some(env, found["next"], [0, 4])
+    assert_seen(env, td)
+    assert len(graphs_of(env)) == 1
+
+
+def test_a_structure_that_never_stays_falls_back_in_the_end(monkeypatch):
+    monkeypatch.setattr("torchrl_marl.envs.step_graphs._MOST_STRUCTURES", 2)
+    env, eager = make(Restless()), make(Restless(), "eager")
+    action = draw_actions(env, 1)[0]
+    with pytest.warns(UserWarning, match=r"3 were met: .* changing scenario\.force;") as caught:
+        for _ in range(4):
+            found, expected = (x.step(x.reset().update(action)) for x in (env, eager))
+            assert_same(found, expected)
+    assert len(caught) == 1 and env._execution == "eager"
+
+
+def test_how_many_structures_are_too_many():
+    signatures = [repr({("scenario", "mass"): [float(i)], ("", "t"): [None]}) for i in range(12)]
+    refuse_many_structures(signatures)
+    new = repr({("scenario", "mass"): [float("inf")], ("", "t"): [None]})
+    with pytest.raises(CaptureError, match=r"13 were met: resets go on changing scenario\.mass;"):
+        refuse_many_structures([*signatures, new])
+
+
+# --------------------------------------------------------------------- looking at the simulator
+
+
+def test_who_looks_at_the_simulator_sees_the_state():
+    env, eager = both()
+    for action in draw_actions(env, 3):
+        env.step(action.clone()), eager.step(action.clone())
+        for agent, other in zip(env.agents, eager.agents):
+            assert torch.equal(agent.state.pos, other.state.pos)
+        assert torch.equal(env._env.steps, eager._env.steps)
+
+
+def test_looking_changes_nothing():
+    env, other = make(), make()
+    actions = draw_actions(env, 12)
+    for a, b in zip(play(env, env.reset(), actions), play(other, other.reset(), actions)):
+        assert_same(a, b)
+        env.snapshot(), env.scenario.observation(env.agents[0])
+
+
+def test_what_is_changed_in_the_simulator_holds():
+    env, eager = both()
+    actions = draw_actions(env, 4)
+    for one in (env, eager):
+        one.step(actions[0].clone())
+        one._env.agents[0].set_pos(torch.full((6, 2), 0.3), None)
+    assert_same(env.step(actions[1].clone()), eager.step(actions[1].clone()))
+    for one in (env, eager):
+        one._env.scenario.energy_coeff = 7.0  # a number, which a graph takes for granted
+    assert_same(env.step(actions[2].clone()), eager.step(actions[2].clone()))
+    assert len(graphs_of(env)) == 2
+
+
+def test_settings_changed_before_the_first_step_hold_for_new_starts():
+    env = make(Own())
+    env.reset()
+    env._env.scenario.force = 100.0
+    td = env.step(env.rand_action(env._read()))["next"]
+    assert_seen(env, reset_some(env, td, [1, 2]))
+
+
+def test_rendering_shows_the_state(monkeypatch):
+    env, eager = both()
+    shown = []
+
+    def render(self, **kwargs):
+        shown.append(self.agents[0].state.pos.clone())
+
+    monkeypatch.setattr(type(vmas.make_env("dropout", 1)), "render", render)
+    for action in draw_actions(env, 2):
+        for one in (env, eager):
+            one.step(action.clone())
+            one.render(mode="rgb_array")
+    assert torch.equal(shown[0], shown[1]) and torch.equal(shown[2], shown[3])
+
+
+def test_a_twin_follows_numbers_references_and_shared_tensors():
+    class Race:
+        def __init__(self, n_envs, goal):
+            self.n_envs, self.places = n_envs, [Place(), Place()]
+            self.goal, self.colour = self.places[goal], torch.full((3,), float(goal))
+            self.rows = torch.full((n_envs,), float(goal))
+
+    class Place:
+        pass
+
+    twin, leader = Race(8, 0), Race(2, 1)
+    follow(twin, leader, (8, 2))
+    assert twin.goal is twin.places[1] and twin.n_envs == 8
+    assert torch.equal(twin.colour, leader.colour) and twin.colour is not leader.colour
+    assert torch.equal(twin.rows, torch.zeros(8))
+
+
+# ----------------------------------------------------------------------- snapshots and seeds
+
+
+@pytest.mark.parametrize("n_steps", [0, 1, 5])
+def test_a_snapshot_resumes_to_the_bit_with_the_starts_that_were_drawn(n_steps):
+    env = make()
+    td = start(env, n_steps)
+    td = reset_some(env, td, [1, 2])
+    snapshot = env.snapshot()
+    actions = draw_actions(env, 18)
+    expected = list(play(env, td.clone(), actions))
+    for other in (env, make(seed=3)):
+        other.restore(snapshot)
+        for a, b in zip(expected, play(other, td.clone(), actions)):
+            assert_same(a, b)
+
+
+def test_a_snapshot_taken_between_an_end_and_its_reset():
+    env, other = make(), make(seed=5)
+    td = start(env, 4)
+    other.restore(env.snapshot())
+    assert_same(reset_some(env, td, [0, 5]), reset_some(other, td, [0, 5]))
+    assert all(map(torch.equal, *(simulator_rows(x).values() for x in (env, other))))
+
+
+def test_snapshots_go_from_graphs_to_eager_execution_and_back():
+    env, eager = both()
+    td = start(env, 3)
+    eager.restore(env.snapshot())
+    actions = draw_actions(env, 3)
+    for a, b in zip(play(env, td.clone(), actions), play(eager, td.clone(), actions)):
+        assert_same(a["next"], b["next"])
+    env.restore(eager.snapshot())
+    action = draw_actions(env, 1, seed=4)[0]
+    assert_same(env.step(action.clone()), eager.step(action.clone()))
+
+
+def test_a_seed_repeats_and_recording_draws_nothing():
+    env, fresh = make(), make()
+    actions = draw_actions(env, 16)
+    before = rng_states()
+    env.reset()
+    drawn = env.random_state.state_dict()["torch"]
+    env.step(actions[0].clone())
+    assert torch.equal(drawn, env.random_state.state_dict()["torch"])
+    assert_same_rng(before, rng_states())
+    first = []
+    for _ in range(2):
+        env.set_seed(0)
+        first.append(list(play(env, env.reset(), actions)))
+    fresh.set_seed(0)
+    for a, b, c in zip(*first, play(fresh, fresh.reset(), actions)):
+        assert_same(a, b)
+        assert_same(a, c)
+
+
+def test_two_environments_do_not_disturb_each_other():
+    alone, first, second = make(), make(), make(seed=9)
+    actions = draw_actions(alone, 16)
+    expected = list(play(alone, alone.reset(), actions))
+    pair = zip(play(first, first.reset(), actions), play(second, second.reset(), actions))
+    for a, (b, _) in zip(expected, pair):
+        torch.rand(2), np.random.rand(), random.random()
+        assert_same(a, b)
+
+
+# ------------------------------------------------------------------------ what may go wrong
+
+
+@pytest.mark.parametrize("value", [torch.nan, 5.0])
+def test_an_action_that_the_simulator_refuses(value):
+    env = make()
+    td = start(env, 2)
+    before = simulator_rows(env)
+    env.step(draw_actions(env, 1)[0])
+    env.restore(snapshot := env.snapshot())
+    bad = env.rand_action(td.clone())
+    bad[ACTION][2, 1] = value
+    with pytest.raises(GraphCheckError, match=r"\(.*environment\.py:\d+\)"):
+        env.step(bad)
+    assert set(before) == set(simulator_rows(env))
+    kept = snapshot["simulator", "batched"]
+    assert all(torch.equal(kept[key], x) for key, x in simulator_rows(env).items())
+    env.step(env.rand_action(td.clone()))  # and goes on
+    assert env._execution == "trace"
+
+
+@pytest.mark.parametrize("shape", [(6, 2, 1), (6, 3, 2)])
+def test_an_action_of_another_shape(shape):
+    env = make()
+    td = env.reset()
+    step = env._step_graphs().step
+    wrong = td.clone().empty().set("agents", {"action": torch.zeros(shape)}, inplace=False)
+    with pytest.raises(SpecError, match=r"'action'\) is \[.*expected \[6, 2, 2\]"):
+        step(wrong)
+    with pytest.raises(SpecError, match="is nothing"):
+        step(td.clone())
+
+
+def fallback(env, eager, match, n_steps=3):
+    actions = draw_actions(env, n_steps)
+    with pytest.warns(UserWarning, match=match) as caught:
+        for a, b in zip(play(env, env.reset(), actions), play(eager, eager.reset(), actions)):
+            assert_same(a, b)
+    assert len([x for x in caught if "captured" in str(x.message)]) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env.step(actions[0].clone())
+    assert env._execution == "eager"
+
+
+def test_lazily_stacked_groups_fall_back():
+    group_map = MarlGroupMapType.ALL_IN_ONE_GROUP
+    fallback(*both("simple_adversary", group_map=group_map), match="stacked lazily")
+
+
+def test_a_scenario_that_refuses_falls_back():
+    match = r"discovery: steps run eagerly, .*\.py:\d+"
+    fallback(*both("discovery", num_envs=3), match=match, n_steps=10)
+
+
+def test_a_scenario_whose_state_cannot_be_read_falls_back():
+    env = make("road_traffic", num_envs=2, n_agents=4)
+    with pytest.warns(UserWarning, match="road_traffic: steps run eagerly"):
+        env.step(env.rand_action(env.reset()))
+
+
+def test_executions_that_there_are_not():
+    with pytest.raises(ConfigError, match="did you mean 'compile'"):
+        make(execution="compiled")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="'cudagraph' needs a GPU"):
+            make(execution="cudagraph")
+    with pytest.raises(ConfigError, match="grad_enabled"):
+        make(grad_enabled=True)
+
+
+# ------------------------------------------------------------------------- life of the object
+
+
+def test_a_copy_goes_on_as_the_original():
+    env = make()
+    td = reset_some(env, start(env, 3), [1])
+    other = copy.deepcopy(env)
+    actions = draw_actions(env, 16)
+    expected = list(play(env, td.clone(), actions))
+    for a, b in zip(expected, play(other, td.clone(), actions)):
+        assert_same(a, b)
+    assert other._captured.simulator is not env._captured.simulator
+
+
+def test_moving_to_where_it_is_and_closing():
+    env, other = make(), make()
+    actions = draw_actions(env, 4)
+    td, again = env.reset(), other.reset()
+    for i, action in enumerate(actions):
+        env = env.to("cpu") if i == 2 else env
+        td, again = env.step(td.update(action)), other.step(again.update(action))
+        assert_same(td, again)
+        td, again = td["next"], again["next"]
+    env.close()
+    assert env.is_closed
+
+
+def test_no_step_waits_for_the_device():
+    env = make()
+    td = env.rand_action(start(env, 2))
+    td = env.rand_action(env.step(td)["next"])
+    step = env._graphs.step
+    with count_syncs() as syncs:
+        step(td)
+    assert not [sync for sync in syncs if "raise_failed" not in sync.site], syncs
+
+
+def test_a_reset_of_no_env():
+    env = make()
+    td = start(env, 2)
+    before = simulator_rows(env)
+    none = torch.zeros(6, 1, dtype=torch.bool)
+    assert_same(td, env.reset(td.clone().set("_reset", none)).exclude("_reset"))
+    assert all(map(torch.equal, before.values(), simulator_rows(env).values()))

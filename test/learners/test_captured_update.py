@@ -1,0 +1,346 @@
+"""The update as one graph: equal to eager updates, without waiting, recorded once."""
+
+import copy
+from contextlib import contextmanager
+
+import pytest
+import torch
+from meadow import make_meadow
+from samples import assert_same, poisoned
+
+import torchrl_marl.learners.captured as captured
+from torchrl_marl import TeamSpec, functional
+from torchrl_marl.capture import Program
+from torchrl_marl.capture.folding import fold_constants
+from torchrl_marl.capture.syncs import count_syncs, graph_syncs
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs.toy import Arena
+from torchrl_marl.errors import ConfigError, NonFiniteError
+from torchrl_marl.learners import OnPolicyConfig, build_learners
+from torchrl_marl.learners.adam import adam_
+from torchrl_marl.modules import NetworkConfig
+from torchrl_marl.modules.config import CriticConfig
+
+FRAMES = 80
+
+
+def arena(**settings):
+    return Arena(8, **{"n_agents": 3, "years": 3, "lives": 2, "seed": 0} | settings)
+
+
+def meadow(layout="one", **settings):
+    return make_meadow(8, layout, **settings)
+
+
+def make_learner(env, execution="trace", **settings):
+    torch.manual_seed(0)
+    defaults = {
+        "actor": NetworkConfig([8]),
+        "critic": CriticConfig([8]),
+        "num_epochs": 2,
+        "minibatch_size": 32,  # the last of an epoch has 16
+        "entropy_coeff": 0.01,
+    }
+    config = OnPolicyConfig(**(defaults | settings))
+    [learner] = build_learners(TeamSpec.from_env(env), config, execution=execution)
+    return learner
+
+
+def make_collector(env, learner):
+    return RolloutCollector(env, TeamPolicy(learner.actors.values()), frames_per_batch=FRAMES)
+
+
+def train(make_env, execution, n=2, **settings):
+    """Everything that follows from some iterations: the learner's state, metrics, chance."""
+    env = make_env()
+    learner = make_learner(env, execution, **settings)
+    collector, metrics = make_collector(env, learner), []
+    for i in range(n):
+        learner.set_progress(i / 4)
+        metrics.append(learner.learn(collector.rollout()))
+    return learner, metrics
+
+
+def flat(x, path=()):
+    """Paths and tensors of anything nested."""
+    if isinstance(x, torch.Tensor):
+        return {path: x.detach().clone()}
+    items = x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, list) else ()
+    return {k: v for key, y in items for k, v in flat(y, (*path, key)).items()}
+
+
+def state_of(learner):
+    return flat(dict(learner.state_dict()))
+
+
+def assert_equal_training(one, other, **tolerance):
+    """Parameters, statistics, Adam's state, metrics and chance are the same."""
+    (a, metrics), (b, found) = one, other
+    a, b = state_of(a), state_of(b)
+    assert a.keys() == b.keys()
+    assert any("exp_avg" in path for path in a)
+
+    def check(x, y, key):
+        if tolerance:
+            torch.testing.assert_close(x, y, **tolerance)
+        else:
+            assert_same(x, y, key)
+
+    for path, x in a.items():
+        check(x, b[path], path)
+    for x, y in zip(metrics, found, strict=True):
+        assert set(x.keys(True, True)) == set(y.keys(True, True))
+        for key in x.keys(True, True):
+            check(x[key], y[key], key)
+
+
+CASES = {
+    "deaths": (arena, {}),
+    "actions that are illegal": (lambda: arena(action_mask=True), {"clip_value": True}),
+    "norms": (arena, {"normalize_observations": True, "max_grad_norm": 0.01}),
+    "schedules, no limit, no norm": (
+        arena,
+        {
+            "lr_schedule": "linear",
+            "entropy_schedule": "linear",
+            "lr": 0.05,
+            "max_grad_norm": None,
+            "value_norm": False,
+        },
+    ),
+    "ippo, tf32": (
+        arena,
+        {
+            "algorithm": "ippo",
+            "bootstrap": "agent",
+            "normalize_advantage": "agent",
+            "entropy_coeff": 0.0,
+            "precision": "tf32",
+        },
+    ),
+    "as one": (lambda: arena(n_groups=3, n_agents=6), {"normalize_observations": True}),
+    "as one, of different sizes": (
+        lambda: meadow("two"),
+        {"central_input": "team", "normalize_observations": True, "clip_value": True},
+    ),
+    "as one, state": (lambda: meadow("three"), {"central_input": "state"}),
+    "attention, one-hot": (
+        lambda: meadow("two", actions="one_hot", mask_actions=True),
+        {"critic": CriticConfig([8], architecture="attention"), "central_input": "team"},
+    ),
+    "own networks": (
+        lambda: meadow(actions="unbounded"),
+        {"actor": NetworkConfig([8], sharing="none"), "critic": CriticConfig([8], sharing="none")},
+    ),
+    "bf16": (
+        lambda: meadow("two", actions="unbounded"),
+        {"precision": "bf16", "central_input": "team"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_graphs_learn_as_eager_updates_do(case):
+    """To the bit, where a graph is run operation by operation."""
+    make_env, settings = CASES[case]
+    one = train(make_env, "eager", **settings)
+    next_number = torch.rand(1)
+    assert_equal_training(one, train(make_env, "trace", **settings))
+    assert torch.equal(torch.rand(1), next_number)
+
+
+@pytest.mark.parametrize(("make_env", "target_kl"), [(arena, 0.01), (lambda: meadow("two"), 0.002)])
+def test_epochs_stop_at_the_target_kl(make_env, target_kl):
+    """What runs after the stop changes nothing, draws nothing and is in no metric."""
+    settings = {"num_epochs": 4, "target_kl": target_kl, "lr": 0.02}
+    one = train(make_env, "eager", n=4, **settings)
+    next_number = torch.rand(1)
+    epochs = [next(iter(m.values()))["epochs"].item() for m in one[1]]
+    assert min(epochs) < 4  # it stops early ...
+    assert len(set(epochs)) > 1  # ... and not always
+    assert_equal_training(one, train(make_env, "trace", n=4, **settings))
+    assert torch.equal(torch.rand(1), next_number)
+
+
+@pytest.mark.parametrize("case", ["deaths", "as one, of different sizes"])
+def test_compiled_graphs_learn_as_eager_updates_do(case):
+    make_env, settings = CASES[case]
+    settings = {**settings, "minibatch_size": 40}
+    one, other = (train(make_env, execution, **settings) for execution in ("eager", "compile"))
+    assert_equal_training(one, other, rtol=1e-3, atol=1e-4)
+    [program] = other[0]._captured.programs.values()
+    assert 0 < program.n_kernels < program.n_operations / 2
+    assert not program.traced.checks
+
+
+# ----------------------------------------------------------------------- recording, and waiting
+
+
+@contextmanager
+def counted_captures():
+    sizes, plain = [], captured.capture
+
+    def capture(function, indices, *leaves, **settings):
+        sizes.append(len(indices))
+        return plain(function, indices, *leaves, **settings)
+
+    captured.capture = capture
+    try:
+        yield sizes
+    finally:
+        captured.capture = plain
+
+
+def test_each_size_of_a_minibatch_is_recorded_once():
+    with counted_captures() as sizes:
+        learner, _ = train(
+            arena, "trace", lr_schedule="linear", entropy_schedule="linear", target_kl=1e-3
+        )
+        assert sizes == [32, 16]
+        learner.unshare()
+        collector = make_collector(arena(), learner)
+        for _ in range(2):
+            learner.learn(collector.rollout())
+        assert sizes == [32, 16] * 2
+        again = copy.deepcopy(learner)
+        again.learn(collector.rollout())  # a copy's graphs are of its own networks
+        assert sizes == [32, 16] * 3
+
+
+def test_unsharing_in_the_middle():
+    settings = {"unshare_at": 0.5, "algorithm": "ippo"}
+    one, other = (train(arena, execution, n=4, **settings) for execution in ("eager", "trace"))
+    assert one[0].unshared
+    assert_equal_training(one, other)
+
+
+@pytest.mark.parametrize(
+    ("case", "limit"),
+    [("norms", 1e-3), ("as one", None), ("as one, of different sizes", 1e-3)],
+)
+def test_a_batch_waits_for_the_device_once(case, limit, monkeypatch):
+    """For two numbers at its end: how many epochs counted, and whether all is finite."""
+    make_env, settings = CASES[case]
+    learner, _ = train(make_env, "trace", n=1, target_kl=limit, **settings)
+    batch = make_collector(make_env(), learner).rollout()
+    # As on a GPU: on a CPU, numbers are read as bits.
+    monkeypatch.setattr(functional, "_choose", lambda mask, a, b, like: torch.where(mask, a, b))
+    inputs, plain = {}, Program.flat
+    monkeypatch.setattr(Program, "flat", lambda p, x: inputs.update({p: list(x)}) or plain(p, x))
+    with count_syncs() as syncs:
+        learner.learn(batch)
+    assert [sync.operation for sync in syncs if sync.kind == "wait"] == ["Tensor.tolist"]
+    assert len(inputs) == 2
+    for program, leaves in inputs.items():
+        fold_constants(program.traced.module)
+        assert not graph_syncs(program.traced.module, [*leaves, *program.traced.captured])
+
+
+# ------------------------------------------------------------------------- state, poison, errors
+
+
+@pytest.mark.parametrize("executions", [("trace", "trace"), ("eager", "trace")])
+def test_saved_in_the_middle_it_goes_on_the_same(executions):
+    """Also as another execution."""
+    before, after = executions
+    env = arena()
+    collector = make_collector(env, make_learner(env, "eager"))
+    batches = [collector.rollout() for _ in range(3)]
+    whole = make_learner(env, before)
+    whole.learn(batches[0].clone())
+    saved, chance = copy.deepcopy(whole.state_dict()), torch.get_rng_state()
+    metrics = [whole.learn(batch.clone()) for batch in batches[1:]]
+    resumed = make_learner(env, after, lr=0.5)
+    resumed.learn(batches[2].clone())  # somewhere else
+    resumed.load_state_dict(saved)
+    torch.set_rng_state(chance)
+    found = [resumed.learn(batch.clone()) for batch in batches[1:]]
+    assert_equal_training((whole, metrics), (resumed, found))
+
+
+def test_what_stands_in_masked_slots_does_not_matter():
+    def run(poison):
+        env = arena(n_agents=2, n_groups=1, action_mask=True)
+        learner = make_learner(env, normalize_observations=True)
+        collector = make_collector(env, learner)
+        metrics = []
+        for _ in range(2):
+            batch = collector.rollout()
+            mask = batch["agents", "mask"]
+            assert bool((~mask).any())
+            if poison is not None:
+                for leaf in ("observation", "action", "action_log_prob"):
+                    batch = poisoned(batch, ("agents", leaf), mask, poison)
+            metrics.append(learner.learn(batch))
+        return learner, metrics
+
+    assert_equal_training(run(None), run(float("nan")))
+
+
+def test_what_is_not_finite_is_refused():
+    messages = []
+    for execution in ("eager", "trace"):
+        env = arena()
+        learner = make_learner(env, execution)
+        batch = make_collector(env, learner).rollout()
+        batch["next", "agents", "reward"][0, 0] = torch.inf
+        with pytest.raises(NonFiniteError) as error:
+            learner.learn(batch)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+    assert "group 'agents': loss_" in messages[0]
+
+
+def test_unknown_executions_are_refused():
+    with pytest.raises(ConfigError, match="execution is 'compiled'; did you mean 'compile'"):
+        make_learner(arena(), "compiled")
+    with pytest.raises(ConfigError, match="needs a GPU"):
+        make_learner(arena(), "cudagraph")
+
+
+# ------------------------------------------------------------------------------------------ Adam
+
+
+def test_adam_is_torchs():
+    """For gradients that lie in any order, and not at all where it is skipped."""
+    torch.manual_seed(0)
+    ours = [torch.randn(5, 3), torch.randn(7)]
+    theirs = [nn_parameter(x) for x in ours]
+    optimizer = torch.optim.Adam(theirs, lr=0.1, eps=1e-5, fused=True)
+    means, squares = ([torch.zeros_like(x) for x in ours] for _ in range(2))
+    steps = [torch.zeros(()) for _ in ours]
+    lr, settings = torch.tensor(0.1, dtype=torch.float64), ((0.9, 0.999), 1e-5)
+    for i in range(6):
+        gradients = [torch.randn(3, 5).mT, torch.randn(7)]
+        skip = torch.tensor(float(i in (2, 5)))
+        adam_(ours, gradients, means, squares, steps, lr, skip, *settings)
+        if not skip:
+            for parameter, gradient in zip(theirs, gradients):
+                parameter.grad = gradient.contiguous()
+            optimizer.step()
+        for x, parameter in zip(ours, theirs):
+            assert torch.equal(x, parameter)
+    for i, parameter in enumerate(theirs):
+        state = optimizer.state[parameter]
+        assert torch.equal(state["exp_avg"], means[i])
+        assert torch.equal(state["exp_avg_sq"], squares[i])
+        assert state["step"].item() == steps[i].item() == 4
+
+
+def nn_parameter(x):
+    return torch.nn.Parameter(x.clone())
+
+
+def test_bf16_changes_what_networks_compute_and_not_what_they_give():
+    learners = [make_learner(arena(), "eager", precision=p) for p in ("float32", "bf16")]
+    batch = make_collector(arena(), learners[0]).rollout()
+    values = [learner.critics["agents"](batch.clone()) for learner in learners]
+    plain, coarse = (x["agents", "state_value"] for x in values)
+    assert plain.dtype == coarse.dtype == torch.float32
+    assert not torch.equal(plain, coarse)
+    torch.testing.assert_close(plain, coarse, rtol=0.05, atol=0.05)
+    # The policy that collects is the one that learns: its first ratio is one.
+    env = arena()
+    learner = make_learner(env, "trace", precision="bf16", num_epochs=1, minibatch_size=FRAMES)
+    metrics = learner.learn(make_collector(env, learner).rollout())
+    assert metrics["agents", "max_ratio"].item() == pytest.approx(1.0, abs=1e-5)

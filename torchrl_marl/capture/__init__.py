@@ -1,0 +1,23 @@
+"""From a function of tensors to one graph: trace it, compile it, replay it on a GPU."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.capture.cuda_graph import CudaGraph
+    from torchrl_marl.capture.execution import check_execution
+    from torchrl_marl.capture.program import Program, capture
+    from torchrl_marl.capture.syncs import count_syncs, graph_syncs
+    from torchrl_marl.capture.tracing import Trace, trace
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "program": ["Program", "capture"],
+        "cuda_graph": ["CudaGraph"],
+        "execution": ["check_execution"],
+        "syncs": ["count_syncs", "graph_syncs"],
+        "tracing": ["Trace", "trace"],
+    },
+)

@@ -1,0 +1,324 @@
+"""A compiled function of flat tensors, replayed as a CUDA graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, fx
+
+from torchrl_marl.errors import CaptureError
+
+__all__ = ["CudaGraph", "CudaRecorder", "Recorder", "written_inputs"]
+
+Function = Callable[..., Sequence[Tensor]]
+
+
+class Recorder(Protocol):
+    """What runs a function before it is recorded, and what records it."""
+
+    def warm_up(self, function: Function, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Runs a function; what it allocates on its first run is allocated now."""
+
+    def record(
+        self, function: Function, inputs: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], Callable[[], None]]:
+        """Records a function *without* running it.
+
+        Returns:
+            tuple: the outputs, which hold nothing yet, and what runs the function on the memory
+            that ``inputs`` have now, into that of the outputs.
+        """
+
+
+class CudaRecorder:
+    """Records on a GPU.
+
+    Random numbers are drawn from the GPU's default generator, which ``torch.cuda.graph`` knows:
+    each replay continues its sequence, and ``torch.manual_seed`` holds as ever.
+
+    Args:
+        device (torch.device): the GPU.
+        pool (optional): what ``torch.cuda.graph_pool_handle()`` gives. Graphs that share a pool
+            share the memory of their intermediate results. They must not run at the same time,
+            and the static outputs of one last only until another of them runs.
+    """
+
+    def __init__(self, device: torch.device, pool: Any = None) -> None:
+        self.device, self.pool = device, pool
+        self._side: torch.cuda.Stream | None = None
+
+    def warm_up(self, function: Function, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Runs it on a side stream, as graphs ask for."""
+        with torch.cuda.device(self.device):
+            current = torch.cuda.current_stream()
+            side = self._side = self._side or torch.cuda.Stream()
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                outputs = function(*inputs)
+            current.wait_stream(side)
+            for x in outputs:
+                x.record_stream(current)
+        return outputs
+
+    def record(
+        self, function: Function, inputs: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], Callable[[], None]]:
+        """Records it; waits for the GPU, this once."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=self.pool):
+            outputs = function(*inputs)
+        return outputs, graph.replay
+
+
+class CudaGraph:
+    """Calls a function of flat tensors by replaying a graph of it.
+
+    Every call runs the function once, in every respect: the first ``warmup`` calls run it as it
+    is, the next one records it, which runs nothing, and from then on it is replayed. So nothing
+    has to be undone after the warm-up.
+
+    A graph reads and writes fixed memory. An input that had the same memory in every call, as
+    parameters have, is used where it is. One that has moved is *buffered* from then on: copied
+    into a buffer before the replay and, if the function writes to it, copied back after it. An
+    input that moves after the recording is buffered too, and the graph recorded again, which
+    happens at most once for each input.
+
+    Args:
+        function (callable): flat tensors to flat tensors, all on one device. It may write to its
+            inputs in place.
+        mutated (collection of int, optional): places of the inputs that it may write to, see
+            :func:`written_inputs`; all by default.
+        outputs ("clone" or "static"): ``clone`` gives the caller tensors of its own. ``static``
+            gives those of the graph, without a copy: the next call overwrites them, as does the
+            next call of any graph that shares the pool. In both, an output that is an input is
+            the caller's input.
+        warmup (int): calls before the recording, at least one.
+        recorder (Recorder, optional): a :class:`CudaRecorder` for the inputs' device by default.
+        name (str): what it is, in a sentence.
+
+    Attributes:
+        n_recorded (int): how often it has been recorded.
+        buffered (list of int): places of the inputs that are copied in each call.
+
+    Raises:
+        CaptureError: inputs of other shapes, strides, types or devices than in the first call;
+            inputs that are not all on one GPU; a function that cannot be recorded.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        *,
+        mutated: Collection[int] | None = None,
+        outputs: Literal["clone", "static"] = "clone",
+        warmup: int = 2,
+        recorder: Recorder | None = None,
+        name: str = "a function",
+    ) -> None:
+        if warmup < 1 or outputs not in ("clone", "static"):
+            raise ValueError(
+                f"warmup is {warmup}, expected 1 or more; outputs is {outputs!r}, expected "
+                "'clone' or 'static'."
+            )
+        self.name, self.warmup, self.n_recorded = name, warmup, 0
+        self._function, self._recorder = function, recorder
+        self._mutated = None if mutated is None else frozenset(mutated)
+        self._clones = outputs == "clone"
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins anew, with a warm-up: for after parameters were replaced by others."""
+        self._n_calls = 0
+        self._signatures: list[tuple] = []
+        self._given: list[Tensor | None] = []
+        self._inputs: list[Tensor] = []
+        self._addresses: list[int] = []
+        self._moving: set[int] = set()
+        self._replay: Callable[[], None] | None = None
+        self._outputs: Sequence[Tensor] = ()
+
+    @property
+    def buffered(self) -> list[int]:
+        return sorted(self._moving)
+
+    @torch.no_grad()
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        """Runs it, without a gradient."""
+        if not self._signatures:
+            self._begin(inputs)
+        assert self._recorder is not None
+        moved = self._moved(inputs)
+        self._moving |= moved
+        self._n_calls += 1
+        if self._n_calls <= self.warmup:
+            self._hold(inputs)
+            return list(self._recorder.warm_up(self._function, inputs))
+        if moved or self._replay is None:
+            self._record(self._recorder, inputs)
+        assert self._replay is not None
+        _copy([self._inputs[i] for i in self._in], [inputs[i] for i in self._in])
+        self._replay()
+        _copy([inputs[i] for i in self._back], [self._inputs[i] for i in self._back])
+        return [
+            inputs[i] if i is not None else x.clone() if self._clones else x
+            for i, x in zip(self._is_input, self._outputs)
+        ]
+
+    def _begin(self, inputs: Sequence[Tensor]) -> None:
+        devices = {x.device for x in inputs}
+        on_gpu = all(device.type == "cuda" for device in devices)
+        if len(devices) != 1 or (self._recorder is None and not on_gpu):
+            raise CaptureError(
+                f"{self.name}: a CUDA graph needs all its inputs on one GPU, they are on "
+                f"{', '.join(sorted(map(str, devices))) or 'none'}."
+            )
+        self._recorder = self._recorder or CudaRecorder(inputs[0].device)
+        self._signatures = list(map(_signature, inputs))
+        self._hold(inputs)
+
+    def _moved(self, inputs: Sequence[Tensor]) -> set[int]:
+        """Places of the inputs that have moved for the first time; all are of the known shapes."""
+        if len(inputs) != len(self._signatures):
+            raise CaptureError(
+                f"{self.name} was recorded with {len(self._signatures)} inputs and is called "
+                f"with {len(inputs)}."
+            )
+        moved = set()
+        # Hundreds of parameters are looked at in every call, and most are those of the last.
+        for i, (x, given, address) in enumerate(zip(inputs, self._given, self._addresses)):
+            if x is given and x.data_ptr() == address:
+                continue
+            now, then = _signature(x), self._signatures[i]
+            if now != then:
+                raise CaptureError(
+                    f"{self.name} was recorded with input {i} as {_words(then)} and is called "
+                    f"with {_words(now)}; a graph is of fixed shapes, record another one."
+                )
+            if x.data_ptr() != address and i not in self._moving:
+                moved.add(i)
+        return moved
+
+    def _hold(self, inputs: Sequence[Tensor]) -> None:
+        # Aliases keep the memory, also where the caller gives a parameter other `data`: no later
+        # input can be at an address by chance.
+        self._inputs = [x.detach() for x in inputs]
+        self._addresses = [x.data_ptr() for x in inputs]
+        self._given = [None if i in self._moving else x for i, x in enumerate(inputs)]
+
+    def _record(self, recorder: Recorder, inputs: Sequence[Tensor]) -> None:
+        self._replay = None
+        self._outputs = ()  # frees the memory of an earlier graph
+        self._hold(inputs)
+        written = range(len(inputs)) if self._mutated is None else self._mutated
+        self._refuse_overlaps(written)
+        for i in self._moving:
+            x = self._inputs[i]
+            self._inputs[i] = torch.empty_strided(
+                x.shape, x.stride(), dtype=x.dtype, device=x.device
+            )
+        self._in = self.buffered
+        self._back = [i for i in self._in if i in written]
+        try:
+            self._outputs, replay = recorder.record(self._function, self._inputs)
+        except RuntimeError as error:
+            raise CaptureError(
+                f"{self.name} cannot be recorded as a CUDA graph: {error}"
+            ) from error
+        places = {_place(x): i for i, x in enumerate(self._inputs)}
+        self._is_input = [places.get(_place(x)) for x in self._outputs]
+        self._replay = replay
+        self.n_recorded += 1
+
+    def _refuse_overlaps(self, written: Collection[int]) -> None:
+        # One buffer for each would tear apart what was one memory.
+        for i in self._moving:
+            for j, x in enumerate(self._inputs):
+                if i != j and (i in written or j in written) and _overlap(self._inputs[i], x):
+                    raise CaptureError(
+                        f"{self.name}: inputs {i} and {j} share memory, one is written to and "
+                        f"input {i} moves from call to call; give input {i} a fixed place."
+                    )
+
+
+def written_inputs(module: fx.GraphModule) -> set[int]:
+    """Places of a graph's inputs that it may write to, through views as well.
+
+    Args:
+        module (GraphModule): of ATen operators, as :func:`~torchrl_marl.capture.trace` gives.
+
+    Examples:
+        >>> from torchrl_marl.capture import trace
+        >>> written_inputs(trace(lambda x, y: x[0].add_(y), torch.ones(2), torch.ones(())).module)
+        {0}
+    """
+    behind: dict[fx.Node, set[int]] = {}
+    written: set[int] = set()
+    n_inputs = 0
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            behind[node] = {n_inputs}
+            n_inputs += 1
+        elif isinstance(node.target, torch._ops.OpOverload):
+            arguments = node.target._schema.arguments
+            named = {argument.name: argument for argument in arguments}
+            given = [*zip(arguments, node.args), *((named[k], x) for k, x in node.kwargs.items())]
+            for argument, value in given:
+                if argument.alias_info is not None:
+                    places = _places(value, behind)
+                    behind.setdefault(node, set()).update(places)
+                    written |= places if argument.alias_info.is_write else set()
+        else:
+            behind[node] = _places((node.args, node.kwargs), behind)
+            if node.op != "output" and node.target is not operator.getitem:
+                written |= behind[node]  # what is not known may write
+    return written
+
+
+def _places(value: Any, behind: dict[fx.Node, set[int]]) -> set[int]:
+    nodes = [x for x in pytree.tree_leaves(value) if isinstance(x, fx.Node)]
+    return set().union(*(behind.get(node, set()) for node in nodes))
+
+
+def _signature(x: Tensor) -> tuple:
+    shape = x.shape
+    strides = tuple(stride for stride, size in zip(x.stride(), shape) if size > 1)
+    return shape, strides, x.dtype, x.device
+
+
+def _words(signature: tuple) -> str:
+    shape, strides, dtype, device = signature
+    return f"{dtype} {list(shape)} (strides {list(strides)}) on {device}"
+
+
+def _place(x: Tensor) -> tuple:
+    return x.data_ptr(), _signature(x)
+
+
+def _copy(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copies tensors of the same strides, without waiting; on a GPU mostly in one launch."""
+    if into:
+        torch._foreach_copy_(list(map(_once, into)), list(map(_once, values)))
+
+
+def _once(x: Tensor) -> Tensor:
+    """Without the repetitions of an expanded tensor."""
+    for dim, stride in enumerate(x.stride()):
+        if stride == 0 and x.shape[dim] > 1:
+            x = x.narrow(dim, 0, 1)
+    return x
+
+
+def _overlap(x: Tensor, y: Tensor) -> bool:
+    if x.numel() == 0 or y.numel() == 0:
+        return False
+    (x_begin, x_end), (y_begin, y_end) = map(_extent, (x, y))
+    return x_begin < y_end and y_begin < x_end
+
+
+def _extent(x: Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()

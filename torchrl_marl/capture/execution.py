@@ -1,0 +1,49 @@
+"""How tensor programs are run: step by step, or as graphs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from torchrl_marl.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["EXECUTIONS", "Execution", "check_execution"]
+
+Execution = Literal["eager", "trace", "compile", "cudagraph"]
+EXECUTIONS = ("eager", "trace", "compile", "cudagraph")
+
+
+def check_execution(execution: str, device: torch.device | str | None, where: str) -> None:
+    """Refuses an unknown execution, and CUDA graphs without a GPU.
+
+    Args:
+        execution (str): ``eager``, ``compile`` (compiled graphs, on CPU or GPU), ``cudagraph``
+            (compiled graphs that a GPU replays) or, to look for an error, ``trace`` (graphs that
+            are run operation by operation).
+        device (torch.device, optional): where the program runs.
+        where (str): what was asked for it, for the message.
+
+    Raises:
+        ConfigError: naming what can be had.
+
+    Examples:
+        >>> check_execution("compile", "cpu", "VmasEnv")
+    """
+    if execution not in EXECUTIONS:
+        raise ConfigError(
+            f"{where}: execution is {execution!r}; {nearest(str(execution), EXECUTIONS)}"
+            f"expected of {', '.join(EXECUTIONS)}."
+        )
+    if execution != "cudagraph":
+        return
+    import torch
+
+    on = torch.device("cpu" if device is None else device).type
+    if on != "cuda" or not torch.cuda.is_available():
+        has = "" if torch.cuda.is_available() else ", and torch finds no GPU"
+        raise ConfigError(
+            f"{where}: execution='cudagraph' needs a GPU, the device is {on!r}{has}; "
+            "use execution='compile', or device='cuda' on a machine that has one."
+        )

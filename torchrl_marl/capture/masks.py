@@ -1,0 +1,375 @@
+"""Boolean-mask reads and writes as ``torch.where``.
+
+``x[mask]`` has as many rows as the mask has True, which a graph cannot know. While tracing, it is
+all rows of ``x`` instead, tagged with the mask: what is computed from them row by row is tagged,
+too, and is meant only where the mask is True. ``y[mask] = rows`` then is a ``where``. Whatever
+else is done with tagged rows refuses.
+
+Shapes: a mask of shape ``[*M]`` turns ``[*B, *M, *A]`` into ``[*B, n, *A]`` rows; tagged rows are
+still ``[*B, *M, *A]``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from torchrl_marl.capture.row_wise import (
+    BY_ROW,
+    HARMLESS,
+    JOINING,
+    REDUCING,
+    RESHAPING,
+    dims_of,
+    inserted_dim,
+    writes_to_first,
+)
+from torchrl_marl.errors import CaptureError
+
+__all__ = ["MaskedRows"]
+
+_FULL = slice(None)
+
+
+class Watch(Protocol):
+    """What has to be known of tensors."""
+
+    def unrecorded(self) -> AbstractContextManager[None]:
+        """What is computed within is not a part of the graph."""
+
+    def depends(self, x: Tensor) -> bool:
+        """Whether a tensor's values may differ in the next run."""
+
+    def number(self, x: Tensor) -> int:
+        """Of what a tensor holds; equal numbers mean equal values."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Tag:
+    """Rows that a mask chose.
+
+    Args:
+        mask (Tensor): bool ``[*M]``; of rows of rows, True where both masks are.
+        held (int): number of what that mask held when the rows were read.
+        number: of the choice; rows of one number belong together.
+        after (int): number of dims in ``A``.
+    """
+
+    mask: Tensor
+    held: int
+    number: Hashable
+    after: int
+
+    def wide(self) -> Tensor:
+        """The mask, to be broadcast to the rows."""
+        return self.mask.reshape(self.mask.shape + (1,) * self.after)
+
+    def with_after(self, after: int) -> _Tag:
+        """The same rows with more or fewer dims behind."""
+        return _Tag(self.mask, self.held, self.number, after)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """All rows that an index could choose, and the mask that chooses."""
+
+    rows: Tensor
+    tag: _Tag
+
+
+class MaskedRows:
+    """Which tensors are rows chosen by a mask, while a function is traced.
+
+    Args:
+        watch (Watch): knows which tensors depend on the inputs, and which are equal.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        # Tensors are held, so that their ids are not used again.
+        self._tags: dict[int, tuple[Tensor, _Tag]] = {}
+        self._masks_of_places: dict[int, Tensor] = {}
+
+    # --------------------------------------------------------------------- reading and writing
+
+    def read(self, x: Tensor, index: Any) -> Any:
+        """``x[index]``"""
+        parts = self._parts(index)
+        mask = self._changing_mask(parts)
+        if mask is None:
+            rows = x[self._static(x, parts)]
+            tag = self._tag_of(x)
+            return rows if tag is None else self._tagged(rows, tag, rows.ndim - self._before(x))
+        place = self._place(x, parts, mask)
+        # As eager indexing lays rows out: how a norm rounds depends on it.
+        rows = place.rows.clone(memory_format=torch.contiguous_format)
+        self._tags[id(rows)] = rows, place.tag
+        return rows
+
+    def write(self, x: Tensor, index: Any, value: Any) -> None:
+        """``x[index] = value``"""
+        parts = self._parts(index)
+        mask = self._changing_mask(parts)
+        if mask is None:
+            static, of_x = self._static(x, parts), self._tag_of(x)
+            if of_x is not None:
+                target = x[static]
+                of_x = of_x.with_after(target.ndim - self._before(x))
+                self._check_written(target, of_x, value)
+            else:
+                self.refuse(value)
+            x[static] = value
+            return
+        place = self._place(x, parts, mask)
+        target, tag = place.rows, place.tag
+        self._check_written(target, tag, value)
+        if not isinstance(value, Tensor):
+            value = torch.full_like(target, value)
+        elif self._tag_of(value) is None and value.ndim > tag.after:
+            value = value.reshape(value.shape[value.ndim - tag.after :])
+        target.copy_(torch.where(tag.wide(), value.to(target.dtype), target))
+
+    def _check_written(self, target: Tensor, tag: _Tag | None, value: Any) -> None:
+        """Refuses to write rows where they do not belong."""
+        if not isinstance(value, Tensor):
+            return
+        own = self._tag_of(value)
+        if own is None:
+            if tag is not None and not _one_for_all(value, tag.after):
+                raise self.refusal("rows that do not come from the same mask are written")
+        elif tag is None or own.number != tag.number:
+            raise self.refusal("rows chosen by another mask are written")
+        elif own.after != tag.after or value.ndim > target.ndim:
+            raise self.refusal("rows of another shape are written")
+
+    # ------------------------------------------------------------------------------ computing
+
+    def apply(self, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Calls a function; of tagged rows only if it works row by row."""
+        name = getattr(func, "__name__", str(func))
+        places = self._places_of_changing(name, args, kwargs)
+        if places is not None:
+            return places
+        if not self._tags:
+            return func(*args, **kwargs)
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        tags = [tag for x in tensors if (tag := self._tag_of(x)) is not None]
+        if not tags or func in HARMLESS:
+            return func(*args, **kwargs)
+        tag = tags[0]
+        if any(other.number != tag.number for other in tags):
+            raise self.refusal("rows chosen by two masks meet")
+        if func in BY_ROW and "out" not in kwargs:
+            self._check_by_row(name, tensors, tags, args)
+            return self._retagged(func(*args, **kwargs), tag, tag.after)
+        if func in JOINING and all(other.after == tag.after for other in tags):
+            return self._join(func, name, args, kwargs, tensors, tag)
+        if len(tensors) == 1 and func in REDUCING | RESHAPING and "out" not in kwargs:
+            return self._along_dims(func, name, args, kwargs, tag)
+        raise self.refusal(f"{name} of rows chosen by a mask")
+
+    def _check_by_row(self, name: str, tensors: list, tags: list, args: tuple) -> None:
+        after = tags[0].after
+        others = [x for x in tensors if self._tag_of(x) is None]
+        if any(tag.after != after for tag in tags):
+            raise self.refusal("rows of different dims chosen by a mask meet")
+        if not all(_one_for_all(x, after) for x in others):
+            raise self.refusal("rows chosen by a mask meet other rows")
+        if writes_to_first(name) and self._tag_of(args[0]) is None:
+            raise self.refusal(f"{name} writes rows chosen by a mask to what is not")
+
+    def _join(self, func, name, args, kwargs, tensors, tag) -> Any:
+        """``torch.stack`` and ``torch.cat`` in a dim behind the rows."""
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        stacks = name == "stack"
+        dim = self._behind(tensors[0], tag, dim, new=stacks)
+        if dim is None or any(self._tag_of(x) is None for x in tensors):
+            raise self.refusal(f"{name} of rows chosen by a mask")
+        return self._retagged(func(args[0], dim=dim), tag, tag.after + stacks)
+
+    def _along_dims(self, func, name, args, kwargs, tag) -> Any:
+        x, dims = args[0], dims_of(name, args, kwargs)
+        if dims is None and name in ("any", "all", "sum"):
+            return self._reduce_rows(func, name, x, tag)
+        new = inserted_dim(name)
+        behind = [self._behind(x, tag, dim, new=new) for dim in dims or ()]
+        # Rows of a mask with more dims are counted otherwise than those of eager indexing.
+        countable = tag.mask.ndim == 1 or all(dim < 0 for dim in dims or ())
+        if not behind or None in behind or not countable:
+            raise self.refusal(f"{name} over the rows that a mask chose")
+        result = func(*args, **kwargs)
+        first = pytree.tree_leaves(result)[0]
+        return self._retagged(result, tag, tag.after + first.ndim - x.ndim)
+
+    def _reduce_rows(self, func, name: str, x: Tensor, tag: _Tag) -> Tensor:
+        """Over everything: unselected rows become neutral, where that is exact."""
+        if name == "sum" and (x.is_floating_point() or x.is_complex()):
+            raise self.refusal("the sum of rows chosen by a mask, whose order is that of the rows")
+        self._check_unchanged(tag)
+        neutral = torch.where(tag.wide(), x, torch.full_like(x, name == "all"))
+        return func(neutral)
+
+    def _behind(self, x: Tensor, tag: _Tag, dim: Any, *, new: bool) -> int | None:
+        """A dim of the rows counted from the end, or None if it is not behind them."""
+        if not isinstance(dim, int):
+            return None
+        eager = x.ndim - tag.mask.ndim + 1 + new
+        dim = dim if dim < 0 else dim - eager
+        return dim if -(tag.after + new) <= dim < 0 else None
+
+    def _places_of_changing(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """``torch.where(mask)`` and ``mask.nonzero(as_tuple=True)``, as rows of indices."""
+        asks = (name == "where" and len(args) == 1 and not kwargs) or (
+            name == "nonzero" and (kwargs.get("as_tuple") or args[1:] == (True,))
+        )
+        if not asks or args[0].dtype != torch.bool or args[0].ndim != 1:
+            return None
+        mask = args[0]
+        if self._tag_of(mask) is not None or not self._watch.depends(mask):
+            return None
+        rows = torch.arange(len(mask), device=mask.device)
+        self._tags[id(rows)] = rows, self._tag(mask, self._watch.number(mask), 0)
+        self._masks_of_places[id(rows)] = mask
+        return (rows,)
+
+    # -------------------------------------------------------------------------------- indices
+
+    def _parts(self, index: Any) -> tuple:
+        parts = index if isinstance(index, tuple) else (index,)
+        return tuple(self._mask_of_places(part) for part in parts)
+
+    def _mask_of_places(self, part: Any) -> Any:
+        mask = self._masks_of_places.get(id(part))
+        if mask is None:
+            return part
+        tag = self._tag_of(part)
+        assert tag is not None
+        self._check_unchanged(tag)
+        return mask
+
+    def _changing_mask(self, parts: tuple) -> int | None:
+        """Place of the one boolean mask in an index that differs from run to run."""
+        masks = [i for i, part in enumerate(parts) if _is_mask(part) and self._changes(part)]
+        if not masks:
+            return None
+        if len(masks) > 1:
+            raise self.refusal("two masks in one index")
+        others = parts[: masks[0]] + parts[masks[0] + 1 :]
+        if not all(_is_basic(part) for part in others):
+            raise self.refusal("a mask and a tensor in one index")
+        return masks[0]
+
+    def _changes(self, mask: Tensor) -> bool:
+        return self._tag_of(mask) is not None or self._watch.depends(mask)
+
+    def _place(self, x: Tensor, parts: tuple, i: int) -> _Place:
+        mask, before, behind = parts[i], parts[:i], parts[i + 1 :]
+        of_x, of_mask = self._tag_of(x), self._tag_of(mask)
+        number: Hashable = self._watch.number(mask)
+        chosen = mask
+        if of_x is not None or of_mask is not None:
+            # Rows of rows: the inner mask is one value for each outer row.
+            if of_x is None or of_mask is None or of_x.number != of_mask.number:
+                raise self.refusal("rows chosen by a mask meet another mask")
+            if of_mask.after or before or self._before(x) != of_x.mask.ndim:
+                raise self.refusal("a mask of more than the rows that a mask chose")
+            self._check_unchanged(of_x)
+            number = of_x.number, number
+            chosen = of_x.mask & mask
+        rows = x[(*before, *(_FULL,) * mask.ndim, *behind)]
+        if Ellipsis in [part for part in before if not isinstance(part, Tensor)]:
+            after = sum(not isinstance(part, int) for part in behind)
+        else:
+            after = rows.ndim - mask.ndim - sum(not isinstance(part, int) for part in before)
+        first = rows.ndim - after - mask.ndim
+        if not mask.ndim or rows.shape[first : first + mask.ndim] != mask.shape:
+            raise self.refusal(f"a mask {list(mask.shape)} for rows {list(rows.shape[first:])}")
+        return _Place(rows, self._tag(chosen, number, after))
+
+    def _static(self, x: Tensor, parts: tuple) -> tuple:
+        """An index without a changing mask; of tagged rows one that leaves the rows alone."""
+        if any(self._tag_of(part) is not None for part in parts):
+            raise self.refusal("rows chosen by a mask are an index")
+        tag = self._tag_of(x)
+        if tag is None:
+            return tuple(y for part in parts for y in self._constant_places(part))
+        if not all(_is_basic(part) for part in parts):
+            raise self.refusal("rows chosen by a mask are indexed by a tensor")
+        consumed = [part for part in parts if isinstance(part, (int, slice))]
+        rows = x.ndim - tag.mask.ndim - tag.after + 1
+        if parts and parts[0] is Ellipsis and len(consumed) <= tag.after:
+            return parts
+        if len(parts) < rows or any(part != _FULL for part in parts[:rows]):
+            raise self.refusal("the rows that a mask chose are looked at")
+        return (*(_FULL,) * (tag.mask.ndim - 1), *parts)
+
+    def _constant_places(self, part: Any) -> tuple:
+        """Where a mask that never changes is True: an index of fixed size."""
+        if not _is_mask(part) or not part.ndim:
+            return (part,)
+        with self._watch.unrecorded():
+            return part.nonzero(as_tuple=True)
+
+    # ----------------------------------------------------------------------------------- tags
+
+    def refuse(self, x: Any) -> None:
+        """Refuses rows chosen by a mask where their number would matter."""
+        if self._tag_of(x) is not None:
+            raise self.refusal("the rows that a mask chose are looked at")
+
+    def _check_unchanged(self, tag: _Tag) -> None:
+        if self._watch.number(tag.mask) != tag.held:
+            raise self.refusal("a mask was changed after it chose rows")
+
+    def _tag(self, mask: Tensor, number: Hashable, after: int) -> _Tag:
+        return _Tag(mask, self._watch.number(mask), number, after)
+
+    def _before(self, x: Tensor) -> int:
+        """Dims of tagged rows up to the last one of the mask."""
+        tag = self._tag_of(x)
+        return 0 if tag is None else x.ndim - tag.after
+
+    def _tagged(self, rows: Tensor, tag: _Tag, after: int) -> Tensor:
+        self._tags[id(rows)] = rows, tag.with_after(after)
+        return rows
+
+    def _retagged(self, result: Any, tag: _Tag, after: int) -> Any:
+        for x in pytree.tree_leaves(result):
+            if isinstance(x, Tensor):
+                self._tagged(x, tag, after)
+        return result
+
+    def _tag_of(self, x: Any) -> _Tag | None:
+        found = self._tags.get(id(x))
+        return None if found is None else found[1]
+
+    @staticmethod
+    def refusal(what: str) -> CaptureError:
+        """An error that names the line."""
+        from torchrl_marl.capture.tracing import where
+
+        return CaptureError(f"{what}, {where()}; torch.where says the same with fixed shapes")
+
+
+def _is_mask(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.dtype == torch.bool
+
+
+def _is_basic(part: Any) -> bool:
+    return (
+        part is Ellipsis
+        or part is None
+        or (isinstance(part, (int, slice)) and not isinstance(part, bool))
+    )
+
+
+def _one_for_all(x: Tensor, after: int) -> bool:
+    """Whether a tensor is the same for all rows: ``[*A]``, or with ones before."""
+    return math.prod(x.shape[: max(0, x.ndim - after)]) == 1

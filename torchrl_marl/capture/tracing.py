@@ -1,0 +1,373 @@
+"""One run of a function of tensors, recorded as a graph.
+
+A graph repeats what was recorded. So a function may be recorded if the *path* it takes does not
+depend on its inputs; what does depend on them is answered as follows:
+
+- an ``assert``, or an ``if`` that only raises, becomes a deferred check, an output of the graph;
+- reads and writes through a boolean mask become ``torch.where`` (:mod:`.masks`);
+- any other condition refuses, with file and line: a wrong graph is worse than a slow one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchrl_marl.capture.guards import guards_masked_writes, only_raises
+from torchrl_marl.capture.masks import MaskedRows
+from torchrl_marl.capture.values import ValueNumbers
+from torchrl_marl.errors import CaptureError, GraphCheckError
+
+__all__ = ["Check", "Trace", "trace"]
+
+_ANSWERS = {
+    Tensor.__bool__,
+    Tensor.__float__,
+    Tensor.__int__,
+    Tensor.__index__,
+    Tensor.item,
+    Tensor.tolist,
+}
+_FROM_PYTHON = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
+_DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+# Frames of the machinery between a line of a simulator and this module.
+_MACHINERY = (
+    "/torchrl_marl/capture/",
+    "/torch/_",
+    "/torch/overrides",
+    "/torch/functional",
+    "/torch/nn/functional",
+    "/torch/utils/",
+    "/torch/fx/",
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A condition that was left for later: what it was, where, and what was expected."""
+
+    site: str
+    text: str
+
+
+@dataclass
+class Trace:
+    """A recorded function.
+
+    Args:
+        module (GraphModule): the graph; flat inputs to flat outputs.
+        inputs (TreeSpec): how flat inputs are nested.
+        outputs (TreeSpec): how flat outputs are nested, without the checks.
+        constants (dict): place of an output -> what is no tensor there.
+        checks (list of Check): what the last output, bool ``[n_checks]``, tells to have failed.
+        seconds (float): how long it took.
+        captured (list of Tensor): further inputs: tensors from outside that the function used,
+            such as weights. They are read where they are, so that updates in place are seen.
+        assumed (set of int): memory of tensors from outside on whose values the path depended.
+    """
+
+    module: fx.GraphModule
+    inputs: pytree.TreeSpec
+    outputs: pytree.TreeSpec
+    constants: dict[int, Any]
+    checks: list[Check] = field(default_factory=list)
+    seconds: float = 0.0
+    captured: list[Tensor] = field(default_factory=list)
+    assumed: set[int] = field(default_factory=set)
+
+    @property
+    def n_operations(self) -> int:
+        """Operations in the graph, views included."""
+        return sum(node.op == "call_function" for node in self.module.graph.nodes)
+
+    def unflatten(self, leaves: Iterable[Tensor]) -> Any:
+        """Flat outputs as the function nested them."""
+        if not self.constants:
+            return pytree.tree_unflatten(list(leaves), self.outputs)
+        rest = iter(leaves)
+        total = self.outputs.num_leaves
+        full = [self.constants[i] if i in self.constants else next(rest) for i in range(total)]
+        return pytree.tree_unflatten(full, self.outputs)
+
+    def raise_failed(self, failed: Tensor) -> None:
+        """Raises the first check that failed; waits for the device.
+
+        Raises:
+            GraphCheckError: naming the line of the simulator.
+        """
+        places = [i for i, x in enumerate(failed.tolist()) if x]
+        if not places:
+            return
+        check = self.checks[places[0]]
+        raise GraphCheckError(f"inside a graph, this failed: {check.text} ({check.site}).")
+
+
+def trace(function: Callable[..., Any], *inputs: Any) -> Trace:
+    """Records one run of a function.
+
+    Args:
+        function (callable): of nested tensors; gives nested tensors. It may write to its inputs
+            in place; the graph then does, too.
+        *inputs: what it is run on, of the shapes and devices of all later runs.
+
+    Raises:
+        CaptureError: a path that depends on the inputs, or a write to a tensor that is neither
+            an input nor the function's own.
+
+    Examples:
+        >>> def double_positive(x):
+        ...     x = x.clone()
+        ...     x[x > 0] *= 2
+        ...     return x
+        >>> traced = trace(double_positive, torch.tensor([-1.0, 1.0]))
+        >>> traced.module(torch.tensor([3.0, -4.0]))[0]
+        tensor([ 6., -4.])
+    """
+    began = time.perf_counter()
+    flat, in_spec = pytree.tree_flatten(inputs)
+    checks: list[Check] = []
+    result: dict[str, Any] = {}
+
+    def flat_function(*leaves: Tensor) -> list[Tensor]:
+        watch = result["watch"] = _Watch(leaves)
+        with watch, _Branches(watch) as branches:
+            out = function(*pytree.tree_unflatten(list(leaves), in_spec))
+        out_leaves, result["spec"] = pytree.tree_flatten(out)
+        for x in out_leaves:
+            branches.rows.refuse(x)
+        result["constants"] = {i: x for i, x in enumerate(out_leaves) if not isinstance(x, Tensor)}
+        checks.extend(branches.checks)
+        tensors = [x for x in out_leaves if isinstance(x, Tensor)]
+        return tensors + ([torch.stack(branches.failed)] if checks else [])
+
+    module = make_fx(flat_function, tracing_mode="real", _allow_non_fake_inputs=True)(*flat)
+    module.graph.eliminate_dead_code()
+    captured = _lift_outer_tensors(module, result["watch"])
+    module.recompile()
+    traced = Trace(
+        module,
+        in_spec,
+        result["spec"],
+        result["constants"],
+        checks,
+        time.perf_counter() - began,
+        captured,
+        result["watch"].assumed,
+    )
+    result.clear()  # of all the tensors that were looked at: no cycle is left of them
+    return traced
+
+
+def _lift_outer_tensors(module: fx.GraphModule, watch: _Watch) -> list[Tensor]:
+    """Makes inputs of tensors that were there before, and gives them."""
+    last = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
+    placed: dict[int, fx.Node] = {}
+    captured: list[Tensor] = []
+    for node in list(module.graph.nodes):
+        if node.op != "get_attr":
+            continue
+        tensor = getattr(module, node.target)
+        if not isinstance(tensor, Tensor) or watch.made(tensor):
+            continue
+        if id(tensor) not in placed:
+            with module.graph.inserting_after(last):
+                last = placed[id(tensor)] = module.graph.placeholder(f"outer_{len(placed)}")
+            captured.append(tensor)
+        node.replace_all_uses_with(placed[id(tensor)])
+        module.graph.erase_node(node)
+    return captured
+
+
+class _Watch(TorchDispatchMode):
+    """Knows which tensors depend on the inputs, or on chance, by their memory."""
+
+    def __init__(self, inputs: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._paused = False
+        self._dependent: dict[int, torch.UntypedStorage] = {}
+        self._own: dict[int, torch.UntypedStorage] = {}
+        # Memory that came about here -> memory from outside that it was computed from.
+        self._sources: dict[int, set[int]] = {}
+        self.assumed: set[int] = set()
+        self._values = ValueNumbers()
+        for x in inputs:
+            self._add(self._dependent, x)
+            self._add(self._own, x)
+
+    @staticmethod
+    def _add(known: dict[int, torch.UntypedStorage], x: Tensor) -> None:
+        storage = x.untyped_storage()
+        known[storage._cdata] = storage  # held, so that its address is not used again
+
+    def made(self, x: Tensor) -> bool:
+        """Whether a tensor is an input or came about in the function."""
+        return x.untyped_storage()._cdata in self._own
+
+    def depends(self, x: Tensor) -> bool:
+        """Whether a tensor's values may differ in the next run."""
+        return x.untyped_storage()._cdata in self._dependent
+
+    def assume(self, x: Tensor) -> None:
+        """Notes that the path depends on what a tensor holds now."""
+        self.assumed |= self._sources_of(x)
+
+    def _sources_of(self, x: Tensor) -> set[int]:
+        memory = x.untyped_storage()._cdata
+        return self._sources.get(memory, set()) if self.made(x) else {memory}
+
+    def number(self, x: Tensor) -> int:
+        """Of what a tensor holds; equal numbers mean equal values."""
+        return self._values.of(x)
+
+    @contextlib.contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """What is computed here is not a part of the graph."""
+        self._paused = True
+        try:
+            with disable_proxy_modes_tracing():
+                yield
+        finally:
+            self._paused = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self._paused:
+            return func(*args, **kwargs)
+        read = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if func in _FROM_PYTHON:  # torch.tensor(1.0)
+            self._add(self._own, read[0])
+        dependent = any(map(self.depends, read))
+        if dependent and _is_dynamic(func, args):
+            raise CaptureError(f"the size or value of {func} depends on the state, {where()}")
+        written = [
+            x
+            for argument, x in (*zip(func._schema.arguments, args), *_named(func, kwargs))
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        written = [x for x in pytree.tree_leaves(written) if isinstance(x, Tensor)]
+        for x in written:
+            if not self.made(x):
+                raise CaptureError(
+                    f"a tensor {list(x.shape)} that is not part of the state is written in "
+                    f"place, {where()}"
+                )
+        result = func(*args, **kwargs)
+        dependent = dependent or torch.Tag.nondeterministic_seeded in func.tags
+        made = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+        aliases = any(a.alias_info is not None for a in func._schema.returns)
+        for x in made:
+            if not aliases or func in _FROM_PYTHON:
+                self._add(self._own, x)
+        constants = [x for x in read if not self.depends(x)]
+        if dependent:
+            for x in made + written:
+                self._add(self._dependent, x)
+        elif func not in _FROM_PYTHON:
+            sources = set().union(*map(self._sources_of, read))
+            for x in made + written if sources else ():
+                self._sources.setdefault(x.untyped_storage()._cdata, set()).update(sources)
+        with self.unrecorded():
+            self._values.record(func, args, kwargs, result, written, constants)
+        return result
+
+
+def _is_dynamic(func, args) -> bool:
+    """Whether values of the inputs decide on a size, or are asked for."""
+    if func is torch.ops.aten.index.Tensor:  # by whole numbers the size is known
+        masks = (torch.bool, torch.uint8)
+        return any(index is not None and index.dtype in masks for index in args[1])
+    return any(tag in func.tags for tag in _DYNAMIC)
+
+
+def _named(func, kwargs):
+    by_name = {argument.name: argument for argument in func._schema.arguments}
+    return [(by_name[name], x) for name, x in kwargs.items() if name in by_name]
+
+
+class _Branches(TorchFunctionMode):
+    """Answers what Python asks of a tensor, and turns masks into ``where``."""
+
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self._watch = watch
+        self.rows = MaskedRows(watch)
+        self.checks: list[Check] = []
+        self.failed: list[Tensor] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in _ANSWERS:
+            return self._answer(func, args, kwargs)
+        if func is Tensor.__getitem__:
+            return self.rows.read(*args)
+        if func is Tensor.__setitem__:
+            return self.rows.write(*args)
+        if func is torch.nn.functional.one_hot:
+            return self._one_hot(*args, **kwargs)
+        return self.rows.apply(func, args, kwargs)
+
+    def _one_hot(self, tensor: Tensor, num_classes: int = -1) -> Tensor:
+        """``one_hot``, which looks at all values before; here a check that is left for later."""
+        self.rows.refuse(tensor)
+        if num_classes < 1 or not self._watch.depends(tensor):
+            return torch.nn.functional.one_hot(tensor, num_classes)
+        self._check_later(((tensor < 0) | (tensor >= num_classes)).any(), _user_frame())
+        classes = torch.arange(num_classes, device=tensor.device)
+        return (tensor.unsqueeze(-1) == classes).to(torch.int64)
+
+    def _check_later(self, failed: Tensor, frame: FrameType) -> None:
+        self.checks.append(Check(_site(frame), _source(frame)))
+        self.failed.append(failed)
+
+    def _answer(self, func, args, kwargs):
+        tensor = args[0]
+        self.rows.refuse(tensor)
+        with self._watch.unrecorded():
+            value = func(*args, **kwargs)
+        if not self._watch.depends(tensor):
+            self._watch.assume(tensor)
+            return value
+        frame = _user_frame()
+        if func is Tensor.__bool__ and guards_masked_writes(frame):
+            return True
+        if func is Tensor.__bool__ and only_raises(frame):
+            self._check_later(tensor.reshape(()).bool() != value, frame)
+            return value
+        raise CaptureError(
+            f"the path depends on the state, {where()}; compute it with tensors (torch.where)"
+        )
+
+
+def where() -> str:
+    """File, line and source of the statement of a simulator that is being run."""
+    frame = _user_frame()
+    return f"at {_site(frame)}: {_source(frame)}"
+
+
+def _user_frame():
+    frame = sys._getframe(1)
+    while frame.f_back and any(part in frame.f_code.co_filename for part in _MACHINERY):
+        frame = frame.f_back
+    return frame
+
+
+def _site(frame) -> str:
+    parts = frame.f_code.co_filename.replace("\\", "/").split("/")
+    return f"{'/'.join(parts[-2:])}:{frame.f_lineno}"
+
+
+def _source(frame) -> str:
+    return " ".join(linecache.getline(frame.f_code.co_filename, frame.f_lineno).split())

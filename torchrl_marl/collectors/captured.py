@@ -1,0 +1,315 @@
+"""Policy, simulator and new episodes as one graph, run T times.
+
+Shapes: E envs, T steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.envs import Compose, EnvBase, TransformedEnv
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from torchrl_marl.capture.cuda_graph import CudaGraph
+from torchrl_marl.capture.program import Program
+from torchrl_marl.collectors.policies import fingerprint
+from torchrl_marl.collectors.team import TeamPolicy, check_actions
+from torchrl_marl.envs.captured import CapturedSimulator
+from torchrl_marl.envs.nesting import Nesting
+from torchrl_marl.envs.outer_tensors import OuterTensors
+from torchrl_marl.envs.start_pool import StartPool, begin_episodes
+from torchrl_marl.envs.step_graphs import refuse_many_structures
+from torchrl_marl.errors import CaptureError, UserError
+from torchrl_marl.modules.random_actor import RandomActor
+from torchrl_marl.specs import TeamSpec
+
+__all__ = ["CapturedRollout"]
+
+_MOST_PROGRAMS = 16
+
+Policy = Callable[[TensorDictBase], TensorDictBase]
+Loop = Callable[..., Sequence[Tensor]]
+
+
+class CapturedRollout:
+    """Steps an environment with a policy, T steps without waiting for the device.
+
+    Args:
+        env (EnvBase): one whose simulator can be captured, with transforms that hold no tensors.
+        execution (str): how graphs run.
+        n_steps (int): number T of steps of a batch.
+
+    Shapes:
+        - a batch: ``[E, T]``
+
+    Raises:
+        CaptureError: an environment or a transform that cannot be captured.
+    """
+
+    def __init__(self, env: EnvBase, execution: Any, n_steps: int) -> None:
+        self.env = env
+        self._execution, self._n_steps = execution, n_steps
+        base = env.base_env if isinstance(env, TransformedEnv) else env
+        if not hasattr(base, "captured"):
+            raise CaptureError(f"{type(base).__name__} is not known to be a tensor simulator")
+        _refuse_stateful(env)
+        self._base: Any = base
+        self.captured: CapturedSimulator = base.captured()
+        self.pool = StartPool(
+            self.captured.packing,
+            self.captured.simulator,
+            self._twin,
+            env.batch_size.numel(),
+            depth=min(n_steps, 128),
+        )
+        self._prepared = False
+        self._drawn_for = ""  # the structure in which the starts were looked at
+        self._seen_through: Any = None  # the transforms
+        self._random_policy = _random_policy(env)
+        self._programs: dict[Any, tuple[Program, Nesting, Loop, OuterTensors, Policy]] = {}
+
+    def _twin(self, num_envs: int) -> tuple[EnvBase, Any]:
+        base = self._base.twin(num_envs)
+        simulator = base.simulator
+        if not isinstance(self.env, TransformedEnv):
+            return base, simulator
+        return TransformedEnv(base, self.env.transform.clone()), simulator
+
+    def run(
+        self,
+        policy: Policy | None,
+        carry: TensorDictBase,
+        exploration: ExplorationType,
+    ) -> tuple[TensorDict, TensorDict]:
+        """A batch, and the step from which to go on.
+
+        Args:
+            policy (callable, optional): acts for all groups; at random without one.
+            carry (TensorDictBase): the step to go on from, ``[E]``.
+            exploration (ExplorationType): how the policy draws its actions.
+        """
+        policy = self._random_policy if policy is None else policy
+        random = {} if self._programs else self._base.random_state.state_dict()
+        try:
+            self.prepare()
+            self._prepared = False
+            now = [x.contiguous() for x in self.pool.nesting.leaves(carry)]
+            state = self.captured.state
+            program, nesting, loop, outer = self._program(policy, exploration, state, now)
+            outer.refresh(program, self.captured.simulator)
+        except CaptureError:
+            if random:  # eager steps go on as if nothing had been tried
+                self._base.random_state.load_state_dict(random)
+            raise
+        inputs = [*state, *now, self.pool.tensors["used"], *self._pool_leaves()]
+        out = list(loop(*inputs))
+        if program.traced.checks:
+            program.gather(out.pop())
+        n, m = len(state), len(now)
+        self.captured.state, now, self.pool.tensors["used"] = out[:n], out[n : n + m], out[n + m]
+        self.captured.release()  # whoever looks at the simulator now sees where it is
+        size = tuple(self.env.batch_size)
+        batch = nesting.build(out[n + m + 1 :], (*size, self._n_steps))
+        return batch, self.pool.nesting.build(now, size)
+
+    def _loop(self, program: Program, n_state: int, n_carry: int) -> Loop:
+        """T steps as a function of flat tensors; on a GPU one graph."""
+        moving = n_state + n_carry + 1  # with the starts that were used
+
+        def loop(*inputs: Tensor) -> list[Tensor]:
+            now: Sequence[Tensor] = inputs[:moving]
+            starts = inputs[moving:]
+            history: list[Sequence[Tensor]] = []
+            failed: Tensor | None = None
+            for _ in range(self._n_steps):
+                out, found = program.checked([*now, *starts])
+                now = out[:moving]
+                history.append(out[moving:])
+                failed = found if failed is None or found is None else failed | found
+            leaves = [torch.stack(steps, 1) for steps in zip(*history)]
+            return [*now, *leaves, *([] if failed is None else [failed])]
+
+        if self._execution != "cudagraph":
+            return loop
+        return CudaGraph(loop, mutated=(), name="a rollout")
+
+    def prepare(self) -> None:
+        """Looks after the starts that are left; waits for the device, so between batches."""
+        structure = self.captured.structure()
+        transforms = [(fingerprint(x), _versions(x)) for x in self._parts()]
+        changed = self._seen_through is not None and transforms != self._seen_through
+        if structure != self._drawn_for or changed:
+            # Starts of another goal, say, or observed through something else.
+            self.pool.empty()
+            self._prepared = False
+        if changed:
+            self.pool.forget_twin()
+        self._drawn_for, self._seen_through = structure, transforms
+        if not self._prepared:
+            self.captured.look()
+            self.pool.prepare()
+        self._prepared = True
+
+    def _pool_leaves(self) -> list[Tensor]:
+        tensors = self.pool.tensors
+        return [*tensors["state"], *tensors["carry"].values(), *tensors["written"]]
+
+    def _program(
+        self, policy: Policy, exploration: ExplorationType, state: list[Tensor], now: list[Tensor]
+    ) -> tuple[Program, Nesting, Loop, OuterTensors]:
+        acts = (fingerprint(policy), *self._transforms(), exploration)
+        key = (*acts, self.captured.signature())
+        if key not in self._programs:
+            refuse_many_structures([*{key[-1]: None for key in self._programs}, key[-1]])
+            outer = OuterTensors(self.captured.simulator, self.captured.packing.exclude)
+            program, nesting = self._try_capture(policy, exploration, state, now)
+            if acts != (fingerprint(policy), *self._transforms(), exploration):
+                raise CaptureError("the policy or a transform changes attributes when it is called")
+            outer.belong_to(program)
+            loop = self._loop(program, len(state), len(now))
+            # Only now it is known which values its path depends on.
+            key = (*acts, self.captured.signature())
+            # The policy is held, so that its id stays its own.
+            self._programs[key] = program, nesting, loop, outer, policy
+            while len(self._programs) > _MOST_PROGRAMS:
+                del self._programs[next(iter(self._programs))]
+        return self._programs[key][:4]
+
+    def _transforms(self) -> list[tuple]:
+        return [fingerprint(part) for part in self._parts()]
+
+    def _parts(self) -> list[Any]:
+        return [self.env.transform] if isinstance(self.env, TransformedEnv) else []
+
+    def _try_capture(self, policy: Policy, *args: Any) -> tuple[Program, Nesting]:
+        """Whatever a policy or a world raises in a trial, eager execution may do without."""
+        try:
+            return self._capture(policy, *args)
+        except UserError:
+            raise
+        except Exception as error:
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise CaptureError(f"a trial step raised {why}") from error
+
+    def _capture(
+        self, policy: Policy, exploration: ExplorationType, state: list[Tensor], now: list[Tensor]
+    ) -> tuple[Program, Nesting]:
+        found: list[Nesting] = []
+        pool, n_carry = self.pool, len(now)
+        keys = pool.nesting.keys
+        now = [x.clone() for x in now]  # a policy may write to what it reads
+        self._try(policy, exploration, now)
+
+        def step(*inputs: Tensor) -> Any:
+            carry = pool.nesting.build(inputs[:n_carry], self.env.batch_size)
+            drawn = self._as_pool(inputs[n_carry], inputs[n_carry + 1 :])
+            with set_exploration_type(exploration):
+                stepped = self.env.step(policy(carry))
+            if not found:
+                found.append(Nesting(stepped))
+            following = self.env.step_mdp(stepped)
+            after = {key: following.get(key) for key in keys}
+            ended = stepped.get(("next", "done")).reshape(-1)
+            return ended, after, drawn, found[0].leaves(stepped)
+
+        def finish(state: list[Tensor], output: Any) -> list[Tensor]:
+            ended, after, drawn, leaves = output
+            state, after, used = begin_episodes(ended, state, after, drawn)
+            # What goes on into the next step has one layout, as compiled graphs ask for.
+            return [*(x.contiguous() for x in (*state, *after.values(), used)), *leaves]
+
+        program = self.captured.capture(
+            step,
+            *now,
+            pool.tensors["used"],
+            *self._pool_leaves(),
+            name=f"a step of {type(self._base).__name__} with its policy",
+            # The steps of a batch are one CUDA graph: see _loop.
+            execution="compile" if self._execution == "cudagraph" else self._execution,
+            finish=finish,
+        )
+        return program, found[0]
+
+    def _try(self, policy: Policy, exploration: ExplorationType, now: list[Tensor]) -> None:
+        """Two eager steps: are all groups' actions there, and does the policy carry anything on?"""
+        captured, nesting = self.captured, self.pool.nesting
+        size = self.env.batch_size
+
+        def act(td: TensorDictBase) -> TensorDictBase:
+            torch.manual_seed(0)
+            return policy(td)
+
+        with captured.trial(), torch.random.fork_rng(), set_exploration_type(exploration):
+            acted = act(nesting.build([x.clone() for x in now], size))
+            check_actions([k for k in self.env.action_keys if _has(acted, k)], self.env.action_keys)
+            if hasattr(self._base, "check_actions"):
+                self._base.check_actions(acted)
+            following = self.env.step_mdp(self.env.step(acted))
+            kept = nesting.build([x.clone() for x in nesting.leaves(following)], size)
+            expected, found = act(following), act(kept)
+            for key in self.env.action_keys:
+                if not torch.equal(expected.get(key), found.get(key)):
+                    raise CaptureError(
+                        "the policy goes on from its last call; what it remembers must be given by "
+                        "the env's reset, too (TensorDictPrimer)"
+                    )
+
+    def _as_pool(self, used: Tensor, leaves: tuple[Tensor, ...]) -> dict[str, Any]:
+        n, m = len(self.captured.packing), len(self.pool.nesting.keys)
+        return {
+            "used": used,
+            "state": list(leaves[:n]),
+            "carry": dict(zip(self.pool.nesting.keys, leaves[n : n + m])),
+            "written": list(leaves[n + m :]),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The starts that are left."""
+        return {"pool": self.pool.state_dict(), "drawn_for": self._drawn_for}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on with saved starts; without any, fresh ones are drawn."""
+        self.pool.load_state_dict(state.get("pool", {}))
+        self._drawn_for = state.get("drawn_for", "")
+
+    def raise_failed(self) -> None:
+        """Raises what a simulator's own check found; waits for the device.
+
+        Raises:
+            GraphCheckError: naming the line of the simulator.
+        """
+        for program, *_ in self._programs.values():
+            program.raise_failed()
+
+
+def _has(td: TensorDictBase, key: NestedKey) -> bool:
+    return td.get(key, None) is not None
+
+
+def _versions(module: torch.nn.Module) -> list[int]:
+    return [x._version for x in module.buffers()]
+
+
+def _random_policy(env: EnvBase) -> Policy:
+    """``env.rand_action``, without its look at what it has drawn."""
+    team = TeamSpec.from_env(env)
+    try:
+        return TeamPolicy(RandomActor(group, env.device) for group in team.groups.values())
+    except ValueError:  # actions of a kind that only their spec can draw
+        return env.rand_action
+
+
+def _refuse_stateful(env: EnvBase) -> None:
+    """Refuses transforms that keep tensors of their own from step to step."""
+    if not isinstance(env, TransformedEnv):
+        return
+    parts = env.transform if isinstance(env.transform, Compose) else [env.transform]
+    for part in parts:
+        for name, value in vars(part).items():
+            # Buffers are read where they are; a graph refuses to write to them.
+            if isinstance(value, (Tensor, TensorDictBase)) or hasattr(value, "acquire"):
+                raise CaptureError(f"the transform {type(part).__name__} keeps a {name} of its own")

@@ -1,0 +1,233 @@
+"""Start states drawn ahead, from which a graph takes where an episode ends.
+
+Shapes: D starts of an env, E envs, K numbers of an env.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrl_marl.envs.nesting import Nesting
+from torchrl_marl.envs.packing import Packing
+from torchrl_marl.envs.simulator import SCALARS, Path, set_child, walk_simulator
+
+__all__ = ["StartPool", "begin_episodes"]
+
+# Numbers that all starts together may be, and envs of a twin (CPU, GPU) that is reset at once.
+_NUMBERS = 2**24
+_DRAWN_AT_ONCE = (2**13, 2**17)
+
+Carry = dict[Any, Tensor]
+
+
+class StartPool:
+    """Fresh starts for the next D episodes of every env, drawn in batched resets.
+
+    A twin of the environment, several times as large, is reset as a whole. What such a reset
+    writes is what an env takes; everything else of a running env stays. A graph counts in
+    ``used`` how many starts each env took, and never waits: if an env asks for more than D
+    between two refills, its own starts come again, in the same order, and the pool says so once.
+
+    Args:
+        packing (Packing): of the running simulator; it reads the twin, too.
+        simulator: the running one; settings changed on it hold for the twin.
+        make_twin (callable): ``make_twin(n)`` is an environment of n envs that draws from the
+            running one's random state; gives it and its simulator.
+        n_envs (int): number E of envs.
+        depth (int): number D of starts that are wanted: as many as episodes may end before the
+            next refill. Very large states have fewer, at least 8.
+
+    Shapes:
+        - ``state``: ``[D, K, E]`` a matrix; ``carry``: ``[D, E, ...]`` an entry of the reset
+        - ``written``: ``[K, 1]`` bool a matrix; ``used``: ``[E]``
+    """
+
+    def __init__(
+        self,
+        packing: Packing,
+        simulator: Any,
+        make_twin: Callable[[int], tuple[Any, Any]],
+        n_envs: int,
+        depth: int = 32,
+    ) -> None:
+        self._packing = packing
+        self._simulator = simulator
+        self._make_twin = make_twin
+        self._scalars = _scalars(simulator, packing)
+        self._written: frozenset[Path] = frozenset()
+        self.n_envs = n_envs
+        affordable = _NUMBERS // max(1, packing.n_numbers * n_envs)
+        self.depth = min(depth, max(8, affordable))
+        many = _DRAWN_AT_ONCE[packing.device.type == "cuda"]
+        self._at_once = min(self.depth, max(1, many // n_envs))
+        self._warned = False
+        self._most = 0  # ends of an env between two looks
+        self._used_before = 0
+        self._twin: Any = None
+        self._stale = True
+        self.tensors: dict[str, Any] = {}
+
+    def refill(self, n_rows: int | None = None) -> None:
+        """Draws the first rows anew, or all of them."""
+        n_rows = self.depth if n_rows is None or not self.tensors else min(n_rows, self.depth)
+        drawn = [self._draw() for _ in range(0, n_rows, self._at_once)]
+        rows = [torch.cat(parts)[:n_rows] for parts in zip(*drawn)]
+        n = len(self._packing)
+        if self.tensors:
+            for x, new in zip((*self.tensors["state"], *self.tensors["carry"].values()), rows):
+                x[:n_rows] = new
+        else:
+            self.tensors = {
+                "state": rows[:n],
+                "carry": dict(zip(self.nesting.keys, rows[n:])),
+            }
+        device = self._packing.device
+        self.tensors["written"] = self._packing.rows_of(self._written, device)
+        self.tensors["used"] = torch.zeros(self.n_envs, dtype=torch.int64, device=device)
+        self._used_before, self._stale = 0, False
+
+    def _draw(self) -> list[Tensor]:
+        """Some starts for every env, ``[n, K, E]`` and ``[n, E, ...]``."""
+        if self._twin is None:
+            self._twin, self._twin_simulator = self._make_twin(self._at_once * self.n_envs)
+        self._copy_settings()
+        simulator = self._twin_simulator
+        before = walk_simulator(simulator, self._packing.exclude).tensors
+        versions = {path: (id(x), x._version) for path, x in before.items()}
+        carry = self._twin.reset()
+        after = walk_simulator(simulator, self._packing.exclude).tensors
+        self._written |= {
+            path for path, x in after.items() if versions.get(path) != (id(x), x._version)
+        }
+        self.nesting = Nesting(carry)
+        shape = (self._at_once, self.n_envs)
+        matrices = self._packing.read(simulator)[: len(self._packing)]
+        return [
+            *(x.unflatten(1, shape).movedim(1, 0) for x in matrices),
+            *(x.unflatten(0, shape) for x in self.nesting.leaves(carry)),
+        ]
+
+    def empty(self) -> None:
+        """Forgets the starts that are left, as after a new seed."""
+        self._stale = True
+
+    def forget_twin(self) -> None:
+        """Makes another twin for the next starts."""
+        self._twin = None
+
+    def prepare(self) -> None:
+        """Refills where what is left may not last; waits for the device, so between rollouts."""
+        if self._stale:
+            self.refill()
+            return
+        # On a CPU nothing waits; elsewhere the copy does.
+        used = int(self.tensors["used"].max().cpu())
+        self._most = max(self._most, used - self._used_before)
+        self._used_before = used
+        if used > self.depth and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"an env ended {used} times between two refills of the {self.depth} starts that "
+                "were drawn ahead for it: some of its episodes started alike. Shorter batches "
+                "are refilled more often.",
+                stacklevel=2,
+            )
+        if used + min(self._most, self.depth) > self.depth:
+            self.refill(used)
+
+    def _copy_settings(self) -> None:
+        """Settings that were changed on the running simulator hold for the twin."""
+        now = _scalars(self._simulator, self._packing)
+        changed = {path: x for path, x in now.items() if self._scalars.get(path, x) != x}
+        if changed:
+            walk = walk_simulator(self._twin_simulator, self._packing.exclude)
+            for path, value in changed.items():
+                if path[:-1] in walk.objects:
+                    set_child(walk.objects[path[:-1]], path[-1], value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The starts that are left: tensors and one text."""
+        if self._stale:
+            return {}
+        about = {
+            "depth": self.depth,
+            "most": self._most,
+            "used_before": self._used_before,
+            "written": sorted(self._written),
+            "carry": self.nesting.keys,
+            "inner": list(self.nesting.inner.items()),
+        }
+        leaves = [*self.tensors["state"], *self.tensors["carry"].values()]
+        drawn = {str(i): x.clone() for i, x in enumerate(leaves)}
+        return {"about": json.dumps(about), "used": self.tensors["used"].clone(), "drawn": drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on with saved starts."""
+        if not state:
+            self._stale = True
+            return
+        about = json.loads(state["about"])
+        self.depth, self._most = about["depth"], about["most"]
+        self._used_before, self._stale = about["used_before"], False
+        self._written = frozenset(tuple(path) for path in about["written"])
+        keys = [tuple(key) if isinstance(key, list) else key for key in about["carry"]]
+        inner = {tuple(path): torch.Size(size) for path, size in about["inner"]}
+        self.nesting = Nesting.of(keys, inner, self._packing.device)
+        device, n = self._packing.device, len(self._packing)
+        leaves = [state["drawn"][str(i)].to(device).clone() for i in range(len(state["drawn"]))]
+        self.tensors = {
+            "state": leaves[:n],
+            "carry": dict(zip(keys, leaves[n:])),
+            "written": self._packing.rows_of(self._written, device),
+            "used": state["used"].to(device).clone(),
+        }
+
+
+def begin_episodes(
+    ended: Tensor, state: list[Tensor], carry: Carry, pool: dict[str, Any]
+) -> tuple[list[Tensor], Carry, Tensor]:
+    """New starts where episodes ended: tensor maths, for a graph and outside of one.
+
+    Args:
+        ended (Tensor): bool ``[E]``.
+        state (list of Tensor): of the running envs, ``[K, E]`` a matrix, shared tensors last.
+        carry (dict): what the next step reads, ``[E, ...]`` an entry.
+        pool (dict): ``StartPool.tensors``.
+
+    Returns:
+        tuple: state, carry and how many starts each env took.
+    """
+    row = pool["used"] % pool["state"][0].shape[0]
+    fresh = [
+        torch.where(ended & written, _pick(starts, row, -1), matrix)
+        for matrix, starts, written in zip(state, pool["state"], pool["written"])
+    ]
+    following = {
+        key: torch.where(_wide(ended, x, 0), _pick(pool["carry"][key], row, 0), x)
+        for key, x in carry.items()
+    }
+    return [*fresh, *state[len(fresh) :]], following, pool["used"] + ended
+
+
+def _pick(starts: Tensor, row: Tensor, dim: int) -> Tensor:
+    """The row of each env, whose dim of a start is given, out of ``[D, ...]``."""
+    index = _wide(row, starts[0], dim).expand_as(starts[0])
+    return starts.gather(0, index.unsqueeze(0)).squeeze(0)
+
+
+def _wide(x: Tensor, like: Tensor, dim: int) -> Tensor:
+    """``[E]`` with dims of size 1 around, so that it lies along a dim of another tensor."""
+    shape = [1] * like.ndim
+    shape[dim] = -1
+    return x.view(shape)
+
+
+def _scalars(simulator: Any, packing: Packing) -> dict[Path, Any]:
+    walk = walk_simulator(simulator, packing.exclude)
+    return {path: x for path, x in walk.slots() if type(x) in SCALARS}

@@ -1,0 +1,242 @@
+"""An environment whose steps are graphs, one step at a time.
+
+Shapes: E envs.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import TensorSpec
+
+from torchrl_marl.capture.program import Program
+from torchrl_marl.envs.captured import CapturedSimulator
+from torchrl_marl.envs.nesting import Nesting
+from torchrl_marl.envs.outer_tensors import OuterTensors
+from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.start_pool import StartPool, begin_episodes
+from torchrl_marl.errors import CaptureError, SpecError
+
+__all__ = ["StepGraphs", "refuse_many_structures"]
+
+_MOST_STRUCTURES = 12  # simple_reference has 9: one of three goals for each of two agents
+
+
+class StepGraphs:
+    """Steps and partial resets of an environment, by graphs.
+
+    A graph is recorded for every *structure* that the simulator takes on (its numbers and
+    references, such as which landmark is the goal). The structure is looked at whenever the
+    state was out of graphs: after a reset of all envs, or where somebody looked at it.
+
+    Args:
+        captured (CapturedSimulator): the environment's.
+        advance (callable): ``advance(tensordict)`` makes an eager step, ``[E]``.
+        read (callable): ``read()`` gives what a reset would, as the simulator is.
+        actions (mapping): key of an action -> its spec.
+        pool (StartPool): fresh starts.
+        random (RandomState): what the simulator draws from.
+        name (str): what is stepped, in a sentence.
+        execution (str): how graphs run.
+    """
+
+    def __init__(
+        self,
+        captured: CapturedSimulator,
+        advance: Callable[[TensorDictBase], TensorDictBase],
+        read: Callable[[], TensorDictBase],
+        actions: Mapping[NestedKey, TensorSpec],
+        pool: StartPool,
+        random: RandomState,
+        *,
+        name: str,
+        execution: Literal["trace", "compile", "cudagraph"],
+    ) -> None:
+        self.captured = captured
+        self.pool = pool
+        self._advance, self._read = advance, read
+        self._actions = {key: (spec.shape, spec.dtype) for key, spec in actions.items()}
+        self._random = random
+        self._name, self._execution = name, execution
+        self._programs: dict[str, _Step] = {}
+        self._current: _Step | None = None
+        self._signature = self._structure = ""
+        self._drawn_for = ""  # the structure in which the pool's starts were looked at
+        self._state: list[Tensor] | None = None
+        self._last: TensorDictBase | None = None
+
+    def step(self, tensordict: TensorDictBase) -> TensorDict:
+        """The next step, as the simulator would give it.
+
+        Raises:
+            CaptureError: the simulator cannot be captured.
+            GraphCheckError: one of the simulator's own checks failed; the state is the one
+                before. On a GPU, :meth:`begin` and :meth:`raise_failed` tell it.
+            SpecError: an action of another shape.
+        """
+        actions = [self._action(tensordict, key) for key in self._actions]
+        state = self._look()
+        if self._current is None:
+            self._current = self._recorded(state, actions)
+            self._current.outer.refresh(self._current.program, self.captured.simulator)
+        step = self._current
+        with self._random.active() if step.draws else contextlib.nullcontext():
+            out = step.program.flat([*state, *actions])
+        if out[0].device.type == "cpu":  # elsewhere, reading would wait for the device
+            step.program.raise_failed()
+        self._put(list(out[: len(state)]))
+        leaves = out[len(state) :]
+        self._last = step.nesting.build(leaves, leaves[0].shape[:1])
+        return self._last.copy()
+
+    def begin(self, ended: Tensor) -> TensorDict:
+        """Starts new episodes where ``ended`` ``[E]``.
+
+        Raises:
+            CaptureError: the simulator's state cannot be packed.
+            GraphCheckError: one of the simulator's own checks failed in an earlier step.
+        """
+        self.raise_failed()
+        state = self._look()
+        if self._structure != self._drawn_for:
+            self.pool.empty()
+            self._drawn_for = self._structure
+        self.pool.prepare()
+        nesting = self.pool.nesting
+        last = self._last if self._last is not None else self._read_as_it_is()
+        carry = dict(zip(nesting.keys, nesting.leaves(last)))
+        state, carry, used = begin_episodes(ended, state, carry, self.pool.tensors)
+        self.pool.tensors["used"] = used
+        self._put(state)
+        self._last = nesting.build(list(carry.values()), ended.shape)
+        return self._last.copy()
+
+    def _look(self) -> list[Tensor]:
+        """The state; if it is not the one that was left here, the structure may be new, too."""
+        state = self.captured.state
+        if state is not self._state:
+            self.captured.look()
+            self._structure = self.captured.structure()
+            self._signature = self.captured.signature()
+            self._current = self._last = None
+        return state
+
+    def _put(self, state: list[Tensor]) -> None:
+        self.captured.state = self._state = state
+
+    def _read_as_it_is(self) -> TensorDictBase:
+        random = self._random.state_dict()
+        with self._random.active():
+            read = self._read()
+        self._random.load_state_dict(random)
+        return read
+
+    def _action(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+        action, (shape, dtype) = tensordict.get(key, None), self._actions[key]
+        if action is None or action.shape != shape:
+            found = "nothing" if action is None else list(action.shape)
+            raise SpecError(
+                f"{self._name}: {key!r} is {found}, expected {list(shape)}; the policy must act "
+                "for every group."
+            )
+        # A graph is of one type and of one layout in memory.
+        return action.to(dtype).contiguous()
+
+    def _recorded(self, state: list[Tensor], actions: list[Tensor]) -> _Step:
+        if self._signature not in self._programs:
+            refuse_many_structures([*self._programs, self._signature])
+            recorded = self._record(state, actions)
+            # Only now it is known which values its path depends on.
+            self._signature = self.captured.signature()
+            self._programs[self._signature] = recorded
+        return self._programs[self._signature]
+
+    def _record(self, state: list[Tensor], actions: list[Tensor]) -> _Step:
+        found: list[Nesting] = []
+
+        def step(*given: Tensor) -> list[Tensor]:
+            td = TensorDict({}, [state[0].shape[1]], device=state[0].device)
+            for key, action in zip(self._actions, given):
+                td.set(key, action)
+            stepped = self._advance(td)
+            found.append(Nesting(stepped))
+            return found[0].leaves(stepped)
+
+        outer = OuterTensors(self.captured.simulator, self.captured.simulator_state.exclude)
+        program = self.captured.capture(
+            step, *actions, name=f"a step of {self._name}", execution=self._execution
+        )
+        outer.belong_to(program)
+        return _Step(program, found[0], outer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The starts that are left; the state is the simulator's."""
+        return {"pool": self.pool.state_dict(), "drawn_for": self._drawn_for}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on with saved starts; without any, fresh ones are drawn."""
+        self.pool.load_state_dict(state.get("pool", {}))
+        self._drawn_for = state.get("drawn_for", "")
+
+    def raise_failed(self) -> None:
+        """Raises what failed in graphs; waits for the device.
+
+        Raises:
+            GraphCheckError: naming the line of the simulator.
+        """
+        for step in self._programs.values():
+            step.program.raise_failed()
+
+
+class _Step:
+    """A recorded step.
+
+    Args:
+        program (Program): the graph.
+        nesting (Nesting): of what it gives.
+        outer (OuterTensors): what it reads from the simulator.
+    """
+
+    def __init__(self, program: Program, nesting: Nesting, outer: OuterTensors) -> None:
+        self.program, self.nesting, self.outer = program, nesting, outer
+        targets = [node.target for node in program.traced.module.graph.nodes]
+        self.draws = any(
+            torch.Tag.nondeterministic_seeded in target.tags
+            for target in targets
+            if isinstance(target, torch._ops.OpOverload)
+        )
+
+
+def refuse_many_structures(signatures: Collection[str]) -> None:
+    """Refuses a simulator that would be recorded again and again.
+
+    Args:
+        signatures (collection of str): of its structures, those recorded and the next one.
+
+    Raises:
+        CaptureError: naming what differs between the last two.
+    """
+    if len(signatures) <= _MOST_STRUCTURES:
+        return
+    *_, last, new = signatures
+    before, after = _slots(last), _slots(new)
+    slots = [slot for slot in sorted({*before, *after}) if before.get(slot) != after.get(slot)]
+    raise CaptureError(
+        f"a graph holds for one structure of the simulator, and {len(signatures)} were met: resets "
+        f"go on changing {', '.join(slots[:3])}{', ...' if len(slots) > 3 else ''}; keep it as a "
+        "tensor with the envs in the first dim"
+    )
+
+
+def _slots(signature: str) -> dict[str, str]:
+    """Name of a number or reference -> its value, as text (which may hold ``inf``)."""
+    slots = ast.parse(signature, mode="eval").body
+    assert isinstance(slots, ast.Dict)
+    names = [ast.literal_eval(key) for key in slots.keys if key is not None]
+    return {".".join(filter(None, name)): ast.unparse(x) for name, x in zip(names, slots.values)}

@@ -1,0 +1,165 @@
+"""What lets a step of VMAS be recorded as a graph: a world that asks nothing of its tensors.
+
+Stock VMAS leaves a pair of entities out of a substep if they are apart in all envs: a branch on
+the state. Here every pair that may collide is computed. What a pair adds is the same to the bit:
+
+- two spheres out of range push each other with a force of exactly zero;
+- lines and boxes are thicker than the radius that VMAS asks for, so that a pair left out would
+  still push: the forces of such pairs are set to zero where stock VMAS leaves them out.
+
+A scenario that asks the same gets a tensor, which a graph refuses to branch on, or True where
+:mod:`.vmas_contact_rewards` knows that nothing but the distance matters.
+
+Shapes: E envs, P pairs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchrl_marl.envs.vmas_contact_rewards import contact_lines
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from vmas.simulator.core import Entity, World
+    from vmas.simulator.environment import Environment
+
+__all__ = ["without_branches"]
+
+_COLLISIONS = (
+    "_sphere_sphere_vectorized_collision",
+    "_sphere_line_vectorized_collision",
+    "_line_line_vectorized_collision",
+    "_box_sphere_vectorized_collision",
+    "_box_line_vectorized_collision",
+    "_box_box_vectorized_collision",
+)
+
+
+@contextlib.contextmanager
+def without_branches(env: Environment) -> Iterator[None]:
+    """Steps within take the same path whatever the state, and give what stock VMAS gives.
+
+    Only this environment's world is changed, and it is left as it was.
+
+    Args:
+        env (Environment): whose step is to be recorded.
+
+    Examples:
+        >>> from torchrl_marl.envs import VmasEnv
+        >>> from torchrl_marl.envs.vmas_simulator import advance
+        >>> env = VmasEnv("balance", num_envs=2)._env
+        >>> with without_branches(env):
+        ...     advance(env, env.get_random_actions())
+    """
+    contacts = _Contacts(env.world)
+    replaced: dict[str, Callable[..., Any]] = {
+        "collides": contacts.collides,
+        "get_distance": contacts.distance,
+        "_get_constraint_forces": contacts.forces,
+        **{name: contacts.of_pairs(getattr(env.world, name)) for name in _COLLISIONS},
+    }
+    own = {name: vars(env.world)[name] for name in replaced if name in vars(env.world)}
+    vars(env.world).update(replaced)
+    try:
+        yield
+    finally:
+        for name in replaced:
+            del vars(env.world)[name]
+        vars(env.world).update(own)
+
+
+class _Contacts:
+    """Pairs of one kind that a world is pushing apart, and which of them it would look at.
+
+    Args:
+        world (World): a stock one.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._forces = world._get_constraint_forces
+        self._distance = world.get_distance
+        self._pairs: list[tuple[Entity, Entity]] = []
+        # What a scenario asked last, and where: nearness, pair, frame and lines that depend on it.
+        self._asked: tuple[Tensor, set[Entity], FrameType, range] | None = None
+
+    def collides(self, a: Entity, b: Entity) -> bool | Tensor:
+        """``World.collides``; whether a pair is near in any env is not asked for its forces."""
+        if not self._may_collide(a, b):
+            return False
+        frame = sys._getframe(1)
+        if frame.f_code is type(self._world)._apply_vectorized_enviornment_force.__code__:
+            return True
+        near = _near([(a, b)]).squeeze(0)
+        lines = contact_lines(frame)
+        if lines is None:
+            return near
+        self._asked = near, {a, b}, frame, lines
+        return True
+
+    def distance(self, a: Entity, b: Entity, env_index: int | None = None) -> Tensor:
+        """``World.get_distance``; infinite under a condition that stock VMAS finds False."""
+        distance = self._distance(a, b, env_index)
+        if self._asked is None:
+            return distance
+        near, pair, frame, lines = self._asked
+        caller = sys._getframe(1)
+        if caller is not frame or caller.f_lineno not in lines or {a, b} != pair:
+            return distance
+        return torch.where(near, distance, torch.inf)
+
+    def _may_collide(self, a: Entity, b: Entity) -> bool:
+        if a is b or not (a.collides(b) and b.collides(a)):
+            return False
+        if not (a.movable or a.rotatable or b.movable or b.rotatable):
+            return False
+        return {type(a.shape), type(b.shape)} in self._world._collidable_pairs
+
+    def of_pairs(self, collision: Callable[..., None]) -> Callable[..., None]:
+        """A collision of pairs that have to be near."""
+
+        def push(pairs: list[tuple[Entity, Entity]]) -> None:
+            self._pairs = [] if all(map(_exact, pairs)) else pairs
+            collision(pairs)
+            self._pairs = []
+
+        return push
+
+    def forces(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """``World._get_constraint_forces``; zero for pairs that stock VMAS leaves out."""
+        on_a, on_b = self._forces(*args, **kwargs)
+        if not self._pairs:  # joints, and pairs that are exact anyway
+            return on_a, on_b
+        near = _near(self._pairs).unsqueeze(-1)
+        return torch.where(near, on_a, 0.0), torch.where(near, on_b, 0.0)
+
+
+def _near(pairs: list[tuple[Entity, Entity]]) -> Tensor:
+    """Whether a pair is near in any env, as ``World.collides`` asks it, ``[P]``."""
+    a, b = (torch.stack([pair[i].state.pos for pair in pairs], -2) for i in (0, 1))
+    reach = [_reach(*pair) for pair in pairs]
+    distance = torch.linalg.vector_norm(a - b, dim=-1)
+    return (distance <= torch.tensor(reach, device=distance.device)).any(0)
+
+
+def _reach(a: Entity, b: Entity) -> float:
+    return a.shape.circumscribed_radius() + b.shape.circumscribed_radius()
+
+
+def _exact(pair: tuple[Entity, Entity]) -> bool:
+    """Whether a pair within contact is always one that ``World.collides`` finds near."""
+    from vmas.simulator.core import Sphere
+
+    if not all(isinstance(entity.shape, Sphere) for entity in pair):
+        return False
+    # As the forces compute it, in single precision.
+    touching = sum(torch.tensor(entity.shape.radius) for entity in pair)
+    return bool(touching <= torch.tensor(_reach(*pair)))

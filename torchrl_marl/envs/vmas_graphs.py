@@ -1,0 +1,178 @@
+"""What makes graphs of a VMAS environment's steps, and what they need of it.
+
+Shapes: E envs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from torchrl.data import Composite
+
+from torchrl_marl.capture.execution import Execution
+from torchrl_marl.envs.captured import CapturedSimulator
+from torchrl_marl.envs.following import follow
+from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.simulator import SimulatorStateError
+from torchrl_marl.envs.start_pool import StartPool
+from torchrl_marl.envs.step_graphs import StepGraphs
+from torchrl_marl.envs.vmas_reading import ScenarioReader
+from torchrl_marl.envs.vmas_simulator import warm_up
+from torchrl_marl.envs.vmas_worlds import VIEWER, VmasWorlds
+from torchrl_marl.errors import CaptureError, GraphCheckError
+
+if TYPE_CHECKING:
+    from vmas.simulator.environment import Environment
+
+    from torchrl_marl.envs.vmas import VmasEnv
+
+__all__ = ["VmasGraphs"]
+
+
+class VmasGraphs:
+    """The part of :class:`~torchrl_marl.envs.VmasEnv` that has to do with graphs.
+
+    Its simulator's state is in the simulator, or ahead of it in graphs. Whoever asks for
+    ``_env`` gets the simulator with the state put back; that is all that others need to know.
+    """
+
+    random_state: RandomState
+    group_map: Any
+    full_action_spec: Composite
+    action_keys: list[NestedKey]
+    advance: Callable[[TensorDictBase], TensorDict]
+    _worlds: VmasWorlds
+    _reader: ScenarioReader
+    _arguments: dict[str, Any]
+    _info: bool
+    _execution: Execution
+    _captured: CapturedSimulator | None
+    _graphs: StepGraphs | None
+    _drawn: dict[str, Any]  # starts with which graphs begin
+    _leader: Environment | None  # of a twin
+    _reset_envs: Callable[[Environment], None]
+
+    @property
+    def _env(self) -> Environment:
+        """VMAS's environment, with the state that graphs have reached."""
+        captured = self.__dict__.get("_captured")
+        return self.__dict__["_vmas"] if captured is None else captured.release()
+
+    @_env.setter
+    def _env(self, env: Environment) -> None:
+        self.__dict__["_vmas"] = env
+
+    @property
+    def simulator(self) -> Environment:
+        """What holds the state: VMAS's environment."""
+        return self._env
+
+    def captured(self) -> CapturedSimulator:
+        """The simulator, to be stepped by graphs.
+
+        Raises:
+            CaptureError, SimulatorStateError: a scenario whose state cannot be packed.
+        """
+        if self._captured is None:
+            from torchrl_marl.envs.vmas_capture import without_branches
+
+            vmas = self._env
+            self._captured = CapturedSimulator(
+                vmas,
+                self._worlds.state(),
+                lambda: warm_up(vmas, self._info),
+                self.random_state,
+                lambda: without_branches(vmas),
+            )
+        return self._captured
+
+    def twin(self, num_envs: int) -> VmasEnv:
+        """Another one of the same world, to draw starts for this one.
+
+        It draws from this one's random state, and has its settings.
+        """
+        make: Any = type(self)
+        twin: VmasEnv = make(
+            self._worlds.scenario(),
+            num_envs=num_envs,
+            seed=self._worlds.seed,
+            group_map=self.group_map,
+            state=self._reader.state,
+            info=self._info,
+            device=self._env.device,
+            **self._arguments,
+        )
+        twin.random_state, twin._leader = self.random_state, self._env
+        twin._reset_envs = self._worlds.fresh_starts()
+        return twin
+
+    def start_pool(self) -> StartPool:
+        """Fresh starts for graphs."""
+
+        def make(num_envs: int) -> tuple[VmasEnv, Environment]:
+            twin = self.twin(num_envs)
+            return twin, twin._env
+
+        return StartPool(self.captured().packing, self._env, make, self._env.num_envs)
+
+    def _by_graphs(self, call: Callable[[StepGraphs], TensorDict]) -> TensorDict | None:
+        """What graphs give; None for an eager environment, as one becomes that they refuse."""
+        if self._execution == "eager":
+            return None
+        try:
+            return call(self._step_graphs())
+        except GraphCheckError:
+            raise
+        except (CaptureError, SimulatorStateError) as refusal:
+            self._execution, self._graphs, self._drawn = "eager", None, {}
+            warnings.warn(
+                f"{self._worlds.name}: steps run eagerly, since they cannot be captured: {refusal}",
+                stacklevel=3,
+            )
+            return None
+
+    def _step_graphs(self) -> StepGraphs:
+        assert self._execution != "eager"
+        if self._graphs is None:
+            for group, lazy in self._reader.lazy.items():
+                if lazy:
+                    raise CaptureError(
+                        f"the agents of group {group!r} differ and are stacked lazily; group those "
+                        "that are alike (group_map), or collect by graphs of TransformedEnv(env, "
+                        "PadAgents()): RolloutCollector(..., execution=...)"
+                    )
+            specs = {key: self.full_action_spec[key] for key in self.action_keys}
+            graphs = StepGraphs(
+                self.captured(),
+                self.advance,
+                self._read,
+                specs,
+                self.start_pool(),
+                self.random_state,
+                name=f"VmasEnv({self._worlds.name!r})",
+                execution=self._execution,
+            )
+            graphs.load_state_dict(self._drawn)
+            self._graphs, self._drawn = graphs, {}
+        return self._graphs
+
+    def _follow(self) -> None:
+        """A twin's settings are its leader's; so is what a reset of all envs chooses for all."""
+        if self._leader is not None:
+            sizes = self._env.num_envs, self._leader.num_envs
+            follow(self._env, self._leader, sizes, VIEWER)
+
+    def _read(self) -> TensorDict:
+        """What a reset gives, as the simulator is."""
+        return self._reader.read(self._env, rewards=False)
+
+    def _pool_state(self) -> dict[str, Any]:
+        return self._drawn if self._graphs is None else self._graphs.state_dict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy records graphs of its own, and goes on with the same starts.
+        state = {**self.__dict__, "_vmas": self._env, "_drawn": self._pool_state()}
+        return {**state, "_captured": None, "_graphs": None}

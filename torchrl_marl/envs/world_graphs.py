@@ -1,0 +1,122 @@
+"""What lets graphs step a world of one's own.
+
+Shapes: E envs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from torchrl_marl.envs.captured import CapturedSimulator
+from torchrl_marl.envs.declaration import Declaration
+from torchrl_marl.envs.following import follow
+from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.simulator import SimulatorState
+from torchrl_marl.errors import CaptureError
+
+__all__ = ["WorldGraphs"]
+
+
+class WorldGraphs:
+    """The part of :class:`~torchrl_marl.envs.MarlEnv` that graphs look at."""
+
+    random_state: RandomState
+    device: Any
+    batch_size: Any
+    reset: Callable[..., Any]
+    rand_action: Callable[..., Any]
+    _step: Callable[..., Any]
+    _wrap: Callable[..., Any]
+    _episode: dict[str, Any]
+    _not_world: frozenset[Any]
+    _declaration: Declaration
+    _checked: set[str]
+    _check_values: Callable[..., None]
+    _captured: CapturedSimulator | None
+    _leader: Any
+    _made_with: tuple[tuple, dict[str, Any]]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        env = super().__new__(cls, *args, **kwargs)  # type: ignore[call-arg]
+        env.__dict__["_made_with"] = (args, kwargs)
+        return env
+
+    def _drawing(self) -> AbstractContextManager[None]:
+        """In which this env draws from its own random state; in a graph, from torch's."""
+        in_graph = self._captured is not None and self._captured.in_graph
+        return contextlib.nullcontext() if in_graph else self.random_state.active()
+
+    @property
+    def simulator(self) -> Any:
+        """What holds the state: the env itself."""
+        return self
+
+    def captured(self) -> CapturedSimulator:
+        """The world, to be stepped by graphs.
+
+        Raises:
+            CaptureError, SimulatorStateError: a world whose state cannot be packed.
+        """
+        if not self._episode:
+            self.reset()
+        if self._captured is None:
+            random = self.random_state.state_dict()
+            with torch.random.fork_rng():  # what probes draw leaves no trace
+                # The time limit is this env's, and yet a graph holds for one limit only.
+                exclude = self._not_world - {("max_steps",)}
+                state = SimulatorState(lambda n: self.twin(n)._after_a_step(), exclude)
+            self.random_state.load_state_dict(random)
+            self._captured = CapturedSimulator(self, state, self._after_a_step, self.random_state)
+        return self._captured
+
+    def twin(self, num_envs: int) -> Any:
+        """Another one of the same world, which draws its starts from this one's random state.
+
+        Raises:
+            CaptureError: a class that takes no ``num_envs``.
+        """
+        args, kwargs = self._made_with
+        try:
+            given = inspect.signature(type(self).__init__).bind(self, *args, **kwargs)
+            where = given.arguments if "num_envs" in given.arguments else given.arguments["kwargs"]
+            where["num_envs"] = num_envs
+            with torch.random.fork_rng():
+                twin = type(self)(*given.args[1:], **given.kwargs)
+        except (TypeError, KeyError) as error:
+            raise CaptureError(
+                f"{type(self).__name__} cannot be built with another number of envs ({error}); let "
+                "__init__ take num_envs and hand it on"
+            ) from None
+        twin = twin.to(self.device)
+        twin.random_state, twin._leader = self.random_state, self
+        return twin
+
+    def _follow_leader(self) -> None:
+        """A twin has the settings of the env for which it draws, whenever it draws."""
+        if self._leader is not None:
+            sizes = (self.batch_size[0], self._leader.batch_size[0])
+            follow(self, self._leader, sizes, {*self._not_world, ("_episode",)})
+            self.max_steps = self._leader.max_steps
+
+    def check_actions(self, tensordict: TensorDictBase) -> None:
+        """Compares actions with their specs; waits for the device.
+
+        Raises:
+            SpecError: naming the agent and the env.
+        """
+        actions = self._declaration.reader.read_actions(tensordict)
+        self._checked.discard("step")
+        self._check_values("step", "action", actions)
+
+    def _after_a_step(self) -> Any:
+        if not self._episode:
+            self.reset()
+        self._step(self.rand_action(self._wrap(self._episode["given"])))
+        return self

@@ -1,0 +1,163 @@
+"""Hand-written GPU kernels, each the twin of a function in :mod:`torchrl_marl.functional`.
+
+A kernel is an operator of torch (``torch.ops.torchrl_marl``), so that graphs record it as one
+node. Without Triton there are none, and the functions themselves run on a GPU, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+__all__ = ["gae", "has_gae"]
+
+# Rows of a program. One warp: there are few rows, and many multiprocessors to give them to.
+_BLOCK = 32
+
+
+def has_gae(*tensors: Tensor) -> bool:
+    """Whether :func:`gae` can take the place of :func:`torchrl_marl.functional.gae`.
+
+    Args:
+        *tensors: reward, value and next value.
+
+    Returns:
+        bool: Triton is there, the tensors are float32 and on a GPU, and no gradient is asked for.
+
+    Examples:
+        >>> has_gae(torch.zeros(2, 3, 1))
+        False
+    """
+    return (
+        triton is not None
+        and all(x.is_cuda and x.dtype is torch.float32 for x in tensors)
+        and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
+    )
+
+
+@torch.library.custom_op("torchrl_marl::gae", mutates_args=())
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    done: Tensor,
+    terminated: Tensor,
+    mask: Tensor | None,
+    gamma: float,
+    lmbda: float,
+) -> tuple[Tensor, Tensor]:
+    """:func:`torchrl_marl.functional.gae` in one launch, a thread for each env and agent.
+
+    Shapes:
+        - all tensors, and what is returned: ``[*B, T, N, 1]``, of any strides
+    """
+    shape = reward.shape
+    n_steps, n_agents = shape[-3], shape[-2]
+    advantage, target = (torch.empty(shape, device=reward.device) for _ in range(2))
+    if reward.numel() == 0:
+        return advantage, target
+    flags = [x.view(torch.uint8) for x in (done, terminated, done if mask is None else mask)]
+    rows = [x.reshape(-1, n_steps, n_agents) for x in (reward, value, next_value, *flags)]
+    n_rows = rows[0].shape[0] * n_agents
+    with torch.cuda.device_of(reward):
+        _gae_kernel[(triton.cdiv(n_rows, _BLOCK),)](
+            advantage,
+            target,
+            *rows,
+            *(stride for x in rows for stride in x.stride()),
+            gamma,
+            gamma * lmbda,
+            n_rows,
+            n_steps,
+            n_agents,
+            MASKED=mask is not None,
+            BLOCK=_BLOCK,
+            num_warps=1,
+        )
+    return advantage, target
+
+
+@gae.register_fake
+def _(reward, value, next_value, done, terminated, mask, gamma, lmbda):
+    return tuple(torch.empty(reward.shape, device=reward.device) for _ in range(2))
+
+
+# The formulas are those of functional._masked_recursion; without a mask every step is an own one.
+# Strides of a tensor x: x_b over envs, x_t over time, x_n over agents.
+def _gae_rows(
+    advantage,
+    target,
+    reward,
+    value,
+    next_value,
+    done,
+    terminated,
+    mask,
+    reward_b,
+    reward_t,
+    reward_n,
+    value_b,
+    value_t,
+    value_n,
+    next_b,
+    next_t,
+    next_n,
+    done_b,
+    done_t,
+    done_n,
+    terminated_b,
+    terminated_t,
+    terminated_n,
+    mask_b,
+    mask_t,
+    mask_n,
+    gamma,
+    decay,
+    n_rows,
+    n_steps,
+    n_agents,
+    MASKED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < n_rows
+    b, n = row // n_agents, row % n_agents
+    t = tl.zeros([BLOCK], tl.int64) + (n_steps - 1)
+    following = tl.zeros([BLOCK], tl.float32)
+    acts_next = inside
+    done_now = tl.load(done + b * done_b + t * done_t + n * done_n, inside, other=0) != 0
+    for _ in range(n_steps):
+        r = tl.load(reward + b * reward_b + t * reward_t + n * reward_n, inside, other=0.0)
+        v = tl.load(value + b * value_b + t * value_t + n * value_n, inside, other=0.0)
+        v_next = tl.load(next_value + b * next_b + t * next_t + n * next_n, inside, other=0.0)
+        at = terminated + b * terminated_b + t * terminated_t + n * terminated_n
+        goes_on = tl.load(at, inside, other=0) == 0
+        at = done + b * done_b + (t - 1) * done_t + n * done_n
+        done_before = tl.load(at, inside & (t > 0), other=0) != 0
+        if MASKED:
+            acts = tl.load(mask + b * mask_b + t * mask_t + n * mask_n, inside, other=0) != 0
+        else:
+            acts = inside
+        v = tl.where(acts, v, 0.0)
+        base = tl.where((done_now | acts_next) & goes_on, v_next, 0.0) * gamma + r - v
+        base = tl.where(acts | (done_before == 0), base, 0.0)
+        factor = tl.where(done_now, 0.0, tl.where(acts_next, decay, 1.0))
+        following = base + factor * following
+        out = tl.where(acts, following, 0.0)
+        to = (b * n_steps + t) * n_agents + n
+        tl.store(advantage + to, out, inside)
+        tl.store(target + to, out + v, inside)
+        acts_next = acts
+        done_now = done_before
+        t -= 1
+
+
+_gae_kernel: Any = None if triton is None else triton.jit(_gae_rows)

@@ -1,0 +1,98 @@
+"""One step of Adam as one operation that a graph may hold.
+
+Its arithmetic is that of ``torch.optim.Adam(fused=True)``, to the bit; the learning rate is a
+tensor, and so is whether the step is skipped, so that neither needs the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["adam_"]
+
+_LIBRARY = torch.library.Library("torchrl_marl", "DEF")
+_LIBRARY.define(
+    "adam_(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] means, "
+    "Tensor(c!)[] squares, Tensor(d!)[] steps, Tensor lr, Tensor skip, float beta1, float beta2, "
+    "float eps) -> ()"
+)
+
+
+def adam_(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    means: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    lr: Tensor,
+    skip: Tensor,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """Moves parameters and Adam's state in place.
+
+    Args:
+        parameters, gradients: of the same shapes.
+        means, squares: ``exp_avg`` and ``exp_avg_sq`` of the optimizer's state.
+        steps: its ``step``, float scalars.
+        lr (Tensor): learning rate, a scalar.
+        skip (Tensor): 1 to change nothing, else 0; a float scalar.
+        betas (tuple): Adam's two decays.
+        eps (float): Adam's epsilon.
+
+    Reduces to: ``torch.optim.Adam(fused=True).step()`` where ``skip`` is 0.
+
+    Examples:
+        >>> x, zero = torch.ones(1), torch.zeros(())
+        >>> state = [torch.zeros(1)], [torch.zeros(1)], [torch.zeros(())]
+        >>> adam_([x], [torch.ones(1)], *state, torch.tensor(0.5), zero, (0.9, 0.999), 0)
+        >>> x
+        tensor([0.5000])
+    """
+    torch.ops.torchrl_marl.adam_(
+        list(parameters),
+        list(gradients),
+        list(means),
+        list(squares),
+        list(steps),
+        lr,
+        skip,
+        *betas,
+        eps,
+    )
+
+
+def _adam_(parameters, gradients, means, squares, steps, lr, skip, beta1, beta2, eps):
+    torch._foreach_add_(steps, [1 - skip] * len(steps))
+    # The fused step reads memory as it lies; a gradient may come transposed.
+    gradients = [_as_laid(g, p) for g, p in zip(gradients, parameters)]
+    # A step is skipped as a gradient scaler skips one that overflowed.
+    torch._fused_adam_(
+        parameters,
+        gradients,
+        means,
+        squares,
+        [],
+        steps,
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=0.0,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+        found_inf=skip,
+    )
+
+
+def _as_laid(gradient: Tensor, parameter: Tensor) -> Tensor:
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
+_LIBRARY.impl("adam_", _adam_, "CompositeExplicitAutograd")
+_LIBRARY.impl("adam_", lambda *arguments: None, "Meta")
