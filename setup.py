@@ -12,14 +12,22 @@ VERSION = re.search(
 
 EXTRAS = {
     "vmas": ["vmas>=1.5"],
-    "pettingzoo": ["pettingzoo>=1.26", "mpe2"],
+    "pettingzoo": ["pettingzoo[classic,butterfly,sisl]>=1.26", "mpe2"],
+    "jaxmarl": ["jaxmarl>=0.2"],
+    "mujoco": ["gymnasium-robotics>=1.4"],
     "log": ["tensorboard", "wandb", "mlflow"],
     "plot": ["matplotlib>=3.8"],
     "docs": ["jupyterlab", "nbconvert"],
 }
 EXTRAS["test"] = [
     *EXTRAS["vmas"],
+    *EXTRAS["pettingzoo"],
+    *EXTRAS["jaxmarl"],
+    *EXTRAS["mujoco"],
     *EXTRAS["plot"],
+    "lbforaging",
+    "magent2",
+    "open-spiel",
     "pytest>=8",
     "pytest-xdist",
     "hypothesis",

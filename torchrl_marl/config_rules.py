@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchrl_marl.capture.execution import EXECUTIONS
+from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.envs.vmas_scenarios import check_scenario
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
 from torchrl_marl.learners.config import OnPolicyConfig
@@ -205,29 +206,41 @@ def check_device(config: TrainConfig) -> None:
 
 def _check_env(config: TrainConfig) -> None:
     env = config.env
-    _check_choice("env.library", env.library, ("vmas", "toy"))
-    if env.library == "vmas":
-        if env.state not in (None, "observations"):
+    _check_choice("env.library", env.library, ("vmas", "pettingzoo", "jaxmarl", "isaaclab", "toy"))
+    if env.library == "toy":
+        _check_toy(env)
+    else:
+        states = ("observations",) if env.library == "vmas" else ("observations", "world")
+        if env.state not in (None, *states):
             raise ConfigError(
-                f"env.state is {env.state!r}, expected observations or null; "
+                f"env.state is {env.state!r}, expected {', '.join(states)} or null; "
                 "use env.state=observations."
             )
+    if env.library == "vmas":
         check_scenario(env.name, env.kwargs)
-    elif env.name not in TOY_WORLDS:
+    if env.workers < 0 or env.worker_timeout <= 0:
         raise ConfigError(
-            f"unknown toy world {env.name!r}; {nearest(env.name, TOY_WORLDS)}"
-            f"choose among {', '.join(TOY_WORLDS)}."
-        )
-    elif env.state is not None:
-        raise ConfigError(
-            f"env.state is {env.state!r}, expected null, since toy worlds have a state of their "
-            "own; use env.state=null."
+            f"env.workers is {env.workers} and env.worker_timeout {env.worker_timeout}, expected "
+            "0 or more and a number of seconds above 0."
         )
     if config.frames_per_batch % env.n_envs:
         steps = max(1, round(config.frames_per_batch / env.n_envs))
         raise ConfigError(
             f"frames_per_batch is {config.frames_per_batch}, expected a multiple of env.n_envs, "
             f"{env.n_envs}; use frames_per_batch={steps * env.n_envs}."
+        )
+
+
+def _check_toy(env: EnvConfig) -> None:
+    if env.name not in TOY_WORLDS:
+        raise ConfigError(
+            f"unknown toy world {env.name!r}; {nearest(env.name, TOY_WORLDS)}"
+            f"choose among {', '.join(TOY_WORLDS)}."
+        )
+    if env.state is not None:
+        raise ConfigError(
+            f"env.state is {env.state!r}, expected null, since toy worlds have a state of their "
+            "own; use env.state=null."
         )
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "NonFiniteError",
     "SpecError",
     "UserError",
+    "WorkerError",
 ]
 
 
@@ -51,6 +52,10 @@ class CheckpointError(UserError, RuntimeError):
 
 class SpecError(UserError, ValueError):
     """What an environment gives and what it declared disagree."""
+
+
+class WorkerError(UserError, RuntimeError):
+    """A process in which worlds run died, or does not answer."""
 
 
 class NonFiniteError(UserError, ArithmeticError):

@@ -6,9 +6,13 @@ from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
     from torchrl_marl.envs.build import make_env
+    from torchrl_marl.envs.check import check_marl_env
     from torchrl_marl.envs.config import EnvConfig
     from torchrl_marl.envs.init_tracker import AgentInitTracker
+    from torchrl_marl.envs.isaaclab import IsaacLabEnv
+    from torchrl_marl.envs.jaxmarl import JaxMarlEnv
     from torchrl_marl.envs.marl_env import MarlEnv
+    from torchrl_marl.envs.pettingzoo import PettingZooEnv
     from torchrl_marl.envs.transforms import PadAgents
     from torchrl_marl.envs.vmas import VmasEnv
 
@@ -17,8 +21,12 @@ __getattr__, __dir__, __all__ = attach(
     {
         "build": ["make_env"],
         "config": ["EnvConfig"],
+        "check": ["check_marl_env"],
         "init_tracker": ["AgentInitTracker"],
+        "isaaclab": ["IsaacLabEnv"],
+        "jaxmarl": ["JaxMarlEnv"],
         "marl_env": ["MarlEnv"],
+        "pettingzoo": ["PettingZooEnv"],
         "transforms": ["PadAgents"],
         "vmas": ["VmasEnv"],
     },

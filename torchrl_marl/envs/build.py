@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.config import EnvConfig
@@ -13,25 +14,33 @@ if TYPE_CHECKING:
 
 __all__ = ["make_env"]
 
-LIBRARIES = ("toy", "vmas")
+LIBRARIES = ("toy", "vmas", "pettingzoo", "jaxmarl", "isaaclab")
+
+# Their worlds end by themselves, or say that they do not.
+_OWN_LIMITS = ("pettingzoo", "jaxmarl", "isaaclab")
 
 
 def make_env(
-    config: EnvConfig,
+    env: EnvConfig | EnvBase | str,
     *,
     seed: int | None = None,
     device: torch.device | str = "cpu",
     n_envs: int | None = None,
+    **settings: Any,
 ) -> EnvBase:
-    """Builds the environment that a config describes.
+    """Builds an environment, or takes one of TorchRL's, in the layout of this package.
 
     Args:
-        config (EnvConfig): which world, and how.
+        env (str, EnvConfig or EnvBase): ``"library/world"``, such as ``"vmas/balance"``; a
+            config; or a TorchRL environment of one's own, whose life cycle is then mended where
+            it has to be.
 
     Keyword Args:
         seed (int, optional): start of the environment's own random state; drawn if None.
-        device (torch.device): where the simulation runs.
+        device (torch.device): where the simulation runs, or where its tensors go.
         n_envs (int, optional): number E of envs, where it is not the config's.
+        **settings: with a name only: any other setting of :class:`EnvConfig`, and arguments of
+            the world itself.
 
     Returns:
         EnvBase: with batch size ``[E]``.
@@ -41,26 +50,74 @@ def make_env(
         MissingExtraError: the library is not installed.
 
     Examples:
-        >>> make_env(EnvConfig(library="toy", name="two_step_game", n_envs=3), seed=0).batch_size
+        >>> make_env("toy/two_step_game", n_envs=3, seed=0).batch_size
+        torch.Size([3])
+        >>> make_env(EnvConfig(library="toy", name="two_step_game", n_envs=3)).batch_size
         torch.Size([3])
     """
-    n_envs = config.n_envs if n_envs is None else n_envs
-    make = {"vmas": _make_vmas, "toy": _make_toy}.get(config.library)
-    if make is not None:
-        try:
-            return make(config, n_envs, seed, device)
-        except UserError:
-            raise
-        except Exception as error:
-            why = " ".join(f"{type(error).__name__} {error}".split())
-            raise ConfigError(
-                f"{config.library} {config.name!r} cannot be built with env.kwargs="
-                f"{dict(config.kwargs)} ({why}); check these values."
-            ) from error
-    raise ConfigError(
-        f"unknown library of environments {config.library!r}; "
-        f"{nearest(config.library, LIBRARIES)}expected of {', '.join(LIBRARIES)}."
-    )
+    if isinstance(env, str):
+        env = _named(env, settings)
+    elif settings:
+        raise ConfigError(
+            f"make_env takes {', '.join(sorted(settings))} with a name such as 'vmas/balance' "
+            "only; a config or an environment has settings of its own."
+        )
+    if not isinstance(env, EnvConfig):
+        return _take(env, seed, device, n_envs)
+    n_envs = env.n_envs if n_envs is None else n_envs
+    make = _MAKERS.get(env.library)
+    if make is None:
+        raise ConfigError(
+            f"unknown library of environments {env.library!r}; "
+            f"{nearest(env.library, LIBRARIES)}expected of {', '.join(LIBRARIES)}."
+        )
+    try:
+        return make(env, n_envs, seed, device)
+    except UserError:
+        raise
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__} {error}".split())
+        raise ConfigError(
+            f"{env.library} {env.name!r} cannot be built with env.kwargs={dict(env.kwargs)} "
+            f"({why}); check these values."
+        ) from error
+
+
+def _named(name: str, settings: dict[str, Any]) -> EnvConfig:
+    """``"library/world"`` as a config; what is no setting is an argument of the world."""
+    library, _, world = name.partition("/")
+    if not world:
+        raise ConfigError(
+            f"the environment's name is {name!r}, expected 'library/world', such as "
+            "'vmas/balance' or 'pettingzoo/mpe2/simple_spread_v3'."
+        )
+    known = {field.name for field in fields(EnvConfig)} - {"library", "name", "kwargs"}
+    own = {key: settings[key] for key in settings if key in known}
+    if library in _OWN_LIMITS:
+        own.setdefault("max_steps", None)
+    kwargs = {**settings.get("kwargs", {})}
+    kwargs.update({key: settings[key] for key in settings if key not in {*known, "kwargs"}})
+    return EnvConfig(library=library, name=world, kwargs=kwargs, **own)
+
+
+def _take(env: Any, seed: int | None, device: torch.device | str, n_envs: int | None) -> EnvBase:
+    from torchrl.envs import EnvBase
+
+    from torchrl_marl.envs.mending import mended
+
+    if not isinstance(env, EnvBase):
+        raise ConfigError(
+            f"the environment is a {type(env).__name__}, expected a name such as 'vmas/balance', "
+            "an EnvConfig or a TorchRL environment."
+        )
+    if n_envs is not None and env.batch_size.numel() != n_envs:
+        raise ConfigError(
+            f"n_envs is {n_envs}, but the environment given has {env.batch_size.numel()}."
+        )
+    env = mended(env).to(device)
+    if seed is not None:
+        env.set_seed(seed)
+    return env
 
 
 def _make_vmas(
@@ -104,3 +161,70 @@ def _make_toy(
     return TOY_ENVS[config.name](
         n_envs, max_steps=config.max_steps, seed=seed, device=device, **kwargs
     )
+
+
+def _make_pettingzoo(
+    config: EnvConfig, n_envs: int, seed: int | None, device: torch.device | str
+) -> EnvBase:
+    from torchrl_marl.envs.pettingzoo import PettingZooEnv
+
+    return PettingZooEnv(
+        config.name,
+        num_envs=n_envs,
+        continuous_actions=config.continuous_actions,
+        max_steps=config.max_steps,
+        seed=seed,
+        device=device,
+        state=config.state,  # type: ignore[arg-type]
+        info=config.info,
+        group_map=dict(config.group_map) or None,
+        workers=config.workers,
+        worker_timeout=config.worker_timeout,
+        restart_workers=config.restart_workers,
+        **dict(config.kwargs),
+    )
+
+
+def _make_jaxmarl(
+    config: EnvConfig, n_envs: int, seed: int | None, device: torch.device | str
+) -> EnvBase:
+    from torchrl_marl.envs.jaxmarl import JaxMarlEnv
+
+    return JaxMarlEnv(
+        config.name,
+        num_envs=n_envs,
+        continuous_actions=config.continuous_actions,
+        max_steps=config.max_steps,
+        seed=seed,
+        device=device,
+        state=config.state,  # type: ignore[arg-type]
+        info=config.info,
+        group_map=dict(config.group_map) or None,
+        **dict(config.kwargs),
+    )
+
+
+def _make_isaaclab(
+    config: EnvConfig, n_envs: int, seed: int | None, device: torch.device | str
+) -> EnvBase:
+    from torchrl_marl.envs.isaaclab import IsaacLabEnv
+
+    return IsaacLabEnv(
+        config.name,
+        num_envs=n_envs,
+        max_steps=config.max_steps,
+        seed=seed,
+        device=device,
+        state=config.state,  # type: ignore[arg-type]
+        group_map=dict(config.group_map) or None,
+        **dict(config.kwargs),
+    )
+
+
+_MAKERS = {
+    "toy": _make_toy,
+    "vmas": _make_vmas,
+    "pettingzoo": _make_pettingzoo,
+    "jaxmarl": _make_jaxmarl,
+    "isaaclab": _make_isaaclab,
+}

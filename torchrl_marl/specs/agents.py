@@ -33,10 +33,11 @@ class AgentSpec:
             ``Categorical`` (shape ``[]``) or ``OneHot [n_actions]``.
         reward_spec (TensorSpec): reward of one agent, ``[1]``.
         action_mask (bool): the environment says which actions are legal, ``[n_actions]``.
+        agent_names (tuple of str): of all agents, where they are called otherwise.
 
     Raises:
-        ValueError: a name or a number of agents that cannot be, or an action mask without
-            discrete actions.
+        ValueError: a name or a number of agents that cannot be, names that are not one for each
+            agent, or an action mask without discrete actions.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -51,6 +52,7 @@ class AgentSpec:
     action_spec: TensorSpec
     reward_spec: TensorSpec = field(default_factory=lambda: Unbounded((1,)))
     action_mask: bool = False
+    agent_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -63,6 +65,13 @@ class AgentSpec:
             raise ValueError(
                 f"agent {self.name!r}: n_agents is {self.n_agents}, expected 1 or more."
             )
+        names = tuple(self.agent_names) or tuple(f"{self.name}_{i}" for i in range(self.n_agents))
+        if len(set(names)) != self.n_agents:
+            raise ValueError(
+                f"agent {self.name!r}: agent_names are {list(names)}, expected {self.n_agents} "
+                "names that differ, one for each agent."
+            )
+        object.__setattr__(self, "agent_names", names)
         self._check_specs()
         if self.action_mask and not is_discrete(self.action_spec):
             raise ValueError(
@@ -94,11 +103,6 @@ class AgentSpec:
                 f"agent {self.name!r}: action_spec has shape {list(action.shape)}, "
                 f"expected {expected}."
             )
-
-    @property
-    def agent_names(self) -> tuple[str, ...]:
-        """Names of the agents of this kind."""
-        return tuple(f"{self.name}_{i}" for i in range(self.n_agents))
 
 
 def is_discrete(spec: TensorSpec) -> bool:

@@ -1,0 +1,146 @@
+"""The base of adapters: worlds that begin the next episode in the step that ends one.
+
+Shapes: E envs, N agents of a group.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Composite
+from torchrl.envs import EnvBase
+
+from torchrl_marl.envs.declaration import Declaration
+from torchrl_marl.envs.kinds import GroupKinds, batched
+from torchrl_marl.envs.random_actions import draw_actions
+from torchrl_marl.specs import TeamSpec
+
+__all__ = ["AutoResetEnv"]
+
+
+class AutoResetEnv(EnvBase):
+    """A vectorized world that somebody else wrote, in groups, with the life cycle of a team.
+
+    An adapter declares the agents and gives two methods; both deal in nested dicts, group ->
+    leaf -> tensor (of a heterogeneous group: kind -> leaf), with all leaves of the specs, flags
+    included:
+
+    - ``_start(fresh)`` begins episodes, in the envs ``fresh`` ``[E]`` or in all (None), and
+      gives what all E envs go on from.
+    - ``_play(actions)`` makes a step and gives two: what it led to, rewards included, and what
+      the next step goes on from: the same, or, where the episode ended, a new one's begin.
+
+    So an episode's end costs no second call of the world in :meth:`step_and_maybe_reset`, and
+    none either where TorchRL asks for the reset of those that just ended. What is given is
+    never written to later.
+
+    Args:
+        declaration (Declaration): the agents and the state.
+
+    Keyword Args:
+        device (torch.device): of all that is given.
+        info (dict of str to Composite, optional): group -> specs of its ``"info"``, ``[N]``.
+    """
+
+    def __init__(
+        self,
+        declaration: Declaration,
+        *,
+        device: torch.device | str = "cpu",
+        info: Mapping[str, Composite] | None = None,
+    ) -> None:
+        super().__init__(device=torch.device(device), batch_size=(declaration.n_envs,))
+        self._declaration = declaration
+        self.group_map = {n: list(g.agent_names) for n, g in declaration.team.groups.items()}
+        for part, spec in declaration.specs.items():
+            for group, leaves in (info or {}).items() if part == "observation" else ():
+                spec[group]["info"] = leaves
+            setattr(self, f"full_{part}_spec", batched(spec.to(self.device), self.batch_size))
+        self._begun: dict[str, Any] | None = None
+        self._ended: Tensor | None = None
+
+    @abstractmethod
+    def _start(self, fresh: Tensor | None) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _play(
+        self, actions: dict[str, dict[str, Any]]
+    ) -> tuple[dict[str, Any], dict[str, Any]]: ...
+
+    @property
+    def team(self) -> TeamSpec:
+        """The agents by group."""
+        return self._declaration.team
+
+    @property
+    def group_kinds(self) -> dict[str, GroupKinds]:
+        """Group -> how its agents divide into kinds."""
+        return self._declaration.groups
+
+    @property
+    def num_envs(self) -> int:
+        """Number E of vectorized envs."""
+        return self.batch_size[0]
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDict:
+        fresh = None if tensordict is None else tensordict.get("_reset", None)
+        if fresh is None or self._begun is None or self._ended is None:
+            self._begun = self._start(None)
+        else:
+            again = fresh.reshape(self.batch_size) & ~self._ended
+            if bool(again.any()):
+                self._begun = self._start(again)
+        self._ended = torch.zeros(self.batch_size, dtype=torch.bool, device=self.device)
+        return self._wrap(self._begun)
+
+    def _step(self, tensordict: TensorDictBase, **kwargs: Any) -> TensorDict:
+        if self._begun is None:
+            self._start(None)  # TorchRL steps what nobody reset, too
+        actions = self._declaration.reader.read_actions(tensordict)
+        after, self._begun = self._play(actions)
+        self._ended = after["done"].reshape(self.batch_size)
+        return self._wrap(after)
+
+    def step_and_maybe_reset(
+        self, tensordict: TensorDictBase
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """A step, and what the next one goes on from, of a new episode where one ended.
+
+        Reduces to: TorchRL's, with one call of the world.
+        """
+        if not {"next", "_step"}.isdisjoint(tensordict.keys()):
+            return super().step_and_maybe_reset(tensordict)
+        after = self._step(tensordict)
+        begun = self._wrap(self._begun)  # type: ignore[arg-type]
+        carry = tensordict.clone(recurse=False).update(begun)
+        self._ended = torch.zeros_like(self._ended)  # type: ignore[arg-type]
+        return tensordict.set("next", after), carry
+
+    def _wrap(self, given: Mapping[str, Any]) -> TensorDict:
+        source: dict[str, Any] = dict(given)
+        for name, group in self.team.groups.items():
+            kinds = self.group_kinds[name]
+            if kinds.lazy:
+                source[name] = kinds.stacked(given[name], self.batch_size, self.device)
+                continue
+            source[name] = _nested(given[name], self.batch_size + (group.n_agents,), self.device)
+        return TensorDict._new_unsafe(source, batch_size=self.batch_size, device=self.device)
+
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Random actions, legal ones where there are action masks."""
+        return draw_actions(self._declaration, tensordict, self.batch_size, self.device)
+
+
+def _nested(
+    source: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None
+) -> TensorDict:
+    leaves = {
+        key: _nested(x, batch_size, device) if isinstance(x, Mapping) else x
+        for key, x in source.items()
+    }
+    return TensorDict._new_unsafe(leaves, batch_size=batch_size, device=device)
