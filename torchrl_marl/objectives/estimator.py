@@ -19,11 +19,18 @@ from torchrl_marl.joining import padded
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["TeamGAE"]
+__all__ = ["TeamGAE", "learned_mask"]
 
 
 class TeamGAE(MultiAgentGAE):
     """Advantages and value targets of one group, whose agents may die or wait.
+
+    Where agents act in turns or at their own pace, ``bootstrap="agent"`` gives each the credit
+    of its own play: a transition runs from its own turn to its next own turn, or to its end; all
+    that it earns between belongs to it, and only own turns are discounted. A transition that is
+    still open when the batch ends (the next turn is not there yet, so there is no observation to
+    bootstrap from) is not learned from: its advantage is 0, and it is left out of the loss mask;
+    the turn before bootstraps from it, as from any state.
 
     Args:
         gamma (float): discount.
@@ -46,10 +53,12 @@ class TeamGAE(MultiAgentGAE):
         - reads: what the critic reads, here and under ``"next"``; ``("next", reward)``,
           ``("next", done)``, ``("next", terminated)``; the mask
         - writes: advantage, value_target and value, all under the group (it may be stacked lazily)
+          and, for ``agent``, ``loss_mask`` beside the mask: the own turns to learn from
 
     Reference: Schulman et al., 2016, https://arxiv.org/abs/1506.02438.
 
-    Reduces to: without masks, TorchRL's ``MultiAgentGAE``.
+    Reduces to: without masks, TorchRL's ``MultiAgentGAE``; for ``agent``, GAE of each agent's
+    sequence of own turns alone.
     """
 
     def __init__(
@@ -92,15 +101,22 @@ class TeamGAE(MultiAgentGAE):
         mask = None if self.mask_key is None else data.get(self.mask_key)
         with torch.no_grad():
             value = self._value(data, params)
-            next_value = self._value(
-                self._next(data, mask), params if target_params is None else target_params
-            )
+            following = self._next(data)
+            next_value = self._value(following, params if target_params is None else target_params)
             reward, done, terminated = (
                 self._signal(data, key, value) for key in (keys.reward, keys.done, keys.terminated)
             )
             own_rewards = data.get(("next", keys.reward)).ndim == value.ndim
-            if self.bootstrap == "team" and mask is not None and own_rewards:
-                reward = self._team_reward(reward, mask.unsqueeze(-1))
+            old_value, turns, learned = value, None, mask
+            if self.bootstrap == "agent" and mask is not None:
+                seen = following.get(cast(NestedKey, self.mask_key)).unsqueeze(-1)
+                open_ = ~closes_in_batch(done, terminated, seen)
+                reward, value = (torch.where(open_, 0.0, x) for x in (reward, value))
+                done, terminated = done | open_, terminated | open_
+                turns, learned = mask, mask & ~open_.squeeze(-1)
+                tensordict.set(_loss_mask_key(self.mask_key), learned)
+            elif mask is not None and own_rewards:
+                reward = self._team_reward(reward, self._living(data).unsqueeze(-1))
             advantage, value_target = gae(
                 reward,
                 value,
@@ -109,9 +125,9 @@ class TeamGAE(MultiAgentGAE):
                 terminated,
                 gamma=self._discount[0],
                 lmbda=self._discount[1],
-                mask=mask if self.bootstrap == "agent" else None,
+                mask=turns,
             )
-            value = self._take_in(value_target, value, mask)
+            value = self._take_in(value_target, old_value, learned)
         tensordict.set(keys.advantage, advantage)
         tensordict.set(keys.value_target, value_target)
         tensordict.set(keys.value, value)

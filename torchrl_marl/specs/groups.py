@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from tensordict import NestedKey
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import (
     Bounded,
@@ -99,6 +99,13 @@ class GroupSpec:
     def key(self, leaf: str) -> tuple[str, str]:
         """The key of a leaf of this group, such as ``(name, "advantage")``."""
         return (self.name, leaf)
+
+    def living(self, tensordict: TensorDictBase) -> Tensor | None:
+        """Who is alive when a step begins, acting or waiting, ``[*B, N]``; None: everyone."""
+        done = tensordict.get(self.done_key, None) if self.agent_done else None
+        if done is not None:
+            return ~done.squeeze(-1)
+        return None if self.mask_key is None else tensordict.get(self.mask_key)
 
     @property
     def observation_key(self) -> NestedKey:

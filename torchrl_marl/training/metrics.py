@@ -202,8 +202,9 @@ def _checked_entries(
             None if mask_key is None else data.get((*place, *_as_tuple(mask_key)), None)
             for place in ((), ("next",))
         )
-        for key in (*group.observation_keys, ("next", *_as_tuple(group.reward_key))):
+        for key in group.observation_keys:
             yield group.name, key, mask, _padding(group, key)
+        yield group.name, ("next", *_as_tuple(group.reward_key)), group.living(data), None
         for key in group.observation_keys:
             yield group.name, ("next", *_as_tuple(key)), next_mask, _padding(group, key)
     if team.state_spec is not None:
@@ -234,10 +235,7 @@ def group_reward(group: GroupSpec, batch: TensorDictBase) -> Tensor:
     if reward.ndim == batch.ndim + 1:
         return reward.squeeze(-1)
     # One who waits lives: what others' actions earn it in the meantime is its own.
-    alive = None if group.mask_key is None else batch.get(group.mask_key)
-    if group.agent_done and (done := batch.get(group.done_key, None)) is not None:
-        alive = ~done.squeeze(-1)
-    return masked_mean(reward.squeeze(-1), alive, dim=-1)
+    return masked_mean(reward.squeeze(-1), group.living(batch), dim=-1)
 
 
 def _episode_sums(value: Tensor, done: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:

@@ -86,7 +86,10 @@ class Run:
         config = read_run_config(folder)
         device = config.device if device is None else device
         state = load_checkpoint(latest_checkpoint(folder), device)
-        team = TeamSpec.from_env(_own_or_new(config, env, device, n_envs=1))
+        like = _own_or_new(config, env, device, n_envs=1)
+        team = TeamSpec.from_env(like)
+        if env is None:
+            like.close()
         learners = build_learners(team, config.learner, config.groups, device=device)
         load_learners(learners, state["learners"])
         actors = [actor for learner in learners for actor in learner.actors.values()]
@@ -119,17 +122,21 @@ class Run:
         device = next(
             (p.device for p in self.policy.parameters()), torch.device(self.config.device)
         )
-        env = env if env is not None else self._env
-        env = _own_or_new(self.config, env, device, n_envs=min(episodes, 1000))
-        return evaluate(
-            env,
-            self.policy,
-            TeamSpec.from_env(env),
-            episodes=episodes,
-            deterministic=settings.deterministic if deterministic is None else deterministic,
-            seed=self.config.seed + EVALUATION_SEED,
-            gif=self.folder / "episode.gif" if gif else None,
-        )
+        own = env if env is not None else self._env
+        env = _own_or_new(self.config, own, device, n_envs=min(episodes, 1000))
+        try:
+            return evaluate(
+                env,
+                self.policy,
+                TeamSpec.from_env(env),
+                episodes=episodes,
+                deterministic=settings.deterministic if deterministic is None else deterministic,
+                seed=self.config.seed + EVALUATION_SEED,
+                gif=self.folder / "episode.gif" if gif else None,
+            )
+        finally:
+            if own is None:
+                env.close()
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, return_after={self.summary.get('return_after')})"

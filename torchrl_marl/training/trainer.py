@@ -293,6 +293,7 @@ class Training:
             "seconds": round(self.seconds, 3),
             "frames_per_second": round(batch.numel() / seconds, 1),
             **values,
+            **restarts_of(self.env),
         }
         self.metrics_table.write(row)
         self.loggers.log(row, self.frames)
@@ -419,8 +420,11 @@ class Training:
             self.saved_at = self.iteration
 
     def close(self) -> None:
-        """Closes the progress bar and gives torch its threads back."""
+        """Closes the progress bar and the run's environments; gives torch its threads back."""
         self.bar.close()
+        for env in (None if self.own_env is not None else self.env, self._evaluation_env):
+            if env is not None and not env.is_closed:
+                env.close()
         torch.set_num_threads(self._threads_before)
 
     def state_dict(self) -> dict[str, Any]:
@@ -452,6 +456,13 @@ class Training:
         process = RandomState(0, self.device)
         process.load_state_dict(state["random"])
         process.install()
+
+
+def restarts_of(env: EnvBase) -> dict[str, int]:
+    """How many workers an environment has started anew; nothing where it has none."""
+    base = env.base_env if isinstance(env, TransformedEnv) else env
+    restarts = None if isinstance(base, BatchedEnvBase) else getattr(base, "restarts", None)
+    return {"worker_restarts": restarts} if isinstance(restarts, int) else {}
 
 
 def _time_limit(env: EnvBase) -> int | None:

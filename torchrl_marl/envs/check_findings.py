@@ -1,0 +1,78 @@
+"""What a check of an environment finds, and how it says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from tensordict import NestedKey
+from torch import Tensor
+
+__all__ = ["Finding", "Findings"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that is broken: where, what was found and expected, and how to mend it."""
+
+    key: NestedKey
+    found: str
+    expected: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.key!r}: {self.found}, expected {self.expected}. Fix: {self.fix}."
+
+
+@dataclass
+class Findings:
+    """All that is wrong, once each, and what may be wrong.
+
+    Examples:
+        >>> findings = Findings()
+        >>> findings.add("done", "it is 0-dimensional", "[*B, 1]", "unsqueeze it")
+        >>> print(findings.message("MyEnv"))
+        MyEnv breaks 1 rule of a team's environment:
+        1. 'done': it is 0-dimensional, expected [*B, 1]. Fix: unsqueeze it.
+    """
+
+    problems: dict[tuple[NestedKey, str], Finding] = field(default_factory=dict)
+    hints: dict[str, None] = field(default_factory=dict)
+
+    def add(self, key: NestedKey, found: str, expected: str, fix: str) -> None:
+        """Notes a problem; a rule that is broken again at the same key is not said twice."""
+        self.problems.setdefault((key, fix), Finding(key, found, expected, fix))
+
+    def where(
+        self, broken: Tensor, key: NestedKey, step: int, found: str, expected: str, fix: str
+    ) -> None:
+        """Notes a problem where a tensor of bools says so, with the first place of it."""
+        if bool(broken.any()):
+            place = broken.nonzero()[0].tolist()
+            at = f"in step {step} at {place}" if place else f"in step {step}"
+            self.add(key, f"{at} {found}", expected, fix)
+
+    def hint(self, words: str) -> None:
+        """Notes what may be meant so."""
+        self.hints.setdefault(words, None)
+
+    def message(self, name: str) -> str:
+        """All of it, numbered."""
+        n = len(self.problems)
+        lines = [f"{name} breaks {n} rule{'s' * (n != 1)} of a team's environment:"]
+        lines += [f"{i}. {finding}" for i, finding in enumerate(self.problems.values(), 1)]
+        return "\n".join([*lines, *(f"Hint: {hint}" for hint in self.hints)])
+
+
+def shape_of(value: Tensor) -> str:
+    """A shape and dtype in words."""
+    return f"{list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+
+
+def differs(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors differ anywhere; NaN is equal to NaN."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return True
+    if first.is_floating_point():
+        return not torch.equal(torch.nan_to_num(first), torch.nan_to_num(second))
+    return not torch.equal(first, second)

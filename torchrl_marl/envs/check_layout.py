@@ -1,0 +1,203 @@
+"""The rules of an environment's keys and specs: what can be seen before it is played.
+
+Shapes: B any batch dims, N agents of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+from torchrl.data import Bounded, Categorical, Composite, TensorSpec
+from torchrl.data.tensor_specs import StackedComposite
+from torchrl.envs import EnvBase, TransformedEnv
+
+from torchrl_marl.envs.check_findings import Findings, shape_of
+from torchrl_marl.specs import TeamSpec
+from torchrl_marl.stacking import is_lazy
+
+__all__ = ["check_layout", "check_specs", "leaves", "spec_leaves"]
+
+FLAGS = ("done", "terminated", "truncated")
+
+
+def check_layout(env: EnvBase, findings: Findings) -> TeamSpec | None:
+    """Groups, keys and flags as declared; None where nobody could play by them."""
+    _check_group_map(env, findings)
+    if findings.problems:
+        return None
+    try:
+        team = TeamSpec.from_env(env)
+    except (ValueError, KeyError) as error:
+        findings.add(
+            "group_map",
+            f"the team cannot be read ({error})",
+            "(group, 'observation') and (group, 'action') with one row an agent",
+            "declare these keys, or name the groups otherwise",
+        )
+        return None
+    _check_root_flags(env, findings)
+    for name, group in team.groups.items():
+        _check_group_flags(env, name, findings)
+        reward = env.full_reward_spec.get(group.reward_key, None)
+        rows = (group.n_agents, 1) if isinstance(group.reward_key, tuple) else (1,)
+        _check_shape(
+            reward, group.reward_key, (*env.batch_size, *rows), findings, "give one number an agent"
+        )
+        if group.agent_done and group.mask_key is None:
+            findings.add(
+                (name, "mask"),
+                "the agents have ends of their own but no mask",
+                "bool [*B, N], True for those who live and act",
+                "give it in the observation spec, in reset and in step",
+            )
+    return team
+
+
+def _check_group_map(env: EnvBase, findings: Findings) -> None:
+    group_map = getattr(env, "group_map", None)
+    if not group_map:
+        findings.hint(
+            "there is no group_map; groups are read from the action keys and agents get numbers "
+            "for names."
+        )
+        return
+    members = [agent for names in group_map.values() for agent in names]
+    known = getattr(env, "agent_names", None)
+    missing = [agent for agent in known if agent not in members] if known else []
+    if missing or len(set(members)) < len(members):
+        found = f"{missing} are in no group" if missing else f"an agent is in two of {group_map}"
+        findings.add("group_map", found, "every agent in one group", "put each agent in one")
+    action = env.full_action_spec
+    acting = {key[0] for key in action.keys(True, True) if isinstance(key, tuple)}
+    for name in sorted(acting - set(group_map)):
+        findings.add(
+            "group_map",
+            f"group {name!r} has actions but is not in it",
+            f"of {sorted(acting)}",
+            f"add {name!r} with its agents' names",
+        )
+    for name, names in group_map.items():
+        spec = action.get((name, "action"), None)
+        if spec is None:
+            findings.add(
+                (name, "action"),
+                "it is in no action spec",
+                "one action an agent",
+                f"declare it in the action spec, or take {name!r} out of the group_map",
+            )
+            continue
+        rows = action[name].shape[len(env.batch_size) :] or spec.shape[len(env.batch_size) :]
+        if not rows or rows[0] != len(names):
+            findings.add(
+                "group_map",
+                f"group {name!r} names {len(names)} agents, its actions have {list(rows)[:1]} rows",
+                "a name for each row",
+                "name all of its agents, in the order of the rows",
+            )
+
+
+def _check_root_flags(env: EnvBase, findings: Findings) -> None:
+    for flag in FLAGS:
+        _check_shape(
+            env.full_done_spec.get(flag, None),
+            flag,
+            (*env.batch_size, 1),
+            findings,
+            "declare done, terminated and truncated of the episode at the root of the done spec",
+            torch.bool,
+        )
+
+
+def _check_group_flags(env: EnvBase, name: str, findings: Findings) -> None:
+    declared = [flag for flag in FLAGS if (name, flag) in env.full_done_spec.keys(True, True)]
+    if declared and len(declared) < len(FLAGS):
+        findings.add(
+            (name, "done"),
+            f"the group declares {declared} only",
+            f"all of {list(FLAGS)}, or none where agents end with the episode",
+            "add the flags that are missing",
+        )
+
+
+def _check_shape(
+    spec: TensorSpec | None,
+    key: NestedKey,
+    shape: tuple[int, ...],
+    findings: Findings,
+    fix: str,
+    dtype: torch.dtype | None = None,
+) -> None:
+    wanted = f"{list(shape)}" + ("" if dtype is None else f" of {str(dtype)[6:]}")
+    if spec is None:
+        findings.add(key, "it is not declared", wanted, fix)
+    elif tuple(spec.shape) != shape or dtype not in (None, spec.dtype):
+        findings.add(key, f"its spec is {list(spec.shape)} of {str(spec.dtype)[6:]}", wanted, fix)
+
+
+# -------------------------------------------------------------------------- data against specs
+
+
+def leaves(td: TensorDictBase, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple, Tensor]]:
+    """All tensors; of a lazily stacked group agent by agent, since they may differ in shape."""
+    if is_lazy(td):
+        for i, member in enumerate(td.unbind(td.stack_dim)):
+            yield from leaves(member, (*path, i))
+        return
+    for key, x in td.items():
+        if isinstance(x, TensorDictBase):
+            yield from leaves(x, (*path, key))
+        elif isinstance(x, Tensor):
+            yield (*path, key), x
+
+
+def spec_leaves(spec: TensorSpec, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple, TensorSpec]]:
+    """The specs of :func:`leaves`, at the same paths."""
+    if isinstance(spec, StackedComposite):
+        for i, member in enumerate(spec.unbind(spec.dim)):
+            yield from spec_leaves(member, (*path, i))
+    elif isinstance(spec, Composite):
+        for key, leaf in spec.items():
+            yield from spec_leaves(leaf, (*path, key))
+    else:
+        yield path, spec
+
+
+def check_specs(td: TensorDictBase, specs: list[Composite], step: int, findings: Findings) -> None:
+    """The data have the keys, shapes and dtypes that were declared."""
+    given = dict(leaves(td))
+    for path, spec in (pair for part in specs for pair in spec_leaves(part)):
+        key: NestedKey = path if len(path) > 1 else path[0]
+        value = given.get(path)
+        if value is None and all(isinstance(part, str) for part in path):
+            value = td.get(path, None)  # in which the agents of a lazy group agree
+        wanted = f"{list(spec.shape)} of {str(spec.dtype)[6:]}, as declared"
+        if value is None:
+            if isinstance(spec.dtype, torch.dtype):
+                findings.add(key, "it is declared but not given", wanted, "give it in every step")
+        elif value.shape != spec.shape or value.dtype != spec.dtype:
+            fix = "give what is declared, or declare what is given"
+            findings.add(key, f"in step {step} it is {shape_of(value)}", wanted, fix)
+
+
+def outside(value: Tensor, spec: TensorSpec) -> Tensor:
+    """Where numbers are NaN, infinite or beyond the bounds of their spec."""
+    wrong = torch.zeros_like(value, dtype=torch.bool)
+    if value.is_floating_point():
+        wrong = ~value.isfinite()
+    if isinstance(spec, Bounded):
+        low, high = spec.space.low.to(value.device), spec.space.high.to(value.device)
+        wrong = wrong | (value < low) | (value > high)
+    elif type(spec) is Categorical and value.dtype is not torch.bool:
+        wrong = wrong | (value < 0) | (value >= spec.space.n)
+    return wrong
+
+
+def base_of(env: EnvBase) -> EnvBase:
+    """The environment itself, without its transforms."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return env

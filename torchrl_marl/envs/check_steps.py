@@ -1,0 +1,337 @@
+"""The rules of one step: who lives, who acts, what is seen and earned, and how an episode ends.
+
+Shapes: B any batch dims, N agents of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data import Composite
+from torchrl.envs import EnvBase
+
+from torchrl_marl.envs.check_findings import Findings, differs
+from torchrl_marl.envs.check_layout import leaves, outside, spec_leaves
+from torchrl_marl.specs import GroupSpec, TeamSpec
+
+__all__ = ["StepRules"]
+
+_ONE_WAY = "terminated if the world ended the episode, else truncated, and done where either is"
+
+
+@dataclass
+class StepRules:
+    """Looks at steps one by one, and notes what breaks a rule.
+
+    Args:
+        env (EnvBase): whose specs are kept.
+        team (TeamSpec): of the environment.
+        findings (Findings): written to.
+        max_steps (int, optional): the time limit, where it is known.
+    """
+
+    env: EnvBase
+    team: TeamSpec
+    findings: Findings
+    max_steps: int | None = None
+    step: int = 0
+    episodes: int = 0
+    steps: Tensor | None = None
+    at_limit: dict[str, int] = field(default_factory=lambda: {"terminated": 0, "truncated": 0})
+    unchanged: list[bool] = field(default_factory=list)
+    moves: bool = False
+
+    def begin(self, td: TensorDictBase) -> None:
+        """Looks at what a reset of all envs gave."""
+        self.steps = torch.zeros_like(td.get("done"), dtype=torch.int64)
+        self._check_begun(td, torch.ones_like(td.get("done")))
+        self._check_values(td)
+
+    def look(self, before: TensorDictBase, after: TensorDictBase, carry: TensorDictBase) -> None:
+        """Looks at a step: its begin, what it led to, and what the next one goes on from."""
+        self.step += 1
+        self.steps = self.steps + 1  # type: ignore[operator]
+        self._check_flags(after, "")
+        for group in self.groups_with_ends:
+            self._check_flags(after.get(group.name), group.name)
+            self._check_sticky(before, after, group)
+        if self.groups_with_ends:
+            self._check_agreement(before, after)
+        for group in self.team.groups.values():
+            if group.mask_key is not None:
+                self._check_mask(before, after, group)
+            self._check_reward(after, group)
+        self._check_values(after)
+        self._check_end(before, after, carry)
+
+    def finish(self) -> None:
+        """Looks at all the steps together."""
+        counts = self.at_limit
+        if self.max_steps is not None and counts["terminated"] and not counts["truncated"]:
+            self.findings.add(
+                "truncated",
+                f"all {counts['terminated']} episodes that reached the time limit of "
+                f"{self.max_steps} steps are terminated",
+                "a time limit to be truncated, so that what would follow is bootstrapped",
+                "set truncated there, and terminated only where the world itself ends; if it does "
+                "end there, give check_marl_env a larger max_steps",
+            )
+        if self.unchanged and all(self.unchanged) and self.moves:
+            self.findings.add(
+                ("next", "observation"),
+                "where an episode ends, it is the first one of the next episode",
+                "the last one of the episode that ended, with the new one in what follows",
+                "read the observation before the world is reset",
+            )
+        if not self.episodes and self.max_steps is None:
+            self.findings.add(
+                "done",
+                f"no episode ended in {self.step} steps, and no time limit is known",
+                "episodes that end",
+                "give the world a time limit (max_steps), or check_marl_env more n_steps if its "
+                "episodes are long",
+            )
+
+    @property
+    def groups_with_ends(self) -> list[GroupSpec]:
+        """Groups whose agents have flags of their own."""
+        return [group for group in self.team.groups.values() if group.agent_done]
+
+    # ------------------------------------------------------------------------------------ flags
+
+    def _check_flags(self, td: TensorDictBase, group: str) -> None:
+        done, terminated, truncated = (td.get(key) for key in ("done", "terminated", "truncated"))
+        key = (group, "done") if group else "done"
+        note = self.findings.where
+        expected = "done = terminated | truncated, and never both"
+        both = terminated & truncated
+        note(both, key, self.step, "both terminated and truncated are True", expected, _ONE_WAY)
+        for wrong, words in (
+            (done & ~terminated & ~truncated, "done is True without a cause"),
+            (~done & (terminated | truncated), "done is False, but a cause of it is True"),
+        ):
+            note(wrong, key, self.step, words, expected, f"set {_ONE_WAY}")
+
+    def _check_sticky(
+        self, before: TensorDictBase, after: TensorDictBase, group: GroupSpec
+    ) -> None:
+        for flag in ("done", "terminated", "truncated"):
+            key = (group.name, flag)
+            self.findings.where(
+                before.get(key) & ~after.get(key),
+                key,
+                self.step,
+                "it is False again for an agent that had ended",
+                "True until the episode's reset",
+                "remember who has ended",
+            )
+
+    def _check_agreement(self, before: TensorDictBase, after: TensorDictBase) -> None:
+        if len(self.groups_with_ends) < len(self.team.groups):
+            return
+        done = torch.cat([after.get(group.done_key) for group in self.groups_with_ends], -2)
+        ended = torch.cat([after.get(g.terminated_key) for g in self.groups_with_ends], -2)
+        root, note = after.get("done"), self.findings.where
+        note(
+            root & ~done.all(-2),
+            "done",
+            self.step,
+            "the episode ends while an agent lives",
+            "an end when all agents ended, or the episode's flag for all who still live",
+            "do not end the episode at a death (done = all agents, not any); where the world ends "
+            "it, give every living agent the root's flag",
+        )
+        note(
+            ~root & done.all(-2),
+            "done",
+            self.step,
+            "all agents ended, but the episode goes on",
+            "True when all agents ended",
+            "set done, and terminated where all agents terminated, else truncated",
+        )
+        note(
+            root & ended.all(-2) & ~after.get("terminated"),
+            "terminated",
+            self.step,
+            "all agents terminated, but the episode is truncated",
+            "terminated",
+            "set the root's terminated where all agents terminated",
+        )
+
+    def _check_mask(self, before: TensorDictBase, after: TensorDictBase, group: GroupSpec) -> None:
+        was, now = before.get(group.mask_key), after.get(group.mask_key)
+        root, note, key = after.get("done"), self.findings.where, group.mask_key
+        flags = {f: after.get(group.key(f) if group.agent_done else f) for f in ("done",)}
+        shape = (*now.shape, 1)
+        terminated = self._of_agents(after, group, "terminated", shape)
+        done = flags["done"].unsqueeze(-2).expand(shape) if not group.agent_done else flags["done"]
+        note(
+            now & terminated.squeeze(-1),
+            key,
+            self.step,
+            "it is True after the agent terminated",
+            "False, since nothing follows",
+            "take the terminated out of the mask in the step that ends them",
+        )
+        running = ~root.expand(now.shape)
+        note(
+            now & done.squeeze(-1) & running,
+            key,
+            self.step,
+            "an agent that has ended acts on",
+            "False for the dead until the reset",
+            "give mask = alive and acting",
+        )
+        lives = was & ~terminated.squeeze(-1)
+        note(
+            lives & ~now & after.get("truncated").expand(now.shape),
+            key,
+            self.step,
+            "it is False for a living agent whose episode is truncated",
+            "True, since its last observation is bootstrapped from",
+            "keep the mask of the living at a time limit",
+        )
+
+    def _of_agents(
+        self, td: TensorDictBase, group: GroupSpec, flag: str, shape: tuple[int, ...]
+    ) -> Tensor:
+        """A flag of the agents, or the root's for all of them, ``[*B, N, 1]``."""
+        if group.agent_done:
+            return td.get(group.key(flag))
+        return td.get(flag).unsqueeze(-2).expand(shape)
+
+    # ----------------------------------------------------------------------------------- values
+
+    def _check_reward(self, after: TensorDictBase, group: GroupSpec) -> None:
+        reward = after.get(group.reward_key)
+        self.findings.where(
+            ~reward.isfinite(),
+            group.reward_key,
+            self.step,
+            f"it is {reward[~reward.isfinite()][:1].tolist()}",
+            "a finite number",
+            "give 0 to the dead and the waiting, and find what divides by zero",
+        )
+
+    def _check_values(self, td: TensorDictBase) -> None:
+        specs = dict(spec_leaves(self.env.full_observation_spec))
+        given = dict(leaves(td.select(*self.env.full_observation_spec.keys(), strict=False)))
+        for path, value in given.items():
+            spec = specs.get(path)
+            if spec is None or path[-1] in ("mask", "action_mask"):
+                continue
+            wrong = outside(value, spec)
+            group = self.team.groups.get(path[0])
+            if group is not None:
+                wrong = wrong & self._acting(td, group, path, value)
+            self.findings.where(
+                wrong,
+                path if len(path) > 1 else path[0],
+                self.step,
+                f"it is {value[wrong][:1].tolist()}",
+                f"finite, and inside {spec.__class__.__name__}",
+                "give what a living agent really sees, and declare bounds that hold",
+            )
+        for group in self.team.groups.values():
+            if group.action_mask_key is not None:
+                self._check_choices(td, group)
+
+    def _acting(
+        self, td: TensorDictBase, group: GroupSpec, path: tuple, value: Tensor
+    ) -> Tensor:
+        """Whose values count, of the shape of a leaf: those who live and act."""
+        ndim = len(self.env.batch_size)
+        if group.mask_key is None:
+            return torch.ones_like(value, dtype=torch.bool)
+        acts = td.get(group.mask_key)
+        acts = acts[..., path[1]] if isinstance(path[1], int) else acts
+        dims = value.ndim - acts.ndim
+        return acts.reshape(*acts.shape, *[1] * dims).expand(value.shape) if ndim >= 0 else acts
+
+    def _check_choices(self, td: TensorDictBase, group: GroupSpec) -> None:
+        running = ~td.get("done")
+        for i, (legal, acts) in enumerate(self._masks(td, group)):
+            self.findings.where(
+                acts & running.reshape(running.shape[:-1] + (1,) * (acts.ndim - running.ndim + 1))
+                & ~legal.any(-1),
+                group.action_mask_key,  # type: ignore[arg-type]
+                self.step,
+                "an agent that acts has no legal action",
+                "one legal action or more for each agent whose mask is True",
+                "make an action legal (such as a no-op), or the mask False",
+            )
+
+    def _masks(self, td: TensorDictBase, group: GroupSpec) -> Iterator[tuple[Tensor, Tensor]]:
+        """Legal actions and who acts, of all agents, or one by one where the numbers differ."""
+        for path, legal in leaves(td.get(group.name)):
+            if path[-1] == "action_mask":
+                acts = self._acting(td, group, (group.name, *path), legal)
+                yield legal, acts[..., 0]
+
+    # --------------------------------------------------------------------------- episodes' ends
+
+    def _check_begun(self, td: TensorDictBase, fresh: Tensor) -> None:
+        for group in (None, *self.groups_with_ends):
+            key = "done" if group is None else group.done_key
+            begun = fresh if group is None else fresh.unsqueeze(-2)
+            self.findings.where(
+                td.get(key) & begun,
+                key,
+                self.step,
+                "it is True at an episode's begin",
+                "False after a reset",
+                "clear the flags of the envs that are reset",
+            )
+
+    def _check_end(
+        self, before: TensorDictBase, after: TensorDictBase, carry: TensorDictBase
+    ) -> None:
+        done = after.get("done")
+        self._check_begun(carry, done)
+        self._check_values(carry)
+        if self.max_steps is not None:
+            late = self.steps > self.max_steps  # type: ignore[operator]
+            self.findings.where(
+                late,
+                "truncated",
+                self.step,
+                f"an episode goes on beyond the time limit of {self.max_steps} steps",
+                "an end",
+                "count each env's own steps, and truncate it",
+            )
+            reached = (self.steps == self.max_steps) & ~self._all_ended(before)
+            for flag in self.at_limit:
+                self.at_limit[flag] += int((reached & after.get(flag)).sum())
+        self.episodes += int(done.sum())
+        self._compare_ends(before, after, carry, done)
+        self.steps = torch.where(done, 0, self.steps)  # type: ignore[arg-type]
+
+    def _all_ended(self, td: TensorDictBase) -> Tensor:
+        return torch.zeros_like(td.get("done"))
+
+    def _compare_ends(
+        self, before: TensorDictBase, after: TensorDictBase, carry: TensorDictBase, done: Tensor
+    ) -> None:
+        """Notes whether terminal observations are those of the episodes that begin."""
+        seen = [td.select(*self.team.groups, strict=False) for td in (before, after, carry)]
+        rows = done.squeeze(-1)
+        same, moved = True, False
+        for path, last in leaves(seen[1]):
+            if "observation" not in path:
+                continue
+            first, old = dict(leaves(seen[2])).get(path), dict(leaves(seen[0])).get(path)
+            if bool(rows.any()):
+                same = same and not differs(last[rows], first[rows])  # type: ignore[index]
+            moved = moved or differs(last[~rows], old[~rows])  # type: ignore[index]
+        self.moves = self.moves or moved
+        if bool(rows.any()):
+            self.unchanged.append(same)
+
+
+def full_specs(env: EnvBase) -> list[Composite]:
+    """What a step gives: observations, rewards and flags."""
+    return [env.full_observation_spec, env.full_reward_spec, env.full_done_spec]
