@@ -46,8 +46,8 @@ class Walk:
         from torchrl_marl.envs.captured import CapturedSimulator
         from torchrl_marl.envs.random_state import RandomState
         from torchrl_marl.envs.simulator import SimulatorState
-        from torchrl_marl.envs.vmas_capture import without_branches
-        from torchrl_marl.envs.vmas_simulator import build_simulator, import_vmas, warm_up
+        from torchrl_marl.envs.vmas.capture import without_branches
+        from torchrl_marl.envs.vmas.simulator import build_simulator, import_vmas, warm_up
 
         import_vmas()
         torch.manual_seed(args.seed)
@@ -77,7 +77,7 @@ class Walk:
         """The graph of the simulator as it is now."""
         import torch.utils._pytree as pytree
 
-        from torchrl_marl.envs.vmas_simulator import advance
+        from torchrl_marl.envs.vmas.simulator import advance
 
         def step(*actions: Any) -> list:
             advance(self.env, actions)

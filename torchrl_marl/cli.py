@@ -383,7 +383,7 @@ def _recipes() -> list[tuple[str, str]]:
 
 def _scenarios() -> list[tuple[str, str]]:
     from torchrl_marl.config_rules import TOY_WORLDS
-    from torchrl_marl.envs.vmas_scenarios import scenario_names
+    from torchrl_marl.envs.vmas.scenarios import scenario_names
 
     try:
         names = ", ".join(scenario_names())

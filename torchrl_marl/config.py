@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.config_rules import check_device, group_config, validate
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.vmas_scenarios import scenario_arguments, scenario_names
+from torchrl_marl.envs.vmas.scenarios import scenario_arguments, scenario_names
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
 from torchrl_marl.schema import (
     Setting,

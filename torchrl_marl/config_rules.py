@@ -11,7 +11,7 @@ from typing import Any
 
 from torchrl_marl.capture.execution import EXECUTIONS
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.vmas_scenarios import check_scenario
+from torchrl_marl.envs.vmas.scenarios import check_scenario
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
 from torchrl_marl.learners.config import OnPolicyConfig
 from torchrl_marl.modules.config import (
@@ -33,7 +33,7 @@ ALGORITHMS = {
 }
 """Name of an algorithm -> what it is."""
 
-TOY_WORLDS = ("arena", "matrix_game", "speaker_listener", "two_step_game")
+TOY_WORLDS = ("arena", "matrix_game", "nim", "paces", "speaker_listener", "two_step_game")
 """Worlds of ``library: toy``."""
 
 _BACKENDS = ("tensorboard", "wandb", "mlflow")

@@ -224,7 +224,8 @@ class EnvContract:
         for td in play(env, start(env, 0), draw_actions(env, 2 * LIMIT)):
             for group in groups:
                 after = td["next"]
-                lives = td[group.mask_key] & ~after[group.terminated_key].squeeze(-1)
+                # Those that wait, too.
+                lives = group.living(td) & ~after[group.terminated_key].squeeze(-1)
                 at_limit = after["truncated"].expand_as(lives)
                 assert after[group.mask_key][at_limit & lives].all()
 

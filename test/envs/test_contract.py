@@ -11,7 +11,15 @@ from torchrl.envs.utils import MarlGroupMapType
 
 import torchrl_marl.envs
 from torchrl_marl.envs import MarlEnv, PadAgents, VmasEnv
-from torchrl_marl.envs.toy import TOY_ENVS, Arena, MatrixGame, SpeakerListener, TwoStepGame
+from torchrl_marl.envs.toy import (
+    TOY_ENVS,
+    Arena,
+    MatrixGame,
+    Nim,
+    Paces,
+    SpeakerListener,
+    TwoStepGame,
+)
 
 
 def toy(cls, **kwargs):
@@ -29,7 +37,7 @@ def vmas(scenario, **kwargs):
 
 
 def toy_case(cls, **kwargs):
-    options = {"agent_done": True, "random_starts": cls in (Arena, SpeakerListener)}
+    options = {"agent_done": True, "random_starts": cls not in (MatrixGame, TwoStepGame)}
     longest = {MatrixGame: 1, TwoStepGame: 2}.get(cls, 10**6)
     return Case(toy(cls, **kwargs), longest=longest, **options)
 
@@ -74,6 +82,8 @@ CASES = {
     "arena_masked": toy_case(Arena, action_mask=True, lives=1),
     "arena_groups": toy_case(Arena, n_groups=2, continuous_actions=True, years=1),
     "arena_late": toy_case(Arena, late_spawn=2, lives=1, categorical_actions=False),
+    "nim": toy_case(Nim),
+    "paces": toy_case(Paces, late_spawn=2),
     "speaker_listener": toy_case(SpeakerListener),
     "speaker_listener_continuous": toy_case(SpeakerListener, continuous_speech=True),
 }

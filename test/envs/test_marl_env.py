@@ -124,6 +124,12 @@ def test_a_time_limit_is_truncated_and_keeps_the_masks_of_who_lives():
     assert td["next", "dog", "mask"].all()
 
 
+def test_who_waits_at_a_time_limit_has_a_last_observation():
+    env = Counting(script=[{("cats", "mask"): [True, False]}] * 3, max_steps=3)
+    masks = [td["next", "cats", "mask"][0].tolist() for td in play(env, 3)]
+    assert masks == [[True, False], [True, False], [True, True]]
+
+
 @pytest.mark.parametrize("key", ["terminated", "truncated"])
 def test_the_env_may_end_the_episode_itself(key):
     env = Counting(script=[{}, {key: [True]}])

@@ -12,7 +12,7 @@ vmas = pytest.importorskip("vmas")
 
 from torchrl_marl.envs import VmasEnv  # noqa: E402
 from torchrl_marl.envs.simulator import SimulatorStateError  # noqa: E402
-from torchrl_marl.envs.vmas_scenarios import scenario_arguments, scenario_names  # noqa: E402
+from torchrl_marl.envs.vmas.scenarios import scenario_arguments, scenario_names  # noqa: E402
 from torchrl_marl.errors import ConfigError  # noqa: E402
 
 AGENTS = ("agents", "observation")

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from torchrl_marl.capture import capture
-from torchrl_marl.envs.vmas_simulator import advance, build_simulator
+from torchrl_marl.envs.vmas.simulator import advance, build_simulator
 from torchrl_marl.errors import CaptureError
 
 pytest.importorskip("vmas")
 from vmas.simulator.core import Box, Landmark, Line, Sphere, World  # noqa: E402
 
-from torchrl_marl.envs.vmas_capture import without_branches  # noqa: E402
+from torchrl_marl.envs.vmas.capture import without_branches  # noqa: E402
 
 SHAPES = {
     "sphere": Sphere(0.1),

@@ -14,7 +14,7 @@ from torchrl_marl.capture import Program
 from torchrl_marl.capture.folding import fold_constants
 from torchrl_marl.capture.syncs import count_syncs, graph_syncs
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
-from torchrl_marl.envs.toy import Arena
+from torchrl_marl.envs.toy import Arena, Nim
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.learners.adam import adam_
@@ -118,6 +118,7 @@ CASES = {
             "precision": "tf32",
         },
     ),
+    "turns": (lambda: Nim(8, stones=6, seed=0), {"algorithm": "ippo", "bootstrap": "agent"}),
     "as one": (lambda: arena(n_groups=3, n_agents=6), {"normalize_observations": True}),
     "as one, of different sizes": (
         lambda: meadow("two"),

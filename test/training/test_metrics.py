@@ -110,6 +110,22 @@ def test_the_dead_do_not_count(poison):
     assert count_agent_frames(make_team(), batch).item() == 3 + 3
 
 
+def test_what_one_earns_while_it_waits_counts_but_not_once_it_is_dead():
+    """Cat 1 waits in step 1 and is dead in step 2."""
+    batch = make_batch(
+        cat=[[[1.0, 3.0], [2.0, -10.0], [4.0, NAN]]],
+        dog=[[1.0, 1.0, 1.0]],
+        done=[[False, False, True]],
+        mask=[[[True, True], [True, False], [True, False]]],
+    )
+    batch["cat", "done"] = torch.tensor([[[0, 0], [0, 0], [0, 1]]]).bool().unsqueeze(-1)
+    assert EpisodeTracker(make_team()).update(batch)["cat/episode_reward"].item() == 2 - 4 + 4
+    check_finite(make_team(), batch)
+    batch["next", "cat", "reward"][0, 1, 1] = NAN
+    with pytest.raises(NonFiniteError, match="'cat'.*reward.*env 0, step 1"):
+        check_finite(make_team(), batch)
+
+
 def test_a_reward_of_the_whole_team():
     team = make_team()
     batch = make_batch([[[1.0, 1.0]]], [[1.0]], [[True]])

@@ -166,9 +166,9 @@ def spec_leaves(spec: TensorSpec, path: tuple[Any, ...] = ()) -> Iterator[tuple[
         yield path, spec
 
 
-def check_specs(td: TensorDictBase, specs: list[Composite], step: int, findings: Findings) -> None:
-    """The data have the keys, shapes and dtypes that were declared."""
-    given = dict(leaves(td))
+def check_specs(td: TensorDictBase, specs: list[Composite], step: int, findings: Findings) -> bool:
+    """Whether the data have the keys, shapes and dtypes that were declared."""
+    given, before = dict(leaves(td)), len(findings.problems)
     for path, spec in (pair for part in specs for pair in spec_leaves(part)):
         key: NestedKey = path if len(path) > 1 else path[0]
         value = given.get(path)
@@ -181,6 +181,7 @@ def check_specs(td: TensorDictBase, specs: list[Composite], step: int, findings:
         elif value.shape != spec.shape or value.dtype != spec.dtype:
             fix = "give what is declared, or declare what is given"
             findings.add(key, f"in step {step} it is {shape_of(value)}", wanted, fix)
+    return len(findings.problems) == before
 
 
 def outside(value: Tensor, spec: TensorSpec) -> Tensor:

@@ -5,7 +5,6 @@ Shapes: B any batch dims, N agents of a group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -165,30 +164,27 @@ class StepRules:
     def _check_mask(self, before: TensorDictBase, after: TensorDictBase, group: GroupSpec) -> None:
         was, now = before.get(group.mask_key), after.get(group.mask_key)
         root, note, key = after.get("done"), self.findings.where, group.mask_key
-        flags = {f: after.get(group.key(f) if group.agent_done else f) for f in ("done",)}
-        shape = (*now.shape, 1)
-        terminated = self._of_agents(after, group, "terminated", shape)
-        done = flags["done"].unsqueeze(-2).expand(shape) if not group.agent_done else flags["done"]
+        done, terminated = (
+            self._of_agents(after, group, f).expand(now.shape) for f in ("done", "terminated")
+        )
         note(
-            now & terminated.squeeze(-1),
+            now & terminated,
             key,
             self.step,
             "it is True after the agent terminated",
             "False, since nothing follows",
             "take the terminated out of the mask in the step that ends them",
         )
-        running = ~root.expand(now.shape)
         note(
-            now & done.squeeze(-1) & running,
+            now & done & ~terminated & ~root.expand(now.shape),
             key,
             self.step,
-            "an agent that has ended acts on",
+            "an agent that was truncated acts on",
             "False for the dead until the reset",
             "give mask = alive and acting",
         )
-        lives = was & ~terminated.squeeze(-1)
         note(
-            lives & ~now & after.get("truncated").expand(now.shape),
+            was & ~terminated & ~now & after.get("truncated").expand(now.shape),
             key,
             self.step,
             "it is False for a living agent whose episode is truncated",
@@ -196,13 +192,9 @@ class StepRules:
             "keep the mask of the living at a time limit",
         )
 
-    def _of_agents(
-        self, td: TensorDictBase, group: GroupSpec, flag: str, shape: tuple[int, ...]
-    ) -> Tensor:
-        """A flag of the agents, or the root's for all of them, ``[*B, N, 1]``."""
-        if group.agent_done:
-            return td.get(group.key(flag))
-        return td.get(flag).unsqueeze(-2).expand(shape)
+    def _of_agents(self, td: TensorDictBase, group: GroupSpec, flag: str) -> Tensor:
+        """A flag of the agents, ``[*B, N]``, or the root's, ``[*B, 1]``."""
+        return td.get(group.key(flag)).squeeze(-1) if group.agent_done else td.get(flag)
 
     # ----------------------------------------------------------------------------------- values
 
@@ -240,37 +232,29 @@ class StepRules:
             if group.action_mask_key is not None:
                 self._check_choices(td, group)
 
-    def _acting(
-        self, td: TensorDictBase, group: GroupSpec, path: tuple, value: Tensor
-    ) -> Tensor:
+    def _acting(self, td: TensorDictBase, group: GroupSpec, path: tuple, value: Tensor) -> Tensor:
         """Whose values count, of the shape of a leaf: those who live and act."""
-        ndim = len(self.env.batch_size)
         if group.mask_key is None:
             return torch.ones_like(value, dtype=torch.bool)
         acts = td.get(group.mask_key)
         acts = acts[..., path[1]] if isinstance(path[1], int) else acts
-        dims = value.ndim - acts.ndim
-        return acts.reshape(*acts.shape, *[1] * dims).expand(value.shape) if ndim >= 0 else acts
+        return acts.reshape(*acts.shape, *[1] * (value.ndim - acts.ndim)).expand(value.shape)
 
     def _check_choices(self, td: TensorDictBase, group: GroupSpec) -> None:
-        running = ~td.get("done")
-        for i, (legal, acts) in enumerate(self._masks(td, group)):
+        running = ~td.get("done")  # [*B, 1]
+        for path, legal in leaves(td.get(group.name), (group.name,)):
+            if path[-1] != "action_mask":
+                continue
+            acts = self._acting(td, group, path, legal)[..., 0]
+            going = running if acts.ndim == running.ndim else running.squeeze(-1)
             self.findings.where(
-                acts & running.reshape(running.shape[:-1] + (1,) * (acts.ndim - running.ndim + 1))
-                & ~legal.any(-1),
-                group.action_mask_key,  # type: ignore[arg-type]
+                acts & going & ~legal.any(-1),
+                (group.name, "action_mask"),
                 self.step,
                 "an agent that acts has no legal action",
                 "one legal action or more for each agent whose mask is True",
                 "make an action legal (such as a no-op), or the mask False",
             )
-
-    def _masks(self, td: TensorDictBase, group: GroupSpec) -> Iterator[tuple[Tensor, Tensor]]:
-        """Legal actions and who acts, of all agents, or one by one where the numbers differ."""
-        for path, legal in leaves(td.get(group.name)):
-            if path[-1] == "action_mask":
-                acts = self._acting(td, group, (group.name, *path), legal)
-                yield legal, acts[..., 0]
 
     # --------------------------------------------------------------------------- episodes' ends
 
@@ -303,15 +287,12 @@ class StepRules:
                 "an end",
                 "count each env's own steps, and truncate it",
             )
-            reached = (self.steps == self.max_steps) & ~self._all_ended(before)
+            reached = self.steps == self.max_steps
             for flag in self.at_limit:
                 self.at_limit[flag] += int((reached & after.get(flag)).sum())
         self.episodes += int(done.sum())
         self._compare_ends(before, after, carry, done)
         self.steps = torch.where(done, 0, self.steps)  # type: ignore[arg-type]
-
-    def _all_ended(self, td: TensorDictBase) -> Tensor:
-        return torch.zeros_like(td.get("done"))
 
     def _compare_ends(
         self, before: TensorDictBase, after: TensorDictBase, carry: TensorDictBase, done: Tensor

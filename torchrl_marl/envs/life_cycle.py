@@ -58,7 +58,8 @@ class GroupFlags:
     def closed_by(self, root: TeamFlags, acts: Tensor | None) -> GroupFlags:
         """Agreeing with the episode's end, with the mask of the next step.
 
-        Agents that a time limit stops keep their mask: their last observation is bootstrapped.
+        Agents that a time limit stops have a mask, also those that waited: their last
+        observation is bootstrapped.
 
         Args:
             root (TeamFlags): of the episode.
@@ -69,7 +70,7 @@ class GroupFlags:
         return GroupFlags(
             self.terminated | (living & root.terminated.unsqueeze(-2)),
             self.truncated | (living & root.truncated.unsqueeze(-2)),
-            alive if acts is None else alive & acts,
+            alive if acts is None else alive & (acts | root.truncated),
         )
 
 

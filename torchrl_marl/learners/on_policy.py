@@ -28,13 +28,13 @@ from torchrl_marl.modules.critics import make_critic
 from torchrl_marl.modules.networks import gather_observation
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.modules.precision import matmuls_in, set_precision
-from torchrl_marl.objectives.estimator import last_seen
+from torchrl_marl.objectives.estimator import last_seen, learned_mask, loss_mask_key
 from torchrl_marl.objectives.ppo import MAPPOLoss
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["OnPolicyLearner"]
 
-_WRITTEN = ("advantage", "value_target", "state_value")
+_WRITTEN = ("advantage", "value_target", "state_value", "loss_mask")
 
 
 class OnPolicyLearner(nn.Module):
@@ -279,27 +279,29 @@ class OnPolicyLearner(nn.Module):
             return batch
         data, following = batch.copy(), batch.get("next")
         for group in joined:
-            now = group.gather(batch, leaves=("action", "action_log_prob"))
+            now = group.gather(batch, leaves=("action", "action_log_prob"), flags=True)
             then = group.gather(following, leaves=("reward",), flags=True)
             data.set(group.name, now.get(group.name))
             data.set(("next", group.name), then.get(group.name))
         if others:
             group = cast(JoinedGroup, seen)
-            now = group.gather(batch).get(group.name)
+            now = group.gather(batch, flags=True).get(group.name)
             then = group.gather(following, flags=True).get(group.name)
             if group.mask_key is not None:
+                living = ~now.get("done").squeeze(-1)
                 ends = then.get("truncated"), then.get("terminated")
-                then.set("mask", last_seen(now.get("mask"), then.get("mask"), *ends))
+                then.set("mask", last_seen(living, then.get("mask"), *ends))
             data.set(group.name, now)
             data.set(("next", group.name), then)
         return data
 
     def _scatter(self, data: TensorDictBase, batch: TensorDictBase) -> None:
         for group in self._joined.values():
+            written = [leaf for leaf in _WRITTEN if data.get(group.key(leaf), None) is not None]
             if isinstance(group, JoinedGroup):
-                group.scatter(data, batch, _WRITTEN)
+                group.scatter(data, batch, written)
             elif data is not batch:
-                batch.update(data.select(*(group.key(leaf) for leaf in _WRITTEN)))
+                batch.update(data.select(*(group.key(leaf) for leaf in written)))
 
     @torch.no_grad()
     def add_advantage(self, name: str, loss: MAPPOLoss, data: TensorDictBase) -> None:
@@ -310,7 +312,7 @@ class OnPolicyLearner(nn.Module):
             return
         key = loss.tensor_keys.advantage
         advantage = data.get(key)
-        mask = None if group.mask_key is None else data.get(group.mask_key)
+        mask = learned_mask(data, group.mask_key)
         dims = [d for d in range(advantage.ndim) if how == "pooled" or d != advantage.ndim - 2]
         parts = group.slices if isinstance(group, JoinedGroup) else (slice(None),)
         rows = [
@@ -339,8 +341,9 @@ class OnPolicyLearner(nn.Module):
                 keys += cast(TensorDictModuleBase, network).in_keys
             keys += [of_loss.action, of_loss.sample_log_prob, of_loss.advantage]
             keys += [of_loss.value_target, of_loss.value]
-            if self._joined[name].mask_key is not None:
-                keys.append(cast(NestedKey, self._joined[name].mask_key))
+            if (mask_key := self._joined[name].mask_key) is not None:
+                learned = loss_mask_key(mask_key)
+                keys += [mask_key] if data.get(learned, None) is None else [mask_key, learned]
         return list(dict.fromkeys(keys))
 
     # ----------------------------------------------------------------------------- metrics

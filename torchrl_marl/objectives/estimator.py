@@ -6,7 +6,7 @@ Shapes: B any batch dims, T time, N agents.
 from __future__ import annotations
 
 import contextlib
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -107,14 +107,14 @@ class TeamGAE(MultiAgentGAE):
                 self._signal(data, key, value) for key in (keys.reward, keys.done, keys.terminated)
             )
             own_rewards = data.get(("next", keys.reward)).ndim == value.ndim
-            old_value, turns, learned = value, None, mask
-            if self.bootstrap == "agent" and mask is not None:
-                seen = following.get(cast(NestedKey, self.mask_key)).unsqueeze(-1)
-                open_ = ~closes_in_batch(done, terminated, seen)
-                reward, value = (torch.where(open_, 0.0, x) for x in (reward, value))
-                done, terminated = done | open_, terminated | open_
-                turns, learned = mask, mask & ~open_.squeeze(-1)
-                tensordict.set(_loss_mask_key(self.mask_key), learned)
+            turns, learned = mask if self.bootstrap == "agent" else None, mask
+            if turns is not None:
+                closed = closes(done, terminated, following.get(self.mask_key).unsqueeze(-1))
+                learned = turns & closed.squeeze(-1)
+                tensordict.set(loss_mask_key(cast(NestedKey, self.mask_key)), learned)
+                # What is open is worth what it was thought to be.
+                reward = torch.where(closed, reward, value)
+                done, terminated = done | ~closed, terminated | ~closed
             elif mask is not None and own_rewards:
                 reward = self._team_reward(reward, self._living(data).unsqueeze(-1))
             advantage, value_target = gae(
@@ -127,7 +127,7 @@ class TeamGAE(MultiAgentGAE):
                 lmbda=self._discount[1],
                 mask=turns,
             )
-            value = self._take_in(value_target, old_value, learned)
+            value = self._take_in(value_target, value, learned)
         tensordict.set(keys.advantage, advantage)
         tensordict.set(keys.value_target, value_target)
         tensordict.set(keys.value, value)
@@ -140,16 +140,19 @@ class TeamGAE(MultiAgentGAE):
         with stateless:
             return network(inputs).get(self.tensor_keys.value)
 
-    def _next(self, tensordict: TensorDictBase, mask: Tensor | None) -> TensorDictBase:
+    def _next(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The next step as the critic should see it."""
-        following = tensordict.get("next")
-        group = self._own_flags
-        if mask is None or group is None or group.truncated_key is None:
+        following, group = tensordict.get("next"), self._own_flags
+        if self.mask_key is None or group is None or group.truncated_key is None:
             return following
         following = following.clone(recurse=False)
         flags = (following.get(key) for key in (group.truncated_key, group.terminated_key))
-        following.set(self.mask_key, last_seen(mask, following.get(self.mask_key), *flags))
-        return following
+        living, next_mask = self._living(tensordict), following.get(self.mask_key)
+        return following.set(self.mask_key, last_seen(living, next_mask, *flags))
+
+    def _living(self, tensordict: TensorDictBase) -> Tensor:
+        living = None if self.group is None else self.group.living(tensordict)
+        return tensordict.get(self.mask_key) if living is None else living
 
     @staticmethod
     def _signal(tensordict: TensorDictBase, key: NestedKey, value: Tensor) -> Tensor:
@@ -164,7 +167,10 @@ class TeamGAE(MultiAgentGAE):
         return signal.expand_as(value)
 
     def _team_reward(self, reward: Tensor, alive: Tensor) -> Tensor:
-        """What the living of a group earn is what its dead earn; nothing if nobody lives."""
+        """What the living of a group earn is what its dead earn; nothing if nobody lives.
+
+        Who waits lives, and keeps what it earns.
+        """
         if self._parts is None:
             shared = masked_mean(reward, alive, dim=-2).unsqueeze(-2)
         else:
@@ -186,16 +192,57 @@ class TeamGAE(MultiAgentGAE):
         return norm.denormalize(normalized)
 
 
-def last_seen(mask: Tensor, next_mask: Tensor, truncated: Tensor, terminated: Tensor) -> Tensor:
-    """Whose next observation a critic reads: that of the living, and of those cut off.
+def last_seen(living: Tensor, next_mask: Tensor, truncated: Tensor, terminated: Tensor) -> Tensor:
+    """Whose next observation a critic reads: of those whose turn is next, and of those cut off.
 
-    An agent cut off by a time limit still has a last observation to bootstrap from.
+    An agent cut off by a time limit, in its turn or not, has a last observation to bootstrap from.
 
     Shapes:
-        - mask, next_mask: ``[*B, N]``; truncated, terminated: ``[*B, N, 1]``
-        - returns: ``[*B, N]``
+        - living (when the step began), next_mask: ``[*B, N]``; returns ``[*B, N]``
+        - truncated, terminated: ``[*B, N, 1]``
     """
-    return next_mask | (mask & (truncated & ~terminated).squeeze(-1))
+    return next_mask | (living & (truncated & ~terminated).squeeze(-1))
+
+
+def closes(done: Tensor, terminated: Tensor, seen: Tensor) -> Tensor:
+    """Whether, from a step on, an agent's next turn or its end comes before the batch ends.
+
+    Args:
+        done, terminated (Tensor): bool, as :func:`~torchrl_marl.functional.gae` takes them.
+        seen (Tensor): bool, what follows the step can be bootstrapped from: the agent's turn is
+            next, or it was cut off.
+
+    Shapes:
+        - all, and what is returned: ``[*B, T, N, 1]``
+
+    Examples:
+        >>> never = torch.zeros(4, 1, 1, dtype=torch.bool)
+        >>> turn_is_next = torch.tensor([False, True, False, False]).view(4, 1, 1)
+        >>> closes(never, never, turn_is_next).flatten()
+        tensor([ True,  True, False, False])
+    """
+    n_steps = done.shape[-3]
+    closing = terminated | seen
+    steps = torch.arange(n_steps, device=done.device).view(-1, 1, 1)
+    events = torch.where(closing | done, steps, n_steps)
+    first = events.flip(-3).cummin(-3).values.flip(-3)
+    return (first < n_steps) & closing.gather(-3, first.clamp_max(n_steps - 1))
+
+
+def learned_mask(tensordict: TensorDictBase, mask_key: NestedKey | None) -> Tensor | None:
+    """The steps to learn from: own turns whose outcome is in the batch; ``[*B, N]``.
+
+    Those that an estimator of turns marked, or else all in which an agent acts; None: all.
+    """
+    if mask_key is None:
+        return None
+    learned = tensordict.get(loss_mask_key(mask_key), None)
+    return tensordict.get(mask_key) if learned is None else learned
+
+
+def loss_mask_key(mask_key: NestedKey) -> NestedKey:
+    """Where the steps to learn from are: ``loss_mask`` beside the mask."""
+    return "loss_mask" if isinstance(mask_key, str) else (*mask_key[:-1], "loss_mask")
 
 
 def estimator_keys(group: GroupSpec, bootstrap: str) -> dict[str, NestedKey]:

@@ -26,7 +26,12 @@ from torchrl_marl.functional import (
 )
 from torchrl_marl.joining import padded
 from torchrl_marl.modules.normalization import ValueNorm
-from torchrl_marl.objectives.estimator import TeamGAE, blank_masked, estimator_keys
+from torchrl_marl.objectives.estimator import (
+    TeamGAE,
+    blank_masked,
+    estimator_keys,
+    learned_mask,
+)
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["MAPPOLoss"]
@@ -40,8 +45,9 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         \operatorname{clip}(\rho, 1 - \epsilon, 1 + \epsilon) A\big)
         + c_V L_V - c_H H
 
-    over the set :math:`M` of steps in which an agent acts. Nothing that stands in a masked slot
-    reaches a loss, a statistic, a metric or a gradient.
+    over the set :math:`M` of steps in which an agent acts, without those whose outcome is not in
+    the batch (``loss_mask``, see :class:`TeamGAE`). Nothing that stands in a masked slot reaches a
+    loss, a statistic, a metric or a gradient.
 
     With a central critic this is MAPPO, with a local one IPPO. The critic's loss divides by
     the scale of its :class:`~torchrl_marl.modules.ValueNorm`, which the value estimator updates
@@ -74,8 +80,9 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
           joined group ``[G]``, one for each group in it
 
     Keys:
-        - reads: what the networks read, action, action_log_prob, mask, advantage and
-          value_target (estimated where they are missing), state_value with ``clip_value``
+        - reads: what the networks read, action, action_log_prob, mask, loss_mask where it is
+          there, advantage and value_target (estimated where they are missing), state_value with
+          ``clip_value``
         - writes: nothing; returns ``loss_objective``, ``loss_critic``, ``loss_entropy``,
           ``entropy``, ``kl_approx``, ``clip_fraction``, ``ESS``, ``max_ratio``, ``mean_ratio``,
           ``explained_variance``, ``value_clip_fraction``
@@ -202,7 +209,9 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             )
         mask = None if self._mask_key is None else tensordict.get(self._mask_key)
         if mask is not None:
-            self._enter(tensordict, mask)
+            learned = learned_mask(tensordict, self._mask_key)
+            self._enter(tensordict, mask, learned)
+            mask = learned
         advantage = tensordict.get(keys.advantage)
         if self.normalize_advantage:
             advantage = self._standardize(advantage, mask)
@@ -234,13 +243,13 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         key = self.loss_mask_key
         return None if key is None or key == "auto" else key
 
-    def _enter(self, tensordict: TensorDictBase, mask: Tensor) -> None:
+    def _enter(self, tensordict: TensorDictBase, mask: Tensor, learned: Tensor) -> None:
         """Replaces what stands in masked slots: even 0 times NaN would be NaN in a gradient."""
         keys = self.tensor_keys
         for key in (keys.sample_log_prob, keys.advantage, keys.value_target, keys.value):
             value = tensordict.get(key, None)
             if value is not None:
-                rows = mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
+                rows = learned.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
                 tensordict.set(key, torch.where(rows, value, 0.0))
         for network in (self.actor_network, self.critic_network):
             blank = blank_masked(tensordict.select(*network.in_keys), self._mask_key, tensordict)

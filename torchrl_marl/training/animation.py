@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import step_mdp
 
-from torchrl_marl.envs.vmas_scene import Shape, Stage, scene, stage
+from torchrl_marl.envs.vmas.scene import Shape, Stage, scene, stage
 from torchrl_marl.errors import ConfigError, MissingExtraError
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.metrics import group_reward

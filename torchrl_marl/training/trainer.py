@@ -355,6 +355,8 @@ class Training:
     def _measure(self, policy: Any) -> dict[str, float]:
         settings = self.config.evaluation
         own = self.own_env
+        if own is None and getattr(self.env, "one_per_process", False):
+            own = self.env
         env = self.env if own is not None else self._environment_for_evaluation()
         # On an environment of the user's own, training goes on where it was.
         before = snapshot_env(own) if own is not None else None
@@ -387,7 +389,7 @@ class Training:
     def _heuristic(self) -> Any:
         if self.own_env is not None or self.config.env.library != "vmas":
             return None
-        from torchrl_marl.envs.vmas_heuristic import heuristic_policy
+        from torchrl_marl.envs.vmas.heuristic import heuristic_policy
 
         env = self._environment_for_evaluation()
         # Heuristics know agents of one shape.

@@ -19,9 +19,9 @@ from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.envs.simulator import SimulatorStateError
 from torchrl_marl.envs.start_pool import StartPool
 from torchrl_marl.envs.step_graphs import StepGraphs
-from torchrl_marl.envs.vmas_reading import ScenarioReader
-from torchrl_marl.envs.vmas_simulator import warm_up
-from torchrl_marl.envs.vmas_worlds import VIEWER, VmasWorlds
+from torchrl_marl.envs.vmas.reading import ScenarioReader
+from torchrl_marl.envs.vmas.simulator import warm_up
+from torchrl_marl.envs.vmas.worlds import VIEWER, VmasWorlds
 from torchrl_marl.errors import CaptureError, GraphCheckError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class VmasGraphs:
             CaptureError, SimulatorStateError: a scenario whose state cannot be packed.
         """
         if self._captured is None:
-            from torchrl_marl.envs.vmas_capture import without_branches
+            from torchrl_marl.envs.vmas.capture import without_branches
 
             vmas = self._env
             self._captured = CapturedSimulator(

@@ -8,7 +8,7 @@ the state. Here every pair that may collide is computed. What a pair adds is the
   still push: the forces of such pairs are set to zero where stock VMAS leaves them out.
 
 A scenario that asks the same gets a tensor, which a graph refuses to branch on, or True where
-:mod:`.vmas_contact_rewards` knows that nothing but the distance matters.
+:mod:`.contact_rewards` knows that nothing but the distance matters.
 
 Shapes: E envs, P pairs.
 """
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchrl_marl.envs.vmas_contact_rewards import contact_lines
+from torchrl_marl.envs.vmas.contact_rewards import contact_lines
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -54,7 +54,7 @@ def without_branches(env: Environment) -> Iterator[None]:
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv
-        >>> from torchrl_marl.envs.vmas_simulator import advance
+        >>> from torchrl_marl.envs.vmas.simulator import advance
         >>> env = VmasEnv("balance", num_envs=2)._env
         >>> with without_branches(env):
         ...     advance(env, env.get_random_actions())

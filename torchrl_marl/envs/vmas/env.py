@@ -21,11 +21,11 @@ from torchrl_marl.capture.execution import Execution, check_execution
 from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.envs.simulator import SimulatorStateError, read_tensors, write_tensors
 from torchrl_marl.envs.starts import StartBank
-from torchrl_marl.envs.vmas_graphs import VmasGraphs
-from torchrl_marl.envs.vmas_reading import ScenarioReader, StateOf
-from torchrl_marl.envs.vmas_scenarios import check_scenario
-from torchrl_marl.envs.vmas_simulator import advance, import_vmas, reset_all, warm_up
-from torchrl_marl.envs.vmas_worlds import VIEWER, VmasWorlds
+from torchrl_marl.envs.vmas.graphs import VmasGraphs
+from torchrl_marl.envs.vmas.reading import ScenarioReader, StateOf
+from torchrl_marl.envs.vmas.scenarios import check_scenario
+from torchrl_marl.envs.vmas.simulator import advance, import_vmas, reset_all, warm_up
+from torchrl_marl.envs.vmas.worlds import VIEWER, VmasWorlds
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.stacking import is_lazy
 

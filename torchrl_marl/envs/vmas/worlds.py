@@ -11,7 +11,7 @@ import torch
 from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.envs.simulator import SimulatorState
 from torchrl_marl.envs.starts import StartBank, random_draws
-from torchrl_marl.envs.vmas_simulator import build_simulator, reset_all, reset_each, warm_up
+from torchrl_marl.envs.vmas.simulator import build_simulator, reset_all, reset_each, warm_up
 
 if TYPE_CHECKING:
     from vmas.simulator.environment import Environment

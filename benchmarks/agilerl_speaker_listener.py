@@ -1,0 +1,168 @@
+"""AgileRL's IPPO on mpe2's simple_speaker_listener_v4: the reference side of speaker_listener.py.
+
+Trains AgileRL's own IPPO by AgileRL's own training function, with the settings that its repository
+has for this world, and writes a learning curve as JSON. It is run by ``speaker_listener.py`` in a
+virtual environment of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import random
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from agilerl.algorithms import IPPO
+from agilerl.training.train_multi_agent_on_policy import train_multi_agent_on_policy
+from agilerl.vector import AsyncPettingZooVecEnv
+from mpe2 import simple_speaker_listener_v4
+from mpe2_episodes import Arrays, Episodes
+
+PACKAGES = ("agilerl", "torch", "tensordict", "mpe2", "pettingzoo", "numpy")
+EVO_STEPS = 10_000
+# configs/training/multi_agent/ippo.yaml of AgileRL's repository, which is for this world.
+N_ENVS = 16
+SETTINGS: dict[str, Any] = {
+    "batch_size": 128,
+    "lr": 1e-4,
+    "learn_step": 2048,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "action_std_init": 0.0,
+    "clip_coef": 0.2,
+    "ent_coef": 0.05,
+    "vf_coef": 0.5,
+    "max_grad_norm": 0.5,
+    "update_epochs": 4,
+    "net_config": {
+        "latent_dim": 64,
+        "encoder_config": {"hidden_size": [64], "activation": "ReLU", "layer_norm": True},
+        "head_config": {
+            "hidden_size": [64],
+            "activation": "ReLU",
+            "output_vanish": False,
+            "layer_norm": True,
+        },
+    },
+}
+
+
+class MeasuredIPPO(IPPO):
+    """IPPO; where AgileRL tests its agent, between learning, it is measured as ours is.
+
+    Attributes:
+        curve (list of dict): what was measured.
+    """
+
+    def begin(self, args: argparse.Namespace) -> None:
+        """Measures before training, and starts the clock."""
+        self.episodes = Episodes(args.episodes, args.evaluation_seed)
+        self.every = args.evaluate_every
+        self.curve: list[dict[str, float]] = []
+        self.seconds = 0.0
+        self.clock = time.perf_counter()
+        self.test()
+
+    def test(self, *args: Any, **kwargs: Any) -> float:
+        """Adds a point to the curve when it is time for one."""
+        self.seconds += time.perf_counter() - self.clock
+        frames = self.metrics.steps
+        if not self.curve or frames // self.every > self.curve[-1]["frames"] // self.every:
+            self.curve.append({"frames": frames, **self.measure()})
+        fitness = 2 * self.curve[-1]["sampled"]
+        self.metrics.add_fitness(fitness)
+        self.clock = time.perf_counter()
+        return fitness
+
+    def measure(self) -> dict[str, float]:
+        """Returns of the same episodes by the likeliest and by drawn actions."""
+        states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        self.set_training_mode(False)
+        point = {
+            "return": self.episodes.play(self.likeliest),
+            "sampled": self.episodes.play(lambda seen: self.get_action(seen)[0]),
+            "seconds": round(self.seconds, 1),
+        }
+        self.set_training_mode(True)
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+        return point
+
+    def likeliest(self, seen: Arrays) -> Arrays:
+        """The means of the actors' normal distributions."""
+        actions = {}
+        for name, ready in self.preprocess_observation(seen, list(seen)).items():
+            with torch.no_grad():
+                self.actors[name](ready)
+            actions[name] = self.actors[name].head_net.dist.mu.numpy()
+        return actions
+
+
+def make_world() -> Any:
+    """One copy of the world."""
+    return simple_speaker_listener_v4.parallel_env(continuous_actions=True)
+
+
+def train(args: argparse.Namespace) -> MeasuredIPPO:
+    """One seed."""
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    env = AsyncPettingZooVecEnv([make_world for _ in range(N_ENVS)])
+    env.reset(seed=args.seed)
+    agent = MeasuredIPPO(
+        [env.single_observation_space(name) for name in env.agents],
+        [env.single_action_space(name) for name in env.agents],
+        agent_ids=env.agents,
+        **SETTINGS,
+    )
+    agent.begin(args)
+    train_multi_agent_on_policy(
+        env,
+        "simple_speaker_listener_v4",
+        "IPPO",
+        [agent],
+        max_steps=args.frames,
+        evo_steps=EVO_STEPS,
+        verbose=False,
+    )
+    return agent
+
+
+def main() -> None:
+    """Trains, evaluates and writes the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--frames", type=int, default=614_400)
+    parser.add_argument("--episodes", type=int, default=200, help="episodes in each evaluation")
+    parser.add_argument("--evaluate-every", type=int, default=102_400, help="in frames")
+    parser.add_argument("--evaluation-seed", type=int, default=10_000)
+    parser.add_argument("--threads", type=int, default=1, help="PyTorch's threads")
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    warnings.filterwarnings("ignore")
+    agent = train(args)
+    versions = {package: importlib.metadata.version(package) for package in PACKAGES}
+    result = {
+        "library": "agilerl",
+        "versions": {"python": platform.python_version(), **versions},
+        "seed": args.seed,
+        "settings": {"n_envs": N_ENVS, "evo_steps": EVO_STEPS, "population": 1, **SETTINGS},
+        "evaluation": [args.frames, args.episodes, args.evaluate_every, args.evaluation_seed],
+        "curve": agent.curve,
+        "seconds": round(agent.seconds, 1),
+    }
+    args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

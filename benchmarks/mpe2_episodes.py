@@ -1,0 +1,78 @@
+"""Episodes of mpe2's simple_speaker_listener_v4, the same for everybody.
+
+The worlds are mpe2's own, stepped one by one, without anybody's adapter; so this file needs numpy
+and mpe2 only, and both sides of ``speaker_listener.py`` use it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+
+SPEAKER, LISTENER = "speaker_0", "listener_0"
+Arrays = dict[str, np.ndarray]
+
+
+class Episodes:
+    """A fixed number of episodes, played side by side.
+
+    Args:
+        count (int): how many.
+        seed (int): episode i begins as ``world.reset(seed=seed + i)`` says.
+    """
+
+    def __init__(self, count: int, seed: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from mpe2 import simple_speaker_listener_v4
+
+            make = simple_speaker_listener_v4.parallel_env
+            self.worlds = [make(continuous_actions=True) for _ in range(count)]
+        self.seed = seed
+
+    def play(self, act: Callable[[Arrays], Arrays]) -> float:
+        """The return of an agent: rewards summed over an episode, mean over episodes and agents.
+
+        Args:
+            act (callable): from what the agents see, ``{agent: [episodes, features]}``, to what
+                they do; actions are brought into the world's bounds, [0, 1].
+        """
+        seen = [world.reset(seed=self.seed + i)[0] for i, world in enumerate(self.worlds)]
+        total = 0.0
+        while self.worlds[0].agents:
+            actions = act({name: np.stack([x[name] for x in seen]) for name in (SPEAKER, LISTENER)})
+            actions = {name: np.clip(x, 0, 1).astype(np.float32) for name, x in actions.items()}
+            for i, world in enumerate(self.worlds):
+                seen[i], rewards, *_ = world.step({name: x[i] for name, x in actions.items()})
+                total += sum(rewards.values()) / len(rewards)
+        return total / len(self.worlds)
+
+
+def random_actions(seed: int) -> Callable[[Arrays], Arrays]:
+    """Uniform in the world's bounds."""
+    generator = np.random.default_rng(seed)
+
+    def act(seen: Arrays) -> Arrays:
+        n = len(seen[SPEAKER])
+        return {SPEAKER: generator.random((n, 3)), LISTENER: generator.random((n, 5))}
+
+    return act
+
+
+def scripted(seen: Arrays) -> Arrays:
+    """The speaker names the goal; the listener waits until it hears that, and goes there.
+
+    What the listener sees is its velocity, the three landmarks from where it is, and what was said
+    a step before. Its force is the one that takes it to the goal soonest, or nearly so.
+    """
+    said = np.eye(3)[seen[SPEAKER].argmax(1)]
+    velocity, landmarks, heard = np.split(seen[LISTENER], [2, 8], 1)
+    way = (heard[:, :, None] * landmarks.reshape(-1, 3, 2)).sum(1)
+    # A step moves it by 0.1 velocity, then leaves 3/4 of that and adds half of the force.
+    wanted = np.where(heard.any(1, keepdims=True), 6.5 * (way - 0.1 * velocity), 0.0)
+    force = np.clip((wanted - 0.75 * velocity) / 0.5, -1, 1)
+    moves = np.zeros((len(force), 5))
+    moves[:, [1, 3]], moves[:, [2, 4]] = np.maximum(-force, 0), np.maximum(force, 0)
+    return {SPEAKER: said, LISTENER: moves}

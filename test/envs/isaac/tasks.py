@@ -1,0 +1,93 @@
+"""Small tasks on Isaac Lab's own ``DirectMARLEnv``: N like robots, of which some end alone."""
+
+import types
+
+import torch
+
+
+def define():
+    """The classes ``RobotsCfg`` and ``Robots``; Isaac Lab must be there to be imported."""
+    from isaaclab.envs import DirectMARLEnv, DirectMARLEnvCfg
+    from isaaclab.scene import InteractiveSceneCfg
+    from isaaclab.sim import SimulationCfg
+    from isaaclab.utils import configclass
+
+    @configclass
+    class RobotsCfg(DirectMARLEnvCfg):
+        """Episodes of ``episode_length_s - 1`` steps, as in Isaac Lab's own tasks.
+
+        ``script``: agent -> step -> "terminated" or "timed out", instead of where they are;
+        ``joins``: agent -> the simulation's step at which it appears.
+        """
+
+        decimation = 1
+        episode_length_s = 1000.0
+        possible_agents = ["robot_0", "robot_1", "robot_2", "robot_3"]
+        action_spaces = {name: 1 for name in possible_agents}
+        observation_spaces = {name: 3 for name in possible_agents}
+        state_space = 4
+        sim: SimulationCfg = SimulationCfg(dt=1.0, device="cpu")
+        scene: InteractiveSceneCfg = InteractiveSceneCfg(num_envs=5, env_spacing=4.0)
+        script: dict | None = None
+        joins: dict = {}
+
+    class Robots(DirectMARLEnv):
+        """Robots on a line; whoever leaves [-1, 1] is terminated for as long as it is outside.
+
+        All that is given are views of buffers that the next step or reset writes to.
+        """
+
+        def _setup_scene(self):
+            names, n = self.cfg.possible_agents, self.scene.num_envs
+            sizes = {name: self.cfg.observation_spaces[name] for name in names}
+            self.x = torch.zeros(n, len(names))
+            self.earned = torch.zeros(n, len(names))
+            self.seen = {
+                name: torch.zeros(n, size if isinstance(size, int) else size.shape[0])
+                for name, size in sizes.items()
+            }
+
+        def here(self, of):
+            joins = self.cfg.joins
+            return {a: x for a, x in of.items() if self.common_step_counter >= joins.get(a, 0)}
+
+        def _pre_physics_step(self, actions):
+            self.actions = actions
+
+        def _apply_action(self):
+            for i, name in enumerate(self.cfg.possible_agents):
+                self.x[:, i] += 0.3 * self.actions[name].flatten(1).float().mean(1)
+
+        def _get_observations(self):
+            for i, seen in enumerate(self.seen.values()):
+                seen[:] = i
+                seen[:, 0], seen[:, 1] = self.x[:, i], self.episode_length_buf
+            return self.here(self.seen)
+
+        def _get_states(self):
+            return self.x
+
+        def _get_rewards(self):
+            self.earned[:] = self.x
+            rows = zip(self.cfg.possible_agents, self.earned.unbind(1))
+            return self.here(dict(rows))
+
+        def _get_dones(self):
+            names, none = self.cfg.possible_agents, torch.zeros(self.num_envs, dtype=torch.bool)
+            late = self.episode_length_buf >= self.max_episode_length - 1
+            if self.cfg.script is None:
+                outside = self.x.abs() > 1
+                rows = zip(names, outside.unbind(1))
+                return self.here(dict(rows)), self.here(dict.fromkeys(names, late))
+            flags = {"terminated": dict.fromkeys(names, none), "timed out": dict.fromkeys(names, late)}
+            for name, ends in self.cfg.script.items():
+                for step, how in ends.items():
+                    at = self.episode_length_buf == step
+                    flags[how][name] = flags[how][name] | at
+            return self.here(flags["terminated"]), self.here(flags["timed out"])
+
+        def _reset_idx(self, env_ids):
+            super()._reset_idx(env_ids)
+            self.x[env_ids] = torch.rand(len(env_ids), self.x.shape[1]) * 1.6 - 0.8
+
+    return types.SimpleNamespace(RobotsCfg=RobotsCfg, Robots=Robots)

@@ -1,0 +1,165 @@
+"""Does an environment keep to what a team needs? In words, with what mends it.
+
+Shapes: B any batch dims, N agents of a group.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torchrl import logger
+from torchrl.envs import EnvBase, check_env_specs
+
+from torchrl_marl.envs.check_findings import Findings
+from torchrl_marl.envs.check_layout import base_of, check_layout, check_specs
+from torchrl_marl.envs.check_runs import (
+    Play,
+    brief,
+    check_idle_actions,
+    check_partial_reset,
+    check_seeds,
+    check_twin,
+    check_written_later,
+)
+from torchrl_marl.envs.check_steps import StepRules, full_specs
+from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.errors import ConfigError, SpecError
+
+__all__ = ["check_marl_env"]
+
+
+def check_marl_env(
+    env: EnvBase,
+    *,
+    n_steps: int = 100,
+    seed: int = 0,
+    max_steps: int | None = None,
+    make: Callable[[], EnvBase] | None = None,
+) -> str:
+    """Plays an environment with random legal actions and says what breaks a rule of a team.
+
+    The rules: keys, shapes and dtypes as declared; ``done = terminated | truncated``, never
+    both, at the root and of agents; the dead stay dead and never act; the episode ends with its
+    last agent; a time limit is truncated, and the living keep their mask there; who acts has a
+    legal action; rewards and what the living see are finite and within bounds; the last step
+    holds the terminal observation; a reset of some envs leaves the others alone; a seed gives
+    the same play twice; actions of those who do not act reach nobody; what was given is never
+    written to later.
+
+    Args:
+        env (EnvBase): in groups, with any batch size. It is seeded, played and reset.
+
+    Keyword Args:
+        n_steps (int): steps that are played and looked at.
+        seed (int): of the environment and of the actions.
+        max_steps (int, optional): its time limit; ``env.max_steps`` where it has that.
+        make (callable, optional): builds the environment again, to play two side by side.
+
+    Returns:
+        str: what was looked at, with hints at what may be wrong.
+
+    Raises:
+        SpecError: one or more rules are broken; the message lists them all: the key, what was
+            found and expected, and the fix.
+        ConfigError: what is given is no environment of TorchRL.
+
+    Examples:
+        >>> from torchrl_marl.envs import make_env
+        >>> print(check_marl_env(make_env("toy/arena", n_envs=3, seed=0), n_steps=40))
+        Arena keeps the rules: 4 agents in 1 group, 40 steps of 3 envs, 6 episodes.
+    """
+    if not isinstance(env, EnvBase):
+        raise ConfigError(
+            f"check_marl_env takes an environment of TorchRL, found a {type(env).__name__}; "
+            "wrap it, for example with torchrl_marl.envs.make_env."
+        )
+    findings, name = Findings(), type(base_of(env)).__name__
+    with RandomState.of_process().active():
+        report = _look(env, n_steps, seed, max_steps, make, findings)
+    if findings.problems:
+        raise SpecError(findings.message(name))
+    return "\n".join([f"{name} {report}", *(f"Hint: {hint}" for hint in findings.hints)])
+
+
+def _look(
+    env: EnvBase,
+    n_steps: int,
+    seed: int,
+    max_steps: int | None,
+    make: Callable[[], EnvBase] | None,
+    findings: Findings,
+) -> str:
+    """All checks, as far as the environment lets itself be played."""
+    team = check_layout(env, findings)
+    if team is None or findings.problems:
+        return ""
+    limit = getattr(env, "max_steps", None) if max_steps is None else max_steps
+    rules = StepRules(env, team, findings, limit if isinstance(limit, int) else None)
+    try:
+        if _play(Play(env, team, seed), rules, n_steps):
+            if not findings.problems:
+                _check_torchrl(env, findings)
+            check_written_later(Play(env, team, seed), min(n_steps, 10), findings)
+            check_partial_reset(env, team, seed, findings)
+            if check_seeds(env, team, seed, n_steps, findings):
+                check_idle_actions(env, team, seed, n_steps, findings)
+                if make is not None:
+                    check_twin(env, team, make, seed, min(n_steps, 20), findings)
+    except Exception as error:  # noqa: BLE001 - whatever a world of somebody else raises
+        findings.add(
+            "step",
+            f"playing fails with {brief(error)}",
+            "reset, rand_action and step_and_maybe_reset to run",
+            "mend what the message says; env.rollout(3) shows the whole traceback",
+        )
+    n_groups = len(team.groups)
+    return (
+        f"keeps the rules: {team.n_agents} agents in {n_groups} group{'s' * (n_groups != 1)}, "
+        f"{rules.step} steps of {env.batch_size.numel()} envs, {rules.episodes} episodes."
+    )
+
+
+def _play(play: Play, rules: StepRules, n_steps: int) -> bool:
+    """Looks at every step of a play; whether the data are as declared, so that one can go on."""
+    findings = rules.findings
+    if not check_specs(play.begin, [rules.env.full_observation_spec], 0, findings):
+        return False
+    rules.begin(play.begin)
+    for i in range(n_steps):
+        before = _random_states()
+        step = play.step()
+        if before != _random_states():
+            findings.hint(
+                "the environment draws from the process's random state: two of them disturb each "
+                "other, and a seed of torch changes their worlds; draw from a generator of its own."
+            )
+        if not check_specs(step.after, full_specs(rules.env), i + 1, findings):
+            return False
+        rules.look(step.before, step.after, step.carry)
+    rules.finish()
+    return True
+
+
+def _check_torchrl(env: EnvBase, findings: Findings) -> None:
+    """What TorchRL's own check says."""
+    level = logger.level
+    logger.setLevel("WARNING")
+    try:
+        check_env_specs(env)
+    except Exception as error:  # noqa: BLE001 - it asserts, and steps a world of somebody else
+        findings.add(
+            "specs",
+            f"torchrl.envs.check_env_specs says {brief(error)}",
+            "specs that tell what reset and step give",
+            "declare what is given, no more and no less",
+        )
+    finally:
+        logger.setLevel(level)
+
+
+def _random_states() -> tuple:
+    keys = np.random.get_state(legacy=False)["state"]["key"]
+    return torch.get_rng_state().numpy().tobytes(), keys.tobytes(), random.getstate()

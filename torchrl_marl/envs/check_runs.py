@@ -1,0 +1,277 @@
+"""Playing an environment to check it: recorded, again, beside a twin, and reset in part.
+
+Shapes: B any batch dims, N agents of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.envs import EnvBase
+
+from torchrl_marl.envs.check_findings import Findings, differs
+from torchrl_marl.envs.check_layout import base_of, leaves
+from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.specs import TeamSpec
+from torchrl_marl.stacking import is_lazy
+
+__all__ = [
+    "Play",
+    "brief",
+    "check_idle_actions",
+    "check_partial_reset",
+    "check_seeds",
+    "check_twin",
+    "check_written_later",
+]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step: what it started from, what was done, what it led to, what comes next; copies."""
+
+    before: TensorDictBase
+    action: TensorDictBase
+    after: TensorDictBase
+    carry: TensorDictBase
+
+
+class Play:
+    """Random legal play of an environment, the same for the same seed.
+
+    Args:
+        env (EnvBase): played.
+        team (TeamSpec): of it.
+        seed (int): of the environment and of the actions.
+        change (callable, optional): of each joint action before it is played.
+    """
+
+    def __init__(
+        self,
+        env: EnvBase,
+        team: TeamSpec,
+        seed: int,
+        change: Callable[[TensorDictBase], None] | None = None,
+    ) -> None:
+        self.env, self.team, self.change = env, team, change
+        self.draws = RandomState(seed)
+        self.given: dict[str, TensorDictBase] = {}
+        env.set_seed(seed, static_seed=True)
+        self.begin = env.reset().clone()
+        self.carry = self.begin.clone()
+
+    def step(self) -> Step:
+        """Plays one step."""
+        before = self.carry.clone()
+        asked = self.carry.clone()
+        with self.draws.active():
+            asked = self.env.rand_action(asked)
+            for group in self.team.groups.values():
+                if group.action_mask_key is not None:
+                    choose_legal(asked.get(group.name))
+        if self.change is not None:
+            self.change(asked)
+        action = asked.select(*self.env.action_keys).clone()
+        transition, carry = self.env.step_and_maybe_reset(asked)
+        self.given = {"next": transition.get("next"), "what follows": carry}
+        self.carry = carry.clone()
+        return Step(before, action, transition.get("next").clone(), carry.clone())
+
+    def steps(self, n: int) -> Iterator[Step]:
+        """Plays on."""
+        for _ in range(n):
+            yield self.step()
+
+
+def choose_legal(group: TensorDictBase) -> None:
+    """Other actions in place of illegal ones, written to a group."""
+    if is_lazy(group):
+        for member in group.unbind(group.ndim - 1):
+            choose_legal(member)
+        return
+    action, legal = group.get("action"), group.get("action_mask")
+    one_hot = action.shape == legal.shape
+    if not one_hot and action.shape != legal.shape[:-1]:
+        return
+    chosen = action.long().argmax(-1) if one_hot else action
+    weights = (legal | ~legal.any(-1, keepdim=True)).float()
+    drawn = torch.multinomial(weights.flatten(0, -2), 1).view(chosen.shape)
+    allowed = weights.gather(-1, chosen.long().unsqueeze(-1)).squeeze(-1).bool()
+    chosen = torch.where(allowed, chosen, drawn)
+    if one_hot:
+        chosen = torch.nn.functional.one_hot(chosen, legal.shape[-1])
+    group.set("action", chosen.to(action.dtype))
+
+
+def check_written_later(play: Play, n_steps: int, findings: Findings) -> None:
+    """What was given stays as it was while the game goes on."""
+    play.step()
+    for i in range(n_steps):
+        kept = {name: (td, td.clone()) for name, td in play.given.items()}
+        play.step()
+        for name, (td, copy) in kept.items():
+            for path in changed(td, copy):
+                findings.add(
+                    (name, *path) if name == "next" else path,
+                    f"in step {i + 2} the values given a step earlier are overwritten",
+                    "tensors that stay as they were given",
+                    "clone the simulator's buffers before they are given",
+                )
+
+
+def check_seeds(env: EnvBase, team: TeamSpec, seed: int, n: int, findings: Findings) -> bool:
+    """A seed gives the same play twice, and another seed another; whether the first is so."""
+    first = _recorded(env, team, seed, n)
+    path = _first_difference(first, _recorded(env, team, seed, n))
+    if path is not None:
+        findings.add(
+            "set_seed",
+            f"the same seed gives another {path!r} the second time",
+            "the same play for the same seed and actions",
+            "draw from a generator of the environment's own, which _set_seed starts anew",
+        )
+        return False
+    other = _recorded(env, team, seed + 1, min(n, 5))
+    if _first_difference(first, other, ignore=("action",)) is None:
+        findings.hint("another seed gives the same play: is nothing drawn in this environment?")
+    return True
+
+
+def check_twin(
+    env: EnvBase, team: TeamSpec, make: Callable[[], EnvBase], seed: int, n: int, findings: Findings
+) -> None:
+    """Two environments in one process do not disturb each other."""
+    alone = _recorded(env, team, seed, n)
+    twin = make()
+    try:
+        own, other = Play(env, team, seed), Play(twin, team, seed)
+        pairs = [(own.step(), other.step()) for _ in range(n)]
+        for i, name in enumerate(("the environment", "its twin")):
+            played = [own.begin if i == 0 else other.begin, *(pair[i] for pair in pairs)]
+            path = _first_difference(alone, _flat(played))
+            if path is not None:
+                findings.add(
+                    "make",
+                    f"with two environments side by side {name} gives another {path!r} than alone",
+                    "the same play for the same seed, whatever else runs in the process",
+                    "keep all state, and the random generator too, in the environment",
+                )
+    finally:
+        if twin is not env and not twin.is_closed:
+            twin.close()
+
+
+def check_idle_actions(env: EnvBase, team: TeamSpec, seed: int, n: int, findings: Findings) -> None:
+    """What those do who do not act, dead or waiting, makes no difference."""
+    groups = [group for group in team.groups.values() if group.mask_key is not None]
+    other = RandomState(seed + 1)
+
+    def change(td: TensorDictBase) -> None:
+        with other.active():
+            drawn = env.full_action_spec.rand()
+        for group in groups:
+            _poison(td.get(group.name), drawn.get(group.name), td.get(group.mask_key))
+
+    first = _recorded(env, team, seed, n)
+    try:
+        path = _first_difference(first, _recorded(env, team, seed, n, change), ignore=("action",))
+        found = None if path is None else f"{path!r} changes with what they do who do not act"
+    except Exception as error:  # noqa: BLE001 - whatever the world says to such actions
+        found = f"the actions of those who do not act make it fail ({brief(error)})"
+    if found is not None:
+        findings.add(
+            "mask",
+            found,
+            "actions of the dead and the waiting to reach nobody",
+            "leave out their actions, or put zeros, wherever the mask is False",
+        )
+
+
+def _poison(group: TensorDictBase, drawn: TensorDictBase, acts: Tensor) -> None:
+    """Puts other actions, NaN where they are floats, for those who do not act."""
+    if is_lazy(group):
+        members = zip(group.unbind(group.ndim - 1), drawn.unbind(group.ndim - 1), acts.unbind(-1))
+        for own, other, acting in members:
+            _poison(own, other, acting)
+        return
+    action = group.get("action")
+    acts = acts.reshape(*acts.shape, *[1] * (action.ndim - acts.ndim))
+    value = drawn.get("action")
+    value = torch.full_like(action, torch.nan) if action.is_floating_point() else value
+    group.set("action", torch.where(acts, action, value))
+
+
+def check_partial_reset(env: EnvBase, team: TeamSpec, seed: int, findings: Findings) -> None:
+    """A reset of some envs starts these, and leaves the others where they are."""
+    if env.batch_size.numel() < 2:
+        return
+    play = Play(env, team, seed)
+    before = play.step().carry
+    asked = torch.zeros_like(before.get("done"))
+    asked.view(-1)[0] = True
+    others = ~asked.squeeze(-1)
+    # Not env.reset, in which TorchRL puts back what it had of the others.
+    begun = dict(leaves(base_of(env)._reset(before.clone().set("_reset", asked))))
+    for path, value in leaves(before.select(*team.groups)):
+        given = begun.get(path)
+        if given is None or given.shape != value.shape or not bool(given[others].any()):
+            continue
+        if differs(value[others], given[others]):
+            findings.add(
+                "_reset",
+                f"a reset of the first env changes {path!r} of others",
+                "the other envs to go on",
+                "reset the envs of td['_reset'] only, and give what the others gave before",
+            )
+            return
+
+
+# ------------------------------------------------------------------------------------ comparing
+
+
+def _recorded(
+    env: EnvBase,
+    team: TeamSpec,
+    seed: int,
+    n: int,
+    change: Callable[[TensorDictBase], None] | None = None,
+) -> list[dict[tuple, Tensor]]:
+    play = Play(env, team, seed, change)
+    return _flat([play.begin, *play.steps(n)])
+
+
+def _flat(played: list) -> list[dict[tuple, Tensor]]:
+    """All tensors of a play, step by step."""
+    flat = []
+    for step in played:
+        if isinstance(step, Step):
+            parts = {"next": step.after, "carry": step.carry}
+            flat.append(dict(leaves(TensorDict(parts, []))))
+        else:
+            flat.append(dict(leaves(step)))
+    return flat
+
+
+def _first_difference(
+    first: list[dict[tuple, Tensor]], second: list[dict[tuple, Tensor]], ignore: tuple = ()
+) -> tuple | None:
+    for a, b in zip(first, second):
+        for path, value in a.items():
+            if path[-1] not in ignore and (path not in b or differs(value, b[path])):
+                return path
+    return None
+
+
+def changed(now: TensorDictBase, then: TensorDictBase) -> list[tuple]:
+    """Where two TensorDicts differ."""
+    old = dict(leaves(then))
+    return [path for path, value in leaves(now) if path in old and differs(value, old[path])]
+
+
+def brief(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"

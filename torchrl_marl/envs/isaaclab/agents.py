@@ -1,0 +1,256 @@
+"""Which agents an Isaac Lab task has, and how their tensors go to and fro.
+
+Shapes: E envs, N agents of a group, M agents of a kind, S state features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrl.data import Composite, TensorSpec, Unbounded
+
+from torchrl_marl.envs.declaration import Declaration
+from torchrl_marl.envs.isaaclab.ranges import ActionRanges
+from torchrl_marl.envs.pettingzoo.seats import grouped
+from torchrl_marl.envs.spaces import spec_of_space
+from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.specs import AgentSpec
+
+__all__ = ["Agents", "all_tensors", "declared", "groups_of"]
+
+
+def groups_of(env: Any, group_map: Any = None) -> dict[str, list[str]]:
+    """Group -> ids of its agents: those of one prefix whose spaces agree, others alone.
+
+    Args:
+        env (DirectMARLEnv): with ``possible_agents`` and their spaces.
+        group_map (MarlGroupMapType or mapping, optional): one's own groups.
+
+    Raises:
+        ConfigError: an agent without a group or in two, or an id that there is not.
+    """
+    groups = grouped(list(env.possible_agents), group_map)
+    if group_map:
+        return groups
+    split: dict[str, list[str]] = {}
+    for group, names in groups.items():
+        alike = all(_spaces(env, name) == _spaces(env, names[0]) for name in names)
+        split.update({group: names} if alike else {name: [name] for name in names})
+    return split
+
+
+def declared(
+    owner: str, env: Any, groups: Mapping[str, Sequence[str]], ranges: ActionRanges
+) -> Declaration:
+    """What a task declares.
+
+    Raises:
+        ConfigError: agents that cannot be of one group, or actions without a range.
+        SpecError: a space that no tensor holds.
+    """
+    ranges.check_names(groups)
+    declaration = Declaration(owner, env.num_envs)
+    for group, names in groups.items():
+        kinds = _kinds(env, names)
+        for kind in kinds:
+            first = kind[0]
+            where, space = f"the observation space of {first!r}", env.observation_spaces[first]
+            sees = spec_of_space(where, space)
+            does = ranges.spec(first, group, env.action_spaces[first])
+            name = group if len(kinds) == 1 else first
+            spec = AgentSpec(name, len(kind), sees, does, agent_names=tuple(kind))
+            declaration = declaration.with_agent(spec, group)
+    return declaration
+
+
+def _spaces(env: Any, name: str) -> tuple[Any, Any]:
+    return env.observation_spaces[name], env.action_spaces[name]
+
+
+def _kinds(env: Any, names: Sequence[str]) -> list[list[str]]:
+    """Agents in their order, neighbours of equal spaces together."""
+    kinds: list[list[str]] = []
+    for name in names:
+        if kinds and _spaces(env, kinds[-1][0]) == _spaces(env, name):
+            kinds[-1].append(name)
+        else:
+            kinds.append([name])
+    return kinds
+
+
+@dataclass(frozen=True)
+class Agents:
+    """The way of the agents' tensors from a task to its team and back.
+
+    Args:
+        declaration (Declaration): of the team.
+        device (torch.device): of all tensors.
+        shapes (dict): agent -> shape of an action, as the task takes it.
+        limits (dict): group -> what actions are clipped to and then multiplied with, ``[N, 1]``.
+    """
+
+    declaration: Declaration
+    device: torch.device
+    shapes: Mapping[str, tuple[int, ...]]
+    limits: Mapping[str, tuple[Tensor, Tensor]]
+
+    @classmethod
+    def of(cls, env: Any, declaration: Declaration, ranges: ActionRanges) -> Agents:
+        """Reads a task's spaces.
+
+        Raises:
+            ConfigError: a range where no action is unbounded.
+        """
+        device, shapes, limits = torch.device(env.device), {}, {}
+        for group in declaration.team.groups.values():
+            rows = []
+            for name in group.agent_names:
+                space = env.action_spaces[name]
+                shapes[name] = tuple(space.shape) or (1,)
+                scale, clip = ranges.of(name, group.name) if _unbounded(space) else (None, None)
+                rows.append((clip or torch.inf, scale or 1.0))
+            if any(row != (torch.inf, 1.0) for row in rows):
+                clips, scales = torch.tensor(rows, device=device).unsqueeze(-1).unbind(1)
+                limits[group.name] = (clips, scales)
+        ranges_used = any(_unbounded(space) for space in env.action_spaces.values())
+        if ranges != ActionRanges() and not ranges_used:
+            raise ConfigError(
+                f"{declaration.owner}: action_scale and action_clip are for unbounded action "
+                "spaces, and all of this task's are bounded; leave them out."
+            )
+        return cls(declaration, device, shapes, limits)
+
+    @property
+    def names(self) -> list[str]:
+        """All agents, in the order of the groups."""
+        groups = self.declaration.team.groups.values()
+        return [name for group in groups for name in group.agent_names]
+
+    @property
+    def places(self) -> dict[str, slice]:
+        """Group -> its places among all agents."""
+        places, start = {}, 0
+        for name, group in self.declaration.team.groups.items():
+            places[name] = slice(start, start + group.n_agents)
+            start += group.n_agents
+        return places
+
+    # ------------------------------------------------------------------------ what a task gives
+
+    def away(self, given: Mapping[str, Any]) -> Tensor | None:
+        """Whom the task gives nothing of, ``[1, N, 1]``; None where it has all of them.
+
+        Raises:
+            SpecError: an agent that is not among the possible ones.
+        """
+        names = self.names
+        missing = [name not in given for name in names]
+        if len(given) != len(names) - sum(missing):
+            unknown = next(name for name in given if name not in names)
+            raise SpecError(
+                f"{self.declaration.owner} gave something of {unknown!r}, which is not among its "
+                f"agents {names}; add it to possible_agents."
+            )
+        return torch.tensor(missing, device=self.device).view(1, -1, 1) if any(missing) else None
+
+    def numbers(self, given: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """One stack of a number of each agent, ``[E, N, 1]``; 0 of those who are away."""
+        expected = torch.Size([self.declaration.n_envs])
+        rows = []
+        for name in self.names:
+            row = given[name] if name in given else torch.zeros(expected, device=self.device)
+            if row.shape != expected:
+                raise SpecError(
+                    f"{self.declaration.owner}: a reward or flag of {name!r} has shape "
+                    f"{list(row.shape)}, expected {list(expected)}."
+                )
+            rows.append(row)
+        return torch.stack(rows, 1).unsqueeze(-1).to(dtype)
+
+    def observations(self, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Group -> its ``"observation"``, or kind -> that where kinds differ in shape.
+
+        One stack a leaf, so nothing shares memory with the task's buffers. Who is away sees 0.
+
+        Raises:
+            SpecError: a shape that was not declared.
+        """
+        groups: dict[str, dict[str, Any]] = {}
+        for group, kinds in self.declaration.kinds.items():
+            if self.declaration.groups[group].ragged("observation"):
+                groups[group] = {
+                    kind.name: {
+                        "observation": self._seen(given, kind.agent_names, kind.observation_spec)
+                    }
+                    for kind in kinds
+                }
+            else:
+                names = self.declaration.team.groups[group].agent_names
+                seen = self._seen(given, names, kinds[0].observation_spec)
+                groups[group] = {"observation": seen}
+        return groups
+
+    def _seen(self, given: Mapping[str, Any], names: Sequence[str], spec: TensorSpec) -> Any:
+        return self._stacked(names, [given.get(name) for name in names], spec)
+
+    def _stacked(self, names: Sequence[str], rows: Sequence[Any], spec: TensorSpec) -> Any:
+        if isinstance(spec, Composite):
+            return {
+                key: self._stacked(names, [None if x is None else x[key] for x in rows], leaf)
+                for key, leaf in spec.items()
+            }
+        shape = torch.Size([self.declaration.n_envs, *spec.shape])
+        stacked = torch.stack([self._row(*named, shape) for named in zip(names, rows)], 1)
+        return stacked.to(spec.dtype)
+
+    def _row(self, name: str, row: Tensor | None, shape: torch.Size) -> Tensor:
+        if row is None:
+            return torch.zeros(shape, device=self.device)
+        if row.shape == shape:
+            return row
+        if row.shape == shape[:1] and shape[1:] == (1,):  # a space of one number
+            return row.unsqueeze(-1)
+        raise SpecError(
+            f"{self.declaration.owner}: the observation of {name!r} has shape {list(row.shape)}, "
+            f"expected {list(shape)} by its observation space; mend one of the two."
+        )
+
+    # ------------------------------------------------------------------------- what a task gets
+
+    def actions(self, given: Mapping[str, Any], mask: Tensor) -> dict[str, Tensor]:
+        """Agent -> its action; zeros of those who do not act.
+
+        Args:
+            given (mapping): group -> ``"action"``, or kind -> ``"action"``.
+            mask (Tensor): of all agents, ``[E, N]``.
+        """
+        actions: dict[str, Tensor] = {}
+        for group, place in self.places.items():
+            kinds = self.declaration.groups[group]
+            acting = kinds.acting(given[group], mask[:, place])
+            names = self.declaration.team.groups[group].agent_names
+            for kind, rows in kinds.parts(acting, "action").items():
+                own = kinds.slices[kind] if kind else slice(None)
+                if group in self.limits:
+                    clip, scale = (x[own] for x in self.limits[group])
+                    rows = rows.clamp(-clip, clip) * scale
+                for name, row in zip(names[own], rows.unbind(1)):
+                    actions[name] = row.reshape(row.shape[0], *self.shapes[name])
+        return actions
+
+
+def _unbounded(space: Any) -> bool:
+    return isinstance(spec_of_space("", space, action=True), Unbounded)
+
+
+def all_tensors(nested: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The tensors of nested dicts, in their order."""
+    for x in nested.values():
+        if isinstance(x, Mapping):
+            yield from all_tensors(x)
+        else:
+            yield x

@@ -1,0 +1,128 @@
+"""From a task's name to Isaac Lab's simulation."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torchrl_marl.errors import ConfigError, nearest
+
+__all__ = ["build_task", "check_task"]
+
+_MEMBERS = ("possible_agents", "observation_spaces", "action_spaces", "reset_buf", "_reset_idx")
+
+_HOW = (
+    "install Isaac Lab (https://isaac-sim.github.io/IsaacLab) and start Isaac Sim before the "
+    "environment is built, as Isaac Lab's own scripts do: from isaaclab.app import AppLauncher; "
+    "app = AppLauncher(headless=True).app"
+)
+
+
+class MissingSimulatorError(ConfigError, ImportError):
+    """Isaac Lab is not installed, or its simulator is not running."""
+
+
+def build_task(
+    name: str,
+    *,
+    num_envs: int | None,
+    seed: int,
+    device: torch.device | str | None,
+    settings: Mapping[str, Any],
+) -> Any:
+    """The simulation of a registered task.
+
+    Args:
+        name (str): as it is registered, such as ``"Isaac-Cart-Double-Pendulum-Direct-v0"``.
+
+    Keyword Args:
+        num_envs (int, optional): number E of envs, otherwise the task's own.
+        seed (int): start of the task's random states.
+        device (torch.device, optional): of the simulation, otherwise the task's own.
+        settings (mapping): of the task's config, by name; a mapping for a config inside it.
+
+    Raises:
+        ConfigError: an unknown task or setting, or a task that is not multi-agent.
+        MissingSimulatorError: Isaac Lab cannot be imported.
+    """
+    gymnasium = _import("gymnasium", name)
+    if name not in gymnasium.registry:
+        _import("isaaclab_tasks", name)  # whose import registers Isaac Lab's own
+    if name not in gymnasium.registry:
+        known = [key for key, spec in gymnasium.registry.items() if _config_entry(spec)]
+        raise ConfigError(
+            f"unknown Isaac Lab task {name!r}; {nearest(name, known)}a task of one's own is "
+            "registered by importing its package first."
+        )
+    config = _config(name, _config_entry(gymnasium.spec(name)))
+    config.seed = seed
+    if num_envs is not None:
+        config.scene.num_envs = num_envs
+    if device is not None:
+        config.sim.device = str(device)
+    _apply(name, config, settings)
+    return check_task(gymnasium.make(name, cfg=config))
+
+
+def check_task(env: Any) -> Any:
+    """The ``DirectMARLEnv`` inside Gymnasium's wrappers.
+
+    Raises:
+        ConfigError: another kind of environment.
+    """
+    task = getattr(env, "unwrapped", env)
+    if not all(hasattr(task, member) for member in _MEMBERS):
+        raise ConfigError(
+            f"the environment is a {type(task).__name__}, expected one of Isaac Lab's "
+            "DirectMARLEnv, or a task's name; for tasks of a single agent there is "
+            "torchrl.envs.IsaacLabWrapper."
+        )
+    return task
+
+
+def _import(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingSimulatorError(
+            f"the task {name!r} needs Isaac Lab, but {module} cannot be imported "
+            f"({type(error).__name__}: {error}); {_HOW}."
+        ) from error
+
+
+def _config_entry(spec: Any) -> Any:
+    return (spec.kwargs or {}).get("env_cfg_entry_point")
+
+
+def _config(name: str, entry: Any) -> Any:
+    if isinstance(entry, str) and ":" in entry and not entry.endswith(".yaml"):
+        module, _, attribute = entry.partition(":")
+        entry = getattr(_import(module, name), attribute)
+    if not callable(entry):
+        raise ConfigError(
+            f"the task {name!r} is registered with env_cfg_entry_point={entry!r}, expected a "
+            "config class; build it yourself and give the environment."
+        )
+    return entry()
+
+
+def _apply(name: str, config: Any, settings: Mapping[str, Any]) -> None:
+    known = [key for key in vars(config) if not key.startswith("_")]
+    for key, value in settings.items():
+        if key not in known:
+            raise ConfigError(
+                f"the task {name!r} has no setting {key!r}; {nearest(key, known)}"
+                f"its config has {', '.join(sorted(known))}."
+            )
+        if isinstance(getattr(config, key), float) and isinstance(value, int):
+            value = float(value)
+        try:
+            config.from_dict({key: value})
+        except (KeyError, ValueError, TypeError) as error:
+            why = " ".join(str(error).split())
+            raise ConfigError(
+                f"the task {name!r} does not take {key}={value!r} ({why}); check this value."
+            ) from error

@@ -1,0 +1,257 @@
+"""Isaac Lab's multi-agent tasks as TorchRL environments.
+
+Shapes: E envs, N agents of a group, O observation features, S state features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrl.data import Composite, TensorSpec, Unbounded
+from torchrl.envs.utils import MarlGroupMapType
+
+from torchrl_marl.envs.auto_reset import AutoResetEnv
+from torchrl_marl.envs.declaration import Declaration, refuse_unknown
+from torchrl_marl.envs.isaaclab.agents import Agents, declared, groups_of
+from torchrl_marl.envs.isaaclab.building import build_task, check_task
+from torchrl_marl.envs.isaaclab.ranges import ActionRanges, Range
+from torchrl_marl.envs.isaaclab.world import IsaacWorld, StateOf
+from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags, where_fresh
+from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.spaces import spec_of_space
+from torchrl_marl.errors import ConfigError
+
+__all__ = ["IsaacLabEnv"]
+
+
+class IsaacLabEnv(AutoResetEnv):
+    """A multi-agent task of Isaac Lab: a ``DirectMARLEnv``, in groups.
+
+    Isaac Sim must run before, as for Isaac Lab's own scripts:
+    ``from isaaclab.app import AppLauncher; app = AppLauncher(headless=True).app``. It holds one
+    simulation a process, so an evaluation needs this environment, too, or one after it.
+
+    The episode: Isaac Lab resets an env within the step in which all its agents are terminated
+    or all are timed out, and gives the observation after it. Here ``("next", ...)`` holds the
+    episode's last observation and state, which are read before the reset, with
+    ``_get_observations`` and ``state()``, once more in the steps in which an env ends. The root's
+    done is the task's ``reset_buf``. An agent that ends earlier is dead until then, whatever the
+    task says of it later. Where the agents ended in different ways or steps, Isaac Lab would
+    go on without any; here the episode ends (truncated, unless all are terminated).
+
+    Args:
+        env (DirectMARLEnv or str): a task that was built, or a registered one's name, such as
+            ``"Isaac-Cart-Double-Pendulum-Direct-v0"``.
+
+    Keyword Args:
+        num_envs (int, optional): number E of envs of a task given by name, otherwise its own.
+        max_steps (int, optional): time limit of an episode, beside the task's own
+            (``episode_length_s``).
+        seed (int, optional): drawn from torch's global generator if None.
+        device (torch.device, optional): of a task given by name, otherwise its own.
+        state ("observations" or "world", optional): what a central critic sees: all agents'
+            observations side by side, group by group, or the task's ``state()``.
+        group_map (MarlGroupMapType or dict, optional): group -> its agents; by default agents of
+            one prefix (``robot_0``, ``robot_1``) with equal spaces are a group, others alone.
+        action_scale (float or dict, optional): for unbounded action spaces (those that a task
+            declares by a number): policies act in [-1, 1], the task gets this times as much. One
+            number, or by agent or group.
+        action_clip (float or dict, optional): instead: policies draw from a normal, and the task
+            gets no more than this, either way; ``math.inf`` for as it is.
+        terminal_observations (bool): False for a task that must not be asked for observations
+            twice in a step; ``("next", ...)`` then repeats the observation before the last.
+        **kwargs: settings of the config of a task given by name, such as ``episode_length_s``.
+
+    Shapes:
+        - ``(group, "observation")``: ``[E, N, O]``; ``("next", group, "reward")``: ``[E, N, 1]``
+        - ``(group, "mask")``: ``[E, N]``; ``(group, "done")``: ``[E, N, 1]``
+        - ``done``, ``terminated``, ``truncated``: ``[E, 1]``; ``"state"``: ``[E, S]``
+
+    Raises:
+        ConfigError: a task, setting, group or agent that there is not, unbounded actions without
+            a range, a state that the task does not have, or no running Isaac Sim.
+        SpecError: a space that no tensor holds, or what the task gives is not as it declares.
+
+    Reference: Mittal et al., 2023, https://arxiv.org/abs/2301.04195.
+
+    Examples:
+        >>> env = IsaacLabEnv(  # doctest: +SKIP
+        ...     "Isaac-Cart-Double-Pendulum-Direct-v0", num_envs=64, action_scale=1.0
+        ... )
+        >>> env.rollout(5)["next", "cart", "reward"].shape  # doctest: +SKIP
+        torch.Size([64, 5, 1, 1])
+    """
+
+    one_per_process = True
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        num_envs: int | None = None,
+        max_steps: int | None = None,
+        seed: int | None = None,
+        device: torch.device | str | None = None,
+        state: StateOf = None,
+        group_map: MarlGroupMapType | dict[str, list[str]] | None = None,
+        action_scale: Range = None,
+        action_clip: Range = None,
+        terminal_observations: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        _check(max_steps, state)
+        ranges = ActionRanges(action_scale, action_clip)
+        seed = int(torch.randint(2**31, ())) if seed is None else seed
+        if isinstance(env, str):
+            owner, random = env, RandomState(seed, device or "cpu")
+            with random.active():
+                task = build_task(env, num_envs=num_envs, seed=seed, device=device, settings=kwargs)
+        else:
+            refuse_unknown(kwargs, IsaacLabEnv)
+            task = check_task(env)
+            owner = type(task).__name__
+            _check_given(task, num_envs, device)
+        declaration = declared(owner, task, groups_of(task, group_map), ranges)
+        spec = _state_spec(task, declaration, state)
+        declaration = declaration if spec is None else declaration.with_state(spec)
+        super().__init__(declaration, device=task.device)
+        self._agents = Agents.of(task, declaration, ranges)
+        self._world = IsaacWorld(
+            task,
+            self._agents,
+            state=state,
+            max_steps=max_steps,
+            terminal_observations=terminal_observations,
+        )
+        self._random = RandomState(seed, task.device)
+        self._seen: dict[str, Any] = {}
+        self._flags: GroupFlags | None = None
+        self._set_seed(seed)
+
+    @property
+    def task(self) -> Any:
+        """Isaac Lab's environment."""
+        return self._world.env
+
+    def _set_seed(self, seed: int | None) -> None:
+        seed = 0 if seed is None else seed
+        self._random.seed(seed)
+        with self._random.active():
+            self.task.seed(seed)
+
+    # ---------------------------------------------------------------------------- reset, step
+
+    def _start(self, fresh: Tensor | None) -> dict[str, Any]:
+        with self._random.active():
+            seen = self._world.start(fresh)
+        flags = self._world.living()
+        if fresh is not None and self._flags is not None:
+            seen = where_fresh(fresh, seen, self._seen)
+            flags = _chosen(fresh, flags, self._flags)
+        self._seen, self._flags = seen, flags
+        return self._given(seen, self._running(), flags)
+
+    def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+        assert self._flags is not None  # what was not begun is not played
+        with self._random.active():
+            step = self._world.step(actions, self._flags)
+        seen, flags = step.seen, step.agents
+        if step.was_reset:
+            ended = step.root.done.squeeze(-1)
+            last = self._seen if step.last is None else step.last
+            seen = where_fresh(ended, last, step.seen)
+            flags = _chosen(ended, self._world.living(), step.agents)
+        after = self._given(seen, step.root, step.agents)
+        for group, place in self._agents.places.items():
+            after[group]["reward"] = step.reward[:, place]
+        self._seen, self._flags = step.seen, flags
+        return after, self._given(step.seen, self._running(), flags)
+
+    def _running(self) -> TeamFlags:
+        false = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
+        return TeamFlags(false, false.clone())
+
+    def _given(self, seen: dict[str, Any], root: TeamFlags, agents: GroupFlags) -> dict[str, Any]:
+        """Everything in groups."""
+        given = {**seen, "done": root.done, **root.__dict__}
+        # A copy, since anyone may write to what is given.
+        flags = {key: x.clone() for key, x in {**agents.__dict__, "done": agents.done}.items()}
+        for group, place in self._agents.places.items():
+            given[group] = {**seen[group], **{key: x[:, place] for key, x in flags.items()}}
+        return given
+
+    # ----------------------------------------------------------------------------- the object
+
+    def to(self, device: torch.device | str) -> IsaacLabEnv:
+        """Itself; a simulation stays where it was built.
+
+        Raises:
+            ConfigError: another device.
+        """
+        if not _same_device(device, self.task.device):
+            raise ConfigError(
+                f"the task runs on {self.task.device}, expected {device}; set the device when it "
+                "is built, in IsaacLabEnv(name, device=...) or in its cfg.sim.device."
+            )
+        return self
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Closes the simulation; then another one can be built."""
+        super().close(raise_if_closed=raise_if_closed)
+        self._world.close()
+
+
+def _chosen(envs: Tensor, new: GroupFlags, old: GroupFlags) -> GroupFlags:
+    """The new flags in the envs ``[E]``, the old ones elsewhere."""
+    return replace(old, **where_fresh(envs, new.__dict__, old.__dict__))
+
+
+def _check(max_steps: int | None, state: Any) -> None:
+    if max_steps is not None and max_steps < 1:
+        raise ConfigError(f"max_steps is {max_steps}, expected 1 or more, or None.")
+    if state not in (None, "observations", "world"):
+        raise ConfigError(
+            f"IsaacLabEnv: state is {state!r}, expected 'observations', 'world' or None."
+        )
+
+
+def _check_given(task: Any, num_envs: int | None, device: torch.device | str | None) -> None:
+    if num_envs is not None and num_envs != task.num_envs:
+        raise ConfigError(
+            f"num_envs is {num_envs}, but the task given has {task.num_envs}; set "
+            "cfg.scene.num_envs before it is built."
+        )
+    if device is not None and not _same_device(device, task.device):
+        raise ConfigError(
+            f"device is {device}, but the task given runs on {task.device}; set cfg.sim.device "
+            "before it is built."
+        )
+
+
+def _same_device(first: torch.device | str, second: torch.device | str) -> bool:
+    first, second = torch.device(first), torch.device(second)
+    return first.type == second.type and (first.index or 0) == (second.index or 0)
+
+
+def _state_spec(task: Any, declaration: Declaration, state: StateOf) -> TensorSpec | None:
+    if state is None:
+        return None
+    if state == "observations":
+        kinds = [kind for own in declaration.kinds.values() for kind in own]
+        sizes = [kind.n_agents * _size(kind.observation_spec) for kind in kinds]
+        return Unbounded((sum(sizes),))
+    if not task.cfg.state_space:
+        raise ConfigError(
+            f"{declaration.owner} has no state (its cfg.state_space is {task.cfg.state_space!r}); "
+            "set state_space=-1, all observations side by side, or state='observations'."
+        )
+    return spec_of_space(f"the state of {declaration.owner}", task.state_space)
+
+
+def _size(spec: TensorSpec) -> int:
+    if isinstance(spec, Composite):
+        return sum(_size(leaf) for leaf in spec.values())
+    return spec.shape.numel()

@@ -1,0 +1,191 @@
+"""One of Isaac Lab's simulations, which resets itself within its step, and what it gives.
+
+Shapes: E envs, N agents of the whole team, S state features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from torchrl_marl.envs.isaaclab.agents import Agents, all_tensors
+from torchrl_marl.envs.isaaclab.ends import Ends, present
+from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags
+from torchrl_marl.errors import SpecError
+
+__all__ = ["IsaacWorld", "StateOf", "Step"]
+
+StateOf = Literal["observations", "world"] | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step gave.
+
+    Args:
+        seen (dict): what the next step goes on from: observations by group, and the state.
+        last (dict, optional): the same before the reset, in all envs; None if no env was reset,
+            or it was not read.
+        was_reset (bool): some env was.
+        reward (Tensor): ``[E, N, 1]``.
+        root (TeamFlags): of the episodes.
+        agents (GroupFlags): of all agents.
+    """
+
+    seen: dict[str, Any]
+    last: dict[str, Any] | None
+    was_reset: bool
+    reward: Tensor
+    root: TeamFlags
+    agents: GroupFlags
+
+
+class IsaacWorld:
+    """A ``DirectMARLEnv`` whose last observations are kept.
+
+    Two methods of the instance are wrapped, until :meth:`close`: ``_get_dones``, so that what
+    must end is among its time-outs, and ``_reset_idx``, before which an episode's last
+    observation and state are read.
+
+    Args:
+        env (DirectMARLEnv): the simulation.
+        agents (Agents): of it.
+        state (str, optional): ``"world"`` or ``"observations"``.
+        max_steps (int, optional): time limit of an episode, beside the task's own.
+        terminal_observations (bool): whether the last observations are read.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        agents: Agents,
+        *,
+        state: StateOf,
+        max_steps: int | None,
+        terminal_observations: bool,
+    ) -> None:
+        self.env, self.agents, self.state = env, agents, state
+        self.max_steps, self.terminal_observations = max_steps, terminal_observations
+        self._before: GroupFlags | None = None
+        self._ends: Ends | None = None
+        self._last: dict[str, Any] | None = None
+        self._was_reset = False
+        _release(env)
+        self._get_dones, self._reset_idx = env._get_dones, env._reset_idx
+        env._get_dones, env._reset_idx = self._end, self._begin
+
+    def close(self) -> None:
+        """Closes the simulation."""
+        _release(self.env)
+        self.env.close()
+
+    def living(self) -> GroupFlags:
+        """Flags of a new episode."""
+        size = torch.Size([self.agents.declaration.n_envs])
+        flags = GroupFlags.living(size, len(self.agents.names), self.agents.device)
+        return present(flags, self.agents.away(self.env.obs_dict))
+
+    def start(self, envs: Tensor | None) -> dict[str, Any]:
+        """Begins episodes in the envs ``[E]``, or in all (None); gives what all of them see."""
+        if envs is None:
+            self.env.reset()
+        else:
+            self._reset_idx(envs.nonzero().squeeze(-1))
+            self.env.obs_dict = self.env._get_observations()
+        return self._seen(self.env.obs_dict)
+
+    def step(self, actions: Mapping[str, Any], before: GroupFlags) -> Step:
+        """A step, and the first one of the next episode where one ended.
+
+        Args:
+            actions (mapping): group -> ``"action"``, or kind -> ``"action"``.
+            before (GroupFlags): of all agents.
+        """
+        self._before, self._last, self._was_reset = before, None, False
+        given = self.env.step(self.agents.actions(actions, before.mask))
+        self._before = None
+        observations, rewards = given[:2]
+        assert self._ends is not None  # every step asks for them
+        # The environment's own word, in a buffer that it goes on writing to.
+        done = self.env.reset_buf.clone().unsqueeze(-1)
+        root, agents = self._ends.flags(done, self.agents.away(observations))
+        reward = self.agents.numbers(rewards, torch.float32)
+        return Step(self._seen(observations), self._last, self._was_reset, reward, root, agents)
+
+    def _end(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Stands for ``_get_dones``."""
+        terminated, time_outs = self._get_dones()
+        if self._before is None:
+            return terminated, time_outs
+        limit = None
+        if self.max_steps is not None:
+            limit = (self.env.episode_length_buf >= self.max_steps).unsqueeze(-1)
+        self._ends = Ends.of(
+            self._before,
+            self.agents.numbers(terminated, torch.bool),
+            self.agents.numbers(time_outs, torch.bool),
+            limit,
+            self.agents.away(terminated),
+        )
+        over = self._ends.over.squeeze(-1)
+        return terminated, {name: flag.bool() | over for name, flag in time_outs.items()}
+
+    def _begin(self, env_ids: Any) -> None:
+        """Stands for ``_reset_idx``."""
+        in_step = self._before is not None
+        if in_step and self.terminal_observations and self._last is None:
+            self._last = self._look()
+        self._was_reset = True
+        self._reset_idx(env_ids)
+
+    def _look(self) -> dict[str, Any]:
+        """What the agents see now, as the end of a step would give it."""
+        env = self.env
+        observations = env._get_observations()
+        if env.cfg.observation_noise_model:
+            for name, noise in env._observation_noise_model.items():
+                if name in observations:
+                    observations[name] = noise(observations[name])
+        before = getattr(env, "obs_dict", None)
+        env.obs_dict = observations  # which the state is made of
+        try:
+            return self._seen(observations)
+        finally:
+            env.obs_dict = before
+
+    def _seen(self, observations: Mapping[str, Any]) -> dict[str, Any]:
+        seen: dict[str, Any] = self.agents.observations(observations)
+        if self.state == "observations":
+            rows = [x.flatten(1).float() for x in all_tensors(seen)]
+            seen["state"] = torch.cat(rows, -1)
+        elif self.state == "world":
+            seen["state"] = self._world_state()
+        return seen
+
+    def _world_state(self) -> Tensor:
+        state, spec = self.env.state(), self.agents.declaration.state
+        assert spec is not None
+        expected = (self.env.num_envs, *spec.shape)
+        if not isinstance(state, Tensor) or state.shape != expected:
+            found = list(state.shape) if isinstance(state, Tensor) else type(state).__name__
+            raise SpecError(
+                f"{self.agents.declaration.owner}: its state is {found}, expected "
+                f"{list(expected)} by its state_space; mend one of the two."
+            )
+        # The task's own may be a buffer that it writes to again.
+        return state.to(spec.dtype, copy=True)
+
+
+def _release(env: Any) -> None:
+    """Takes away what an earlier wrapper left."""
+    for name in ("_get_dones", "_reset_idx"):
+        wrapped = vars(env).get(name)
+        if isinstance(getattr(wrapped, "__self__", None), IsaacWorld):
+            delattr(env, name)
+            earlier = getattr(wrapped.__self__, name)
+            if earlier != getattr(env, name):  # somebody had wrapped it before
+                setattr(env, name, earlier)

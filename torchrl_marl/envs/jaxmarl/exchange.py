@@ -1,0 +1,99 @@
+"""Arrays of JAX as tensors of torch and back, by DLPack.
+
+On a CPU nothing is copied but what JAX would copy silently or wrongly: 64-bit numbers, and data
+that does not begin at a multiple of 64 bytes. What JAX reads of torch must not be written to
+until it has: :func:`to_torch` of any result of it waits for that. What torch got may be written
+to in place, so JAX must not go on from it (:class:`~torchrl_marl.envs.jaxmarl.program.Program`
+sees to that). On a GPU the same code orders the two streams; this is untested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchrl_marl.envs.simulator import SimulatorStateError
+
+__all__ = ["device_of", "read_tree", "to_jax", "to_torch", "write_tree"]
+
+_ALIGNMENT = 64
+_NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
+_SIGNED = {torch.uint32: torch.int32, torch.uint16: torch.int16}
+
+
+def device_of(device: torch.device) -> Any:
+    """JAX's device beside torch's; its CPU where this JAX knows no GPU."""
+    if device.type != "cpu":
+        try:
+            return jax.devices("gpu")[device.index or 0]
+        except RuntimeError:
+            pass
+    return jax.devices("cpu")[0]
+
+
+def to_jax(tensor: Tensor, device: Any) -> Any:
+    """A tensor as an array that shares its memory where it can."""
+    tensor = tensor.detach().to(_NARROW.get(tensor.dtype, tensor.dtype)).contiguous()
+    if tensor.device.type == "cpu" and device.platform != "cpu":
+        return jax.device_put(tensor.numpy(), device)
+    if tensor.device.type != "cpu" and device.platform == "cpu":
+        tensor = tensor.cpu()
+    if tensor.data_ptr() % _ALIGNMENT:
+        tensor = tensor.clone()
+    return jnp.from_dlpack(tensor)
+
+
+def to_torch(nested: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Nested dicts of arrays as tensors that share their memory; waits until they are there."""
+    return {
+        key: to_torch(x, device) if isinstance(x, dict) else torch.from_dlpack(x).to(device)
+        for key, x in nested.items()
+    }
+
+
+def read_tree(tree: Any) -> dict[str, Tensor]:
+    """A copy of all arrays of a tree by their paths; unsigned numbers bit by bit as signed ones."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {_name(path): _signed(torch.tensor(np.array(x))) for path, x in leaves}
+
+
+def _signed(tensor: Tensor) -> Tensor:
+    return tensor.view(_SIGNED.get(tensor.dtype, tensor.dtype))
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path)
+
+
+def write_tree(like: Any, saved: Mapping[str, Tensor], device: Any) -> Any:
+    """A tree with the arrays that :func:`read_tree` gave, which it does not share.
+
+    Args:
+        like: the tree's structure, with shapes and dtypes.
+        saved (mapping): path -> tensor.
+        device (jax.Device): of the arrays.
+
+    Raises:
+        SimulatorStateError: arrays of other paths, shapes or dtypes.
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    own = {_name(path): x for path, x in leaves}
+    found = {key: tuple(x.shape) for key, x in saved.items()}
+    expected = {key: tuple(x.shape) for key, x in own.items()}
+    if found != expected:
+        key = next(key for key in {**expected, **found} if found.get(key) != expected.get(key))
+        raise SimulatorStateError(
+            f"a snapshot with {key} of shape {found.get(key)} does not fit {expected.get(key)}; "
+            "restore it into an environment that was built with the same arguments."
+        )
+    arrays = []
+    for key, x in own.items():
+        value = saved[key].cpu().numpy()
+        arrays.append(jax.device_put(value.view(x.dtype).copy(), device))
+    return jax.tree_util.tree_unflatten(structure, arrays)

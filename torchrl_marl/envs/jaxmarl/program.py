@@ -1,0 +1,281 @@
+"""A step of a JaxMARL world, life cycle included, as a pure function.
+
+Shapes: E envs, N agents of a group, A agents of all groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from torchrl_marl.envs.jaxmarl.teams import Kind
+from torchrl_marl.envs.jaxmarl.worlds import World
+
+__all__ = ["Program", "Shaping"]
+
+# Array of JAX, or nested dicts of such.
+Array = Any
+State = Callable[[Any, Any], Array]
+
+
+class Shaping:
+    """How much of the world's shaped reward is added: linearly less, to none, with the steps.
+
+    Args:
+        coefficient (float): at first.
+        steps (int, optional): env steps until none is; for ever the same if None.
+    """
+
+    def __init__(self, coefficient: float, steps: int | None = None) -> None:
+        self.coefficient, self.steps = coefficient, steps
+
+    def at(self, frames: Array) -> Array:
+        """The coefficient after so many env steps."""
+        if self.steps is None:
+            return self.coefficient
+        return self.coefficient * jnp.maximum(0.0, 1.0 - frames / self.steps)
+
+
+class Program:
+    """Starts, restarts and steps E copies of a world.
+
+    What goes on (the *carry*) and what is given to torch (*leaves*, nested dicts as
+    :class:`~torchrl_marl.envs.auto_reset.AutoResetEnv` wants them) share no memory.
+
+    Args:
+        world (World): of which.
+        kinds (mapping): group -> its kinds.
+        n_envs (int): number E of copies.
+
+    Keyword Args:
+        state (callable, optional): ``state(world, observations)`` of one copy, ``[S]``.
+        info (bool): with info.
+        shaping (Shaping): of the reward.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        kinds: Mapping[str, Sequence[Kind]],
+        n_envs: int,
+        *,
+        state: State | None,
+        info: bool,
+        shaping: Shaping,
+    ) -> None:
+        self.env, self.traits, self.limit = world.env, world.traits, world.limit
+        self.kinds, self.n_envs = kinds, n_envs
+        self.state, self.info, self.shaping = state, info, shaping
+        self.ids = [agent for group in kinds.values() for kind in group for agent in kind.ids]
+        own_order = [str(agent) for agent in self.env.agents]
+        self.order = [own_order.index(str(agent)) for agent in self.ids]
+
+    # ------------------------------------------------------------------------ the three calls
+
+    def start(self, key: Array, calls: Array) -> tuple[Array, Array]:
+        """Episodes begin everywhere: the carry and its leaves."""
+        key, drawing = jax.random.split(key)
+        carry, leaves = self._begin(drawing)
+        return _owned({**carry, "key": key, "calls": calls}, leaves)
+
+    def restart(self, carry: Array, fresh: Array) -> tuple[Array, Array]:
+        """Episodes begin in some envs; the leaves are right there only."""
+        key, drawing = jax.random.split(carry["key"])
+        new, leaves = self._begin(drawing)
+        begun = {key: _where(fresh, new[key], carry[key]) for key in new}
+        return _owned({**begun, "key": key, "calls": carry["calls"]}, leaves)
+
+    def step(self, carry: Array, actions: list[Array]) -> tuple[Array, Array, Array]:
+        """The carry, the leaves that the step led to, and those that the next one goes on from."""
+        key, stepping, drawing = jax.random.split(carry["key"], 3)
+        keys = jax.random.split(stepping, self.n_envs)
+        played = jax.vmap(self.env.step_env)(keys, carry["world"], self._deal(carry, actions))
+        observations, world, rewards, dones, infos = played
+        steps, calls = carry["steps"] + 1, carry["calls"] + 1
+        ends = self._ends(carry["terminated"], steps, dones, infos)
+        going, after = self._read(observations, world, steps, *ends, infos)
+        self._pay(after, rewards, infos, carry["calls"])
+        new, begun = self._begin(drawing)
+        fresh = ends[1] | ends[2]
+        going = {key: _where(fresh, new[key], going[key]) for key in new}
+        begun = _where(fresh, begun, after)
+        going, (after, begun) = _owned({**going, "key": key, "calls": calls}, (after, begun))
+        return going, after, begun
+
+    # ---------------------------------------------------------------------------------- parts
+
+    def _begin(self, key: Array) -> tuple[Array, Array]:
+        observations, world = jax.vmap(self.env.reset)(jax.random.split(key, self.n_envs))
+        never = jnp.zeros((self.n_envs, len(self.ids)), bool)
+        steps = jnp.zeros(self.n_envs, jnp.int32)
+        return self._read(observations, world, steps, never, never[:, 0], never[:, 0], None)
+
+    def _deal(self, carry: Array, actions: list[Array]) -> dict[Any, Array]:
+        """Agent -> its action; a legal one that does nothing of those who act not."""
+        dealt, i = {}, 0
+        kinds = [kind for group in self.kinds.values() for kind in group]
+        for kind, action in zip(kinds, actions):
+            for j, agent in enumerate(kind.ids):
+                row, acts = action[:, j], carry["mask"][:, i]
+                idle = jnp.zeros_like(row)
+                if kind.n_legal is not None:
+                    idle = carry["idle"][:, i].astype(row.dtype)
+                acts = acts.reshape(-1, *[1] * (row.ndim - 1))
+                dealt[agent] = jnp.where(acts, row, idle)
+                i += 1
+        return dealt
+
+    def _ends(
+        self, terminated: Array, steps: Array, dones: Array, infos: Array
+    ) -> tuple[Array, Array, Array]:
+        """Agents that terminated ``[E, A]``; the episode's terminated and truncated ``[E]``."""
+        ended = dones["__all__"]
+        own = jnp.stack([dones.get(agent, ended) for agent in self.ids], 1)
+        over = jnp.zeros_like(ended) if self.limit is None else steps >= self.limit
+        by_time = jnp.full_like(ended, self.traits.timed)
+        if self.traits.limit_is_seen:
+            by_time = by_time | over
+        if "truncation" in infos:
+            by_time = by_time | (infos["truncation"] > 0)
+        terminated = terminated | ((own | ended[:, None]) & ~by_time[:, None])
+        all_terminated = terminated.all(1)
+        return terminated, all_terminated, (over | ended) & ~all_terminated
+
+    def _read(
+        self,
+        observations: Array,
+        world: Array,
+        steps: Array,
+        terminated: Array,
+        root_terminated: Array,
+        root_truncated: Array,
+        infos: Array | None,
+    ) -> tuple[Array, Array]:
+        """What goes on, and what is given of it but the rewards."""
+        truncated = ~terminated & root_truncated[:, None]
+        mask = ~terminated
+        if self.traits.acts is not None:
+            acts = jax.vmap(lambda own: self.traits.acts(self.env, own))(world)  # type: ignore[misc]
+            mask = mask & (acts[:, jnp.array(self.order)] | root_truncated[:, None])
+        going = {"world": world, "steps": steps, "terminated": terminated, "mask": mask}
+        legal = self._legal(world)
+        if legal:
+            rows = [
+                legal[agent].argmax(-1).astype(jnp.int32) if agent in legal else steps * 0
+                for agent in self.ids
+            ]
+            going["idle"] = jnp.stack(rows, 1)
+        root = {"terminated": root_terminated, "truncated": root_truncated}
+        root["done"] = root_terminated | root_truncated
+        leaves: dict[str, Any] = {key: flag[:, None] for key, flag in root.items()}
+        if self.state is not None:
+            leaves["state"] = jax.vmap(self.state)(world, observations).astype(jnp.float32)
+        flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
+        rows = {key: flag[..., None] for key, flag in flags.items()} | {"mask": mask}
+        info = self._info(world, infos, root["done"]) if self.info else {}
+        rows.update({"info": info} if info else {})
+        for name, place in self.places.items():
+            leaves[name] = jax.tree.map(lambda x, at=place: x[:, at], rows)
+            leaves[name].update(self._by_kind(name, observations, legal))
+        return going, leaves
+
+    @property
+    def places(self) -> dict[str, slice]:
+        """Group -> where its agents are among all."""
+        places, end = {}, 0
+        for name, kinds in self.kinds.items():
+            n = sum(len(kind.ids) for kind in kinds)
+            places[name], end = slice(end, end + n), end + n
+        return places
+
+    def _by_kind(self, group: str, observations: Array, legal: Array) -> dict[str, Any]:
+        """The group's leaves that may differ in shape: by kind where there are several."""
+        kinds = self.kinds[group]
+        own: dict[str, Any] = {}
+        for kind in kinds:
+            seen = jnp.stack([observations[agent] for agent in kind.ids], 1)
+            own[kind.name] = {"observation": seen.astype(jnp.float32)}
+            if kind.n_legal is not None:
+                masks = jnp.stack([legal[agent] for agent in kind.ids], 1)
+                own[kind.name]["action_mask"] = masks > 0
+        return own if len(kinds) > 1 else own[kinds[0].name]
+
+    def _legal(self, world: Array) -> dict[Any, Array]:
+        if all(kind.n_legal is None for group in self.kinds.values() for kind in group):
+            return {}
+        return jax.vmap(getattr(self.env, self.traits.legal))(world)
+
+    def _pay(self, leaves: Array, rewards: Array, infos: Array, calls: Array) -> None:
+        reward = jnp.stack([rewards[agent] for agent in self.ids], 1).astype(jnp.float32)
+        paid = reward
+        if self.shaping.coefficient:
+            shaped = jnp.stack([infos["shaped_reward"][agent] for agent in self.ids], 1)
+            paid = reward + self.shaping.at(calls * float(self.n_envs)) * shaped
+        for name, place in self.places.items():
+            leaves[name]["reward"] = paid[:, place, None]
+            if self.info and self.shaping.coefficient:
+                leaves[name]["info"]["unshaped_reward"] = reward[:, place, None]
+
+    def _info(self, world: Array, infos: Array | None, done: Array) -> dict[str, Array]:
+        """Name -> ``[E, A, 1]``: what the world tells of each agent, and who has won."""
+        rows = {} if infos is None else self._told(infos)
+        if infos is None:
+            rows = {name: jnp.zeros(shape, jnp.float32) for name, shape in self.told().items()}
+        elif self.traits.won is not None:
+            won = jax.vmap(lambda own: self.traits.won(self.env, own))(world)  # type: ignore[misc]
+            rows["won"] = (won[:, jnp.array(self.order)] & done[:, None]).astype(jnp.float32)
+        return {name: x.reshape(self.n_envs, len(self.ids), 1) for name, x in rows.items()}
+
+    def told(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of what a step tells, ``[E, A]``."""
+        told = jax.eval_shape(self._try, jax.random.PRNGKey(0))
+        return {name: tuple(x.shape) for name, x in told.items()}
+
+    def _try(self, key: Array) -> dict[str, Array]:
+        keys = jax.random.split(key, self.n_envs)
+        _, world = jax.vmap(self.env.reset)(keys)
+        spaces = {agent: self.env.action_space(agent) for agent in self.env.agents}
+        drawn = {agent: space.sample(key) for agent, space in spaces.items()}
+        actions = jax.tree.map(lambda x: jnp.stack([x] * self.n_envs), drawn)
+        _, world, rewards, _, infos = jax.vmap(self.env.step_env)(keys, world, actions)
+        rows = self._told(infos)
+        flat = jnp.zeros((self.n_envs, len(self.ids)), jnp.float32)
+        rows.update({"won": flat} if self.traits.won is not None else {})
+        return {**rows, **({"unshaped_reward": flat} if self.shaping.coefficient else {})}
+
+    def _told(self, infos: Array) -> dict[str, Array]:
+        rows = {}
+        for name, x in infos.items():
+            if isinstance(x, dict) and all(agent in x for agent in self.ids):
+                x = jnp.stack([x[agent] for agent in self.ids], 1)
+            elif isinstance(x, dict) or x.ndim > 2:
+                continue
+            elif x.ndim == 1:
+                x = jnp.broadcast_to(x[:, None], (self.n_envs, len(self.ids)))
+            else:
+                x = x[:, jnp.array(self.order)]
+            rows[name] = x.astype(jnp.float32)
+        return rows
+
+
+def _where(fresh: Array, new: Array, old: Array) -> Array:
+    """The new where fresh ``[E]``, with the old one's dtypes; leaves that only the old has go."""
+    if isinstance(new, dict):
+        return {key: _where(fresh, x, old[key]) for key, x in new.items()}
+
+    def select(x: Array, y: Array) -> Array:
+        return jnp.where(fresh.reshape(-1, *[1] * (x.ndim - 1)), x, y).astype(x.dtype)
+
+    return jax.tree.map(select, new, old)
+
+
+def _owned(carry: Array, leaves: Array) -> tuple[Array, Array]:
+    """The carry in its own memory, and with dtypes that a next call does not compile anew for.
+
+    Without the copies JAX may return one array twice, and torch write into what it goes on from.
+    """
+    carry = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), carry)
+    return carry, jax.tree.map(jnp.copy, leaves)

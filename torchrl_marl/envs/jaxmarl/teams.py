@@ -1,0 +1,147 @@
+"""How the agents of a JaxMARL world divide into groups and kinds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torchrl.data import (
+    Bounded,
+    Categorical,
+    MultiCategorical,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
+from torchrl.envs.utils import MarlGroupMapType
+
+from torchrl_marl.errors import ConfigError, SpecError, nearest
+from torchrl_marl.specs import AgentSpec
+
+__all__ = ["Kind", "group_ids", "kinds_of"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Agents of a group that see and do the same.
+
+    Args:
+        name (str): of the kind.
+        ids (tuple): the agents, as the world calls them.
+        observation (tuple of int): the shape of what one sees.
+        action (TensorSpec): what one does.
+        n_legal (int, optional): how many actions an action mask is of.
+    """
+
+    name: str
+    ids: tuple[Any, ...]
+    observation: tuple[int, ...]
+    action: TensorSpec
+    n_legal: int | None
+
+    def spec(self) -> AgentSpec:
+        """What is declared of them."""
+        return AgentSpec(
+            self.name,
+            len(self.ids),
+            Unbounded(self.observation),
+            self.action,
+            action_mask=self.n_legal is not None,
+            agent_names=tuple(str(agent) for agent in self.ids),
+        )
+
+
+def group_ids(
+    owner: str,
+    agents: Sequence[Any],
+    group_map: MarlGroupMapType | Mapping[str, Sequence[Any]] | None,
+) -> dict[str, list[Any]]:
+    """Group -> its agents' ids: by the map, or by what stands before an id's number.
+
+    Raises:
+        ConfigError: a map that leaves out an agent, has one twice or one that is not there.
+
+    Examples:
+        >>> group_ids("world", ["ally_0", "ally_1", "enemy_0"], None)
+        {'ally': ['ally_0', 'ally_1'], 'enemy': ['enemy_0']}
+    """
+    if isinstance(group_map, MarlGroupMapType):
+        group_map = group_map.get_group_map([str(agent) for agent in agents])
+    if not group_map:
+        groups: dict[str, list[Any]] = {}
+        for agent in agents:
+            prefix = re.sub(r"_?\d+$", "", str(agent)) or "agent"
+            groups.setdefault(prefix, []).append(agent)
+        return groups
+    by_name = {str(agent): agent for agent in agents}
+    named = [str(agent) for members in group_map.values() for agent in members]
+    for name in named:
+        if name not in by_name:
+            raise ConfigError(
+                f"{owner}: the group map has {name!r}; {nearest(name, by_name)}"
+                f"the agents are {', '.join(by_name)}."
+            )
+        if named.count(name) > 1:
+            raise ConfigError(f"{owner}: the group map has {name!r} twice, expected once.")
+    for name in by_name:
+        if name not in named:
+            raise ConfigError(f"{owner}: agent {name!r} is in no group of the group map; add it.")
+    return {group: [by_name[str(x)] for x in members] for group, members in group_map.items()}
+
+
+def kinds_of(
+    group: str,
+    ids: Sequence[Any],
+    env: Any,
+    shapes: Mapping[Any, tuple[int, ...]],
+    legal: Mapping[Any, tuple[int, ...]] | None,
+    one_hot: bool,
+) -> tuple[Kind, ...]:
+    """The kinds of a group, in the order in which they come first.
+
+    Args:
+        group (str): its name.
+        ids (sequence): its agents.
+        env (MultiAgentEnv): the world, asked for the action spaces.
+        shapes (mapping): agent -> shape of its observations.
+        legal (mapping, optional): agent -> shape of its legal actions.
+        one_hot (bool): discrete actions are one-hot encoded.
+    """
+    members: list[tuple[tuple, list[Any]]] = []
+    for agent in ids:
+        action = _action_spec(agent, env.action_space(agent), one_hot)
+        n = getattr(action.space, "n", None) if action.domain == "discrete" else None
+        masked = legal is not None and n is not None and legal.get(agent) == (n,)
+        key = (shapes[agent], action, n if masked else None)
+        same = next((own for found, own in members if found == key), None)
+        if same is None:
+            members.append((key, [agent]))
+        else:
+            same.append(agent)
+    names = [group] if len(members) == 1 else [str(own[0]) for _, own in members]
+    return tuple(Kind(name, tuple(own), *key) for name, (key, own) in zip(names, members))
+
+
+def _action_spec(agent: Any, space: Any, one_hot: bool) -> TensorSpec:
+    kind = type(space).__name__
+    if kind == "Discrete":
+        n = int(space.n)
+        return OneHot(n) if one_hot else Categorical(n)
+    if kind == "MultiDiscrete":
+        return MultiCategorical([int(n) for n in space.num_categories])
+    if kind == "Box":
+        shape = tuple(space.shape)
+        low, high = (
+            torch.tensor(bound.tolist() if hasattr(bound, "tolist") else bound)
+            for bound in (space.low, space.high)
+        )
+        low, high = (bound.float().expand(shape).clone() for bound in (low, high))
+        if bool((low.isfinite() & high.isfinite()).all()):
+            return Bounded(low, high, shape=shape)
+        return Unbounded(shape)
+    raise SpecError(
+        f"the action space of {agent!r} is a {kind}, expected Discrete, MultiDiscrete or Box."
+    )

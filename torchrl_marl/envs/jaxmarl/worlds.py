@@ -1,0 +1,266 @@
+"""JaxMARL's worlds: from a name to one, and what its class does not say of itself.
+
+Functions of a world here are of one copy, and run inside a jitted step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
+
+__all__ = ["Traits", "World", "import_jaxmarl", "make_world"]
+
+_NO_LIMIT = 2**30
+_BRAX = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
+# What SimpleMPE takes without naming it; it swallows anything else, too.
+_OF_MPE = (
+    *("rad", "moveable", "silent", "collide", "mass", "accel", "max_speed"),
+    *("u_noise", "c_noise", "damping", "contact_force", "contact_margin"),
+)
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a class of worlds does not say of itself.
+
+    Args:
+        limit (str, optional): the attribute that holds its time limit.
+        limit_is_seen (bool): observations read the limit, so it is the world's that ends the
+            episode; otherwise the world's own is put out of reach, and ours counts the steps.
+        timed (bool): it ends by time only.
+        action_types (tuple of str, optional): its words for continuous and discrete actions,
+            where ``continuous_actions`` chooses.
+        legal (str): its method that gives the legal actions.
+        state (callable, optional): ``state(env, world, observations)``, for a central critic.
+        acts (callable, optional): ``acts(env, world)``: who acts next, of ``env.agents``.
+        won (callable, optional): ``won(env, world)``: whose side has won, of ``env.agents``.
+    """
+
+    limit: str | None = None
+    limit_is_seen: bool = False
+    timed: bool = False
+    action_types: tuple[str, str] | None = None
+    legal: str = "get_avail_actions"
+    state: Callable[..., Any] | None = None
+    acts: Callable[..., Any] | None = None
+    won: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class World:
+    """A world of JaxMARL, how it is called, and the number of steps of its episodes."""
+
+    env: Any
+    name: str
+    traits: Traits
+    limit: int | None
+
+
+def import_jaxmarl() -> Any:
+    """JaxMARL, with JAX set to leave GPU memory to torch.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    if importlib.util.find_spec("jaxmarl") is None:
+        raise MissingExtraError("JaxMARL", "jaxmarl")
+    if "jax" not in sys.modules:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    with contextlib.redirect_stdout(io.StringIO()):  # it tells what it did not find
+        import jaxmarl
+    return jaxmarl
+
+
+def make_world(
+    world: Any, max_steps: int | None, continuous: bool | None, kwargs: dict[str, Any]
+) -> World:
+    """A world by its name, or of the user's own, with its limit out of the way.
+
+    Args:
+        world (str or MultiAgentEnv): which.
+        max_steps (int, optional): steps of an episode; None: as many as its class says.
+        continuous (bool, optional): which actions, where its class has both; None: as it says.
+        kwargs (dict): arguments of its class.
+
+    Raises:
+        ConfigError: an unknown world, scenario, layout or argument.
+        MissingExtraError: a package that the world needs is not installed.
+    """
+    env = _make(world, max_steps, continuous, kwargs) if isinstance(world, str) else world
+    if not callable(getattr(env, "step_env", None)):
+        raise ConfigError(
+            f"JaxMarlEnv: the world is a {type(env).__name__}, expected the name of one of "
+            "JaxMARL's, such as 'MPE_simple_spread_v3', or an environment of it."
+        )
+    if env is world and kwargs:
+        raise ConfigError(
+            f"JaxMarlEnv: {', '.join(sorted(kwargs))} came with an environment that is built "
+            "already; build it with them."
+        )
+    if getattr(env, "auto_reset", False):
+        raise ConfigError(
+            f"JaxMarlEnv: {type(env).__name__} resets itself, so that the last observation of an "
+            "episode is lost; build it with auto_reset=False."
+        )
+    traits = _traits_of(env)
+    limit = max_steps
+    if limit is None and traits.limit is not None:
+        limit = int(getattr(env, traits.limit))
+    if traits.limit is not None:
+        env = _with_limit(env, traits.limit, limit if traits.limit_is_seen else _NO_LIMIT)
+    return World(env, world if isinstance(world, str) else type(env).__name__, traits, limit)
+
+
+def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dict[str, Any]) -> Any:
+    jaxmarl = import_jaxmarl()
+    known = jaxmarl.registered_envs
+    if name not in known:
+        raise ConfigError(
+            f"unknown world of JaxMARL {name!r}; {nearest(name, known)}"
+            f"expected of {', '.join(known)}."
+        )
+    arguments = dict(kwargs)
+    if name in _BRAX:
+        if importlib.util.find_spec("brax") is None:
+            raise MissingExtraError(f"brax, which {name!r} needs,", "mabrax")
+        arguments.setdefault("auto_reset", False)
+        if max_steps is not None:
+            arguments["episode_length"] = max_steps
+    _look_up(name, arguments)
+    words = next((t.action_types for key, t in _TRAITS.items() if key in _class_words(name)), None)
+    if words is not None and continuous is not None:
+        arguments.setdefault("action_type", words[0 if continuous else 1])
+    try:
+        env = jaxmarl.make(name, **arguments)
+    except (TypeError, ImportError, ValueError, AssertionError) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(
+            f"JaxMARL's {name!r} cannot be built with {kwargs} ({why}); check these values."
+        ) from error
+    _refuse_leftover(name, env, arguments)
+    return env
+
+
+def _class_words(name: str) -> tuple[str, ...]:
+    # facmac's worlds have continuous actions only, whatever one asks for.
+    return ("SimpleMPE",) if name.startswith("MPE_") and "facmac" not in name else ()
+
+
+def _look_up(name: str, arguments: dict[str, Any]) -> None:
+    """Scenarios of SMAX and layouts of Overcooked by their names."""
+    tables: dict[str, Mapping[str, Any]] = {}
+    if "SMAX" in name:
+        from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
+
+        tables["scenario"] = MAP_NAME_TO_SCENARIO
+    if name == "overcooked":
+        from jaxmarl.environments.overcooked.layouts import overcooked_layouts
+
+        tables["layout"] = overcooked_layouts
+    for key, table in tables.items():
+        value = arguments.get(key)
+        if not isinstance(value, str):
+            continue
+        if value not in table:
+            raise ConfigError(
+                f"JaxMARL's {name!r} has no {key} {value!r}; {nearest(value, table)}"
+                f"expected of {', '.join(table)}."
+            )
+        arguments[key] = table[value]
+
+
+def _refuse_leftover(name: str, env: Any, arguments: dict[str, Any]) -> None:
+    """MPE's worlds swallow any argument."""
+    inits = [inspect.signature(cls.__init__).parameters for cls in type(env).__mro__[:-1]]
+    known = {key for init in inits for key in init} - {"self", "args", "kwargs", "env_kwargs"}
+    if "SimpleMPE" not in {cls.__name__ for cls in type(env).__mro__}:
+        return
+    known.update(_OF_MPE)
+    for key in arguments:
+        if key not in known:
+            raise ConfigError(
+                f"JaxMARL's {name!r} has no argument {key!r}; {nearest(key, known)}"
+                f"it takes {', '.join(sorted(known))}."
+            )
+
+
+def _traits_of(env: Any) -> Traits:
+    names = [cls.__name__ for cls in type(env).__mro__]
+    return next((_TRAITS[name] for name in names if name in _TRAITS), Traits())
+
+
+def _with_limit(env: Any, attribute: str, limit: int | None) -> Any:
+    """A shallow copy with another time limit; the user's own stays as it is."""
+    copy = object.__new__(type(env))
+    copy.__dict__.update(vars(env))
+    if attribute not in vars(env):  # EnemySMAX only passes on what its inner world has
+        copy._env = _with_limit(env._env, attribute, limit)
+        return copy
+    setattr(copy, attribute, limit)
+    return copy
+
+
+# ------------------------------------------------------------------------------ the table
+
+
+def _units(world: Any) -> Any:
+    return getattr(world, "state", world)
+
+
+def _won(env: Any, world: Any) -> Any:
+    import jax.numpy as jnp
+
+    alive = _units(world).unit_alive
+    allies, enemies = alive[: env.num_allies].any(), alive[env.num_allies :].any()
+    ours = [str(agent).startswith("ally") for agent in env.agents]
+    return jnp.where(jnp.array(ours), allies & ~enemies, enemies & ~allies)
+
+
+def _seat(env: Any, world: Any) -> Any:
+    import jax.numpy as jnp
+
+    # The current player is a seat, and the seats may be dealt anew every episode.
+    acting = world.seat_order[jnp.argmax(world.cur_player_idx)]
+    return jnp.arange(env.num_agents) == acting
+
+
+def _entities(env: Any, world: Any, observations: Any) -> Any:
+    import jax.numpy as jnp
+
+    parts = [world.p_pos, world.p_vel, world.c]
+    parts += [] if world.goal is None else [world.goal]
+    return jnp.concatenate([jnp.ravel(part).astype(jnp.float32) for part in parts])
+
+
+def _world_state(env: Any, world: Any, observations: Any) -> Any:
+    return observations["world_state"]
+
+
+def _kitchen(env: Any, world: Any, observations: Any) -> Any:
+    # Each cook sees the whole kitchen.
+    return observations[env.agents[0]].reshape(-1)
+
+
+_SMAX = Traits(limit="max_steps", state=_world_state, won=_won)
+_TRAITS = {
+    "SimpleMPE": Traits(
+        limit="max_steps", action_types=("Continuous", "Discrete"), state=_entities
+    ),
+    "SMAX": _SMAX,
+    "EnemySMAX": _SMAX,
+    "Overcooked": Traits(limit="max_steps", limit_is_seen=True, timed=True, state=_kitchen),
+    "OvercookedV2": Traits(limit="max_steps", timed=True),
+    "HanabiEnv": Traits(legal="get_legal_moves", acts=_seat),
+    "JaxNav": Traits(limit="max_steps", limit_is_seen=True),
+    "SwitchRiddle": Traits(limit="max_steps"),
+    "CoinGame": Traits(timed=True),
+}

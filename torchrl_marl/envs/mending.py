@@ -1,0 +1,241 @@
+"""Environments of TorchRL with the life cycle that a team needs.
+
+Shapes: E envs, N agents of a group.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import torchrl.envs
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.envs import EnvBase, TransformedEnv
+
+from torchrl_marl.envs.auto_reset import AutoResetEnv
+from torchrl_marl.envs.declaration import Declaration
+from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags, where_fresh
+from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.mending_readings import Reading, reading_of
+from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.errors import ConfigError
+
+__all__ = ["MendedEnv", "mended"]
+
+_FLAGS = ("done", "terminated", "truncated")
+
+
+def mended(env: EnvBase) -> EnvBase:
+    """An environment of TorchRL, with its life cycle mended where it has to be.
+
+    What is right already is given back as it is. Otherwise agents get flags and masks of their
+    own, a time limit is truncated, the dead act no more, and an unbatched environment gets the
+    batch size ``[1]``; see :class:`MendedEnv`. PettingZoo's and OpenSpiel's worlds are taken out
+    of TorchRL's wrappers, which send actions of the dead, lose rewards of others' turns, and
+    cannot play simultaneous games.
+
+    Args:
+        env (EnvBase): in groups. It belongs to what is given back from then on.
+
+    Raises:
+        ConfigError: an environment that cannot be mended from outside; the message says what to
+            use instead.
+
+    Examples:
+        >>> from torchrl_marl.envs.toy import MatrixGame
+        >>> env = MatrixGame(2)
+        >>> mended(env) is env
+        True
+    """
+    base = env
+    while isinstance(base, TransformedEnv):
+        base = base.base_env
+    taken_out = _taken_out(base)
+    if taken_out is not None:
+        if base is not env:
+            raise ConfigError(
+                f"{type(base).__name__} has to be mended before it is transformed; give "
+                "TransformedEnv(torchrl_marl.envs.make_env(env), transforms)."
+            )
+        return taken_out
+    return env if _is_right(env, base) else MendedEnv(env, reading_of(env, base))
+
+
+def _taken_out(env: EnvBase) -> EnvBase | None:
+    """An adapter of our own around the world of a wrapper that cannot be mended, or None."""
+    if isinstance(env, torchrl.envs.OpenSpielWrapper):
+        from torchrl_marl.envs.openspiel import OpenSpielGames
+
+        return OpenSpielGames(env)
+    if isinstance(env, torchrl.envs.PettingZooWrapper):
+        from torchrl_marl.envs.pettingzoo import PettingZooEnv
+
+        return PettingZooEnv(
+            env._env, num_envs=1, group_map=dict(env.group_map), device=env.device or "cpu"
+        )
+    return None
+
+
+def _is_right(env: EnvBase, base: EnvBase) -> bool:
+    """Whether an environment declares all that a team needs."""
+    from torchrl_marl.envs.vmas import VmasEnv
+
+    if isinstance(base, (MarlEnv, AutoResetEnv, VmasEnv)):
+        return True
+    done = set(env.full_done_spec.keys(True, True))
+    groups = [key[:-1] for key in env.action_keys if isinstance(key, tuple)]
+    ends = {(*group, flag) for group in groups for flag in _FLAGS}
+    masks = {(*group, "mask") for group in groups}
+    seen = set(env.full_observation_spec.keys(True, True))
+    return (
+        len(env.batch_size) == 1
+        and {*_FLAGS} <= done
+        and (ends.isdisjoint(done) or (ends <= done and masks <= seen))
+        and set(env.reward_keys) == {(*group, "reward") for group in groups}
+    )
+
+
+class MendedEnv(AutoResetEnv):
+    """An environment of TorchRL whose agents get the life cycle of a team.
+
+    Every agent has ``done``, ``terminated`` and ``truncated``, which agree with the root's, and a
+    ``mask``. What the environment says of them is kept; what it does not say follows: the root is
+    done when all agents are, an episode that ends at the environment's own time limit is
+    truncated, a team reward goes to every agent. It draws from a random state of its own.
+
+    Args:
+        env (EnvBase): unbatched, or with batch size ``[E]``.
+        reading (Reading): how it says what happens.
+
+    Shapes:
+        - all that is given: ``[E, ...]``, with E = 1 of an unbatched environment
+    """
+
+    def __init__(self, env: EnvBase, reading: Reading) -> None:
+        if len(env.batch_size) > 1:
+            raise ConfigError(
+                f"{type(env).__name__} has batch size {list(env.batch_size)}, expected [E] or []; "
+                "build it with one batch dim."
+            )
+        declaration = Declaration(
+            type(env).__name__, max(env.batch_size.numel(), 1), reading.kinds, reading.state_spec
+        )
+        super().__init__(declaration, device=env.device or "cpu")
+        self._inner, self._reading = env, reading
+        self.max_steps = reading.max_steps
+        self.random_state = RandomState(int(torch.randint(2**31, ())), self.device)
+        self._last: TensorDictBase | None = None
+        self._flags: dict[str, Any] = {}
+        self._steps = torch.zeros(self.num_envs, 1, dtype=torch.int64, device=self.device)
+
+    def _set_seed(self, seed: int | None) -> None:
+        self.random_state.seed(0 if seed is None else seed)
+        try:
+            with self.random_state.active():
+                self._inner.set_seed(seed, static_seed=True)
+        except NotImplementedError as refusal:
+            warnings.warn(
+                f"{self._declaration.owner} cannot be seeded ({refusal}); runs of it differ.",
+                stacklevel=2,
+            )
+
+    # ------------------------------------------------------------------------- reset and step
+
+    def _start(self, fresh: Tensor | None) -> dict[str, Any]:
+        asked = None
+        if fresh is not None and self._inner.batch_size:
+            asked = self._asking(fresh)
+        with self.random_state.active():
+            self._last = self._inner.reset(asked)
+        every = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        fresh = every if fresh is None or not self._flags else fresh
+        self._steps = torch.where(fresh.unsqueeze(-1), 0, self._steps)
+        source = self._read(self._last, rewards=False)
+        false = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
+        root, groups = TeamFlags(false, false), {}
+        for name, group in self.team.groups.items():
+            living = GroupFlags.living(self.batch_size, group.n_agents, self.device)
+            groups[name] = living.closed_by(root, source[name].get("mask")).__dict__
+        self._flags = where_fresh(fresh, groups, self._flags) if self._flags else groups
+        return self._with_flags(source, root)
+
+    def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+        with self.random_state.active():
+            self._last = self._inner.step(self._acting(actions)).get("next")
+        self._steps = self._steps + 1
+        source = self._read(self._last, rewards=True)
+        before = {name: GroupFlags(**flags) for name, flags in self._flags.items()}
+        ended = {
+            name: flags.ended_by(
+                source[name].pop("terminated", None), source[name].pop("truncated", None)
+            )
+            for name, flags in before.items()
+        }
+        false = torch.zeros_like(self._steps, dtype=torch.bool)
+        root = TeamFlags(false, false).after(
+            list(ended.values()), *self._reading.ends(self._last, self._steps)
+        )
+        for name, flags in ended.items():
+            acts = source[name].get("mask")
+            if acts is not None:  # whom a time limit stops is bootstrapped
+                acts = acts | (before[name].mask & root.truncated)
+            self._flags[name] = flags.closed_by(root, acts).__dict__
+        after = self._with_flags(source, root)
+        if not bool(root.done.any()):
+            return after, {key: x for key, x in after.items()}
+        return after, self._begun_after(root.done.squeeze(-1))
+
+    def _begun_after(self, ended: Tensor) -> dict[str, Any]:
+        return self._start(None if bool(ended.all()) else ended)
+
+    def _with_flags(self, source: dict[str, Any], root: TeamFlags) -> dict[str, Any]:
+        given = {**source, "done": root.done, **root.__dict__}
+        for name, flags in self._flags.items():
+            done = flags["terminated"] | flags["truncated"]
+            given[name] = {**source[name], "done": done, **flags}
+        return given
+
+    # ------------------------------------------------------------- what TorchRL's own env takes
+
+    def _read(self, td: TensorDictBase, rewards: bool) -> dict[str, Any]:
+        """What the environment gave, in nested dicts, with one batch dim; copies."""
+        td = td.clone() if self._inner.batch_size else td.clone().unsqueeze(0)
+        return self._reading.read(td, self.group_kinds, rewards)
+
+    def _acting(self, actions: dict[str, dict[str, Any]]) -> TensorDictBase:
+        """The environment's step, with zeros for those who do not act."""
+        if self._last is None:
+            raise ConfigError(f"{self._declaration.owner}: a step before the first reset.")
+        td = self._last.clone(recurse=False)
+        td = td if self._inner.batch_size else td.unsqueeze(0)
+        for name, kinds in self.group_kinds.items():
+            own = kinds.acting(actions[name], self._flags[name]["mask"])
+            self._reading.write(td, name, kinds, own)
+        return td if self._inner.batch_size else td.squeeze(0)
+
+    def _asking(self, fresh: Tensor) -> TensorDictBase | None:
+        if self._last is None:
+            return None
+        asked = self._last.clone(recurse=False)
+        for key in self._inner.reset_keys:
+            done = (*key[:-1], "done") if isinstance(key, tuple) else "done"
+            shape = self._inner.full_done_spec[done].shape
+            asked.set(key, fresh.view(-1, *[1] * (len(shape) - 1)).expand(shape))
+        return asked
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Closes the environment."""
+        super().close(raise_if_closed=raise_if_closed)
+        if not self._inner.is_closed:
+            self._inner.close()
+
+    def to(self, device: torch.device | str) -> MendedEnv:
+        """Refused where it would change anything: TorchRL's environments stay where they are."""
+        if torch.device(device) != self.device:
+            raise ConfigError(
+                f"{self._declaration.owner} is on {self.device}, asked for {device}; build the "
+                "environment with that device, or let the run use this one."
+            )
+        return self

@@ -1,0 +1,314 @@
+"""How each of TorchRL's environments says what happens to its agents.
+
+Shapes: E envs, N agents of a group, S state features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torchrl.envs
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data import (
+    Categorical,
+    Composite,
+    MultiCategorical,
+    OneHot,
+    TensorSpec,
+)
+from torchrl.envs import EnvBase
+
+from torchrl_marl.envs.kinds import GroupKinds
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.specs import AgentSpec, GroupSpec, TeamSpec
+from torchrl_marl.stacking import is_lazy
+
+__all__ = ["Reading", "reading_of"]
+
+Ends = tuple[Tensor | None, Tensor | None]
+
+
+class Reading:
+    """Reads any environment in groups by the keys that it declares.
+
+    Args:
+        env (EnvBase): whose steps are read, with its transforms.
+        base (EnvBase): the same without them.
+
+    Attributes:
+        kinds (dict of str to tuple of AgentSpec): its agents by group.
+        state_spec (TensorSpec, optional): what a critic may see, ``[S]``.
+        max_steps (int, optional): the environment's own time limit, where it tells.
+    """
+
+    def __init__(self, env: EnvBase, base: EnvBase) -> None:
+        self.base = base
+        limit = getattr(env, "max_steps", None)
+        self.max_steps = limit if isinstance(limit, int) and limit > 0 else None
+        self.done_keys = set(env.full_done_spec.keys(True, True))
+        team = self._team(env)
+        self.groups = team.groups
+        self.kinds = {name: _kinds_of(group) for name, group in team.groups.items()}
+        state = team.state_spec
+        flat = state is not None and state.ndim == 1 and state.dtype.is_floating_point
+        self.state_spec = state if flat else None
+
+    def _team(self, env: EnvBase) -> TeamSpec:
+        return TeamSpec.from_env(env)
+
+    def read(
+        self, td: TensorDictBase, kinds: Mapping[str, GroupKinds], rewards: bool
+    ) -> dict[str, Any]:
+        """Group -> leaf, or kind -> leaf: what was seen, earned and said of each agent.
+
+        Args:
+            td (TensorDictBase): what the environment gave, ``[E]``.
+            kinds (mapping): group -> how its agents divide.
+            rewards (bool): it is of a step.
+        """
+        source: dict[str, Any] = {}
+        if self.state_spec is not None:
+            source["state"] = td.get("state")
+        for name, group in self.groups.items():
+            source[name] = self._read_group(td, group, kinds[name])
+            if rewards:
+                source[name]["reward"] = self._reward(td, group)
+        return source
+
+    def _read_group(
+        self, td: TensorDictBase, group: GroupSpec, kinds: GroupKinds
+    ) -> dict[str, Any]:
+        own = td.get(group.name)
+        seen = ("observation", *(("action_mask",) if group.action_mask_key else ()))
+        if kinds.lazy:
+            parts = kinds.split(own)
+            leaves: dict[str, Any] = {
+                kind: {leaf: _plain(part.get(leaf)) for leaf in seen}
+                for kind, part in parts.items()
+            }
+        else:
+            leaves = {leaf: _plain(own.get(leaf)) for leaf in seen}
+        if group.mask_key is not None:
+            leaves["mask"] = td.get(group.mask_key)
+        if group.agent_done:
+            for flag in ("terminated", "truncated"):
+                if group.key(flag) in self.done_keys:
+                    leaves[flag] = td.get(group.key(flag))
+        return leaves
+
+    def _reward(self, td: TensorDictBase, group: GroupSpec) -> Tensor:
+        reward = td.get(group.reward_key).float()
+        if isinstance(group.reward_key, tuple):
+            return reward
+        return reward.unsqueeze(1).expand(-1, group.n_agents, -1).clone()
+
+    def ends(self, td: TensorDictBase, steps: Tensor) -> Ends:
+        """How the environment says that the episode ended: terminated and truncated, ``[E, 1]``.
+
+        Args:
+            td (TensorDictBase): what it gave.
+            steps (Tensor): of the episodes so far, ``[E, 1]``.
+        """
+        if "done" not in self.done_keys:
+            return None, None
+        terminated, truncated = td.get("terminated"), td.get("truncated", None)
+        terminated = terminated.reshape(steps.shape)
+        if truncated is not None:
+            return terminated, truncated.reshape(steps.shape) & ~terminated
+        return self._split(terminated, steps)
+
+    def _split(self, done: Tensor, steps: Tensor) -> Ends:
+        """An end of one flag as two: truncated in the last step that the time limit leaves."""
+        if self.max_steps is None:
+            return done, None
+        late = done & (steps >= self.max_steps)
+        return done & ~late, late
+
+    def write(
+        self, td: TensorDictBase, name: str, kinds: GroupKinds, own: Mapping[str, Any]
+    ) -> None:
+        """Writes a group's actions, ``"action"`` or kind -> ``"action"``, ``[E, N, ...]``."""
+        td.set(name, kinds.written(td.get(name), own))
+
+
+class VmasReading(Reading):
+    """VMAS in TorchRL's wrapper, which says terminated at the time limit, too."""
+
+    def _split(self, done: Tensor, steps: Tensor) -> Ends:
+        if self.max_steps is None:
+            return done, None
+        by_itself = self.base._env.scenario.done().reshape(steps.shape)
+        return done & by_itself, done & ~by_itself
+
+
+class SmacReading(Reading):
+    """SMACv2: a unit that has nothing but the no-op to do is dead; one reward for all.
+
+    Read in TorchRL's source and tested with a stand-in: the game cannot be installed here.
+    """
+
+    def _team(self, env: EnvBase) -> TeamSpec:
+        # TorchRL keeps the actions that are legal just now in the spec, of which from_env would
+        # make kinds of agents.
+        n, action = self.base.n_agents, self.base.full_action_spec["agents", "action"]
+        spec: TensorSpec = (OneHot if isinstance(action, OneHot) else Categorical)(
+            self.base.n_actions, dtype=action.dtype, device=action.device
+        )
+        seen = env.full_observation_spec["agents", "observation"][0]
+        agents = AgentSpec("agent", n, seen, spec, action_mask=True)
+        team = TeamSpec({"agents": [agents]}, env.full_observation_spec.get("state", None))
+        return team
+
+    def _read_group(
+        self, td: TensorDictBase, group: GroupSpec, kinds: GroupKinds
+    ) -> dict[str, Any]:
+        own = td.get(group.name)
+        legal = own.get("action_mask")
+        alive = legal[..., 1:].any(-1)
+        return {
+            "observation": own.get("observation"),
+            "action_mask": legal,
+            "mask": alive,
+            "terminated": ~alive.unsqueeze(-1),
+        }
+
+    def _reward(self, td: TensorDictBase, group: GroupSpec) -> Tensor:
+        return td.get("reward").unsqueeze(1).expand(-1, group.n_agents, -1).clone()
+
+    def ends(self, td: TensorDictBase, steps: Tensor) -> Ends:
+        done = td.get("done").reshape(steps.shape)
+        late = td.get(("info", "episode_limit")).reshape(steps.shape).bool()
+        return done & ~late, done & late
+
+
+class MeltingpotReading(Reading):
+    """Melting Pot: its episodes end by time, whatever their flags say.
+
+    Read in TorchRL's source and tested with a stand-in: the game cannot be installed here.
+    """
+
+    def _split(self, done: Tensor, steps: Tensor) -> Ends:
+        return torch.zeros_like(done), done
+
+
+class UnityReading(Reading):
+    """Unity: an entry an agent, without flags at the root; agents of a group are stacked.
+
+    Agents with one discrete branch, several, or continuous actions; not both at once. The sum of
+    own and group reward is earned. An agent that ends waits for the others, since a reset starts
+    them all.
+
+    Read in TorchRL's source and tested with a stand-in: the engine cannot be installed here.
+    """
+
+    def _team(self, env: EnvBase) -> TeamSpec:
+        agents = {}
+        for name, names in self.base.group_map.items():
+            seen = env.full_observation_spec[name, names[0]]
+            action = env.full_action_spec[name, names[0]]
+            agents[name] = [self._agents(name, tuple(names), seen, action)]
+        return TeamSpec(agents)
+
+    def _agents(
+        self, name: str, names: tuple[str, ...], seen: Composite, action: Composite
+    ) -> AgentSpec:
+        if len(action.keys()) != 1:
+            raise ConfigError(
+                f"group {name!r} of {type(self.base).__name__} has {sorted(action.keys())}, "
+                "expected discrete or continuous actions; agents with both cannot be trained."
+            )
+        leaves = list(seen.keys())
+        observation = seen[leaves[0]] if len(leaves) == 1 else seen.clone()
+        (spec,) = action.values()
+        choice = isinstance(spec, MultiCategorical) and len(spec.nvec) == 1
+        if choice:
+            spec = Categorical(int(spec.nvec[0]), dtype=torch.int64, device=spec.device)
+        return AgentSpec(name, len(names), observation, spec, action_mask=choice, agent_names=names)
+
+    def _read_group(
+        self, td: TensorDictBase, group: GroupSpec, kinds: GroupKinds
+    ) -> dict[str, Any]:
+        own = [td.get((group.name, agent)) for agent in group.agent_names]
+        single = not isinstance(group.observation_spec, Composite)
+        leaf = next(iter(self.base.full_observation_spec[group.name, group.agent_names[0]].keys()))
+        keys = [leaf] if single else list(group.observation_spec.keys())
+        seen = {key: torch.stack([x.get(key) for x in own], 1) for key in keys}
+        leaves: dict[str, Any] = {"observation": seen[leaf] if single else seen}
+        for flag in ("terminated", "truncated"):
+            leaves[flag] = torch.stack([x.get(flag).reshape(-1, 1) for x in own], 1)
+        if group.action_mask_key is not None:
+            leaves["action_mask"] = self._legal(group)
+        return leaves
+
+    def _legal(self, group: GroupSpec) -> Tensor:
+        rows = []
+        for agent in group.agent_names:
+            mask = self.base.full_action_spec[group.name, agent, "discrete_action"].mask
+            every = torch.ones(group.n_actions, dtype=torch.bool)
+            rows.append(every if mask is None else mask.reshape(-1))
+        return torch.stack(rows).unsqueeze(0)
+
+    def _reward(self, td: TensorDictBase, group: GroupSpec) -> Tensor:
+        own = [td.get((group.name, agent)) for agent in group.agent_names]
+        earned = [(x.get("reward") + x.get("group_reward")).reshape(-1, 1) for x in own]
+        return torch.stack(earned, 1)
+
+    def ends(self, td: TensorDictBase, steps: Tensor) -> Ends:
+        """Of the agents only: the episode ends with the last of them."""
+        return None, None
+
+    def write(
+        self, td: TensorDictBase, name: str, kinds: GroupKinds, own: Mapping[str, Any]
+    ) -> None:
+        group = self.groups[name]
+        for i, agent in enumerate(group.agent_names):
+            (key,) = self.base.full_action_spec[name, agent].keys()
+            spec = self.base.full_action_spec[name, agent, key]
+            action = own["action"][:, i].reshape(-1, *spec.shape).to(spec.dtype)
+            td.set((name, agent, key), action)
+
+
+def reading_of(env: EnvBase, base: EnvBase) -> Reading:
+    """The reading that fits a class of TorchRL's."""
+    for cls, reading in (
+        (torchrl.envs.VmasWrapper, VmasReading),
+        (torchrl.envs.SMACv2Wrapper, SmacReading),
+        (torchrl.envs.MeltingpotWrapper, MeltingpotReading),
+        (torchrl.envs.UnityMLAgentsWrapper, UnityReading),
+    ):
+        if isinstance(base, cls):
+            return reading(env, base)
+    return Reading(env, base)
+
+
+def _kinds_of(group: GroupSpec) -> tuple[AgentSpec, ...]:
+    """A group as it would be declared; neighbours of equal specs are of one kind."""
+    mask = group.action_mask_key is not None
+    if group.members is None:
+        seen, action = group.observation_spec[0], group.action_spec[0]
+        names = group.agent_names
+        return (
+            AgentSpec(group.name, len(names), seen, action, action_mask=mask, agent_names=names),
+        )
+    kinds: list[AgentSpec] = []
+    for agent, member in zip(group.agent_names, group.members):
+        seen, action = member["observation"], member["action"]
+        last = kinds[-1] if kinds else None
+        names: tuple[str, ...] = (agent,)
+        if last is not None and (last.observation_spec, last.action_spec) == (seen, action):
+            names = (*kinds.pop().agent_names, agent)
+        kinds.append(
+            AgentSpec(names[0], len(names), seen, action, action_mask=mask, agent_names=names)
+        )
+    return tuple(kinds)
+
+
+def _plain(value: Any) -> Any:
+    """A TensorDict as nested dicts."""
+    if not isinstance(value, TensorDictBase):
+        return value
+    value = value.to_tensordict() if is_lazy(value) else value
+    return {key: _plain(x) for key, x in value.items()}

@@ -1,0 +1,157 @@
+"""Games of OpenSpiel, turn by turn or all at once, without TorchRL's step.
+
+Shapes: E envs, N players of a group, A actions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torchrl.data import Categorical, OneHot, Unbounded
+
+from torchrl_marl.envs.auto_reset import AutoResetEnv
+from torchrl_marl.envs.declaration import Declaration
+from torchrl_marl.errors import SpecError
+from torchrl_marl.specs import AgentSpec
+
+if TYPE_CHECKING:
+    from torchrl.envs import OpenSpielWrapper
+
+__all__ = ["OpenSpielGames"]
+
+
+class OpenSpielGames(AutoResetEnv):
+    """The game of an :class:`~torchrl.envs.OpenSpielWrapper`, mended, with batch size ``[1]``.
+
+    Whose turn it is has mask True, in simultaneous games all who have a choice; the mask of
+    legal actions is given; a reward is what a step adds to the returns; chance nodes are played
+    by the wrapper's own sampler. What a player sees is flat: the observation tensor, or the
+    information state where a game has no other.
+
+    Args:
+        wrapper (OpenSpielWrapper): whose game, groups, actions and chance are taken.
+
+    Shapes:
+        - ``(group, "observation")``: ``[1, N, O]``; ``(group, "action_mask")``: ``[1, N, A]``
+
+    Raises:
+        SpecError: an action that is not legal.
+    """
+
+    def __init__(self, wrapper: OpenSpielWrapper) -> None:
+        self._game, self._wrapper = wrapper._get_game(), wrapper
+        n_actions = self._game.num_distinct_actions()
+        kind = self._game.get_type()
+        self._observes = kind.provides_observation_tensor
+        shape = (
+            self._game.observation_tensor_shape()
+            if self._observes
+            else self._game.information_state_tensor_shape()
+        )
+        n_features = int(torch.tensor(shape).prod())
+        self._one_hot = not wrapper.categorical_actions
+        action = OneHot(n_actions) if self._one_hot else Categorical(n_actions)
+        self._places = dict(wrapper.agent_names_to_indices_map)
+        kinds = {
+            group: (
+                AgentSpec(
+                    group,
+                    len(names),
+                    Unbounded((n_features,)),
+                    action,
+                    action_mask=True,
+                    agent_names=tuple(names),
+                ),
+            )
+            for group, names in wrapper.group_map.items()
+        }
+        declaration = Declaration(f"OpenSpiel {kind.short_name}", 1, kinds)
+        super().__init__(declaration, device=wrapper.device or "cpu")
+        self._state: Any = None
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._wrapper._set_seed(seed)
+
+    def _start(self, fresh: Tensor | None) -> dict[str, Any]:
+        self._state = self._after_chance(self._game.new_initial_state())
+        self._returns = self._state.returns()
+        return self._give()
+
+    def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+        state, choices = self._state, self._choices(actions)
+        if state.is_simultaneous_node():
+            state.apply_actions([self._legal(player, choices) for player in sorted(choices)])
+        else:
+            state.apply_action(self._legal(state.current_player(), choices))
+        self._after_chance(state)
+        before, self._returns = self._returns, state.returns()
+        after = self._give()
+        earned = {p: self._returns[p] - before[p] for p in self._places.values()}
+        for name, names in self.group_map.items():
+            rows = [earned[self._places[agent]] for agent in names]
+            after[name]["reward"] = self._tensor(rows).view(1, -1, 1)
+        return after, self._start(None) if state.is_terminal() else dict(after)
+
+    def _after_chance(self, state: Any) -> Any:
+        """The state after all that is left to chance."""
+        while state.is_chance_node():
+            outcomes, chances = zip(*state.chance_outcomes())
+            state.apply_action(self._wrapper._chance_sampler(list(outcomes), list(chances)))
+        return state
+
+    def _choices(self, actions: dict[str, dict[str, Any]]) -> dict[int, int]:
+        """Player -> action."""
+        choices = {}
+        for name, names in self.group_map.items():
+            chosen = actions[name]["action"][0]
+            chosen = chosen.int().argmax(-1) if self._one_hot else chosen
+            choices |= {self._places[a]: c for a, c in zip(names, chosen.tolist())}
+        return choices
+
+    def _legal(self, player: int, choices: dict[int, int]) -> int:
+        """A player's action; 0, as OpenSpiel wants, of one who has no choice."""
+        legal = self._state.legal_actions(player)
+        if not legal:
+            return 0
+        if choices[player] not in legal:
+            raise SpecError(
+                f"{self._declaration.owner}: player {player} does {choices[player]}, expected one "
+                f"of {legal}; let the policy read (group, 'action_mask')."
+            )
+        return choices[player]
+
+    def _give(self) -> dict[str, Any]:
+        over = torch.tensor([[self._state.is_terminal()]], device=self.device)
+        false = torch.zeros_like(over)
+        given: dict[str, Any] = {"done": over, "terminated": over.clone(), "truncated": false}
+        for name, names in self.group_map.items():
+            players = [self._places[agent] for agent in names]
+            legal = torch.zeros(1, len(names), self._game.num_distinct_actions(), dtype=torch.bool)
+            for i, player in enumerate(players):
+                legal[0, i, self._options(player)] = True
+            ended = over.unsqueeze(1).expand(1, len(names), 1)
+            given[name] = {
+                "observation": self._tensor([self._seen(player) for player in players])[None],
+                "action_mask": legal.to(self.device),
+                "mask": legal.any(-1).to(self.device),
+                "done": ended.clone(),
+                "terminated": ended.clone(),
+                "truncated": torch.zeros_like(ended),
+            }
+        return given
+
+    def _options(self, player: int) -> list[int]:
+        """The player's legal actions; none where others move, or the game is over."""
+        state = self._state
+        turn = state.is_simultaneous_node() or state.current_player() == player
+        return state.legal_actions(player) if turn and not state.is_terminal() else []
+
+    def _seen(self, player: int) -> list[float]:
+        if self._observes:
+            return self._state.observation_tensor(player)
+        return self._state.information_state_tensor(player)
+
+    def _tensor(self, values: Any) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self.device)

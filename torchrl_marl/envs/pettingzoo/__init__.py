@@ -1,0 +1,10 @@
+"""PettingZoo worlds, parallel and turn by turn."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.envs.pettingzoo.env import PettingZooEnv
+
+__getattr__, __dir__, __all__ = attach(__name__, {"env": ["PettingZooEnv"]})

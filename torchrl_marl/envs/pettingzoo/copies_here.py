@@ -1,0 +1,120 @@
+"""Copies of a world, in the process that plays them. Imports no torch, to start fast."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from torchrl_marl.envs.pettingzoo.failures import Failure
+from torchrl_marl.envs.pettingzoo.rows import Rows, row_of
+
+__all__ = ["Copies", "WorldCopy"]
+
+
+class WorldCopy(Protocol):
+    """One copy of a world; it is made in the process in which it runs."""
+
+    def begin(self, row: Rows, seed: int | None) -> None:
+        """Starts an episode and writes the row; with None the world's generator goes on."""
+
+    def play(self, row: Rows) -> None:
+        """Reads the actions, makes a step and writes it; begins the next episode after an end."""
+
+    def save(self) -> bytes:
+        """The copy's whole state."""
+
+    def load(self, state: bytes) -> None:
+        """Goes on from a saved state."""
+
+    def close(self) -> None:
+        """Frees what the world holds."""
+
+
+class Copies:
+    """Some copies of a world, one after the other.
+
+    A copy that raises stops none of the others: what was raised is told when all had their turn.
+
+    Args:
+        make (callable): makes a copy.
+        rows (dict): the arrays of all copies, also of those elsewhere.
+        numbers (sequence of int): which copies these are.
+        current (numpy.ndarray): ``[1]``; the number of the copy whose turn it is is kept there.
+        worker (int, optional): the process's number, if it is not the one of all.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], WorldCopy],
+        rows: Rows,
+        numbers: Sequence[int],
+        current: np.ndarray,
+        worker: int | None = None,
+    ) -> None:
+        self._maker = make
+        self._rows = {i: row_of(rows, i) for i in numbers}
+        self._current, self._worker = current, worker
+        self._copies: dict[int, WorldCopy] = {}
+        self._turns: list[tuple[int, WorldCopy, Rows]] = []
+
+    def play(self) -> list[Failure]:
+        """A step of each."""
+        failures, current = [], self._current
+        for i, copy, row in self._turns:
+            current[0] = i
+            try:
+                copy.play(row)
+            except Exception as error:
+                failures.append(Failure.of(i, self._worker, error))
+        return failures
+
+    def call(
+        self, method: str, arguments: Mapping[int, tuple]
+    ) -> tuple[dict[int, Any], list[Failure]]:
+        """``make``, ``begin``, ``renew`` (both), ``save`` or ``load`` of some copies.
+
+        Args:
+            method (str): which.
+            arguments (mapping): copy -> its arguments.
+
+        Returns:
+            dict and list: copy -> what was given, and what was raised.
+        """
+        given: dict[int, Any] = {}
+        failures = []
+        for i, words in arguments.items():
+            self._current[0] = i
+            try:
+                given[i] = getattr(self, f"_{method}")(i, *words)
+            except Exception as error:
+                failures.append(Failure.of(i, self._worker, error))
+        self._turns = [(i, copy, self._rows[i]) for i, copy in sorted(self._copies.items())]
+        return given, failures
+
+    def close(self) -> None:
+        """Closes all; worlds that fail at it have nothing to say any more."""
+        for copy in self._copies.values():
+            with contextlib.suppress(Exception):
+                copy.close()
+        self._copies, self._turns = {}, []
+
+    def _make(self, i: int) -> None:
+        self._copies[i] = self._maker()
+
+    def _begin(self, i: int, seed: int | None) -> None:
+        self._copies[i].begin(self._rows[i], seed)
+
+    def _renew(self, i: int, seed: int | None) -> None:
+        with contextlib.suppress(Exception):
+            self._copies.pop(i).close()
+        self._make(i)
+        self._begin(i, seed)
+
+    def _save(self, i: int) -> bytes:
+        return self._copies[i].save()
+
+    def _load(self, i: int, state: bytes) -> None:
+        self._copies[i].load(state)

@@ -1,0 +1,255 @@
+"""PettingZoo worlds as TorchRL environments: many copies, in this process or in a few others.
+
+Shapes: E copies, N agents of a group, S state features.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torchrl.data import Composite, Unbounded
+from torchrl.envs.utils import MarlGroupMapType
+
+from torchrl_marl.envs.auto_reset import AutoResetEnv
+from torchrl_marl.envs.pettingzoo.block import RowTensors
+from torchrl_marl.envs.pettingzoo.declaring import declared, row_fields, seats_of
+from torchrl_marl.envs.pettingzoo.one_copy import CopyPlan
+from torchrl_marl.envs.pettingzoo.parallel import ParallelCopy
+from torchrl_marl.envs.pettingzoo.probing import info_keys, probe
+from torchrl_marl.envs.pettingzoo.rows import RowLayout
+from torchrl_marl.envs.pettingzoo.seats import grouped
+from torchrl_marl.envs.pettingzoo.turns import TurnCopy
+from torchrl_marl.envs.pettingzoo.workers import Workers
+from torchrl_marl.envs.pettingzoo.worlds import Backend, maker_of
+from torchrl_marl.envs.life_cycle import where_fresh
+from torchrl_marl.envs.simulator import SimulatorStateError
+from torchrl_marl.errors import ConfigError, UserError, WorkerError
+
+__all__ = ["PettingZooEnv"]
+
+
+class PettingZooEnv(AutoResetEnv):
+    """Copies of a PettingZoo world, parallel or AEC, with the life cycle of a team.
+
+    Agents that died or wait have ``mask`` False and their actions never reach the world; an
+    agent's end ends no episode. In an AEC world a step is one agent's move. An agent that acts
+    at its own pace, in a parallel world that gives observations to those who act next only,
+    keeps its last observation while it waits.
+
+    Args:
+        world (str, module, callable or world): a name, such as ``"mpe2/simple_spread_v3"``,
+            ``"sisl/pursuit-v5"``, ``"classic/connect_four_v3"``, ``"magent2/battle_v4"`` or
+            ``"gymnasium_robotics/Ant"``; what makes a world of one's own; or such a world.
+
+    Keyword Args:
+        num_envs (int): number E of copies.
+        workers (int): processes in which they run; 0: in this one.
+        worker_timeout (float): seconds after which a worker that does not answer is an error.
+        restart_workers (bool): start a worker that died or hangs anew, and count it.
+        max_steps (int, optional): time limit of an episode, besides the world's own.
+        seed (int, optional): drawn from torch's global generator if None.
+        device (torch.device): where tensors go; the worlds stay on the CPU.
+        state ("observations" or "world", optional): what a central critic sees: all agents'
+            observations side by side, zeros of those who are gone, or the world's ``state()``.
+        info (bool or sequence of str): write ``(group, "info", key)``, of all numbers that the
+            world tells or of these; 0 in steps in which it does not.
+        group_map (MarlGroupMapType or dict, optional): group -> ids of its agents; by their
+            ids' prefix if None.
+        continuous_actions (bool, optional): kind of actions, where the world has both.
+        categorical_actions (bool): discrete actions as an index, otherwise one-hot.
+        backend ("auto", "parallel" or "aec"): form of a world by name; auto: parallel if any.
+        **kwargs: arguments of the world.
+
+    Shapes:
+        - ``(group, "observation")``: ``[E, N, *]``; ``(group, "mask")``: ``[E, N]``
+        - ``("next", group, "reward")``, ``(group, "done")``, ...: ``[E, N, 1]``
+        - ``done``, ``terminated``, ``truncated``: ``[E, 1]``; ``"state"``: ``[E, S]``
+
+    Raises:
+        ConfigError: an unknown world or argument, an agent without a group.
+        MissingExtraError: a package is not installed.
+        SpecError: spaces that no tensor holds, or that change.
+        NonFiniteError: a NaN from the world.
+        WorkerError: a worker died or hangs.
+
+    Reference: Terry et al., 2021, https://arxiv.org/abs/2009.14471.
+
+    Examples:
+        >>> env = PettingZooEnv("mpe2/simple_speaker_listener_v4", num_envs=2, seed=0)
+        >>> env.rollout(5)["next", "listener", "reward"].shape
+        torch.Size([2, 5, 1, 1])
+    """
+
+    def __init__(
+        self,
+        world: Any,
+        *,
+        num_envs: int = 1,
+        workers: int = 0,
+        worker_timeout: float = 60.0,
+        restart_workers: bool = False,
+        max_steps: int | None = None,
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+        state: Literal["observations", "world"] | None = None,
+        info: bool | Sequence[str] = False,
+        group_map: MarlGroupMapType | Mapping[str, Sequence[str]] | None = None,
+        continuous_actions: bool | None = None,
+        categorical_actions: bool = True,
+        backend: Backend = "auto",
+        **kwargs: Any,
+    ) -> None:
+        _check(num_envs, max_steps, state)
+        make = maker_of(world, backend, kwargs, continuous_actions, num_envs)
+        first = make()
+        facts = probe(make.name, first, info is True, state == "world")
+        if first is not world:
+            first.close()
+        if isinstance(group_map, MarlGroupMapType):
+            group_map = group_map.get_group_map([str(own.agent) for own in facts.agents])
+        groups = grouped([own.agent for own in facts.agents], group_map)
+        spaces = {own.agent: own for own in facts.agents}
+        seated = {group: [spaces[agent] for agent in ids] for group, ids in groups.items()}
+        features = facts.n_state if state == "world" else state
+        declaration = declared(make.name, num_envs, seated, not categorical_actions, features)
+        keys = info_keys(facts, groups, info)
+        seats = tuple(seats_of(declaration, seated))
+        super().__init__(declaration, device=device, info=_info_specs(keys, groups))
+        plan = CopyPlan(make.name, seats, max_steps, keys, state == "world")
+        copy = TurnCopy if facts.turns else ParallelCopy
+        self._workers = Workers(
+            functools.partial(copy, make, plan),
+            RowLayout(row_fields(declaration, keys, state)),
+            num_envs,
+            workers,
+            timeout=worker_timeout,
+            restart=restart_workers,
+            name=make.name,
+        )
+        self._rows = RowTensors(declaration, self._workers.rows, state, keys, self.device)
+        self._set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
+
+    # ------------------------------------------------------------------------ reset and step
+
+    def _start(self, fresh: Tensor | None) -> dict[str, Any]:
+        which = np.ones(self.num_envs, bool) if fresh is None else fresh.cpu().numpy()
+        seeds = [seed if begins else None for seed, begins in zip(self._seeds, which)]
+        self._seeds = [None if begins else seed for seed, begins in zip(self._seeds, which)]
+        self._workers.begin(which, seeds)
+        self._rows.check("begun")
+        return self._rows.read("begun")
+
+    def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+        before = self._begun
+        self._rows.write_actions(actions)
+        anew = self._workers.play()
+        if anew is not None:
+            return self._cut_off(anew, before)
+        self._rows.check("after")
+        after = self._rows.read("after")
+        if not self._rows.ended.any():
+            return after, self._rows.without_rewards(after)
+        self._rows.check("begun")
+        return after, self._rows.read("begun")
+
+    def _cut_off(
+        self, anew: np.ndarray, before: dict[str, Any] | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A step in which copies were begun anew: their episodes are cut off where they were."""
+        after, begun = self._rows.read("after"), self._rows.read("begun")
+        last = self._rows.cut_off(begun if before is None else before)
+        return where_fresh(torch.from_numpy(anew).to(self.device), last, after), begun
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Closes the worlds and ends the workers."""
+        self._workers.close()
+        super().close(raise_if_closed=raise_if_closed)
+
+    @property
+    def restarts(self) -> int:
+        """How many copies and workers were started anew."""
+        return self._workers.restarts
+
+    # ------------------------------------------------------------------ random state, snapshot
+
+    def _set_seed(self, seed: int | None) -> None:
+        children = np.random.SeedSequence(seed).spawn(self.num_envs)
+        self._seeds: list[int | None] = [int(s.generate_state(1)[0]) >> 1 for s in children]
+
+    def snapshot(self) -> TensorDict:
+        """The state of all worlds, to be given to :meth:`restore`.
+
+        Raises:
+            SimulatorStateError: a world that cannot be pickled.
+        """
+        try:
+            worlds = self._workers.save()
+        except WorkerError:
+            raise
+        except UserError as error:
+            raise SimulatorStateError(str(error)) from error
+        seeds = [-1 if seed is None else seed for seed in self._seeds]
+        ended = np.zeros(self.num_envs, bool) if self._ended is None else self._ended.cpu().numpy()
+        saved = {
+            "of": f"{self._declaration.owner} x {self.num_envs}",
+            "worlds": {str(i): _as_tensor(world) for i, world in enumerate(worlds)},
+            "rows": {name: torch.from_numpy(x).clone() for name, x in self._rows.rows.items()},
+            "seeds": torch.tensor(seeds),
+            "ended": torch.from_numpy(ended).clone(),
+        }
+        return TensorDict(saved)
+
+    def restore(self, snapshot: TensorDict) -> None:
+        """Goes on from a snapshot of an environment that was built with the same arguments.
+
+        Raises:
+            SimulatorStateError: a snapshot of another world or number of copies.
+        """
+        own = f"{self._declaration.owner} x {self.num_envs}"
+        if snapshot["of"] != own:
+            raise SimulatorStateError(
+                f"a snapshot of {snapshot['of']} does not fit {own}; "
+                "restore it into an environment that was built with the same arguments."
+            )
+        worlds = snapshot["worlds"]
+        self._workers.load([_as_bytes(worlds[str(i)]) for i in range(self.num_envs)])
+        for name, rows in self._rows.rows.items():
+            rows[...] = snapshot["rows"][name].cpu().numpy()
+        self._seeds = [None if seed < 0 else seed for seed in snapshot["seeds"].tolist()]
+        self._begun = self._rows.read("begun")
+        self._ended = snapshot["ended"].to(self.device)
+
+
+def _as_tensor(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _as_bytes(data: Tensor) -> bytes:
+    return data.cpu().numpy().tobytes()
+
+
+def _check(num_envs: int, max_steps: int | None, state: Any) -> None:
+    if num_envs < 1:
+        raise ConfigError(f"PettingZooEnv: num_envs is {num_envs}, expected 1 or more.")
+    if max_steps is not None and max_steps < 1:
+        raise ConfigError(f"PettingZooEnv: max_steps is {max_steps}, expected 1 or more, or None.")
+    if state not in (None, "observations", "world"):
+        raise ConfigError(
+            f"PettingZooEnv: state is {state!r}, expected 'observations', 'world' or None."
+        )
+
+
+def _info_specs(
+    keys: Mapping[str, Sequence[str]], groups: Mapping[str, Sequence[Any]]
+) -> dict[str, Composite]:
+    return {
+        group: Composite({key: Unbounded((n,)) for key in own}, shape=(n,))
+        for group, own in keys.items()
+        for n in [len(groups[group])]
+    }

@@ -1,0 +1,67 @@
+"""What goes wrong in a copy of a world, or in its process, in words. Imports no torch."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+
+from torchrl_marl import errors
+from torchrl_marl.errors import UserError, WorkerError
+
+__all__ = ["Failure"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a copy raised, or how its worker was lost; it travels between processes.
+
+    Args:
+        copy (int): the copy's number.
+        worker (int, optional): the number of its process, if it is not this one.
+        message (str): what happened.
+        traceback (str): where, as far as that is known.
+        known (str, optional): the class of ``torchrl_marl.errors`` that was raised, if it is one.
+        lost (bool): the worker died or does not answer.
+    """
+
+    copy: int
+    worker: int | None
+    message: str
+    traceback: str
+    known: str | None = None
+    lost: bool = False
+
+    @classmethod
+    def of(cls, copy: int, worker: int | None, error: Exception) -> Failure:
+        """What an error says."""
+        ours = (c.__name__ for c in type(error).__mro__ if c.__module__ == errors.__name__)
+        known, message = next(ours, None), str(error)
+        if known is None:
+            message = f"raised {type(error).__name__}" + (f": {message}" if message else "")
+        text = "".join(traceback.format_exception(error))
+        return cls(copy, worker, message, text, known)
+
+    @property
+    def mendable(self) -> bool:
+        """Whether a copy made anew may do better: not after a wrong setting or space."""
+        return self.known in (None, "NonFiniteError")
+
+    def words(self, world: str) -> str:
+        """What happened, to whom."""
+        if self.lost:
+            return f"Worker {self.worker} of {world} {self.message} (in copy {self.copy})"
+        where = "" if self.worker is None else f" (worker {self.worker})"
+        return f"Copy {self.copy} of {world}{where}{':' if self.known else ''} {self.message}"
+
+    def error(self, world: str) -> UserError:
+        """What to raise."""
+        words = self.words(world)
+        if self.known:
+            kind = getattr(errors, self.known)
+            error = kind.__new__(kind, words)  # whatever its __init__ asks for
+        else:
+            anew = "starts it" if self.lost else "makes it"
+            error = WorkerError(f"{words}; restart_workers=True {anew} anew instead of stopping.")
+        if self.traceback:
+            error.add_note(f"There:\n{self.traceback}")
+        return error

@@ -1,0 +1,319 @@
+"""One copy of a PettingZoo world, which reads and writes rows: the life cycle of its agents.
+
+Shapes: N agents of a group, M agents of a kind.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
+from torchrl_marl.envs.pettingzoo.pickling import pickled, unpickled
+from torchrl_marl.envs.pettingzoo.seats import Seat, spaces_of
+from torchrl_marl.envs.pettingzoo.views import PartViews, Row, action_readers, number, write
+from torchrl_marl.errors import ConfigError, SpecError, UserError
+
+__all__ = ["CopyPlan", "OneCopy"]
+
+# An episode longer than this, of a world of which no limit is known, is taken for a mistake.
+ENDLESS = 10_000
+_LIMITS = ("max_cycles", "max_steps", "max_num_steps", "_max_episode_steps", "max_episode_steps")
+
+Given = tuple[dict, dict, dict, dict, dict]
+
+
+@dataclass(frozen=True)
+class CopyPlan:
+    """What all copies of a world have in common; goes to other processes.
+
+    Args:
+        name (str): the world's, in messages.
+        seats (sequence of Seat): of all agents.
+        max_steps (int, optional): time limit of an episode.
+        infos (mapping): group -> keys of its infos.
+        state (bool): the world's own state is written.
+    """
+
+    name: str
+    seats: Sequence[Seat]
+    max_steps: int | None
+    infos: Mapping[str, Sequence[str]]
+    state: bool
+
+
+@dataclass
+class Life:
+    """Who came, acts and ended in the running episode, agent by agent."""
+
+    came: list[bool]
+    acts: list[bool]
+    terminated: list[bool]
+    truncated: list[bool]
+    left: list[bool]
+    """Ended in an earlier step."""
+
+    @classmethod
+    def of(cls, n: int) -> Life:
+        """Before an episode."""
+        return cls(*([False] * n for _ in range(5)))
+
+
+class OneCopy(ABC):
+    """One copy of a world: begins episodes and plays steps, reading and writing a row.
+
+    Args:
+        make (callable): gives the world.
+        plan (CopyPlan): of all copies.
+    """
+
+    def __init__(self, make: Callable[[], Any], plan: CopyPlan) -> None:
+        self.world = make()
+        self.plan, self.seats = plan, plan.seats
+        self.agents = [seat.spaces.agent for seat in plan.seats]
+        self.life = Life.of(len(self.agents))
+        self.steps = 0
+        self._random = OwnRandom(0)
+        self._limit = seen_limit(self.world)
+        self._spaces: dict[Any, tuple[Any, Any]] = {}
+        self._row: Row | None = None
+
+    # --------------------------------------------------------------------- what worlds differ in
+
+    @abstractmethod
+    def _reset(self, seed: int | None) -> tuple[dict, dict]:
+        """Begins an episode of the world: observations and infos."""
+
+    @abstractmethod
+    def _move(self) -> Given:
+        """Makes a step: observations, rewards, terminations, truncations, infos."""
+
+    @abstractmethod
+    def _acting(self, seen: Mapping[Any, Any]) -> Collection[Any]:
+        """Who acts next, of those who live."""
+
+    # ------------------------------------------------------------------------------ life cycle
+
+    def begin(self, row: Row, seed: int | None) -> None:
+        """Begins an episode and writes what its first step goes on from."""
+        self._bind(row)
+        if seed is not None:
+            self._random.seed(seed)
+        with self._random.active(look=True):
+            self._begin(seed)
+
+    def play(self, row: Row) -> None:
+        """Makes a step and writes what it led to; begins the next episode where one ended."""
+        self._bind(row)
+        with self._random.active():
+            if self.steps == 0:
+                for after, begun in self._carried:
+                    np.copyto(after, begun)
+            given = self._move()
+            self.steps += 1
+            over = self._write_step(*given)
+        if over:
+            with self._random.active(look=True):
+                self._begin(None)
+        else:
+            for after, begun in self._carried:
+                np.copyto(begun, after)
+
+    def _begin(self, seed: int | None) -> None:
+        seen, infos = self._reset(seed)
+        self.steps, self.life = 0, Life.of(len(self.agents))
+        self._check_spaces(infos)
+        for view in self._begun.fields.values():
+            view[...] = 0
+        self._advance({}, {})
+        self._choose(seen)
+        self._write(self._begun, seen, infos)
+        self._write_flags(self._begun)
+
+    def _write_step(
+        self, seen: dict, earned: dict, terminated: dict, truncated: dict, infos: dict
+    ) -> bool:
+        """Writes what a step led to; whether the episode is over."""
+        changed, alive = self._advance(terminated, truncated)
+        over = not alive or self.steps == self.plan.max_steps
+        changed = self._choose(seen) or changed
+        after = self._after
+        self._write(after, seen, infos)
+        for agent, place in zip(self.agents, after.rewards):
+            place[0] = earned.get(agent, 0.0)
+        if over:
+            self._close(after)
+        elif changed:
+            self._write_flags(after)
+        else:
+            self._refuse_endless()
+        self._row["ended"][0] = over  # type: ignore[index]
+        return over
+
+    def _advance(self, terminated: Mapping, truncated: Mapping) -> tuple[bool, bool]:
+        """Who came and who ended in this step: whether anything changed, whether anyone lives."""
+        life, present = self.life, self.world.agents
+        changed = alive = False
+        for i, agent in enumerate(self.agents):
+            if life.terminated[i] or life.truncated[i]:
+                life.left[i] = True
+                continue
+            here = agent in present
+            dead, cut = terminated.get(agent, False), truncated.get(agent, False)
+            if not life.came[i]:
+                if not (here or dead or cut):
+                    continue
+                life.came[i] = changed = True
+            if dead and cut:
+                dead = self._limit is None or self.steps < self._limit
+            if dead or cut or not here:
+                life.truncated[i] = bool(cut and not dead)
+                life.terminated[i] = not life.truncated[i]
+                changed = True
+            else:
+                alive = True
+        return changed, alive
+
+    def _choose(self, seen: Mapping) -> bool:
+        """Who acts in the next step; whether that changed."""
+        life, acting = self.life, self._acting(seen)
+        acts = [
+            came and not (dead or cut) and agent in acting
+            for agent, came, dead, cut in zip(
+                self.agents, life.came, life.terminated, life.truncated
+            )
+        ]
+        changed, life.acts = acts != life.acts, acts
+        return changed
+
+    def _close(self, view: PartViews) -> None:
+        """Everybody's end at the end of an episode."""
+        life = self.life
+        lived = [not left and came for left, came in zip(life.left, life.came)]
+        ended = all(dead for dead, came in zip(life.terminated, life.came) if came)
+        for i, done in enumerate(map(any, zip(life.terminated, life.truncated))):
+            if not done:
+                (life.terminated if ended else life.truncated)[i] = True
+        # Who is cut off is bootstrapped from, also who waited.
+        life.acts = [alive and not dead for alive, dead in zip(lived, life.terminated)]
+        self._write_flags(view)
+        view.root[:, 0] = True, ended, not ended
+
+    # ----------------------------------------------------------------------------------- rows
+
+    def _bind(self, row: Row) -> None:
+        if row is self._row:
+            return
+        self._row = row
+        self._after = PartViews(row, "after", self.seats)
+        self._begun = PartViews(row, "begun", self.seats)
+        self._carried = [(self._after.fields[key], x) for key, x in self._begun.fields.items()]
+        self._actions = action_readers(row, self.seats)
+        self._groups = {
+            group: [i for i, seat in enumerate(self.seats) if seat.group == group]
+            for group in self._after.masks
+        }
+
+    def _write(self, view: PartViews, seen: Mapping, infos: Mapping) -> None:
+        """What the agents see and are told."""
+        life = self.life
+        for i, agent in enumerate(self.agents):
+            if life.left[i]:
+                view.see_nothing(i)
+            elif (observation := seen.get(agent)) is not None:
+                spaces = self.seats[i].spaces
+                view.see(i, agent, observation["observation"] if spaces.wrapped else observation)
+            if view.action_masks[i] is not None:
+                self._write_action_mask(view, i, seen, infos)
+        for group, keys in self.plan.infos.items():
+            for key in keys:
+                told = [number(infos.get(self.agents[i]), key) for i in self._groups[group]]
+                view.infos[group][key][:] = told
+        if self.plan.state:
+            write(view.state, np.ravel(self.world.state()), "the world's state")
+
+    def _write_action_mask(self, view: PartViews, i: int, seen: Mapping, infos: Mapping) -> None:
+        agent, legal = self.agents[i], None
+        if self.life.acts[i]:
+            where = seen if self.seats[i].spaces.masked == "observation" else infos
+            legal = (where.get(agent) or {}).get("action_mask")
+        if legal is None or not np.any(legal):
+            view.action_masks[i][...] = True  # anything will do for those who act not
+        else:
+            write(view.action_masks[i], legal, f"the action mask of agent {agent!r}")
+
+    def _write_flags(self, view: PartViews) -> None:
+        life = self.life
+        for group, places in self._groups.items():
+            dead = [life.terminated[i] for i in places]
+            cut = [life.truncated[i] for i in places]
+            view.flags[group][..., 0] = [a or b for a, b in zip(dead, cut)], dead, cut
+            view.masks[group][:] = [life.acts[i] for i in places]
+
+    # ---------------------------------------------------------------------------------- checks
+
+    def _check_spaces(self, infos: Mapping) -> None:
+        """Refuses spaces that are not those of the first episode."""
+        for seat in self.seats:
+            declared = seat.spaces
+            agent = declared.agent
+            objects = self.world.observation_space(agent), self.world.action_space(agent)
+            known = self._spaces.get(agent)
+            if known is not None and all(a is b for a, b in zip(known, objects)):
+                continue
+            found = spaces_of(self.world, agent, infos)
+            if (found.observation, found.action) != (declared.observation, declared.action):
+                raise SpecError(
+                    f"{self.plan.name}: the spaces of agent {agent!r} are {found.observation} and "
+                    f"{found.action} in a new episode, expected {declared.observation} and "
+                    f"{declared.action} as in the first; pad the world's spaces to one size."
+                )
+            self._spaces[agent] = objects
+
+    def _refuse_endless(self) -> None:
+        if self.steps < ENDLESS or self.plan.max_steps is not None:
+            return
+        if self._limit is None or self.steps > self._limit * len(self.agents):
+            raise ConfigError(
+                f"{self.plan.name}: an episode did not end in {self.steps} steps; set max_steps, "
+                "a time limit, for a world that never ends."
+            )
+
+    # -------------------------------------------------------------------------- save and close
+
+    def save(self) -> bytes:
+        """The whole state of the copy.
+
+        Raises:
+            UserError: the world cannot be pickled.
+        """
+        try:
+            return pickled((self.world, self._random, self.steps, self.life))
+        except Exception as error:
+            raise UserError(
+                f"{self.plan.name} cannot be pickled ({type(error).__name__}: {error}); "
+                "its episodes start anew."
+            ) from error
+
+    def load(self, state: bytes) -> None:
+        """Goes on from a saved state."""
+        self.world, self._random, self.steps, self.life = unpickled(state)
+        self._spaces = {}
+
+    def close(self) -> None:
+        """Closes the world."""
+        self.world.close()
+
+
+def seen_limit(world: Any) -> int | None:
+    """The time limit that a world shows, in rounds of all its agents."""
+    inner = getattr(world, "unwrapped", world)
+    for name in _LIMITS:
+        limit = getattr(inner, name, None)
+        if isinstance(limit, int) and limit > 0:
+            return limit
+    return None

@@ -1,0 +1,86 @@
+"""Worlds as bytes, with all of their state."""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+import zlib
+from typing import Any
+
+import cloudpickle
+
+__all__ = ["pickled", "unpickled"]
+
+
+def pickled(value: Any) -> bytes:
+    """A value as bytes.
+
+    Beyond what ``cloudpickle`` does: the state of worlds that pickle only the arguments they were
+    made with, and the images, fonts and clocks of pygame, with which worlds draw.
+    """
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
+
+
+def unpickled(data: bytes) -> Any:
+    """The inverse of :func:`pickled`."""
+    return pickle.loads(data)
+
+
+class _Pickler(cloudpickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        # Gymnasium's EzPickle would make a new world of the same arguments.
+        if "_ezpickle_args" in getattr(obj, "__dict__", ()):
+            return copyreg.__newobj__, (kind,), vars(obj), None, None, _set_state  # type: ignore[attr-defined]
+        if kind.__module__.startswith("pygame"):
+            reduce = _PYGAME.get(kind.__name__)
+            if reduce is not None:
+                return reduce(obj)
+        return super().reducer_override(obj)
+
+
+def _set_state(obj: Any, state: dict[str, Any]) -> None:
+    vars(obj).update(state)
+
+
+def _of_surface(surface: Any) -> tuple:
+    if surface.get_parent() is not None:
+        raise TypeError("a part of a pygame surface cannot be pickled")
+    shape = surface.get_size(), surface.get_flags(), surface.get_bitsize(), surface.get_masks()
+    pixels = zlib.compress(bytes(surface.get_buffer().raw), 1)
+    return _surface, (*shape, surface.get_colorkey(), surface.get_alpha(), pixels)
+
+
+def _surface(
+    size: tuple, flags: int, depth: int, masks: tuple, key: Any, alpha: Any, pixels: bytes
+) -> Any:
+    import pygame
+
+    surface = pygame.Surface(size, flags & pygame.SRCALPHA, depth, masks)
+    surface.get_buffer().write(zlib.decompress(pixels))
+    surface.set_colorkey(key)
+    surface.set_alpha(alpha)
+    return surface
+
+
+def _of_clock(clock: Any) -> tuple:
+    return type(clock), ()
+
+
+def _of_font(font: Any) -> tuple:
+    if not hasattr(font, "path"):
+        raise TypeError("a pygame font without its file's path cannot be pickled")
+    return _font, (font.path, font.size)
+
+
+def _font(path: Any, size: Any) -> Any:
+    import pygame.freetype
+
+    pygame.freetype.init()
+    return pygame.freetype.Font(path, size)
+
+
+_PYGAME = {"Surface": _of_surface, "Clock": _of_clock, "Font": _of_font}

@@ -1,0 +1,130 @@
+"""What a PettingZoo world is, found out with one copy of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
+from torchrl_marl.envs.pettingzoo.seats import AgentSpaces, spaces_of
+from torchrl_marl.envs.pettingzoo.worlds import has_turns
+from torchrl_marl.errors import ConfigError
+
+__all__ = ["WorldFacts", "probe"]
+
+_PROBE_STEPS = 16
+
+
+@dataclass(frozen=True)
+class WorldFacts:
+    """What a world is.
+
+    Args:
+        turns (bool): agents move one after another.
+        agents (list of AgentSpaces): all that may appear.
+        infos (dict): agent -> keys of the numbers that it is told, sorted.
+        n_state (int): features S of the world's own state, 0 if it was not asked for.
+    """
+
+    turns: bool
+    agents: list[AgentSpaces]
+    infos: dict[Any, list[str]]
+    n_state: int
+
+
+def probe(name: str, world: Any, infos: bool, state: bool) -> WorldFacts:
+    """Looks at a world: a reset, and a few random steps where its infos are asked for.
+
+    Args:
+        name (str): of the world, in messages.
+        world: the world.
+        infos (bool): find the keys of its infos.
+        state (bool): find the size of its state.
+
+    Raises:
+        ConfigError: what is no PettingZoo world, or a state that it does not have.
+    """
+    missing = [key for key in ("reset", "step", "observation_space") if not hasattr(world, key)]
+    if missing:
+        raise ConfigError(
+            f"{name} is a {type(world).__name__} without {', '.join(missing)}, expected a "
+            "PettingZoo world, parallel or AEC."
+        )
+    turns = has_turns(world)
+    with OwnRandom(0).active(look=True):
+        begun = world.reset(seed=0)
+        told = world.infos if turns else begun[1]
+        agents = list(getattr(world, "possible_agents", None) or world.agents)
+        spaces = [spaces_of(world, agent, told) for agent in agents]
+        n_state = _state_size(name, world) if state else 0
+        keys: dict[Any, set[str]] = {agent: set() for agent in agents}
+        for now in _told(world, told, turns) if infos else ():
+            for agent in agents:
+                keys[agent] |= {key for key, x in (now.get(agent) or {}).items() if _numeric(x)}
+    return WorldFacts(turns, spaces, {agent: sorted(own) for agent, own in keys.items()}, n_state)
+
+
+def _state_size(name: str, world: Any) -> int:
+    try:
+        return int(np.size(world.state()))
+    except (AttributeError, NotImplementedError) as error:
+        raise ConfigError(
+            f"{name} has no state() of its own ({error}); state='observations' puts all agents' "
+            "observations side by side instead."
+        ) from error
+
+
+def _told(world: Any, told: Mapping[Any, Any], turns: bool) -> Iterator[Mapping[Any, Any]]:
+    """Infos of a reset and of a few random steps."""
+    yield told
+    seen: Any = {}
+    for _ in range(_PROBE_STEPS):
+        if not world.agents:
+            return
+        if turns:
+            seen, _, dead, cut, own = world.last()
+            agent = world.agent_selection
+            world.step(None if dead or cut else _drawn(world, agent, seen, own))
+            told = world.infos
+        else:
+            drawn = {a: _drawn(world, a, seen.get(a), told.get(a)) for a in world.agents}
+            seen, _, _, _, told = world.step(drawn)
+        yield told
+
+
+def _drawn(world: Any, agent: Any, seen: Any, told: Any) -> Any:
+    space = copy.deepcopy(world.action_space(agent))
+    for source in (seen, told):
+        if isinstance(source, Mapping) and "action_mask" in source:
+            legal = np.asarray(source["action_mask"], np.int8)
+            return space.sample(legal) if legal.any() else space.sample()
+    return space.sample()
+
+
+def _numeric(value: Any) -> bool:
+    if isinstance(value, (bool, int, float, np.number, np.bool_)):
+        return True
+    return isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf"
+
+
+def info_keys(
+    facts: WorldFacts, groups: Mapping[str, Iterable[Any]], asked: bool | Iterable[str]
+) -> dict[str, list[str]]:
+    """Group -> the keys of its infos that are written.
+
+    Args:
+        facts (WorldFacts): of the world.
+        groups (mapping): group -> ids of its agents.
+        asked (bool or iterable of str): all, none, or these keys.
+    """
+    if not isinstance(asked, bool):
+        return {group: list(asked) for group in groups}
+    found = {
+        group: sorted({key for agent in agents for key in facts.infos[agent]})
+        for group, agents in groups.items()
+    }
+    return {group: keys for group, keys in found.items() if keys and asked}

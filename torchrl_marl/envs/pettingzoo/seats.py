@@ -1,0 +1,148 @@
+"""Where each agent of a PettingZoo world finds and leaves its data.
+
+Shapes: N agents of a group, M agents of a kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+from torchrl_marl.errors import ConfigError, nearest
+
+__all__ = ["AgentSpaces", "Leaf", "Seat", "field_of", "grouped", "spaces_of"]
+
+@dataclass(frozen=True)
+class AgentSpaces:
+    """What one agent sees and does, as the world declares it.
+
+    Args:
+        agent: its id.
+        observation (gymnasium.Space): without the action mask.
+        action (gymnasium.Space): of its actions.
+        masked (str, optional): where its action mask is: ``"observation"`` or ``"info"``.
+        wrapped (bool): the observation is found under ``"observation"``.
+    """
+
+    agent: Any
+    observation: Any
+    action: Any
+    masked: str | None
+    wrapped: bool
+
+    def alike(self, other: AgentSpaces) -> bool:
+        """Whether both see and do the same kind of things."""
+        own = (self.observation, self.action, self.masked)
+        return own == (other.observation, other.action, other.masked)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A part of an agent's observation: where it is in the dict, its field, shape and dtype."""
+
+    path: tuple[str, ...]
+    field: str
+    shape: tuple[int, ...]
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One agent's places in the rows.
+
+    Args:
+        spaces (AgentSpaces): of the agent.
+        group (str): its group.
+        index (int): its place in the group.
+        place (int): its place in the fields of what it sees and does: of its kind where kinds
+            differ in shape, else of the group.
+        leaves (tuple of Leaf): of its observation.
+        action (str): field of its actions.
+        action_mask (str, optional): field of its action mask.
+        action_place, mask_place (int): its places in these.
+    """
+
+    spaces: AgentSpaces
+    group: str
+    index: int
+    place: int
+    leaves: tuple[Leaf, ...]
+    action: str
+    action_place: int
+    action_mask: str | None
+    mask_place: int
+
+
+def spaces_of(world: Any, agent: Any, infos: Mapping[Any, Any]) -> AgentSpaces:
+    """What an agent of a world sees and does.
+
+    Args:
+        world: the world.
+        agent: the agent's id.
+        infos (mapping): what the world told at an episode's begin.
+    """
+    observation, action = world.observation_space(agent), world.action_space(agent)
+    masked, wrapped = None, False
+    leaves = getattr(observation, "spaces", None)
+    if isinstance(leaves, Mapping) and "action_mask" in leaves:
+        masked = "observation"
+        rest = {key: leaf for key, leaf in leaves.items() if key != "action_mask"}
+        wrapped = list(rest) == ["observation"]
+        observation = rest["observation"] if wrapped else type(observation)(rest)
+    elif "action_mask" in (infos.get(agent) or {}):
+        masked = "info"
+    return AgentSpaces(agent, observation, action, masked, wrapped)
+
+
+def grouped(agents: Sequence[Any], group_map: Mapping[str, Sequence[str]] | None) -> dict[str, list[Any]]:
+    """Group -> ids of its agents.
+
+    Args:
+        agents (sequence): ids of all agents of a world.
+        group_map (mapping, optional): None groups ``bob_0`` and ``bob_1``
+            as ``bob``, and an id without a number alone.
+
+    Raises:
+        ConfigError: an agent without a group or in two, or an id that the world does not have.
+
+    Examples:
+        >>> grouped(["speaker_0", "rover_0", "rover_1"], None)
+        {'speaker': ['speaker_0'], 'rover': ['rover_0', 'rover_1']}
+    """
+    groups: dict[str, list[Any]] = {}
+    if not group_map:
+        for agent in agents:
+            prefix = re.sub(r"[_-]?\d+$", "", str(agent)) or "agents"
+            groups.setdefault(prefix, []).append(agent)
+        return groups
+    ids = {str(agent): agent for agent in agents}
+    seen: dict[str, str] = {}
+    for group, names in group_map.items():
+        for name in map(str, names):
+            if name not in ids:
+                raise ConfigError(
+                    f"group_map: {name!r} of group {group!r} is no agent of the world; "
+                    f"{nearest(name, ids)}it has {list(ids)}."
+                )
+            if name in seen:
+                raise ConfigError(
+                    f"group_map: {name!r} is in {seen[name]!r} and {group!r}, expected one group."
+                )
+            seen[name] = group
+            groups.setdefault(group, []).append(ids[name])
+    for name in ids.keys() - seen.keys():
+        raise ConfigError(
+            f"group_map: agent {name!r} has no group, expected one for each of {list(ids)}; "
+            "add it to a group."
+        )
+    return groups
+
+
+def field_of(group: str, kind: str, leaf: str) -> str:
+    """Name of a field: of all agents of a group, or of a kind."""
+    return f"{group}/{kind}/{leaf}"
+
+

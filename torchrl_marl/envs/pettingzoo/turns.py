@@ -1,0 +1,83 @@
+"""A copy of a world whose agents move one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torchrl_marl.envs.pettingzoo.one_copy import Given, OneCopy
+from torchrl_marl.errors import SpecError
+
+__all__ = ["TurnCopy"]
+
+
+class TurnCopy(OneCopy):
+    """A copy of an AEC world: a step is one agent's move.
+
+    An agent's rewards are those that the world adds up for it until its next turn, given in the
+    step in which each was earned.
+    """
+
+    def _reset(self, seed: int | None) -> tuple[dict, dict]:
+        self.world.reset(seed=seed)
+        seen: dict[Any, Any] = {}
+        self._see(seen, self.world.agents)
+        return seen, self.world.infos
+
+    def _move(self) -> Given:
+        world = self.world
+        mover = world.agent_selection
+        self._ledger()[mover] = 0  # worlds do so themselves, save some wrappers
+        known = dict(self._ledger())
+        world.step(self._actions[self.agents.index(mover)]())
+        seen, earned, terminated, truncated = {}, {}, {}, {}
+        infos = dict(world.infos)
+        for _ in range(2 * len(self.agents) + 1):
+            self._earn(known, earned)
+            ended = self._ends(terminated, truncated)
+            self._see(seen, ended)
+            if not world.agents or world.agent_selection not in ended:
+                break
+            world.step(None)
+        else:
+            raise SpecError(
+                f"{self.plan.name}: agent {world.agent_selection!r} ended and is selected again "
+                "after each step(None); the world has to take it out of its agents."
+            )
+        infos.update(world.infos)
+        self._see(seen, world.agents)
+        return seen, earned, terminated, truncated, infos
+
+    def _acting(self, seen: Mapping[Any, Any]) -> Collection[Any]:
+        return (self.world.agent_selection,) if self.world.agents else ()
+
+    def _ledger(self) -> dict:
+        """What the world still owes each agent."""
+        return self.world._cumulative_rewards
+
+    def _earn(self, known: dict, earned: dict) -> None:
+        """By how much the world's ledger grew."""
+        for agent, total in self._ledger().items():
+            earned[agent] = earned.get(agent, 0.0) + total - known.get(agent, 0)
+            known[agent] = total
+
+    def _ends(self, terminated: dict, truncated: dict) -> list[Any]:
+        """Notes who ended; gives those of them that the world still has."""
+        world = self.world
+        terminations, truncations = world.terminations, world.truncations
+        ended = []
+        for agent in world.agents:
+            terminated[agent] = dead = terminations.get(agent, False)
+            truncated[agent] = cut = truncations.get(agent, False)
+            if dead or cut:
+                ended.append(agent)
+        return ended
+
+    def _see(self, seen: dict, agents: Collection[Any]) -> None:
+        """What agents see, those who wait included, where the world tells it."""
+        for agent in agents:
+            try:
+                seen[agent] = self.world.observe(agent)
+            except Exception:
+                if agent == self.world.agent_selection:
+                    raise

@@ -1,0 +1,122 @@
+"""Arrays of one copy's row, by agent.
+
+Shapes: N agents of a group, M agents of a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from torchrl_marl.envs.pettingzoo.seats import Seat
+from torchrl_marl.errors import SpecError
+
+__all__ = ["PartViews", "Row", "action_readers"]
+
+Row = dict[str, np.ndarray]
+
+
+class PartViews:
+    """Where one part of a row, ``after`` or ``begun``, is written.
+
+    Args:
+        row (dict): of one copy.
+        part (str): the part.
+        seats (sequence of Seat): of all agents.
+    """
+
+    def __init__(self, row: Row, part: str, seats: Sequence[Seat]) -> None:
+        head = f"{part}/"
+        own = {key.removeprefix(head): x for key, x in row.items() if key.startswith(head)}
+        self.fields = own
+        self.root, self.state = own["root"], own.get("state")
+        self.flags = {seat.group: own[f"{seat.group}//flags"] for seat in seats}
+        self.masks = {seat.group: own[f"{seat.group}//mask"] for seat in seats}
+        self.leaves = [
+            [(leaf.path, leaf.start, own[leaf.field][seat.place]) for leaf in seat.leaves]
+            for seat in seats
+        ]
+        self.action_masks = [
+            None if seat.action_mask is None else own[seat.action_mask][seat.mask_place]
+            for seat in seats
+        ]
+        rewards = f"{{}}//reward"
+        self.rewards = [
+            own[rewards.format(seat.group)][seat.index] if part == "after" else None
+            for seat in seats
+        ]
+        self.infos = {
+            seat.group: {
+                key.removeprefix(f"{seat.group}//info/"): x
+                for key, x in own.items()
+                if key.startswith(f"{seat.group}//info/")
+            }
+            for seat in seats
+        }
+
+    def see(self, i: int, agent: Any, observation: Any) -> None:
+        """Writes what an agent sees.
+
+        Raises:
+            SpecError: not what its space says.
+        """
+        for path, start, view in self.leaves[i]:
+            value = observation
+            for key in path:
+                value = value[key]
+            write(view, value, f"the observation{list(path) or ''} of agent {agent!r}", start)
+
+    def see_nothing(self, i: int) -> None:
+        """Writes zeros where an agent sees nothing any more."""
+        for _, _, view in self.leaves[i]:
+            view[...] = 0
+
+
+def write(view: np.ndarray, value: Any, what: str, start: int = 0) -> None:
+    """Writes a value where it belongs.
+
+    Raises:
+        SpecError: another shape, or no numbers.
+    """
+    if not isinstance(value, np.ndarray):
+        value = np.asarray(value)
+    if value.shape != view.shape:
+        if view.ndim != 1 or value.size != view.size:
+            raise SpecError(
+                f"{what} has shape {list(value.shape)}, expected {list(view.shape)} as its space "
+                "says; correct the world's space."
+            )
+        value = value.reshape(-1)
+    try:
+        view[...] = value - start if start else value
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"{what} is {value.dtype}, expected numbers ({error}).") from error
+
+
+def action_readers(row: Row, seats: Sequence[Seat]) -> list[Callable[[], Any]]:
+    """What gives each agent's action, in the form that the world takes."""
+    return [_reader(row[seat.action], seat.action_place, seat.spaces.action) for seat in seats]
+
+
+def _reader(rows: np.ndarray, place: int, space: Any) -> Callable[[], Any]:
+    kind = type(space).__name__
+    if kind == "Discrete":
+        start = int(getattr(space, "start", 0))
+        item = rows.item
+        return lambda: item(place) + start
+    row = rows[place]
+    shape, dtype = space.shape, space.dtype
+    start = getattr(space, "start", None)
+    if kind == "MultiDiscrete" and start is not None:
+        return lambda: row.reshape(shape).astype(dtype) + start
+    return lambda: row.reshape(shape).astype(dtype)
+
+
+def number(infos: Mapping[str, Any] | None, key: str) -> float:
+    """A number of an agent's info, 0 where there is none."""
+    try:
+        return float((infos or {}).get(key, 0))
+    except (TypeError, ValueError):
+        return 0.0

@@ -1,0 +1,271 @@
+"""A process that plays some copies of a world: both of its ends. Imports no torch.
+
+It is a fresh interpreter, neither forked (threads of torch or JAX and CUDA would break) nor
+spawned by ``multiprocessing`` (that runs the user's script again, which then needs a guard).
+A message is one byte, "play" or "done", or else a pickle with its length before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from torchrl_marl.envs.pettingzoo.copies_here import Copies, WorldCopy
+from torchrl_marl.envs.pettingzoo.failures import Failure
+from torchrl_marl.envs.pettingzoo.rows import RowLayout
+
+__all__ = ["Lost", "Worker", "serve"]
+
+PLAY = DONE = None  # as a message: a single byte
+START = (
+    "import sys; sys.path[:] = eval(sys.argv[1]); "
+    "from torchrl_marl.envs.pettingzoo.worker import serve; serve(*eval(sys.argv[2]))"
+)
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+SHORTEST_START = 120.0  # seconds: many workers that import a large package at once
+PATIENCE = 5.0  # seconds in which a worker should end, when asked to
+
+
+class Lost(Exception):
+    """A worker that died or does not answer; it says what happened."""
+
+
+class Worker:
+    """A process with some of the copies, and the way to talk with it.
+
+    Args:
+        make (bytes): a pickled function that makes a copy.
+        layout (RowLayout): of the block.
+        block (int): descriptor of the memory with all the rows, and then one number per worker.
+        n_copies (int): in all workers.
+        n_workers (int): how many there are.
+        number (int): which of them this is.
+        timeout (float): seconds in which it must answer.
+
+    Attributes:
+        copies (range): the copies that it has.
+        traceback (str): of its end, where it crashed or did not answer.
+    """
+
+    def __init__(
+        self,
+        make: bytes,
+        layout: RowLayout,
+        block: int,
+        n_copies: int,
+        n_workers: int,
+        number: int,
+        timeout: float,
+    ) -> None:
+        self.number = number
+        self.copies = copies_of(number, n_workers, n_copies)
+        self._start_message = (make, layout, n_copies, n_workers, number)
+        self._block = block
+        self._timeout = timeout
+        self._waiting = False
+        self.traceback = ""
+
+    def start(self) -> None:
+        """Starts the process; it makes its copies when it is asked to."""
+        ours, theirs = socket.socketpair()
+        self._socket, self._trace = ours, tempfile.TemporaryFile()  # noqa: SIM115
+        given = (theirs.fileno(), self._block, self._trace.fileno())
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", START, repr(sys.path), repr(given)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=given,
+            env={**os.environ, **dict.fromkeys(THREADS, "1")},
+            start_new_session=True,  # Ctrl-C is for this process alone
+        )
+        theirs.close()
+        self._waiting = False
+        self._socket.settimeout(max(self._timeout, SHORTEST_START))
+        send(self._socket, self._start_message)
+
+    def send(self, message: Any) -> None:
+        """Asks for something; an answer that nobody took, after Ctrl-C, is dropped before."""
+        if self._waiting:
+            self.receive()
+        self._waiting = True
+        with contextlib.suppress(OSError):  # receive tells why
+            send(self._socket, message)
+
+    def receive(self) -> tuple[dict[int, Any], list[Failure]]:
+        """The answer.
+
+        Raises:
+            Lost: there is none; the process has ended.
+        """
+        try:
+            answer = receive(self._socket)
+        except TimeoutError:
+            limit = self._socket.gettimeout()
+            self._ask_for_traceback()
+            self.kill()
+            raise Lost(
+                f"did not answer within {limit:g} s (worker_timeout) and was ended"
+            ) from None
+        except (OSError, EOFError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(PATIENCE)
+            self.kill()
+            raise Lost(_how_it_ended(self._process.returncode)) from None
+        self._waiting = False
+        if answer is DONE:
+            return {}, []
+        self._socket.settimeout(self._timeout)
+        return answer
+
+    def ask_to_end(self) -> None:
+        """Asks it to close its copies and end."""
+        with contextlib.suppress(OSError):
+            self._socket.settimeout(PATIENCE)
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def end(self, timeout: float) -> None:
+        """Waits for its end, and kills it where it comes too late."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends it at once; ``traceback`` says where it was, if it crashed or did not answer."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+        if not self._trace.closed:
+            self.traceback = self._read_trace()
+            self._trace.close()
+
+    def _ask_for_traceback(self) -> None:
+        self._process.send_signal(signal.SIGUSR1)
+        end = time.monotonic() + 1.0
+        while not self._read_trace() and time.monotonic() < end and self._process.poll() is None:
+            time.sleep(0.01)
+
+    def _read_trace(self) -> str:
+        text = os.pread(self._trace.fileno(), 1 << 16, 0)
+        return text.decode(errors="replace").strip()
+
+
+def copies_of(worker: int, n_workers: int, n_copies: int) -> range:
+    """Which copies a worker has."""
+    return range(worker * n_copies // n_workers, (worker + 1) * n_copies // n_workers)
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"died with exit code {code}"
+    return f"was killed by {signal.Signals(-code).name}"
+
+
+def serve(connection: int, block: int, trace: int) -> None:
+    """What the process does: makes its copies, and plays them until its parent goes.
+
+    Args:
+        connection (int): descriptor of the socket to the parent.
+        block (int): of the shared memory.
+        trace (int): of the file for the traceback of a crash.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable(file=trace, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)
+    for descriptor in (connection, block, trace):
+        os.set_inheritable(descriptor, False)
+    parent = socket.socket(fileno=connection)
+    threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
+    pickled, layout, n_copies, n_workers, number = receive(parent)
+    buffer = mmap.mmap(block, 0)
+    size = layout.n_bytes(n_copies)
+    current = np.ndarray((n_workers,), np.int64, buffer, size)[number : number + 1]
+    numbers = copies_of(number, n_workers, n_copies)
+    rows = layout.views(buffer, n_copies)
+    copies = Copies(_unpickled(pickled), rows, numbers, current, number)
+    with contextlib.suppress(EOFError, OSError):
+        _answer(parent, copies)
+    copies.close()
+
+
+def _unpickled(make: bytes) -> Callable[[], WorldCopy]:
+    try:
+        return pickle.loads(make)
+    except Exception as error:
+        raised = error
+
+    def fail() -> WorldCopy:
+        raise raised
+
+    return fail
+
+
+def _answer(parent: socket.socket, copies: Copies) -> None:
+    while True:
+        message = receive(parent)
+        if message is PLAY:
+            failures = copies.play()
+            send(parent, ({}, failures) if failures else DONE)
+        else:
+            send(parent, copies.call(*message))
+            if message[0] in ("make", "renew"):
+                gc.collect()
+                gc.freeze()  # packages and worlds are looked at no more
+
+
+def _end_with_parent(connection: int) -> None:
+    """Ends a process that is busy, or hangs, when its parent has gone."""
+    gone = select.poll()
+    gone.register(connection, 0)  # nothing but the other end's closing
+    gone.poll()
+    time.sleep(PATIENCE)
+    os._exit(1)
+
+
+def send(connection: socket.socket, message: Any) -> None:
+    """Sends a message; None takes one byte."""
+    if message is None:
+        connection.sendall(b".")
+        return
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    connection.sendall(b"+" + len(data).to_bytes(8, "little") + data)
+
+
+def receive(connection: socket.socket) -> Any:
+    """Waits for a message.
+
+    Raises:
+        EOFError: the other end is closed.
+    """
+    kind = connection.recv(1)
+    if kind == b".":
+        return None
+    if not kind:
+        raise EOFError
+    length = int.from_bytes(_read(connection, 8), "little")
+    return pickle.loads(_read(connection, length))
+
+
+def _read(connection: socket.socket, length: int) -> bytearray:
+    data = bytearray(length)
+    rest = memoryview(data)
+    while rest:
+        n = connection.recv_into(rest)
+        if not n:
+            raise EOFError
+        rest = rest[n:]
+    return data

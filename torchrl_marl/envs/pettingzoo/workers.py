@@ -1,0 +1,280 @@
+"""Many copies of a world, several in each of a few processes. Imports no torch."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from torchrl_marl.envs.pettingzoo.copies_here import Copies, WorldCopy
+from torchrl_marl.envs.pettingzoo.failures import Failure
+from torchrl_marl.envs.pettingzoo.rows import RowLayout, open_block
+from torchrl_marl.envs.pettingzoo.worker import PATIENCE, PLAY, Lost, Worker
+from torchrl_marl.errors import ConfigError, UserError, WorkerError
+
+__all__ = ["Workers", "WorldCopy"]
+
+MOST_RESTARTS = 10  # in a row, with no step in between in which nothing failed
+
+
+class Workers:
+    """E copies of a world, played in a few processes or in this one.
+
+    All copies read and write rows of one block of memory, so that a step costs one byte to each
+    worker and one back. The processes are fresh interpreters: they are not forked, do not run
+    the user's script again (so it needs no ``if __name__ == "__main__"``) and import no torch. They
+    end when this object is closed or deleted, and when this process ends in whatever way.
+
+    Args:
+        make (callable): makes a copy, in its process; pickled with ``cloudpickle``, so that a
+            lambda, or a function of a notebook, will do.
+        layout (RowLayout): what a copy reads and writes.
+        n_copies (int): number E of copies.
+        n_workers (int): processes, at most one a copy; 0: all in this process.
+
+    Keyword Args:
+        timeout (float): seconds after which a worker that does not answer is taken for lost; the
+            time limit of a start is longer.
+        restart (bool): go on when copies raise, or workers die or hang: they are made anew, with
+            a warning, and begun with fresh seeds.
+        name (str): of the world, for errors.
+
+    Attributes:
+        rows (dict): field -> array ``[E, ...]`` that is read and written in place.
+        restarts (int): how many copies and workers were made anew.
+
+    Raises:
+        WorkerError: a copy raised, or a worker died or hangs; its notes have the traceback. The
+            other copies can still be used.
+        UserError: what a copy raised, if it is one of ``torchrl_marl.errors``.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], WorldCopy],
+        layout: RowLayout,
+        n_copies: int,
+        n_workers: int = 0,
+        *,
+        timeout: float = 60.0,
+        restart: bool = False,
+        name: str = "world",
+    ) -> None:
+        _check(n_copies, n_workers, timeout)
+        self.restarts = 0
+        self._name, self._restart, self._in_a_row = name, restart, 0
+        self._n_copies, n_workers = n_copies, min(n_workers, n_copies)
+        self._seeds: list[int | None] = [None] * n_copies
+        size = layout.n_bytes(n_copies)
+        self._lost: dict[int, UserError] = {}
+        self._here: Copies | None = None
+        self._workers: list[Worker] = []
+        self._close: weakref.finalize
+        if not n_workers:
+            self.rows = layout.views(bytearray(size), n_copies)
+            self._current = np.zeros(1, np.int64)
+            self._here = Copies(make, self.rows, range(n_copies), self._current)
+            self._close = weakref.finalize(self, self._here.close)
+        else:
+            block = open_block(size + 8 * n_workers)
+            buffer = mmap.mmap(block, 0)
+            self.rows = layout.views(buffer, n_copies)
+            self._current = np.ndarray((n_workers,), np.int64, buffer, size)
+            pickled = _pickled(make, name)
+            self._close = weakref.finalize(self, _end, self._workers, block, os.getpid())
+            for i in range(n_workers):
+                worker = Worker(pickled, layout, block, n_copies, n_workers, i, timeout)
+                worker.start()
+                self._workers.append(worker)
+        try:
+            self._call("make", dict.fromkeys(range(n_copies), ()))
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(
+        self,
+        fresh: np.ndarray | None = None,
+        seeds: Sequence[int | None] | None = None,
+    ) -> None:
+        """Begins episodes.
+
+        Args:
+            fresh (numpy.ndarray, optional): ``[E]``; in which copies, otherwise in all.
+            seeds (sequence of int or None, optional): one a copy; with None a copy's generator
+                goes on.
+        """
+        numbers = range(self._n_copies) if fresh is None else np.flatnonzero(fresh).tolist()
+        given = [None] * self._n_copies if seeds is None else seeds
+        for i in numbers:
+            self._seeds[i] = self._seeds[i] if given[i] is None else given[i]
+        _, failures = self._ask("begin", {i: (given[i],) for i in numbers})
+        self._mend(failures)
+
+    def play(self) -> np.ndarray | None:
+        """A step of all copies, by the actions in their rows.
+
+        Returns:
+            numpy.ndarray or None: ``[E]``, the copies that were begun anew, since they or their
+            worker failed: their rows hold the begin of an episode. None if there are none.
+        """
+        self._check_open()
+        if self._here is not None:
+            failures = self._here.play()
+        else:
+            for worker in self._able(self._workers):
+                worker.send(PLAY)
+            _, failures = self._gather(self._workers)
+        if failures:
+            return self._mend(failures)
+        self._in_a_row = 0
+        return None
+
+    def save(self) -> list[bytes]:
+        """The whole state of each copy."""
+        given = self._call("save", dict.fromkeys(range(self._n_copies), ()))
+        return [given[i] for i in range(self._n_copies)]
+
+    def load(self, states: Sequence[bytes]) -> None:
+        """Goes on from saved states, one a copy."""
+        self._call("load", {i: (state,) for i, state in enumerate(states)})
+
+    def close(self) -> None:
+        """Closes the copies and ends the processes; once is enough, twice does no harm."""
+        self._close()
+
+    def _call(self, method: str, arguments: Mapping[int, tuple]) -> dict[int, Any]:
+        given, failures = self._ask(method, arguments)
+        if failures:
+            raise self._raised(failures)
+        return given
+
+    def _ask(
+        self, method: str, arguments: Mapping[int, tuple]
+    ) -> tuple[dict[int, Any], list[Failure]]:
+        self._check_open()
+        if self._here is not None:
+            return self._here.call(method, arguments)
+        asked = [w for w in self._workers if any(i in arguments for i in w.copies)]
+        for worker in self._able(asked):
+            of_worker = {i: arguments[i] for i in worker.copies if i in arguments}
+            worker.send((method, of_worker))
+        return self._gather(asked)
+
+    def _check_open(self) -> None:
+        if not self._close.alive:
+            raise WorkerError(f"The copies of {self._name} are closed; make the environment anew.")
+
+    def _able(self, asked: list[Worker]) -> list[Worker]:
+        for worker in asked if self._lost else ():
+            if worker.number in self._lost:
+                raise self._lost[worker.number]
+        return asked
+
+    def _gather(self, asked: list[Worker]) -> tuple[dict[int, Any], list[Failure]]:
+        given: dict[int, Any] = {}
+        failures: list[Failure] = []
+        for worker in asked:
+            try:
+                of_worker, failed = worker.receive()
+            except Lost as lost:
+                failures.append(self._lose(worker, str(lost)))
+                continue
+            given |= of_worker
+            failures += failed
+        return given, failures
+
+    def _lose(self, worker: Worker, what: str) -> Failure:
+        copy = int(self._current[worker.number])
+        failure = Failure(copy, worker.number, what, worker.traceback, lost=True)
+        self._lost[worker.number] = failure.error(self._name)
+        return failure
+
+    def _mend(self, failures: list[Failure]) -> np.ndarray:
+        anew = np.zeros(self._n_copies, bool)
+        while failures:
+            if not self._restart or not all(failure.mendable for failure in failures):
+                raise self._raised(failures)
+            for failure in failures:
+                self._count(failure)
+            numbers = [i for failure in failures for i in self._revived(failure)]
+            anew[numbers] = True
+            _, failures = self._ask("renew", {i: (self._fresh_seed(i),) for i in numbers})
+        return anew
+
+    def _raised(self, failures: list[Failure]) -> UserError:
+        first, *others = failures
+        error = first.error(self._name)
+        for other in others:
+            error.add_note(f"In the same step: {other.words(self._name)}.")
+        return error
+
+    def _count(self, failure: Failure) -> None:
+        words = failure.words(self._name)
+        self._in_a_row += 1
+        if self._in_a_row > MOST_RESTARTS:
+            error = WorkerError(
+                f"{words}; there were {MOST_RESTARTS} restarts before, with no step in between "
+                "that went well."
+            )
+            error.add_note(failure.traceback)
+            raise error
+        self.restarts += 1
+        warnings.warn(f"{words}; made anew, restart {self.restarts}.", RuntimeWarning, stacklevel=4)
+
+    def _revived(self, failure: Failure) -> Iterable[int]:
+        """Starts a lost worker; which copies must be made anew."""
+        if not failure.lost:
+            return [failure.copy]
+        worker = self._workers[failure.worker or 0]
+        del self._lost[worker.number]
+        worker.start()
+        return worker.copies
+
+    def _fresh_seed(self, copy: int) -> int | None:
+        seed = self._seeds[copy]
+        if seed is None:
+            return None
+        drawn = np.random.SeedSequence([seed, self.restarts]).generate_state(1)
+        return int(drawn[0]) >> 1  # some worlds want 31 bits
+
+
+def _check(n_copies: int, n_workers: int, timeout: float) -> None:
+    if n_copies < 1:
+        raise ConfigError(f"n_envs={n_copies}; give at least one copy of the world.")
+    if n_workers < 0:
+        raise ConfigError(f"workers={n_workers}; give 0 for this process, or how many to start.")
+    if not timeout > 0:
+        raise ConfigError(f"worker_timeout={timeout}; give a number of seconds above 0.")
+    if n_workers and sys.platform == "win32":
+        raise ConfigError(f"workers={n_workers} need Linux or macOS; give workers=0 on Windows.")
+
+
+def _pickled(make: Callable[[], WorldCopy], name: str) -> bytes:
+    import cloudpickle
+
+    try:
+        return cloudpickle.dumps(make)
+    except Exception as error:
+        raise ConfigError(
+            f"{name} cannot be sent to workers, since it cannot be pickled ({error}); give a "
+            "function that makes it, or workers=0."
+        ) from error
+
+
+def _end(workers: list[Worker], block: int, process: int) -> None:
+    if os.getpid() != process:
+        return  # a fork of the process whose workers these are
+    for worker in workers:
+        worker.ask_to_end()
+    last = time.monotonic() + PATIENCE
+    for worker in workers:
+        worker.end(max(last - time.monotonic(), 0.0))
+    os.close(block)

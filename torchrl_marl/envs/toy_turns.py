@@ -1,0 +1,195 @@
+"""Small worlds whose agents act in turns or at their own pace, with exact answers.
+
+Shapes: E envs, N agents, A answers, S stones of the largest heap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torch.nn.functional import one_hot
+from torchrl.data import Categorical, Unbounded
+
+from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.specs import AgentSpec
+
+__all__ = ["Nim", "Paces"]
+
+
+class Nim(MarlEnv):
+    """Two players take stones from a heap in turns; who takes the last one wins.
+
+    The heap has 1 to S stones, drawn anew in each env; one takes 1 to ``most``. The winner gets
+    1 and the loser -1, when the last stone is taken: the loser in the winner's turn. Who leaves a
+    multiple of ``most + 1`` wins whatever the other does, so the first player's return is
+    ``optimal_return`` where both play best, and ``random_return`` where both play at random.
+
+    Args:
+        num_envs (int): number E of vectorized envs.
+
+    Keyword Args:
+        stones (int): number S of stones of the largest heap.
+        most (int): stones that one may take at once.
+        max_steps, seed, device, check: as in :class:`MarlEnv`.
+
+    Shapes:
+        - ``("first", "observation")``, ``("second", "observation")``: ``[E, 1, S + 1]``, how many
+          stones lie there; ``"action_mask"``: ``[E, 1, most]``, nothing while one waits
+        - ``"state"``: ``[E, S + 1]``
+
+    Raises:
+        ConfigError: an unknown argument, or a heap smaller than what one may take.
+
+    Reference: Bouton, 1901, https://doi.org/10.2307/1967631.
+
+    Examples:
+        >>> env = Nim(2, stones=4, most=3)
+        >>> env.optimal_return  # 1, 2 and 3 stones are won, 4 are lost
+        0.5
+    """
+
+    def __init__(self, num_envs: int, *, stones: int = 10, most: int = 3, **kwargs: Any) -> None:
+        super().__init__(num_envs, **kwargs)
+        if not 1 <= most <= stones:
+            raise ConfigError(f"Nim: most is {most}, expected 1 to {stones}, the largest heap.")
+        self.largest, self.most = stones, most
+        for name in ("first", "second"):
+            seen, takes = Unbounded((stones + 1,)), Categorical(most)
+            self.register_agent(AgentSpec(name, 1, seen, takes, action_mask=True))
+        self.register_state(Unbounded((stones + 1,)))
+
+    @property
+    def optimal_return(self) -> float:
+        """Return of the first player where both play best."""
+        lost = self.largest // (self.most + 1)
+        return 1 - 2 * lost / self.largest
+
+    @property
+    def random_return(self) -> float:
+        """Expected return of the first player where both play at random."""
+        mover = [-1.0]
+        for n in range(1, self.largest + 1):
+            following = mover[-min(n, self.most) :]
+            mover.append(-sum(following) / len(following))
+        return sum(mover[1:]) / self.largest
+
+    def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
+        self.heap = torch.randint(1, self.largest + 1, (self.num_envs,), device=self.device)
+        self.second_moves = torch.zeros_like(self.heap, dtype=torch.bool)
+        return self._observe()
+
+    def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
+        first, second = (tensordict[name, "action"].squeeze(-1) for name in self.group_map)
+        takes = 1 + torch.where(self.second_moves, second, first)
+        self.heap = (self.heap - takes).clamp_min(0)
+        won = (self.heap == 0).float()
+        first_wins = torch.where(self.second_moves, -won, won).view(-1, 1, 1)
+        self.second_moves = ~self.second_moves
+        out = self._observe()
+        out["first"]["reward"], out["second"]["reward"] = first_wins, -first_wins
+        return {**out, "terminated": (self.heap == 0).unsqueeze(-1)}
+
+    def _observe(self) -> dict[str, Any]:
+        seen = one_hot(self.heap, self.largest + 1).float()
+        legal = torch.arange(self.most, device=self.device) < self.heap.unsqueeze(-1)
+        out: dict[str, Any] = {"state": seen}
+        for name, moves in (("first", ~self.second_moves), ("second", self.second_moves)):
+            moves = moves.unsqueeze(-1)
+            mask = (legal & moves).unsqueeze(1)
+            out[name] = {"observation": seen.unsqueeze(1), "mask": moves, "action_mask": mask}
+        return out
+
+
+class Paces(MarlEnv):
+    """Agents answer cues, each at its own pace; an answer pays until the next one.
+
+    Agent i is born after ``i * late_spawn`` steps and then acts in every ``paces[i]``-th step,
+    where it sees a cue, drawn anew. The right answer earns ``1 / paces[i]`` in this step and in
+    each in which it waits for its next turn, a wrong one nothing. The optimal return of an agent
+    is so the steps of its life divided by its pace, and chance gets one A-th of it.
+
+    Args:
+        num_envs (int): number E of vectorized envs.
+
+    Keyword Args:
+        paces (sequence of int): steps from turn to turn, of each of the N agents.
+        late_spawn (int): steps between births.
+        n_actions (int): number A of answers.
+        max_steps, seed, device, check: as in :class:`MarlEnv`; without a limit it never ends.
+
+    Shapes:
+        - ``("agents", "observation")``: ``[E, N, A + 1]``: cue, 0 while one waits, and the share
+          of the time between two turns that is still to wait
+        - ``"state"``: ``[E, N * (A + 1)]``
+
+    Raises:
+        ConfigError: an unknown argument, or numbers that cannot be.
+
+    Examples:
+        >>> env = Paces(2, paces=(1, 2), max_steps=8)
+        >>> env.optimal_return  # (8 + 8 / 2) / 2
+        6.0
+        >>> env.rollout(3)["agents", "mask"][0].tolist()
+        [[True, True], [True, False], [True, True]]
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        paces: Sequence[int] = (1, 2, 3),
+        late_spawn: int = 0,
+        n_actions: int = 4,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_envs, **kwargs)
+        if not paces or min(paces) < 1 or late_spawn < 0 or n_actions < 2:
+            raise ConfigError(
+                f"Paces: paces={list(paces)}, late_spawn={late_spawn}, n_actions={n_actions}; "
+                "expected paces of 1 or more, births 0 or more steps apart, 2 answers or more."
+            )
+        self.n_actions = n_actions
+        self.paces = torch.tensor(paces, device=self.device)
+        self.births = late_spawn * torch.arange(len(paces), device=self.device)
+        seen = Unbounded((n_actions + 1,))
+        spec = AgentSpec("agent", len(paces), seen, Categorical(n_actions))
+        self.register_agent(spec, group="agents")
+        self.register_state(Unbounded((len(paces) * (n_actions + 1),)))
+
+    @property
+    def optimal_return(self) -> float:
+        """Return of the best policy, the mean over the agents."""
+        limit = math.inf if self.max_steps is None else self.max_steps
+        lives = [max(limit - birth, 0) for birth in self.births.tolist()]
+        return sum(life / pace for life, pace in zip(lives, self.paces.tolist())) / len(lives)
+
+    @property
+    def random_return(self) -> float:
+        """Expected return of the uniform random policy."""
+        return self.optimal_return / self.n_actions
+
+    def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
+        self.waits = self.births.expand(self.num_envs, -1).clone()
+        self.right = torch.zeros(self.waits.shape, device=self.device)
+        return self._observe()
+
+    def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
+        acts = self.waits == 0
+        answers = (tensordict["agents", "action"] == self.cue).float()
+        self.right = torch.where(acts, answers, self.right)
+        self.waits = torch.where(acts, self.paces, self.waits) - 1
+        return self._observe(reward=(self.right / self.paces).unsqueeze(-1))
+
+    def _observe(self, **reward: Tensor) -> dict[str, Any]:
+        self.cue = torch.randint(self.n_actions, self.waits.shape, device=self.device)
+        acts = (self.waits == 0).unsqueeze(-1)
+        left = (self.waits / self.paces).unsqueeze(-1)
+        seen = torch.cat([one_hot(self.cue, self.n_actions) * acts, left], -1)
+        own = {"observation": seen, "mask": acts.squeeze(-1), **reward}
+        return {"agents": own, "state": seen.flatten(1)}
