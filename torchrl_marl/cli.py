@@ -10,14 +10,13 @@ import importlib.metadata
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torchrl_marl
 from torchrl_marl.console import number, report, settings_table, silence_others, table
-from torchrl_marl.errors import ConfigError, MissingExtraError, UserError, nearest
+from torchrl_marl.errors import ConfigError, UserError, nearest
 
 if TYPE_CHECKING:
     from torchrl_marl.training.config import TrainConfig
@@ -347,7 +346,7 @@ def _plot(parsed: argparse.Namespace) -> None:
 
 
 def _list(parsed: argparse.Namespace) -> None:
-    from torchrl_marl import config
+    from torchrl_marl import config, listing
 
     if parsed.recipe is not None and parsed.what != "settings":
         raise ConfigError(
@@ -360,41 +359,10 @@ def _list(parsed: argparse.Namespace) -> None:
         print(settings_table(config.explain(config.read_config(recipe))))
         return
     lists: dict[str, Callable[[], list[tuple[str, str]]]] = {
-        "recipes": _recipes,
-        "scenarios": _scenarios,
-        "algorithms": _algorithms,
+        "recipes": listing.recipes,
+        "scenarios": listing.scenarios,
+        "algorithms": listing.algorithms,
     }
     for what in [parsed.what] if parsed.what else lists:
         print(f"{what}:")
         print(table(lists[what]()))
-
-
-def _recipes() -> list[tuple[str, str]]:
-    from torchrl_marl.config import DEFAULT_RECIPE, read_config, recipe_names
-
-    rows = []
-    for name in recipe_names():
-        recipe = read_config(name)
-        note = "  (default)" if name == DEFAULT_RECIPE else ""
-        frames = f"{recipe.total_frames:,} frames"
-        rows.append((name, f"{recipe.learner.algorithm} on {recipe.env.name}, {frames}{note}"))
-    return rows
-
-
-def _scenarios() -> list[tuple[str, str]]:
-    from torchrl_marl.config_rules import TOY_WORLDS
-    from torchrl_marl.envs.vmas.scenarios import scenario_names
-
-    try:
-        names = ", ".join(scenario_names())
-    except MissingExtraError as error:
-        names = str(error)
-    lines = textwrap.wrap(names, 88) + [""]
-    rows = [("vmas", lines[0]), *(("", line) for line in lines[1:-1])]
-    return [*rows, ("toy", ", ".join(TOY_WORLDS))]
-
-
-def _algorithms() -> list[tuple[str, str]]:
-    from torchrl_marl.config_rules import ALGORITHMS
-
-    return list(ALGORITHMS.items())

@@ -10,7 +10,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import MarlGroupMapType
 
 import torchrl_marl.envs
-from torchrl_marl.envs import MarlEnv, PadAgents, VmasEnv
+from torchrl_marl.envs import MarlEnv, PadAgents, PettingZooEnv, VmasEnv
 from torchrl_marl.envs.toy import (
     TOY_ENVS,
     Arena,
@@ -116,6 +116,41 @@ HETEROGENEOUS = {
 for name, case in HETEROGENEOUS.items():
     CASES[f"{name}_lazy"] = replace(case, lazy=True)
     CASES[f"{name}_padded"] = replace(case, make=padded(case.make))
+
+
+def pettingzoo(world, **kwargs):
+    def make(num_envs, seed, max_steps):
+        return PettingZooEnv(world, num_envs=num_envs, seed=seed, max_steps=max_steps, **kwargs)
+
+    return make
+
+
+def zoo_case(world, random_starts=True, saved=True, **kwargs):
+    options = {"agent_done": True, "state": "state" in kwargs, "rows": False}
+    lazy = kwargs.pop("lazy", False)
+    make = pettingzoo(world, **kwargs)
+    return Case(make, random_starts=random_starts, saved=saved, lazy=lazy, **options)
+
+
+KAZ = {"spawn_delay": 1, "line_death": True, "info": True}
+PETTINGZOO = {
+    "speaker_listener": zoo_case("mpe2/simple_speaker_listener_v4", continuous_actions=True),
+    "spread": zoo_case("mpe2/simple_spread_v3", continuous_actions=False, state="world"),
+    "tag_one_group": zoo_case(
+        "mpe2/simple_tag_v3", group_map=ALL, state="observations", lazy=True
+    ),
+    "knights": zoo_case("butterfly/knights_archers_zombies_v11", False, **KAZ),
+    "multiwalker": zoo_case(
+        "sisl/multiwalker-v9", saved=False, remove_on_fall=True, terminate_on_fall=False
+    ),
+    "pursuit": zoo_case("sisl/pursuit-v5", n_pursuers=3, n_evaders=4, x_size=8, y_size=8),
+    "connect_four": zoo_case("classic/connect_four_v3", False),
+    "tictactoe_one_hot": zoo_case("classic/tictactoe-v3", False, categorical_actions=False),
+    "spread_aec": zoo_case("mpe2/simple_spread_v3", backend="aec"),
+    "battle": zoo_case("magent2/battle_v4", False, False, map_size=12),
+}
+for name, case in PETTINGZOO.items():
+    CASES[f"pettingzoo_{name}"] = case
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -325,9 +325,11 @@ def test_lambdas_and_partials_travel():
 
 def test_an_interrupted_step_does_not_spoil_the_next():
     workers, same = workers_of(2), workers_of(0)
+    for these in (workers, same):
+        these.rows["action"][:] = 0.5
     for worker in workers._workers:
         worker.send(None)  # as play does, before Ctrl-C comes
-    workers.rows["action"][:] = 0.0
+    time.sleep(0.2)
     same.play()
     np.testing.assert_equal(played(workers, 3), played(same, 3))
     workers.close()

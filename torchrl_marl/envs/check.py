@@ -104,10 +104,11 @@ def _look(
                 _check_torchrl(env, findings)
             check_written_later(Play(env, team, seed), min(n_steps, 10), findings)
             check_partial_reset(env, team, seed, findings)
-            if check_seeds(env, team, seed, n_steps, findings):
-                check_idle_actions(env, team, seed, n_steps, findings)
+            played = check_seeds(env, team, seed, n_steps, findings)
+            if played is not None:
+                check_idle_actions(env, team, seed, played, findings)
                 if make is not None:
-                    check_twin(env, team, make, seed, min(n_steps, 20), findings)
+                    check_twin(env, team, make, seed, played[:21], findings)
     except Exception as error:  # noqa: BLE001 - whatever a world of somebody else raises
         findings.add(
             "step",

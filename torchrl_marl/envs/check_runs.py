@@ -30,6 +30,10 @@ __all__ = [
 ]
 
 
+Flat = dict[tuple, Tensor]
+"""Path of a leaf -> its values, in one step."""
+
+
 @dataclass(frozen=True)
 class Step:
     """A step: what it started from, what was done, what it led to, what comes next; copies."""
@@ -123,8 +127,10 @@ def check_written_later(play: Play, n_steps: int, findings: Findings) -> None:
                 )
 
 
-def check_seeds(env: EnvBase, team: TeamSpec, seed: int, n: int, findings: Findings) -> bool:
-    """A seed gives the same play twice, and another seed another; whether the first is so."""
+def check_seeds(
+    env: EnvBase, team: TeamSpec, seed: int, n: int, findings: Findings
+) -> list[Flat] | None:
+    """A seed gives the same play twice, which is given back, and another seed another."""
     first = _recorded(env, team, seed, n)
     path = _first_difference(first, _recorded(env, team, seed, n))
     if path is not None:
@@ -134,22 +140,26 @@ def check_seeds(env: EnvBase, team: TeamSpec, seed: int, n: int, findings: Findi
             "the same play for the same seed and actions",
             "draw from a generator of the environment's own, which _set_seed starts anew",
         )
-        return False
+        return None
     other = _recorded(env, team, seed + 1, min(n, 5))
     if _first_difference(first, other, ignore=("action",)) is None:
         findings.hint("another seed gives the same play: is nothing drawn in this environment?")
-    return True
+    return first
 
 
 def check_twin(
-    env: EnvBase, team: TeamSpec, make: Callable[[], EnvBase], seed: int, n: int, findings: Findings
+    env: EnvBase,
+    team: TeamSpec,
+    make: Callable[[], EnvBase],
+    seed: int,
+    alone: list[Flat],
+    findings: Findings,
 ) -> None:
     """Two environments in one process do not disturb each other."""
-    alone = _recorded(env, team, seed, n)
     twin = make()
     try:
         own, other = Play(env, team, seed), Play(twin, team, seed)
-        pairs = [(own.step(), other.step()) for _ in range(n)]
+        pairs = [(own.step(), other.step()) for _ in alone[1:]]
         for i, name in enumerate(("the environment", "its twin")):
             played = [own.begin if i == 0 else other.begin, *(pair[i] for pair in pairs)]
             path = _first_difference(alone, _flat(played))
@@ -165,8 +175,13 @@ def check_twin(
             twin.close()
 
 
-def check_idle_actions(env: EnvBase, team: TeamSpec, seed: int, n: int, findings: Findings) -> None:
+def check_idle_actions(
+    env: EnvBase, team: TeamSpec, seed: int, first: list[Flat], findings: Findings
+) -> None:
     """What those do who do not act, dead or waiting, makes no difference."""
+    idle = [not bool(x.all()) for step in first for key, x in step.items() if key[-1] == "mask"]
+    if not any(idle):
+        return
     groups = [group for group in team.groups.values() if group.mask_key is not None]
     other = RandomState(seed + 1)
 
@@ -176,9 +191,9 @@ def check_idle_actions(env: EnvBase, team: TeamSpec, seed: int, n: int, findings
         for group in groups:
             _poison(td.get(group.name), drawn.get(group.name), td.get(group.mask_key))
 
-    first = _recorded(env, team, seed, n)
     try:
-        path = _first_difference(first, _recorded(env, team, seed, n, change), ignore=("action",))
+        played = _recorded(env, team, seed, len(first) - 1, change)
+        path = _first_difference(first, played, ignore=("action",))
         found = None if path is None else f"{path!r} changes with what they do who do not act"
     except Exception as error:  # noqa: BLE001 - whatever the world says to such actions
         found = f"the actions of those who do not act make it fail ({brief(error)})"
@@ -239,12 +254,12 @@ def _recorded(
     seed: int,
     n: int,
     change: Callable[[TensorDictBase], None] | None = None,
-) -> list[dict[tuple, Tensor]]:
+) -> list[Flat]:
     play = Play(env, team, seed, change)
     return _flat([play.begin, *play.steps(n)])
 
 
-def _flat(played: list) -> list[dict[tuple, Tensor]]:
+def _flat(played: list) -> list[Flat]:
     """All tensors of a play, step by step."""
     flat = []
     for step in played:
@@ -256,9 +271,7 @@ def _flat(played: list) -> list[dict[tuple, Tensor]]:
     return flat
 
 
-def _first_difference(
-    first: list[dict[tuple, Tensor]], second: list[dict[tuple, Tensor]], ignore: tuple = ()
-) -> tuple | None:
+def _first_difference(first: list[Flat], second: list[Flat], ignore: tuple = ()) -> tuple | None:
     for a, b in zip(first, second):
         for path, value in a.items():
             if path[-1] not in ignore and (path not in b or differs(value, b[path])):

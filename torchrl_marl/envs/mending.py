@@ -184,11 +184,9 @@ class MendedEnv(AutoResetEnv):
             self._flags[name] = flags.closed_by(root, acts).__dict__
         after = self._with_flags(source, root)
         if not bool(root.done.any()):
-            return after, {key: x for key, x in after.items()}
-        return after, self._begun_after(root.done.squeeze(-1))
-
-    def _begun_after(self, ended: Tensor) -> dict[str, Any]:
-        return self._start(None if bool(ended.all()) else ended)
+            return after, dict(after)
+        ended = root.done.squeeze(-1)
+        return after, self._start(None if bool(ended.all()) else ended)
 
     def _with_flags(self, source: dict[str, Any], root: TeamFlags) -> dict[str, Any]:
         given = {**source, "done": root.done, **root.__dict__}

@@ -5,6 +5,7 @@ Shapes: E envs, N players of a group, A actions.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,20 +41,18 @@ class OpenSpielGames(AutoResetEnv):
         SpecError: an action that is not legal.
     """
 
+    _state: Any
+
     def __init__(self, wrapper: OpenSpielWrapper) -> None:
-        self._game, self._wrapper = wrapper._get_game(), wrapper
-        n_actions = self._game.num_distinct_actions()
-        kind = self._game.get_type()
-        self._observes = kind.provides_observation_tensor
+        game = wrapper._get_game()
+        n_actions, kind = game.num_distinct_actions(), game.get_type()
         shape = (
-            self._game.observation_tensor_shape()
-            if self._observes
-            else self._game.information_state_tensor_shape()
+            game.observation_tensor_shape()
+            if kind.provides_observation_tensor
+            else game.information_state_tensor_shape()
         )
-        n_features = int(torch.tensor(shape).prod())
-        self._one_hot = not wrapper.categorical_actions
-        action = OneHot(n_actions) if self._one_hot else Categorical(n_actions)
-        self._places = dict(wrapper.agent_names_to_indices_map)
+        n_features = math.prod(shape)
+        action = Categorical(n_actions) if wrapper.categorical_actions else OneHot(n_actions)
         kinds = {
             group: (
                 AgentSpec(
@@ -69,7 +68,10 @@ class OpenSpielGames(AutoResetEnv):
         }
         declaration = Declaration(f"OpenSpiel {kind.short_name}", 1, kinds)
         super().__init__(declaration, device=wrapper.device or "cpu")
-        self._state: Any = None
+        self._game, self._wrapper, self._state = game, wrapper, None
+        self._observes = kind.provides_observation_tensor
+        self._one_hot = not wrapper.categorical_actions
+        self._places = dict(wrapper.agent_names_to_indices_map)
 
     def _set_seed(self, seed: int | None) -> None:
         self._wrapper._set_seed(seed)

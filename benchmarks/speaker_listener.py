@@ -1,0 +1,316 @@
+"""mpe2's simple_speaker_listener_v4: our recipes against AgileRL 2.58's IPPO.
+
+    python benchmarks/speaker_listener.py --write
+
+All train the world with continuous actions for the same number of frames, seeds 0, 1 and 2, one
+after the other, and are evaluated every 51,200 frames on the same 200 episodes of mpe2's own world.
+AgileRL runs by ``agilerl_speaker_listener.py`` in a virtual environment that is made for it;
+``--reuse FOLDER`` takes ``seed0.json``, ``seed1.json`` and ``seed2.json`` of an earlier run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import foreign
+import report
+from mpe2_episodes import Arrays, Episodes, random_actions, scripted
+
+OURS = {
+    "torchrl_marl MAPPO": "pettingzoo_simple_speaker_listener_mappo",
+    "torchrl_marl IPPO": "pettingzoo_simple_speaker_listener_ippo",
+}
+THEIRS = "AgileRL IPPO"
+SCRIPT = Path(__file__).parent / "agilerl_speaker_listener.py"
+EVALUATION_SEED = 10_000
+COLORS = ("#2a6fbb", "#6fae5c", "#d1662a")
+Result = dict[str, Any]
+
+
+def evaluation_of(args: argparse.Namespace) -> list[int]:
+    """Which evaluation both sides make."""
+    return [args.frames, args.episodes, args.evaluate_every, EVALUATION_SEED]
+
+
+# --------------------------------------------------------------------------------------- AgileRL
+
+
+def run_agilerl(python: Path, seed: int, path: Path, args: argparse.Namespace) -> None:
+    """Trains one seed in a process of its own."""
+    print(f"AgileRL, seed {seed} ...", file=sys.stderr)
+    options = {
+        "--seed": seed,
+        "--frames": args.frames,
+        "--episodes": args.episodes,
+        "--evaluate-every": args.evaluate_every,
+        "--evaluation-seed": EVALUATION_SEED,
+        "--out": path,
+    }
+    words = [str(word) for option in options.items() for word in option]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment["OMP_NUM_THREADS"] = "1"
+    subprocess.run([python, str(SCRIPT), *words], check=True, env=environment)
+
+
+def agilerl_results(folder: Path, args: argparse.Namespace) -> list[Result]:
+    """The results of all seeds, from an earlier run or from one now."""
+    if args.reuse is None:
+        python = args.agilerl_python or foreign.make_environment(
+            foreign.environments() / "agilerl", foreign.AGILERL
+        )
+        for seed in args.seeds:
+            run_agilerl(python, seed, (folder / f"seed{seed}.json").resolve(), args)
+    return [read((args.reuse or folder) / f"seed{seed}.json", args) for seed in args.seeds]
+
+
+def read(path: Path, args: argparse.Namespace) -> Result:
+    """A result, which must be of the same evaluation as ours.
+
+    Raises:
+        SystemExit: there is none, or it is of another evaluation.
+    """
+    if not path.is_file():
+        raise SystemExit(f"{path} is not there; leave out --reuse, or name fewer --seeds.")
+    result = json.loads(path.read_text(encoding="utf-8"))
+    if result["evaluation"] != evaluation_of(args):
+        raise SystemExit(
+            f"{path} is of another run: frames, episodes, frames between evaluations and seed of "
+            f"the evaluation are {result['evaluation']}, expected {evaluation_of(args)}."
+        )
+    return result
+
+
+# ------------------------------------------------------------------------------------------ ours
+
+
+def run_ours(recipe: str, seed: int, folder: Path, args: argparse.Namespace) -> Result:
+    """Trains one seed of a recipe, evaluated as AgileRL's script does it."""
+    from torchrl_marl.config import load_config
+    from torchrl_marl.training.trainer import Training
+
+    print(f"{recipe}, seed {seed} ...", file=sys.stderr)
+    overrides = {
+        "seed": seed,
+        "total_frames": args.frames,
+        "folder": str(folder / f"{recipe}{seed}"),
+        "logging.progress": False,
+        "checkpoint.every_iterations": 0,
+    }
+    training = Training.start(load_config(recipe, overrides), None)
+    measure = measuring(training, Episodes(args.episodes, EVALUATION_SEED))
+    curve = [measure()]
+    while not training.done:
+        training.step()
+        if training.frames // args.evaluate_every > curve[-1]["frames"] // args.evaluate_every:
+            curve.append(measure())
+    training.close()
+    return {"seed": seed, "curve": curve, "seconds": round(training.seconds, 1)}
+
+
+def measuring(training: Any, episodes: Episodes) -> Callable[[], dict[str, float]]:
+    """What measures the policy of a training, by the likeliest and by drawn actions."""
+    from torchrl.envs.utils import ExplorationType
+
+    from torchrl_marl.envs.random_state import RandomState
+
+    def measure() -> dict[str, float]:
+        with RandomState(EVALUATION_SEED).active():
+            return {
+                "frames": training.frames,
+                "return": episodes.play(acting(training, ExplorationType.DETERMINISTIC)),
+                "sampled": episodes.play(acting(training, ExplorationType.RANDOM)),
+                "seconds": round(training.seconds, 1),
+            }
+
+    return measure
+
+
+def acting(training: Any, mode: Any) -> Callable[[Arrays], Arrays]:
+    """The trained policy, from arrays to arrays."""
+    import torch
+    from tensordict import TensorDict
+    from torchrl.envs.utils import set_exploration_type
+
+    def act(seen: Arrays) -> Arrays:
+        count = len(next(iter(seen.values())))
+        groups = {name: name.partition("_")[0] for name in seen}
+        data = TensorDict(
+            {
+                group: {
+                    "observation": torch.from_numpy(seen[name]).unsqueeze(1),
+                    "mask": torch.ones(count, 1, dtype=torch.bool),
+                }
+                for name, group in groups.items()
+            },
+            batch_size=[count],
+        )
+        with torch.no_grad(), set_exploration_type(mode):
+            done = training.policy(data)
+        return {name: done[group, "action"].squeeze(1).numpy() for name, group in groups.items()}
+
+    return act
+
+
+# ---------------------------------------------------------------------------------------- report
+
+
+def column(results: list[Result], i: int, key: str) -> list[float]:
+    """A value of all seeds at one evaluation."""
+    return [result["curve"][i][key] for result in results]
+
+
+def mean_and_range(values: list[float], style: str = ".2f") -> str:
+    """``mean (least to most)``."""
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return f"{mean:{style}}"
+    return f"{mean:{style}} ({min(values):{style}} to {max(values):{style}})"
+
+
+def curve_rows(sides: dict[str, list[Result]], every: int) -> list[list[str]]:
+    """A row for every evaluation."""
+    points = min(len(result["curve"]) for results in sides.values() for result in results)
+    return [
+        [f"{i * every:,}", *(mean_and_range(column(x, i, "return")) for x in sides.values())]
+        for i in range(points)
+    ]
+
+
+def final_rows(sides: dict[str, list[Result]], args: argparse.Namespace) -> list[list[str]]:
+    """Everything about the last evaluation, and what it is to be compared with."""
+    rows = []
+    for name, results in sides.items():
+        rows.append(
+            [
+                name,
+                mean_and_range(column(results, -1, "return")),
+                mean_and_range(column(results, -1, "sampled")),
+                f"{results[0]['curve'][-1]['frames']:,}",
+                mean_and_range([result["seconds"] for result in results], ".0f"),
+            ]
+        )
+    episodes = Episodes(args.episodes, EVALUATION_SEED)
+    rows.append(["scripted", f"{episodes.play(scripted):.2f}", "", "", ""])
+    rows.append(["random", f"{episodes.play(random_actions(0)):.2f}", "", "", ""])
+    return rows
+
+
+def draw(sides: dict[str, list[Result]], path: Path) -> None:
+    """All curves in one picture: the mean of the seeds and their range."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import EngFormatter
+
+    figure, axes = pyplot.subplots(figsize=(7.2, 4.4), layout="constrained")
+    for (name, results), color in zip(sides.items(), COLORS):
+        points = range(min(len(result["curve"]) for result in results))
+        frames = [results[0]["curve"][i]["frames"] for i in points]
+        values = [column(results, i, "return") for i in points]
+        seeds = report.count_of(len(results), "seed")
+        label = f"{name} ({seeds}, mean and range)"
+        axes.plot(
+            frames, [sum(x) / len(x) for x in values], "o-", color=color, markersize=4, label=label
+        )
+        low, high = [min(x) for x in values], [max(x) for x in values]
+        axes.fill_between(frames, low, high, color=color, alpha=0.18, linewidth=0)
+    axes.set_ylim(-45, 0)
+    axes.set_xlabel("frames")
+    axes.set_ylabel("episode return of an agent, likeliest actions")
+    axes.set_title("mpe2 simple_speaker_listener", loc="left", weight="bold")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e4e4e4")
+    axes.set_axisbelow(True)
+    axes.legend(edgecolor="none", loc="lower right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def publish(sides: dict[str, list[Result]], picture: Path, args: argparse.Namespace) -> None:
+    """Prints and writes."""
+    header = ["", "return", "of drawn actions", "frames", "seconds of training"]
+    sections = [
+        ("Return", report.markdown_table(["frames", *sides], curve_rows(sides, args.evaluate_every))),
+        ("At the end", report.markdown_table(header, final_rows(sides, args))),
+    ]
+    if args.write:
+        sections.insert(1, ("Learning curves", f"![learning curves]({picture.name})"))
+    theirs = sides[THEIRS][0]
+    report.publish(
+        "speaker_listener",
+        "mpe2's simple_speaker_listener: our recipes and AgileRL's IPPO",
+        sections,
+        {
+            "seeds": ", ".join(str(seed) for seed in args.seeds),
+            "threads of torch": 1,
+            "AgileRL's versions": ", ".join(f"{k} {v}" for k, v in theirs["versions"].items()),
+            "AgileRL's settings": json.dumps(theirs["settings"]),
+        },
+        f"""Mean (least to most) over the seeds. A return is what one agent earns in an episode of
+        25 steps, mean over {args.episodes} episodes and both agents, who earn the same; AgileRL's
+        own score is the sum of the two, so its documented target of -30 is -15 here. All play the
+        same episodes of mpe2's own world, without anybody's adapter (`mpe2_episodes.py`), by the
+        likeliest actions and by drawn ones, which is how AgileRL tests. "scripted": the speaker
+        names the goal, the listener waits for it and goes there. AgileRL runs in an environment of
+        its own, by its own training function, with the settings that its repository has for IPPO on
+        this world, one agent and no evolution; ours are the recipes. They were trained one after
+        the other, so the seconds, without evaluations, are a rough comparison. The two differ in
+        more than the library: networks, learning rate, number of envs and epochs are each side's
+        own.""",
+        write=args.write,
+    )
+
+
+def parse_args() -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--frames", type=int, default=307_200)
+    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--evaluate-every", type=int, default=51_200, help="in frames")
+    parser.add_argument("--reuse", type=Path, help="folder with AgileRL's seed0.json ...")
+    parser.add_argument("--agilerl-python", type=Path, help="of an environment that has AgileRL")
+    parser.add_argument("--results", type=Path, help="keep the results of both sides here")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--write", action="store_true", help="write table and picture to results")
+    args = parser.parse_args()
+    if args.quick:
+        args.seeds, args.frames, args.evaluate_every = args.seeds[:1], 20_480, 10_240
+        args.episodes, args.write = 10, False
+    return args
+
+
+def main() -> None:
+    """Trains both and reports."""
+    args = parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) if args.results is None else args.results
+        folder.mkdir(parents=True, exist_ok=True)
+        theirs = agilerl_results(folder, args)
+        report.be_quiet()
+        sides: dict[str, list[Result]] = {}
+        for name, recipe in OURS.items():
+            sides[name] = [run_ours(recipe, seed, Path(temporary), args) for seed in args.seeds]
+            path = folder / f"{recipe}.json"
+            path.write_text(json.dumps(sides[name], indent=2) + "\n", encoding="utf-8")
+        sides[THEIRS] = theirs
+        picture = report.file_name("speaker_listener", "png")
+        draw(sides, picture if args.write else folder / picture.name)
+    publish(sides, picture, args)
+
+
+if __name__ == "__main__":
+    main()
