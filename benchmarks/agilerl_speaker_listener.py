@@ -27,9 +27,9 @@ from mpe2_episodes import Arrays, Episodes
 
 PACKAGES = ("agilerl", "torch", "tensordict", "mpe2", "pettingzoo", "numpy")
 EVO_STEPS = 10_000
-# configs/training/ippo.yaml of AgileRL's repository, which is for this world, without evolution and
-# torch.compile. A later version of the file, in configs/training/multi_agent, has a learning rate of
-# 1e-4, ent_coef 0.05 and action_std_init 0.0, with which it is slower.
+# configs/training/ippo.yaml of AgileRL's repository, which is for this world, without evolution
+# and torch.compile. Later versions of it have a learning rate of 1e-4, ent_coef 0.05 and
+# action_std_init 0.0, with which IPPO learns more slowly at first.
 N_ENVS = 16
 SETTINGS: dict[str, Any] = {
     "batch_size": 128,

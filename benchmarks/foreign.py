@@ -22,6 +22,10 @@ BENCHMARL = (
     ["torch==2.13.0"],
     ["torch==2.13.0", "benchmarl==1.5.2", "torchrl==0.11.1", "tensordict==0.11.0", "vmas==1.5.2"],
 )
+AGILERL = (
+    ["torch==2.13.0"],
+    ["torch==2.13.0", "agilerl==2.58.0", "pettingzoo==1.26.1", "mpe2==1.1.1"],
+)
 JAXMARL = (["jaxmarl==0.2.0", "flax", "optax"],)
 JAXMARL_GPU = (["jaxmarl==0.2.0", "flax", "optax", "jax[cuda12]"],)
 

@@ -239,11 +239,10 @@ def draw(sides: dict[str, list[Result]], path: Path) -> None:
 
 def publish(sides: dict[str, list[Result]], picture: Path, args: argparse.Namespace) -> None:
     """Prints and writes."""
+    curves = report.markdown_table(["frames", *sides], curve_rows(sides, args.evaluate_every))
     header = ["", "return", "of drawn actions", "frames", "seconds of training"]
-    sections = [
-        ("Return", report.markdown_table(["frames", *sides], curve_rows(sides, args.evaluate_every))),
-        ("At the end", report.markdown_table(header, final_rows(sides, args))),
-    ]
+    final = report.markdown_table(header, final_rows(sides, args))
+    sections = [("Return", curves), ("At the end", final)]
     if args.write:
         sections.insert(1, ("Learning curves", f"![learning curves]({picture.name})"))
     theirs = sides[THEIRS][0]

@@ -276,6 +276,13 @@ def test_a_world_that_cannot_be_made(n_workers):
         workers_of(n_workers, make=divide, restart=True)
 
 
+def test_a_worker_that_dies_during_its_start_is_told(monkeypatch, tmp_path):
+    (tmp_path / "numpy.py").write_text("import os; os._exit(7)", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(WorkerError, match=r"Worker 0 of walk died with exit code 7 \(in copy 0\)"):
+        workers_of(2)
+
+
 def test_what_cannot_travel_is_told():
     lock = threading.Lock()
     with pytest.raises(ConfigError, match="walk cannot be sent to workers, since"):

@@ -178,15 +178,15 @@ class MendedEnv(AutoResetEnv):
             list(ended.values()), *self._reading.ends(self._last, self._steps)
         )
         for name, flags in ended.items():
-            acts = source[name].get("mask")
-            if acts is not None:  # whom a time limit stops is bootstrapped
-                acts = acts | (before[name].mask & root.truncated)
-            self._flags[name] = flags.closed_by(root, acts).__dict__
+            closed = flags.closed_by(root, source[name].get("mask"))
+            # Whom a time limit stops is bootstrapped, whoever set it.
+            stopped = before[name].mask & root.truncated & ~closed.terminated.squeeze(-1)
+            self._flags[name] = {**closed.__dict__, "mask": closed.mask | stopped}
         after = self._with_flags(source, root)
         if not bool(root.done.any()):
             return after, dict(after)
-        ended = root.done.squeeze(-1)
-        return after, self._start(None if bool(ended.all()) else ended)
+        over = root.done.squeeze(-1)
+        return after, self._start(None if bool(over.all()) else over)
 
     def _with_flags(self, source: dict[str, Any], root: TeamFlags) -> dict[str, Any]:
         given = {**source, "done": root.done, **root.__dict__}

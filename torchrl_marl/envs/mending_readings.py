@@ -16,6 +16,7 @@ from torchrl.data import (
     Categorical,
     Composite,
     MultiCategorical,
+    MultiOneHot,
     OneHot,
     TensorSpec,
 )
@@ -27,6 +28,8 @@ from torchrl_marl.specs import AgentSpec, GroupSpec, TeamSpec
 from torchrl_marl.stacking import is_lazy
 
 __all__ = ["Reading", "reading_of"]
+
+_BRANCHES = (MultiCategorical, MultiOneHot)
 
 Ends = tuple[Tensor | None, Tensor | None]
 
@@ -223,9 +226,13 @@ class UnityReading(Reading):
         leaves = list(seen.keys())
         observation = seen[leaves[0]] if len(leaves) == 1 else seen.clone()
         (spec,) = action.values()
-        choice = isinstance(spec, MultiCategorical) and len(spec.nvec) == 1
-        if choice:
-            spec = Categorical(int(spec.nvec[0]), dtype=torch.int64, device=spec.device)
+        sizes = [box.n for box in spec.space] if isinstance(spec, _BRANCHES) else []
+        choice = len(sizes) == 1
+        if sizes:  # anew, without what is legal just now
+            of = {"dtype": spec.dtype, "device": spec.device}
+            one_hot = isinstance(spec, MultiOneHot)
+            single, several = (OneHot, MultiOneHot) if one_hot else (Categorical, MultiCategorical)
+            spec = single(sizes[0], **of) if choice else several(sizes, **of)
         return AgentSpec(name, len(names), observation, spec, action_mask=choice, agent_names=names)
 
     def _read_group(

@@ -53,7 +53,7 @@ class OpenSpielGames(AutoResetEnv):
         )
         n_features = math.prod(shape)
         action = Categorical(n_actions) if wrapper.categorical_actions else OneHot(n_actions)
-        kinds = {
+        kinds: dict[str, tuple[AgentSpec, ...]] = {
             group: (
                 AgentSpec(
                     group,
@@ -105,7 +105,7 @@ class OpenSpielGames(AutoResetEnv):
 
     def _choices(self, actions: dict[str, dict[str, Any]]) -> dict[int, int]:
         """Player -> action."""
-        choices = {}
+        choices: dict[int, int] = {}
         for name, names in self.group_map.items():
             chosen = actions[name]["action"][0]
             chosen = chosen.int().argmax(-1) if self._one_hot else chosen

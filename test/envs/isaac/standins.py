@@ -24,8 +24,8 @@ HOW = (
 SIMULATOR = frozenset({"omni", "pxr", "isaacsim", "carb", "usdrt", "warp"})
 # What it imports besides, and nothing here calls: stood for only where it is not installed.
 THIRD_PARTIES = frozenset(
-    "PIL cv2 dex_retargeting einops flatdict h5py hid matplotlib pink pinocchio prettytable scipy "
-    "toml transformers trimesh websockets yaml".split()
+    {"PIL", "cv2", "dex_retargeting", "einops", "flatdict", "h5py", "hid", "matplotlib", "pink"}
+    | {"pinocchio", "prettytable", "scipy", "toml", "transformers", "trimesh", "websockets", "yaml"}
 )
 PARTS = ("isaaclab", "isaaclab_assets", "isaaclab_contrib", "isaaclab_tasks")
 

@@ -23,8 +23,8 @@ def define():
         decimation = 1
         episode_length_s = 1000.0
         possible_agents = ["robot_0", "robot_1", "robot_2", "robot_3"]
-        action_spaces = {name: 1 for name in possible_agents}
-        observation_spaces = {name: 3 for name in possible_agents}
+        action_spaces = dict.fromkeys(possible_agents, 1)
+        observation_spaces = dict.fromkeys(possible_agents, 3)
         state_space = 4
         sim: SimulationCfg = SimulationCfg(dt=1.0, device="cpu")
         scene: InteractiveSceneCfg = InteractiveSceneCfg(num_envs=5, env_spacing=4.0)
@@ -79,7 +79,10 @@ def define():
                 outside = self.x.abs() > 1
                 rows = zip(names, outside.unbind(1))
                 return self.here(dict(rows)), self.here(dict.fromkeys(names, late))
-            flags = {"terminated": dict.fromkeys(names, none), "timed out": dict.fromkeys(names, late)}
+            flags = {
+                "terminated": dict.fromkeys(names, none),
+                "timed out": dict.fromkeys(names, late),
+            }
             for name, ends in self.cfg.script.items():
                 for step, how in ends.items():
                     at = self.episode_length_buf == step

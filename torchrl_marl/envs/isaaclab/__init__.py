@@ -1,5 +1,10 @@
 """Isaac Lab's multi-agent tasks."""
 
-from torchrl_marl.envs.isaaclab.env import IsaacLabEnv
+from typing import TYPE_CHECKING
 
-__all__ = ["IsaacLabEnv"]
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.envs.isaaclab.env import IsaacLabEnv
+
+__getattr__, __dir__, __all__ = attach(__name__, {"env": ["IsaacLabEnv"]})

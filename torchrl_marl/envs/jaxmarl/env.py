@@ -16,9 +16,9 @@ from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs.auto_reset import AutoResetEnv
 from torchrl_marl.envs.declaration import Declaration
-from torchrl_marl.envs.jaxmarl.worlds import World, import_jaxmarl, make_world
+from torchrl_marl.envs.jaxmarl.worlds import import_jaxmarl
 from torchrl_marl.envs.life_cycle import where_fresh
-from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.errors import ConfigError
 
 __all__ = ["JaxMarlEnv"]
 
@@ -102,66 +102,62 @@ class JaxMarlEnv(AutoResetEnv):
         for name, value in {"num_envs": num_envs, "max_steps": max_steps}.items():
             if value is not None and value < 1:
                 raise ConfigError(f"JaxMarlEnv: {name} is {value}, expected 1 or more.")
+        if isinstance(group_map, Mapping):
+            group_map = tuple((name, tuple(ids)) for name, ids in group_map.items())  # type: ignore
         import_jaxmarl()
-        import jax
+        from torchrl_marl.envs.jaxmarl import compiled, exchange, program
 
-        from torchrl_marl.envs.jaxmarl import exchange, program
-
+        self._carry: Any = None
         self._exchange = exchange
         self._jax_device = exchange.device_of(torch.device(device))
-        own = make_world(world, max_steps, continuous_actions, kwargs)
-        kinds = _kinds(own, group_map, not categorical_actions)
-        self._program = program.Program(
-            own,
-            kinds,
-            num_envs,
-            state=_state_of(own, state, kinds),
-            info=info,
-            shaping=program.Shaping(shaped_reward, shaped_reward_steps),
-        )
-        self.world_name, self.max_steps = own.name, own.limit
-        self._set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
-        self._template, shapes = jax.eval_shape(self._program.start, *self._seeded)
-        if shaped_reward and "shaped_reward" not in self._program.told():
-            raise ConfigError(
-                f"JaxMarlEnv: shaped_reward is {shaped_reward}, but {own.name!r} has none of its "
-                "own; leave it 0."
+        self._calls = compiled.compiled(
+            compiled.Settings(
+                world,
+                num_envs,
+                max_steps,
+                state,
+                info,
+                group_map,
+                continuous_actions,
+                not categorical_actions,
+                program.Shaping(shaped_reward, shaped_reward_steps),
+                tuple(kwargs.items()),
             )
-        specs = {name: tuple(kind.spec() for kind in group) for name, group in kinds.items()}
-        described = Unbounded(shapes["state"].shape[1:]) if "state" in shapes else None
-        super().__init__(
-            Declaration(type(self).__name__, num_envs, specs, described),
-            device=device,
-            info={name: _info_spec(shapes[name]) for name in kinds if "info" in shapes[name]},
         )
-        # What a call goes on from is its own, and the next call's to write to.
-        self._start_all = jax.jit(self._program.start)
-        self._restart = jax.jit(self._program.restart, donate_argnums=0)
-        self._advance = jax.jit(self._program.step, donate_argnums=0)
+        self.world_name, self.max_steps = self._calls.world.name, self._calls.world.limit
+        kinds, leaves = self._calls.kinds, self._calls.leaves
+        super().__init__(
+            Declaration(
+                type(self).__name__,
+                num_envs,
+                {name: tuple(kind.spec() for kind in group) for name, group in kinds.items()},
+                Unbounded(leaves["state"].shape[1:]) if "state" in leaves else None,
+            ),
+            device=device,
+            info={name: _info_spec(leaves[name]) for name in kinds if "info" in leaves[name]},
+        )
+        self._set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
 
     # ------------------------------------------------------------------------ reset and step
 
     def _start(self, fresh: Tensor | None) -> dict[str, Any]:
-        if fresh is None or self._carry is None:
-            given = self._seeded if self._carry is None else self._gone_on()
-            self._carry, leaves = self._start_all(*given)
+        begun = self._carry is not None
+        key = (self._carry["key"], self._carry["calls"]) if begun else self._seeded
+        carry, leaves = self._calls.start(*key)
+        if fresh is None or not begun:
+            self._carry = carry
             return self._given(leaves)
         asked = self._exchange.to_jax(fresh, self._jax_device)
-        self._carry, leaves = self._restart(self._carry, asked)
+        self._carry = self._calls.merge(self._carry, carry, asked)
         return where_fresh(fresh, self._given(leaves), self._begun or {})
 
-    def _gone_on(self) -> tuple[Any, Any]:
-        return self._carry["key"], self._carry["calls"]
-
-    def _play(
-        self, actions: dict[str, dict[str, Any]]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
         rows = [
             self._action(given, self._declaration.kinds[name][i].action_spec)
             for name, kinds in self.group_kinds.items()
             for i, given in enumerate(kinds.parts(actions[name], "action").values())
         ]
-        self._carry, after, begun = self._advance(self._carry, rows)
+        self._carry, after, begun = self._calls.step(self._carry, rows)
         return self._given(after), self._given(begun)
 
     def _action(self, action: Tensor, spec: Any) -> Any:
@@ -180,7 +176,7 @@ class JaxMarlEnv(AutoResetEnv):
         key = jax.random.PRNGKey(0 if seed is None else seed)
         zero = jax.numpy.zeros((), jax.numpy.int32)
         self._seeded = jax.device_put((key, zero), self._jax_device)
-        self._carry: Any = None
+        self._carry = None
         self._begun = None
 
     def snapshot(self) -> TensorDict:
@@ -191,7 +187,7 @@ class JaxMarlEnv(AutoResetEnv):
         """
         if self._carry is None:
             self.reset()
-        shared = dict(zip(("key", "calls"), self._gone_on()))
+        shared = {key: self._carry[key] for key in ("key", "calls")}
         world = {key: x for key, x in self._carry.items() if key not in shared}
         read = self._exchange.read_tree
         source = {"world": {"batched": read(world), "shared": read(shared)}}
@@ -207,63 +203,12 @@ class JaxMarlEnv(AutoResetEnv):
             SimulatorStateError: a snapshot of another world or another number of envs.
         """
         saved = {**snapshot["world", "batched"], **snapshot["world", "shared"]}
-        carry = self._exchange.write_tree(self._template, saved, self._jax_device)
+        carry = self._exchange.write_tree(self._calls.carry, saved, self._jax_device)
         self._begun, self._ended = None, None
         if "begun" in snapshot.keys():
             self._begun = _cloned(snapshot["begun"].to_dict())
             self._ended = snapshot["ended"].clone()
         self._carry = carry
-
-
-def _kinds(world: World, group_map: Any, one_hot: bool) -> dict[str, tuple]:
-    """Group -> its kinds, with the shapes that the world really gives."""
-    import jax
-
-    from torchrl_marl.envs.jaxmarl.teams import group_ids, kinds_of
-
-    env = world.env
-    seen, state = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
-    if not isinstance(seen, dict) or any(agent not in seen for agent in env.agents):
-        raise SpecError(
-            f"JaxMARL's {world.name!r} gives its observations as {_outline(seen)}, expected a dict "
-            f"with one for each of {list(env.agents)}; wrap it to give these."
-        )
-    try:
-        legal = jax.eval_shape(getattr(env, world.traits.legal), state)
-    except (NotImplementedError, AttributeError):
-        legal = None
-    shapes = {agent: tuple(seen[agent].shape) for agent in env.agents}
-    masks = None if legal is None else {agent: tuple(x.shape) for agent, x in legal.items()}
-    groups = group_ids("JaxMarlEnv", env.agents, group_map)
-    return {name: kinds_of(name, ids, env, shapes, masks, one_hot) for name, ids in groups.items()}
-
-
-def _outline(seen: Any) -> str:
-    return f"a dict of {sorted(seen)}" if isinstance(seen, dict) else f"a {type(seen).__name__}"
-
-
-def _state_of(world: World, state: Any, kinds: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """``state(world, observations)`` of a copy."""
-    import jax.numpy as jnp
-
-    if state is None:
-        return None
-    if callable(state):
-        return lambda own, seen: jnp.ravel(state(own))
-    if state == "observations":
-        ids = [agent for group in kinds.values() for kind in group for agent in kind.ids]
-        return lambda own, seen: jnp.concatenate([seen[agent].reshape(-1) for agent in ids])
-    if state != "world":
-        raise ConfigError(
-            f"JaxMarlEnv: state is {state!r}, expected 'observations', 'world', a function or None."
-        )
-    read = world.traits.state
-    if read is None:
-        raise ConfigError(
-            f"JaxMarlEnv: {world.name!r} has no state for a critic; use state='observations', or a "
-            "function of its JAX state that gives a vector."
-        )
-    return lambda own, seen: read(world.env, own, seen)
 
 
 def _info_spec(leaves: Mapping[str, Any]) -> Composite:

@@ -6,6 +6,7 @@ Shapes: E envs, N agents of a group, A agents of all groups.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ Array = Any
 State = Callable[[Any, Any], Array]
 
 
+@dataclass(frozen=True)
 class Shaping:
     """How much of the world's shaped reward is added: linearly less, to none, with the steps.
 
@@ -29,8 +31,8 @@ class Shaping:
         steps (int, optional): env steps until none is; for ever the same if None.
     """
 
-    def __init__(self, coefficient: float, steps: int | None = None) -> None:
-        self.coefficient, self.steps = coefficient, steps
+    coefficient: float = 0.0
+    steps: int | None = None
 
     def at(self, frames: Array) -> Array:
         """The coefficient after so many env steps."""
@@ -40,7 +42,7 @@ class Shaping:
 
 
 class Program:
-    """Starts, restarts and steps E copies of a world.
+    """Starts and steps E copies of a world.
 
     What goes on (the *carry*) and what is given to torch (*leaves*, nested dicts as
     :class:`~torchrl_marl.envs.auto_reset.AutoResetEnv` wants them) share no memory.
@@ -81,12 +83,10 @@ class Program:
         carry, leaves = self._begin(drawing)
         return _owned({**carry, "key": key, "calls": calls}, leaves)
 
-    def restart(self, carry: Array, fresh: Array) -> tuple[Array, Array]:
-        """Episodes begin in some envs; the leaves are right there only."""
-        key, drawing = jax.random.split(carry["key"])
-        new, leaves = self._begin(drawing)
-        begun = {key: _where(fresh, new[key], carry[key]) for key in new}
-        return _owned({**begun, "key": key, "calls": carry["calls"]}, leaves)
+    def merge(self, carry: Array, new: Array, fresh: Array) -> Array:
+        """What goes on: the new in the envs ``fresh`` ``[E]``, the old elsewhere."""
+        shared = {key: new[key] for key in ("key", "calls")}
+        return {**_where(fresh, _without(new, shared), carry), **shared}
 
     def step(self, carry: Array, actions: list[Array]) -> tuple[Array, Array, Array]:
         """The carry, the leaves that the step led to, and those that the next one goes on from."""
@@ -163,18 +163,15 @@ class Program:
         going = {"world": world, "steps": steps, "terminated": terminated, "mask": mask}
         legal = self._legal(world)
         if legal:
-            rows = [
-                legal[agent].argmax(-1).astype(jnp.int32) if agent in legal else steps * 0
-                for agent in self.ids
-            ]
-            going["idle"] = jnp.stack(rows, 1)
+            idle = (legal[agent].argmax(-1) for agent in self.ids)
+            going["idle"] = jnp.stack([x.astype(jnp.int32) for x in idle], 1)
         root = {"terminated": root_terminated, "truncated": root_truncated}
         root["done"] = root_terminated | root_truncated
         leaves: dict[str, Any] = {key: flag[:, None] for key, flag in root.items()}
         if self.state is not None:
             leaves["state"] = jax.vmap(self.state)(world, observations).astype(jnp.float32)
         flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
-        rows = {key: flag[..., None] for key, flag in flags.items()} | {"mask": mask}
+        rows: dict[str, Any] = {"mask": mask, **{k: x[..., None] for k, x in flags.items()}}
         info = self._info(world, infos, root["done"]) if self.info else {}
         rows.update({"info": info} if info else {})
         for name, place in self.places.items():
@@ -270,6 +267,10 @@ def _where(fresh: Array, new: Array, old: Array) -> Array:
         return jnp.where(fresh.reshape(-1, *[1] * (x.ndim - 1)), x, y).astype(x.dtype)
 
     return jax.tree.map(select, new, old)
+
+
+def _without(mapping: Array, keys: Array) -> Array:
+    return {key: x for key, x in mapping.items() if key not in keys}
 
 
 def _owned(carry: Array, leaves: Array) -> tuple[Array, Array]:

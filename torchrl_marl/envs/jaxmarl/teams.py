@@ -77,6 +77,7 @@ def group_ids(
             groups.setdefault(prefix, []).append(agent)
         return groups
     by_name = {str(agent): agent for agent in agents}
+    group_map = dict(group_map)
     named = [str(agent) for members in group_map.values() for agent in members]
     for name in named:
         if name not in by_name:

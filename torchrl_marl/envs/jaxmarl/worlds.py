@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
-import io
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -75,7 +74,7 @@ def import_jaxmarl() -> Any:
         raise MissingExtraError("JaxMARL", "jaxmarl")
     if "jax" not in sys.modules:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    with contextlib.redirect_stdout(io.StringIO()):  # it tells what it did not find
+    with contextlib.redirect_stdout(sys.stdout):  # which it sets to another one
         import jaxmarl
     return jaxmarl
 
@@ -180,10 +179,11 @@ def _look_up(name: str, arguments: dict[str, Any]) -> None:
 
 def _refuse_leftover(name: str, env: Any, arguments: dict[str, Any]) -> None:
     """MPE's worlds swallow any argument."""
-    inits = [inspect.signature(cls.__init__).parameters for cls in type(env).__mro__[:-1]]
-    known = {key for init in inits for key in init} - {"self", "args", "kwargs", "env_kwargs"}
-    if "SimpleMPE" not in {cls.__name__ for cls in type(env).__mro__}:
+    classes = type(env).__mro__[:-1]
+    if "SimpleMPE" not in {cls.__name__ for cls in classes}:
         return
+    inits = [inspect.signature(cls.__init__).parameters for cls in classes]  # type: ignore[misc]
+    known = {key for init in inits for key in init} - {"self", "kwargs"}
     known.update(_OF_MPE)
     for key in arguments:
         if key not in known:

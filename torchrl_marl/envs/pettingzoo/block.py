@@ -56,14 +56,14 @@ class RowTensors:
             for kind, spec in specs_of(declaration, name, "action")
             for field in [field_of(name, kind, "action")]
         }
-        seen = [field for field, x in rows.items() if x.dtype.kind == "f" and "/action" not in field]
+        seen = [
+            field for field, x in rows.items() if x.dtype.kind == "f" and "/action" not in field
+        ]
         self._checked = {
             part: [field for field in seen if field.startswith(part)] for part in ("after", "begun")
         }
 
-    def _places_of(
-        self, group: str, infos: Sequence[str]
-    ) -> list[tuple[tuple[str, ...], str]]:
+    def _places_of(self, group: str, infos: Sequence[str]) -> list[tuple[tuple[str, ...], str]]:
         """Path in a group's dict -> field, of all leaves but the flags."""
         places = [(("mask",), f"{group}//mask")]
         places += [(("info", key), f"{group}//info/{key}") for key in infos]

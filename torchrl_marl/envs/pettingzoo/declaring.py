@@ -95,7 +95,7 @@ def _agent_spec(name: str, kind: Sequence[AgentSpaces], one_hot: bool) -> AgentS
             "wrap the world to give one of these."
         )
     if type(first.action).__name__ == "Box" and does.ndim != 1:
-        does = does.reshape(-1)
+        does = does.reshape(does.shape.numel())
     names = tuple(str(agent.agent) for agent in kind)
     mask = first.masked is not None
     return AgentSpec(name, len(kind), seen, does, action_mask=mask, agent_names=names)
@@ -183,9 +183,7 @@ def row_fields(
     return fields
 
 
-def specs_of(
-    declaration: Declaration, group: str, leaf: str
-) -> Iterator[tuple[str, TensorSpec]]:
+def specs_of(declaration: Declaration, group: str, leaf: str) -> Iterator[tuple[str, TensorSpec]]:
     """Kind, or ``""`` for all agents of a group, and the spec of one of its leaves."""
     kinds, reader = declaration.groups[group], declaration.reader
     by_kind = kinds.lazy if leaf == "action" else kinds.ragged(leaf)

@@ -81,6 +81,7 @@ class OneCopy(ABC):
         self._limit = seen_limit(self.world)
         self._spaces: dict[Any, tuple[Any, Any]] = {}
         self._row: Row | None = None
+        self._all_act = False
 
     # --------------------------------------------------------------------- what worlds differ in
 
@@ -111,17 +112,15 @@ class OneCopy(ABC):
         self._bind(row)
         with self._random.active():
             if self.steps == 0:
-                for after, begun in self._carried:
-                    np.copyto(after, begun)
+                self._carry(self._begun, self._after, True)
             given = self._move()
             self.steps += 1
-            over = self._write_step(*given)
+            over, changed = self._write_step(*given)
         if over:
             with self._random.active(look=True):
                 self._begin(None)
         else:
-            for after, begun in self._carried:
-                np.copyto(begun, after)
+            self._carry(self._after, self._begun, changed)
 
     def _begin(self, seed: int | None) -> None:
         seen, infos = self._reset(seed)
@@ -136,12 +135,15 @@ class OneCopy(ABC):
 
     def _write_step(
         self, seen: dict, earned: dict, terminated: dict, truncated: dict, infos: dict
-    ) -> bool:
-        """Writes what a step led to; whether the episode is over."""
-        changed, alive = self._advance(terminated, truncated)
+    ) -> tuple[bool, bool]:
+        """Writes what a step led to; whether the episode is over, and whether flags changed."""
+        changed, alive = False, True
+        n, after = len(self.agents), self._after
+        same = self._all_act and len(seen) == n == len(self.world.agents)
+        if not same or True in terminated.values() or True in truncated.values():
+            changed, alive = self._advance(terminated, truncated)
+            changed = self._choose(seen) or changed
         over = not alive or self.steps == self.plan.max_steps
-        changed = self._choose(seen) or changed
-        after = self._after
         self._write(after, seen, infos)
         for agent, place in zip(self.agents, after.rewards):
             place[0] = earned.get(agent, 0.0)
@@ -149,10 +151,10 @@ class OneCopy(ABC):
             self._close(after)
         elif changed:
             self._write_flags(after)
-        else:
+        elif self.steps >= ENDLESS:
             self._refuse_endless()
-        self._row["ended"][0] = over  # type: ignore[index]
-        return over
+        after.ended[0] = over
+        return over, changed
 
     def _advance(self, terminated: Mapping, truncated: Mapping) -> tuple[bool, bool]:
         """Who came and who ended in this step: whether anything changed, whether anyone lives."""
@@ -188,6 +190,7 @@ class OneCopy(ABC):
             )
         ]
         changed, life.acts = acts != life.acts, acts
+        self._all_act = all(acts)
         return changed
 
     def _close(self, view: PartViews) -> None:
@@ -211,12 +214,18 @@ class OneCopy(ABC):
         self._row = row
         self._after = PartViews(row, "after", self.seats)
         self._begun = PartViews(row, "begun", self.seats)
-        self._carried = [(self._after.fields[key], x) for key, x in self._begun.fields.items()]
         self._actions = action_readers(row, self.seats)
         self._groups = {
             group: [i for i, seat in enumerate(self.seats) if seat.group == group]
             for group in self._after.masks
         }
+
+    @staticmethod
+    def _carry(source: PartViews, target: PartViews, flags: bool) -> None:
+        for old, new in zip(source.data, target.data):
+            new[...] = old
+        for old, new in zip(source.all_flags if flags else (), target.all_flags):
+            new[...] = old
 
     def _write(self, view: PartViews, seen: Mapping, infos: Mapping) -> None:
         """What the agents see and are told."""
@@ -275,7 +284,7 @@ class OneCopy(ABC):
             self._spaces[agent] = objects
 
     def _refuse_endless(self) -> None:
-        if self.steps < ENDLESS or self.plan.max_steps is not None:
+        if self.plan.max_steps is not None:
             return
         if self._limit is None or self.steps > self._limit * len(self.agents):
             raise ConfigError(
@@ -302,7 +311,7 @@ class OneCopy(ABC):
     def load(self, state: bytes) -> None:
         """Goes on from a saved state."""
         self.world, self._random, self.steps, self.life = unpickled(state)
-        self._spaces = {}
+        self._spaces, self._all_act = {}, False
 
     def close(self) -> None:
         """Closes the world."""

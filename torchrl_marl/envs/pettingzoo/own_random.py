@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -36,6 +34,9 @@ class OwnRandom:
     def __init__(self, seed: int) -> None:
         self.uses_python = False
         self._left = _WATCHED
+        self._look = True
+        self._outer: Any = None
+        self._outer_python: Any = None
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
@@ -43,32 +44,28 @@ class OwnRandom:
         self._numpy = np.random.MT19937(seed)
         self._python: Any = random.Random(seed).getstate()
 
-    @contextlib.contextmanager
-    def active(self, look: bool = False) -> Iterator[None]:
-        """Makes these what global random functions draw from.
+    def active(self, look: bool = False) -> OwnRandom:
+        """A context in which these are what global random functions draw from.
 
         Args:
             look (bool): look whether Python's generator is drawn from.
         """
-        look = look or self.uses_python or self._left > 0
         self._left -= 1
-        outer = np.random.get_bit_generator()
+        self._look = look or self.uses_python or self._left > 0
+        return self
+
+    def __enter__(self) -> None:
+        self._outer = np.random.get_bit_generator()
         np.random.set_bit_generator(self._numpy)
-        python = self._enter_python() if look else None
-        try:
-            yield
-        finally:
-            np.random.set_bit_generator(outer)
-            if look:
-                self._leave_python(python)
+        if self._look:
+            self._outer_python = random.getstate()
+            random.setstate(self._python)
 
-    def _enter_python(self) -> Any:
-        outer = random.getstate()
-        random.setstate(self._python)
-        return outer
-
-    def _leave_python(self, outer: Any) -> None:
-        inner = random.getstate()
-        self.uses_python = self.uses_python or inner != self._python
-        self._python = inner
-        random.setstate(outer)
+    def __exit__(self, *raised: Any) -> None:
+        np.random.set_bit_generator(self._outer)
+        if self._look:
+            inner = random.getstate()
+            self.uses_python = self.uses_python or inner != self._python
+            self._python = inner
+            random.setstate(self._outer_python)
+        self._outer = self._outer_python = None

@@ -71,12 +71,19 @@ def _of_clock(clock: Any) -> tuple:
 
 
 def _of_font(font: Any) -> tuple:
-    if not hasattr(font, "path"):
+    import pygame
+
+    if not hasattr(type(font), "path"):
         raise TypeError("a pygame font without its file's path cannot be pickled")
-    return _font, (font.path, font.size)
+    try:
+        return _font, (font.path, font.size)
+    except pygame.error:  # pygame was ended, by another world's close()
+        return _font, (None, 0)
 
 
 def _font(path: Any, size: Any) -> Any:
+    if path is None:
+        return None
     import pygame.freetype
 
     pygame.freetype.init()

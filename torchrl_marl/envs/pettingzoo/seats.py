@@ -15,6 +15,7 @@ from torchrl_marl.errors import ConfigError, nearest
 
 __all__ = ["AgentSpaces", "Leaf", "Seat", "field_of", "grouped", "spaces_of"]
 
+
 @dataclass(frozen=True)
 class AgentSpaces:
     """What one agent sees and does, as the world declares it.
@@ -97,7 +98,9 @@ def spaces_of(world: Any, agent: Any, infos: Mapping[Any, Any]) -> AgentSpaces:
     return AgentSpaces(agent, observation, action, masked, wrapped)
 
 
-def grouped(agents: Sequence[Any], group_map: Mapping[str, Sequence[str]] | None) -> dict[str, list[Any]]:
+def grouped(
+    agents: Sequence[Any], group_map: Mapping[str, Sequence[str]] | None
+) -> dict[str, list[Any]]:
     """Group -> ids of its agents.
 
     Args:
@@ -144,5 +147,3 @@ def grouped(agents: Sequence[Any], group_map: Mapping[str, Sequence[str]] | None
 def field_of(group: str, kind: str, leaf: str) -> str:
     """Name of a field: of all agents of a group, or of a kind."""
     return f"{group}/{kind}/{leaf}"
-
-

@@ -31,12 +31,21 @@ class PartViews:
         head = f"{part}/"
         own = {key.removeprefix(head): x for key, x in row.items() if key.startswith(head)}
         self.fields = own
-        self.root, self.state = own["root"], own.get("state")
+        self.root, self.state, self.ended = own["root"], own.get("state"), row["ended"]
         self.flags = {seat.group: own[f"{seat.group}//flags"] for seat in seats}
         self.masks = {seat.group: own[f"{seat.group}//mask"] for seat in seats}
+        self.all_flags = [self.root, *self.flags.values(), *self.masks.values()]
+        flags = {id(x) for x in self.all_flags}
+        self.data = [x for key, x in own.items() if id(x) not in flags and "//reward" not in key]
         self.leaves = [
             [(leaf.path, leaf.start, own[leaf.field][seat.place]) for leaf in seat.leaves]
             for seat in seats
+        ]
+        # Observations of one array, the most, are written faster.
+        self.plain = [
+            view if len(leaves) == 1 and not path and not start else None
+            for leaves in self.leaves
+            for path, start, view in leaves[:1]
         ]
         self.action_masks = [
             None if seat.action_mask is None else own[seat.action_mask][seat.mask_place]
@@ -62,6 +71,10 @@ class PartViews:
         Raises:
             SpecError: not what its space says.
         """
+        plain = self.plain[i]
+        if plain is not None and getattr(observation, "shape", None) == plain.shape:
+            plain[...] = observation
+            return
         for path, start, view in self.leaves[i]:
             value = observation
             for key in path:
@@ -108,6 +121,8 @@ def _reader(rows: np.ndarray, place: int, space: Any) -> Callable[[], Any]:
         return lambda: item(place) + start
     row = rows[place]
     shape, dtype = space.shape, space.dtype
+    if kind == "Box" and (shape, dtype) == (row.shape, row.dtype):
+        return row.copy
     start = getattr(space, "start", None)
     if kind == "MultiDiscrete" and start is not None:
         return lambda: row.reshape(shape).astype(dtype) + start

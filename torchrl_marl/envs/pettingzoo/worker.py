@@ -96,7 +96,8 @@ class Worker:
         theirs.close()
         self._waiting = False
         self._socket.settimeout(max(self._timeout, SHORTEST_START))
-        send(self._socket, self._start_message)
+        with contextlib.suppress(OSError):
+            send(self._socket, self._start_message)
 
     def send(self, message: Any) -> None:
         """Asks for something; an answer that nobody took, after Ctrl-C, is dropped before."""

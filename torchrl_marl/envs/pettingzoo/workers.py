@@ -93,6 +93,7 @@ class Workers:
                 worker = Worker(pickled, layout, block, n_copies, n_workers, i, timeout)
                 worker.start()
                 self._workers.append(worker)
+                self._current[i] = worker.copies[0]
         try:
             self._call("make", dict.fromkeys(range(n_copies), ()))
         except BaseException:

@@ -1,0 +1,139 @@
+"""Toy worlds of PettingZoo that do what a script says; without torch, for quick workers."""
+
+import random
+
+import gymnasium.spaces as spaces
+import numpy as np
+from pettingzoo import AECEnv, ParallelEnv
+
+BOX, PAIR = spaces.Box(-100, 100, (2,), np.float64), spaces.Discrete(2)
+
+
+class Script(ParallelEnv):
+    """Does in step t what ``steps[t]`` says: agents afterwards, who sees, who earns, who ends.
+
+    What an agent sees is its number and the time. An episode that outlives its script repeats
+    the last step.
+    """
+
+    metadata = {"name": "script"}
+    render_mode = None
+
+    def __init__(self, agents, steps, first=None, observation=None, action=None, infos=None):
+        self.possible_agents = agents.split()
+        self.first = self.possible_agents if first is None else first.split()
+        self.script, self.got = steps, []
+        self.seen_by, self.done_by, self.told = observation or {}, action or {}, infos or [{}]
+        self.episodes = 0
+
+    def observation_space(self, agent):
+        return self.seen_by.get(agent, BOX)
+
+    def action_space(self, agent):
+        return self.done_by.get(agent, PAIR)
+
+    def _see(self, agents):
+        own = {}
+        for agent in agents:
+            shape = self.observation_space(agent).shape
+            own[agent] = np.full(shape, self.possible_agents.index(agent), np.float64)
+            own[agent][-1] = self.t
+        return own
+
+    def _tell(self, agents):
+        return {a: dict(self.told[min(self.t, len(self.told) - 1)]) for a in agents}
+
+    def reset(self, seed=None, options=None):
+        self.t, self.agents = 0, list(self.first)
+        self.episodes += 1
+        return self._see(self.agents), self._tell(self.agents)
+
+    def step(self, actions):
+        self.got.append(dict(actions))
+        step = self.script[min(self.t, len(self.script) - 1)]
+        self.t += 1
+        before, words = self.agents, step.get
+        self.agents = words("agents", " ".join(before)).split()
+        told = {*before, *self.agents}
+        seen = self._see(words("sees", " ".join(told)).split())
+        seen |= {a: np.full(2, x) for a, x in words("shows", {}).items()}
+        return (
+            seen,
+            words("earns", {}),
+            {a: a in words("dies", "").split() for a in told},
+            {a: a in words("cut", "").split() for a in told},
+            self._tell(told),
+        )
+
+
+class Gambler(Script):
+    """Sees and earns what the global generators draw."""
+
+    def step(self, actions):
+        seen, _, *rest = super().step(actions)
+        seen = {a: np.array([np.random.rand(), random.random()]) for a in seen}
+        return seen, {a: np.random.rand() for a in seen}, *rest
+
+
+class Faulty(Script):
+    """Raises in step 4 of its first episode, in one process only once."""
+
+    def step(self, actions):
+        if self.t == 3 and self.episodes == 1:
+            raise ValueError("out of petrol")
+        return super().step(actions)
+
+
+class Turns(AECEnv):
+    """Two players or more move in turn; ``plan[move]`` is what each then earns, and who ends.
+
+    A move gives the mover 1 and everybody else -10, unless the plan says otherwise. What a
+    player sees is its number and how many moves were made.
+    """
+
+    metadata = {"name": "turns"}
+
+    def __init__(self, n=2, plan=(), n_moves=6, blind=False):
+        self.possible_agents = [f"p_{i}" for i in range(n)]
+        self.plan, self.n_moves, self.blind = dict(plan), n_moves, blind
+        self.calls = []
+
+    def observation_space(self, agent):
+        return BOX
+
+    def action_space(self, agent):
+        return PAIR
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.move = list(self.possible_agents), 0
+        self.rewards, self._cumulative_rewards = ({a: 0 for a in self.agents} for _ in range(2))
+        self.terminations, self.truncations = ({a: False for a in self.agents} for _ in range(2))
+        self.infos = {a: {} for a in self.agents}
+        self.agent_selection = self.agents[0]
+
+    def observe(self, agent):
+        if self.blind and agent != self.agent_selection:
+            raise ValueError("not its turn")
+        return np.array([self.possible_agents.index(agent), self.move], np.float32)
+
+    def step(self, action):
+        mover = self.agent_selection
+        self.calls.append((mover, action))
+        if self.terminations[mover] or self.truncations[mover]:
+            return self._was_dead_step(action)
+        self.move += 1
+        words = self.plan.get(self.move, {})
+        earns = words.get("earns", {a: 1 if a == mover else -10 for a in self.agents})
+        self.rewards = {a: earns.get(a, 0) for a in self.agents}
+        for a in words.get("dies", "").split():
+            self.terminations[a] = True
+        for a in words.get("cut", "").split():
+            self.truncations[a] = True
+        if self.move == self.n_moves:
+            self.terminations = dict.fromkeys(self.agents, True)
+        self._cumulative_rewards[mover] = 0
+        self._accumulate_rewards()
+        order = self.agents[self.agents.index(mover) + 1 :] + self.agents
+        living = [a for a in order if not (self.terminations[a] or self.truncations[a])]
+        self.agent_selection = living[0] if living else mover
+        self._deads_step_first()

@@ -1,0 +1,376 @@
+"""TorchRL's own environments, mended: the real ones, and stand-ins for what is not here."""
+
+import warnings
+
+import pytest
+import torch
+import torchrl.envs
+from tensordict import TensorDict
+from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase, MarlGroupMapType, RewardSum, SerialEnv, TransformedEnv
+from torchrl_worlds import Crew, Engine, MeltingPot, Smac, StarCraft, Substrate, Unity
+
+import torchrl_marl
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import RolloutCollector
+from torchrl_marl.envs import VmasEnv, check_marl_env, make_env
+from torchrl_marl.envs.mending import mended
+from torchrl_marl.envs.openspiel import OpenSpielGames
+from torchrl_marl.envs.toy import Arena
+from torchrl_marl.errors import ConfigError, SpecError
+
+
+def spiel(game, **kwargs):
+    pytest.importorskip("pyspiel")
+    return make_env(torchrl.envs.OpenSpielEnv(game, **kwargs), seed=0)
+
+
+def foraging():
+    pytest.importorskip("lbforaging")
+    from torchrl.envs.libs.lbforaging import LBForagingEnv
+
+    return make_env(LBForagingEnv("Foraging-5x5-2p-1f-v3", max_episode_steps=6), seed=0)
+
+
+def stock_vmas(**kwargs):
+    pytest.importorskip("vmas")
+    return torchrl.envs.VmasEnv("simple_tag", num_envs=3, seed=0, max_steps=3, **kwargs)
+
+
+class Lonely(EnvBase):
+    """Unbatched, one flag at the root, one reward for all; dies in step 2 of every other game."""
+
+    max_steps = 3
+
+    def __init__(self):
+        super().__init__(batch_size=())
+        n = (2,)
+        self.observation_spec = Composite(
+            pair=Composite(observation=Unbounded((*n, 1)), shape=n), state=Unbounded((1,))
+        )
+        self.action_spec = Composite(pair=Composite(action=Categorical(3, shape=n), shape=n))
+        self.reward_spec = Unbounded((1,))
+        self.done_spec = Categorical(2, shape=(1,), dtype=torch.bool)
+        self.steps = self.games = 0
+
+    def _set_seed(self, seed):
+        self.games = 0
+
+    def _reset(self, tensordict=None, **kwargs):
+        self.steps, self.games = 0, self.games + 1
+        return self.give()
+
+    def _step(self, tensordict):
+        self.steps += 1
+        dies = self.games % 2 == 0 and self.steps == 2
+        over = torch.tensor([dies or self.steps == 3])
+        out = self.give().update({"done": over, "terminated": over.clone()})
+        return out.set("reward", torch.tensor([float(self.steps)]))
+
+    def give(self):
+        seen = torch.full((2, 1), float(self.steps))
+        return TensorDict({"pair": {"observation": seen}, "state": seen[0]}, [])
+
+
+# --------------------------------------------------------------------------------- what is right
+
+
+def test_what_is_right_stays_as_it_is():
+    arena = Arena(3, seed=0)
+    for env in (arena, TransformedEnv(arena, RewardSum()), SerialEnv(2, lambda: Camp())):
+        assert mended(env) is env
+    pytest.importorskip("vmas")
+    env = VmasEnv("balance", num_envs=2, seed=0)
+    assert make_env(env) is env
+
+
+class Camp(Lonely):
+    """With all flags at the root, and rewards of agents."""
+
+    def __init__(self):
+        super().__init__()
+        flag = Categorical(2, shape=(1,), dtype=torch.bool)
+        keys = ("done", "terminated", "truncated")
+        self.done_spec = Composite({key: flag.clone() for key in keys})
+        self.reward_spec = Composite(pair=Composite(reward=Unbounded((2, 1)), shape=(2,)))
+
+
+# ------------------------------------------------------------------- what TorchRL leaves unsaid
+
+
+def test_a_team_of_which_the_root_says_one_flag():
+    env = make_env(Lonely(), seed=0)
+    assert env.batch_size == (1,) and env.max_steps == 3
+    td = env.rollout(6, break_when_any_done=False)[0]
+    # The first game reaches the limit, the second one ends by itself.
+    assert td["next", "truncated"].flatten().tolist() == [False, False, True, False, False, False]
+    assert td["next", "terminated"].flatten().tolist() == [False, False, False, False, True, False]
+    assert td["next", "pair", "reward"][:3, :, 0].tolist() == [[1.0] * 2, [2.0] * 2, [3.0] * 2]
+    assert td["next", "pair", "mask"].all(-1).tolist() == [True, True, True, True, False, True]
+    assert td["next", "state"].flatten().tolist() == [1, 2, 3, 1, 2, 1]
+    check_marl_env(env, n_steps=12)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_ends_of_agents_only(late):
+    crew = Crew(late)
+    env = make_env(crew, seed=0)
+    with torch.no_grad():
+        td = env.rollout(6, always_one(env), break_when_any_done=False)
+    end = "truncated" if late else "terminated"
+    assert td["next", end][0].flatten().tolist() == [False, False, True] * 2
+    assert td["next", "done"][0].flatten().tolist() == [False, False, True] * 2
+    assert td["next", "crew", end][0, :3, :, 0].tolist() == [[0, 0], [1, 0], [1, 1]]
+    # At the time limit the last one keeps its mask; who ended before does not get it back.
+    expected = [[True, True], [False, True], [False, late]]
+    assert td["next", "crew", "mask"][0, :3].tolist() == expected
+    # What ann does in the third step reaches nobody.
+    assert crew.sent[2][0].flatten().tolist() == [0.0, 1.0]
+    check_marl_env(env, n_steps=9)
+
+
+def always_one(env):
+    """A policy that always does 1."""
+    return lambda td: td.update(env.full_action_spec.zero().apply(lambda x: x + 1))
+
+
+def test_a_reset_of_some_crews():
+    env = make_env(Crew(), seed=0)
+    td = env.reset()
+    td = env.step(env.rand_action(td))["next"]
+    asked = torch.tensor([[False], [True], [False]])
+    td = env.reset(td.exclude("reward").set("_reset", asked))
+    assert td["crew", "observation"][:, 0, 0].tolist() == [1.0, 0.0, 1.0]
+    after = env.step(env.rand_action(td))["next"]
+    assert after["crew", "terminated"][:, 0, 0].tolist() == [True, False, True]
+
+
+def test_what_cannot_be_mended():
+    with pytest.raises(ConfigError, match=r"batch size \[2, 3\], expected \[E\]"):
+        mended(Crew(batch_size=(2, 3)))
+    with pytest.raises(ConfigError, match="n_envs is 4, but the environment given has 3"):
+        make_env(Crew(), n_envs=4)
+
+
+# ------------------------------------------------------------------------------------ real ones
+
+
+def test_foraging():
+    env = foraging()
+    assert env.batch_size == (1,)
+    report = check_marl_env(env, n_steps=14)
+    assert "MendedEnv keeps the rules: 2 agents in 1 group, 14 steps of 1 envs" in report
+    td = env.rollout(14, break_when_any_done=False)
+    assert td["next", "truncated"].any()  # six steps, with food left
+
+
+@pytest.mark.parametrize("group_map", [None, MarlGroupMapType.ALL_IN_ONE_GROUP])
+def test_stock_vmas(group_map):
+    raw = stock_vmas(group_map=group_map)
+    assert raw.rollout(3)["next", "terminated"][:, -1].all()  # a time limit, says TorchRL
+    env = make_env(stock_vmas(group_map=group_map), seed=0)
+    td = env.rollout(7, break_when_any_done=False)
+    assert td["next", "truncated"][0].flatten().tolist() == [False, False, True] * 2 + [False]
+    assert not td["next", "terminated"].any()
+    check_marl_env(env, n_steps=4)
+
+
+def test_a_goal_in_the_last_step_of_vmas_is_no_time_limit():
+    raw = stock_vmas()
+    raw._env.scenario.done = lambda: torch.tensor([True, False, False])
+    after = mended(raw).rollout(1)["next"]
+    assert after["terminated"].flatten().tolist() == [True, False, False]
+    raw._env.max_steps = 1
+    after = mended(raw).rollout(1)["next"]
+    assert after["terminated"].flatten().tolist() == [True, False, False]
+    assert after["truncated"].flatten().tolist() == [False, True, True]
+
+
+GAMES = {
+    "tic_tac_toe": {"categorical_actions": True},
+    "connect_four": {},
+    "leduc_poker": {"categorical_actions": True},  # chance, and what one player sees alone
+    "hanabi": {"categorical_actions": True},  # a reward in every step
+    "goofspiel": {"categorical_actions": True},  # both at once
+    "matching_pennies_3p": {},
+}
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_openspiel_keeps_the_rules(game):
+    env = spiel(game, **GAMES[game])
+    assert isinstance(env, OpenSpielGames)
+    check_marl_env(env, n_steps=45 if game in ("connect_four", "hanabi") else 15)
+
+
+def test_turns_and_rewards_of_tic_tac_toe():
+    env = spiel("tic_tac_toe", categorical_actions=True)
+    td, masks = env.reset(), []
+    for cell in (0, 3, 1, 4, 2):  # crosses win in the upper row
+        masks.append(td["agents", "mask"][0].tolist())
+        assert td["agents", "action_mask"][0, len(masks) % 2 - 1].sum() == 10 - len(masks)
+        action = torch.full((1, 2), cell)
+        td, carry = env.step_and_maybe_reset(td.set(("agents", "action"), action))
+        last, td = td["next"], carry
+    assert masks == [[True, False], [False, True]] * 2 + [[True, False]]
+    # The loser's -1 lies in a step in which it waits.
+    assert last["agents", "reward"].flatten().tolist() == [1.0, -1.0]
+    assert last["terminated"].all() and not last["agents", "mask"].any()
+    assert td["agents", "mask"].tolist() == [[True, False]]
+
+
+@pytest.mark.parametrize("game", ["hanabi", "goofspiel", "leduc_poker"])
+def test_rewards_sum_to_the_returns(game):
+    env = spiel(game, categorical_actions=True)
+    td, total, games = env.reset(), torch.zeros(1, 2, 1), 0
+    while games < 5:
+        state = env._state
+        step, td = env.step_and_maybe_reset(env.rand_action(td))
+        total = total + step["next", "agents", "reward"]
+        if step["next", "done"].all():
+            assert total.flatten().tolist() == state.returns()
+            total, games = torch.zeros(1, 2, 1), games + 1
+
+
+def test_an_illegal_move_is_named():
+    env = spiel("tic_tac_toe", categorical_actions=True)
+    td = env.reset()
+    for expected in (None, "player 1 does 0, expected one of"):
+        td["agents", "action"] = torch.zeros(1, 2, dtype=torch.int64)
+        if expected is None:
+            td = env.step(td)["next"]
+            continue
+        with pytest.raises(SpecError, match=expected):
+            env.step(td)
+
+
+def test_simultaneous_games_die_in_torchrl():
+    """The reason for all this; once it passes there, mending can go."""
+    pyspiel = pytest.importorskip("pyspiel")
+    raw = torchrl.envs.OpenSpielEnv("goofspiel", categorical_actions=True)
+    with pytest.raises((pyspiel.SpielError, TypeError)):
+        raw.rollout(20)
+
+
+def test_wrappers_are_mended_before_they_are_transformed():
+    pytest.importorskip("pyspiel")
+    env = TransformedEnv(torchrl.envs.OpenSpielEnv("tic_tac_toe"), RewardSum())
+    with pytest.raises(ConfigError, match="mended before it is transformed"):
+        mended(env)
+
+
+def test_pettingzoo_is_taken_out_of_its_wrapper():
+    pytest.importorskip("pettingzoo")
+    speaker_listener = pytest.importorskip("mpe2.simple_speaker_listener_v4")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of TorchRL, for any PettingZoo but 1.24.3
+        raw = torchrl.envs.PettingZooWrapper(speaker_listener.parallel_env(max_cycles=4))
+    env = make_env(raw, seed=0)
+    assert type(env).__name__ == "PettingZooEnv"
+    assert {name: list(ids) for name, ids in env.group_map.items()} == raw.group_map
+    check_marl_env(env, n_steps=6)
+
+
+# ------------------------------------------------------------------------------------ stand-ins
+
+
+def test_smac():
+    game = StarCraft(limit=4)
+    with pytest.warns(UserWarning, match="cannot be seeded"):
+        env = make_env(Smac(env=game), seed=0)
+    td = env.rollout(8, break_when_any_done=False)
+    assert td["next", "truncated"][0].flatten().tolist() == [False, False, False, True] * 2
+    assert not td["next", "terminated"].any()
+    assert td["next", "agents", "mask"][0, :4, 0].tolist() == [True, False, False, False]
+    assert td["next", "agents", "mask"][0, :, 1:].all()
+    assert td["next", "agents", "terminated"][0, :4, 0, 0].tolist() == [False, True, True, True]
+    assert td["next", "agents", "reward"][0, 1].flatten().tolist() == [1.0] * 3
+    assert td["state"].shape == (1, 8, 7)
+    assert all(sent[0] == 0 for sent in game.sent[2:4])  # the no-op, of the dead
+    won = mended(Smac(env=StarCraft(limit=9), categorical_actions=False))
+    assert won.rollout(6)["next", "terminated"].flatten().tolist() == [False] * 5 + [True]
+    assert TeamSpec.from_env(env).groups["agents"].n_actions == 4
+
+
+def test_meltingpot():
+    env = mended(MeltingPot(env=Substrate()))
+    td = env.rollout(6, break_when_any_done=False)
+    assert td["next", "truncated"][0].flatten().tolist() == [False, False, True] * 2
+    assert td["next", "agents", "reward"].dtype == torch.float32
+    assert td["next", "agents", "reward"][0, 2].flatten().tolist() == [3.0, -3.0]
+    assert td["agents", "observation", "RGB"].shape == (1, 6, 2, 4, 4, 3)
+    assert TeamSpec.from_env(env).state_spec is None  # a picture is no state
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_unity(late):
+    engine = Engine(late)
+    env = mended(Unity(env=engine, categorical_actions=True))
+    td = env.rollout(8, break_when_any_done=False)
+    end = "truncated" if late else "terminated"
+    assert td["next", end][0].flatten().tolist() == [False, False, False, True] * 2
+    assert td["next", "group_0", end][0, :4, 0, 0].tolist() == [False, True, True, True]
+    assert td["next", "group_0", "mask"][0, :4, 0].tolist() == [True, False, False, False]
+    assert td["next", "group_0", "reward"][0, :4, :, 0].tolist() == [
+        [1.5, 1.5],
+        [1.5, 1.5],
+        [0.0, 1.5],
+        [0.0, 1.5],
+    ]
+    assert td["group_0", "observation"].shape == (1, 8, 2, 2)
+    assert (td["group_0", "action"] < 2).all()  # the third choice is never legal
+    assert [sorted(sent) for sent in engine.sent[:4]] == [[0, 1], [0, 1], [1], [1]]
+
+
+def test_unity_agents_of_other_actions():
+    env = mended(Unity(env=Engine(False, branches=(), continuous=2)))
+    assert env.rollout(3)["group_0", "action"].shape == (1, 3, 2, 2)
+    env = mended(Unity(env=Engine(False, branches=(2, 3)), categorical_actions=True))
+    assert env.rollout(3)["group_0", "action"].shape == (1, 3, 2, 2)
+    env = mended(Unity(env=Engine(False)))  # one-hot, by default
+    action = env.rollout(3)["group_0", "action"]
+    assert action.shape == (1, 3, 2, 3) and (action[..., 2] == 0).all()
+    assert mended(Unity(env=Engine(False, branches=(2, 3)))).rollout(3).shape == (1, 3)
+    with pytest.raises(ConfigError, match="expected discrete or continuous actions"):
+        mended(Unity(env=Engine(False, continuous=2)))
+
+
+# -------------------------------------------------------------------------------- collect, train
+
+
+@pytest.mark.parametrize("make", [foraging, lambda: spiel("goofspiel", categorical_actions=True)])
+def test_the_collector_goes_on_from_batch_to_batch(make):
+    env = make()
+    collector = RolloutCollector(env, frames_per_batch=9, total_frames=27)
+    batches = list(collector)
+    assert [batch.shape for batch in batches] == [(1, 9)] * 3
+    ids = torch.cat([batch["collector", "traj_ids"] for batch in batches], 1)[0]
+    done = torch.cat([batch["next", "done"] for batch in batches], 1)[0, :, 0]
+    assert ids[0] == 0 and torch.equal(ids.diff(), done[:-1].long())
+
+
+TRAINED = {
+    "foraging": (foraging, "team"),
+    "tic_tac_toe": (lambda: spiel("tic_tac_toe", categorical_actions=True), "agent"),
+    "goofspiel": (lambda: spiel("goofspiel"), "agent"),
+    "smac": (lambda: mended(Smac(env=StarCraft(limit=4))), "team"),
+    "unity": (lambda: mended(Unity(env=Engine(False), categorical_actions=True)), "agent"),
+    "crew": (lambda: mended(Crew()), "team"),
+    "vmas": (lambda: mended(stock_vmas(group_map=MarlGroupMapType.ALL_IN_ONE_GROUP)), "team"),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.filterwarnings("ignore:.*cannot be seeded")
+def test_a_recipe_trains_on_it(name, tmp_path):
+    make, bootstrap = TRAINED[name]
+    run = torchrl_marl.train(
+        "toy_arena_mappo",
+        env=make(),
+        total_frames=96,
+        frames_per_batch=48,
+        folder=str(tmp_path / "run"),
+        learner={"bootstrap": bootstrap, "minibatch_size": 24, "num_epochs": 1},
+        evaluation={"episodes": 2, "every_frames": None},
+    )
+    assert run.summary["frames"] == 96
