@@ -24,7 +24,9 @@ BENCHMARL = (
 )
 AGILERL = (
     ["torch==2.13.0"],
-    ["torch==2.13.0", "agilerl==2.58.0", "pettingzoo==1.26.1", "mpe2==1.1.1"],
+    # Its algorithms import peft, which only an extra of it asks for.
+    ["torch==2.13.0", "peft==0.21.0", "transformers==5.14.1"]
+    + ["pettingzoo==1.26.1", "mpe2==1.1.1", "agilerl==2.58.0"],
 )
 JAXMARL = (["jaxmarl==0.2.0", "flax", "optax"],)
 JAXMARL_GPU = (["jaxmarl==0.2.0", "flax", "optax", "jax[cuda12]"],)

@@ -219,7 +219,8 @@ def gae(
     With a mask, steps in which an agent does not act are transparent to it: their reward goes
     to its last own step, they are not discounted, and that step bootstraps from the agent's
     next own step. What follows an agent's end (``done`` stays True until the reset) reaches no
-    step before it.
+    step before it. The last step bootstraps from its next value, whoever acts then;
+    :class:`~torchrl_marl.objectives.TeamGAE` leaves out whose turn that is not.
 
     Args:
         reward (Tensor): reward of the step.

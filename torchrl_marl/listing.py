@@ -25,7 +25,7 @@ def recipes() -> list[tuple[str, str]]:
 def scenarios() -> list[tuple[str, str]]:
     """The worlds of each library."""
     from torchrl_marl.config_rules import TOY_WORLDS
-    from torchrl_marl.envs.pettingzoo.worlds import known_names
+    from torchrl_marl.envs.pettingzoo.names import known_names
     from torchrl_marl.envs.vmas.scenarios import scenario_names
 
     rows = []

@@ -21,7 +21,6 @@ from torchrl.envs import (
 )
 from torchrl.envs.utils import check_marl_grouping, step_mdp
 
-from torchrl_marl.envs import check_marl_env
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.stacking import is_lazy, pad_group
 
@@ -179,9 +178,6 @@ class EnvContract:
                 assert td["next", key].shape == (E, 3, 1)
                 if case.agent_done:
                     assert td["next", name, key].shape == (E, 3, n, 1)
-
-    def test_check_marl_env_finds_nothing(self, env):
-        check_marl_env(env, n_steps=LIMIT + 1)
 
     def test_torchrl_collects_it(self, env):
         collector = Collector(env, frames_per_batch=4 * E, total_frames=8 * E)

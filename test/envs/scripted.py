@@ -106,8 +106,8 @@ class Turns(AECEnv):
 
     def reset(self, seed=None, options=None):
         self.agents, self.move = list(self.possible_agents), 0
-        self.rewards, self._cumulative_rewards = ({a: 0 for a in self.agents} for _ in range(2))
-        self.terminations, self.truncations = ({a: False for a in self.agents} for _ in range(2))
+        self.rewards, self._cumulative_rewards = (dict.fromkeys(self.agents, 0) for _ in range(2))
+        self.terminations, self.truncations = (dict.fromkeys(self.agents, False) for _ in range(2))
         self.infos = {a: {} for a in self.agents}
         self.agent_selection = self.agents[0]
 

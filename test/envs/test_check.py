@@ -518,6 +518,12 @@ def test_all_that_is_wrong_is_listed():
         assert part in str(caught.value)
 
 
+def test_a_world_that_ends_by_itself_may_do_so_at_the_limit():
+    """Some games of Nim are over before the fifth move, some with it."""
+    report = check_marl_env(TOY_ENVS["nim"](13, seed=0, max_steps=5), n_steps=6)
+    assert "a time limit has to be truncated" in report.partition("Hint: ")[2]
+
+
 def test_two_that_share_a_generator():
     check_marl_env(Shared(), n_steps=5)
     with pytest.raises(SpecError, match="side by side .* keep all state"):

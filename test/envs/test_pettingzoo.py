@@ -305,6 +305,15 @@ def test_what_is_not_finite_names_the_copy_and_the_agent(value):
         roll(world, 3)
 
 
+def test_a_state_that_is_not_finite_names_the_copy():
+    class Stateful(Script):
+        def state(self):
+            return np.array([0.0, np.inf if self.t == 2 else 1.0])
+
+    with pytest.raises(NonFiniteError, match="the state of copy 0"):
+        roll(Stateful("bob_0", [{}]), 3, max_steps=5, state="world")
+
+
 def test_what_the_dead_see_does_not_matter():
     world = Script(
         "bob_0 bob_1", [{"agents": "bob_0", "dies": "bob_1", "shows": {"bob_1": np.nan}}]
@@ -332,7 +341,7 @@ def test_an_observation_of_another_shape_is_refused():
 
 def test_a_space_of_no_fixed_shape_is_refused():
     world = Script("bob_0", [{}], observation={"bob_0": spaces.Sequence(BOX)})
-    world._see = lambda agents: {a: () for a in agents}
+    world._see = lambda agents: dict.fromkeys(agents, ())
     with pytest.raises(SpecError, match="'bob_0'.*Sequence.*Wrap"):
         PettingZooEnv(world)
 
@@ -371,6 +380,9 @@ def test_a_missing_package_has_its_pip_line(monkeypatch):
         PettingZooEnv("mpe2/simple_spread_v3")
     with pytest.raises(ConfigError, match="pip install magent2"):
         PettingZooEnv("magent2/battle_v4")
+    gone.add("pettingzoo")
+    with pytest.raises(MissingExtraError, match="PettingZoo is not installed"):
+        PettingZooEnv("sisl/pursuit-v5")
 
 
 def test_wrong_arguments_are_refused():

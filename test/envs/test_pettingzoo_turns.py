@@ -45,7 +45,7 @@ def test_rewards_are_what_the_world_tells_at_the_next_turn():
     td = roll(world, 11)
     found = td["next", "p", "reward"][0, ..., 0]
     world.reset()
-    turns = {a: 0 for a in world.agents}
+    turns = dict.fromkeys(world.agents, 0)
     for move in range(11):
         agent = world.agent_selection
         i = world.possible_agents.index(agent)

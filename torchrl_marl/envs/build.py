@@ -103,7 +103,7 @@ def _named(name: str, settings: dict[str, Any]) -> EnvConfig:
 def _take(env: Any, seed: int | None, device: torch.device | str, n_envs: int | None) -> EnvBase:
     from torchrl.envs import EnvBase
 
-    from torchrl_marl.envs.mending import mended
+    from torchrl_marl.envs.torchrl.mending import mended
 
     if not isinstance(env, EnvBase):
         raise ConfigError(

@@ -312,7 +312,7 @@ class OnPolicyLearner(nn.Module):
             return
         key = loss.tensor_keys.advantage
         advantage = data.get(key)
-        mask = learned_mask(data, group.mask_key)
+        mask = None if group.mask_key is None else learned_mask(data, group.mask_key)
         dims = [d for d in range(advantage.ndim) if how == "pooled" or d != advantage.ndim - 2]
         parts = group.slices if isinstance(group, JoinedGroup) else (slice(None),)
         rows = [
@@ -342,8 +342,7 @@ class OnPolicyLearner(nn.Module):
             keys += [of_loss.action, of_loss.sample_log_prob, of_loss.advantage]
             keys += [of_loss.value_target, of_loss.value]
             if (mask_key := self._joined[name].mask_key) is not None:
-                learned = loss_mask_key(mask_key)
-                keys += [mask_key] if data.get(learned, None) is None else [mask_key, learned]
+                keys += [k for k in (mask_key, loss_mask_key(mask_key)) if k in data.keys(True)]
         return list(dict.fromkeys(keys))
 
     # ----------------------------------------------------------------------------- metrics

@@ -229,15 +229,12 @@ def closes(done: Tensor, terminated: Tensor, seen: Tensor) -> Tensor:
     return (first < n_steps) & closing.gather(-3, first.clamp_max(n_steps - 1))
 
 
-def learned_mask(tensordict: TensorDictBase, mask_key: NestedKey | None) -> Tensor | None:
+def learned_mask(tensordict: TensorDictBase, mask_key: NestedKey) -> Tensor:
     """The steps to learn from: own turns whose outcome is in the batch; ``[*B, N]``.
 
-    Those that an estimator of turns marked, or else all in which an agent acts; None: all.
+    Those that an estimator of turns marked, or else all in which an agent acts.
     """
-    if mask_key is None:
-        return None
-    learned = tensordict.get(loss_mask_key(mask_key), None)
-    return tensordict.get(mask_key) if learned is None else learned
+    return tensordict.get(loss_mask_key(mask_key), tensordict.get(mask_key))
 
 
 def loss_mask_key(mask_key: NestedKey) -> NestedKey:

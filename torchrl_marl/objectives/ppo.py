@@ -6,7 +6,7 @@ Shapes: B any batch dims, N agents, A action features.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,12 +26,7 @@ from torchrl_marl.functional import (
 )
 from torchrl_marl.joining import padded
 from torchrl_marl.modules.normalization import ValueNorm
-from torchrl_marl.objectives.estimator import (
-    TeamGAE,
-    blank_masked,
-    estimator_keys,
-    learned_mask,
-)
+from torchrl_marl.objectives.estimator import TeamGAE, blank_masked, estimator_keys, learned_mask
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["MAPPOLoss"]
@@ -80,9 +75,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
           joined group ``[G]``, one for each group in it
 
     Keys:
-        - reads: what the networks read, action, action_log_prob, mask, loss_mask where it is
-          there, advantage and value_target (estimated where they are missing), state_value with
-          ``clip_value``
+        - reads: what the networks read, action, action_log_prob, mask (and loss_mask), advantage
+          and value_target (estimated where they are missing), state_value with ``clip_value``
         - writes: nothing; returns ``loss_objective``, ``loss_critic``, ``loss_entropy``,
           ``entropy``, ``kl_approx``, ``clip_fraction``, ``ESS``, ``max_ratio``, ``mean_ratio``,
           ``explained_variance``, ``value_clip_fraction``
@@ -209,9 +203,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             )
         mask = None if self._mask_key is None else tensordict.get(self._mask_key)
         if mask is not None:
-            learned = learned_mask(tensordict, self._mask_key)
-            self._enter(tensordict, mask, learned)
-            mask = learned
+            mask = self._enter(tensordict, mask)
         advantage = tensordict.get(keys.advantage)
         if self.normalize_advantage:
             advantage = self._standardize(advantage, mask)
@@ -243,9 +235,9 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         key = self.loss_mask_key
         return None if key is None or key == "auto" else key
 
-    def _enter(self, tensordict: TensorDictBase, mask: Tensor, learned: Tensor) -> None:
+    def _enter(self, tensordict: TensorDictBase, mask: Tensor) -> Tensor:
         """Replaces what stands in masked slots: even 0 times NaN would be NaN in a gradient."""
-        keys = self.tensor_keys
+        keys, learned = self.tensor_keys, learned_mask(tensordict, cast(NestedKey, self._mask_key))
         for key in (keys.sample_log_prob, keys.advantage, keys.value_target, keys.value):
             value = tensordict.get(key, None)
             if value is not None:
@@ -258,6 +250,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         rows = mask.reshape(mask.shape + (1,) * (action.ndim - mask.ndim))
         legal = self._legal_action.to(action)
         tensordict.set(keys.action, torch.where(rows, action, legal))
+        return learned
 
     def _standardize(self, advantage: Tensor, mask: Tensor | None) -> Tensor:
         excluded = {dim % advantage.ndim for dim in self.normalize_advantage_exclude_dims}

@@ -13,6 +13,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.build import make_env
+from torchrl_marl.envs.torchrl.mending import mended
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import build_learners
@@ -167,7 +168,7 @@ def _own_or_new(
     config: TrainConfig, env: EnvBase | None, device: torch.device | str, n_envs: int
 ) -> EnvBase:
     if env is not None:
-        return with_dense_groups(env)
+        return with_dense_groups(mended(env))
     if config.env.library == "own":
         raise CheckpointError(
             "this run was trained on an environment of your own; in Python, "

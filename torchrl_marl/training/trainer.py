@@ -23,6 +23,7 @@ from torchrl_marl.collectors.rollout import RolloutCollector, restore_env, snaps
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.build import make_env
 from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.torchrl.mending import mended
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.build import build_learners
@@ -148,14 +149,14 @@ class Training:
         self.config = config
         self.folder = folder
         self.device = torch.device(config.device)
-        self.own_env = env
+        self.own_env = env = None if env is None else mended(env)
         torch.manual_seed(config.seed)
         np.random.seed(config.seed % 2**32)
         random.seed(config.seed)
-        self.env = env
-        if self.env is None:
+        if env is None:
             self.env = make_env(config.env, seed=config.seed, device=self.device)
         else:
+            self.env = env
             self.env.set_seed(config.seed)
             self.env.reset()  # so that it does not matter whether it was used before
         self.env = with_dense_groups(self.env)

@@ -126,6 +126,7 @@ class IsaacLabEnv(AutoResetEnv):
             max_steps=max_steps,
             terminal_observations=terminal_observations,
         )
+        self.is_closed = False  # TorchRL asks for it before it closes
         self._random = RandomState(seed, task.device)
         self._seen: dict[str, Any] = {}
         self._flags: GroupFlags | None = None

@@ -5,7 +5,7 @@ Shapes: E copies, N agents of a group, S state features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ class RowTensors:
 
     def _places_of(self, group: str, infos: Sequence[str]) -> list[tuple[tuple[str, ...], str]]:
         """Path in a group's dict -> field, of all leaves but the flags."""
-        places = [(("mask",), f"{group}//mask")]
+        places: list[tuple[tuple[str, ...], str]] = [(("mask",), f"{group}//mask")]
         places += [(("info", key), f"{group}//info/{key}") for key in infos]
         for leaf in ("observation", "action_mask"):
             for kind, spec in specs_of(self._declaration, group, leaf):
@@ -149,7 +149,7 @@ class RowTensors:
         if field.endswith("/state"):
             if bad.any():
                 raise NonFiniteError(
-                    f"{self._declaration.owner}: the state of copy {int(bad.argmax(0)[0])} is "
+                    f"{self._declaration.owner}: the state of copy {np.argwhere(bad)[0][0]} is "
                     "not finite; correct the world."
                 )
             return

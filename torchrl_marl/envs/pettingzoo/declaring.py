@@ -56,8 +56,8 @@ def declared(
             except ValueError as error:
                 raise ConfigError(f"{owner}: {error}") from error
     if state == "observations":
-        kinds = [kind for own in declaration.kinds.values() for kind in own]
-        state = sum(kind.n_agents * _n_features(kind.observation_spec) for kind in kinds)
+        every = [kind for own in declaration.kinds.values() for kind in own]
+        state = sum(kind.n_agents * _n_features(kind.observation_spec) for kind in every)
     return declaration if state is None else declaration.with_state(Unbounded((int(state),)))
 
 

@@ -17,17 +17,17 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs.auto_reset import AutoResetEnv
+from torchrl_marl.envs.grouping import grouped
+from torchrl_marl.envs.life_cycle import where_fresh
 from torchrl_marl.envs.pettingzoo.block import RowTensors
 from torchrl_marl.envs.pettingzoo.declaring import declared, row_fields, seats_of
 from torchrl_marl.envs.pettingzoo.one_copy import CopyPlan
 from torchrl_marl.envs.pettingzoo.parallel import ParallelCopy
 from torchrl_marl.envs.pettingzoo.probing import info_keys, probe
 from torchrl_marl.envs.pettingzoo.rows import RowLayout
-from torchrl_marl.envs.pettingzoo.seats import grouped
 from torchrl_marl.envs.pettingzoo.turns import TurnCopy
 from torchrl_marl.envs.pettingzoo.workers import Workers
 from torchrl_marl.envs.pettingzoo.worlds import Backend, maker_of
-from torchrl_marl.envs.life_cycle import where_fresh
 from torchrl_marl.envs.simulator import SimulatorStateError
 from torchrl_marl.errors import ConfigError, UserError, WorkerError
 
@@ -132,6 +132,7 @@ class PettingZooEnv(AutoResetEnv):
             restart=restart_workers,
             name=make.name,
         )
+        self._seeds: list[int | None] = [None] * num_envs
         self._rows = RowTensors(declaration, self._workers.rows, state, keys, self.device)
         self._set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
 
@@ -180,7 +181,7 @@ class PettingZooEnv(AutoResetEnv):
 
     def _set_seed(self, seed: int | None) -> None:
         children = np.random.SeedSequence(seed).spawn(self.num_envs)
-        self._seeds: list[int | None] = [int(s.generate_state(1)[0]) >> 1 for s in children]
+        self._seeds = [int(s.generate_state(1)[0]) >> 1 for s in children]
 
     def snapshot(self) -> TensorDict:
         """The state of all worlds, to be given to :meth:`restore`.

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from torchrl_marl.envs.pettingzoo.lives import Life
 from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
 from torchrl_marl.envs.pettingzoo.pickling import pickled, unpickled
 from torchrl_marl.envs.pettingzoo.seats import Seat, spaces_of
@@ -46,23 +47,6 @@ class CopyPlan:
     state: bool
 
 
-@dataclass
-class Life:
-    """Who came, acts and ended in the running episode, agent by agent."""
-
-    came: list[bool]
-    acts: list[bool]
-    terminated: list[bool]
-    truncated: list[bool]
-    left: list[bool]
-    """Ended in an earlier step."""
-
-    @classmethod
-    def of(cls, n: int) -> Life:
-        """Before an episode."""
-        return cls(*([False] * n for _ in range(5)))
-
-
 class OneCopy(ABC):
     """One copy of a world: begins episodes and plays steps, reading and writing a row.
 
@@ -75,13 +59,11 @@ class OneCopy(ABC):
         self.world = make()
         self.plan, self.seats = plan, plan.seats
         self.agents = [seat.spaces.agent for seat in plan.seats]
-        self.life = Life.of(len(self.agents))
-        self.steps = 0
+        self.life, self.steps = Life.of(self.agents), 0
         self._random = OwnRandom(0)
         self._limit = seen_limit(self.world)
         self._spaces: dict[Any, tuple[Any, Any]] = {}
         self._row: Row | None = None
-        self._all_act = False
 
     # --------------------------------------------------------------------- what worlds differ in
 
@@ -124,12 +106,12 @@ class OneCopy(ABC):
 
     def _begin(self, seed: int | None) -> None:
         seen, infos = self._reset(seed)
-        self.steps, self.life = 0, Life.of(len(self.agents))
+        self.steps, self.life = 0, Life.of(self.agents)
         self._check_spaces(infos)
         for view in self._begun.fields.values():
             view[...] = 0
-        self._advance({}, {})
-        self._choose(seen)
+        self.life.advance(self.world.agents, {}, {})
+        self.life.choose(self._acting(seen))
         self._write(self._begun, seen, infos)
         self._write_flags(self._begun)
 
@@ -137,74 +119,26 @@ class OneCopy(ABC):
         self, seen: dict, earned: dict, terminated: dict, truncated: dict, infos: dict
     ) -> tuple[bool, bool]:
         """Writes what a step led to; whether the episode is over, and whether flags changed."""
-        changed, alive = False, True
-        n, after = len(self.agents), self._after
-        same = self._all_act and len(seen) == n == len(self.world.agents)
+        changed, alive, life, present = False, True, self.life, self.world.agents
+        same = life.all_act and len(seen) == len(self.agents) == len(present)
         if not same or True in terminated.values() or True in truncated.values():
-            changed, alive = self._advance(terminated, truncated)
-            changed = self._choose(seen) or changed
-        over = not alive or self.steps == self.plan.max_steps
+            cut_off = self._limit is not None and self.steps >= self._limit
+            changed, alive = life.advance(present, terminated, truncated, cut_off)
+            changed = life.choose(self._acting(seen)) or changed
+        over, after = not alive or self.steps == self.plan.max_steps, self._after
         self._write(after, seen, infos)
         for agent, place in zip(self.agents, after.rewards):
             place[0] = earned.get(agent, 0.0)
         if over:
-            self._close(after)
+            ended = life.close()
+            self._write_flags(after)
+            after.root[:, 0] = True, ended, not ended
         elif changed:
             self._write_flags(after)
         elif self.steps >= ENDLESS:
             self._refuse_endless()
         after.ended[0] = over
         return over, changed
-
-    def _advance(self, terminated: Mapping, truncated: Mapping) -> tuple[bool, bool]:
-        """Who came and who ended in this step: whether anything changed, whether anyone lives."""
-        life, present = self.life, self.world.agents
-        changed = alive = False
-        for i, agent in enumerate(self.agents):
-            if life.terminated[i] or life.truncated[i]:
-                life.left[i] = True
-                continue
-            here = agent in present
-            dead, cut = terminated.get(agent, False), truncated.get(agent, False)
-            if not life.came[i]:
-                if not (here or dead or cut):
-                    continue
-                life.came[i] = changed = True
-            if dead and cut:
-                dead = self._limit is None or self.steps < self._limit
-            if dead or cut or not here:
-                life.truncated[i] = bool(cut and not dead)
-                life.terminated[i] = not life.truncated[i]
-                changed = True
-            else:
-                alive = True
-        return changed, alive
-
-    def _choose(self, seen: Mapping) -> bool:
-        """Who acts in the next step; whether that changed."""
-        life, acting = self.life, self._acting(seen)
-        acts = [
-            came and not (dead or cut) and agent in acting
-            for agent, came, dead, cut in zip(
-                self.agents, life.came, life.terminated, life.truncated
-            )
-        ]
-        changed, life.acts = acts != life.acts, acts
-        self._all_act = all(acts)
-        return changed
-
-    def _close(self, view: PartViews) -> None:
-        """Everybody's end at the end of an episode."""
-        life = self.life
-        lived = [not left and came for left, came in zip(life.left, life.came)]
-        ended = all(dead for dead, came in zip(life.terminated, life.came) if came)
-        for i, done in enumerate(map(any, zip(life.terminated, life.truncated))):
-            if not done:
-                (life.terminated if ended else life.truncated)[i] = True
-        # Who is cut off is bootstrapped from, also who waited.
-        life.acts = [alive and not dead for alive, dead in zip(lived, life.terminated)]
-        self._write_flags(view)
-        view.root[:, 0] = True, ended, not ended
 
     # ----------------------------------------------------------------------------------- rows
 
@@ -236,24 +170,24 @@ class OneCopy(ABC):
             elif (observation := seen.get(agent)) is not None:
                 spaces = self.seats[i].spaces
                 view.see(i, agent, observation["observation"] if spaces.wrapped else observation)
-            if view.action_masks[i] is not None:
-                self._write_action_mask(view, i, seen, infos)
+            if (mask := view.action_masks[i]) is not None:
+                self._write_action_mask(mask, i, seen, infos)
         for group, keys in self.plan.infos.items():
             for key in keys:
                 told = [number(infos.get(self.agents[i]), key) for i in self._groups[group]]
                 view.infos[group][key][:] = told
         if self.plan.state:
-            write(view.state, np.ravel(self.world.state()), "the world's state")
+            write(view.fields["state"], np.ravel(self.world.state()), "the world's state")
 
-    def _write_action_mask(self, view: PartViews, i: int, seen: Mapping, infos: Mapping) -> None:
+    def _write_action_mask(self, mask: np.ndarray, i: int, seen: Mapping, infos: Mapping) -> None:
         agent, legal = self.agents[i], None
         if self.life.acts[i]:
             where = seen if self.seats[i].spaces.masked == "observation" else infos
             legal = (where.get(agent) or {}).get("action_mask")
         if legal is None or not np.any(legal):
-            view.action_masks[i][...] = True  # anything will do for those who act not
+            mask[...] = True  # anything will do for those who act not
         else:
-            write(view.action_masks[i], legal, f"the action mask of agent {agent!r}")
+            write(mask, legal, f"the action mask of agent {agent!r}")
 
     def _write_flags(self, view: PartViews) -> None:
         life = self.life
@@ -311,7 +245,7 @@ class OneCopy(ABC):
     def load(self, state: bytes) -> None:
         """Goes on from a saved state."""
         self.world, self._random, self.steps, self.life = unpickled(state)
-        self._spaces, self._all_act = {}, False
+        self._spaces = {}
 
     def close(self) -> None:
         """Closes the world."""

@@ -55,14 +55,14 @@ class OwnRandom:
         return self
 
     def __enter__(self) -> None:
-        self._outer = np.random.get_bit_generator()
-        np.random.set_bit_generator(self._numpy)
+        self._outer = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        np.random.set_bit_generator(self._numpy)  # type: ignore[attr-defined]
         if self._look:
             self._outer_python = random.getstate()
             random.setstate(self._python)
 
     def __exit__(self, *raised: Any) -> None:
-        np.random.set_bit_generator(self._outer)
+        np.random.set_bit_generator(self._outer)  # type: ignore[attr-defined]
         if self._look:
             inner = random.getstate()
             self.uses_python = self.uses_python or inner != self._python

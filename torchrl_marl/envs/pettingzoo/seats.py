@@ -5,15 +5,11 @@ Shapes: N agents of a group, M agents of a kind.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-
-from torchrl_marl.errors import ConfigError, nearest
-
-__all__ = ["AgentSpaces", "Leaf", "Seat", "field_of", "grouped", "spaces_of"]
+__all__ = ["AgentSpaces", "Leaf", "Seat", "field_of", "spaces_of"]
 
 
 @dataclass(frozen=True)
@@ -96,52 +92,6 @@ def spaces_of(world: Any, agent: Any, infos: Mapping[Any, Any]) -> AgentSpaces:
     elif "action_mask" in (infos.get(agent) or {}):
         masked = "info"
     return AgentSpaces(agent, observation, action, masked, wrapped)
-
-
-def grouped(
-    agents: Sequence[Any], group_map: Mapping[str, Sequence[str]] | None
-) -> dict[str, list[Any]]:
-    """Group -> ids of its agents.
-
-    Args:
-        agents (sequence): ids of all agents of a world.
-        group_map (mapping, optional): None groups ``bob_0`` and ``bob_1``
-            as ``bob``, and an id without a number alone.
-
-    Raises:
-        ConfigError: an agent without a group or in two, or an id that the world does not have.
-
-    Examples:
-        >>> grouped(["speaker_0", "rover_0", "rover_1"], None)
-        {'speaker': ['speaker_0'], 'rover': ['rover_0', 'rover_1']}
-    """
-    groups: dict[str, list[Any]] = {}
-    if not group_map:
-        for agent in agents:
-            prefix = re.sub(r"[_-]?\d+$", "", str(agent)) or "agents"
-            groups.setdefault(prefix, []).append(agent)
-        return groups
-    ids = {str(agent): agent for agent in agents}
-    seen: dict[str, str] = {}
-    for group, names in group_map.items():
-        for name in map(str, names):
-            if name not in ids:
-                raise ConfigError(
-                    f"group_map: {name!r} of group {group!r} is no agent of the world; "
-                    f"{nearest(name, ids)}it has {list(ids)}."
-                )
-            if name in seen:
-                raise ConfigError(
-                    f"group_map: {name!r} is in {seen[name]!r} and {group!r}, expected one group."
-                )
-            seen[name] = group
-            groups.setdefault(group, []).append(ids[name])
-    for name in ids.keys() - seen.keys():
-        raise ConfigError(
-            f"group_map: agent {name!r} has no group, expected one for each of {list(ids)}; "
-            "add it to a group."
-        )
-    return groups
 
 
 def field_of(group: str, kind: str, leaf: str) -> str:

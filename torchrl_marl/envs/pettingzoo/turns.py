@@ -30,7 +30,10 @@ class TurnCopy(OneCopy):
         self._ledger()[mover] = 0  # worlds do so themselves, save some wrappers
         known = dict(self._ledger())
         world.step(self._actions[self.agents.index(mover)]())
-        seen, earned, terminated, truncated = {}, {}, {}, {}
+        seen: dict[Any, Any] = {}
+        earned: dict[Any, float] = {}
+        terminated: dict[Any, bool] = {}
+        truncated: dict[Any, bool] = {}
         infos = dict(world.infos)
         for _ in range(2 * len(self.agents) + 1):
             self._earn(known, earned)

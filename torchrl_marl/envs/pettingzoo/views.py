@@ -31,7 +31,7 @@ class PartViews:
         head = f"{part}/"
         own = {key.removeprefix(head): x for key, x in row.items() if key.startswith(head)}
         self.fields = own
-        self.root, self.state, self.ended = own["root"], own.get("state"), row["ended"]
+        self.root, self.ended = own["root"], row["ended"]
         self.flags = {seat.group: own[f"{seat.group}//flags"] for seat in seats}
         self.masks = {seat.group: own[f"{seat.group}//mask"] for seat in seats}
         self.all_flags = [self.root, *self.flags.values(), *self.masks.values()]
@@ -51,11 +51,9 @@ class PartViews:
             None if seat.action_mask is None else own[seat.action_mask][seat.mask_place]
             for seat in seats
         ]
-        rewards = f"{{}}//reward"
-        self.rewards = [
-            own[rewards.format(seat.group)][seat.index] if part == "after" else None
-            for seat in seats
-        ]
+        # Only a step's outcome has rewards.
+        earners = seats if part == "after" else ()
+        self.rewards = [own[f"{seat.group}//reward"][seat.index] for seat in earners]
         self.infos = {
             seat.group: {
                 key.removeprefix(f"{seat.group}//info/"): x
@@ -123,9 +121,9 @@ def _reader(rows: np.ndarray, place: int, space: Any) -> Callable[[], Any]:
     shape, dtype = space.shape, space.dtype
     if kind == "Box" and (shape, dtype) == (row.shape, row.dtype):
         return row.copy
-    start = getattr(space, "start", None)
-    if kind == "MultiDiscrete" and start is not None:
-        return lambda: row.reshape(shape).astype(dtype) + start
+    first = getattr(space, "start", None)
+    if kind == "MultiDiscrete" and first is not None:
+        return lambda: row.reshape(shape).astype(dtype) + first
     return lambda: row.reshape(shape).astype(dtype)
 
 

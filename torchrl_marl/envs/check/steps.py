@@ -13,8 +13,8 @@ from torch import Tensor
 from torchrl.data import Composite
 from torchrl.envs import EnvBase
 
-from torchrl_marl.envs.check_findings import Findings, differs
-from torchrl_marl.envs.check_layout import leaves, outside, spec_leaves
+from torchrl_marl.envs.check.findings import Findings, differs
+from torchrl_marl.envs.check.layout import leaves, outside, spec_leaves
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["StepRules"]
@@ -41,6 +41,7 @@ class StepRules:
     episodes: int = 0
     steps: Tensor | None = None
     at_limit: dict[str, int] = field(default_factory=lambda: {"terminated": 0, "truncated": 0})
+    ended_before: bool = False
     unchanged: list[bool] = field(default_factory=list)
     moves: bool = False
 
@@ -70,15 +71,21 @@ class StepRules:
     def finish(self) -> None:
         """Looks at all the steps together."""
         counts = self.at_limit
-        if self.max_steps is not None and counts["terminated"] and not counts["truncated"]:
-            self.findings.add(
-                "truncated",
+        if counts["terminated"] and not counts["truncated"]:
+            found = (
                 f"all {counts['terminated']} episodes that reached the time limit of "
-                f"{self.max_steps} steps are terminated",
-                "a time limit to be truncated, so that what would follow is bootstrapped",
-                "set truncated there, and terminated only where the world itself ends; if it does "
-                "end there, give check_marl_env a larger max_steps",
+                f"{self.max_steps} steps are terminated"
             )
+            if self.ended_before:
+                self.findings.hint(f"{found}; a time limit has to be truncated.")
+            else:
+                self.findings.add(
+                    "truncated",
+                    found,
+                    "a time limit to be truncated, so that what would follow is bootstrapped",
+                    "set truncated there, and terminated only where the world itself ends; if it "
+                    "does end there, give check_marl_env a larger max_steps",
+                )
         if self.unchanged and all(self.unchanged) and self.moves:
             self.findings.add(
                 ("next", "observation"),
@@ -288,6 +295,7 @@ class StepRules:
                 "count each env's own steps, and truncate it",
             )
             reached = self.steps == self.max_steps
+            self.ended_before |= bool((after.get("terminated") & ~reached).any())
             for flag in self.at_limit:
                 self.at_limit[flag] += int((reached & after.get(flag)).sum())
         self.episodes += int(done.sum())

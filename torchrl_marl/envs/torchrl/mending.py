@@ -18,8 +18,8 @@ from torchrl_marl.envs.auto_reset import AutoResetEnv
 from torchrl_marl.envs.declaration import Declaration
 from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags, where_fresh
 from torchrl_marl.envs.marl_env import MarlEnv
-from torchrl_marl.envs.mending_readings import Reading, reading_of
 from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.torchrl.readings import Reading, reading_of
 from torchrl_marl.errors import ConfigError
 
 __all__ = ["MendedEnv", "mended"]
@@ -66,7 +66,7 @@ def mended(env: EnvBase) -> EnvBase:
 def _taken_out(env: EnvBase) -> EnvBase | None:
     """An adapter of our own around the world of a wrapper that cannot be mended, or None."""
     if isinstance(env, torchrl.envs.OpenSpielWrapper):
-        from torchrl_marl.envs.openspiel import OpenSpielGames
+        from torchrl_marl.envs.torchrl.openspiel import OpenSpielGames
 
         return OpenSpielGames(env)
     if isinstance(env, torchrl.envs.PettingZooWrapper):
@@ -80,9 +80,7 @@ def _taken_out(env: EnvBase) -> EnvBase | None:
 
 def _is_right(env: EnvBase, base: EnvBase) -> bool:
     """Whether an environment declares all that a team needs."""
-    from torchrl_marl.envs.vmas import VmasEnv
-
-    if isinstance(base, (MarlEnv, AutoResetEnv, VmasEnv)):
+    if isinstance(base, (MarlEnv, AutoResetEnv)) or hasattr(type(base), "snapshot"):
         return True
     done = set(env.full_done_spec.keys(True, True))
     groups = [key[:-1] for key in env.action_keys if isinstance(key, tuple)]

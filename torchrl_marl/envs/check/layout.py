@@ -15,7 +15,7 @@ from torchrl.data import Bounded, Categorical, Composite, TensorSpec
 from torchrl.data.tensor_specs import StackedComposite
 from torchrl.envs import EnvBase, TransformedEnv
 
-from torchrl_marl.envs.check_findings import Findings, shape_of
+from torchrl_marl.envs.check.findings import Findings, shape_of
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.stacking import is_lazy
 

@@ -13,8 +13,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from torchrl_marl.envs.check_findings import Findings, differs
-from torchrl_marl.envs.check_layout import base_of, leaves
+from torchrl_marl.envs.check.findings import Findings, differs
+from torchrl_marl.envs.check.layout import base_of, leaves
 from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.stacking import is_lazy

@@ -13,9 +13,9 @@ import torch
 from torchrl import logger
 from torchrl.envs import EnvBase, check_env_specs
 
-from torchrl_marl.envs.check_findings import Findings
-from torchrl_marl.envs.check_layout import base_of, check_layout, check_specs
-from torchrl_marl.envs.check_runs import (
+from torchrl_marl.envs.check.findings import Findings
+from torchrl_marl.envs.check.layout import base_of, check_layout, check_specs
+from torchrl_marl.envs.check.runs import (
     Play,
     brief,
     check_idle_actions,
@@ -24,7 +24,7 @@ from torchrl_marl.envs.check_runs import (
     check_twin,
     check_written_later,
 )
-from torchrl_marl.envs.check_steps import StepRules, full_specs
+from torchrl_marl.envs.check.steps import StepRules, full_specs
 from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.errors import ConfigError, SpecError
 
@@ -68,8 +68,9 @@ def check_marl_env(
 
     Examples:
         >>> from torchrl_marl.envs import make_env
-        >>> print(check_marl_env(make_env("toy/arena", n_envs=3, seed=0), n_steps=40))
-        Arena keeps the rules: 4 agents in 1 group, 40 steps of 3 envs, 6 episodes.
+        >>> report = check_marl_env(make_env("toy/arena", n_envs=3, seed=0), n_steps=40)
+        >>> report.partition(",")[0]
+        'Arena keeps the rules: 4 agents in 1 group'
     """
     if not isinstance(env, EnvBase):
         raise ConfigError(

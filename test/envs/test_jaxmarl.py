@@ -1,0 +1,344 @@
+"""JaxMARL's worlds: equal to JAX's own steps, right ends, and nothing shared that is written to."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+from contract import E, base_of, draw_actions, play
+from torchrl.envs.utils import MarlGroupMapType
+
+from torchrl_marl.envs import JaxMarlEnv, make_env
+from torchrl_marl.errors import ConfigError, MissingExtraError, SpecError
+
+jax = pytest.importorskip("jax")
+jaxmarl = pytest.importorskip("jaxmarl")
+
+SPREAD, SMAX = "MPE_simple_spread_v3", "HeuristicEnemySMAX"
+
+
+def spread(**kwargs):
+    kwargs = {"num_envs": E, "seed": 0, "continuous_actions": False, **kwargs}
+    return JaxMarlEnv(SPREAD, **kwargs)
+
+
+def smax(**kwargs):
+    kwargs = {"num_envs": E, "seed": 0, "scenario": "3m", "max_steps": 30, **kwargs}
+    return JaxMarlEnv(SMAX, state="world", info=True, **kwargs)
+
+
+# ------------------------------------------------------------------- equal to JAX's own steps
+
+
+def test_steps_equal_jaxmarls_own_to_the_bit_and_give_the_last_observation():
+    env = spread(max_steps=4, state="world")
+    world = jaxmarl.make(SPREAD)
+    key, drawing = jax.random.split(jax.random.PRNGKey(0))
+    reset, step = jax.jit(jax.vmap(world.reset)), jax.jit(jax.vmap(world.step_env))
+    _, state = reset(jax.random.split(drawing, E))
+    for i, td in enumerate(play(env, env.reset(), draw_actions(env, 9))):
+        key, stepping, drawing = jax.random.split(key, 3)
+        actions = {a: td["agent", "action"][:, j].int().numpy() for j, a in enumerate(world.agents)}
+        seen, state, rewards, _, _ = step(jax.random.split(stepping, E), state, actions)
+        rows = np.stack([seen[a] for a in world.agents], 1)
+        assert np.array_equal(td["next", "agent", "observation"], rows)
+        rows = np.stack([rewards[a] for a in world.agents], 1)
+        assert np.array_equal(td["next", "agent", "reward"].squeeze(-1), rows)
+        assert np.array_equal(td["next", "state"][:, :12], np.array(state.p_pos).reshape(E, -1))
+        assert bool(td["next", "truncated"].all()) == (i % 4 == 3)
+        if i % 4 == 3:
+            seen, state = reset(jax.random.split(drawing, E))
+        rows = np.stack([seen[a] for a in world.agents], 1)
+        assert np.array_equal(td["following", "agent", "observation"], rows)
+
+
+def test_simple_spread_is_mpe2s_world():
+    simple_spread = pytest.importorskip("mpe2.simple_spread_v3")
+    env, other = spread(num_envs=1), simple_spread.parallel_env()
+    other.reset(seed=0)
+    raw = other.unwrapped
+    td = env.reset()
+    places = np.array(env._carry["world"].p_pos[0])
+    for entity, place in zip([*raw.world.agents, *raw.world.landmarks], places):
+        entity.state.p_pos = place.astype(float)
+    for n, td in enumerate(play(env, td, draw_actions(env, 25)), 1):
+        actions = td["agent", "action"][0].tolist()
+        seen, rewards, ends, limits, _ = other.step(dict(zip(env.group_map["agent"], actions)))
+        own = td["next", "agent"][0]
+        for j, agent in enumerate(env.group_map["agent"]):
+            np.testing.assert_allclose(own["observation"][j], seen[agent], atol=2e-4)
+            np.testing.assert_allclose(own["reward"][j], rewards[agent], atol=2e-4)
+            assert (ends[agent], limits[agent]) == (False, n == 25)
+            assert limits[agent] == bool(own["truncated"][j])
+
+
+def test_what_torch_writes_into_what_it_got_changes_no_world():
+    env, twin = smax(), smax()
+    carry, clean = env.reset(), twin.reset()
+    for action in draw_actions(env, 12):
+        before = carry.clone()
+        step, carry = env.step_and_maybe_reset(carry.update(action))
+        expected, clean = twin.step_and_maybe_reset(clean.update(action))
+        assert torch.equal(
+            step["next", "ally", "observation"], expected["next"]["ally"]["observation"]
+        )
+        assert torch.equal(carry["state"], clean["state"])
+        keep = carry.clone()
+        for td in (step, carry):
+            td.apply_(lambda x: x.fill_(1))
+        carry = keep
+        assert not torch.equal(before["state"], keep["state"])
+
+
+def test_calls_are_compiled_once():
+    env = smax()
+    td = env.reset()
+    for action in draw_actions(env, 3):
+        td = env.step_and_maybe_reset(td.update(action))[1]
+    env.restore(env.snapshot())
+    env.reset(td.set("_reset", torch.arange(E).unsqueeze(-1) < 3))
+    env.rand_step(td.exclude("_reset"))
+    calls = (env._calls.start, env._calls.merge, env._calls.step)
+    assert [call._cache_size() for call in calls] == [1, 1, 1]
+    assert smax()._calls is env._calls
+
+
+# -------------------------------------------------------------------------------------- ends
+
+
+@pytest.mark.parametrize(
+    ("world", "steps"),
+    [(SPREAD, 25), ("overcooked", 400), ("switch_riddle", 6), ("coin_game", None), (SMAX, 100)],
+)
+def test_the_limit_is_the_classs_own_unless_one_is_asked_for(world, steps):
+    assert JaxMarlEnv(world, num_envs=2).max_steps == steps
+    assert JaxMarlEnv(world, num_envs=2, max_steps=7).max_steps == 7
+
+
+def test_an_episode_has_as_many_steps_as_asked_for():
+    env = spread()  # 25; JaxMARL's own makes 26
+    ends = [
+        td["next", "truncated"].all().item() for td in play(env, env.reset(), draw_actions(env, 51))
+    ]
+    assert [i for i, end in enumerate(ends, 1) if end] == [25, 50]
+
+
+def test_overcookeds_observations_know_of_the_limit():
+    env = JaxMarlEnv("overcooked", num_envs=2, seed=0, max_steps=43)
+    urgent = []
+    for td in play(env, env.reset(), draw_actions(env, 43)):
+        urgent.append(td["next", "agent", "observation"][..., 25].amin().item())
+    assert urgent == [0.0] * 3 + [1.0] * 40
+    assert td["next", "truncated"].all() and not td["next", "terminated"].any()
+
+
+def test_units_that_die_are_terminated_and_the_team_plays_on():
+    env = smax()
+    deaths = wins = losses = limits = 0
+    for td in play(env, env.reset(), draw_actions(env, 60)):
+        after = td["next", "ally"]
+        alive = after["observation"][..., -10:].abs().sum(-1) > 0  # own health, place, type
+        assert torch.equal(after["terminated"].squeeze(-1) | alive, torch.ones(E, 3).bool())
+        ended, died = td["next", "done"].squeeze(-1), ~alive
+        running = ~ended
+        assert torch.equal(after["mask"][running], alive[running])
+        assert not (after["terminated"].squeeze(-1) & alive)[running].any()
+        legal = after["action_mask"][died]
+        assert torch.equal(legal.nonzero()[:, 1], torch.full((len(legal),), 4))
+        reward, won = after["reward"].squeeze(-1), after["info", "won"].squeeze(-1)
+        assert torch.equal(reward, reward[:, :1].expand(-1, 3))
+        assert torch.equal(won > 0, (reward >= 1) & ended.unsqueeze(-1))
+        deaths += int((died & running.unsqueeze(-1)).sum())
+        wins += int(won[:, 0].sum())
+        limits += int(td["next", "truncated"].sum())
+        losses += int((td["next", "terminated"].squeeze(-1) & (won[:, 0] == 0)).sum())
+    assert deaths and losses and limits
+    assert wins == 0 or wins < losses
+
+
+def test_a_script_that_does_not_shoot_back_is_beaten():
+    env = smax(enemy_shoots=False)
+    won = torch.zeros(E)
+    td = env.reset()
+    for _ in range(30):
+        shoot = td["ally", "action_mask"].int() * torch.arange(1, 9)
+        step, td = env.step_and_maybe_reset(td.set(("ally", "action"), shoot.argmax(-1)))
+        won += step["next", "ally", "info", "won"][:, 0, 0]
+        terminated = step["next", "terminated"].squeeze(-1)
+        assert torch.equal(step["next", "ally", "info", "won"][:, 0, 0] > 0, terminated)
+    assert won.sum() > 0
+
+
+def test_what_the_dead_do_never_reaches_the_world():
+    env = smax()
+    actions = draw_actions(env, 20)
+    first = list(play(env, env.reset(), actions))
+    env.set_seed(0)
+    td = env.reset()
+    for action, expected in zip(actions, first):
+        dead = ~td["ally", "mask"]
+        action["ally", "action"] = torch.where(dead, 6, action["ally", "action"])
+        step, td = env.step_and_maybe_reset(td.update(action))
+        for key in ("state", "done", ("ally", "reward")):
+            assert torch.equal(step["next", key], expected["next", key])
+    assert any((~x["ally", "mask"]).any() for x in first)
+
+
+def test_hanabis_seats_act_in_turn():
+    env = JaxMarlEnv("hanabi", num_envs=E, seed=0, num_colors=3, shuffle_player_order=True)
+    td = env.reset()
+    first = td["agent", "mask"]
+    assert first[:, 0].any() and first[:, 1].any()  # seats are dealt
+    for _ in range(12):
+        mask, legal = td["agent", "mask"], td["agent", "action_mask"]
+        assert torch.equal(mask.sum(-1), torch.ones(E, dtype=torch.int64))
+        assert not legal[mask][:, -1].any() and legal[mask].any(-1).all()
+        assert legal[~mask][:, -1].all() and not legal[~mask][:, :-1].any()
+        step, td = env.step_and_maybe_reset(env.rand_action(td))
+        running = ~step["next", "done"].squeeze(-1)
+        assert torch.equal(step["next", "agent", "mask"][running], ~mask[running])
+        assert torch.equal(
+            step["next", "agent", "reward"][:, 0], step["next", "agent", "reward"][:, 1]
+        )
+
+
+# ------------------------------------------------------------------------- reward, info, state
+
+
+def test_overcookeds_shaped_reward_fades():
+    schedule = {"shaped_reward": 2.0, "shaped_reward_steps": E * 40}
+    settings = {"num_envs": E, "seed": 0, "max_steps": 50, "info": True, "random_reset": True}
+    env = JaxMarlEnv("overcooked", **settings, **schedule)
+    seen = 0.0
+    for n, td in enumerate(play(env, env.reset(), draw_actions(env, 60))):
+        info = td["next", "agent", "info"]
+        share = 2.0 * max(0.0, 1 - n / 40)
+        expected = info["unshaped_reward"] + share * info["shaped_reward"]
+        torch.testing.assert_close(td["next", "agent", "reward"], expected)
+        seen += info["shaped_reward"].abs().sum() * (n < 40)
+    assert seen > 0
+
+
+def test_states():
+    env = spread(num_envs=2, state="observations")
+    td = env.reset()
+    assert torch.equal(td["state"], td["agent", "observation"].flatten(1))
+    env = spread(num_envs=2, state=lambda world: world.p_pos[:3])
+    td = env.reset()
+    assert torch.equal(td["state"], td["agent", "observation"][..., 2:4].flatten(1))
+    kitchen = JaxMarlEnv("overcooked", num_envs=2, state="world").reset()
+    assert torch.equal(kitchen["state"], kitchen["agent", "observation"][:, 0].flatten(1))
+
+
+# ------------------------------------------------------------------------- groups and actions
+
+
+def test_groups_are_the_ids_prefixes_or_a_map():
+    env = JaxMarlEnv("MPE_simple_tag_v3", num_envs=2)
+    assert env.group_map == {
+        "adversary": ["adversary_0", "adversary_1", "adversary_2"],
+        "agent": ["agent_0"],
+    }
+    swapped = {"b": ["agent_2", "agent_0"], "a": ["agent_1"]}
+    env = spread(num_envs=2, group_map=swapped, seed=3)
+    assert env.group_map == swapped
+    plain, td = spread(num_envs=2, seed=3).reset()["agent", "observation"], env.reset()
+    assert torch.equal(td["b", "observation"], plain[:, [2, 0]])
+    assert torch.equal(td["a", "observation"], plain[:, [1]])
+
+
+def test_kinds_of_one_group_act_each_for_itself():
+    """Agents that differ, in another order than the world's, do what they did in two groups."""
+    apart = JaxMarlEnv(
+        "MPE_simple_speaker_listener_v4", num_envs=4, seed=0, continuous_actions=False
+    )
+    ids = {"team": ["listener_0", "speaker_0"]}
+    both = JaxMarlEnv(
+        "MPE_simple_speaker_listener_v4",
+        **{"num_envs": 4, "seed": 0, "continuous_actions": False, "group_map": ids},
+    )
+    td, other = apart.reset(), both.reset()
+    for action in draw_actions(apart, 3):
+        rows = torch.stack([action[name, "action"][:, 0] for name in ("listener", "speaker")], 1)
+        td = apart.step_and_maybe_reset(td.update(action))[1]
+        other["team", "action"] = rows
+        other = both.step_and_maybe_reset(other)[1]
+        members = other["team"].unbind(1)
+        for name, member in zip(("listener", "speaker"), members):
+            assert torch.equal(member["observation"], td[name, "observation"][:, 0])
+
+
+def test_which_worlds_have_continuous_actions():
+    assert spread(num_envs=2, continuous_actions=None).rand_action()["agent", "action"].dim() == 2
+    assert (
+        spread(num_envs=2, continuous_actions=True).full_action_spec["agent", "action"].shape[-1]
+        == 5
+    )
+    env = make_env("jaxmarl/HeuristicEnemySMAX", scenario="3m", n_envs=2, seed=0)
+    assert env.full_action_spec["ally", "action"].space.n == 8
+    env = JaxMarlEnv(SMAX, num_envs=2, scenario="3m", action_type="continuous")
+    assert "action_mask" not in env.full_observation_spec["ally"].keys()
+
+
+def test_an_environment_of_ones_own_stays_as_it_is():
+    world = jaxmarl.make(SPREAD, num_agents=2, num_landmarks=2)
+    env = JaxMarlEnv(world, num_envs=2, seed=0, max_steps=3)
+    assert env.rollout(4, break_when_any_done=False)["next", "truncated"][:, 2].all()
+    assert world.max_steps == 25
+
+
+# ---------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"world": "MPE_simple_spred_v3"}, "did you mean 'MPE_simple_spread_v3'"),
+        ({"world": SMAX, "scenario": "3n"}, "no scenario '3n'; did you mean '3m'"),
+        ({"world": "overcooked", "layout": "cramped_rom"}, "did you mean 'cramped_room'"),
+        ({"world": SPREAD, "n_agents": 2}, "no argument 'n_agents'; did you mean 'num_agents'"),
+        ({"world": SMAX, "n_allies": 2}, "cannot be built with .*n_allies"),
+        ({"world": SPREAD, "state": "worlds"}, "state is 'worlds'"),
+        ({"world": "hanabi", "state": "world"}, "has no state for a critic"),
+        ({"world": SPREAD, "shaped_reward": 1.0}, "shaped_reward is 1.0, but"),
+        ({"world": SPREAD, "max_steps": 0}, "max_steps is 0"),
+        ({"world": object()}, "the world is a object"),
+        ({"world": SPREAD, "group_map": {"a": ["agent_0", "agent_1"]}}, "'agent_2' is in no group"),
+        ({"world": SPREAD, "group_map": {"a": ["agnt_0"]}}, "did you mean 'agent_0'"),
+        ({"world": SPREAD, "group_map": {"a": ["agent_0"] * 2}}, "'agent_0' twice"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        JaxMarlEnv(arguments.pop("world"), num_envs=2, **arguments)
+
+
+def test_a_world_without_observations_by_agent_is_refused():
+    with pytest.raises(SpecError, match="'storm' gives its observations as a dict of"):
+        JaxMarlEnv("storm", num_envs=2)
+    with pytest.raises(ConfigError, match="num_agents came with an environment"):
+        JaxMarlEnv(jaxmarl.make(SPREAD), num_envs=2, num_agents=2)
+
+
+@pytest.mark.parametrize(
+    ("package", "world", "line"),
+    [("jaxmarl", SPREAD, "jaxmarl"), ("brax", "ant_4x2", "mabrax")],
+)
+def test_a_missing_package_is_named(package, world, line, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == package else found(name)
+    )
+    with pytest.raises(MissingExtraError, match=rf"pip install .*{line}"):
+        JaxMarlEnv(world, num_envs=2)
+
+
+def test_a_snapshot_of_another_world_is_refused():
+    first, second = spread(num_envs=2), spread(num_envs=2, num_agents=2)
+    with pytest.raises(RuntimeError, match="does not fit"):
+        base_of(second).restore(first.snapshot())
+
+
+def test_all_agents_in_one_group():
+    env = spread(num_envs=2, group_map=MarlGroupMapType.ALL_IN_ONE_GROUP)
+    assert env.group_map == {"agents": ["agent_0", "agent_1", "agent_2"]}

@@ -1,0 +1,104 @@
+"""Who came, who acts and who ended, in one copy's running episode."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Life"]
+
+
+@dataclass
+class Life:
+    """The life cycle of the agents of one copy; lists are in the order of ``agents``.
+
+    Args:
+        agents (sequence): ids.
+        came (list of bool): appeared.
+        acts (list of bool): acts in the next step.
+        terminated, truncated (list of bool): how an agent ended.
+        left (list of bool): ended in an earlier step.
+        all_act (bool): all agents do.
+
+    Examples:
+        >>> life = Life.of(["a", "b"])
+        >>> life.advance(["a", "b"], {}, {})
+        (True, True)
+        >>> life.advance(["a"], {"b": True}, {})
+        (True, True)
+        >>> life.choose(["a"]), life.acts
+        (True, [True, False])
+    """
+
+    agents: Sequence[Any]
+    came: list[bool]
+    acts: list[bool]
+    terminated: list[bool]
+    truncated: list[bool]
+    left: list[bool]
+    all_act: bool = False
+
+    @classmethod
+    def of(cls, agents: Sequence[Any]) -> Life:
+        """Before an episode."""
+        came, acts, terminated, truncated, left = ([False] * len(agents) for _ in range(5))
+        return cls(agents, came, acts, terminated, truncated, left)
+
+    def advance(
+        self,
+        present: Collection[Any],
+        terminated: Mapping,
+        truncated: Mapping,
+        cut_off: bool = False,
+    ) -> tuple[bool, bool]:
+        """Who came and who ended in a step.
+
+        Args:
+            present (collection): ids of those that the world still has.
+            terminated, truncated (mapping): what it says of each.
+            cut_off (bool): its own time limit is reached, so both at once is a truncation.
+
+        Returns:
+            tuple of bool: whether anything changed, and whether anyone lives.
+        """
+        changed = alive = False
+        for i, agent in enumerate(self.agents):
+            if self.terminated[i] or self.truncated[i]:
+                self.left[i] = True
+                continue
+            here = agent in present
+            dead, cut = bool(terminated.get(agent)), bool(truncated.get(agent))
+            if not self.came[i]:
+                if not (here or dead or cut):
+                    continue
+                self.came[i] = changed = True
+            if here and not (dead or cut):
+                alive = True
+                continue
+            self.truncated[i] = cut and (cut_off or not dead)
+            self.terminated[i] = not self.truncated[i]
+            changed = True
+        return changed, alive
+
+    def choose(self, acting: Collection[Any]) -> bool:
+        """Who of the living acts next; whether that changed."""
+        acts = [
+            came and not (dead or cut) and agent in acting
+            for agent, came, dead, cut in zip(
+                self.agents, self.came, self.terminated, self.truncated
+            )
+        ]
+        changed, self.acts, self.all_act = acts != self.acts, acts, all(acts)
+        return changed
+
+    def close(self) -> bool:
+        """Everybody's end at the end of the episode; whether it was terminated."""
+        lived = [came and not left for came, left in zip(self.came, self.left)]
+        terminated = all(dead for dead, came in zip(self.terminated, self.came) if came)
+        for i, done in enumerate(map(any, zip(self.terminated, self.truncated))):
+            if not done:
+                (self.terminated if terminated else self.truncated)[i] = True
+        # Who is cut off is bootstrapped from, also who waited.
+        self.acts = [alive and not dead for alive, dead in zip(lived, self.terminated)]
+        return terminated

@@ -1,0 +1,10 @@
+"""TorchRL's own multi-agent environments, with their life cycle mended."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.envs.torchrl.mending import mended
+
+__getattr__, __dir__, __all__ = attach(__name__, {"mending": ["mended"]})
