@@ -36,6 +36,7 @@ def test_there_are_tutorials():
         "02_specs_and_groups",
         "03_stacks_and_sharing",
         "04_one_program",
+        "05_your_world",
     ]
 
 

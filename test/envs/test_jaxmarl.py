@@ -57,11 +57,11 @@ def test_simple_spread_is_mpe2s_world():
     env, other = spread(num_envs=1), simple_spread.parallel_env()
     other.reset(seed=0)
     raw = other.unwrapped
-    td = env.reset()
+    begin = env.reset()
     places = np.array(env._carry["world"].p_pos[0])
     for entity, place in zip([*raw.world.agents, *raw.world.landmarks], places):
         entity.state.p_pos = place.astype(float)
-    for n, td in enumerate(play(env, td, draw_actions(env, 25)), 1):
+    for n, td in enumerate(play(env, begin, draw_actions(env, 25)), 1):
         actions = td["agent", "action"][0].tolist()
         seen, rewards, ends, limits, _ = other.step(dict(zip(env.group_map["agent"], actions)))
         own = td["next", "agent"][0]
@@ -255,7 +255,10 @@ def test_kinds_of_one_group_act_each_for_itself():
     ids = {"team": ["listener_0", "speaker_0"]}
     both = JaxMarlEnv(
         "MPE_simple_speaker_listener_v4",
-        **{"num_envs": 4, "seed": 0, "continuous_actions": False, "group_map": ids},
+        num_envs=4,
+        seed=0,
+        continuous_actions=False,
+        group_map=ids,
     )
     td, other = apart.reset(), both.reset()
     for action in draw_actions(apart, 3):
