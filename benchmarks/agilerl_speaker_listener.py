@@ -138,9 +138,9 @@ def main() -> None:
     """Trains, evaluates and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--frames", type=int, default=307_200)
+    parser.add_argument("--frames", type=int, default=614_400)
     parser.add_argument("--episodes", type=int, default=200, help="episodes in each evaluation")
-    parser.add_argument("--evaluate-every", type=int, default=51_200, help="in frames")
+    parser.add_argument("--evaluate-every", type=int, default=102_400, help="in frames")
     parser.add_argument("--evaluation-seed", type=int, default=10_000)
     parser.add_argument("--threads", type=int, default=1, help="PyTorch's threads")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")

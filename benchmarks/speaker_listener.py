@@ -3,20 +3,22 @@
     python benchmarks/speaker_listener.py --write
 
 All train the world with continuous actions for the same number of frames, seeds 0, 1 and 2, one
-after the other, and are evaluated every 51,200 frames on the same 200 episodes of mpe2's own world.
-AgileRL runs by ``agilerl_speaker_listener.py`` in a virtual environment that is made for it;
-``--reuse FOLDER`` takes ``seed0.json``, ``seed1.json`` and ``seed2.json`` of an earlier run.
+after the other, and are evaluated every 102,400 frames on the same 200 episodes of mpe2's own
+world. AgileRL runs by ``agilerl_speaker_listener.py`` in a virtual environment made for it.
+``--results FOLDER`` keeps what each seed reached, and takes what is there from an earlier run.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +37,36 @@ COLORS = ("#2a6fbb", "#6fae5c", "#d1662a")
 Result = dict[str, Any]
 
 
-def evaluation_of(args: argparse.Namespace) -> list[int]:
-    """Which evaluation both sides make."""
-    return [args.frames, args.episodes, args.evaluate_every, EVALUATION_SEED]
+def results(
+    name: str, train: Callable[[int, Path], None], folder: Path, args: argparse.Namespace
+) -> list[Result]:
+    """A result for each seed, from an earlier run or from one now.
+
+    Args:
+        name (str): of the files.
+        train (callable): trains a seed and writes its result to a file.
+
+    Raises:
+        SystemExit: an earlier result is of another evaluation.
+    """
+    expected = [args.frames, args.episodes, args.evaluate_every, EVALUATION_SEED]
+    found = []
+    for seed in args.seeds:
+        path = (folder / f"{name}_seed{seed}.json").resolve()
+        if not path.is_file():
+            print(f"{name}, seed {seed} ...", file=sys.stderr)
+            train(seed, path)
+        found.append(json.loads(path.read_text(encoding="utf-8")))
+        if found[-1]["evaluation"] != expected:
+            raise SystemExit(
+                f"{path} is of another run: frames, episodes, frames between evaluations and seed "
+                f"of the evaluation are {found[-1]['evaluation']}, expected {expected}."
+            )
+    return found
 
 
-# --------------------------------------------------------------------------------------- AgileRL
-
-
-def run_agilerl(python: Path, seed: int, path: Path, args: argparse.Namespace) -> None:
+def train_agilerl(seed: int, path: Path, python: Path, args: argparse.Namespace) -> None:
     """Trains one seed in a process of its own."""
-    print(f"AgileRL, seed {seed} ...", file=sys.stderr)
     options = {
         "--seed": seed,
         "--frames": args.frames,
@@ -60,59 +81,34 @@ def run_agilerl(python: Path, seed: int, path: Path, args: argparse.Namespace) -
     subprocess.run([python, str(SCRIPT), *words], check=True, env=environment)
 
 
-def agilerl_results(folder: Path, args: argparse.Namespace) -> list[Result]:
-    """The results of all seeds, from an earlier run or from one now."""
-    if args.reuse is None:
-        python = args.agilerl_python or foreign.make_environment(
-            foreign.environments() / "agilerl", foreign.AGILERL
-        )
-        for seed in args.seeds:
-            run_agilerl(python, seed, (folder / f"seed{seed}.json").resolve(), args)
-    return [read((args.reuse or folder) / f"seed{seed}.json", args) for seed in args.seeds]
-
-
-def read(path: Path, args: argparse.Namespace) -> Result:
-    """A result, which must be of the same evaluation as ours.
-
-    Raises:
-        SystemExit: there is none, or it is of another evaluation.
-    """
-    if not path.is_file():
-        raise SystemExit(f"{path} is not there; leave out --reuse, or name fewer --seeds.")
-    result = json.loads(path.read_text(encoding="utf-8"))
-    if result["evaluation"] != evaluation_of(args):
-        raise SystemExit(
-            f"{path} is of another run: frames, episodes, frames between evaluations and seed of "
-            f"the evaluation are {result['evaluation']}, expected {evaluation_of(args)}."
-        )
-    return result
-
-
-# ------------------------------------------------------------------------------------------ ours
-
-
-def run_ours(recipe: str, seed: int, folder: Path, args: argparse.Namespace) -> Result:
+def train_ours(seed: int, path: Path, recipe: str, args: argparse.Namespace) -> None:
     """Trains one seed of a recipe, evaluated as AgileRL's script does it."""
     from torchrl_marl.config import load_config
     from torchrl_marl.training.trainer import Training
 
-    print(f"{recipe}, seed {seed} ...", file=sys.stderr)
-    overrides = {
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = {
+            "seed": seed,
+            "total_frames": args.frames,
+            "folder": str(Path(folder) / "run"),
+            "logging.progress": False,
+            "checkpoint.every_iterations": 0,
+        }
+        training = Training.start(load_config(recipe, overrides), None)
+        measure = measuring(training, Episodes(args.episodes, EVALUATION_SEED))
+        curve = [measure()]
+        while not training.done:
+            training.step()
+            if training.frames // args.evaluate_every > curve[-1]["frames"] // args.evaluate_every:
+                curve.append(measure())
+        training.close()
+    result = {
         "seed": seed,
-        "total_frames": args.frames,
-        "folder": str(folder / f"{recipe}{seed}"),
-        "logging.progress": False,
-        "checkpoint.every_iterations": 0,
+        "evaluation": [args.frames, args.episodes, args.evaluate_every, EVALUATION_SEED],
+        "curve": curve,
+        "seconds": round(training.seconds, 1),
     }
-    training = Training.start(load_config(recipe, overrides), None)
-    measure = measuring(training, Episodes(args.episodes, EVALUATION_SEED))
-    curve = [measure()]
-    while not training.done:
-        training.step()
-        if training.frames // args.evaluate_every > curve[-1]["frames"] // args.evaluate_every:
-            curve.append(measure())
-    training.close()
-    return {"seed": seed, "curve": curve, "seconds": round(training.seconds, 1)}
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def measuring(training: Any, episodes: Episodes) -> Callable[[], dict[str, float]]:
@@ -253,6 +249,7 @@ def publish(sides: dict[str, list[Result]], picture: Path, args: argparse.Namesp
         {
             "seeds": ", ".join(str(seed) for seed in args.seeds),
             "threads of torch": 1,
+            "world": f"mpe2 {version('mpe2')}, pettingzoo {version('pettingzoo')}",
             "AgileRL's versions": ", ".join(f"{k} {v}" for k, v in theirs["versions"].items()),
             "AgileRL's settings": json.dumps(theirs["settings"]),
         },
@@ -277,12 +274,11 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--frames", type=int, default=307_200)
+    parser.add_argument("--frames", type=int, default=614_400)
     parser.add_argument("--episodes", type=int, default=200)
-    parser.add_argument("--evaluate-every", type=int, default=51_200, help="in frames")
-    parser.add_argument("--reuse", type=Path, help="folder with AgileRL's seed0.json ...")
+    parser.add_argument("--evaluate-every", type=int, default=102_400, help="in frames")
     parser.add_argument("--agilerl-python", type=Path, help="of an environment that has AgileRL")
-    parser.add_argument("--results", type=Path, help="keep the results of both sides here")
+    parser.add_argument("--results", type=Path, help="keep results here, take those that are there")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     parser.add_argument("--write", action="store_true", help="write table and picture to results")
     args = parser.parse_args()
@@ -293,19 +289,21 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Trains both and reports."""
+    """Trains all and reports."""
     args = parse_args()
+    python = args.agilerl_python or foreign.make_environment(
+        foreign.environments() / "agilerl", foreign.AGILERL
+    )
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if args.results is None else args.results
         folder.mkdir(parents=True, exist_ok=True)
-        theirs = agilerl_results(folder, args)
         report.be_quiet()
-        sides: dict[str, list[Result]] = {}
-        for name, recipe in OURS.items():
-            sides[name] = [run_ours(recipe, seed, Path(temporary), args) for seed in args.seeds]
-            path = folder / f"{recipe}.json"
-            path.write_text(json.dumps(sides[name], indent=2) + "\n", encoding="utf-8")
-        sides[THEIRS] = theirs
+        trains = {recipe: functools.partial(train_ours, recipe=recipe) for recipe in OURS.values()}
+        trains["agilerl"] = functools.partial(train_agilerl, python=python)
+        sides = {
+            name: results(file, functools.partial(train, args=args), folder, args)
+            for name, (file, train) in zip([*OURS, THEIRS], trains.items())
+        }
         picture = report.file_name("speaker_listener", "png")
         draw(sides, picture if args.write else folder / picture.name)
     publish(sides, picture, args)

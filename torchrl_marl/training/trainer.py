@@ -16,15 +16,11 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.envs import EnvBase, TransformedEnv
-from torchrl.envs.batched_envs import BatchedEnvBase
+from torchrl.envs import EnvBase
 
 from torchrl_marl.collectors.rollout import RolloutCollector, restore_env, snapshot_env
 from torchrl_marl.collectors.team import TeamPolicy
-from torchrl_marl.envs.build import make_env
 from torchrl_marl.envs.random_state import RandomState
-from torchrl_marl.envs.torchrl.mending import mended
-from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.schema import to_yaml
@@ -38,6 +34,7 @@ from torchrl_marl.training.checkpoint import (
 )
 from torchrl_marl.training.clusters import with_clusters
 from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.environments import Environments, time_limit
 from torchrl_marl.training.evaluation import evaluate
 from torchrl_marl.training.interruption import Interruption
 from torchrl_marl.training.metrics import (
@@ -149,20 +146,13 @@ class Training:
         self.config = config
         self.folder = folder
         self.device = torch.device(config.device)
-        self.own_env = env = None if env is None else mended(env)
         torch.manual_seed(config.seed)
         np.random.seed(config.seed % 2**32)
         random.seed(config.seed)
-        if env is None:
-            self.env = make_env(config.env, seed=config.seed, device=self.device)
-        else:
-            self.env = env
-            self.env.set_seed(config.seed)
-            self.env.reset()  # so that it does not matter whether it was used before
-        self.env = with_dense_groups(self.env)
+        self.environments = Environments(config, env, self.device)
+        self.env = self.environments.training
         if config.evaluation.gif:
             check_drawable(self.env)
-        self._evaluation_env: EnvBase | None = None
         self.team = TeamSpec.from_env(self.env)
         config = self.config = with_clusters(config, self.team, self.env)
         self.learners = build_learners(
@@ -183,7 +173,7 @@ class Training:
             execution=config.execution,  # type: ignore[arg-type]
         )
         self.tracker = EpisodeTracker(self.team)
-        self.run = Run(folder, config, self.policy, {}, env)
+        self.run = Run(folder, config, self.policy, {}, self.environments.own)
         self.iteration = 0
         self.agent_frames = 0
         self.seconds = 0.0
@@ -198,7 +188,7 @@ class Training:
                 library="own",
                 name=type(env).__name__,
                 n_envs=env.batch_size.numel(),
-                max_steps=_time_limit(env),
+                max_steps=time_limit(env),
                 kwargs={},
             )
             config = dataclasses.replace(config, env=own)
@@ -262,7 +252,7 @@ class Training:
             return
         self._note("before", self.evaluate())
         self._note("random", self._measure(None))
-        heuristic = self._heuristic()
+        heuristic = self.environments.heuristic()
         self.run.summary["return_heuristic"] = None
         if heuristic is not None:
             self._note("heuristic", self._measure(heuristic))
@@ -294,7 +284,7 @@ class Training:
             "seconds": round(self.seconds, 3),
             "frames_per_second": round(batch.numel() / seconds, 1),
             **values,
-            **restarts_of(self.env),
+            **self.environments.restarts(),
         }
         self.metrics_table.write(row)
         self.loggers.log(row, self.frames)
@@ -355,46 +345,23 @@ class Training:
 
     def _measure(self, policy: Any) -> dict[str, float]:
         settings = self.config.evaluation
-        own = self.own_env
-        if own is None and getattr(self.env, "one_per_process", False):
-            own = self.env
-        env = self.env if own is not None else self._environment_for_evaluation()
-        # On an environment of the user's own, training goes on where it was.
-        before = snapshot_env(own) if own is not None else None
+        # Where training and measuring share one, training goes on where it was.
+        shared = self.env if self.environments.shared else None
+        before = snapshot_env(shared) if shared is not None else None
         result = evaluate(
-            env,
+            self.environments.evaluation,
             policy,
             self.team,
             episodes=settings.episodes,
             deterministic=settings.deterministic,
             seed=self.config.seed + EVALUATION_SEED,
         )
-        if own is not None and before is not None:
-            restore_env(own, before)
-        elif own is not None:
+        if shared is not None and before is not None:
+            restore_env(shared, before)
+        elif shared is not None:
             self.collector.set_seed(self.config.seed + self.iteration)
             self.tracker.load_state_dict({})  # its episodes were cut off
         return result
-
-    def _environment_for_evaluation(self) -> EnvBase:
-        if self._evaluation_env is None:
-            env = make_env(
-                self.config.env,
-                seed=self.config.seed + EVALUATION_SEED,
-                device=self.device,
-                n_envs=min(self.config.evaluation.episodes, 1000),
-            )
-            self._evaluation_env = with_dense_groups(env)
-        return self._evaluation_env
-
-    def _heuristic(self) -> Any:
-        if self.own_env is not None or self.config.env.library != "vmas":
-            return None
-        from torchrl_marl.envs.vmas.heuristic import heuristic_policy
-
-        env = self._environment_for_evaluation()
-        # Heuristics know agents of one shape.
-        return None if isinstance(env, TransformedEnv) else heuristic_policy(env)
 
     def end(self) -> None:
         """Measures the trained policy, saves and sums up."""
@@ -425,9 +392,7 @@ class Training:
     def close(self) -> None:
         """Closes the progress bar and the run's environments; gives torch its threads back."""
         self.bar.close()
-        for env in (None if self.own_env is not None else self.env, self._evaluation_env):
-            if env is not None and not env.is_closed:
-                env.close()
+        self.environments.close()
         torch.set_num_threads(self._threads_before)
 
     def state_dict(self) -> dict[str, Any]:
@@ -459,17 +424,3 @@ class Training:
         process = RandomState(0, self.device)
         process.load_state_dict(state["random"])
         process.install()
-
-
-def restarts_of(env: EnvBase) -> dict[str, int]:
-    """How many workers an environment has started anew; nothing where it has none."""
-    base = env.base_env if isinstance(env, TransformedEnv) else env
-    restarts = None if isinstance(base, BatchedEnvBase) else getattr(base, "restarts", None)
-    return {"worker_restarts": restarts} if isinstance(restarts, int) else {}
-
-
-def _time_limit(env: EnvBase) -> int | None:
-    base = env.base_env if isinstance(env, TransformedEnv) else env
-    # A batched env would start its workers to look for it.
-    limit = None if isinstance(base, BatchedEnvBase) else getattr(base, "max_steps", None)
-    return limit if isinstance(limit, int) else None

@@ -1,0 +1,97 @@
+"""The environments of a run: the one that it trains on, and the one that it is measured on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs.batched_envs import BatchedEnvBase
+
+from torchrl_marl.envs.build import make_env
+from torchrl_marl.envs.torchrl.mending import mended
+from torchrl_marl.envs.transforms import with_dense_groups
+from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.run import EVALUATION_SEED
+
+__all__ = ["Environments", "time_limit"]
+
+
+class Environments:
+    """Built from a run's settings, or around an environment of the user's own.
+
+    Args:
+        config (TrainConfig): the run's.
+        env (EnvBase, optional): of one's own; seeded, started anew and never closed here.
+        device (torch.device): where they live.
+
+    Attributes:
+        own (EnvBase, optional): the user's, mended where it had to be.
+        training (EnvBase): with dense groups.
+    """
+
+    def __init__(self, config: TrainConfig, env: EnvBase | None, device: torch.device) -> None:
+        self._config, self._device = config, device
+        self.own = None if env is None else mended(env)
+        if self.own is None:
+            built = make_env(config.env, seed=config.seed, device=device)
+        else:
+            built = self.own
+            built.set_seed(config.seed)
+            built.reset()  # so that it does not matter whether it was used before
+        self.training = with_dense_groups(built)
+        self._evaluation: EnvBase | None = None
+
+    @property
+    def shared(self) -> bool:
+        """Whether there is only one, on which training goes on after it was measured on."""
+        return self.own is not None or getattr(self.training, "one_per_process", False)
+
+    @property
+    def evaluation(self) -> EnvBase:
+        """The one to be measured on, built when it is first asked for."""
+        if self.shared:
+            return self.training
+        if self._evaluation is None:
+            env = make_env(
+                self._config.env,
+                seed=self._config.seed + EVALUATION_SEED,
+                device=self._device,
+                n_envs=min(self._config.evaluation.episodes, 1000),
+            )
+            self._evaluation = with_dense_groups(env)
+        return self._evaluation
+
+    def heuristic(self) -> Any:
+        """The world's own heuristic policy, or None."""
+        if self.own is not None or self._config.env.library != "vmas":
+            return None
+        from torchrl_marl.envs.vmas.heuristic import heuristic_policy
+
+        # Heuristics know agents of one shape.
+        env = self.evaluation
+        return None if isinstance(env, TransformedEnv) else heuristic_policy(env)
+
+    def restarts(self) -> dict[str, int]:
+        """How many workers were started anew; nothing where there are none."""
+        base = _base_of(self.training)
+        restarts = None if isinstance(base, BatchedEnvBase) else getattr(base, "restarts", None)
+        return {"worker_restarts": restarts} if isinstance(restarts, int) else {}
+
+    def close(self) -> None:
+        """Closes what was built here."""
+        for env in (None if self.own is not None else self.training, self._evaluation):
+            if env is not None and not env.is_closed:
+                env.close()
+
+
+def time_limit(env: EnvBase) -> int | None:
+    """The time limit that an environment shows."""
+    base = _base_of(env)
+    # A batched env would start its workers to look for it.
+    limit = None if isinstance(base, BatchedEnvBase) else getattr(base, "max_steps", None)
+    return limit if isinstance(limit, int) else None
+
+
+def _base_of(env: EnvBase) -> EnvBase:
+    return env.base_env if isinstance(env, TransformedEnv) else env
