@@ -73,11 +73,9 @@ def make_ours(
     (group,) = env.group_map
     spec = env.full_action_spec[group, "action"]
     held = [env.reset()]
-    for i in range(warmup):  # so that the episodes end at different times
-        held[0] = env.rand_step(held[0])["next"] if i == 0 else held[0]
-        held[0].set("_reset", torch.rand(n_envs, 1) < 0.1)
-        held[0] = env.reset(held[0])
-        held[0] = env.step_and_maybe_reset(env.rand_action(held[0]))[1]
+    for _ in range(warmup):  # new episodes here and there, so that they end at different times
+        carry = env.step_and_maybe_reset(env.rand_action(held[0]))[1]
+        held[0] = env.reset(carry.set("_reset", torch.rand(n_envs, 1) < 0.1))
 
     def loop() -> Any:
         carry = held[0]

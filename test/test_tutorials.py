@@ -10,6 +10,8 @@ nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 pytest.importorskip("vmas")
 pytest.importorskip("matplotlib")
+pytest.importorskip("mpe2")
+pytest.importorskip("jaxmarl")
 
 FOLDER = Path(__file__).parents[1] / "tutorials"
 TUTORIALS = sorted(FOLDER.glob("*.ipynb"))

@@ -108,7 +108,8 @@ def _take(env: Any, seed: int | None, device: torch.device | str, n_envs: int | 
     if not isinstance(env, EnvBase):
         raise ConfigError(
             f"the environment is a {type(env).__name__}, expected a name such as 'vmas/balance', "
-            "an EnvConfig or a TorchRL environment."
+            "an EnvConfig or a TorchRL environment; worlds of PettingZoo, JaxMARL and Isaac Lab go "
+            "into PettingZooEnv, JaxMarlEnv and IsaacLabEnv."
         )
     if n_envs is not None and env.batch_size.numel() != n_envs:
         raise ConfigError(

@@ -77,7 +77,9 @@ def check_marl_env(
             f"check_marl_env takes an environment of TorchRL, found a {type(env).__name__}; "
             "wrap it, for example with torchrl_marl.envs.make_env."
         )
-    findings, name = Findings(), type(base_of(env)).__name__
+    base = base_of(env)
+    declaration = getattr(base, "_declaration", None)
+    findings, name = Findings(), getattr(declaration, "owner", type(base).__name__)
     with RandomState.of_process().active():
         report = _look(env, n_steps, seed, max_steps, make, findings)
     if findings.problems:

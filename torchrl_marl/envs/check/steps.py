@@ -54,7 +54,8 @@ class StepRules:
     def look(self, before: TensorDictBase, after: TensorDictBase, carry: TensorDictBase) -> None:
         """Looks at a step: its begin, what it led to, and what the next one goes on from."""
         self.step += 1
-        self.steps = self.steps + 1  # type: ignore[operator]
+        assert self.steps is not None  # set by begin
+        self.steps = self.steps + 1
         self._check_flags(after, "")
         for group in self.groups_with_ends:
             self._check_flags(after.get(group.name), group.name)
@@ -98,8 +99,9 @@ class StepRules:
                 "done",
                 f"no episode ended in {self.step} steps, and no time limit is known",
                 "episodes that end",
-                "give the world a time limit (max_steps), or check_marl_env more n_steps if its "
-                "episodes are long",
+                "give the world a time limit (max_steps, or TransformedEnv(env, "
+                "StepCounter(max_steps=...))), or check_marl_env more n_steps if its episodes are "
+                "long",
             )
 
     @property
@@ -285,7 +287,8 @@ class StepRules:
         self._check_begun(carry, done)
         self._check_values(carry)
         if self.max_steps is not None:
-            late = self.steps > self.max_steps  # type: ignore[operator]
+            assert self.steps is not None  # set by begin
+            late = self.steps > self.max_steps
             self.findings.where(
                 late,
                 "truncated",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
+import io
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -74,7 +75,8 @@ def import_jaxmarl() -> Any:
         raise MissingExtraError("JaxMARL", "jaxmarl")
     if "jax" not in sys.modules:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    with contextlib.redirect_stdout(sys.stdout):  # which it sets to another one
+    # It tells what it did not find, and sets stdout to another one.
+    with contextlib.redirect_stdout(io.StringIO()):
         import jaxmarl
     return jaxmarl
 

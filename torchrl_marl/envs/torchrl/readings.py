@@ -296,9 +296,9 @@ def _kinds_of(group: GroupSpec) -> tuple[AgentSpec, ...]:
     mask = group.action_mask_key is not None
     if group.members is None:
         seen, action = group.observation_spec[0], group.action_spec[0]
-        names = group.agent_names
+        every = group.agent_names
         return (
-            AgentSpec(group.name, len(names), seen, action, action_mask=mask, agent_names=names),
+            AgentSpec(group.name, len(every), seen, action, action_mask=mask, agent_names=every),
         )
     kinds: list[AgentSpec] = []
     for agent, member in zip(group.agent_names, group.members):

@@ -1,0 +1,165 @@
+"""What the recipes of JaxMARL's worlds reach.
+
+    python benchmarks/jaxmarl_recipes.py --write
+
+Trains each recipe by ``torchrl_marl.train``, seed after seed, and plays 500 episodes by the
+likeliest actions, with random actions beside: the share of battles won in SMAX, the reward without
+shaping in Overcooked, the return of an agent in simple_spread; and of simple_spread the same in
+mpe2's world, through PettingZooEnv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import report
+
+HEADER = ("recipe", "seed", "measured", "after", "random", "goal", "frames", "training, s")
+GOALS = {
+    "jaxmarl_smax_3m_mappo": "0.9",
+    "jaxmarl_smax_2s3z_mappo": "0.8",
+    "jaxmarl_simple_spread_mappo": "-10.5",
+    "jaxmarl_overcooked_cramped_room_ippo": "",
+}
+TWIN = "mpe2/simple_spread_v3"
+QUICK = {
+    "total_frames": 1_600,
+    "frames_per_batch": 800,
+    "env": {"n_envs": 8},
+    "learner": {"minibatch_size": 200},
+    "evaluation": {"episodes": 8},
+}
+
+
+def make_env(recipe: str, n_envs: int, **changes: Any) -> Any:
+    """The recipe's world, with what is measured in its info."""
+    from dataclasses import replace
+
+    import torchrl_marl.envs
+    from torchrl_marl.config import load_config
+
+    config = replace(load_config(recipe).env, info=True)
+    kwargs = {k: x for k, x in config.kwargs.items() if not k.startswith("shaped_reward")}
+    config = replace(config, kwargs=kwargs, **changes)
+    return torchrl_marl.envs.make_env(config, seed=12345, n_envs=n_envs)
+
+
+def episodes_of(env: Any, act: Callable[..., Any]) -> dict[str, float]:
+    """Means over the first episode of each env: an agent's return, and the battles won."""
+    import torch
+
+    (group,) = env.group_map
+    running = torch.ones(env.batch_size, dtype=torch.bool)
+    returns, won = torch.zeros(env.batch_size), torch.zeros(env.batch_size)
+    carry = env.reset()
+    while bool(running.any()):
+        step, carry = env.step_and_maybe_reset(act(carry))
+        after = step["next"]
+        returns += running * after[group, "reward"].mean(1).squeeze(-1)
+        told = after[group].get("info", None)
+        if told is not None and "won" in told.keys():
+            won += running * told["won"][:, 0, 0]
+        running &= ~after["done"].squeeze(-1)
+    return {"return": returns.mean().item(), "won": won.mean().item()}
+
+
+def measures_of(run: Any, recipe: str, n: int) -> list[tuple[str, float, float]]:
+    """What is measured, of the policy and of random actions."""
+    import torch
+    from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+    worlds = {"": make_env(recipe, n)}
+    if "spread" in recipe:
+        changes = {"library": "pettingzoo", "name": TWIN, "workers": 2, "max_steps": None}
+        worlds[f", in {TWIN}"] = make_env(recipe, n, **changes)
+    rows = []
+    for where, env in worlds.items():
+        with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+            learned, drawn = episodes_of(env, run.policy), episodes_of(env, env.rand_action)
+        key = "won" if "smax" in recipe else "return"
+        rows.append((key + where, learned[key], drawn[key]))
+        env.close()
+    return rows
+
+
+def train(recipe: str, seed: int, args: argparse.Namespace) -> list[list[str]]:
+    """Trains one seed; its rows."""
+    import torchrl_marl
+
+    report.be_quiet()
+    folder = Path(args.runs) / recipe / f"seed{seed}"
+    overrides: dict[str, Any] = dict(QUICK) if args.quick else {}
+    overrides["logging"] = {"progress": sys.stderr.isatty()}
+    if args.frames is not None:
+        overrides["total_frames"] = args.frames
+    run = torchrl_marl.train(recipe, seed=seed, folder=str(folder), **overrides)
+    rows = []
+    for what, after, drawn in measures_of(run, recipe, 8 if args.quick else args.episodes):
+        numbers = [f"{after:.3f}", f"{drawn:.3f}", GOALS[recipe]]
+        spent = [f"{run.summary['frames']:,}", f"{run.summary['seconds']:.0f}"]
+        rows.append([recipe, str(seed), what, *numbers, *spent])
+    return rows
+
+
+def means_of(rows: list[list[str]]) -> list[list[str]]:
+    """A row of means for each thing measured."""
+    groups: dict[tuple[str, str], list[list[str]]] = {}
+    for row in rows:
+        groups.setdefault((row[0], row[2]), []).append(row)
+    means = []
+    for (recipe, what), own in groups.items():
+        numbers = [f"{statistics.mean(float(row[i]) for row in own):.3f}" for i in (3, 4)]
+        seconds = statistics.mean(float(row[7]) for row in own)
+        means.append([recipe, "mean", what, *numbers, *own[0][5:7], f"{seconds:.0f}"])
+    return means
+
+
+def main() -> None:
+    """Trains and reports."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--recipes", nargs="+", default=list(GOALS), choices=list(GOALS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--frames", type=int, help="of each run; as the recipe says")
+    parser.add_argument("--episodes", type=int, default=500, help="played to measure")
+    parser.add_argument("--runs", help="keep the run folders here")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--write", action="store_true", help="write the table to results")
+    args = parser.parse_args()
+    # JAX takes as many threads as torch.
+    os.environ.setdefault(
+        "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    )
+    kept, args.runs = args.runs, args.runs or tempfile.mkdtemp()
+    try:
+        rows = []
+        for recipe in args.recipes:
+            for seed in args.seeds:
+                print(f"training {recipe}, seed {seed} ...", file=sys.stderr)
+                rows += train(recipe, seed, args)
+    finally:
+        if kept is None:
+            shutil.rmtree(args.runs, ignore_errors=True)
+    report.publish(
+        "jaxmarl_recipes",
+        "What the recipes of JaxMARL's worlds reach",
+        [("Results", report.markdown_table(HEADER, rows + means_of(rows)))],
+        {"episodes": args.episodes, "threads of torch and of JAX": 1},
+        """Each recipe is trained by `torchrl_marl.train`, one run after the other, and measured in
+        new episodes by the likeliest actions. "won" is the share of battles won; "return" the mean
+        over agents and episodes of the summed reward, in Overcooked without the shaped one.""",
+        write=args.write and not args.quick,
+    )
+
+
+if __name__ == "__main__":
+    main()
