@@ -304,7 +304,8 @@ class TestValues:
             ("env.n_envs=0", "env.n_envs is 0, expected 1 or more; use env.n_envs=64."),
             (
                 "env.library=gym",
-                "env.library is 'gym', expected vmas, pettingzoo, jaxmarl, isaaclab or toy; use env.library=vmas.",
+                "env.library is 'gym', expected vmas, pettingzoo, jaxmarl, isaaclab or toy; "
+                "use env.library=vmas.",
             ),
             (
                 "learner.actor.num_cells=[0]",
