@@ -56,12 +56,14 @@ class Compiled:
     Args:
         world (World): the world.
         kinds (dict): group -> its kinds.
+        places (dict): group -> where its agents are among all.
         start, merge, step (callable): jitted; all but ``start`` take over what goes on.
         carry, leaves: shapes and dtypes of what goes on and of what is given.
     """
 
     world: World
     kinds: dict[str, tuple[Kind, ...]]
+    places: dict[str, slice]
     start: Callable[..., Any]
     merge: Callable[..., Any]
     step: Callable[..., Any]
@@ -94,6 +96,7 @@ def _compile(own: Settings) -> Compiled:
     return Compiled(
         world,
         kinds,
+        program.places,
         start=jax.jit(program.start),
         merge=jax.jit(program.merge, donate_argnums=0),
         step=jax.jit(program.step, donate_argnums=0),

@@ -124,6 +124,7 @@ class JaxMarlEnv(AutoResetEnv):
                 tuple(kwargs.items()),
             )
         )
+        self._flags, self._places = program.FLAGS, self._calls.places
         self.world_name, self.max_steps = self._calls.world.name, self._calls.world.limit
         kinds, leaves = self._calls.kinds, self._calls.leaves
         super().__init__(
@@ -166,7 +167,14 @@ class JaxMarlEnv(AutoResetEnv):
         return self._exchange.to_jax(action, self._jax_device)
 
     def _given(self, leaves: dict[str, Any]) -> dict[str, Any]:
-        return self._exchange.to_torch(leaves, self.device)
+        """The leaves as tensors, the flags beside the others."""
+        given = self._exchange.to_torch(leaves, self.device)
+        flags, root = (zip(names, given.pop(key)) for key, names in self._flags.items())
+        rows = {key: x if key == "mask" else x.unsqueeze(-1) for key, x in flags}
+        for name, place in self._places.items():
+            given[name].update({key: x[:, place] for key, x in rows.items()})
+        given.update(root)
+        return given
 
     # ---------------------------------------------------------------- random state, snapshot
 
@@ -213,7 +221,7 @@ class JaxMarlEnv(AutoResetEnv):
 
 def _info_spec(leaves: Mapping[str, Any]) -> Composite:
     own = {name: Unbounded(tuple(x.shape[1:])) for name, x in leaves["info"].items()}
-    return Composite(own, shape=leaves["mask"].shape[1:])
+    return Composite(own, shape=next(iter(own.values())).shape[:1])
 
 
 def _cloned(nested: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,15 @@ import jax.numpy as jnp
 from torchrl_marl.envs.jaxmarl.teams import Kind
 from torchrl_marl.envs.jaxmarl.worlds import World
 
-__all__ = ["Program", "Shaping"]
+__all__ = ["FLAGS", "Program", "Shaping"]
 
 # Array of JAX, or nested dicts of such.
 Array = Any
+# The flags of all agents, and of the episode, in the order in which they are stacked.
+FLAGS = {
+    "flags": ("done", "mask", "terminated", "truncated"),
+    "root": ("done", "terminated", "truncated"),
+}
 State = Callable[[Any, Any], Array]
 
 
@@ -44,8 +49,10 @@ class Shaping:
 class Program:
     """Starts and steps E copies of a world.
 
-    What goes on (the *carry*) and what is given to torch (*leaves*, nested dicts as
-    :class:`~torchrl_marl.envs.auto_reset.AutoResetEnv` wants them) share no memory.
+    What goes on (the *carry*) and what is given to torch (*leaves*, nested dicts by group) share no
+    memory. The
+    flags of all agents are one array, ``"flags"`` ``[4, E, A]``, and so are the episode's,
+    ``"root"`` ``[3, E, 1]``; :data:`FLAGS` has the order.
 
     Args:
         world (World): of which.
@@ -77,7 +84,7 @@ class Program:
 
     # ------------------------------------------------------------------------ the three calls
 
-    def start(self, key: Array, calls: Array) -> tuple[Array, Array]:
+    def start(self, key: Array, calls: Array) -> tuple[Array, ...]:
         """Episodes begin everywhere: the carry and its leaves."""
         key, drawing = jax.random.split(key)
         carry, leaves = self._begin(drawing)
@@ -88,7 +95,7 @@ class Program:
         shared = {key: new[key] for key in ("key", "calls")}
         return {**_where(fresh, _without(new, shared), carry), **shared}
 
-    def step(self, carry: Array, actions: list[Array]) -> tuple[Array, Array, Array]:
+    def step(self, carry: Array, actions: list[Array]) -> tuple[Array, ...]:
         """The carry, the leaves that the step led to, and those that the next one goes on from."""
         key, stepping, drawing = jax.random.split(carry["key"], 3)
         keys = jax.random.split(stepping, self.n_envs)
@@ -102,8 +109,7 @@ class Program:
         fresh = ends[1] | ends[2]
         going = {key: _where(fresh, new[key], going[key]) for key in new}
         begun = _where(fresh, begun, after)
-        going, (after, begun) = _owned({**going, "key": key, "calls": calls}, (after, begun))
-        return going, after, begun
+        return _owned({**going, "key": key, "calls": calls}, after, begun)
 
     # ---------------------------------------------------------------------------------- parts
 
@@ -167,16 +173,16 @@ class Program:
             going["idle"] = jnp.stack([x.astype(jnp.int32) for x in idle], 1)
         root = {"terminated": root_terminated, "truncated": root_truncated}
         root["done"] = root_terminated | root_truncated
-        leaves: dict[str, Any] = {key: flag[:, None] for key, flag in root.items()}
+        flags = {"terminated": terminated, "truncated": truncated, "mask": mask}
+        flags["done"] = terminated | truncated
+        leaves: dict[str, Any] = {"root": {k: x[:, None] for k, x in root.items()}, "flags": flags}
         if self.state is not None:
             leaves["state"] = jax.vmap(self.state)(world, observations).astype(jnp.float32)
-        flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
-        rows: dict[str, Any] = {"mask": mask, **{k: x[..., None] for k, x in flags.items()}}
         info = self._info(world, infos, root["done"]) if self.info else {}
-        rows.update({"info": info} if info else {})
         for name, place in self.places.items():
-            leaves[name] = jax.tree.map(lambda x, at=place: x[:, at], rows)
-            leaves[name].update(self._by_kind(name, observations, legal))
+            leaves[name] = self._by_kind(name, observations, legal)
+            if info:
+                leaves[name]["info"] = {key: x[:, place] for key, x in info.items()}
         return going, leaves
 
     @property
@@ -273,10 +279,15 @@ def _without(mapping: Array, keys: Array) -> Array:
     return {key: x for key, x in mapping.items() if key not in keys}
 
 
-def _owned(carry: Array, leaves: Array) -> tuple[Array, Array]:
+def _owned(carry: Array, *leaves: Array) -> tuple[Array, ...]:
     """The carry in its own memory, and with dtypes that a next call does not compile anew for.
 
     Without the copies JAX may return one array twice, and torch write into what it goes on from.
+    Flags are given as one array, since handing over an array takes as long as many a step.
     """
     carry = jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), carry)
-    return carry, jax.tree.map(jnp.copy, leaves)
+    packed = [
+        {**own, **{key: jnp.stack([own[key][k] for k in FLAGS[key]]) for key in FLAGS}}
+        for own in leaves
+    ]
+    return carry, *jax.tree.map(jnp.copy, packed)
