@@ -27,8 +27,7 @@ import report
 from mpe2_episodes import Arrays, Episodes, random_actions, scripted
 
 OURS = {
-    "torchrl_marl MAPPO": "pettingzoo_simple_speaker_listener_mappo",
-    "torchrl_marl IPPO": "pettingzoo_simple_speaker_listener_ippo",
+    algorithm: f"pettingzoo_simple_speaker_listener_{algorithm}" for algorithm in ("mappo", "ippo")
 }
 THEIRS = "AgileRL IPPO"
 SCRIPT = Path(__file__).parent / "agilerl_speaker_listener.py"
@@ -49,7 +48,8 @@ def results(
     Raises:
         SystemExit: an earlier result is of another evaluation.
     """
-    expected = [args.frames, args.episodes, args.evaluate_every, EVALUATION_SEED]
+    frames = args.agilerl_frames if name == "agilerl" else args.frames
+    expected = [frames, args.episodes, args.evaluate_every, EVALUATION_SEED]
     found = []
     for seed in args.seeds:
         path = (folder / f"{name}_seed{seed}.json").resolve()
@@ -69,7 +69,7 @@ def train_agilerl(seed: int, path: Path, python: Path, args: argparse.Namespace)
     """Trains one seed in a process of its own."""
     options = {
         "--seed": seed,
-        "--frames": args.frames,
+        "--frames": args.agilerl_frames,
         "--episodes": args.episodes,
         "--evaluate-every": args.evaluate_every,
         "--evaluation-seed": EVALUATION_SEED,
@@ -275,14 +275,18 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--frames", type=int, default=614_400)
+    parser.add_argument("--algorithms", nargs="+", choices=list(OURS), default=list(OURS))
+    parser.add_argument("--agilerl-frames", type=int, help="as many as ours by default")
     parser.add_argument("--episodes", type=int, default=200)
-    parser.add_argument("--evaluate-every", type=int, default=102_400, help="in frames")
+    parser.add_argument("--evaluate-every", type=int, default=51_200, help="in frames")
     parser.add_argument("--agilerl-python", type=Path, help="of an environment that has AgileRL")
     parser.add_argument("--results", type=Path, help="keep results here, take those that are there")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     parser.add_argument("--write", action="store_true", help="write table and picture to results")
     args = parser.parse_args()
+    args.agilerl_frames = args.agilerl_frames or args.frames
     if args.quick:
+        args.agilerl_frames = 20_480
         args.seeds, args.frames, args.evaluate_every = args.seeds[:1], 20_480, 10_240
         args.episodes, args.write = 10, False
     return args
@@ -298,11 +302,13 @@ def main() -> None:
         folder = Path(temporary) if args.results is None else args.results
         folder.mkdir(parents=True, exist_ok=True)
         report.be_quiet()
-        trains = {recipe: functools.partial(train_ours, recipe=recipe) for recipe in OURS.values()}
+        recipes = [OURS[algorithm] for algorithm in args.algorithms]
+        trains = {recipe: functools.partial(train_ours, recipe=recipe) for recipe in recipes}
         trains["agilerl"] = functools.partial(train_agilerl, python=python)
+        names = [*(f"torchrl_marl {algorithm.upper()}" for algorithm in args.algorithms), THEIRS]
         sides = {
             name: results(file, functools.partial(train, args=args), folder, args)
-            for name, (file, train) in zip([*OURS, THEIRS], trains.items())
+            for name, (file, train) in zip(names, trains.items())
         }
         picture = report.file_name("speaker_listener", "png")
         draw(sides, picture if args.write else folder / picture.name)
