@@ -28,6 +28,8 @@ EXPECTED = {
     ),
     "pettingzoo_ant_ippo",
     "pettingzoo_connect_four_ippo",
+    *(f"jaxmarl_{world}_mappo" for world in ("smax_3m", "smax_2s3z", "simple_spread")),
+    "jaxmarl_overcooked_cramped_room_ippo",
 }
 FREE = ("env.kwargs", "env.group_map", "groups")
 # What some ways of sharing need, and share_params, which is another word for two of them.
@@ -54,6 +56,8 @@ def needs(name):
     if library == "pettingzoo":
         package = read_config(name).env.name.partition("/")[0]
         pytest.importorskip("pettingzoo.classic" if package == "classic" else package)
+    if library == "jaxmarl":
+        pytest.importorskip("jaxmarl")
     if library == "isaaclab":
         pytest.skip("needs Isaac Sim; test/envs/test_isaaclab.py trains it on stand-ins")
 
@@ -77,6 +81,7 @@ def test_recipe_loads_and_its_name_says_what_it_is(name):
     library, _, rest = name.partition("_")
     assert config.env.library == library
     world = config.env.name.rpartition("/")[2].lower()
+    world = "smax" if world.endswith("smax") else world.removeprefix("mpe_")
     assert rest.startswith(re.sub(r"_v\d+$", "", world))
     assert config.learner.algorithm in rest.split("_")
     if library in ("vmas", "toy"):

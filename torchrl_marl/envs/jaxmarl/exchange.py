@@ -1,10 +1,9 @@
-"""Arrays of JAX as tensors of torch and back, by DLPack.
+"""Arrays of JAX as tensors of torch and back, without a copy on the CPU.
 
-On a CPU nothing is copied but what JAX would copy silently or wrongly: 64-bit numbers, and data
-that does not begin at a multiple of 64 bytes. What JAX reads of torch must not be written to
-until it has: :func:`to_torch` of any result of it waits for that. What torch got may be written
-to in place, so JAX must not go on from it (:class:`~torchrl_marl.envs.jaxmarl.program.Program`
-sees to that). On a GPU the same code orders the two streams; this is untested.
+Torch gets arrays by DLPack, and may write to them in place: JAX must not go on from them, which
+:class:`~torchrl_marl.envs.jaxmarl.program.Program` sees to. JAX reads actions where torch has them,
+in 32 bits, which is all it takes; they must not be written to until it has, and :func:`to_torch` of
+any result of it waits for that. On a GPU DLPack orders the two streams; this is untested.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from torchrl_marl.envs.simulator import SimulatorStateError
 
 __all__ = ["device_of", "read_tree", "to_jax", "to_torch", "write_tree"]
 
-_ALIGNMENT = 64
 _NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
 _SIGNED = {torch.uint32: torch.int32, torch.uint16: torch.int16}
 
@@ -38,14 +36,10 @@ def device_of(device: torch.device) -> Any:
 
 
 def to_jax(tensor: Tensor, device: Any) -> Any:
-    """A tensor as an array that shares its memory where it can."""
+    """A tensor as an argument of a jitted call on a device, which may share its memory."""
     tensor = tensor.detach().to(_NARROW.get(tensor.dtype, tensor.dtype)).contiguous()
-    if tensor.device.type == "cpu" and device.platform != "cpu":
-        return jax.device_put(tensor.numpy(), device)
-    if tensor.device.type != "cpu" and device.platform == "cpu":
-        tensor = tensor.cpu()
-    if tensor.data_ptr() % _ALIGNMENT:
-        tensor = tensor.clone()
+    if device.platform == "cpu":
+        return tensor.cpu().numpy()
     return jnp.from_dlpack(tensor)
 
 
