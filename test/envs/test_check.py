@@ -224,6 +224,13 @@ class Overwrites(Camp):
         return out
 
 
+class WritesActions(Camp):
+    def _step(self, tensordict):
+        out = super()._step(tensordict)
+        tensordict["scouts", "action"].zero_()
+        return out
+
+
 class StaysDone(Camp):
     def _reset(self, tensordict=None, **kwargs):
         out = super()._reset(tensordict)
@@ -427,6 +434,12 @@ ZOO = {
         "('next', 'scouts', 'observation')",
         "the values given a step earlier are overwritten",
         "clone the simulator's buffers",
+    ),
+    "writes to the actions": (
+        WritesActions,
+        "('scouts', 'action')",
+        "the step writes to the actions that it is asked for",
+        "clone the actions",
     ),
     "a reset of all": (
         ResetsAll,

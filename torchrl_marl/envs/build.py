@@ -65,11 +65,20 @@ def make_env(
     if not isinstance(env, EnvConfig):
         return _take(env, seed, device, n_envs)
     n_envs = env.n_envs if n_envs is None else n_envs
+    if not isinstance(n_envs, int) or n_envs < 1:
+        raise ConfigError(f"n_envs is {n_envs!r}, expected a number, 1 or more.")
     make = _MAKERS.get(env.library)
     if make is None:
         raise ConfigError(
             f"unknown library of environments {env.library!r}; "
-            f"{nearest(env.library, LIBRARIES)}expected of {', '.join(LIBRARIES)}."
+            f"{nearest(env.library, LIBRARIES)}expected of {', '.join(LIBRARIES)}; worlds of "
+            "PettingZoo are called 'pettingzoo/package/world'."
+        )
+    own = {field.name for field in fields(EnvConfig)}.intersection(env.kwargs)
+    if own and env.library not in ("vmas", "toy"):
+        name = min(own)
+        raise ConfigError(
+            f"env.kwargs has {name!r}, which is a setting of its own; set env.{name} instead."
         )
     try:
         return make(env, n_envs, seed, device)

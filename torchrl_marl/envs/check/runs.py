@@ -82,6 +82,7 @@ class Play:
         action = asked.select(*self.env.action_keys).clone()
         transition, carry = self.env.step_and_maybe_reset(asked)
         self.given = {"next": transition.get("next"), "what follows": carry}
+        self.asked = asked.select(*self.env.action_keys)
         self.carry = carry.clone()
         return Step(before, action, transition.get("next").clone(), carry.clone())
 
@@ -116,7 +117,14 @@ def check_written_later(play: Play, n_steps: int, findings: Findings) -> None:
     play.step()
     for i in range(n_steps):
         kept = {name: (td, td.clone()) for name, td in play.given.items()}
-        play.step()
+        step = play.step()
+        for path in changed(play.asked, step.action):
+            findings.add(
+                path,
+                f"in step {i + 2} the step writes to the actions that it is asked for",
+                "the actions that were chosen, which a learner keeps",
+                "clone the actions before they are changed",
+            )
         for name, (td, copy) in kept.items():
             for path in changed(td, copy):
                 findings.add(
