@@ -75,6 +75,17 @@ class Gambler(Script):
         return seen, {a: np.random.rand() for a in seen}, *rest
 
 
+class Drawn(Script):
+    """Draws what it shows when it is built."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.drawn = np.array([np.random.rand(), random.random()])
+
+    def _see(self, agents):
+        return dict.fromkeys(agents, self.drawn)
+
+
 class Faulty(Script):
     """Raises in step 4 of its first episode, in one process only once."""
 
@@ -137,3 +148,24 @@ class Turns(AECEnv):
         living = [a for a in order if not (self.terminations[a] or self.truncations[a])]
         self.agent_selection = living[0] if living else mover
         self._deads_step_first()
+
+
+class MaskedTurns(Turns):
+    """Tells its action mask, only action 1, in the infos of the mover alone, from a move on."""
+
+    def __init__(self, since=0, **kwargs):
+        super().__init__(**kwargs)
+        self.since = since
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed)
+        self._mask()
+
+    def step(self, action):
+        super().step(action)
+        self._mask()
+
+    def _mask(self):
+        self.infos = {a: {} for a in self.agents}
+        if self.agents and self.move >= self.since:
+            self.infos[self.agent_selection] = {"action_mask": np.array([0, 1], np.int8)}

@@ -9,7 +9,7 @@ import gymnasium.spaces as spaces
 import numpy as np
 import pytest
 import torch
-from scripted import BOX, Faulty, Gambler, Script
+from scripted import BOX, Drawn, Faulty, Gambler, Script
 from torchrl.envs import check_env_specs
 from torchrl.envs.utils import MarlGroupMapType
 
@@ -154,6 +154,17 @@ def test_a_world_that_keeps_its_agents_after_the_end_ends():
     assert world.episodes == 4  # one to look at it
 
 
+def test_nobody_comes_back():
+    steps = [{"agents": "bob_0", "dies": "bob_1"}, {}, {"agents": "bob_0 bob_1"}]
+    with pytest.raises(SpecError, match="agent 'bob_1' ended and is there again.*new id"):
+        roll(Script("bob_0 bob_1", steps), 3)
+    # A world may keep one for a while.
+    steps = [{"dies": "bob_1"}, {}, {"agents": "bob_0"}]
+    assert not roll(Script("bob_0 bob_1", steps), 3, max_steps=3)["next", "bob", "mask"][
+        ..., 1
+    ].any()
+
+
 # ------------------------------------------------------------------------------ groups, specs
 
 
@@ -200,8 +211,9 @@ def test_actions_of_any_form_reach_the_world():
         "a": spaces.Box(-1, 1, (2, 2), np.float64),
         "b": spaces.MultiDiscrete([3, 4]),
         "c": spaces.MultiBinary(3),
+        "d": spaces.MultiBinary((2, 3)),
     }
-    world = Script("a b c", [{}], action=forms)
+    world = Script("a b c d", [{}], action=forms)
     env = PettingZooEnv(world, max_steps=5, seed=1)
     check_env_specs(env)
     env.rollout(5)
@@ -226,6 +238,19 @@ def test_dicts_and_images_are_observed():
     assert td["next", "a", "observation", "x"][0, :, 0, 0, 0, 0].tolist() == [1, 2]
     assert td["a", "observation", "y"].flatten().tolist() == [2, 2]
     assert td["next", "state"].shape == (1, 2, 4 * 4 * 3 + 1 + 1)
+
+
+def test_choices_are_observed_from_zero_on():
+    kinds = {
+        "a": spaces.Discrete(3, start=5),
+        "b": spaces.MultiDiscrete([3, 4], start=[1, -1]),
+        "c": spaces.MultiBinary((2, 3)),
+    }
+    world = Script("a b c", [{}], observation=kinds)
+    world._see = lambda agents: {"a": 7, "b": np.array([3, -1]), "c": np.eye(2, 3, dtype=np.int8)}
+    td = roll(world, 1, max_steps=1)
+    seen = [td["next", agent, "observation"].flatten().tolist() for agent in "abc"]
+    assert seen == [[2], [2, 0], [1, 0, 0, 0, 1, 0]]
 
 
 def test_the_state_is_the_worlds_or_all_observations():
@@ -257,6 +282,23 @@ def test_infos_that_come_and_go():
     assert list(td["bob", "info"].keys()) == ["pong"]
     td = roll(world, 1, max_steps=3)
     assert "info" not in td["bob"].keys()
+
+
+def test_an_info_that_nobody_was_told_is_warned_of():
+    world = Script("bob_0", [{}], infos=[{"ping": 1}])
+    with pytest.warns(UserWarning, match="the info 'pang' .* there were 'ping'"):
+        td = roll(world, 1, max_steps=3, info=["pang", "ping"])
+    assert td["next", "bob", "info", "pang"].eq(0).all()
+    assert td["next", "bob", "info", "ping"].eq(1).all()
+
+
+def test_who_comes_late_has_an_action_mask_too():
+    masks = [{"action_mask": np.array([0, 1], np.int8)}]
+    world = Script("bob_0 bob_1", [{"agents": "bob_0 bob_1"}], first="bob_0", infos=masks)
+    td = PettingZooEnv(world, seed=0, max_steps=9).rollout(9)
+    legal = td["bob", "action_mask"][0].long().tolist()
+    assert legal == [[[0, 1], [1, 1]]] + [[[0, 1], [0, 1]]] * 8
+    assert all(set(got.values()) == {1} for got in world.got)
 
 
 @pytest.mark.parametrize("where", ["observation", "info"])
@@ -339,6 +381,39 @@ def test_an_observation_of_another_shape_is_refused():
         roll(Wrong("bob_0", [{}]), 1)
 
 
+@pytest.mark.parametrize(
+    "space, value, words",
+    [
+        (spaces.Box(0, 9, (2,), np.int32), np.array([1.0, 0.5]), "has a 0.5 of float64.*int32"),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([44, 300]), "has a 300 of int64.*uint8"),
+        (spaces.Box(0, 255, (2,), np.uint8), [-1, 0], "has a -1 of int64.*uint8"),
+        (spaces.MultiDiscrete([2, 2]), np.array([np.nan, 0]), "has a nan of float64"),
+        (spaces.Dict({"x": BOX, "y": BOX}), {"x": np.zeros(2)}, "has no 'y' .only 'x'.*its space"),
+        (spaces.Dict({"x": BOX}), np.zeros(2), "has no 'x' .ndarray"),
+    ],
+)
+def test_an_observation_that_its_space_does_not_hold_is_refused(space, value, words):
+    world = Script("bob_0", [{}], observation={"bob_0": space})
+    world._see = lambda agents: dict.fromkeys(agents, value)
+    with pytest.raises(SpecError, match=f"observation.* of agent 'bob_0' {words}"):
+        roll(world, 1)
+
+
+def test_whole_numbers_of_another_dtype_are_observed():
+    world = Script("bob_0", [{}], observation={"bob_0": spaces.Box(0, 255, (2,), np.uint8)})
+    assert roll(world, 2, max_steps=2)["next", "bob", "observation"].tolist() == [
+        [[[0, 1]], [[0, 2]]]
+    ]
+
+
+def test_rewards_are_single_numbers():
+    world = Script("bob_0 bob_1", [{"earns": {"bob_0": [1.5], "bob_1": np.array(2)}}])
+    assert rows(roll(world, 1, max_steps=1)["next"], "bob", "reward") == [[1.5, 2.0]]
+    world = Script("bob_0 bob_1", [{"earns": {"bob_0": 1.0, "bob_1": np.ones(2)}}])
+    with pytest.raises(SpecError, match=r"the reward of agent 'bob_1' has shape \[2\]"):
+        roll(world, 1)
+
+
 def test_a_space_of_no_fixed_shape_is_refused():
     world = Script("bob_0", [{}], observation={"bob_0": spaces.Sequence(BOX)})
     world._see = lambda agents: dict.fromkeys(agents, ())
@@ -348,7 +423,7 @@ def test_a_space_of_no_fixed_shape_is_refused():
 
 def test_a_world_that_never_ends_asks_for_a_time_limit(monkeypatch):
     monkeypatch.setattr("torchrl_marl.envs.pettingzoo.one_copy.ENDLESS", 20)
-    with pytest.raises(ConfigError, match="did not end in 20 steps; set max_steps"):
+    with pytest.raises(ConfigError, match="^Copy 0 of Script: an episode did not end in 20"):
         roll(Script("bob_0", [{}]), 30)
     assert roll(Script("bob_0", [{}]), 30, max_steps=25)["next", "truncated"].sum() == 1
     world = Script("bob_0", [{}])
@@ -363,6 +438,8 @@ def test_a_world_that_never_ends_asks_for_a_time_limit(monkeypatch):
         ("sisl/pursuit_v4", "did you mean 'sisl/pursuit-v5'"),
         ("connect_four", "did you mean 'classic/connect_four-v3'"),
         ("nowhere/land", "unknown PettingZoo world 'nowhere/land'"),
+        ("mpe2", "'mpe2' names no world.*'mpe2/simple_"),
+        ("sisl", "'sisl' names no world.*'sisl/multiwalker-v"),
     ],
 )
 def test_an_unknown_name_names_the_nearest(name, words):
@@ -383,6 +460,16 @@ def test_a_missing_package_has_its_pip_line(monkeypatch):
     gone.add("pettingzoo")
     with pytest.raises(MissingExtraError, match="PettingZoo is not installed"):
         PettingZooEnv("sisl/pursuit-v5")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_steps": 2.5}, {"max_steps": True}, {"max_steps": 0}, {"num_envs": 1.5}, {"workers": -1}],
+)
+def test_numbers_are_whole(wrong):
+    name, value = next(iter(wrong.items()))
+    with pytest.raises(ConfigError, match=f"{name} is {value}, expected a whole number"):
+        PettingZooEnv("mpe2/simple_spread_v3", **wrong)
 
 
 def test_wrong_arguments_are_refused():
@@ -457,6 +544,20 @@ def test_global_generators_are_a_copys_own(workers):
     assert first.unique().numel() == first.numel()
 
 
+def test_a_world_that_draws_while_it_is_built():
+    def drawn(seed, workers):
+        env = PettingZooEnv(lambda: Drawn("bob_0", [{}]), num_envs=2, seed=seed, workers=workers)
+        seen = env.reset()["bob", "observation"]
+        env.close()
+        return seen
+
+    before = np.random.get_state()[1].copy(), random.getstate()
+    first = drawn(0, 0)
+    assert torch.equal(first, drawn(0, 2)) and first.unique().numel() == 4
+    assert not torch.equal(first, drawn(1, 0))
+    assert (before[0] == np.random.get_state()[1]).all() and before[1] == random.getstate()
+
+
 def test_a_snapshot_of_a_world_that_pickles_its_arguments_only():
     env = PettingZooEnv("mpe2/simple_spread_v3", num_envs=2, seed=0, max_cycles=7)
     td = env.rollout(4, break_when_any_done=False)[:, -1]["next"]
@@ -497,6 +598,14 @@ def test_a_copy_that_raises_is_named_or_begun_anew():
     assert next_["bob", "reward"][0, :, 0, 0].tolist() == [1, 1, 1, 0, 1, 1]
     assert next_["bob", "observation"][0, :, 0, 1].tolist() == [1, 2, 3, 3, 1, 2]
     assert next_["bob", "mask"].all()
+
+
+def test_a_mistake_in_a_world_is_not_mended_by_a_restart():
+    world = Script("bob_0", None)  # has no steps
+    with pytest.raises(
+        WorkerError, match=r"Copy 0 of Script raised TypeError: .*; correct the world"
+    ):
+        roll(world, 1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

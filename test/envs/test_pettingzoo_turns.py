@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from pettingzoo.utils import parallel_to_aec
-from scripted import Script, Turns
+from scripted import MaskedTurns, Script, Turns
 from torchrl.envs import check_env_specs
 
 from torchrl_marl.envs import PettingZooEnv
-from torchrl_marl.errors import WorkerError
+from torchrl_marl.errors import SpecError, WorkerError
 
 
 def roll(world, n_steps, **kwargs):
@@ -111,6 +111,34 @@ def test_a_world_where_all_move_at_once_turn_by_turn():
     expected[2], expected[5, 0] = torch.tensor([1.0, 2.0, 4.0]), 8.0
     assert torch.equal(td["p", "reward"][0, ..., 0], expected)
     assert td["truncated"][0, :, 0].tolist() == [False] * 11 + [True]
+
+
+def test_both_flags_are_a_truncation_after_the_limits_rounds_only():
+    def ends(moves, limit):
+        world = Turns(plan={moves: {"dies": "p_0 p_1", "cut": "p_0 p_1"}}, n_moves=9)
+        world.max_cycles = limit
+        td = roll(world, moves)["next"]
+        assert td["done"][0, -1].all() and not td["done"][0, :-1].any()
+        return "truncated" if td["truncated"].any() else "terminated"
+
+    assert (ends(4, limit=2), ends(4, limit=3)) == ("truncated", "terminated")
+
+
+@pytest.mark.parametrize("group_map", [None, {"black": ["p_0"], "white": ["p_1"]}])
+def test_the_movers_mask_in_infos_is_that_of_all(group_map):
+    world = MaskedTurns()
+    env = PettingZooEnv(world, seed=0, group_map=group_map)
+    td = env.rollout(12, break_when_any_done=False)
+    assert {action for _, action in world.calls} == {1, None}
+    groups = env.group_map if group_map else {"p": None}
+    masks = torch.cat([td[group, "action_mask"] for group in groups], 2)
+    moves = torch.cat([td[group, "mask"] for group in groups], 2)
+    assert torch.equal(masks[..., 0], ~moves) and masks[..., 1].all()
+
+
+def test_a_mask_that_infos_tell_late_is_refused():
+    with pytest.raises(SpecError, match="agent 'p_1' is told an action mask.*tell it in reset"):
+        roll(MaskedTurns(since=1), 3)
 
 
 def play(env, n_games):

@@ -6,7 +6,8 @@ Shapes: E envs, N agents of a group, M agents of a kind, O observation features,
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.specs import AgentSpec, TeamSpec
 from torchrl_marl.stacking import pad_specs
 
-__all__ = ["Declaration", "refuse_unknown"]
+__all__ = ["Declaration", "refuse_fractions", "refuse_unknown"]
 
 _FLAGS = ("done", "terminated", "truncated")
 _LEAVES = frozenset({"observation", "action", "mask", "action_mask", "reward", *_FLAGS})
@@ -133,6 +134,16 @@ def refuse_unknown(unknown: dict[str, Any], *classes: type) -> None:
             f"{classes[0].__name__} has no argument {name!r}; {nearest(name, known)}"
             f"it takes {', '.join(known)}."
         )
+
+
+def refuse_fractions(owner: str, numbers: Mapping[str, Any], least: int = 1) -> None:
+    """Refuses arguments that are neither None nor a whole number of at least so much."""
+    for name, value in numbers.items():
+        whole = isinstance(value, Integral) and not isinstance(value, bool)
+        if value is not None and not (whole and value >= least):
+            raise ConfigError(
+                f"{owner}: {name} is {value!r}, expected a whole number of at least {least}."
+            )
 
 
 def _check_one_group(where: str, kinds: Sequence[AgentSpec]) -> None:

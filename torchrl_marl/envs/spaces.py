@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def spec_of_space(
     if kind == "MultiDiscrete":
         return MultiCategorical([int(n) for n in space.nvec.flatten()])
     if kind == "MultiBinary":
-        return MultiCategorical([2] * int(space.n if isinstance(space.n, int) else space.n[0]))
+        return MultiCategorical([2] * math.prod(space.shape))
     if kind == "Box":
         return _box(space)
     raise SpecError(

@@ -14,7 +14,7 @@ from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs.auto_reset import AutoResetEnv
-from torchrl_marl.envs.declaration import Declaration, refuse_unknown
+from torchrl_marl.envs.declaration import Declaration, refuse_fractions, refuse_unknown
 from torchrl_marl.envs.isaaclab.agents import Agents, declared, groups_of
 from torchrl_marl.envs.isaaclab.building import build_task, check_task
 from torchrl_marl.envs.isaaclab.ranges import ActionRanges, Range
@@ -211,8 +211,7 @@ def _chosen(envs: Tensor, new: GroupFlags, old: GroupFlags) -> GroupFlags:
 
 
 def _check(max_steps: int | None, state: Any) -> None:
-    if max_steps is not None and max_steps < 1:
-        raise ConfigError(f"max_steps is {max_steps}, expected 1 or more, or None.")
+    refuse_fractions("IsaacLabEnv", {"max_steps": max_steps})
     if state not in (None, "observations", "world"):
         raise ConfigError(
             f"IsaacLabEnv: state is {state!r}, expected 'observations', 'world' or None."

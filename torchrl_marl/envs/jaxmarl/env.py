@@ -15,10 +15,9 @@ from torchrl.data import Composite, OneHot, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs.auto_reset import AutoResetEnv
-from torchrl_marl.envs.declaration import Declaration
+from torchrl_marl.envs.declaration import Declaration, refuse_fractions
 from torchrl_marl.envs.jaxmarl.worlds import import_jaxmarl
 from torchrl_marl.envs.life_cycle import where_fresh
-from torchrl_marl.errors import ConfigError
 
 __all__ = ["JaxMarlEnv"]
 
@@ -72,7 +71,7 @@ class JaxMarlEnv(AutoResetEnv):
     Raises:
         ConfigError: an unknown world, scenario, layout or argument; a state, shaped reward or
             grouping that the world has not.
-        MissingExtraError: JaxMARL, or brax for its worlds, is not installed.
+        MissingExtraError: JaxMARL is not installed.
 
     Reference: Rutherford et al., 2024, https://arxiv.org/abs/2311.10090.
 
@@ -99,9 +98,7 @@ class JaxMarlEnv(AutoResetEnv):
         shaped_reward_steps: int | None = None,
         **kwargs: Any,
     ) -> None:
-        for name, value in {"num_envs": num_envs, "max_steps": max_steps}.items():
-            if value is not None and value < 1:
-                raise ConfigError(f"JaxMarlEnv: {name} is {value}, expected 1 or more.")
+        refuse_fractions("JaxMarlEnv", {"num_envs": num_envs, "max_steps": max_steps})
         if isinstance(group_map, Mapping):
             group_map = tuple((name, tuple(ids)) for name, ids in group_map.items())  # type: ignore
         import_jaxmarl()

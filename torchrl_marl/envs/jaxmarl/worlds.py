@@ -11,7 +11,7 @@ import inspect
 import io
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,10 +75,20 @@ def import_jaxmarl() -> Any:
         raise MissingExtraError("JaxMARL", "jaxmarl")
     if "jax" not in sys.modules:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    # It tells what it did not find, and sets stdout to another one.
-    with contextlib.redirect_stdout(io.StringIO()):
+    with _unheard():
         import jaxmarl
     return jaxmarl
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Without what JaxMARL prints when it is imported, past any redirection."""
+    kept = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
+    sys.stdout = sys.__stdout__ = io.StringIO()  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__ = kept  # type: ignore[misc]
 
 
 def make_world(
@@ -93,8 +103,8 @@ def make_world(
         kwargs (dict): arguments of its class.
 
     Raises:
-        ConfigError: an unknown world, scenario, layout or argument.
-        MissingExtraError: a package that the world needs is not installed.
+        ConfigError: an unknown world, scenario, layout or argument; brax is not installed.
+        MissingExtraError: JaxMARL is not installed.
     """
     env = _make(world, max_steps, continuous, kwargs) if isinstance(world, str) else world
     if not callable(getattr(env, "step_env", None)):
@@ -132,7 +142,10 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
     arguments = dict(kwargs)
     if name in _BRAX:
         if importlib.util.find_spec("brax") is None:
-            raise MissingExtraError(f"brax, which {name!r} needs,", "mabrax")
+            raise ConfigError(
+                f"JaxMARL's {name!r} needs brax, which is not installed; run: pip install "
+                "'jaxmarl[mabrax]'"
+            )
         arguments.setdefault("auto_reset", False)
         if max_steps is not None:
             arguments["episode_length"] = max_steps

@@ -39,7 +39,7 @@ class Copies:
     A copy that raises stops none of the others: what was raised is told when all had their turn.
 
     Args:
-        make (callable): makes a copy.
+        make (callable): makes a copy, of a seed where there are such.
         rows (dict): the arrays of all copies, also of those elsewhere.
         numbers (sequence of int): which copies these are.
         current (numpy.ndarray): ``[1]``; the number of the copy whose turn it is is kept there.
@@ -48,7 +48,7 @@ class Copies:
 
     def __init__(
         self,
-        make: Callable[[], WorldCopy],
+        make: Callable[..., WorldCopy],
         rows: Rows,
         numbers: Sequence[int],
         current: np.ndarray,
@@ -101,16 +101,16 @@ class Copies:
                 copy.close()
         self._copies, self._turns = {}, []
 
-    def _make(self, i: int) -> None:
-        self._copies[i] = self._maker()
+    def _make(self, i: int, *seed: int) -> None:
+        self._copies[i] = self._maker(*seed)
 
     def _begin(self, i: int, seed: int | None) -> None:
         self._copies[i].begin(self._rows[i], seed)
 
-    def _renew(self, i: int, seed: int | None) -> None:
+    def _renew(self, i: int, seed: int | None, *made_with: int) -> None:
         with contextlib.suppress(Exception):
             self._copies.pop(i).close()
-        self._make(i)
+        self._make(i, *made_with)
         self._begin(i, seed)
 
     def _save(self, i: int) -> bytes:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torchrl.data import Composite, OneHot, TensorSpec, Unbounded
 
 from torchrl_marl.envs.declaration import Declaration
@@ -54,7 +55,8 @@ def declared(
             except SpecError:
                 raise
             except ValueError as error:
-                raise ConfigError(f"{owner}: {error}") from error
+                words = str(error).removeprefix(f"{owner}: ")
+                raise ConfigError(f"{owner}: {words}") from error
     if state == "observations":
         every = [kind for own in declaration.kinds.values() for kind in own]
         state = sum(kind.n_agents * _n_features(kind.observation_spec) for kind in every)
@@ -140,13 +142,17 @@ def seats_of(declaration: Declaration, groups: Mapping[str, Sequence[AgentSpaces
 
 def _leaves(
     space: Any, spec: TensorSpec, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], tuple[int, ...], int]]:
+) -> Iterator[tuple[tuple[str, ...], tuple[int, ...], int | tuple[int, ...]]]:
     if isinstance(spec, Composite):
         for key, leaf in spec.items():
             yield from _leaves(space.spaces[key], leaf, (*path, key))
         return
-    start = int(getattr(space, "start", 0)) if type(space).__name__ == "Discrete" else 0
-    yield path, tuple(spec.shape[1:]), start
+    start = np.ravel(getattr(space, "start", 0)).tolist() if _chooses(space) else [0]
+    yield path, tuple(spec.shape[1:]), tuple(start) if any(start) else 0
+
+
+def _chooses(space: Any) -> bool:
+    return type(space).__name__ in ("Discrete", "MultiDiscrete")
 
 
 def row_fields(

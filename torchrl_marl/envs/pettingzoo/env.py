@@ -17,11 +17,13 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs.auto_reset import AutoResetEnv
+from torchrl_marl.envs.declaration import refuse_fractions
 from torchrl_marl.envs.grouping import grouped
 from torchrl_marl.envs.life_cycle import where_fresh
 from torchrl_marl.envs.pettingzoo.block import RowTensors
 from torchrl_marl.envs.pettingzoo.declaring import declared, row_fields, seats_of
 from torchrl_marl.envs.pettingzoo.one_copy import CopyPlan
+from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
 from torchrl_marl.envs.pettingzoo.parallel import ParallelCopy
 from torchrl_marl.envs.pettingzoo.probing import info_keys, probe
 from torchrl_marl.envs.pettingzoo.rows import RowLayout
@@ -86,6 +88,8 @@ class PettingZooEnv(AutoResetEnv):
         torch.Size([2, 5, 1, 1])
     """
 
+    _seeds: list[int | None]
+
     def __init__(
         self,
         world: Any,
@@ -105,10 +109,12 @@ class PettingZooEnv(AutoResetEnv):
         backend: Backend = "auto",
         **kwargs: Any,
     ) -> None:
-        _check(num_envs, max_steps, state)
+        _check({"num_envs": num_envs, "max_steps": max_steps}, workers, state)
         make = maker_of(world, backend, kwargs, continuous_actions, num_envs)
-        first = make()
-        facts = probe(make.name, first, info is True, state == "world")
+        with OwnRandom(0).active(look=True):
+            first = make()
+        info = [info] if isinstance(info, str) else info
+        facts = probe(make.name, first, bool(info), state == "world")
         if first is not world:
             first.close()
         if isinstance(group_map, MarlGroupMapType):
@@ -121,6 +127,7 @@ class PettingZooEnv(AutoResetEnv):
         keys = info_keys(facts, groups, info)
         seats = tuple(seats_of(declaration, seated))
         super().__init__(declaration, device=device, info=_info_specs(keys, groups))
+        self._set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
         plan = CopyPlan(make.name, seats, max_steps, keys, state == "world")
         copy = TurnCopy if facts.turns else ParallelCopy
         self._workers = Workers(
@@ -130,11 +137,10 @@ class PettingZooEnv(AutoResetEnv):
             workers,
             timeout=worker_timeout,
             restart=restart_workers,
+            seeds=[seed for seed in self._seeds if seed is not None],
             name=make.name,
         )
-        self._seeds: list[int | None] = [None] * num_envs
         self._rows = RowTensors(declaration, self._workers.rows, state, keys, self.device)
-        self._set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
 
     # ------------------------------------------------------------------------ reset and step
 
@@ -235,11 +241,9 @@ def _as_bytes(data: Tensor) -> bytes:
     return data.cpu().numpy().tobytes()
 
 
-def _check(num_envs: int, max_steps: int | None, state: Any) -> None:
-    if num_envs < 1:
-        raise ConfigError(f"PettingZooEnv: num_envs is {num_envs}, expected 1 or more.")
-    if max_steps is not None and max_steps < 1:
-        raise ConfigError(f"PettingZooEnv: max_steps is {max_steps}, expected 1 or more, or None.")
+def _check(numbers: Mapping[str, int | None], workers: int, state: Any) -> None:
+    refuse_fractions("PettingZooEnv", numbers)
+    refuse_fractions("PettingZooEnv", {"workers": workers}, least=0)
     if state not in (None, "observations", "world"):
         raise ConfigError(
             f"PettingZooEnv: state is {state!r}, expected 'observations', 'world' or None."

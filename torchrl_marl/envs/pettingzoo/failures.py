@@ -10,6 +10,8 @@ from torchrl_marl.errors import UserError, WorkerError
 
 __all__ = ["Failure"]
 
+_WRONG = (TypeError, LookupError, AttributeError, NameError, ImportError, NotImplementedError)
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -22,6 +24,7 @@ class Failure:
         traceback (str): where, as far as that is known.
         known (str, optional): the class of ``torchrl_marl.errors`` that was raised, if it is one.
         lost (bool): the worker died or does not answer.
+        wrong (bool): a mistake in the world's program, which a copy made anew has as well.
     """
 
     copy: int
@@ -30,6 +33,7 @@ class Failure:
     traceback: str
     known: str | None = None
     lost: bool = False
+    wrong: bool = False
 
     @classmethod
     def of(cls, copy: int, worker: int | None, error: Exception) -> Failure:
@@ -39,7 +43,7 @@ class Failure:
         if known is None:
             message = f"raised {type(error).__name__}" + (f": {message}" if message else "")
         text = "".join(traceback.format_exception(error))
-        return cls(copy, worker, message, text, known)
+        return cls(copy, worker, message, text, known, wrong=isinstance(error, _WRONG))
 
     @property
     def mendable(self) -> bool:
@@ -61,7 +65,8 @@ class Failure:
             error = kind.__new__(kind, words)  # whatever its __init__ asks for
         else:
             anew = "starts it" if self.lost else "makes it"
-            error = WorkerError(f"{words}; restart_workers=True {anew} anew instead of stopping.")
+            hint = f"restart_workers=True {anew} anew instead of stopping."
+            error = WorkerError(f"{words}; {'correct the world.' if self.wrong else hint}")
         if self.traceback:
             error.add_note(f"There:\n{self.traceback}")
         return error

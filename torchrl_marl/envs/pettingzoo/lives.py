@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchrl_marl.errors import SpecError
+
 __all__ = ["Life"]
 
 
@@ -19,6 +21,7 @@ class Life:
         acts (list of bool): acts in the next step.
         terminated, truncated (list of bool): how an agent ended.
         left (list of bool): ended in an earlier step.
+        gone (list of bool): ended, and the world has it no more.
         all_act (bool): all agents do.
 
     Examples:
@@ -37,13 +40,14 @@ class Life:
     terminated: list[bool]
     truncated: list[bool]
     left: list[bool]
+    gone: list[bool]
     all_act: bool = False
 
     @classmethod
     def of(cls, agents: Sequence[Any]) -> Life:
         """Before an episode."""
-        came, acts, terminated, truncated, left = ([False] * len(agents) for _ in range(5))
-        return cls(agents, came, acts, terminated, truncated, left)
+        came, acts, dead, cut, left, gone = ([False] * len(agents) for _ in range(6))
+        return cls(agents, came, acts, dead, cut, left, gone)
 
     def advance(
         self,
@@ -61,13 +65,17 @@ class Life:
 
         Returns:
             tuple of bool: whether anything changed, and whether anyone lives.
+
+        Raises:
+            SpecError: an agent came back.
         """
         changed = alive = False
         for i, agent in enumerate(self.agents):
+            here = agent in present
             if self.terminated[i] or self.truncated[i]:
                 self.left[i] = True
+                self._stay_away(i, here)
                 continue
-            here = agent in present
             dead, cut = bool(terminated.get(agent)), bool(truncated.get(agent))
             if not self.came[i]:
                 if not (here or dead or cut):
@@ -78,8 +86,16 @@ class Life:
                 continue
             self.truncated[i] = cut and (cut_off or not dead)
             self.terminated[i] = not self.truncated[i]
-            changed = True
+            self.gone[i], changed = not here, True
         return changed, alive
+
+    def _stay_away(self, i: int, here: bool) -> None:
+        if here and self.gone[i]:
+            raise SpecError(
+                f"agent {self.agents[i]!r} ended and is there again; PettingZoo lets no agent come "
+                "back: give it a new id, or end the episode."
+            )
+        self.gone[i] = not here
 
     def choose(self, acting: Collection[Any]) -> bool:
         """Who of the living acts next; whether that changed."""

@@ -70,7 +70,7 @@ def by_name(name: str, backend: Backend) -> tuple[Callable[..., Any], dict[str, 
         own, world = {"scenario": world}, "mamujoco_v1"
     where, extra = _MODULES.get(package, (package, None))
     if not world or not _importable(package):
-        if package in _MODULES:
+        if package in _MODULES and not _importable(package):
             raise _not_installed(package, extra)
         raise _unknown(name)
     try:
@@ -179,6 +179,11 @@ def _not_installed(package: str, extra: str | None) -> Exception:
 
 def _unknown(name: str) -> ConfigError:
     known = known_names()
+    if within := [world for world in known if world.startswith(f"{name.rstrip('/')}/")]:
+        raise ConfigError(
+            f"{name!r} names no world of the package; expected one such as "
+            f"{', '.join(map(repr, within[:3]))}."
+        )
     return ConfigError(
         f"unknown PettingZoo world {name!r}; {nearest(name, known)}expected 'package/world', "
         "such as 'mpe2/simple_spread_v3' or 'sisl/pursuit-v5', a world or a callable."

@@ -16,7 +16,14 @@ from torchrl_marl.envs.pettingzoo.lives import Life
 from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
 from torchrl_marl.envs.pettingzoo.pickling import pickled, unpickled
 from torchrl_marl.envs.pettingzoo.seats import Seat, spaces_of
-from torchrl_marl.envs.pettingzoo.views import PartViews, Row, action_readers, number, write
+from torchrl_marl.envs.pettingzoo.views import (
+    PartViews,
+    Row,
+    action_readers,
+    number,
+    part_of,
+    write,
+)
 from torchrl_marl.errors import ConfigError, SpecError, UserError
 
 __all__ = ["CopyPlan", "OneCopy"]
@@ -53,15 +60,19 @@ class OneCopy(ABC):
     Args:
         make (callable): gives the world.
         plan (CopyPlan): of all copies.
+        seed (int): of the global generators, from which a world may draw while it is built.
     """
 
-    def __init__(self, make: Callable[[], Any], plan: CopyPlan) -> None:
-        self.world = make()
+    in_turns = False
+
+    def __init__(self, make: Callable[[], Any], plan: CopyPlan, seed: int = 0) -> None:
+        self._random = OwnRandom(seed)
+        with self._random.active(look=True):
+            self.world = make()
         self.plan, self.seats = plan, plan.seats
         self.agents = [seat.spaces.agent for seat in plan.seats]
         self.life, self.steps = Life.of(self.agents), 0
-        self._random = OwnRandom(0)
-        self._limit = seen_limit(self.world)
+        self._limit = seen_limit(self.world, len(self.agents) if self.in_turns else 1)
         self._spaces: dict[Any, tuple[Any, Any]] = {}
         self._row: Row | None = None
 
@@ -127,8 +138,11 @@ class OneCopy(ABC):
             changed = life.choose(self._acting(seen)) or changed
         over, after = not alive or self.steps == self.plan.max_steps, self._after
         self._write(after, seen, infos)
-        for agent, place in zip(self.agents, after.rewards):
-            place[0] = earned.get(agent, 0.0)
+        try:
+            for agent, place in zip(self.agents, after.rewards):
+                place[0] = earned.get(agent, 0.0)
+        except (TypeError, ValueError):
+            self._write_odd_rewards(earned)
         if over:
             ended = life.close()
             self._write_flags(after)
@@ -169,9 +183,16 @@ class OneCopy(ABC):
                 view.see_nothing(i)
             elif (observation := seen.get(agent)) is not None:
                 spaces = self.seats[i].spaces
-                view.see(i, agent, observation["observation"] if spaces.wrapped else observation)
+                if spaces.wrapped:
+                    observation = part_of(observation, "observation", agent)
+                view.see(i, agent, observation)
             if (mask := view.action_masks[i]) is not None:
                 self._write_action_mask(mask, i, seen, infos)
+            elif "action_mask" in (infos.get(agent) or ()):
+                raise SpecError(
+                    f"agent {agent!r} is told an action mask, but in the first reset no agent's "
+                    "infos had one; let the world tell it in reset as well."
+                )
         for group, keys in self.plan.infos.items():
             for key in keys:
                 told = [number(infos.get(self.agents[i]), key) for i in self._groups[group]]
@@ -188,6 +209,10 @@ class OneCopy(ABC):
             mask[...] = True  # anything will do for those who act not
         else:
             write(mask, legal, f"the action mask of agent {agent!r}")
+
+    def _write_odd_rewards(self, earned: Mapping) -> None:
+        for agent, place in zip(self.agents, self._after.rewards):
+            write(place, np.ravel(earned.get(agent, 0.0)), f"the reward of agent {agent!r}")
 
     def _write_flags(self, view: PartViews) -> None:
         life = self.life
@@ -211,7 +236,7 @@ class OneCopy(ABC):
             found = spaces_of(self.world, agent, infos)
             if (found.observation, found.action) != (declared.observation, declared.action):
                 raise SpecError(
-                    f"{self.plan.name}: the spaces of agent {agent!r} are {found.observation} and "
+                    f"the spaces of agent {agent!r} are {found.observation} and "
                     f"{found.action} in a new episode, expected {declared.observation} and "
                     f"{declared.action} as in the first; pad the world's spaces to one size."
                 )
@@ -222,8 +247,8 @@ class OneCopy(ABC):
             return
         if self._limit is None or self.steps > self._limit * len(self.agents):
             raise ConfigError(
-                f"{self.plan.name}: an episode did not end in {self.steps} steps; set max_steps, "
-                "a time limit, for a world that never ends."
+                f"an episode did not end in {self.steps} steps; set max_steps, a time limit, for "
+                "a world that never ends."
             )
 
     # -------------------------------------------------------------------------- save and close
@@ -238,7 +263,7 @@ class OneCopy(ABC):
             return pickled((self.world, self._random, self.steps, self.life))
         except Exception as error:
             raise UserError(
-                f"{self.plan.name} cannot be pickled ({type(error).__name__}: {error}); "
+                f"the world cannot be pickled ({type(error).__name__}: {error}); "
                 "its episodes start anew."
             ) from error
 
@@ -252,11 +277,11 @@ class OneCopy(ABC):
         self.world.close()
 
 
-def seen_limit(world: Any) -> int | None:
-    """The time limit that a world shows, in rounds of all its agents."""
+def seen_limit(world: Any, n_moves: int) -> int | None:
+    """Steps of the time limit that a world shows, in rounds of so many moves."""
     inner = getattr(world, "unwrapped", world)
     for name in _LIMITS:
         limit = getattr(inner, name, None)
         if isinstance(limit, int) and limit > 0:
-            return limit
+            return limit * n_moves
     return None

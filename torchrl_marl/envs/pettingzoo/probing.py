@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,13 +60,25 @@ def probe(name: str, world: Any, infos: bool, state: bool) -> WorldFacts:
         begun = world.reset(seed=0)
         told = world.infos if turns else begun[1]
         agents = list(getattr(world, "possible_agents", None) or world.agents)
-        spaces = [spaces_of(world, agent, told) for agent in agents]
+        spaces = _masked_alike([spaces_of(world, agent, told) for agent in agents])
         n_state = _state_size(name, world) if state else 0
         keys: dict[Any, set[str]] = {agent: set() for agent in agents}
         for now in _told(world, told, turns) if infos else ():
             for agent in agents:
                 keys[agent] |= {key for key, x in (now.get(agent) or {}).items() if _numeric(x)}
     return WorldFacts(turns, spaces, {agent: sorted(own) for agent, own in keys.items()}, n_state)
+
+
+def _masked_alike(agents: list[AgentSpaces]) -> list[AgentSpaces]:
+    """Where infos hold the mask of one, perhaps of the mover only, they do of all who choose."""
+    if all(own.masked != "info" for own in agents):
+        return agents
+    return [
+        replace(own, masked="info")
+        if own.masked is None and type(own.action).__name__ == "Discrete"
+        else own
+        for own in agents
+    ]
 
 
 def _state_size(name: str, world: Any) -> int:
@@ -122,7 +135,16 @@ def info_keys(
         asked (bool or iterable of str): all, none, or these keys.
     """
     if not isinstance(asked, bool):
-        return {group: list(asked) for group in groups}
+        asked = list(asked)
+        known = sorted({key for keys in facts.infos.values() for key in keys})
+        if never := [key for key in asked if key not in known]:
+            warnings.warn(
+                f"no agent was told the info {', '.join(map(repr, never))} in the first "
+                f"{_PROBE_STEPS} steps, it is 0 until one is; "
+                f"there were {', '.join(map(repr, known)) or 'none'}.",
+                stacklevel=3,
+            )
+        return dict.fromkeys(groups, asked)
     found = {
         group: sorted({key for agent in agents for key in facts.infos[agent]})
         for group, agents in groups.items()

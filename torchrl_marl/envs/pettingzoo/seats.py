@@ -38,12 +38,12 @@ class AgentSpaces:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A part of an agent's observation: where it is in the dict, its field, shape and dtype."""
+    """A part of an agent's observation: where it is in the dict, its field, shape and start."""
 
     path: tuple[str, ...]
     field: str
     shape: tuple[int, ...]
-    start: int = 0
+    start: int | tuple[int, ...] = 0
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ class TurnCopy(OneCopy):
     step in which each was earned.
     """
 
+    in_turns = True
+
     def _reset(self, seed: int | None) -> tuple[dict, dict]:
         self.world.reset(seed=seed)
         seen: dict[Any, Any] = {}
@@ -44,7 +46,7 @@ class TurnCopy(OneCopy):
             world.step(None)
         else:
             raise SpecError(
-                f"{self.plan.name}: agent {world.agent_selection!r} ended and is selected again "
+                f"agent {world.agent_selection!r} ended and is selected again "
                 "after each step(None); the world has to take it out of its agents."
             )
         infos.update(world.infos)

@@ -13,7 +13,7 @@ import numpy as np
 from torchrl_marl.envs.pettingzoo.seats import Seat
 from torchrl_marl.errors import SpecError
 
-__all__ = ["PartViews", "Row", "action_readers"]
+__all__ = ["PartViews", "Row", "action_readers", "part_of"]
 
 Row = dict[str, np.ndarray]
 
@@ -70,13 +70,17 @@ class PartViews:
             SpecError: not what its space says.
         """
         plain = self.plain[i]
-        if plain is not None and getattr(observation, "shape", None) == plain.shape:
+        if (
+            plain is not None
+            and getattr(observation, "shape", None) == plain.shape
+            and (observation.dtype == plain.dtype or plain.dtype.kind == "f")
+        ):
             plain[...] = observation
             return
         for path, start, view in self.leaves[i]:
             value = observation
             for key in path:
-                value = value[key]
+                value = part_of(value, key, agent)
             write(view, value, f"the observation{list(path) or ''} of agent {agent!r}", start)
 
     def see_nothing(self, i: int) -> None:
@@ -85,11 +89,28 @@ class PartViews:
             view[...] = 0
 
 
-def write(view: np.ndarray, value: Any, what: str, start: int = 0) -> None:
+def part_of(observation: Any, key: str, agent: Any) -> Any:
+    """What a Dict observation has under a key.
+
+    Raises:
+        SpecError: it has no such key.
+    """
+    try:
+        return observation[key]
+    except (LookupError, TypeError) as error:
+        keys = getattr(observation, "keys", None)
+        found = f"only {', '.join(map(repr, keys()))}" if keys else type(observation).__name__
+        raise SpecError(
+            f"the observation of agent {agent!r} has no {key!r} ({found}), which its space "
+            "declares; correct the world."
+        ) from error
+
+
+def write(view: np.ndarray, value: Any, what: str, start: int | tuple[int, ...] = 0) -> None:
     """Writes a value where it belongs.
 
     Raises:
-        SpecError: another shape, or no numbers.
+        SpecError: another shape, no numbers, or numbers that its space's dtype does not hold.
     """
     if not isinstance(value, np.ndarray):
         value = np.asarray(value)
@@ -101,9 +122,16 @@ def write(view: np.ndarray, value: Any, what: str, start: int = 0) -> None:
             )
         value = value.reshape(-1)
     try:
-        view[...] = value - start if start else value
+        value = value - start if start else value
+        with np.errstate(invalid="ignore"):
+            view[...] = value
     except (TypeError, ValueError) as error:
         raise SpecError(f"{what} is {value.dtype}, expected numbers ({error}).") from error
+    if view.dtype.kind in "iu" and value.dtype != view.dtype and (bad := view != value).any():
+        raise SpecError(
+            f"{what} has a {value[bad].flat[0]} of {value.dtype}, expected {view.dtype} as its "
+            "space says; correct the world's space."
+        )
 
 
 def action_readers(row: Row, seats: Sequence[Seat]) -> list[Callable[[], Any]]:

@@ -44,6 +44,7 @@ class Workers:
             time limit of a start is longer.
         restart (bool): go on when copies raise, or workers die or hang: they are made anew, with
             a warning, and begun with fresh seeds.
+        seeds (sequence of int, optional): one a copy, given to ``make``.
         name (str): of the world, for errors.
 
     Attributes:
@@ -58,13 +59,14 @@ class Workers:
 
     def __init__(
         self,
-        make: Callable[[], WorldCopy],
+        make: Callable[..., WorldCopy],
         layout: RowLayout,
         n_copies: int,
         n_workers: int = 0,
         *,
         timeout: float = 60.0,
         restart: bool = False,
+        seeds: Sequence[int] | None = None,
         name: str = "world",
     ) -> None:
         _check(n_copies, n_workers, timeout)
@@ -72,6 +74,7 @@ class Workers:
         self._name, self._restart, self._in_a_row = name, restart, 0
         self._n_copies, n_workers = n_copies, min(n_workers, n_copies)
         self._seeds: list[int | None] = [None] * n_copies
+        self._made_with_seed = seeds is not None
         size = layout.n_bytes(n_copies)
         self._lost: dict[int, UserError] = {}
         self._here: Copies | None = None
@@ -95,7 +98,7 @@ class Workers:
                 self._workers.append(worker)
                 self._current[i] = worker.copies[0]
         try:
-            self._call("make", dict.fromkeys(range(n_copies), ()))
+            self._call("make", {i: () if seeds is None else (seeds[i],) for i in range(n_copies)})
         except BaseException:
             self.close()
             raise
@@ -207,7 +210,8 @@ class Workers:
                 self._count(failure)
             numbers = [i for failure in failures for i in self._revived(failure)]
             anew[numbers] = True
-            _, failures = self._ask("renew", {i: (self._fresh_seed(i),) for i in numbers})
+            times = 2 if self._made_with_seed else 1  # to make it, and to begin
+            _, failures = self._ask("renew", {i: (self._fresh_seed(i),) * times for i in numbers})
         return anew
 
     def _raised(self, failures: list[Failure]) -> UserError:
@@ -258,7 +262,7 @@ def _check(n_copies: int, n_workers: int, timeout: float) -> None:
         raise ConfigError(f"workers={n_workers} need Linux or macOS; give workers=0 on Windows.")
 
 
-def _pickled(make: Callable[[], WorldCopy], name: str) -> bytes:
+def _pickled(make: Callable[..., WorldCopy], name: str) -> bytes:
     import cloudpickle
 
     try:
