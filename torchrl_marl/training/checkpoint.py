@@ -1,4 +1,8 @@
-"""Checkpoints: written whole or not at all, loaded without running code."""
+"""Checkpoints: written whole or not at all, loaded without running code.
+
+The worlds of a PettingZoo run are bytes in it, which their environment unpickles when the run is
+resumed: resume only runs that you trust.
+"""
 
 from __future__ import annotations
 
