@@ -159,7 +159,7 @@ def test_foraging():
     env = foraging()
     assert env.batch_size == (1,)
     report = check_marl_env(env, n_steps=14)
-    assert "MendedEnv keeps the rules: 2 agents in 1 group, 14 steps of 1 envs" in report
+    assert "LBForagingEnv keeps the rules: 2 agents in 1 group, 14 steps of 1 envs" in report
     td = env.rollout(14, break_when_any_done=False)
     assert td["next", "truncated"].any()  # six steps, with food left
 
