@@ -311,7 +311,7 @@ def test_an_environment_of_ones_own_stays_as_it_is():
         ({"world": SPREAD, "shaped_reward": 1.0}, "shaped_reward is 1.0, but"),
         ({"world": SPREAD, "max_steps": 0}, "max_steps is 0"),
         ({"world": object()}, "the world is a object"),
-        ({"world": SPREAD, "group_map": {"a": ["agent_0", "agent_1"]}}, "'agent_2' is in no group"),
+        ({"world": SPREAD, "group_map": {"a": ["agent_0", "agent_1"]}}, "'agent_2' has no group"),
         ({"world": SPREAD, "group_map": {"a": ["agnt_0"]}}, "did you mean 'agent_0'"),
         ({"world": SPREAD, "group_map": {"a": ["agent_0"] * 2}}, "'agent_0' twice"),
     ],

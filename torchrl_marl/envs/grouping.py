@@ -6,19 +6,21 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torchrl.envs.utils import MarlGroupMapType
+
 from torchrl_marl.errors import ConfigError, nearest
 
 __all__ = ["grouped"]
 
 
 def grouped(
-    agents: Sequence[Any], group_map: Mapping[str, Sequence[str]] | None
+    agents: Sequence[Any], group_map: MarlGroupMapType | Mapping[str, Sequence[Any]] | None
 ) -> dict[str, list[Any]]:
     """Group -> ids of its agents.
 
     Args:
         agents (sequence): ids of all agents of a world.
-        group_map (mapping, optional): None groups ``bob_0`` and ``bob_1``
+        group_map (MarlGroupMapType or mapping, optional): None groups ``bob_0`` and ``bob_1``
             as ``bob``, and an id without a number alone.
 
     Raises:
@@ -29,6 +31,8 @@ def grouped(
         {'speaker': ['speaker_0'], 'rover': ['rover_0', 'rover_1']}
     """
     groups: dict[str, list[Any]] = {}
+    if isinstance(group_map, MarlGroupMapType):
+        group_map = group_map.get_group_map([str(agent) for agent in agents])
     if not group_map:
         for agent in agents:
             prefix = re.sub(r"[_-]?\d+$", "", str(agent)) or "agents"
@@ -44,9 +48,10 @@ def grouped(
                     f"{nearest(name, ids)}it has {list(ids)}."
                 )
             if name in seen:
-                raise ConfigError(
-                    f"group_map: {name!r} is in {seen[name]!r} and {group!r}, expected one group."
-                )
+                twice = f"is in {seen[name]!r} and {group!r}, expected one group"
+                if seen[name] == group:
+                    twice = f"twice in {group!r}, expected once"
+                raise ConfigError(f"group_map: {name!r} {twice}.")
             seen[name] = group
             groups.setdefault(group, []).append(ids[name])
     for name in ids.keys() - seen.keys():

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from torchrl.envs.utils import MarlGroupMapType
 
+from torchrl_marl.envs.grouping import grouped
 from torchrl_marl.envs.jaxmarl.program import Program, Shaping
-from torchrl_marl.envs.jaxmarl.teams import Kind, group_ids, kinds_of
+from torchrl_marl.envs.jaxmarl.teams import Kind, kinds_of
 from torchrl_marl.envs.jaxmarl.worlds import World, make_world
 from torchrl_marl.errors import ConfigError, SpecError
 
@@ -124,7 +125,8 @@ def _kinds(world: World, group_map: Any, one_hot: bool) -> dict[str, tuple[Kind,
         legal = None
     shapes = {agent: tuple(seen[agent].shape) for agent in env.agents}
     masks = None if legal is None else {agent: tuple(x.shape) for agent, x in legal.items()}
-    groups = group_ids("JaxMarlEnv", env.agents, group_map)
+    # A mapping comes as pairs, since settings are hashed.
+    groups = grouped(env.agents, dict(group_map) if isinstance(group_map, tuple) else group_map)
     return {name: kinds_of(name, ids, env, shapes, masks, one_hot) for name, ids in groups.items()}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +15,11 @@ from torchrl.data import (
     TensorSpec,
     Unbounded,
 )
-from torchrl.envs.utils import MarlGroupMapType
 
-from torchrl_marl.errors import ConfigError, SpecError, nearest
+from torchrl_marl.errors import SpecError
 from torchrl_marl.specs import AgentSpec
 
-__all__ = ["Kind", "group_ids", "kinds_of"]
+__all__ = ["Kind", "kinds_of"]
 
 
 @dataclass(frozen=True)
@@ -52,45 +50,6 @@ class Kind:
             action_mask=self.n_legal is not None,
             agent_names=tuple(str(agent) for agent in self.ids),
         )
-
-
-def group_ids(
-    owner: str,
-    agents: Sequence[Any],
-    group_map: MarlGroupMapType | Mapping[str, Sequence[Any]] | None,
-) -> dict[str, list[Any]]:
-    """Group -> its agents' ids: by the map, or by what stands before an id's number.
-
-    Raises:
-        ConfigError: a map that leaves out an agent, has one twice or one that is not there.
-
-    Examples:
-        >>> group_ids("world", ["ally_0", "ally_1", "enemy_0"], None)
-        {'ally': ['ally_0', 'ally_1'], 'enemy': ['enemy_0']}
-    """
-    if isinstance(group_map, MarlGroupMapType):
-        group_map = group_map.get_group_map([str(agent) for agent in agents])
-    if not group_map:
-        groups: dict[str, list[Any]] = {}
-        for agent in agents:
-            prefix = re.sub(r"_?\d+$", "", str(agent)) or "agent"
-            groups.setdefault(prefix, []).append(agent)
-        return groups
-    by_name = {str(agent): agent for agent in agents}
-    group_map = dict(group_map)
-    named = [str(agent) for members in group_map.values() for agent in members]
-    for name in named:
-        if name not in by_name:
-            raise ConfigError(
-                f"{owner}: the group map has {name!r}; {nearest(name, by_name)}"
-                f"the agents are {', '.join(by_name)}."
-            )
-        if named.count(name) > 1:
-            raise ConfigError(f"{owner}: the group map has {name!r} twice, expected once.")
-    for name in by_name:
-        if name not in named:
-            raise ConfigError(f"{owner}: agent {name!r} is in no group of the group map; add it.")
-    return {group: [by_name[str(x)] for x in members] for group, members in group_map.items()}
 
 
 def kinds_of(

@@ -117,8 +117,6 @@ class PettingZooEnv(AutoResetEnv):
         facts = probe(make.name, first, bool(info), state == "world")
         if first is not world:
             first.close()
-        if isinstance(group_map, MarlGroupMapType):
-            group_map = group_map.get_group_map([str(own.agent) for own in facts.agents])
         groups = grouped([own.agent for own in facts.agents], group_map)
         spaces = {own.agent: own for own in facts.agents}
         seated = {group: [spaces[agent] for agent in ids] for group, ids in groups.items()}
