@@ -180,18 +180,12 @@ def _make_pettingzoo(
 
     return PettingZooEnv(
         config.name,
-        num_envs=n_envs,
         continuous_actions=config.continuous_actions,
-        max_steps=config.max_steps,
-        seed=seed,
-        device=device,
-        state=config.state,  # type: ignore[arg-type]
         info=config.info,
-        group_map=dict(config.group_map) or None,
         workers=config.workers,
         worker_timeout=config.worker_timeout,
         restart_workers=config.restart_workers,
-        **dict(config.kwargs),
+        **_of_any_world(config, n_envs, seed, device),
     )
 
 
@@ -202,15 +196,9 @@ def _make_jaxmarl(
 
     return JaxMarlEnv(
         config.name,
-        num_envs=n_envs,
         continuous_actions=config.continuous_actions,
-        max_steps=config.max_steps,
-        seed=seed,
-        device=device,
-        state=config.state,  # type: ignore[arg-type]
         info=config.info,
-        group_map=dict(config.group_map) or None,
-        **dict(config.kwargs),
+        **_of_any_world(config, n_envs, seed, device),
     )
 
 
@@ -219,16 +207,22 @@ def _make_isaaclab(
 ) -> EnvBase:
     from torchrl_marl.envs.isaaclab import IsaacLabEnv
 
-    return IsaacLabEnv(
-        config.name,
-        num_envs=n_envs,
-        max_steps=config.max_steps,
-        seed=seed,
-        device=device,
-        state=config.state,  # type: ignore[arg-type]
-        group_map=dict(config.group_map) or None,
-        **dict(config.kwargs),
-    )
+    return IsaacLabEnv(config.name, **_of_any_world(config, n_envs, seed, device))
+
+
+def _of_any_world(
+    config: EnvConfig, n_envs: int, seed: int | None, device: torch.device | str
+) -> dict[str, Any]:
+    """Arguments that all these adapters take, and those of the world."""
+    return {
+        "num_envs": n_envs,
+        "max_steps": config.max_steps,
+        "seed": seed,
+        "device": device,
+        "state": config.state,
+        "group_map": dict(config.group_map) or None,
+        **config.kwargs,
+    }
 
 
 _MAKERS = {
