@@ -53,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `torchrl-marl list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # what the operating system refuses is no fault of the program
+        where = f"{error.filename!r}: " if error.filename else ""
+        print(f"torchrl-marl: error: {where}{error.strerror or error}.", file=sys.stderr)
+        return 2
 
 
 def _run(arguments: list[str]) -> int:

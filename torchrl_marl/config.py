@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchrl_marl.config_rules import check_device, group_config, validate
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.envs.vmas.scenarios import scenario_arguments, scenario_names
-from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
+from torchrl_marl.errors import ConfigError, MissingExtraError, WriteError, nearest
 from torchrl_marl.schema import (
     Setting,
     flatten,
@@ -23,6 +24,7 @@ from torchrl_marl.schema import (
     unfold,
 )
 from torchrl_marl.training.config import TrainConfig, check_folder
+from torchrl_marl.training.files import whole_file
 
 if TYPE_CHECKING:
     from torchrl.envs import EnvBase
@@ -102,7 +104,8 @@ def read_config(
 
 def save_config(config: TrainConfig, path: str | Path) -> None:
     """Writes every setting as YAML, explained by comments; :func:`load_config` reads it back."""
-    Path(path).write_text(to_yaml(config), encoding="utf-8")
+    with whole_file(Path(path)) as file:
+        file.write(to_yaml(config))
 
 
 def explain(config: TrainConfig | None = None) -> list[Setting]:
@@ -179,7 +182,10 @@ def draw(folder: Path) -> None:
     if importlib.util.find_spec("matplotlib") is not None:
         from torchrl_marl.plotting import learning_curve
 
-        learning_curve([folder], path=folder / "learning_curve.png")
+        try:
+            learning_curve([folder], path=folder / "learning_curve.png")
+        except WriteError as error:  # the run is whole without its picture
+            warnings.warn(str(error), stacklevel=2)
 
 
 def _prepared(

@@ -13,8 +13,10 @@ __all__ = [
     "MissingExtraError",
     "NonFiniteError",
     "SpecError",
+    "TrustError",
     "UserError",
     "WorkerError",
+    "WriteError",
 ]
 
 
@@ -56,6 +58,14 @@ class SpecError(UserError, ValueError):
 
 class WorkerError(UserError, RuntimeError):
     """A process in which worlds run died, or does not answer."""
+
+
+class TrustError(UserError):
+    """Code of somebody else that would run, and nobody has said that it may."""
+
+
+class WriteError(UserError, OSError):
+    """A file that cannot be written: a full disk, a folder that is read-only."""
 
 
 class NonFiniteError(UserError, ArithmeticError):

@@ -16,6 +16,7 @@ import numpy as np
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, nearest
 from torchrl_marl.schema import flatten
 from torchrl_marl.training.config import read_run_config
+from torchrl_marl.training.files import whole_file, writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,6 +64,7 @@ def learning_curve(
         CheckpointError: a folder that is no run, or has no rows yet.
         ConfigError: an unknown ``key``, or a kind of file that matplotlib does not write.
         MissingExtraError: matplotlib is not installed.
+        WriteError: the picture cannot be written.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError("matplotlib", "plot")
@@ -286,8 +288,10 @@ def _save(figure: Figure, path: Path) -> None:
             f"the picture {str(path)!r} has no known ending, expected one of "
             f"{', '.join(sorted(kinds))}; name it {path.stem}.png."
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path, "wb") as file:
+        figure.savefig(file, dpi=150, format=path.suffix[1:])
 
 
 def _style() -> Any:

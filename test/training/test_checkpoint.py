@@ -7,7 +7,12 @@ from runs import assert_equal, assert_same_run, final_state, small_config, table
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import CheckpointError, UserError
 from torchrl_marl.training import Run, iterate, train
-from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from torchrl_marl.training.checkpoint import (
+    all_checkpoints,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from torchrl_marl.training.trainer import resume
 
 STATE = {"iteration": 1, "weights": {"w": torch.arange(3.0)}, "nested": [1, "a", None, 2.5]}
@@ -35,6 +40,18 @@ def test_the_latest_ones_are_kept(tmp_path):
     names = sorted(p.name for p in (folder / "checkpoints").iterdir())
     assert names == ["iteration_000010.pt", "iteration_000100.pt"]
     assert latest_checkpoint(folder).name == "iteration_000100.pt"
+
+
+def test_the_millionth_iteration_is_later_than_the_one_before(tmp_path):
+    for iteration in (999_998, 999_999, 1_000_000):
+        save_checkpoint(tmp_path, iteration, STATE, keep=2)
+    names = [path.name for path in all_checkpoints(tmp_path)]
+    assert names == ["iteration_999999.pt", "iteration_1000000.pt"]
+    latest = latest_checkpoint(tmp_path)
+    assert latest.name == "iteration_1000000.pt"
+    cut_in_half(latest)
+    with pytest.raises(CheckpointError, match="to go on from iteration_999999.pt"):
+        load_checkpoint(latest)
 
 
 @pytest.mark.parametrize("where", ["writing", "renaming"])

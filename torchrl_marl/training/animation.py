@@ -19,6 +19,7 @@ from torchrl.envs.utils import step_mdp
 from torchrl_marl.envs.vmas.scene import Shape, Stage, scene, stage
 from torchrl_marl.errors import ConfigError, MissingExtraError
 from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.metrics import group_reward
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def animate(env: EnvBase, act: Policy, path: Path) -> None:
     Raises:
         ConfigError: an environment that cannot be drawn, or an episode that does not end.
         MissingExtraError: matplotlib is not installed.
+        WriteError: the file cannot be written.
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv
@@ -73,18 +75,17 @@ def animate(env: EnvBase, act: Policy, path: Path) -> None:
     check_drawable(env)
     pictures = draw_frames(play(env, act), stage(env))
     durations = [_MILLISECONDS] * (len(pictures) - 1) + [_LAST_MILLISECONDS]
-    part = path.with_name(path.name + ".part")
-    pictures[0].save(
-        part,
-        format="GIF",
-        save_all=True,
-        append_images=pictures[1:],
-        duration=durations,
-        loop=0,
-        disposal=1,
-        optimize=False,
-    )
-    part.replace(path)
+    with whole_file(path, "wb") as file:
+        pictures[0].save(
+            file,
+            format="GIF",
+            save_all=True,
+            append_images=pictures[1:],
+            duration=durations,
+            loop=0,
+            disposal=1,
+            optimize=False,
+        )
 
 
 def check_drawable(env: EnvBase) -> None:

@@ -1,26 +1,60 @@
-"""Checkpoints: written whole or not at all, loaded without running code.
+"""Checkpoints: written whole or not at all, and what is read is what was written.
 
-The worlds of a PettingZoo run are bytes in it, which their environment unpickles when the run is
-resumed: resume only runs that you trust.
+No code runs when one is loaded. The worlds of a PettingZoo run are bytes in it, which their
+environment unpickles only where this user wrote them (:mod:`torchrl_marl.trust`).
 """
 
 from __future__ import annotations
 
-import os
-import pickle
-import zipfile
-from collections.abc import Sequence
+import contextlib
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from torchrl_marl.errors import CheckpointError
+from torchrl_marl.errors import CheckpointError, UserError
+from torchrl_marl.training.files import whole_file, writing
+from torchrl_marl.training.sealing import damage, seal
 
-__all__ = ["latest_checkpoint", "load_checkpoint", "load_learners", "save_checkpoint"]
+__all__ = [
+    "all_checkpoints",
+    "fitting",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "load_latest",
+    "load_learners",
+    "save_checkpoint",
+    "set_aside_later",
+]
 
 _FORMAT = 1
+_NAME = re.compile(r"iteration_(\d+)\.pt")
+_ENTRIES: dict[str, type | tuple[type, ...]] = {
+    "iteration": int,
+    "agent_frames": int,
+    "seconds": (int, float),
+    "summary": dict,
+    "learners": list,
+    "collector": dict,
+    "tracker": dict,
+    "random": dict,
+}
+
+
+class BrokenCheckpointError(CheckpointError):
+    """A file that does not hold what was written, or never was a checkpoint."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        earlier = [
+            p.name for p in all_checkpoints(path.parent.parent) if _number(p) < _number(path)
+        ]
+        fix = f"delete it to go on from {earlier[-1]}" if earlier else "train the run again"
+        super().__init__(f"checkpoint {str(path)!r} is broken or half-written ({reason}); {fix}.")
+        self.reason = reason
 
 
 def save_checkpoint(folder: Path, iteration: int, state: dict[str, Any], keep: int) -> Path:
@@ -31,19 +65,28 @@ def save_checkpoint(folder: Path, iteration: int, state: dict[str, Any], keep: i
         iteration (int): number of the last finished iteration.
         state (dict): tensors, numbers, strings and containers of such.
         keep (int): how many checkpoints to keep, this one included.
+
+    Raises:
+        WriteError: a full disk or a read-only folder; those of before stay.
     """
     checkpoints = folder / "checkpoints"
-    checkpoints.mkdir(parents=True, exist_ok=True)
     path = checkpoints / f"iteration_{iteration:06d}.pt"
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
+    with writing(path):
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        for stale in checkpoints.glob("*.part"):  # of a process that was killed
+            stale.unlink()
+    with whole_file(path, "w+b") as file:
         torch.save({"format": _FORMAT, **state}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    for old in _all(folder)[: -max(keep, 1)]:
+        seal(file)
+    for old in all_checkpoints(folder)[: -max(keep, 1)]:
         old.unlink()
     return path
+
+
+def all_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, the latest one last."""
+    found = (folder / "checkpoints").glob("iteration_*.pt")
+    return sorted((path for path in found if _NAME.fullmatch(path.name)), key=_number)
 
 
 def latest_checkpoint(folder: Path) -> Path:
@@ -52,7 +95,7 @@ def latest_checkpoint(folder: Path) -> Path:
     Raises:
         CheckpointError: the run has no checkpoint yet.
     """
-    found = _all(folder)
+    found = all_checkpoints(folder)
     if not found:
         raise CheckpointError(
             f"run {str(folder)!r} has no checkpoint yet; train it again, "
@@ -61,37 +104,71 @@ def latest_checkpoint(folder: Path) -> Path:
     return found[-1]
 
 
+def load_latest(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The last checkpoint of a run that is as it was written; a warning names broken ones.
+
+    Returns:
+        Path, dict: the file, and what it holds, on the CPU.
+
+    Raises:
+        CheckpointError: the run has no checkpoint yet, or none that is not broken.
+    """
+    latest_checkpoint(folder)
+    broken: dict[str, BrokenCheckpointError] = {}
+    for path in reversed(all_checkpoints(folder)):
+        try:
+            state = load_checkpoint(path)
+            _check_entries(path, state)
+        except BrokenCheckpointError as error:
+            broken[path.name] = error
+            continue
+        if broken:
+            names = " and ".join(f"{name} ({error.reason})" for name, error in broken.items())
+            warnings.warn(
+                f"run {str(folder)!r}: broken or half-written: {names}; {path.name}, the "
+                "checkpoint before, is used instead.",
+                stacklevel=2,
+            )
+        return path, state
+    if len(broken) == 1:
+        raise next(iter(broken.values()))
+    names = ", ".join(f"{name} ({error.reason})" for name, error in broken.items())
+    raise CheckpointError(
+        f"all checkpoints of run {str(folder)!r} are broken: {names}; train the run again."
+    )
+
+
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Reads a checkpoint.
+    """Reads a checkpoint, after its checksums.
 
     Raises:
         CheckpointError: a broken or half-written file, or one of another version.
     """
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
-        version = state["format"]
+        found = damage(path)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {str(path)!r}; check the path.") from None
-    except (
-        RuntimeError,
-        EOFError,
-        KeyError,
-        TypeError,
-        OSError,
-        ValueError,
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-    ):
-        earlier = [p.name for p in sorted(path.parent.glob("iteration_*.pt")) if p.name < path.name]
-        fix = f"delete it to go on from {earlier[-1]}" if earlier else "train the run again"
+    except OSError as error:
         raise CheckpointError(
-            f"checkpoint {str(path)!r} is broken or half-written; {fix}."
+            f"checkpoint {str(path)!r} cannot be read ({error.strerror}); allow it to be read."
         ) from None
-    if version != _FORMAT:
+    if found is not None:
+        raise BrokenCheckpointError(path, found)
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # whatever a file of somebody else's leads torch to
+        why = f"torch.load raises {type(error).__name__}, expected tensors, numbers and texts"
+        raise BrokenCheckpointError(path, why) from None
+    if not isinstance(state, dict) or not isinstance(state.get("format"), int):
+        raise BrokenCheckpointError(path, f"it holds {_described(state)}, expected a run's state")
+    if state["format"] != _FORMAT:
         raise CheckpointError(
-            f"checkpoint {str(path)!r} has format {version}, expected {_FORMAT}; "
+            f"checkpoint {str(path)!r} has format {state['format']}, expected {_FORMAT}; "
             "it was written by another version of torchrl_marl."
         )
+    wrong = _not_finite(state.get("learners"), "learners")
+    if wrong is not None:
+        raise BrokenCheckpointError(path, f"{wrong} is not finite")
     return state
 
 
@@ -104,12 +181,82 @@ def load_learners(learners: Sequence[nn.Module], states: Sequence[dict[str, Any]
     try:
         for learner, state in zip(learners, states, strict=True):
             learner.load_state_dict(state)
-    except (RuntimeError, ValueError):
+            _check_moments(getattr(learner, "optimizer", None))
+    except UserError:
+        raise
+    except Exception:  # of a stranger's state torch raises whatever comes
         raise CheckpointError(
             "the checkpoint does not fit the run's config.yaml or environment: other groups or "
             "networks of another size; put back those that it was trained with."
         ) from None
 
 
-def _all(folder: Path) -> list[Path]:
-    return sorted((folder / "checkpoints").glob("iteration_*.pt"))
+@contextlib.contextmanager
+def fitting(path: Path) -> Iterator[None]:
+    """Says in one sentence that what a checkpoint holds is not what the run takes.
+
+    Raises:
+        CheckpointError: naming the file, and what was found.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} does not fit the run's config.yaml or environment ({what}); "
+            "put back those that it was trained with."
+        ) from error
+
+
+def set_aside_later(path: Path) -> None:
+    """Renames the broken checkpoints behind the one that is gone on from.
+
+    A run that goes on writes lower numbers than theirs, and keeps the highest.
+    """
+    for later in all_checkpoints(path.parent.parent):
+        if _number(later) > _number(path):
+            with writing(later):
+                later.replace(later.with_name(f"{later.name}.broken"))
+
+
+def _number(path: Path) -> int:
+    found = _NAME.fullmatch(path.name)
+    return -1 if found is None else int(found[1])
+
+
+def _check_entries(path: Path, state: Mapping[str, Any]) -> None:
+    for name, kind in _ENTRIES.items():
+        if not isinstance(state.get(name), kind):
+            found = _described(state.get(name)) if name in state else "nothing"
+            raise BrokenCheckpointError(path, f"its entry {name!r} holds {found}")
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, dict):
+        keys = ", ".join(map(repr, list(value)[:3]))
+        return f"a dict of {len(value)} entries ({keys}...)" if value else "an empty dict"
+    return f"a {type(value).__name__}"
+
+
+def _not_finite(value: Any, name: str) -> str | None:
+    """The dotted name of a tensor in it that holds NaN or infinity."""
+    if isinstance(value, Tensor):
+        fine = not value.is_floating_point() or bool(torch.isfinite(value).all())
+        return None if fine else name
+    inner: list[tuple[Any, Any]] = []
+    if isinstance(value, Mapping):
+        inner = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        inner = list(enumerate(value))
+    found = (_not_finite(part, f"{name}.{key}") for key, part in inner)
+    return next((wrong for wrong in found if wrong is not None), None)
+
+
+def _check_moments(optimizer: torch.optim.Optimizer | None) -> None:
+    """Refuses moments of other parameters, which an optimizer takes without a look."""
+    for parameter, moments in {} if optimizer is None else optimizer.state.items():
+        for moment in moments.values():
+            if isinstance(moment, Tensor) and moment.ndim and moment.shape != parameter.shape:
+                raise ValueError("moments of another shape than their parameter")

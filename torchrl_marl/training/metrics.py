@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import io
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from torchrl_marl.functional import masked_mean
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.stacking import Padding
 from torchrl_marl.training.config import LoggingConfig
+from torchrl_marl.training.files import append, whole_file
 
 __all__ = [
     "CsvTable",
@@ -85,37 +87,50 @@ class CsvTable:
             self._cut_back(keep_iterations)
 
     def _cut_back(self, iterations: int) -> None:
-        with self.path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-        if rows and "iteration" not in (reader.fieldnames or ()):
+        columns, rows = self._read()
+        if rows and "iteration" not in columns:
             raise CheckpointError(
                 f"{str(self.path)!r} is no table of metrics: it has no column 'iteration'; "
                 "move it away to go on."
             )
         # A row that was being written when the machine stopped lacks columns.
         whole = [row for row in rows if None not in row and None not in row.values()]
-        kept = [r for r in whole if r["iteration"].isdigit() and int(r["iteration"]) <= iterations]
-        if not rows:
-            return
-        self.columns = list(reader.fieldnames or ())
-        part = self.path.with_suffix(".part")
-        with part.open("w", newline="") as file:
+        kept = [
+            r for r in whole if r["iteration"].isdecimal() and int(r["iteration"]) <= iterations
+        ]
+        # Without a row the head may be half-written, too.
+        self.columns = columns if rows else []
+        with whole_file(self.path, newline="") as file:
             writer = csv.DictWriter(file, self.columns)
-            writer.writeheader()
+            if rows:
+                writer.writeheader()
             writer.writerows(kept)
-        part.replace(self.path)
+
+    def _read(self) -> tuple[list[str], list[dict[str, str]]]:
+        try:
+            with self.path.open(newline="", encoding="utf-8", errors="replace") as file:
+                reader = csv.DictReader(file)
+                rows = list(reader)
+                return list(reader.fieldnames or ()), rows
+        except (OSError, csv.Error) as error:
+            raise CheckpointError(
+                f"{str(self.path)!r} cannot be read ({error}); move it away to go on."
+            ) from None
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Appends a row; columns are those of the first one."""
-        new = not self.columns
-        if new:
-            self.columns = list(row)
-        with self.path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, self.columns, extrasaction="ignore")
-            if new:
-                writer.writeheader()
-            writer.writerow({key: _cell(value) for key, value in row.items()})
+        """Appends a row, all of it or nothing; columns are those of the first one.
+
+        Raises:
+            WriteError: a full disk.
+        """
+        columns = self.columns or list(row)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, columns, extrasaction="ignore")
+        if not self.columns:
+            writer.writeheader()
+        writer.writerow({key: _cell(value) for key, value in row.items()})
+        append(self.path, text.getvalue())
+        self.columns = columns
 
 
 class Loggers:

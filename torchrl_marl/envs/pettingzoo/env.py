@@ -31,9 +31,12 @@ from torchrl_marl.envs.pettingzoo.turns import TurnCopy
 from torchrl_marl.envs.pettingzoo.workers import Workers
 from torchrl_marl.envs.pettingzoo.worlds import Backend, maker_of
 from torchrl_marl.envs.simulator import SimulatorStateError
-from torchrl_marl.errors import ConfigError, UserError, WorkerError
+from torchrl_marl.errors import ConfigError, TrustError, UserError, WorkerError
+from torchrl_marl.trust import is_own, signature
 
 __all__ = ["PettingZooEnv"]
+
+_PICKLED = b"worlds of PettingZoo"  # what is signed, in front of it
 
 
 class PettingZooEnv(AutoResetEnv):
@@ -204,6 +207,7 @@ class PettingZooEnv(AutoResetEnv):
         saved = {
             "of": f"{self._declaration.owner} x {self.num_envs}",
             "worlds": {str(i): _as_tensor(world) for i, world in enumerate(worlds)},
+            "signature": signature(_PICKLED, *worlds),
             "rows": {name: torch.from_numpy(x).clone() for name, x in self._rows.rows.items()},
             "seeds": torch.tensor(seeds),
             "ended": torch.from_numpy(ended).clone(),
@@ -213,8 +217,12 @@ class PettingZooEnv(AutoResetEnv):
     def restore(self, snapshot: TensorDict) -> None:
         """Goes on from a snapshot of an environment that was built with the same arguments.
 
+        The worlds in it are pickles, which may run any code: only those are read that this user
+        wrote on this machine, or that :func:`torchrl_marl.trust.trusting` lets pass.
+
         Raises:
             SimulatorStateError: a snapshot of another world or number of copies.
+            TrustError: somebody else's.
         """
         own = f"{self._declaration.owner} x {self.num_envs}"
         if snapshot["of"] != own:
@@ -222,8 +230,15 @@ class PettingZooEnv(AutoResetEnv):
                 f"a snapshot of {snapshot['of']} does not fit {own}; "
                 "restore it into an environment that was built with the same arguments."
             )
-        worlds = snapshot["worlds"]
-        self._workers.load([_as_bytes(worlds[str(i)]) for i in range(self.num_envs)])
+        saved = snapshot["worlds"]
+        worlds = [_as_bytes(saved[str(i)]) for i in range(self.num_envs)]
+        signed = snapshot["signature"] if "signature" in snapshot.keys() else None
+        if not is_own(signed, _PICKLED, *worlds):
+            raise TrustError(
+                f"the worlds of this snapshot of {own} are pickles, which can run any code when "
+                "they are read, and were not written by you on this machine."
+            )
+        self._workers.load(worlds)
         for name, rows in self._rows.rows.items():
             rows[...] = snapshot["rows"][name].cpu().numpy()
         self._seeds = [None if seed < 0 else seed for seed in snapshot["seeds"].tolist()]

@@ -1,0 +1,148 @@
+"""Files that cannot be written: a full disk, for which /dev/full and a tiny disk stand."""
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from runs import assert_equal
+
+from torchrl_marl.errors import UserError, WriteError
+from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from torchrl_marl.training.files import append, whole_file, writing
+from torchrl_marl.training.metrics import CsvTable
+
+STATE = {"weights": torch.arange(1000.0)}
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 64 kB, where one can be made."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no disk can be made here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "a.txt"
+    with whole_file(path) as file:
+        file.write("one")
+        assert not path.exists()
+    with pytest.raises(KeyError), whole_file(path) as file:
+        file.write("two")
+        raise KeyError
+    assert path.read_text() == "one"
+    assert names(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [
+        (errno.ENOSPC, "No space left on device.*free some space"),
+        (errno.EDQUOT, "free some space"),
+        (errno.EROFS, "Read-only file system.*choose another place"),
+        (errno.EACCES, "Permission denied.*allow writing there"),
+        (errno.EIO, "check the path and the disk"),
+    ],
+)
+def test_what_the_system_refuses_is_one_sentence(tmp_path, number, fix):
+    with pytest.raises(WriteError, match=fix) as caught, writing(tmp_path / "x.csv"):
+        raise OSError(number, os.strerror(number))
+    assert isinstance(caught.value, UserError)
+    assert "x.csv" in str(caught.value)
+    assert caught.value.errno == number
+
+
+def test_errors_of_the_program_are_not_the_disk_s(tmp_path):
+    with pytest.raises(KeyError), writing(tmp_path / "x"):
+        raise KeyError
+    with pytest.raises(UserError, match="ours"), writing(tmp_path / "x"):
+        raise UserError("ours")
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(WriteError, match="No such file"), whole_file(tmp_path / "a" / "b"):
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError, match="Not a directory"):
+        append(tmp_path / "file" / "b", "text")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_torch_save_on_a_full_disk(tmp_path):
+    """Torch tells the full disk in words of its own, with the system's behind them."""
+    with pytest.raises(WriteError, match="No space left on device"), writing(tmp_path / "x"):
+        with open("/dev/full", "wb") as file:
+            torch.save({"weights": torch.zeros(100_000)}, file)
+
+
+def test_a_checkpoint_on_a_full_disk_leaves_the_one_before(small_disk):
+    save_checkpoint(small_disk, 1, STATE, keep=1)
+    with pytest.raises(WriteError, match=r"iteration_000002\.pt.*No space left.*free some space"):
+        save_checkpoint(small_disk, 2, {"weights": torch.zeros(100_000)}, keep=1)
+    assert names(small_disk / "checkpoints") == ["iteration_000001.pt"]
+    assert_equal(load_checkpoint(latest_checkpoint(small_disk))["weights"], STATE["weights"])
+    save_checkpoint(small_disk, 2, STATE, keep=1)
+    assert names(small_disk / "checkpoints") == ["iteration_000002.pt"]
+
+
+def test_what_a_killed_process_left_half_written_goes(tmp_path):
+    path = save_checkpoint(tmp_path, 1, STATE, keep=2)
+    path.with_name("iteration_000002.pt.part").write_bytes(b"half")
+    save_checkpoint(tmp_path, 3, STATE, keep=2)
+    assert names(path.parent) == ["iteration_000001.pt", "iteration_000003.pt"]
+
+
+def test_a_table_on_a_full_disk_keeps_whole_rows(small_disk):
+    """Rows are written until the disk is full; then each is there whole or not at all."""
+    table = CsvTable(small_disk / "metrics.csv")
+    row = {"iteration": 1, **{f"agents/value_{i}": i / 7 for i in range(200)}}
+    with pytest.raises(WriteError, match=r"metrics\.csv.*No space left"):
+        for i in range(1000):
+            table.write({**row, "iteration": i})
+    lines = (small_disk / "metrics.csv").read_text().splitlines(keepends=True)
+    assert len(lines) == i + 1  # the head, and all rows but the last
+    assert all(line.endswith("\n") and line.count(",") == 200 for line in lines)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_table_whose_first_row_did_not_fit_has_its_head_later(tmp_path):
+    table = CsvTable(tmp_path / "metrics.csv")
+    table.path = Path("/dev/full")
+    with pytest.raises(WriteError):
+        table.write({"iteration": 1})
+    table.path = tmp_path / "metrics.csv"
+    table.write({"iteration": 1})
+    assert table.path.read_text().split() == ["iteration", "1"]
+
+
+@pytest.mark.parametrize("half", ["iteration,fra", "iteration,frames", "iteration,frames\r\n"])
+def test_a_table_with_half_a_head_begins_anew(tmp_path, half):
+    path = tmp_path / "metrics.csv"
+    path.write_text(half)
+    table = CsvTable(path, keep_iterations=0)
+    table.write({"iteration": 1, "frames": 80})
+    assert path.read_text().split() == ["iteration,frames", "1,80"]
+
+
+@pytest.mark.parametrize("rest", ["3,2", "3,", "3", "\0\0\0\0", "²,3\r\n", '"', "\udcff"])
+def test_half_a_row_is_cut_off(tmp_path, rest):
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(
+        b"iteration,frames\r\n1,80\r\n2,160\r\n" + rest.encode(errors="surrogateescape")
+    )
+    table = CsvTable(path, keep_iterations=2)
+    table.write({"iteration": 3, "frames": 240})
+    assert path.read_text().split() == ["iteration,frames", "1,80", "2,160", "3,240"]

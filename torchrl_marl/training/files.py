@@ -1,0 +1,101 @@
+"""Files of a run: written whole or not at all, and one sentence where they cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from torchrl_marl.errors import UserError, WriteError
+
+__all__ = ["append", "whole_file", "writing"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, mode: str = "w", **options: Any) -> Iterator[IO[Any]]:
+    """A file to write to, which takes its name when all of it is on the disk.
+
+    Args:
+        path (Path): the file; one that is there stays as it is until then.
+        mode (str): as ``open`` takes it.
+        **options: likewise; a text is UTF-8.
+
+    Raises:
+        WriteError: a full disk, a folder that is read-only or not there.
+    """
+    part = path.with_name(f"{path.name}.part")
+    if "b" not in mode:
+        options.setdefault("encoding", "utf-8")
+    with writing(path):
+        try:
+            with part.open(mode, **options) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
+
+
+def append(path: Path, text: str) -> None:
+    """Adds a text to a file, all of it or nothing.
+
+    Raises:
+        WriteError: a full disk, a folder that is read-only or not there.
+    """
+    with writing(path), path.open("ab", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        data = memoryview(text.encode())
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(before)
+            raise
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Says in one sentence why a file cannot be written.
+
+    Raises:
+        WriteError: naming the file, the reason and the fix.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = _reason(error)
+        if reason is None:
+            raise
+        found = WriteError(
+            f"{str(path)!r} cannot be written ({reason.strerror or reason}); {_fix(reason)}. "
+            "What was saved before is as it was."
+        )
+        found.errno = reason.errno
+        raise found from error
+
+
+def _reason(error: BaseException | None) -> OSError | None:
+    """What the operating system said; ``torch.save`` tells it as a RuntimeError of its own."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _fix(reason: OSError) -> str:
+    if reason.errno in _FULL:
+        return "free some space on the disk and go on"
+    if reason.errno in _FORBIDDEN:
+        return "allow writing there, or choose another place"
+    return "check the path and the disk"

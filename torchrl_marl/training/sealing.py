@@ -1,0 +1,79 @@
+"""Checkpoints that tell whether they are what was written.
+
+The zip file that ``torch.save`` writes holds a checksum of each of its entries, which
+``torch.load`` does not read, and none of the rest. A seal is a checksum of the whole file, as the
+zip file's comment: it lies behind all that ``torch.load`` looks at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import zipfile
+from pathlib import Path
+from typing import IO
+
+__all__ = ["damage", "seal"]
+
+_WORD = b"sha256:"
+_LENGTH = len(_WORD) + 64
+_CHUNK = 1 << 20
+
+
+def seal(file: IO[bytes]) -> None:
+    """Puts a checksum of all that was written behind it.
+
+    Args:
+        file (file): a zip file without a comment, open for reading and writing.
+    """
+    # A zip file ends with the length of its comment.
+    file.seek(-2, os.SEEK_END)
+    file.write(struct.pack("<H", _LENGTH))
+    length = file.tell()
+    file.write(_WORD + _checksum(file, length))
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a file, or None where it is as it was written.
+
+    Files of version 0.1 have no seal; of those, the checksums of the entries are read.
+
+    Args:
+        path (Path): a zip file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        length = max(0, file.seek(0, os.SEEK_END) - _LENGTH)
+        file.seek(length)
+        end = file.read()
+        if end.startswith(_WORD):
+            whole = end[len(_WORD) :] == _checksum(file, length)
+            return None if whole else "its checksum is another one"
+        return _damage_of_entries(file)
+
+
+def _damage_of_entries(file: IO[bytes]) -> str | None:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if archive.comment:
+                return "its checksum is broken"
+            broken = archive.testzip()
+    except Exception as error:  # zipfile and zlib raise whatever a damaged field leads them to
+        return f"it is no whole zip file ({type(error).__name__})"
+    return None if broken is None else f"the checksum of its entry {broken!r} is another one"
+
+
+def _checksum(file: IO[bytes], length: int) -> bytes:
+    """SHA-256 of the first bytes, as text; the file stands behind them afterwards."""
+    file.seek(0)
+    found = hashlib.sha256()
+    while length > 0:
+        chunk = file.read(min(_CHUNK, length))
+        if not chunk:
+            break
+        found.update(chunk)
+        length -= len(chunk)
+    return found.hexdigest().encode()
