@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from contract import assert_same, assert_same_rng, rng_states
 from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import ParallelEnv, SerialEnv, TransformedEnv, check_env_specs
@@ -419,6 +420,9 @@ def set_to(name, value):
         (set_to("scalar", lambda env: env.scalar + 1), "changes scalar from 1 to 2"),
         (set_to("shared", lambda env: torch.rand(5)), r"writes shared, \[5\] before"),
         (set_to("single", lambda env: torch.rand(())), r"writes single, \[\] before"),
+        # As many rows as envs, and yet a table that they share.
+        (set_to("square", lambda env: torch.rand(3, 3)), r"writes square, \[3, 3\] before"),
+        (lambda env: env.square.uniform_(), r"writes square, \[3, 3\] before"),
         (set_to("goal", lambda env: env.things if env.scalar else env.rows), None),
         (lambda env: env.rows.append(torch.zeros(3)), None),
         (
@@ -434,6 +438,40 @@ def test_a_reset_of_what_all_envs_share_is_refused(on_reset, message):
         return
     with pytest.raises(SimulatorStateError, match=message):
         reset_first(env)
+
+
+def test_what_holds_the_envs_is_found_without_a_trace():
+    drawn = []
+    for probed in (False, True):
+        env, before = Worlds(seed=0), rng_states()
+        env.reset()
+        if probed:
+            slots = {".".join(path): batched for path, batched in env._slots_of_envs().items()}
+            assert not slots["square"] and slots["memory"] and slots["left"] and slots["things.a"]
+            assert slots["start"] and slots["_buffers.buffer"]
+            assert_same_rng(before, rng_states())
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            drawn.append(env.rand_step(env.reset())["next"])
+    assert_same(*drawn)
+
+
+def test_a_slot_that_no_probe_has_is_refused():
+    env = Worlds(seed=0)
+    env.later = torch.zeros(3)
+    env.on_reset = set_to("later", lambda env: torch.ones(3))
+    with pytest.raises(SimulatorStateError, match="writes later, which worlds of .* have not"):
+        reset_first(env)
+
+
+def test_a_world_of_one_size_says_what_is_taken_for_envs():
+    class OneSize(Worlds):
+        def __init__(self):
+            super().__init__(3, seed=0)
+
+    with pytest.warns(UserWarning, match="OneSize: resets of some envs take .* 3 rows .*num_envs"):
+        after, _ = reset_first(OneSize())
+    assert after["car", "observation"].shape == (3, 1, 1)
 
 
 def test_a_generator_of_its_own_cannot_be_saved():

@@ -55,7 +55,8 @@ class MarlEnv(WorldGraphs, EnvBase):
     Python's global functions draw in both methods, :meth:`snapshot` and :meth:`restore`.
 
     What changes from step to step is kept in attributes that are tensors with the E envs in
-    the first dim; what ``_step`` gave is not written to in place later.
+    the first dim; what ``_step`` gave is not written to in place later. Which these are is seen
+    in worlds of 7 and 11 envs, for which ``__init__`` takes ``num_envs`` and hands it on.
 
     A group may be of several kinds of agents, registered one after the other. What they give is
     then put under the kind's name (a group stacked lazily will do, too); what has one shape for
@@ -165,6 +166,7 @@ class MarlEnv(WorldGraphs, EnvBase):
         self._seed = int(torch.randint(2**31, ())) if seed is None else seed
         self.random_state = RandomState(_own_stream(self._seed), self.device)
         self._captured = self._leader = None
+        self._env_slots: Any = ...  # not yet probed
         # All of this class that changes from step to step; empty before the first reset.
         self._episode: dict[str, Any] = {}
         self._not_world = (
@@ -257,7 +259,8 @@ class MarlEnv(WorldGraphs, EnvBase):
         self._follow_leader()
         running = None
         if fresh is not None:
-            running = RunningEnvs(self, self.num_envs, {*self._not_world, ("_episode",)})
+            exclude = {*self._not_world, ("_episode",)}
+            running = RunningEnvs(self, self.num_envs, exclude, self._slots_of_envs())
         with self._drawing(), unwritten(self._episode, f"{type(self).__name__}._reset"):
             given = draw(self, tensordict, **kwargs)
         source = self._declaration.reader.read(given, "_reset")

@@ -24,7 +24,13 @@ from torch import Tensor
 
 from torchrl_marl.errors import UserError
 
-__all__ = ["SimulatorState", "SimulatorStateError", "read_tensors", "write_tensors"]
+__all__ = [
+    "SimulatorState",
+    "SimulatorStateError",
+    "read_tensors",
+    "slots_of_envs",
+    "write_tensors",
+]
 
 Path = tuple[str, ...]
 
@@ -144,6 +150,27 @@ class SimulatorState:
         saved = {**dict(state["batched"].items()), **dict(state["shared"].items())}
         walk_simulator(simulator, self.exclude).restore_structure(structure)
         walk_simulator(simulator, self.exclude).write(saved, structure)
+
+
+def slots_of_envs(
+    probe: Callable[[int], Any], exclude: Iterable[str | Path] = ()
+) -> dict[Path, bool]:
+    """Whether the first dim of a slot's tensor is the envs, seen in probes of 7 and 11 envs.
+
+    Args:
+        probe (callable): as that of :class:`SimulatorState`, which refuses what this leaves out.
+        exclude (iterable of str or Path): what not to enter.
+
+    Returns:
+        dict: path -> whether it is; slots that one of the probes has not are left out.
+    """
+    sizes, excluded = SimulatorState.PROBES, frozenset(exclude)
+    small, large = (walk_simulator(probe(n), excluded).tensors for n in sizes)
+    shapes = {path: (x.shape, large[path].shape) for path, x in small.items() if path in large}
+    return {
+        path: (a[:1], b[:1]) == ((sizes[0],), (sizes[1],)) and a[1:] == b[1:]
+        for path, (a, b) in shapes.items()
+    }
 
 
 def read_tensors(simulator: Any, exclude: Iterable[str] = ()) -> dict[Path, Tensor]:

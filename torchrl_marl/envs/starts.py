@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -113,6 +113,9 @@ class RunningEnvs:
         simulator: about to be reset as a whole.
         n_envs (int): number E of envs.
         exclude (iterable of str or Path): what not to enter.
+        slots (mapping, optional): path -> whether the first dim is the envs, as
+            :func:`~torchrl_marl.envs.simulator.slots_of_envs` found it. Without it, all tensors
+            with E rows are taken for such.
 
     Examples:
         >>> class Walk:
@@ -126,14 +129,23 @@ class RunningEnvs:
         tensor([1., 0.])
     """
 
-    def __init__(self, simulator: Any, n_envs: int, exclude: Iterable[str | Path] = ()) -> None:
+    def __init__(
+        self,
+        simulator: Any,
+        n_envs: int,
+        exclude: Iterable[str | Path] = (),
+        slots: Mapping[Path, bool] | None = None,
+    ) -> None:
         self._simulator, self._n_envs, self._exclude = simulator, n_envs, frozenset(exclude)
+        self._slots = slots
         walk = walk_simulator(simulator, self._exclude)
         self._tensors = walk.tensors
         self._structure = walk.structure()
         self._versions = {id(x): x._version for x in walk.tensors.values()}
         self._copies = {
-            id(x): x.detach().clone() for x in walk.tensors.values() if x.shape[:1] == (n_envs,)
+            id(x): x.detach().clone()
+            for path, x in walk.tensors.items()
+            if x.shape[:1] == (n_envs,) and (slots is None or slots.get(path, False))
         }
 
     def put_back(self, running: Tensor) -> None:
@@ -169,6 +181,11 @@ class RunningEnvs:
                 raise SimulatorStateError(f"a reset takes {name} away from running envs.")
             if not self._is_written(path, x):
                 continue
+            if self._slots is not None and path not in self._slots:
+                raise SimulatorStateError(
+                    f"a reset writes {name}, which worlds of {SimulatorState.PROBES} envs have "
+                    "not after a step, so that its batch dim is not known; make it in __init__."
+                )
             batched = x.shape == old.shape and id(old) in self._copies
             if not batched or path in walk.in_ring_buffer:
                 raise SimulatorStateError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,7 +19,7 @@ from torchrl_marl.envs.captured import CapturedSimulator
 from torchrl_marl.envs.declaration import Declaration
 from torchrl_marl.envs.following import follow
 from torchrl_marl.envs.random_state import RandomState
-from torchrl_marl.envs.simulator import SimulatorState
+from torchrl_marl.envs.simulator import Path, SimulatorState, slots_of_envs
 from torchrl_marl.errors import CaptureError
 
 __all__ = ["WorldGraphs"]
@@ -41,6 +42,7 @@ class WorldGraphs:
     _check_values: Callable[..., None]
     _captured: CapturedSimulator | None
     _leader: Any
+    _env_slots: Any
     _made_with: tuple[tuple, dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -97,6 +99,29 @@ class WorldGraphs:
         twin = twin.to(self.device)
         twin.random_state, twin._leader = self.random_state, self
         return twin
+
+    def _slots_of_envs(self) -> dict[Path, bool] | None:
+        """Which of the world's tensors hold the envs in their first dim, by probes.
+
+        None for a world that cannot be built with another number of envs.
+        """
+        if self._env_slots is ...:
+            exclude = {*self._not_world, ("_episode",)}
+            random = self.random_state.state_dict()
+            try:
+                with RandomState(0, self.device).active():  # what probes draw leaves no trace
+                    self._env_slots = slots_of_envs(lambda n: self.twin(n)._after_a_step(), exclude)
+            except Exception as error:  # whatever a world raises in a size that it is not made for
+                self._env_slots = None
+                warnings.warn(
+                    f"{type(self).__name__}: resets of some envs take every tensor with "
+                    f"{self.batch_size[0]} rows for one of the envs, since probes of another size "
+                    f"failed: {error}",
+                    stacklevel=2,
+                )
+            finally:
+                self.random_state.load_state_dict(random)
+        return self._env_slots
 
     def _follow_leader(self) -> None:
         """A twin has the settings of the env for which it draws, whenever it draws."""
