@@ -14,6 +14,7 @@ from torchrl.envs import check_env_specs
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs import PettingZooEnv, make_env
+from torchrl_marl.envs.check import check_marl_env
 from torchrl_marl.errors import (
     ConfigError,
     MissingExtraError,
@@ -115,7 +116,6 @@ def test_agents_act_at_their_own_pace():
         ({"cut": "bob_0 bob_1"}, ([False, False], [True, True], "truncated")),
         ({"dies": "bob_0", "cut": "bob_1"}, ([True, False], [False, True], "truncated")),
         ({"dies": "bob_0 bob_1", "cut": "bob_0 bob_1"}, ([True] * 2, [False] * 2, "terminated")),
-        ({}, ([True, True], [False, False], "terminated")),  # left without a word
     ],
 )
 def test_an_agent_ends_in_one_way(words, expected):
@@ -163,6 +163,100 @@ def test_nobody_comes_back():
     assert not roll(Script("bob_0 bob_1", steps), 3, max_steps=3)["next", "bob", "mask"][
         ..., 1
     ].any()
+
+
+# ------------------------------------------------------------------- agents that are others
+
+
+class Says(Script):
+    """Says of one agent's end what it was told to say."""
+
+    def __init__(self, agents, flag, which="terminated"):
+        super().__init__(agents, [{}])
+        self.flag, self.which = flag, which
+
+    def step(self, actions):
+        seen, earned, terminated, truncated, infos = super().step(actions)
+        {"terminated": terminated, "truncated": truncated}[self.which]["bob_1"] = self.flag
+        return seen, earned, terminated, truncated, infos
+
+
+def changing(step, first=None):
+    return Script("bob_0 bob_1", [{}, step], first=first)
+
+
+CHANGES = {
+    "a stranger comes": (
+        changing({"agents": "bob_0 bob_1 eve", "sees": "bob_0 bob_1"}),
+        "agent 'eve' is among its agents, but it is none of the world's agents",
+    ),
+    "one has another name": (
+        changing({"agents": "bob_0 rob_1", "sees": "bob_0", "dies": "bob_1"}),
+        "agent 'rob_1' is among its agents",
+    ),
+    "all have other names": (
+        changing({"agents": "x y", "sees": "bob_0 bob_1"}),
+        "agent 'x' is among its agents",
+    ),
+    "a stranger earns": (changing({"earns": {"eve": 1.0}}), "agent 'eve' is among its rewards"),
+    "a stranger sees": (
+        changing({"shows": {"eve": 1.0}}),
+        "agent 'eve' is among its observations",
+    ),
+    "gone without a flag": (
+        changing({"agents": "bob_0"}),
+        "agent 'bob_1' is gone from the world's agents, but was neither terminated nor truncated",
+    ),
+    "all gone without a flag": (changing({"agents": ""}), "agent 'bob_0' is gone from"),
+    "a stranger at the begin": (
+        Script("bob_0 bob_1", [{}], first="bob_0 bob_1 eve"),
+        "agent 'eve' is among its agents",
+    ),
+    "a flag that is a text": (
+        Says("bob_0 bob_1", "False"),
+        "agent 'bob_1' is said to be terminated: 'False' .str., expected True or False",
+    ),
+    "a number that is no flag": (
+        Says("bob_0 bob_1", 0.5, "truncated"),
+        "agent 'bob_1' is said to be truncated: 0.5 .float.",
+    ),
+}
+CHANGES["a stranger at the begin"][0]._see = lambda agents: dict.fromkeys(
+    set(agents) - {"eve"}, np.zeros(2)
+)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_world_that_changes_its_agents_is_refused(name):
+    world, words = CHANGES[name]
+    with pytest.raises(SpecError, match=f"^Copy 0 of {type(world).__name__}: {words}"):
+        roll(world, 3, max_steps=9)
+    with pytest.raises(SpecError, match=words):
+        check_marl_env(PettingZooEnv(world, seed=0, max_steps=9), n_steps=5)
+
+
+@pytest.mark.parametrize("flag", [np.bool_(False), 0, np.zeros(1), np.float32(0), None])
+def test_flags_of_any_kind_that_say_no(flag):
+    td = roll(Says("bob_0 bob_1", flag), 3, max_steps=9)["next"]
+    assert td["bob", "mask"].all() and not td["bob", "done"].any()
+
+
+@pytest.mark.parametrize("flag", [np.bool_(True), 1, np.ones(1), np.float32(1)])
+def test_flags_of_any_kind_that_say_yes(flag):
+    td = roll(Says("bob_0 bob_1", flag), 2, max_steps=9)["next"]
+    assert rows(td, "bob", "terminated") == [[False, True]] * 2
+
+
+def test_a_flag_of_all_is_no_stranger():
+    world = changing({"agents": "", "dies": "bob_0 bob_1"})
+    step = world.step
+
+    def with_all(actions):
+        seen, earned, terminated, truncated, infos = step(actions)
+        return seen, earned, {**terminated, "__all__": all(terminated.values())}, truncated, infos
+
+    world.step = with_all
+    assert rows(roll(world, 2)["next"], "bob", "terminated") == [[False] * 2, [True] * 2]
 
 
 # ------------------------------------------------------------------------------ groups, specs
@@ -577,6 +671,75 @@ def test_a_snapshot_of_a_world_that_pickles_its_arguments_only():
     assert torch.equal(go(twin, td.exclude(("agent", "reward"))), expected)
 
 
+class OwnSource(Script):
+    """Draws from a source of its own, which begins anew with every reset."""
+
+    def reset(self, seed=None, options=None):
+        self.source = random.Random(seed)  # of the clock, where there is no seed
+        self.seeds = [*getattr(self, "seeds", ()), seed]
+        return super().reset(seed, options)
+
+    def _see(self, agents):
+        return {a: np.array([self.source.random(), self.t]) for a in agents}
+
+
+def own_source():
+    return OwnSource("bob_0", [{}])
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_every_episode_begins_with_a_seed_of_its_own(workers):
+    env = PettingZooEnv(own_source, num_envs=3, seed=0, max_steps=2, workers=workers)
+    seen = [env.rollout(8, break_when_any_done=False) for _ in range(2)]
+    env.close()
+    seen = torch.cat([td["bob", "observation"][..., 0].flatten(1) for td in seen], 1)
+    assert seen.unique().numel() == seen.numel() == 3 * 16
+    again = PettingZooEnv(own_source, num_envs=3, seed=0, max_steps=2)
+    again = [again.rollout(8, break_when_any_done=False) for _ in range(2)]
+    again = torch.cat([td["bob", "observation"][..., 0].flatten(1) for td in again], 1)
+    assert torch.equal(seen, again)
+
+
+def test_a_restored_copy_goes_on_with_the_seeds_that_would_have_come():
+    env = PettingZooEnv(own_source, num_envs=2, seed=0, max_steps=2)
+    env.rollout(5, break_when_any_done=False)
+    saved = env.snapshot()
+    expected = env.rollout(6, break_when_any_done=False, auto_reset=False, tensordict=env.reset())
+    twin = PettingZooEnv(own_source, num_envs=2, seed=9, max_steps=2)
+    twin.restore(saved)
+    found = twin.rollout(6, break_when_any_done=False, auto_reset=False, tensordict=twin.reset())
+    assert torch.equal(found["next", "bob", "observation"], expected["next", "bob", "observation"])
+
+
+def test_hanabi_deals_the_same_cards_again():
+    def dealt():
+        env = PettingZooEnv("classic/hanabi_v5", num_envs=2, seed=3)
+        legal = torch.Generator().manual_seed(0)
+
+        def policy(td):
+            chosen = td["player", "action_mask"].float().flatten(0, 1)
+            drawn = torch.multinomial(chosen, 1, generator=legal)
+            return td.set(("player", "action"), drawn.view(td["player", "action_mask"].shape[:-1]))
+
+        return env.rollout(200, policy, break_when_any_done=False)
+
+    first, second = dealt(), dealt()
+    assert first["next", "done"].sum() >= 4
+    assert (first["player", "observation"] == second["player", "observation"]).all()
+
+
+def test_a_world_that_cannot_be_closed_is_used_with_one_warning():
+    class Clinging(Script):
+        def close(self):
+            raise OSError("no window")
+
+    with pytest.warns(RuntimeWarning, match=r"close\(\) raised OSError: no window") as warned:
+        env = PettingZooEnv(lambda: Clinging("bob_0", [{}]), num_envs=3, seed=0, max_steps=3)
+    assert len(warned) == 1
+    assert env.rollout(3).shape == (3, 3)
+    env.close()
+
+
 # --------------------------------------------------------------------------------- many copies
 
 
@@ -606,6 +769,62 @@ def test_a_mistake_in_a_world_is_not_mended_by_a_restart():
         WorkerError, match=r"Copy 0 of Script raised TypeError: .*; correct the world"
     ):
         roll(world, 1)
+
+
+class Breaking(Script):
+    """Raises in step 4 of every episode, or at every second begin."""
+
+    def __init__(self, where, error=ValueError):
+        super().__init__("bob_0", [{}])
+        self.where, self.error = where, error
+
+    def reset(self, seed=None, options=None):
+        if self.where == "begin" and self.episodes == 1:
+            raise self.error("no second life")
+        return super().reset(seed, options)
+
+    def step(self, actions):
+        if self.where == "step" and self.t == 3:
+            raise self.error("the wheel is off")
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "where, words",
+    [
+        ("step", "the wheel is off; it failed 3 times in step 4 of its episode 1 after"),
+        ("begin", "no second life; it failed 3 times in step 1 of its episode 2 after"),
+    ],
+)
+def test_a_copy_that_always_fails_in_the_same_step_is_given_up(where, words, workers):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        env = PettingZooEnv(
+            lambda: Breaking(where), num_envs=2, restart_workers=True, max_steps=6, workers=workers
+        )
+        with pytest.raises(WorkerError, match=f"^Copy 0 of .*{words}"):
+            env.rollout(100, break_when_any_done=False)
+    assert env.restarts == 4  # two of each copy
+    env.close()
+
+
+@pytest.mark.parametrize("error", [KeyError, AssertionError, ImportError])
+def test_a_mistake_of_a_program_is_never_restarted(error):
+    env = PettingZooEnv(lambda: Breaking("step", error), restart_workers=True, max_steps=6)
+    with pytest.raises(WorkerError, match=f"raised {error.__name__}.*; correct the world"):
+        env.rollout(9)
+    assert env.restarts == 0
+
+
+def test_an_action_that_is_not_finite_does_not_reach_the_world():
+    world = Script("bob_0 bob_1", [{}], action=dict.fromkeys(["bob_0", "bob_1"], BOX))
+    env = PettingZooEnv(world, restart_workers=True, max_steps=6)
+    td = env.rand_action(env.reset())
+    td["bob", "action"][0, 1, 0] = torch.nan
+    with pytest.raises(NonFiniteError, match="the action of agent 'bob_1' in copy 0 is .nan"):
+        env.step(td)
+    assert world.got == []
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -235,14 +235,28 @@ def test_wrong_spaces_are_not_mended_by_a_restart():
 
 
 @pytest.mark.parametrize("n_workers", [0, 1])
-def test_restarts_without_an_end_are_an_error(n_workers):
+def test_the_same_step_fails_three_times(n_workers):
     workers = workers_of(n_workers, n_copies=1, restart=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _ in range(10):
+        for n_steps in (1, 1, 2, 2):  # twice in the second step, then twice in the third
+            played(workers, n_steps)
             assert after(workers, 0, RAISE).all()
-        with pytest.raises(WorkerError, match="10 restarts before"):
+        played(workers, 2)
+        with pytest.raises(WorkerError, match="failed 3 times in step 3 of its episode 1"):
             after(workers, 0, RAISE)
+    assert workers.restarts == 4
+    workers.close()
+
+
+def test_restarts_without_an_end_are_an_error():
+    workers = workers_of(0, n_copies=6, restart=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for copy in (0, 1, 2, 3, 4, 0, 1, 2, 3, 4):
+            assert after(workers, copy, RAISE)[copy]
+        with pytest.raises(WorkerError, match="10 restarts before"):
+            after(workers, 5, RAISE)
     assert workers.restarts == 10
     workers.close()
 
@@ -254,8 +268,22 @@ def test_a_begin_that_always_fails_ends():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(WorkerError, match="OSError: no level; there were 10 restarts"):
+        with pytest.raises(WorkerError, match="OSError: no level; it failed 3 times in step 1"):
             workers_of(0, make=Stuck, restart=True, n_copies=1)
+
+
+def test_a_mistake_of_this_package_is_not_restarted():
+    broken: dict = {"__name__": "torchrl_marl.envs.broken"}
+    exec("def play(row): raise ValueError('a mistake')", broken)
+
+    class Broken(Walk):
+        def play(self, row):
+            broken["play"](row)
+
+    workers = workers_of(0, make=Broken, restart=True)
+    with pytest.raises(WorkerError, match="raised ValueError: a mistake"):
+        workers.play()
+    assert workers.restarts == 0
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])

@@ -132,6 +132,26 @@ class RowTensors:
 
     # ---------------------------------------------------------------------------------- checks
 
+    def check_actions(self) -> None:
+        """Refuses actions that are not finite, of agents that act.
+
+        Raises:
+            NonFiniteError: naming the copy and the agent.
+        """
+        for field, (group, kind, _) in self._written.items():
+            actions = self.rows[field]
+            if actions.dtype.kind != "f" or np.isfinite(np.add.reduce(actions, axis=None)):
+                continue
+            place = self._declaration.groups[group].slices[kind] if kind else slice(None)
+            acts = self.rows[f"begun/{group}//mask"][:, place]
+            bad = ~np.isfinite(actions).reshape(*actions.shape[:2], -1).all(-1) & acts
+            for copy, agent in np.argwhere(bad)[:1].tolist():
+                name = self._declaration.team.groups[group].agent_names[place][agent]
+                raise NonFiniteError(
+                    f"{self._declaration.owner}: the action of agent {name!r} in copy {copy} is "
+                    f"{actions[copy, agent].tolist()}, expected finite numbers; look at the policy."
+                )
+
     def check(self, part: str) -> None:
         """Refuses what is not finite.
 

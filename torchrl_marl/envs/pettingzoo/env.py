@@ -6,6 +6,7 @@ Shapes: E copies, N agents of a group, S state features.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -56,7 +57,9 @@ class PettingZooEnv(AutoResetEnv):
         num_envs (int): number E of copies.
         workers (int): processes in which they run; 0: in this one.
         worker_timeout (float): seconds after which a worker that does not answer is an error.
-        restart_workers (bool): start a worker that died or hangs anew, and count it.
+        restart_workers (bool): make a copy that raises, or a worker that died or hangs, anew,
+            and count it; not after a mistake of a program, nor when a copy failed in the same
+            step three times.
         max_steps (int, optional): time limit of an episode, besides the world's own.
         seed (int, optional): drawn from torch's global generator if None.
         device (torch.device): where tensors go; the worlds stay on the CPU.
@@ -79,8 +82,9 @@ class PettingZooEnv(AutoResetEnv):
     Raises:
         ConfigError: an unknown world or argument, an agent without a group.
         MissingExtraError: a package is not installed.
-        SpecError: spaces that no tensor holds, or that change.
-        NonFiniteError: a NaN from the world.
+        SpecError: spaces that no tensor holds, or that change; agents that are none of
+            ``possible_agents``, or gone without a flag.
+        NonFiniteError: a NaN from the world, or in the action of an agent that acts.
         WorkerError: a worker died or hangs.
 
     Reference: Terry et al., 2021, https://arxiv.org/abs/2009.14471.
@@ -119,7 +123,7 @@ class PettingZooEnv(AutoResetEnv):
         info = [info] if isinstance(info, str) else info
         facts = probe(make.name, first, bool(info), state == "world")
         if first is not world:
-            first.close()
+            _close(make.name, first)
         groups = grouped([own.agent for own in facts.agents], group_map)
         spaces = {own.agent: own for own in facts.agents}
         seated = {group: [spaces[agent] for agent in ids] for group, ids in groups.items()}
@@ -156,6 +160,7 @@ class PettingZooEnv(AutoResetEnv):
     def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
         before = self._begun
         self._rows.write_actions(actions)
+        self._rows.check_actions()
         anew = self._workers.play()
         if anew is not None:
             return self._cut_off(anew, before)
@@ -244,6 +249,19 @@ class PettingZooEnv(AutoResetEnv):
         self._seeds = [None if seed < 0 else seed for seed in snapshot["seeds"].tolist()]
         self._begun = self._rows.read("begun")
         self._ended = snapshot["ended"].to(self.device)
+
+
+def _close(name: str, world: Any) -> None:
+    """Closes a world that was looked at; what it says to that harms nobody."""
+    try:
+        getattr(world, "close", bool)()
+    except Exception as error:  # noqa: BLE001 - whatever a world of somebody else raises
+        warnings.warn(
+            f"{name}: close() raised {type(error).__name__}: {error}; it is used all the same, but "
+            "may leave open what it holds.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _as_tensor(data: bytes) -> Tensor:

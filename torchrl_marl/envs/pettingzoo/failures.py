@@ -10,7 +10,11 @@ from torchrl_marl.errors import UserError, WorkerError
 
 __all__ = ["Failure"]
 
-_WRONG = (TypeError, LookupError, AttributeError, NameError, ImportError, NotImplementedError)
+# Mistakes of a program, which come again: of the world's, and of what it is given.
+_WRONG = (
+    *(TypeError, LookupError, AttributeError, NameError, AssertionError),
+    *(ImportError, NotImplementedError, SyntaxError),
+)
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,13 @@ class Failure:
         if known is None:
             message = f"raised {type(error).__name__}" + (f": {message}" if message else "")
         text = "".join(traceback.format_exception(error))
-        return cls(copy, worker, message, text, known, wrong=isinstance(error, _WRONG))
+        wrong = known is None and (isinstance(error, _WRONG) or _is_ours(error))
+        return cls(copy, worker, message, text, known, wrong=wrong)
 
     @property
     def mendable(self) -> bool:
-        """Whether a copy made anew may do better: not after a wrong setting or space."""
-        return self.known in (None, "NonFiniteError")
+        """Whether a copy made anew may do better: not after a wrong setting, space or program."""
+        return self.known in (None, "NonFiniteError") and not self.wrong
 
     def words(self, world: str) -> str:
         """What happened, to whom."""
@@ -70,3 +75,9 @@ class Failure:
         if self.traceback:
             error.add_note(f"There:\n{self.traceback}")
         return error
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether this package raised it, and neither a world nor a package of the world's."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith("torchrl_marl.")

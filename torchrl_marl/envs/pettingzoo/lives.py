@@ -6,9 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from torchrl_marl.errors import SpecError
 
-__all__ = ["Life"]
+__all__ = ["Life", "flag_of", "refuse_strangers"]
+
+_FLAGS = ("terminations", "truncations")
 
 
 @dataclass
@@ -67,7 +71,7 @@ class Life:
             tuple of bool: whether anything changed, and whether anyone lives.
 
         Raises:
-            SpecError: an agent came back.
+            SpecError: an agent came back, or is gone without a flag; a flag that is none.
         """
         changed = alive = False
         for i, agent in enumerate(self.agents):
@@ -76,7 +80,8 @@ class Life:
                 self.left[i] = True
                 self._stay_away(i, here)
                 continue
-            dead, cut = bool(terminated.get(agent)), bool(truncated.get(agent))
+            dead = flag_of(agent, "terminated", terminated.get(agent))
+            cut = flag_of(agent, "truncated", truncated.get(agent))
             if not self.came[i]:
                 if not (here or dead or cut):
                     continue
@@ -84,6 +89,12 @@ class Life:
             if here and not (dead or cut):
                 alive = True
                 continue
+            if not (dead or cut):
+                raise SpecError(
+                    f"agent {agent!r} is gone from the world's agents, but was neither terminated "
+                    "nor truncated; let the world tell one of the two in the step in which an "
+                    "agent goes."
+                )
             self.truncated[i] = cut and (cut_off or not dead)
             self.terminated[i] = not self.truncated[i]
             self.gone[i], changed = not here, True
@@ -118,3 +129,41 @@ class Life:
         # Who is cut off is bootstrapped from, also who waited.
         self.acts = [alive and not dead for alive, dead in zip(lived, self.terminated)]
         return terminated
+
+
+def flag_of(agent: Any, name: str, value: Any) -> bool:
+    """What a world says of an agent's end; None says nothing.
+
+    Raises:
+        SpecError: neither a bool nor a number that is 0 or 1; the text ``"False"`` would be True.
+    """
+    if value is True or value is False or value is None:
+        return bool(value)
+    number = np.asarray(value)
+    if number.size == 1 and number.dtype.kind in "biuf" and number.item() in (0, 1):
+        return bool(number.item())
+    raise SpecError(
+        f"agent {agent!r} is said to be {name}: {value!r} ({type(value).__name__}), expected True "
+        "or False; correct the world."
+    )
+
+
+def refuse_strangers(known: Collection[Any], told: Mapping[str, Collection[Any]]) -> None:
+    """Refuses what a world tells of agents that it did not announce.
+
+    Args:
+        known (collection): ids of all agents.
+        told (mapping): what it is -> ids of whom it is told.
+
+    Raises:
+        SpecError: naming the first of them.
+    """
+    for what, agents in told.items():
+        for agent in agents:
+            if agent in known or (agent == "__all__" and what in _FLAGS):
+                continue
+            raise SpecError(
+                f"agent {agent!r} is among its {what}, but it is none of the world's agents "
+                f"({', '.join(map(repr, known))}); list all that may ever appear in "
+                "possible_agents, and let an agent keep its name."
+            )

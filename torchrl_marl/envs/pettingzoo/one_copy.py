@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from torchrl_marl.envs.pettingzoo.lives import Life
+from torchrl_marl.envs.pettingzoo.lives import Life, refuse_strangers
 from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
 from torchrl_marl.envs.pettingzoo.pickling import pickled, unpickled
 from torchrl_marl.envs.pettingzoo.seats import Seat, spaces_of
@@ -71,6 +71,7 @@ class OneCopy(ABC):
             self.world = make()
         self.plan, self.seats = plan, plan.seats
         self.agents = [seat.spaces.agent for seat in plan.seats]
+        self._known = frozenset(self.agents)
         self.life, self.steps = Life.of(self.agents), 0
         self._limit = seen_limit(self.world, len(self.agents) if self.in_turns else 1)
         self._spaces: dict[Any, tuple[Any, Any]] = {}
@@ -93,7 +94,7 @@ class OneCopy(ABC):
     # ------------------------------------------------------------------------------ life cycle
 
     def begin(self, row: Row, seed: int | None) -> None:
-        """Begins an episode and writes what its first step goes on from."""
+        """Begins an episode, with a drawn seed if None, and writes what its first step needs."""
         self._bind(row)
         if seed is not None:
             self._random.seed(seed)
@@ -116,8 +117,9 @@ class OneCopy(ABC):
             self._carry(self._after, self._begun, changed)
 
     def _begin(self, seed: int | None) -> None:
-        seen, infos = self._reset(seed)
+        seen, infos = self._reset(self._random.seed_of_episode() if seed is None else seed)
         self.steps, self.life = 0, Life.of(self.agents)
+        self._check_names(self.world.agents, seen)
         self._check_spaces(infos)
         for view in self._begun.fields.values():
             view[...] = 0
@@ -131,8 +133,9 @@ class OneCopy(ABC):
     ) -> tuple[bool, bool]:
         """Writes what a step led to; whether the episode is over, and whether flags changed."""
         changed, alive, life, present = False, True, self.life, self.world.agents
-        same = life.all_act and len(seen) == len(self.agents) == len(present)
-        if not same or True in terminated.values() or True in truncated.values():
+        self._check_names(present, seen, earned, terminated, truncated)
+        same = life.all_act and seen.keys() == self._known == set(present)
+        if not (same and _all_false(terminated) and _all_false(truncated)):
             cut_off = self._limit is not None and self.steps >= self._limit
             changed, alive = life.advance(present, terminated, truncated, cut_off)
             changed = life.choose(self._acting(seen)) or changed
@@ -224,6 +227,12 @@ class OneCopy(ABC):
 
     # ---------------------------------------------------------------------------------- checks
 
+    def _check_names(self, *told: Collection) -> None:
+        """Refuses strangers among the agents, observations, rewards and flags that are told."""
+        if not all(map(self._known.issuperset, told)):
+            parts = ("agents", "observations", "rewards", "terminations", "truncations")
+            refuse_strangers(self.agents, dict(zip(parts, told)))
+
     def _check_spaces(self, infos: Mapping) -> None:
         """Refuses spaces that are not those of the first episode."""
         for seat in self.seats:
@@ -275,6 +284,11 @@ class OneCopy(ABC):
     def close(self) -> None:
         """Closes the world."""
         self.world.close()
+
+
+def _all_false(flags: Mapping) -> bool:
+    """Whether nobody ended, at a glance: what is no plain flag is looked at again."""
+    return list(flags.values()).count(False) == len(flags)
 
 
 def seen_limit(world: Any, n_moves: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Global random generators of a copy's own, swapped in while its world runs."""
+"""Random numbers of a copy's own: global generators for its world, and seeds of its episodes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ _WATCHED = 200
 class OwnRandom:
     """What a world that draws from numpy's or Python's global generator draws from.
 
+    Each episode has a seed as well, drawn from a stream beside these: a world with a random
+    source of its own, that begins it anew without one, would not play the same again.
+
     numpy's generator is swapped by reference, which takes about 2 us. Python's can only be
     copied (30 us), so it is looked at in every reset and in the first steps, and swapped
     in each step as soon as a world was seen drawing from it.
 
     Args:
-        seed (int): start of both.
+        seed (int): start of all.
 
     Examples:
         >>> own = OwnRandom(0)
@@ -40,9 +43,14 @@ class OwnRandom:
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
-        """Starts both anew."""
+        """Starts all anew."""
         self._numpy = np.random.MT19937(seed)
         self._python: Any = random.Random(seed).getstate()
+        self._episodes = np.random.SeedSequence(seed)
+
+    def seed_of_episode(self) -> int:
+        """A seed for the next episode, of 31 bits, as some worlds want it."""
+        return int(self._episodes.spawn(1)[0].generate_state(1)[0]) >> 1
 
     def active(self, look: bool = False) -> OwnRandom:
         """A context in which these are what global random functions draw from.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from torchrl_marl.envs.pettingzoo.lives import flag_of, refuse_strangers
 from torchrl_marl.envs.pettingzoo.one_copy import Given, OneCopy
 from torchrl_marl.errors import SpecError
 
@@ -30,7 +31,7 @@ class TurnCopy(OneCopy):
         world = self.world
         mover = world.agent_selection
         self._ledger()[mover] = 0  # worlds do so themselves, save some wrappers
-        known = dict(self._ledger())
+        known, before = dict(self._ledger()), list(world.agents)
         world.step(self._actions[self.agents.index(mover)]())
         seen: dict[Any, Any] = {}
         earned: dict[Any, float] = {}
@@ -39,7 +40,7 @@ class TurnCopy(OneCopy):
         infos = dict(world.infos)
         for _ in range(2 * len(self.agents) + 1):
             self._earn(known, earned)
-            ended = self._ends(terminated, truncated)
+            ended = self._ends(before, terminated, truncated)
             self._see(seen, ended)
             if not world.agents or world.agent_selection not in ended:
                 break
@@ -54,7 +55,12 @@ class TurnCopy(OneCopy):
         return seen, earned, terminated, truncated, infos
 
     def _acting(self, seen: Mapping[Any, Any]) -> Collection[Any]:
-        return (self.world.agent_selection,) if self.world.agents else ()
+        mover = self.world.agent_selection
+        if not self.world.agents:
+            return ()
+        if mover not in self.agents:
+            refuse_strangers(self.agents, {"movers (agent_selection)": [mover]})
+        return (mover,)
 
     def _ledger(self) -> dict:
         """What the world still owes each agent."""
@@ -66,17 +72,15 @@ class TurnCopy(OneCopy):
             earned[agent] = earned.get(agent, 0.0) + total - known.get(agent, 0)
             known[agent] = total
 
-    def _ends(self, terminated: dict, truncated: dict) -> list[Any]:
-        """Notes who ended; gives those of them that the world still has."""
+    def _ends(self, before: list[Any], terminated: dict, truncated: dict) -> list[Any]:
+        """Notes who ended, of those before the step too; gives those whom the world still has."""
         world = self.world
-        terminations, truncations = world.terminations, world.truncations
-        ended = []
-        for agent in world.agents:
-            terminated[agent] = dead = terminations.get(agent, False)
-            truncated[agent] = cut = truncations.get(agent, False)
-            if dead or cut:
-                ended.append(agent)
-        return ended
+        for agent in dict.fromkeys((*before, *world.agents)):
+            dead = flag_of(agent, "terminated", world.terminations.get(agent))
+            cut = flag_of(agent, "truncated", world.truncations.get(agent))
+            terminated[agent] = terminated.get(agent, False) or dead
+            truncated[agent] = truncated.get(agent, False) or cut
+        return [agent for agent in world.agents if terminated[agent] or truncated[agent]]
 
     def _see(self, seen: dict, agents: Collection[Any]) -> None:
         """What agents see, those who wait included, where the world tells it."""

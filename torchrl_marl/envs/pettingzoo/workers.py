@@ -15,6 +15,7 @@ import numpy as np
 
 from torchrl_marl.envs.pettingzoo.copies_here import Copies, WorldCopy
 from torchrl_marl.envs.pettingzoo.failures import Failure
+from torchrl_marl.envs.pettingzoo.repeats import Repeats
 from torchrl_marl.envs.pettingzoo.rows import RowLayout, open_block
 from torchrl_marl.envs.pettingzoo.worker import PATIENCE, PLAY, Lost, Worker
 from torchrl_marl.errors import ConfigError, UserError, WorkerError
@@ -22,6 +23,7 @@ from torchrl_marl.errors import ConfigError, UserError, WorkerError
 __all__ = ["Workers", "WorldCopy"]
 
 MOST_RESTARTS = 10  # in a row, with no step in between in which nothing failed
+MOST_REPEATS = 3  # failures of a copy in the same step, until they count as its own
 
 
 class Workers:
@@ -43,7 +45,8 @@ class Workers:
         timeout (float): seconds after which a worker that does not answer is taken for lost; the
             time limit of a start is longer.
         restart (bool): go on when copies raise, or workers die or hang: they are made anew, with
-            a warning, and begun with fresh seeds.
+            a warning, and begun with fresh seeds. Not after a mistake of a program, nor when a
+            copy failed in the same step three times.
         seeds (sequence of int, optional): one a copy, given to ``make``.
         name (str): of the world, for errors.
 
@@ -73,7 +76,8 @@ class Workers:
         self.restarts = 0
         self._name, self._restart, self._in_a_row = name, restart, 0
         self._n_copies, n_workers = n_copies, min(n_workers, n_copies)
-        self._seeds: list[int | None] = [None] * n_copies
+        self._repeats = Repeats(n_copies)
+        self._seeds: list[int | None] = [None] * n_copies if seeds is None else list(seeds)
         self._made_with_seed = seeds is not None
         size = layout.n_bytes(n_copies)
         self._lost: dict[int, UserError] = {}
@@ -119,6 +123,7 @@ class Workers:
         given = [None] * self._n_copies if seeds is None else seeds
         for i in numbers:
             self._seeds[i] = self._seeds[i] if given[i] is None else given[i]
+        self._repeats.begun(numbers)
         _, failures = self._ask("begin", {i: (given[i],) for i in numbers})
         self._mend(failures)
 
@@ -130,12 +135,17 @@ class Workers:
             worker failed: their rows hold the begin of an episode. None if there are none.
         """
         self._check_open()
+        ended = self.rows.get("ended")
+        if ended is not None:
+            ended[...] = False  # a copy may fail before it says so, or after
         if self._here is not None:
             failures = self._here.play()
         else:
             for worker in self._able(self._workers):
                 worker.send(PLAY)
             _, failures = self._gather(self._workers)
+        failed = [failure.copy for failure in failures]
+        self._repeats.played(None if ended is None else ended.reshape(self._n_copies), failed)
         if failures:
             return self._mend(failures)
         self._in_a_row = 0
@@ -210,6 +220,7 @@ class Workers:
                 self._count(failure)
             numbers = [i for failure in failures for i in self._revived(failure)]
             anew[numbers] = True
+            self._repeats.made(numbers)
             times = 2 if self._made_with_seed else 1  # to make it, and to begin
             _, failures = self._ask("renew", {i: (self._fresh_seed(i),) * times for i in numbers})
         return anew
@@ -223,6 +234,13 @@ class Workers:
 
     def _count(self, failure: Failure) -> None:
         words = failure.words(self._name)
+        if self._repeats.failed(failure.copy) >= MOST_REPEATS:
+            error = WorkerError(
+                f"{words}; it failed {MOST_REPEATS} times in {self._repeats.place(failure.copy)} "
+                "after it was made, which no restart mends: correct the world."
+            )
+            error.add_note(failure.traceback)
+            raise error
         self._in_a_row += 1
         if self._in_a_row > MOST_RESTARTS:
             error = WorkerError(
