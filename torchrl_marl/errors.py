@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "BatchSizeError",
     "CaptureError",
     "CheckpointError",
     "ConfigError",
@@ -26,6 +27,10 @@ class UserError(Exception):
 
 class ConfigError(UserError, ValueError):
     """A recipe, key or value that is not right."""
+
+
+class BatchSizeError(ConfigError, TypeError):
+    """A batch size that does not fit; a ``TypeError`` as well, which TorchRL raises."""
 
 
 class MissingExtraError(UserError, ImportError):

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from scripted import Script
 from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
-from torchrl.envs import EnvBase, RewardSum, TransformedEnv
+from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
 
-from torchrl_marl.envs import PadAgents, VmasEnv, check_marl_env
+from torchrl_marl import AgentSpec
+from torchrl_marl.envs import MarlEnv, PadAgents, PettingZooEnv, VmasEnv, check_marl_env
 from torchrl_marl.envs.toy import TOY_ENVS, Arena, SpeakerListener
 from torchrl_marl.errors import ConfigError, SpecError
 
@@ -553,6 +555,64 @@ def test_no_end_and_no_limit_asks_for_one():
 
     with pytest.raises(SpecError, match="no episode ended in 6 steps.* give the world a time lim"):
         check_marl_env(Endless(), n_steps=6)
+
+
+class Leftovers(MarlEnv):
+    """Counts in attributes that no reset begins anew, and shows one of them."""
+
+    def __init__(self, num_envs, resets=False, counts=True, **kwargs):
+        super().__init__(num_envs, max_steps=4, **kwargs)
+        self.register_agent(AgentSpec("bob", 2, Unbounded((1,)), Categorical(3)))
+        self.level, self.counts = torch.zeros(num_envs), [0.0]
+        self.resets, self.does_count = resets, counts
+
+    def _reset(self, tensordict):
+        self.place = torch.zeros(self.num_envs)
+        if self.resets:
+            self.level = torch.zeros(self.num_envs)
+        return self.look()
+
+    def _step(self, tensordict):
+        self.place = self.place + 1
+        self.level = self.level + tensordict["bob", "action"].sum(-1)
+        self.counts = [self.counts[0] + self.does_count]
+        out = self.look()
+        out["bob", "reward"] = torch.zeros(self.num_envs, 2, 1)
+        return out
+
+    def look(self):
+        seen = (self.place + self.level + self.counts[0]).view(-1, 1, 1).repeat(1, 2, 1)
+        return TensorDict({"bob": {"observation": seen}})
+
+
+@pytest.mark.parametrize(
+    "resets, counts, words",
+    [
+        (False, True, "'counts[0]', 'level'"),
+        (True, True, "'counts[0]'"),
+        (False, False, "'level'"),
+    ],
+)
+def test_what_a_reset_leaves_as_it_was_is_named(resets, counts, words):
+    with pytest.raises(SpecError) as caught:
+        check_marl_env(Leftovers(E, resets, counts, seed=0), n_steps=9)
+    message = str(caught.value)
+    assert f"'_reset': it leaves {words} as the last episode had it" in message
+    assert "generator" not in message and "set it in _reset" in message
+
+
+def test_a_reset_that_begins_all_anew_passes():
+    check_marl_env(Leftovers(E, resets=True, counts=False, seed=0), n_steps=9)
+
+
+def test_limits_that_an_adapter_or_a_transform_knows_are_known():
+    world = Script("bob_0", [{}])
+    check_marl_env(PettingZooEnv(world, max_steps=50, seed=0), n_steps=5)
+    world.max_cycles = 60
+    check_marl_env(PettingZooEnv(world, seed=0), n_steps=5)
+    limited = TransformedEnv(VmasEnv("balance", num_envs=E, seed=0), StepCounter(max_steps=40))
+    check_marl_env(limited, n_steps=5)
+    check_marl_env(VmasEnv("balance", num_envs=E, seed=0, max_steps=40), n_steps=5)
 
 
 def test_the_process_draws_on_as_if_nothing_were():

@@ -9,6 +9,7 @@ from contract import E, base_of, draw_actions, play
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs import JaxMarlEnv, make_env
+from torchrl_marl.envs.check import check_marl_env
 from torchrl_marl.errors import ConfigError, MissingExtraError, SpecError
 
 jax = pytest.importorskip("jax")
@@ -321,9 +322,22 @@ def test_what_cannot_be_is_refused(arguments, message):
         JaxMarlEnv(arguments.pop("world"), num_envs=2, **arguments)
 
 
+class Strange:
+    """Tells what both see under other names than theirs."""
+
+    agents = ["a", "b"]
+
+    def reset(self, key):
+        return {"x": jax.numpy.zeros(2), "y": jax.numpy.zeros(2)}, jax.numpy.zeros(())
+
+    def step_env(self, key, state, actions): ...
+
+
 def test_a_world_without_observations_by_agent_is_refused():
-    with pytest.raises(SpecError, match="'storm' gives its observations as a dict of"):
-        JaxMarlEnv("storm", num_envs=2)
+    with pytest.raises(
+        SpecError, match=r"'Strange' gives its observations as a dict of \['x', 'y'"
+    ):
+        JaxMarlEnv(Strange(), num_envs=2)
     with pytest.raises(ConfigError, match="num_agents came with an environment"):
         JaxMarlEnv(jaxmarl.make(SPREAD), num_envs=2, num_agents=2)
 
@@ -353,3 +367,60 @@ def test_a_snapshot_of_another_world_is_refused():
 def test_all_agents_in_one_group():
     env = spread(num_envs=2, group_map=MarlGroupMapType.ALL_IN_ONE_GROUP)
     assert env.group_map == {"agents": ["agent_0", "agent_1", "agent_2"]}
+
+
+# ---------------------------------------------------------------- worlds of other forms
+
+
+FORMS = {
+    "storm": lambda seen, i: {
+        "observation": seen["observations"][i],
+        "inventory": seen["inventory"][:, i],
+    },
+    "storm_2p": lambda seen, i: seen[i],
+    "storm_np": lambda seen, i: seen[i],
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_storms_are_taken_in_each_form(name):
+    """Against JaxMARL's own calls, by hand: what each sees and earns, and where it ends."""
+    rounds = {"num_inner_steps": 6, "num_outer_steps": 2}
+    env = JaxMarlEnv(name, num_envs=1, seed=0, state="observations", **rounds)
+    assert env.max_steps == 12 and env.group_map == {"agents": ["0", "1"]}
+    td = env.reset()
+    own = jaxmarl.make(name, **rounds)
+    # Copies, since a step takes over the memory of what it goes on from.
+    own_of = jax.tree.map(lambda x: jax.numpy.array(np.array(x)), env._carry)
+    world, key = jax.tree.map(lambda x: x[0], own_of["world"]), own_of["key"]
+    step_own, n_actions = jax.jit(own.step_env), own.action_space(0).n
+    form = FORMS[name]
+    for step in range(12):
+        actions = [(step * 5 + 1) % n_actions, (step * 3 + 2) % n_actions]
+        td["agents", "action"] = torch.tensor([actions])
+        td, carry = env.step_and_maybe_reset(td)
+        key, stepping, _ = jax.random.split(key, 3)
+        given = tuple(actions) if name == "storm_2p" else dict(enumerate(actions))
+        given = jax.tree.map(jax.numpy.int32, given)
+        seen, world, rewards, dones, _ = step_own(jax.random.split(stepping, 1)[0], world, given)
+        for i in range(2):
+            leaves = form(seen, i)
+            leaves = leaves if isinstance(leaves, dict) else {(): leaves}
+            for leaf, expected in leaves.items():
+                found = td["next", "agents", "observation"]
+                found = found[leaf] if leaf else found
+                assert np.array_equal(found[0, i].numpy(), np.asarray(expected, np.float32))
+            assert td["next", "agents", "reward"][0, i, 0] == float(rewards[i])
+        assert bool(dones["__all__"]) == bool(td["next", "truncated"]) == (step == 11)
+        td = carry
+    assert not td["done"].any() and not td["terminated"].any()
+
+
+def test_storm_is_looked_at_by_the_check():
+    env = JaxMarlEnv("storm", num_envs=2, seed=0, num_inner_steps=10)
+    assert "keeps the rules" in check_marl_env(env, n_steps=25)
+
+
+def test_a_package_that_is_missing_is_named():
+    with pytest.raises(ConfigError, match=r"requires the jaxrobotarium package.*; install it\."):
+        JaxMarlEnv("JaxRobotarium_rware", num_envs=2)

@@ -182,6 +182,48 @@ def test_what_is_refused():
         VmasEnv("there/is/none.py", num_envs=2)
 
 
+@pytest.mark.parametrize(
+    "batch_size, words",
+    [
+        ((3,), "does not match"),
+        ((4, 2), "is not compatible with"),
+        ((4, 1, 1), "is not compatible"),
+    ],
+)
+def test_a_wrong_batch_size_is_torchrls_error_and_ours(batch_size, words):
+    found = []
+    for cls in (torchrl.envs.VmasEnv, VmasEnv):
+        with pytest.raises(TypeError, match=f"^Batch size used in constructor {words}") as caught:
+            cls("balance", num_envs=4, batch_size=batch_size)
+        found.append(caught.value)
+    theirs, ours = found
+    assert str(theirs) in str(ours) and isinstance(ours, ConfigError)
+    assert f"batch_size is {batch_size}, expected (4,)" in str(ours)
+
+
+def test_it_differs_from_torchrls_in_what_the_readme_says():
+    """Specs, data and attributes, with one more key: ``truncated``."""
+
+    def looked_at(cls, scenario):
+        env = cls(scenario, num_envs=3, max_steps=2, seed=0)
+        td = env.rollout(4, break_when_any_done=False, return_contiguous=False)
+        specs = [getattr(env, f"full_{part}_spec") for part in ("observation", "action", "reward")]
+        specs = [{k: x for k, x in spec.items(True, True)} for spec in specs]
+        names = ("group_map", "het_specs", "het_specs_map", "agent_names", "scenario_name")
+        names += ("n_agents", "num_envs", "available_envs", "action_keys", "reward_keys")
+        shapes = {str(k): (x.shape, x.dtype) for k, x in td.items(True, True)}
+        env.close()
+        return shapes, specs, [getattr(env, name) for name in names], env.done_keys
+
+    for scenario in ("balance", "simple_tag", "simple_world_comm"):
+        theirs, ours = (looked_at(cls, scenario) for cls in (torchrl.envs.VmasEnv, VmasEnv))
+        assert ours[1:3] == theirs[1:3]
+        assert theirs[3] == ["done", "terminated"] and ours[3] == [*theirs[3], "truncated"]
+        own = {"truncated", "('next', 'truncated')"}
+        assert {key: x for key, x in ours[0].items() if key not in own} == theirs[0]
+        assert own <= ours[0].keys()
+
+
 def test_arguments_of_all_scenarios_can_be_read():
     assert {"balance", "navigation", "transport", "simple_spread"} <= set(scenario_names())
     known = {name: scenario_arguments(name) for name in scenario_names()}

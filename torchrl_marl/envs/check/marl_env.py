@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torchrl import logger
-from torchrl.envs import EnvBase, check_env_specs
+from torchrl.envs import Compose, EnvBase, StepCounter, TransformedEnv, check_env_specs
 
 from torchrl_marl.envs.check.findings import Findings
 from torchrl_marl.envs.check.layout import base_of, check_layout, check_specs
@@ -99,8 +99,8 @@ def _look(
     team = check_layout(env, findings)
     if team is None or findings.problems:
         return ""
-    limit = getattr(env, "max_steps", None) if max_steps is None else max_steps
-    rules = StepRules(env, team, findings, limit if isinstance(limit, int) else None)
+    limit = _limit_of(env) if max_steps is None else max_steps
+    rules = StepRules(env, team, findings, limit)
     try:
         if _play(Play(env, team, seed), rules, n_steps):
             if not findings.problems:
@@ -124,6 +124,16 @@ def _look(
         f"keeps the rules: {team.n_agents} agents in {n_groups} group{'s' * (n_groups != 1)}, "
         f"{rules.step} steps of {env.batch_size.numel()} envs, {rules.episodes} episodes."
     )
+
+
+def _limit_of(env: EnvBase) -> int | None:
+    """The lowest time limit that the environment, or a transform of it, tells."""
+    told = [getattr(base_of(env), "max_steps", None)]
+    while isinstance(env, TransformedEnv):
+        steps = env.transform if isinstance(env.transform, Compose) else [env.transform]
+        told += [step.max_steps for step in steps if isinstance(step, StepCounter)]
+        env = env.base_env
+    return min((limit for limit in told if isinstance(limit, int)), default=None)
 
 
 def _play(play: Play, rules: StepRules, n_steps: int) -> bool:

@@ -15,6 +15,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_marl.envs.check.findings import Findings, differs
 from torchrl_marl.envs.check.layout import base_of, leaves
+from torchrl_marl.envs.check.left_over import Attributes, attributes, left_over
 from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.stacking import is_lazy
@@ -139,8 +140,17 @@ def check_seeds(
     env: EnvBase, team: TeamSpec, seed: int, n: int, findings: Findings
 ) -> list[Flat] | None:
     """A seed gives the same play twice, which is given back, and another seed another."""
-    first = _recorded(env, team, seed, n)
-    path = _first_difference(first, _recorded(env, team, seed, n))
+    (first, begun), (second, begun_again) = (_with_begin(env, team, seed, n) for _ in range(2))
+    path = _first_difference(first, second)
+    if path is not None and (names := left_over(begun, begun_again)):
+        findings.add(
+            "_reset",
+            f"it leaves {names} as the last episode had it, so the same seed gives another "
+            f"{path!r} the second time",
+            "the same play for the same seed and actions",
+            "set it in _reset, or in _set_seed where it is to outlive an episode",
+        )
+        return None
     if path is not None:
         findings.add(
             "set_seed",
@@ -265,6 +275,16 @@ def _recorded(
 ) -> list[Flat]:
     play = Play(env, team, seed, change)
     return _flat([play.begin, *play.steps(n)])
+
+
+def _with_begin(
+    env: EnvBase, team: TeamSpec, seed: int, n: int
+) -> tuple[list[Flat], tuple[Attributes, Attributes]]:
+    """A play, and the environment's attributes before and after its reset."""
+    before = attributes(env)
+    play = Play(env, team, seed)
+    after = attributes(env)
+    return _flat([play.begin, *play.steps(n)]), (before, after)
 
 
 def _flat(played: list) -> list[Flat]:

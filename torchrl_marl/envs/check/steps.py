@@ -14,7 +14,7 @@ from torchrl.data import Composite
 from torchrl.envs import EnvBase
 
 from torchrl_marl.envs.check.findings import Findings, differs
-from torchrl_marl.envs.check.layout import leaves, outside, spec_leaves
+from torchrl_marl.envs.check.layout import base_of, leaves, outside, spec_leaves
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["StepRules"]
@@ -94,7 +94,7 @@ class StepRules:
                 "the last one of the episode that ended, with the new one in what follows",
                 "read the observation before the world is reset",
             )
-        if not self.episodes and self.max_steps is None:
+        if not self.episodes and self.max_steps is None and not _ends_by_itself(self.env):
             self.findings.add(
                 "done",
                 f"no episode ended in {self.step} steps, and no time limit is known",
@@ -322,6 +322,11 @@ class StepRules:
         self.moves = self.moves or moved
         if bool(rows.any()):
             self.unchanged.append(same)
+
+
+def _ends_by_itself(env: EnvBase) -> bool:
+    """Whether the environment knows of a time limit of its world's own."""
+    return isinstance(getattr(base_of(env), "own_limit", None), int)
 
 
 def full_specs(env: EnvBase) -> list[Composite]:

@@ -127,6 +127,7 @@ class IsaacLabEnv(AutoResetEnv):
             terminal_observations=terminal_observations,
         )
         self.is_closed = False  # TorchRL asks for it before it closes
+        self.max_steps, self.own_limit = max_steps, getattr(task, "max_episode_length", None)
         self._random = RandomState(seed, task.device)
         self._seen: dict[str, Any] = {}
         self._flags: GroupFlags | None = None

@@ -112,7 +112,7 @@ _remembered = lru_cache(maxsize=16)(_compile)
 def _kinds(world: World, group_map: Any, one_hot: bool) -> dict[str, tuple[Kind, ...]]:
     """Group -> its kinds, with the shapes that the world really gives."""
     env = world.env
-    seen, state = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
+    seen, state = jax.eval_shape(world.reset, jax.random.PRNGKey(0))
     if not isinstance(seen, dict) or any(agent not in seen for agent in env.agents):
         found = f"a dict of {sorted(seen)}" if isinstance(seen, dict) else type(seen).__name__
         raise SpecError(
@@ -123,7 +123,7 @@ def _kinds(world: World, group_map: Any, one_hot: bool) -> dict[str, tuple[Kind,
         legal = jax.eval_shape(getattr(env, world.traits.legal), state)
     except (NotImplementedError, AttributeError):
         legal = None
-    shapes = {agent: tuple(seen[agent].shape) for agent in env.agents}
+    shapes = jax.tree.map(lambda x: tuple(x.shape), {agent: seen[agent] for agent in env.agents})
     masks = None if legal is None else {agent: tuple(x.shape) for agent, x in legal.items()}
     # A mapping comes as pairs, since settings are hashed.
     groups = grouped(env.agents, dict(group_map) if isinstance(group_map, tuple) else group_map)
@@ -140,7 +140,9 @@ def _state_of(
         return lambda own, seen: jnp.ravel(state(own))
     if state == "observations":
         ids = [agent for group in kinds.values() for kind in group for agent in kind.ids]
-        return lambda own, seen: jnp.concatenate([seen[agent].reshape(-1) for agent in ids])
+        return lambda own, seen: jnp.concatenate(
+            [leaf.reshape(-1) for agent in ids for leaf in jax.tree.leaves(seen[agent])]
+        )
     if state != "world":
         raise ConfigError(
             f"JaxMarlEnv: state is {state!r}, expected 'observations', 'world', a function or None."

@@ -75,7 +75,8 @@ class Program:
         info: bool,
         shaping: Shaping,
     ) -> None:
-        self.env, self.traits, self.limit = world.env, world.traits, world.limit
+        self.world, self.env = world, world.env
+        self.traits, self.limit = world.traits, world.limit
         self.kinds, self.n_envs = kinds, n_envs
         self.state, self.info, self.shaping = state, info, shaping
         self.ids = [agent for group in kinds.values() for kind in group for agent in kind.ids]
@@ -99,7 +100,7 @@ class Program:
         """The carry, the leaves that the step led to, and those that the next one goes on from."""
         key, stepping, drawing = jax.random.split(carry["key"], 3)
         keys = jax.random.split(stepping, self.n_envs)
-        played = jax.vmap(self.env.step_env)(keys, carry["world"], self._deal(carry, actions))
+        played = jax.vmap(self.world.step)(keys, carry["world"], self._deal(carry, actions))
         observations, world, rewards, dones, infos = played
         steps, calls = carry["steps"] + 1, carry["calls"] + 1
         ends = self._ends(carry["terminated"], steps, dones, infos)
@@ -114,7 +115,7 @@ class Program:
     # ---------------------------------------------------------------------------------- parts
 
     def _begin(self, key: Array) -> tuple[Array, Array]:
-        observations, world = jax.vmap(self.env.reset)(jax.random.split(key, self.n_envs))
+        observations, world = jax.vmap(self.world.reset)(jax.random.split(key, self.n_envs))
         never = jnp.zeros((self.n_envs, len(self.ids)), bool)
         steps = jnp.zeros(self.n_envs, jnp.int32)
         return self._read(observations, world, steps, never, never[:, 0], never[:, 0], None)
@@ -199,8 +200,9 @@ class Program:
         kinds = self.kinds[group]
         own: dict[str, Any] = {}
         for kind in kinds:
-            seen = jnp.stack([observations[agent] for agent in kind.ids], 1)
-            own[kind.name] = {"observation": seen.astype(jnp.float32)}
+            seen = [observations[agent] for agent in kind.ids]
+            rows = jax.tree.map(lambda *x: jnp.stack(x, 1).astype(jnp.float32), *seen)
+            own[kind.name] = {"observation": rows}
             if kind.n_legal is not None:
                 masks = jnp.stack([legal[agent] for agent in kind.ids], 1)
                 own[kind.name]["action_mask"] = masks > 0
@@ -239,11 +241,11 @@ class Program:
 
     def _try(self, key: Array) -> dict[str, Array]:
         keys = jax.random.split(key, self.n_envs)
-        _, world = jax.vmap(self.env.reset)(keys)
+        _, world = jax.vmap(self.world.reset)(keys)
         spaces = {agent: self.env.action_space(agent) for agent in self.env.agents}
         drawn = {agent: space.sample(key) for agent, space in spaces.items()}
         actions = jax.tree.map(lambda x: jnp.stack([x] * self.n_envs), drawn)
-        _, world, rewards, _, infos = jax.vmap(self.env.step_env)(keys, world, actions)
+        _, world, rewards, _, infos = jax.vmap(self.world.step)(keys, world, actions)
         rows = self._told(infos)
         flat = jnp.zeros((self.n_envs, len(self.ids)), jnp.float32)
         rows.update({"won": flat} if self.traits.won is not None else {})

@@ -10,6 +10,7 @@ import torch
 from torchrl.data import (
     Bounded,
     Categorical,
+    Composite,
     MultiCategorical,
     OneHot,
     TensorSpec,
@@ -21,6 +22,9 @@ from torchrl_marl.specs import AgentSpec
 
 __all__ = ["Kind", "kinds_of"]
 
+Shape = tuple[int, ...] | Mapping[str, Any]
+"""Of one array, or of several by their names."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -29,14 +33,14 @@ class Kind:
     Args:
         name (str): of the kind.
         ids (tuple): the agents, as the world calls them.
-        observation (tuple of int): the shape of what one sees.
+        observation (tuple of int, or dict of such): the shape of what one sees.
         action (TensorSpec): what one does.
         n_legal (int, optional): how many actions an action mask is of.
     """
 
     name: str
     ids: tuple[Any, ...]
-    observation: tuple[int, ...]
+    observation: Shape
     action: TensorSpec
     n_legal: int | None
 
@@ -45,7 +49,7 @@ class Kind:
         return AgentSpec(
             self.name,
             len(self.ids),
-            Unbounded(self.observation),
+            _observation_spec(self.observation),
             self.action,
             action_mask=self.n_legal is not None,
             agent_names=tuple(str(agent) for agent in self.ids),
@@ -56,7 +60,7 @@ def kinds_of(
     group: str,
     ids: Sequence[Any],
     env: Any,
-    shapes: Mapping[Any, tuple[int, ...]],
+    shapes: Mapping[Any, Shape],
     legal: Mapping[Any, tuple[int, ...]] | None,
     one_hot: bool,
 ) -> tuple[Kind, ...]:
@@ -66,7 +70,7 @@ def kinds_of(
         group (str): its name.
         ids (sequence): its agents.
         env (MultiAgentEnv): the world, asked for the action spaces.
-        shapes (mapping): agent -> shape of its observations.
+        shapes (mapping): agent -> shape of its observations, or shapes in a dict.
         legal (mapping, optional): agent -> shape of its legal actions.
         one_hot (bool): discrete actions are one-hot encoded.
     """
@@ -83,6 +87,12 @@ def kinds_of(
             same.append(agent)
     names = [group] if len(members) == 1 else [str(own[0]) for _, own in members]
     return tuple(Kind(name, tuple(own), *key) for name, (key, own) in zip(names, members))
+
+
+def _observation_spec(shape: Shape) -> TensorSpec:
+    if isinstance(shape, Mapping):
+        return Composite({key: _observation_spec(own) for key, own in shape.items()})
+    return Unbounded(shape)
 
 
 def _action_spec(agent: Any, space: Any, one_hot: bool) -> TensorSpec:

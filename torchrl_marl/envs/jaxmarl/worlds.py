@@ -43,6 +43,11 @@ class Traits:
         state (callable, optional): ``state(env, world, observations)``, for a central critic.
         acts (callable, optional): ``acts(env, world)``: who acts next, of ``env.agents``.
         won (callable, optional): ``won(env, world)``: whose side has won, of ``env.agents``.
+        seen (callable, optional): ``seen(env, observations)``: what each of ``env.agents`` sees,
+            where the world gives it in a form of its own.
+        by_place (bool): it takes actions one after the other, not by agent.
+        length (callable, optional): ``length(env)``: steps of its episodes, where that is built
+            in: a shorter limit is ours, a longer one never reached.
     """
 
     limit: str | None = None
@@ -53,6 +58,9 @@ class Traits:
     state: Callable[..., Any] | None = None
     acts: Callable[..., Any] | None = None
     won: Callable[..., Any] | None = None
+    seen: Callable[..., Any] | None = None
+    by_place: bool = False
+    length: Callable[[Any], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,28 @@ class World:
     name: str
     traits: Traits
     limit: int | None
+
+    def reset(self, key: Any) -> tuple[Any, Any]:
+        """An episode of one copy: what each agent sees, and the world."""
+        observations, world = self.env.reset(key)
+        return self._seen(observations), world
+
+    def step(self, key: Any, world: Any, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """A step of one copy: what each sees, the world, rewards, ends, and infos."""
+        if self.traits.by_place:
+            actions = tuple(actions[agent] for agent in self.env.agents)
+        observations, world, rewards, dones, infos = self.env.step_env(key, world, actions)
+        return self._seen(observations), world, self._by_agent(rewards), dones, infos
+
+    def _seen(self, observations: Any) -> Any:
+        if self.traits.seen is not None:
+            return self.traits.seen(self.env, observations)
+        return self._by_agent(observations)
+
+    def _by_agent(self, value: Any) -> Any:
+        """A dict of the agents, where a world gives one after the other, or a row for each."""
+        n = len(value) if isinstance(value, (tuple, list)) else (*getattr(value, "shape", ()), 0)[0]
+        return dict(zip(self.env.agents, value)) if n == len(self.env.agents) else value
 
 
 def import_jaxmarl() -> Any:
@@ -126,6 +156,8 @@ def make_world(
     limit = max_steps
     if limit is None and traits.limit is not None:
         limit = int(getattr(env, traits.limit))
+    if traits.length is not None:
+        limit = min(traits.length(env), limit or _NO_LIMIT)
     if traits.limit is not None:
         env = _with_limit(env, traits.limit, limit if traits.limit_is_seen else _NO_LIMIT)
     return World(env, world if isinstance(world, str) else type(env).__name__, traits, limit)
@@ -156,10 +188,10 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
     try:
         env = jaxmarl.make(name, **arguments)
     except (TypeError, ImportError, ValueError, AssertionError) as error:
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(
-            f"JaxMARL's {name!r} cannot be built with {kwargs} ({why}); check these values."
-        ) from error
+        why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        given = f"with {kwargs}" if kwargs else "without arguments"
+        fix = "install it" if "not installed" in why else "check these values"
+        raise ConfigError(f"JaxMARL's {name!r} cannot be built {given} ({why}); {fix}.") from error
     _refuse_leftover(name, env, arguments)
     return env
 
@@ -265,6 +297,19 @@ def _kitchen(env: Any, world: Any, observations: Any) -> Any:
     return observations[env.agents[0]].reshape(-1)
 
 
+def _in_the_grid(env: Any, observations: Any) -> Any:
+    # All agents' views are one array, and of what they carry each has a column.
+    grids, inventories = observations["observations"], observations["inventory"]
+    return {
+        agent: {"observation": grids[i], "inventory": inventories[:, i]}
+        for i, agent in enumerate(env.agents)
+    }
+
+
+def _all_rounds(env: Any) -> int:
+    return int(env.num_inner_steps * env.num_outer_steps)
+
+
 _SMAX = Traits(limit="max_steps", state=_world_state, won=_won)
 _TRAITS = {
     "SimpleMPE": Traits(
@@ -277,5 +322,8 @@ _TRAITS = {
     "HanabiEnv": Traits(legal="get_legal_moves", acts=_seat),
     "JaxNav": Traits(limit="max_steps", limit_is_seen=True),
     "SwitchRiddle": Traits(limit="max_steps"),
-    "CoinGame": Traits(timed=True),
+    "CoinGame": Traits(timed=True, length=_all_rounds),
+    "InTheGrid": Traits(timed=True, length=_all_rounds, seen=_in_the_grid),
+    "InTheGrid_2p": Traits(timed=True, length=_all_rounds, by_place=True),
+    "InTheMatrix": Traits(timed=True, length=_all_rounds),
 }

@@ -74,6 +74,10 @@ class PettingZooEnv(AutoResetEnv):
         backend ("auto", "parallel" or "aec"): form of a world by name; auto: parallel if any.
         **kwargs: arguments of the world.
 
+    Attributes:
+        max_steps (int, optional): as given.
+        own_limit (int, optional): steps of the time limit that the world itself shows.
+
     Shapes:
         - ``(group, "observation")``: ``[E, N, *]``; ``(group, "mask")``: ``[E, N]``
         - ``("next", group, "reward")``, ``(group, "done")``, ...: ``[E, N, 1]``
@@ -133,6 +137,7 @@ class PettingZooEnv(AutoResetEnv):
         seats = tuple(seats_of(declaration, seated))
         super().__init__(declaration, device=device, info=_info_specs(keys, groups))
         self._set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
+        self.max_steps, self.own_limit = max_steps, facts.limit
         plan = CopyPlan(make.name, seats, max_steps, keys, state == "world")
         copy = TurnCopy if facts.turns else ParallelCopy
         self._workers = Workers(

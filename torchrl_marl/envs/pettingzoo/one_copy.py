@@ -26,7 +26,7 @@ from torchrl_marl.envs.pettingzoo.views import (
 )
 from torchrl_marl.errors import ConfigError, SpecError, UserError
 
-__all__ = ["CopyPlan", "OneCopy"]
+__all__ = ["CopyPlan", "OneCopy", "seen_limit"]
 
 # An episode longer than this, of a world of which no limit is known, is taken for a mistake.
 ENDLESS = 10_000

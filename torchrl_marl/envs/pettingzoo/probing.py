@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from torchrl_marl.envs.pettingzoo.one_copy import seen_limit
 from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
 from torchrl_marl.envs.pettingzoo.seats import AgentSpaces, spaces_of
 from torchrl_marl.envs.pettingzoo.worlds import has_turns
@@ -29,12 +30,14 @@ class WorldFacts:
         agents (list of AgentSpaces): all that may appear.
         infos (dict): agent -> keys of the numbers that it is told, sorted.
         n_state (int): features S of the world's own state, 0 if it was not asked for.
+        limit (int, optional): steps of the time limit that the world shows.
     """
 
     turns: bool
     agents: list[AgentSpaces]
     infos: dict[Any, list[str]]
     n_state: int
+    limit: int | None
 
 
 def probe(name: str, world: Any, infos: bool, state: bool) -> WorldFacts:
@@ -66,7 +69,9 @@ def probe(name: str, world: Any, infos: bool, state: bool) -> WorldFacts:
         for now in _told(world, told, turns) if infos else ():
             for agent in agents:
                 keys[agent] |= {key for key, x in (now.get(agent) or {}).items() if _numeric(x)}
-    return WorldFacts(turns, spaces, {agent: sorted(own) for agent, own in keys.items()}, n_state)
+    told_keys = {agent: sorted(own) for agent, own in keys.items()}
+    limit = seen_limit(world, len(agents) if turns else 1)
+    return WorldFacts(turns, spaces, told_keys, n_state, limit)
 
 
 def _masked_alike(agents: list[AgentSpaces]) -> list[AgentSpaces]:

@@ -26,7 +26,7 @@ from torchrl_marl.envs.vmas.reading import ScenarioReader, StateOf
 from torchrl_marl.envs.vmas.scenarios import check_scenario
 from torchrl_marl.envs.vmas.simulator import advance, import_vmas, reset_all, warm_up
 from torchrl_marl.envs.vmas.worlds import VIEWER, VmasWorlds
-from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.errors import BatchSizeError, ConfigError, SpecError
 from torchrl_marl.stacking import is_lazy
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     Raises:
         ConfigError: an unknown scenario, a leftover argument, an unknown ``state``, an
             ``execution`` that cannot be.
+        BatchSizeError: a ``batch_size`` that is not ``(num_envs,)``.
         MissingExtraError: VMAS is not installed.
 
     Reference: Bettini et al., 2022, https://arxiv.org/abs/2207.03530.
@@ -154,8 +155,12 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         if len(self.batch_size) == 0:
             self.batch_size = torch.Size((num_envs,))
         elif self.batch_size != (num_envs,):
-            raise ConfigError(
-                f"VmasEnv: batch_size is {tuple(self.batch_size)}, expected ({num_envs},)."
+            one = len(self.batch_size) == 1
+            raise BatchSizeError(
+                "Batch size used in constructor "
+                f"{'does not match vmas batch size' if one else 'is not compatible with vmas'}. "
+                f"VmasEnv: batch_size is {tuple(self.batch_size)}, expected ({num_envs},), the "
+                "num_envs; leave it out."
             )
         return env
 
