@@ -208,7 +208,7 @@ def test_it_differs_from_torchrls_in_what_the_readme_says():
         env = cls(scenario, num_envs=3, max_steps=2, seed=0)
         td = env.rollout(4, break_when_any_done=False, return_contiguous=False)
         specs = [getattr(env, f"full_{part}_spec") for part in ("observation", "action", "reward")]
-        specs = [{k: x for k, x in spec.items(True, True)} for spec in specs]
+        specs = [dict(spec.items(True, True)) for spec in specs]
         names = ("group_map", "het_specs", "het_specs_map", "agent_names", "scenario_name")
         names += ("n_agents", "num_envs", "available_envs", "action_keys", "reward_keys")
         shapes = {str(k): (x.shape, x.dtype) for k, x in td.items(True, True)}
