@@ -22,7 +22,18 @@ LAYERS = [
     [{"collectors"}, {"learners"}],
     [{"training"}],
     [{"evolution"}, {"distributed"}],
-    [{"config", "config_rules", "listing", "plotting", "console", "cli", "__main__"}],
+    [
+        {
+            "config",
+            "config_rules",
+            "experiments",
+            "listing",
+            "plotting",
+            "console",
+            "cli",
+            "__main__",
+        }
+    ],
 ]
 PLACE = {part: (i, j) for i, layer in enumerate(LAYERS) for j, s in enumerate(layer) for part in s}
 # The settings of a component lie beside it, and are read without it.

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import importlib.util
 import json
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, nearest
+from torchrl_marl.experiments import experiments, world_name
 from torchrl_marl.schema import flatten
 from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.files import whole_file, writing
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -28,7 +31,12 @@ _REWARD = "/episode_reward"
 # Settings in which runs of one experiment may differ.
 _NOT_COMPARED = ("seed", "device", "threads", "folder")
 _SECTIONS_NOT_COMPARED = ("checkpoint.", "logging.", "evaluation.")
-_COLORS = ("#2a6fbb", "#d1662a", "#3a8f57", "#9a4fb0", "#b8902a", "#4f9fb0", "#b03a5b", "#6a6a6a")
+_COLORS = ("#2a6fbb", "#d1662a", "#3a8f57", "#9a4fb0", "#b8902a", "#4f9fb0", "#b03a5b", "#5d4037")
+_STYLES = ("-", "--", "-.")  # of those for whom no color is left
+_GRAY = "#707070"
+_RANGE = "range of seeds"
+# What stands for the same in every color comes last in the legend.
+_SHARED = (_RANGE, "evaluation", "random policy", "VMAS heuristic")
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,15 @@ class Curves:
     training: dict[str, np.ndarray]
     evaluation: dict[str, np.ndarray]
     summary: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A column of the runs of one experiment."""
+
+    name: str
+    seeds: Sequence[Curves]
+    column: str
 
 
 def learning_curve(
@@ -69,15 +86,16 @@ def learning_curve(
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError("matplotlib", "plot")
     folders = [folders] if isinstance(folders, (str, Path)) else list(folders)
+    folders = list({Path(folder).resolve(): folder for folder in folders}.values())
     if not folders:
         raise ConfigError("no run folder is given, expected one or more; name them.")
     runs = [read_run(folder) for folder in folders]
     from matplotlib import pyplot, rc_context
 
     with rc_context(_style()):
-        figure, axes = pyplot.subplots(figsize=(7.2, 4.4), layout="constrained")
+        figure = pyplot.figure(figsize=(7.2, 4.2), layout="constrained")
         pyplot.close(figure)  # a notebook shows what is returned, and shows it once
-        _draw(axes, runs, key)
+        _draw(figure, runs, key)
     if path is not None:
         _save(figure, Path(path))
     return figure
@@ -111,17 +129,26 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
     """Columns of a table of numbers by name, empty cells as NaN; nothing if there is no file.
 
     Raises:
-        CheckpointError: a line that is not numbers.
+        CheckpointError: a line that is not numbers, or no column of frames.
     """
     if not path.is_file():
         return {}
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines.pop()  # half written: a number in it may be cut, too
-    rows = list(csv.reader(lines))
+    try:
+        rows = list(csv.reader(lines))
+    except csv.Error as error:
+        raise CheckpointError(
+            f"{str(path)!r} is no table of metrics ({error}); move it away."
+        ) from None
     if not rows:
         return {}
     head, *body = rows
+    if "frames" not in head:
+        raise CheckpointError(
+            f"{str(path)!r} is no table of metrics: it has no column 'frames'; move it away."
+        )
     table = np.full((len(body), len(head)), np.nan)
     for i, row in enumerate(body):
         try:
@@ -152,8 +179,8 @@ def aggregate(
         >>> frames.tolist(), mean.tolist(), high.tolist()
         ([0.0, 10.0], [1.0, 11.0], [2.0, 12.0])
     """
-    curves = [(x[~np.isnan(y)], y[~np.isnan(y)]) for x, y in curves]
-    curves = [(x, y) for x, y in curves if len(x)]
+    known = [np.isfinite(x) & np.isfinite(y) for x, y in curves]
+    curves = [(x[rows], y[rows]) for (x, y), rows in zip(curves, known) if rows.any()]
     if not curves:
         return (np.empty(0),) * 4  # type: ignore[return-value]
     grid = np.unique(np.concatenate([x for x, _ in curves]))
@@ -164,100 +191,156 @@ def aggregate(
     return grid, values.mean(0), values.min(0), values.max(0)
 
 
-def _draw(axes: Axes, runs: Sequence[Curves], key: str | None) -> None:
-    from matplotlib.ticker import EngFormatter
-
-    experiments = _experiments(runs)
-    drawn, color, dots = 0, 0, False
-    for label, seeds in experiments:
-        for column in [key] if key else _reward_columns(seeds):
-            rows = _columns(seeds, column)
-            name = label if key or len(_reward_columns(seeds)) < 2 else f"{label}: {column}"
-            name = name.removesuffix(_REWARD)
-            drawn += _line(axes, rows, name, _COLORS[color % len(_COLORS)])
-            color += 1
-        if key is None:
-            drawn += _dots(axes, seeds, _COLORS[(color - 1) % len(_COLORS)], name=not dots)
-            dots = True
+def _draw(figure: Figure, runs: Sequence[Curves], key: str | None) -> None:
+    panels = _panels(experiments(runs), key)
+    height, width = figure.get_figheight(), figure.get_figwidth()
+    figure.set_figwidth(max(width, 3.8 * len(panels)))
+    legend: dict[str, Artist] = {}
+    drawn = 0
+    for axes, (group, lines) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items()
+    ):
+        drawn += _draw_panel(axes, lines, key, legend)
+        if group:
+            axes.set_title(group, loc="right")
     if not drawn:
         raise CheckpointError(
             f"{str(runs[0].folder)!r} has no value of {key or 'the return'} yet; "
             "wait until an episode has ended."
         )
+    first = figure.axes[0]
+    first.set_ylabel(key or "episode return")
+    worlds = sorted({world_name(run) for run in runs})
+    first.set_title(", ".join(worlds), loc="left")
+    rows = _draw_legend(figure, legend)
+    figure.set_figheight(height + 0.2 * rows)
+
+
+def _panels(named: list[tuple[str, list[Curves]]], key: str | None) -> dict[str, list[_Line]]:
+    """What to draw, by group where several experiments have the same groups, otherwise in one."""
+    columns = [[key] if key else _reward_columns(seeds) for _, seeds in named]
+    if len(named) > 1 and len(columns[0]) > 1 and all(c == columns[0] for c in columns):
+        return {
+            column.removesuffix(_REWARD): [_Line(name, seeds, column) for name, seeds in named]
+            for column in columns[0]
+        }
+    lines = []
+    for (name, seeds), own in zip(named, columns):
+        for column in own:
+            group = column.removesuffix(_REWARD)
+            both = group if len(named) == 1 else f"{name}: {group}"
+            lines.append(_Line(name if len(own) == 1 else both, seeds, column))
+    return {"": lines}
+
+
+def _draw_panel(
+    axes: Axes, lines: Sequence[_Line], key: str | None, legend: dict[str, Artist]
+) -> int:
+    from matplotlib.ticker import EngFormatter
+
+    drawn = 0
+    for i, line in enumerate(lines):
+        turn, color = divmod(i, len(_COLORS))
+        style = {"color": _COLORS[color], "linestyle": _STYLES[turn % len(_STYLES)]}
+        drawn += _draw_line(axes, line, style, legend)
+        if key is None:
+            drawn += _draw_dots(axes, line, _COLORS[color], legend)
     if key is None:
-        _references(axes, runs)
+        _draw_references(axes, lines, legend)
     axes.set_xlabel("frames")
-    axes.set_ylabel(key or "episode return")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.margins(x=0.02)
-    worlds = sorted({str(run.settings["env.name"]) for run in runs})
-    axes.set_title(", ".join(worlds), loc="left")
-    axes.legend(loc="best")
+    return drawn
 
 
-def _line(axes: Axes, rows: list[tuple[np.ndarray, np.ndarray]], name: str, color: str) -> bool:
+def _draw_line(axes: Axes, line: _Line, style: dict[str, Any], legend: dict[str, Artist]) -> bool:
+    rows = _columns(line.seeds, line.column)
     frames, mean, low, high = aggregate(rows)
-    if len(frames):
-        seeds = f" ({len(rows)} seeds, mean and range)" if len(rows) > 1 else ""
-        marker = "o" if len(frames) < 3 else None
-        axes.plot(frames, mean, color=color, label=name + seeds, marker=marker)
-        if len(rows) > 1:
-            axes.fill_between(frames, low, high, color=color, alpha=0.18, linewidth=0)
-    return bool(len(frames))
+    if not len(frames):
+        return False
+    from matplotlib.patches import Patch
+
+    name = line.name + (f" ({len(rows)} seeds)" if len(rows) > 1 else "")
+    marker = "o" if len(frames) < 3 else None
+    (legend[name],) = axes.plot(frames, mean, label=name, marker=marker, **style)
+    if len(rows) > 1:
+        axes.fill_between(frames, low, high, color=style["color"], alpha=0.18, linewidth=0)
+        legend.setdefault(_RANGE, Patch(color=_GRAY, alpha=0.3, linewidth=0))
+    return True
 
 
-def _dots(axes: Axes, seeds: Sequence[Curves], color: str, name: bool) -> bool:
-    rows = [(s.evaluation["frames"], s.evaluation["return_mean"]) for s in seeds if s.evaluation]
+def _draw_dots(axes: Axes, line: _Line, color: str, legend: dict[str, Artist]) -> bool:
+    tables = [seed.evaluation for seed in line.seeds]
+    column = line.column if len(_reward_columns(line.seeds)) > 1 else "return_mean"
+    rows = [(table["frames"], table[column]) for table in tables if column in table]
     frames, mean, low, high = aggregate(rows)
-    if len(frames):
-        spread = np.stack([mean - low, high - mean]) if len(rows) > 1 else None
-        axes.errorbar(
-            frames, mean, yerr=spread, fmt="o", color=color, markeredgecolor="white",
-            markersize=6, elinewidth=1.2, zorder=3, label="evaluation" if name else None,
-        )  # fmt: skip
-    return bool(len(frames))
+    if not len(frames):
+        return False
+    from matplotlib.lines import Line2D
+
+    spread = np.stack([mean - low, high - mean]) if len(rows) > 1 else None
+    dots: dict[str, Any] = {"marker": "o", "linestyle": "none", "markeredgecolor": "white"}
+    axes.errorbar(
+        frames, mean, yerr=spread, color=color, markersize=6, elinewidth=1.2, zorder=3, **dots
+    )
+    legend.setdefault("evaluation", Line2D([], [], color=_GRAY, markersize=7, **dots))
+    return True
 
 
-def _references(axes: Axes, runs: Sequence[Curves]) -> None:
-    """Dashed lines for the policies that need no training, if all runs play one world."""
-    if len({str(run.settings["env.name"]) for run in runs}) > 1:
+def _draw_references(axes: Axes, lines: Sequence[_Line], legend: dict[str, Artist]) -> None:
+    """The policies that need no training, of each group, if all lines are of one world."""
+    if len({line.seeds[0].settings["env.name"] for line in lines}) > 1:
         return
-    for key, name, style in (
+    from matplotlib.lines import Line2D
+
+    columns = list(dict.fromkeys(line.column for line in lines))
+    for name, what, style in (
         ("return_random", "random policy", ":"),
         ("return_heuristic", "VMAS heuristic", "--"),
     ):
-        known = [run.summary[key] for run in runs if run.summary.get(key) is not None]
-        if known:
-            axes.axhline(
-                np.mean(known), color="#707070", linestyle=style, linewidth=1.2, label=name
+        for column in columns:
+            of_column = [line for line in lines if line.column == column]
+            known = [v for line in of_column for v in _summarized(line, name)]
+            if not known:
+                continue
+            color = (
+                _GRAY if len(columns) == 1 else _COLORS[lines.index(of_column[0]) % len(_COLORS)]
             )
+            drawn: dict[str, Any] = {"linestyle": style, "linewidth": 1.2}
+            label = None if what in legend else what
+            axes.axhline(float(np.mean(known)), color=color, label=label, **drawn)
+            legend.setdefault(what, Line2D([], [], color=_GRAY, **drawn))
 
 
-def _experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
-    """Runs that differ only in their seed belong together, under the recipe and what differs."""
-    together: dict[str, list[Curves]] = {}
-    for run in runs:
-        together.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
-    named = []
-    for seeds in together.values():
-        own = seeds[0]
-        rivals = [
-            other[0].settings
-            for other in together.values()
-            if other is not seeds and other[0].recipe == own.recipe
-        ]
-        differs = [
-            f"{name}={value}"
-            for name, value in own.settings.items()
-            if any(rival.get(name) != value for rival in rivals)
-        ]
-        named.append((" ".join([own.recipe, *differs]), seeds))
-    return named
+def _summarized(line: _Line, name: str) -> list[float]:
+    """What the summaries of a line's seeds say about its group."""
+    if len(_reward_columns(line.seeds)) > 1:
+        name = f"{line.column.removesuffix(_REWARD)}/{name}"
+    found = [seed.summary.get(name) for seed in line.seeds]
+    return [float(value) for value in found if isinstance(value, (int, float))]
+
+
+def _draw_legend(figure: Figure, entries: dict[str, Artist]) -> int:
+    """Below the axes, in as many columns as fit; returns the number of rows."""
+    shared = [name for name in _SHARED if name in entries]
+    names = [*(name for name in entries if name not in shared), *shared]
+    texts = ["\n".join(textwrap.wrap(name, 90)) for name in names]
+    for columns in range(min(len(names), 4), 0, -1):
+        legend = figure.legend(
+            [entries[name] for name in names], texts, loc="outside lower center", ncols=columns
+        )
+        if columns == 1 or legend.get_window_extent().width < figure.bbox.width:
+            break
+        legend.remove()
+    return -(-len(names) // columns)
 
 
 def _reward_columns(seeds: Sequence[Curves]) -> list[str]:
-    columns = [name for name in seeds[0].training if name.endswith(_REWARD)]
-    return columns or ["return_mean"]
+    trained, evaluated = (
+        [name for name in table if name.endswith(_REWARD)]
+        for table in (seeds[0].training, seeds[0].evaluation)
+    )
+    return trained or (evaluated if len(evaluated) > 1 else ["return_mean"])
 
 
 def _columns(seeds: Sequence[Curves], column: str) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -305,7 +388,9 @@ def _style() -> Any:
         "lines.linewidth": 2.0,
         "legend.edgecolor": "none",
         "legend.framealpha": 0.85,
-        "legend.fontsize": 9,
+        "legend.fontsize": 8.5,
+        "legend.handlelength": 1.6,
+        "legend.columnspacing": 1.4,
         "font.size": 10.5,
         "axes.titleweight": "bold",
     }

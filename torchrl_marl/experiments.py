@@ -1,0 +1,137 @@
+"""Runs as experiments: seeds belong together, and a name says shortly what differs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchrl_marl.config import read_config, recipe_names
+
+if TYPE_CHECKING:
+    from torchrl_marl.plotting import Curves
+
+__all__ = ["experiments", "short_names", "world_name"]
+
+_MOST_SETTINGS = 4
+_LONGEST_VALUE = 24
+_MISSING = "no such setting"
+
+
+def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
+    """Runs that differ only in their seed, together, under a name of what differs from the others.
+
+    The name is the recipe's, or the world's where it is not the recipe's own; where all have the
+    same, it is the settings in which they differ.
+
+    Args:
+        runs (list of Curves): as :func:`~torchrl_marl.plotting.read_run` gives them.
+    """
+    together: dict[str, list[Curves]] = {}
+    for run in runs:
+        together.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
+    groups = list(together.values())
+    names = _names([seeds[0] for seeds in groups])
+    # Where names are cut, or settings that are not shown differ, the folders tell runs apart.
+    count = Counter(names)
+    names = [
+        name if count[name] == 1 else f"{name}, {seeds[0].folder.name}"
+        for name, seeds in zip(names, groups)
+    ]
+    return list(zip(names, groups))
+
+
+def world_name(run: Curves) -> str:
+    """The world's name without its library's folders.
+
+    Args:
+        run (Curves): whose.
+    """
+    return str(run.settings["env.name"]).rpartition("/")[2]
+
+
+def short_names(settings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Dotted keys by their last parts, as many as tell them apart.
+
+    Keys of one last part that have the same value in every experiment are one.
+
+    Args:
+        settings (list of dict): of each experiment, those that differ.
+
+    Returns:
+        dict: keys to show, and their short names.
+
+    Examples:
+        >>> short_names([{"learner.lr": 1, "actor.sharing": "full", "critic.sharing": "none"}])
+        {'learner.lr': 'lr', 'actor.sharing': 'actor.sharing', 'critic.sharing': 'critic.sharing'}
+        >>> short_names([{"learner.lr": 1, "actor.sharing": "full", "critic.sharing": "full"}])
+        {'learner.lr': 'lr', 'actor.sharing': 'sharing'}
+    """
+    columns = {key: [json.dumps(own.get(key)) for own in settings] for key in settings[0]}
+    ends: dict[str, list[str]] = {}
+    for key in columns:
+        ends.setdefault(key.rpartition(".")[2], []).append(key)
+    short = {}
+    for end, keys in ends.items():
+        if all(columns[key] == columns[keys[0]] for key in keys):
+            short[keys[0]] = end
+        else:
+            short |= {key: _unique_end(key, keys) for key in keys}
+    return {key: short[key] for key in columns if key in short}
+
+
+def _unique_end(key: str, keys: Iterable[str]) -> str:
+    parts = key.split(".")
+    ends = [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
+    others = [f".{other}" for other in keys if other != key]
+    return next((end for end in ends if not any(o.endswith(f".{end}") for o in others)), key)
+
+
+def _names(firsts: Sequence[Curves]) -> list[str]:
+    kinds = [(_kind(run), run.recipe) for run in firsts]
+    named = []
+    for run, (kind, recipe) in zip(firsts, kinds):
+        parts = [kind] if len({kind for kind, _ in kinds}) > 1 else []
+        if recipe != kind and len({other for same, other in kinds if same == kind}) > 1:
+            parts.append(recipe)
+        alike = [one for one, other in zip(firsts, kinds) if other == (kind, recipe)]
+        parts += _differences(run, alike)
+        named.append(", ".join(parts) or kind)
+    return named
+
+
+def _kind(run: Curves) -> str:
+    """The recipe, or the world where it is not the recipe's own."""
+    world = run.settings["env.library"], run.settings["env.name"]
+    if run.recipe in recipe_names():
+        own = read_config(run.recipe).env
+        return run.recipe if world == (own.library, own.name) else world_name(run)
+    return world_name(run) if world[0] == "own" else run.recipe
+
+
+def _differences(run: Curves, others: Sequence[Curves]) -> list[str]:
+    keys = {key: None for other in others for key in other.settings}
+    differs = [
+        key
+        for key in keys
+        if len({json.dumps(other.settings.get(key, _MISSING)) for other in others}) > 1
+    ]
+    short = short_names([{key: other.settings.get(key) for key in differs} for other in others])
+    texts = [
+        f"{name}={_text(run.settings[key])}" for key, name in short.items() if key in run.settings
+    ]
+    if len(texts) > _MOST_SETTINGS:
+        left = len(texts) - _MOST_SETTINGS + 1
+        texts = [*texts[: _MOST_SETTINGS - 1], f"{left} more"]
+    return texts
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list):
+        text = f"[{','.join(map(_text, value))}]"
+    else:
+        text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
