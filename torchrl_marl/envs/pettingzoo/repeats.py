@@ -46,7 +46,7 @@ class Repeats:
         self._at[:, 1] += 1
         self._at[list(failed), 1] -= 1
         if ended is not None and ended.any():
-            self.begun(np.flatnonzero(ended))
+            self.begun(np.flatnonzero(ended).tolist())
 
     def failed(self, copy: int) -> int:
         """How often a copy has now failed where it is, with no failure elsewhere in between."""
