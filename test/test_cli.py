@@ -12,6 +12,7 @@ import torchrl_marl
 from torchrl_marl import cli, console
 from torchrl_marl.config import load_config, save_config
 from torchrl_marl.errors import NonFiniteError
+from torchrl_marl.training.interruption import Terminated
 
 TOY = "toy_arena_mappo"
 
@@ -57,8 +58,9 @@ def training(monkeypatch, tmp_path):
             "frames_per_second": 320.0,
         }
 
-        def evaluate(episodes=None, deterministic=True, gif=False):
-            seen.evaluated.append((episodes, deterministic, gif))
+        def evaluate(episodes=None, deterministic=None, gif=False, seed=None, record=False):
+            assert record
+            seen.evaluated.append((episodes, deterministic, gif, seed))
             return {"return_mean": 41.23456, "episodes": 200}
 
         return types.SimpleNamespace(folder=Path(folder), summary=summary, evaluate=evaluate)
@@ -69,8 +71,9 @@ def training(monkeypatch, tmp_path):
             raise seen.fail[1]
         return run_of(config.folder or tmp_path / f"run{config.seed}", config.seed)
 
-    def resume(folder):
+    def resume(folder, env=None, config=None):
         seen.resumed.append(folder)
+        seen.configs.append(config)
         return run_of(folder, 0)
 
     def load(folder, device=None):
@@ -225,12 +228,42 @@ class TestTrain:
         assert cli.main(["train", TOY, "--seeds", "0,4294967296"]) == 2
         assert training.configs == []
 
-    def test_a_failure_keeps_what_the_other_seeds_gave(self, training, capsys):
+    def test_after_a_failure_the_other_seeds_go_on(self, training, capsys):
         training.fail = (2, NonFiniteError("agents/observation is NaN."))
+        assert cli.main(["train", TOY, "--seeds", "0,1,5"]) == 2
+        assert [config.seed for config in training.configs] == [0, 1, 5]
+        out, err = capsys.readouterr()
+        assert [row.split()[0] for row in out.splitlines()[2:]] == ["0", "5", "mean"]
+        assert err == (
+            "torchrl-marl: error: seed 1 failed: agents/observation is NaN.\n"
+            "torchrl-marl: error: 1 of 3 seeds failed: 1.\n"
+        )
+
+    def test_an_error_of_the_program_shows_where_and_the_others_go_on(self, training, capsys):
+        training.fail = (1, RuntimeError("out of memory"))
         assert cli.main(["train", TOY, "--seeds", "0,1"]) == 2
         out, err = capsys.readouterr()
         assert "return, after training" in out
-        assert err == "torchrl-marl: error: agents/observation is NaN.\n"
+        assert "Traceback" in err and "in train" in err
+        assert err.endswith("1 of 2 seeds failed: 0.\n")
+        training.configs.clear()
+        with pytest.raises(RuntimeError):
+            cli.main(["train", TOY])
+
+    def test_ctrl_c_ends_all_seeds(self, training, capsys):
+        training.fail = (2, KeyboardInterrupt("runs/mine"))
+        assert cli.main(["train", TOY, "--seeds", "0,1,2"]) == 130
+        assert len(training.configs) == 2
+
+    def test_all_folders_are_looked_at_before_the_first_seed_trains(
+        self, training, tmp_path, capsys
+    ):
+        precious = tmp_path / "x" / "seed1" / "precious.txt"
+        precious.parent.mkdir(parents=True)
+        precious.write_text("mine")
+        assert cli.main(["train", TOY, f"folder={tmp_path}/x", "--seeds", "0,1"]) == 2
+        assert training.configs == []
+        assert "seed1' exists; choose another folder=..." in capsys.readouterr().err
 
     def test_ctrl_c_says_how_to_go_on(self, training, capsys):
         training.fail = (1, KeyboardInterrupt("runs/mine"))
@@ -240,18 +273,47 @@ class TestTrain:
             "torchrl-marl: stopped and saved; go on with: torchrl-marl train --resume runs/mine"
         )
 
+    def test_sigterm_says_how_to_go_on(self, training, capsys):
+        training.fail = (1, Terminated(Path("runs/mine")))
+        assert cli.main(["train", TOY]) == 143
+        assert "stopped and saved; go on with: torchrl-marl train --resume runs/mine" in (
+            capsys.readouterr().err
+        )
+
     def test_resume(self, training, run_folder, capsys):
         assert cli.main(["train", "--resume", str(run_folder)]) == 0
         assert training.resumed == [run_folder]
+        assert training.configs == [load_config(TOY)]
         assert str(run_folder) in capsys.readouterr().out
+
+    def test_resume_takes_what_may_change(self, training, run_folder):
+        more = ["total_frames=128000", "evaluation.gif=true", "stop_at_return=12"]
+        assert cli.main(["train", "--resume", str(run_folder), *more]) == 0
+        assert training.configs == [load_config(TOY, more)]
+
+    @pytest.mark.parametrize(
+        ("setting", "message"),
+        [
+            ("learner.lr=1", "learner.lr is 1.0, but the run has 0.0005, which stays; resuming"),
+            ("seed=3", "seed is 3, but the run has 0, which stays"),
+            ("env.max_steps=3", "env.max_steps is 3, but the run has"),
+            ("folder=x", "folder is 'x', but the run has null"),
+            ("total_frames=1", "total_frames is 1, expected at least frames_per_batch"),
+            ("lr=1", "unknown setting 'lr'; did you mean 'learner.lr'?"),
+        ],
+    )
+    def test_resume_refuses_the_rest(self, training, run_folder, setting, message, capsys):
+        assert cli.main(["train", "--resume", str(run_folder), setting]) == 2
+        assert capsys.readouterr().err.startswith(f"torchrl-marl: error: {message}")
+        assert training.resumed == []
 
 
 class TestEvaluate:
     def test_arguments_are_handed_on(self, training, run_folder, capsys):
-        options = ["--episodes", "7", "--stochastic", "--gif", "--device", "cpu"]
+        options = ["--episodes", "7", "--stochastic", "--gif", "--device", "cpu", "--seed", "5"]
         assert cli.main(["evaluate", str(run_folder), *options]) == 0
         assert training.loaded == [(run_folder, "cpu")]
-        assert training.evaluated == [(7, False, True)]
+        assert training.evaluated == [(7, False, True, 5)]
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
         gif = str(run_folder / "episode.gif")
         assert lines == [["return_mean", "41.23"], ["episodes", "200"], ["animation", gif]]
@@ -259,7 +321,7 @@ class TestEvaluate:
     def test_defaults_are_the_runs(self, training, run_folder):
         assert cli.main(["evaluate", str(run_folder)]) == 0
         assert training.loaded == [(run_folder, None)]
-        assert training.evaluated == [(None, True, False)]
+        assert training.evaluated == [(None, None, False, None)]
 
     def test_a_device_that_is_none(self, training, run_folder, capsys):
         assert cli.main(["evaluate", str(run_folder), "--device", "gpu"]) == 2

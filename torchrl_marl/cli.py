@@ -6,17 +6,20 @@ Nothing heavy is imported before the arguments are known to be right.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torchrl_marl
 from torchrl_marl.console import number, report, settings_table, silence_others, table
 from torchrl_marl.errors import ConfigError, UserError, nearest
+from torchrl_marl.training.interruption import Terminated
 
 if TYPE_CHECKING:
     from torchrl_marl.training.config import TrainConfig
@@ -35,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv (sequence of str, optional): the arguments; otherwise those of the process.
 
     Returns:
-        int: 0; 2 for what a user can mend, told in one line; 130 after Ctrl-C.
+        int: 0; 2 for what a user can mend, told in one line; 130 after Ctrl-C, 143 after
+        SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -45,11 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"torchrl-marl: error: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
-        how = "."
-        if stop.args:
-            how = f" and saved; go on with: torchrl-marl train --resume {stop.args[0]}"
-        print(f"\ntorchrl-marl: stopped{how}", file=sys.stderr)
+        _say_stopped(stop.args[0] if stop.args else None)
         return 130
+    except Terminated as stop:
+        _say_stopped(stop.folder)
+        return 143
     except BrokenPipeError:  # `torchrl-marl list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -57,6 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = f"{error.filename!r}: " if error.filename else ""
         print(f"torchrl-marl: error: {where}{error.strerror or error}.", file=sys.stderr)
         return 2
+
+
+def _say_stopped(folder: Path | None) -> None:
+    how = "."
+    if folder is not None:
+        how = f" and saved; go on with: torchrl-marl train --resume {folder}"
+    print(f"\ntorchrl-marl: stopped{how}", file=sys.stderr)
 
 
 def _run(arguments: list[str]) -> int:
@@ -125,7 +136,8 @@ def _train_epilog() -> str:
         "  torchrl-marl train vmas_navigation_ippo seed=1 learner.lr=1e-3\n"
         "  torchrl-marl train vmas_balance_mappo env.kwargs.n_agents=4 --seeds 0,1,2\n"
         "  torchrl-marl train my_recipe.yaml device=cuda\n"
-        "  torchrl-marl train --resume runs/my_run\n\n"
+        "  torchrl-marl train --resume runs/my_run\n"
+        "  torchrl-marl train --resume runs/my_run total_frames=2000000\n\n"
         f"settings, with their values in {DEFAULT_RECIPE}:\n"
         + settings_table(explain(read_config(DEFAULT_RECIPE)))
     )
@@ -180,7 +192,12 @@ def _add_train(commands: Any) -> None:
     train.add_argument(
         "--seeds", metavar="0,1,2", type=_seeds, help="one run for each of these seeds"
     )
-    train.add_argument("--resume", metavar="RUN", help="go on with a run, by its own settings")
+    train.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="go on with a run, by its own settings; total_frames, stop_at_return, evaluation.*, "
+        "checkpoint.* and logging.* may be given anew",
+    )
     train.late_epilog = _train_epilog
     train.set_defaults(action=_train, rest="settings")
 
@@ -189,11 +206,21 @@ def _add_evaluate(commands: Any) -> None:
     evaluate = commands.add_parser(
         "evaluate",
         help="measure a trained team",
-        description="Plays whole episodes with the policy of a run's last checkpoint.",
+        description="Plays whole episodes with the policy of a run's last checkpoint, and adds "
+        "the result to RUN/evaluations.jsonl.",
     )
     evaluate.add_argument("run", metavar="RUN", help="the folder that `train` printed")
     evaluate.add_argument("--episodes", metavar="N", type=_count, help="default: as in the run")
-    evaluate.add_argument("--stochastic", action="store_true", help="sample the actions")
+    how = evaluate.add_mutually_exclusive_group()
+    how.add_argument("--stochastic", action="store_true", help="sample the actions")
+    how.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="the likeliest actions; default: as in the run",
+    )
+    evaluate.add_argument(
+        "--seed", metavar="S", type=_seed, help="other episodes; default: the run's seed"
+    )
     evaluate.add_argument("--gif", action="store_true", help="write RUN/episode.gif, too")
     evaluate.add_argument("--device", metavar="DEVICE", help="cpu or cuda; default: as in the run")
     evaluate.set_defaults(action=_evaluate, rest="")
@@ -244,6 +271,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number from 0 to {2**32 - 1}")
+    return int(text)
+
+
 def _what(text: str) -> str:
     if text not in _LISTS:
         raise argparse.ArgumentTypeError(
@@ -260,6 +293,7 @@ def _train(parsed: argparse.Namespace) -> None:
         _resume(parsed)
         return
     from torchrl_marl import config
+    from torchrl_marl.training.folder import check_folder
 
     recipe, texts = config.DEFAULT_RECIPE, list(parsed.settings)
     if texts and "=" not in texts[0]:
@@ -267,14 +301,34 @@ def _train(parsed: argparse.Namespace) -> None:
     configs = _configs_of_seeds(recipe, texts, parsed.seeds)
     for one in configs:
         config.check_device(one)
+        check_folder(one)
     silence_others()
-    runs: list[Run] = []
+    runs: dict[int, Run] = {}
+    failed: list[int] = []
     try:
         for one in configs:
-            runs.append(config.train(one))
+            with _told(one.seed, failed) if len(configs) > 1 else contextlib.nullcontext():
+                runs[one.seed] = config.train(one)
     finally:
         if runs:
-            print(report(runs, [one.seed for one in configs]))
+            print(report(list(runs.values()), list(runs)))
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(configs)} seeds failed: {', '.join(map(str, failed))}."
+        )
+
+
+@contextlib.contextmanager
+def _told(seed: int, failed: list[int]) -> Iterator[None]:
+    """Tells why a seed failed and notes it, so that the others can go on."""
+    try:
+        yield
+    except Exception as error:
+        failed.append(seed)
+        if not isinstance(error, UserError):
+            traceback.print_exc()
+        text = " ".join(f"{error}".split())
+        print(f"torchrl-marl: error: seed {seed} failed: {text}", file=sys.stderr)
 
 
 def _configs_of_seeds(recipe: str, texts: list[str], seeds: list[int] | None) -> list[TrainConfig]:
@@ -294,22 +348,19 @@ def _configs_of_seeds(recipe: str, texts: list[str], seeds: list[int] | None) ->
 
 
 def _resume(parsed: argparse.Namespace) -> None:
-    if parsed.settings or parsed.seeds:
+    recipes = [text for text in parsed.settings if "=" not in text]
+    if recipes or parsed.seeds:
         raise ConfigError(
-            f"--resume {parsed.resume} goes on by the run's own settings, expected nothing "
-            "beside it; drop the other arguments."
+            f"--resume {parsed.resume} goes on by the run's own settings, expected settings such "
+            f"as total_frames=... alone beside it; drop {recipes[0] if recipes else '--seeds'}."
         )
-    from torchrl_marl.config import check_device, draw
+    from torchrl_marl import config
+    from torchrl_marl.schema import parse_overrides
     from torchrl_marl.training.config import read_run_config
 
-    config = read_run_config(parsed.resume)
-    check_device(config)
     silence_others()
-    from torchrl_marl.training import trainer
-
-    run = trainer.resume(Path(parsed.resume))
-    draw(run.folder)
-    print(report([run], [config.seed]))
+    run = config.resume(Path(parsed.resume), **parse_overrides(parsed.settings))
+    print(report([run], [read_run_config(run.folder).seed]))
 
 
 def _evaluate(parsed: argparse.Namespace) -> None:
@@ -331,7 +382,10 @@ def _evaluate(parsed: argparse.Namespace) -> None:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     run = Run.load(Path(parsed.run), device=parsed.device)
-    found = run.evaluate(parsed.episodes, deterministic=not parsed.stochastic, gif=parsed.gif)
+    mode = True if parsed.deterministic else False if parsed.stochastic else None
+    found = run.evaluate(
+        parsed.episodes, deterministic=mode, gif=parsed.gif, seed=parsed.seed, record=True
+    )
     rows = [(name, number(value)) for name, value in found.items()]
     if parsed.gif:
         rows.append(("animation", str(run.folder / "episode.gif")))

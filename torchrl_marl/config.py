@@ -20,11 +20,13 @@ from torchrl_marl.schema import (
     parse_overrides,
     read_yaml,
     settings_of,
+    shown,
     to_yaml,
     unfold,
 )
-from torchrl_marl.training.config import TrainConfig, check_folder
+from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.folder import check_folder
 
 if TYPE_CHECKING:
     from torchrl.envs import EnvBase
@@ -39,6 +41,7 @@ __all__ = [
     "load_config",
     "read_config",
     "recipe_names",
+    "resume",
     "save_config",
     "train",
     "validate",
@@ -46,6 +49,9 @@ __all__ = [
 
 DEFAULT_RECIPE = "vmas_balance_mappo"
 """What ``torchrl-marl train`` runs."""
+
+# What may change when a run is resumed: nothing of this has a part in what is learned from.
+_NOT_FIXED = ("total_frames", "stop_at_return", "evaluation.", "checkpoint.", "logging.")
 
 _FOLDER = Path(__file__).parent / "configs"
 
@@ -175,6 +181,44 @@ def iterate(
     from torchrl_marl.training import trainer
 
     return trainer.iterate(config, env=env)
+
+
+def resume(
+    folder: str | Path, /, *, env: EnvBase | Mapping[str, Any] | None = None, **overrides: Any
+) -> Run:
+    """Goes on with a run from its last checkpoint; one without a checkpoint begins anew.
+
+    Args:
+        folder (str or Path): the run's.
+        env (EnvBase, optional): for a run on an environment of one's own.
+        overrides: settings that change from now on, as ``config.yaml`` then says:
+            ``total_frames``, ``stop_at_return``, and those of ``evaluation``, ``checkpoint`` and
+            ``logging``. Linear schedules and ``unshare_at`` are those of a run of the new
+            ``total_frames``.
+
+    Raises:
+        UserError: what is asked for cannot be done; the message names the fix.
+    """
+    if isinstance(env, Mapping):
+        overrides, env = {**overrides, "env": env}, None
+    before = read_run_config(folder)
+    config = read_config(before, overrides)
+    old, new = flatten(dataclasses.asdict(before)), flatten(dataclasses.asdict(config))
+    fixed = [key for key in new if new[key] != old.get(key) and not key.startswith(_NOT_FIXED)]
+    if fixed:
+        raise ConfigError(
+            f"{fixed[0]} is {shown(new[fixed[0]])}, but the run has {shown(old.get(fixed[0]))}, "
+            "which stays; resuming may change total_frames, stop_at_return, evaluation.*, "
+            "checkpoint.* and logging.*. For anything else start another run."
+        )
+    if config != before:
+        validate(config, own_env=env is not None or config.env.library == "own")
+    check_device(config)
+    from torchrl_marl.training import trainer
+
+    run = trainer.resume(Path(folder), env=env, config=config)
+    draw(run.folder)
+    return run
 
 
 def draw(folder: Path) -> None:

@@ -75,6 +75,8 @@ class _Range:
         return bool(math.isfinite(value) and low and high)
 
     def __str__(self) -> str:
+        if math.isinf(self.low):
+            return "a finite number"
         low = f"above {self.low:g}" if self.above else f"{self.low:g} or more"
         if math.isinf(self.high):
             return low
@@ -117,12 +119,14 @@ _RUN_RANGES: dict[str, _Range] = {
     "seed": _Range(0, 2**32 - 1),
     "threads": _COUNT,
     "total_frames": _COUNT,
+    "stop_at_return": _Range(-math.inf),
     "frames_per_batch": _COUNT,
     "env.n_envs": _COUNT,
     "env.max_steps": _COUNT,
     "evaluation.every_frames": _COUNT,
     "evaluation.episodes": _COUNT,
     "checkpoint.every_iterations": _WEIGHT,
+    "checkpoint.every_minutes": _POSITIVE,
     "checkpoint.keep": _COUNT,
 }
 

@@ -98,8 +98,8 @@ def latest_checkpoint(folder: Path) -> Path:
     found = all_checkpoints(folder)
     if not found:
         raise CheckpointError(
-            f"run {str(folder)!r} has no checkpoint yet; train it again, "
-            "with a smaller checkpoint.every_iterations if it is stopped early."
+            f"run {str(folder)!r} has no checkpoint yet; train it: torchrl-marl train --resume "
+            f"{folder}, or, if it was trained and its checkpoints are lost, in another folder."
         )
     return found[-1]
 

@@ -16,7 +16,6 @@ __all__ = [
     "EvaluationConfig",
     "LoggingConfig",
     "TrainConfig",
-    "check_folder",
     "read_run_config",
 ]
 
@@ -40,7 +39,10 @@ class CheckpointConfig:
     """How often a run can be resumed from."""
 
     every_iterations: int = 50
-    """Iterations between two checkpoints; 0: only at the end."""
+    """Iterations between two checkpoints; 0: by the clock alone."""
+    every_minutes: float | None = 5.0
+    """Minutes between two checkpoints, whatever the iterations; null: by iterations alone.
+    One is written before the first iteration, and one at the end."""
     keep: int = 2
     """How many of the latest checkpoints are kept."""
 
@@ -74,6 +76,9 @@ class TrainConfig:
     replays) or ``trace`` (graphs, not compiled): how simulator, policy and update run."""
     total_frames: int = 1_000_000
     """Env steps of the whole run."""
+    stop_at_return: float | None = None
+    """Mean return at which the run ends early: of an evaluation where ``evaluation.every_frames``
+    is set, else of the last ``evaluation.episodes`` episodes of training; null for never."""
     frames_per_batch: int = 6400
     """Env steps of one iteration; a multiple of ``env.n_envs``."""
     folder: str | None = None
@@ -109,20 +114,3 @@ def read_run_config(folder: str | Path) -> TrainConfig:
         return merge(TrainConfig, read_yaml(path))
     except ConfigError as error:
         raise CheckpointError(f"{str(path)!r} does not fit this version: {error}") from None
-
-
-def check_folder(config: TrainConfig) -> None:
-    """Refuses a run folder that holds something.
-
-    Raises:
-        ConfigError: the folder exists and is not empty.
-    """
-    folder = Path(config.folder or "")
-    if config.folder is None or not folder.exists():
-        return
-    if not folder.is_dir() or any(folder.iterdir()):
-        resume = f", or go on with it: torchrl-marl train --resume {config.folder}"
-        raise ConfigError(
-            f"run folder {config.folder!r} exists; choose another folder=..."
-            + (resume if (folder / "config.yaml").is_file() else ".")
-        )

@@ -5,7 +5,8 @@ Shapes: E envs, N agents of a group.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -15,13 +16,14 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from torchrl_marl.collectors.rollout import restore_env, snapshot_env
 from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.animation import animate, check_drawable
 from torchrl_marl.training.metrics import group_reward
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "put_back"]
 
 _ACTIONS = 7_368_787
 Policy = Callable[[TensorDictBase], TensorDictBase]
@@ -94,6 +96,21 @@ def evaluate(
         "episodes": episodes,
     }
     return result | {f"{name}/episode_reward": value.mean().item() for name, value in sums.items()}
+
+
+@contextlib.contextmanager
+def put_back(env: EnvBase) -> Iterator[bool]:
+    """Puts an environment back to where it was, and tells whether that can be done.
+
+    Args:
+        env (EnvBase): on which something else plays in the meantime.
+    """
+    before = snapshot_env(env)
+    try:
+        yield before is not None
+    finally:
+        if before is not None:
+            restore_env(env, before)
 
 
 def _first_episodes(

@@ -1,18 +1,42 @@
-"""Ctrl-C at the end of an iteration, where a run can be resumed to the bit."""
+"""Ctrl-C and SIGTERM at the end of an iteration, where a run can be resumed to the bit."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
-__all__ = ["Interruption"]
+__all__ = ["Interruption", "Terminated", "terminable"]
+
+_SAID = "\nstopping after this iteration{}; once more to stop at once"
+
+
+class Terminated(SystemExit):
+    """SIGTERM has come: the process ends with status 143, as one that it kills.
+
+    Args:
+        folder (Path, optional): of the run that was saved.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        super().__init__(128 + signal.SIGTERM)
+        self.folder = folder
 
 
 class Interruption:
-    """Notes the first Ctrl-C instead of raising it; the second one raises at once.
+    """Notes Ctrl-C and SIGTERM while it is entered, instead of letting them stop the work there.
+
+    It may be entered again and again, also within itself; outside, signals do what they always
+    do. A second Ctrl-C raises at once, but not within :meth:`unbroken`. Who has a handler of
+    their own for SIGTERM keeps it.
+
+    Attributes:
+        asked (bool): whether one has come.
 
     Examples:
         >>> with Interruption() as interruption:
@@ -21,20 +45,85 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        self.asked = False
-        self._before: Any = None
+        self._number: int | None = None
+        self._depth = self._unbroken = 0
+        self._before: dict[int, Any] = {}
+
+    @property
+    def asked(self) -> bool:
+        return self._number is not None
+
+    @property
+    def entered(self) -> bool:
+        """Whether the work that must not be stopped is going on."""
+        return self._depth > 0
 
     def __enter__(self) -> Interruption:
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._note)
+        self._depth += 1
+        if self._depth == 1 and _in_main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                handler = signal.getsignal(number)
+                if number == signal.SIGINT or handler in (signal.SIG_DFL, _raise_terminated):
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        self._depth -= 1
+        if self._depth == 0 and _in_main_thread():
+            while self._before:
+                signal.signal(*self._before.popitem())
+
+    @contextlib.contextmanager
+    def unbroken(self) -> Iterator[None]:
+        """As entering it, and a second Ctrl-C waits, too."""
+        with self:
+            self._unbroken += 1
+            try:
+                yield
+            finally:
+                self._unbroken -= 1
+
+    def heed(self, folder: Path) -> None:
+        """Raises what was noted, once.
+
+        Args:
+            folder (Path): the run that can be gone on with.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C.
+            Terminated: after SIGTERM.
+        """
+        number, self._number = self._number, None
+        if number == signal.SIGTERM:
+            raise Terminated(folder)
+        if number is not None:
+            raise KeyboardInterrupt(folder)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self._number is None:
+            self._number = number
+            print(_SAID.format(" (SIGTERM)" * (number == signal.SIGTERM)), file=sys.stderr)
+        elif number == signal.SIGINT and not self._unbroken:
+            # Not so a second SIGTERM, which process managers send to a process and its group.
             raise KeyboardInterrupt
-        self.asked = True
-        print("\nstopping after this iteration; once more to stop at once", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises :class:`Terminated` where the program is, as Ctrl-C KeyboardInterrupt."""
+    mine = _in_main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if mine:
+        signal.signal(signal.SIGTERM, _raise_terminated)
+    try:
+        yield
+    finally:
+        if mine and _in_main_thread() and signal.getsignal(signal.SIGTERM) is _raise_terminated:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _raise_terminated(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import json
+import warnings
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.build import make_env
-from torchrl_marl.envs.torchrl.mending import mended
+from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.torchrl.mending import MendedEnv, mended
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint, load_learners
-from torchrl_marl.training.config import TrainConfig, check_folder, read_run_config
-from torchrl_marl.training.evaluation import evaluate
+from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.evaluation import evaluate, put_back
 
-__all__ = ["EVALUATION_SEED", "Run", "new_folder"]
+__all__ = ["EVALUATION_SEED", "Run"]
 
 EVALUATION_SEED = 1_000_003
 """Added to a run's seed: evaluation plays other episodes than training, and always the same."""
@@ -40,6 +42,10 @@ class Run:
             ``return_heuristic``, ``frames``, ``seconds``, ``frames_per_second``; of each group
             of several, ``<group>/return_after`` and the like.
         env (EnvBase, optional): the user's own environment, where there was one.
+
+    Attributes:
+        frames (int): env steps that the policy was trained for.
+        trained_on (EnvBase, optional): the one environment of a run that is being trained now.
 
     Examples:
         >>> import tempfile, torchrl_marl
@@ -64,6 +70,8 @@ class Run:
         self.config = config
         self.policy = policy
         self.summary = summary
+        self.frames = 0
+        self.trained_on: EnvBase | None = None
         self._env = env
 
     @classmethod
@@ -74,6 +82,8 @@ class Run:
         env: EnvBase | None = None,
     ) -> Run:
         """Reads a run from its folder, with the policy of its last checkpoint.
+
+        Draws nothing from the generators of the process.
 
         Args:
             folder (str or Path): of the run.
@@ -87,11 +97,12 @@ class Run:
         config = read_run_config(folder)
         device = config.device if device is None else device
         state = load_checkpoint(latest_checkpoint(folder), device)
-        like = _own_or_new(config, env, device, n_envs=1)
-        team = TeamSpec.from_env(like)
-        if env is None:
-            like.close()
-        learners = build_learners(team, config.learner, config.groups, device=device)
+        with RandomState(config.seed, device).active():
+            like = _own_or_new(config, env, device, n_envs=1)
+            team = TeamSpec.from_env(like)
+            if env is None:
+                like.close()
+            learners = build_learners(team, config.learner, config.groups, device=device)
         load_learners(learners, state["learners"])
         actors = [actor for learner in learners for actor in learner.actors.values()]
         path = folder / "summary.json"
@@ -99,7 +110,9 @@ class Run:
             summary = json.loads(path.read_text()) if path.is_file() else {}
         except ValueError:
             summary = {}  # half-written; the policy is what counts
-        return cls(folder, config, TeamPolicy(actors), summary, env)
+        run = cls(folder, config, TeamPolicy(actors), summary, env)
+        run.frames = state["collector"]["frames"]
+        return run
 
     def evaluate(
         self,
@@ -107,61 +120,78 @@ class Run:
         deterministic: bool | None = None,
         gif: bool = False,
         env: EnvBase | None = None,
+        seed: int | None = None,
+        record: bool = False,
     ) -> dict[str, float]:
         """Plays whole episodes with the trained policy.
+
+        An environment of one's own is put back to where it was. Within ``iterate(env=...)``
+        that is the one that is being trained; training goes on as if nothing had been.
 
         Args:
             episodes (int, optional): how many; by default, as the recipe says.
             deterministic (bool, optional): likewise.
             gif (bool): write ``episode.gif`` into the run folder.
             env (EnvBase, optional): another environment than the run's.
+            seed (int, optional): which episodes; by default the run's seed, and always the same.
+                Training with the same seed plays others.
+            record (bool): add the result to ``evaluations.jsonl`` in the run folder.
+
+        Raises:
+            ConfigError: no episodes, or the environment is being trained and cannot be put back.
         """
         settings = self.config.evaluation
         episodes = settings.episodes if episodes is None else episodes
+        deterministic = settings.deterministic if deterministic is None else deterministic
+        seed = self.config.seed if seed is None else seed
         if episodes < 1:
             raise ConfigError(f"episodes is {episodes}, expected 1 or more.")
         device = next(
             (p.device for p in self.policy.parameters()), torch.device(self.config.device)
         )
         own = env if env is not None else self._env
-        env = _own_or_new(self.config, own, device, n_envs=min(episodes, 1000))
+        trained = self.trained_on
+        if trained is not None and (own is None or _world(own) is _world(trained)):
+            own = trained
+        with RandomState(seed, device).active():
+            env = _own_or_new(self.config, own, device, n_envs=min(episodes, 1000))
         try:
-            return evaluate(
-                env,
-                self.policy,
-                TeamSpec.from_env(env),
-                episodes=episodes,
-                deterministic=settings.deterministic if deterministic is None else deterministic,
-                seed=self.config.seed + EVALUATION_SEED,
-                gif=self.folder / "episode.gif" if gif else None,
-            )
+            with put_back(env) as undisturbed:
+                if env is trained and not undisturbed:
+                    raise ConfigError(
+                        f"{type(_world(env)).__name__} is being trained, and has no snapshot to "
+                        "put it back to; play on another one: run.evaluate(env=...)."
+                    )
+                result = evaluate(
+                    env,
+                    self.policy,
+                    TeamSpec.from_env(env),
+                    episodes=episodes,
+                    deterministic=deterministic,
+                    seed=seed + EVALUATION_SEED,
+                    gif=self.folder / "episode.gif" if gif else None,
+                )
         finally:
             if own is None:
                 env.close()
+        if record:
+            self._record({"seed": seed, "deterministic": deterministic, **result})
+        return result
+
+    def _record(self, result: dict[str, Any]) -> None:
+        when = datetime.now().astimezone().isoformat(timespec="seconds")
+        row = {"time": when, "frames": self.frames, **result}
+        try:
+            with (self.folder / "evaluations.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            warnings.warn(
+                f"the result is not kept: {error.filename!r} cannot be written ({error.strerror}).",
+                stacklevel=3,
+            )
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, return_after={self.summary.get('return_after')})"
-
-
-def new_folder(config: TrainConfig) -> Path:
-    """Where a new run goes: the settings' folder, or a new one under ``runs/``.
-
-    Raises:
-        ConfigError: the folder exists and is not empty.
-    """
-    if config.folder is not None:
-        check_folder(config)
-        return Path(config.folder)
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name, world = config.recipe, Path(config.env.name).stem
-    if world not in name:
-        name = f"{name}_{world}"
-    base = Path("runs") / f"{name}_seed{config.seed}_{stamp}"
-    folder, n = base, 1
-    while folder.exists():
-        n += 1
-        folder = base.with_name(f"{base.name}_{n}")
-    return folder
 
 
 def _own_or_new(
@@ -176,3 +206,10 @@ def _own_or_new(
         )
     seed = config.seed + EVALUATION_SEED
     return with_dense_groups(make_env(config.env, seed=seed, device=device, n_envs=n_envs))
+
+
+def _world(env: EnvBase) -> EnvBase:
+    """What is inside of transforms and mending."""
+    while isinstance(env, (TransformedEnv, MendedEnv)):
+        env = env.base_env if isinstance(env, TransformedEnv) else env._inner
+    return env

@@ -1,76 +1,25 @@
-"""The training loop: collect, learn, log; evaluate and save when due."""
+"""The training loop, as a function and as a generator."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-import random
-import time
-import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-from tensordict import TensorDictBase
-from torch import Tensor
 from torchrl.envs import EnvBase
 
-from torchrl_marl.collectors.rollout import RolloutCollector, restore_env, snapshot_env
-from torchrl_marl.collectors.team import TeamPolicy
-from torchrl_marl.envs.random_state import RandomState
-from torchrl_marl.errors import ConfigError
-from torchrl_marl.learners.build import build_learners
-from torchrl_marl.schema import to_yaml
-from torchrl_marl.specs import TeamSpec
-from torchrl_marl.training.animation import check_drawable
-from torchrl_marl.training.checkpoint import (
-    latest_checkpoint,
-    load_checkpoint,
-    load_learners,
-    save_checkpoint,
-)
-from torchrl_marl.training.clusters import with_clusters
-from torchrl_marl.training.config import TrainConfig, read_run_config
-from torchrl_marl.training.environments import Environments, time_limit
-from torchrl_marl.training.evaluation import evaluate
-from torchrl_marl.training.interruption import Interruption
-from torchrl_marl.training.metrics import (
-    CsvTable,
-    EpisodeTracker,
-    Loggers,
-    check_finite,
-    count_agent_frames,
-)
-from torchrl_marl.training.run import EVALUATION_SEED, Run, new_folder
-
-with warnings.catch_warnings():  # in a notebook without ipywidgets the bar is text, which will do
-    warnings.simplefilter("ignore")
-    from tqdm.auto import tqdm
+from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.interruption import terminable
+from torchrl_marl.training.run import Run
+from torchrl_marl.training.training import Iteration, Training
 
 __all__ = ["Iteration", "Training", "iterate", "resume", "train"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Iteration:
-    """One collect-and-learn, as :func:`iterate` yields it."""
-
-    run: Run
-    """The run, with the policy as it is now."""
-    number: int
-    """1 for the first."""
-    frames: int
-    """Env steps so far."""
-    metrics: dict[str, float]
-    """The row of ``metrics.csv``."""
-    batch: TensorDictBase
-    """What was collected, ``[E, T]``, with advantages."""
-
-
 def train(config: TrainConfig, *, env: EnvBase | None = None) -> Run:
-    """Trains until ``total_frames``.
+    """Trains until ``total_frames``, or ``stop_at_return``.
+
+    Ctrl-C ends it after the iteration, saved; so does SIGTERM, with exit status 143.
 
     Args:
         config (TrainConfig): a recipe.
@@ -82,17 +31,21 @@ def train(config: TrainConfig, *, env: EnvBase | None = None) -> Run:
     return _finish(Training.start(config, env))
 
 
-def resume(folder: str | Path, *, env: EnvBase | None = None) -> Run:
-    """Goes on from a run's last checkpoint, as if it had never stopped.
+def resume(
+    folder: str | Path, *, env: EnvBase | None = None, config: TrainConfig | None = None
+) -> Run:
+    """Goes on from a run's last checkpoint, as if it had never stopped; without one, begins anew.
 
     Args:
         folder (str or Path): the run's.
         env (EnvBase, optional): the environment, for a run on one's own.
+        config (TrainConfig, optional): instead of the run's settings, from now on.
 
     Raises:
-        CheckpointError: no run, no checkpoint, or a broken one.
+        CheckpointError: no run, a broken checkpoint, or another training in this folder.
+        ConfigError: fewer ``total_frames`` than there are already.
     """
-    return _finish(Training.resume(Path(folder), env))
+    return _finish(Training.resume(Path(folder), env, config))
 
 
 def iterate(config: TrainConfig, *, env: EnvBase | None = None) -> Iterator[Iteration]:
@@ -102,325 +55,39 @@ def iterate(config: TrainConfig, *, env: EnvBase | None = None) -> Iterator[Iter
         config (TrainConfig): a recipe.
         env (EnvBase, optional): an environment of one's own instead of the recipe's.
     """
-    return _iterate(Training.start(config, env))
+    training = Training.start(config, env)
+    iterations = _iterate(training)
+    # One that is never begun, or held until the interpreter ends, runs no `finally`.
+    training.left = weakref.finalize(iterations, training.leave)
+    return iterations
 
 
 def _finish(training: Training) -> Run:
-    for _ in _iterate(training):
-        pass
+    with training.interruption:
+        for _ in _iterate(training):
+            pass
     return training.run
 
 
 def _iterate(training: Training) -> Iterator[Iteration]:
-    with Interruption() as interruption:
+    working = training.interruption  # outside of it signals are the caller's
+    with terminable():
         try:
-            training.begin()
-            while not training.done:
-                yield training.step()
-                if interruption.asked:
+            with working:
+                training.begin()
+            while not (working.asked or training.done):
+                with working:
+                    iteration = training.step()
+                if not working.asked:
+                    yield iteration
+            with working:
+                if working.asked:
                     training.save()
-                    raise KeyboardInterrupt(training.folder)
-            training.end()
-            if interruption.asked:
-                raise KeyboardInterrupt(training.folder)
+                else:
+                    training.end()
+            working.heed(training.folder)
         except GeneratorExit:
             training.save()
             raise
         finally:
             training.close()
-
-
-class Training:
-    """Everything that a run consists of, and its one step.
-
-    Args:
-        config (TrainConfig): a recipe.
-        folder (Path): the run folder.
-        env (EnvBase, optional): an environment of one's own.
-    """
-
-    def __init__(self, config: TrainConfig, folder: Path, env: EnvBase | None) -> None:
-        self._threads_before = torch.get_num_threads()
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
-        self.config = config
-        self.folder = folder
-        self.device = torch.device(config.device)
-        torch.manual_seed(config.seed)
-        np.random.seed(config.seed % 2**32)
-        random.seed(config.seed)
-        self.environments = Environments(config, env, self.device)
-        self.env = self.environments.training
-        if config.evaluation.gif:
-            check_drawable(self.env)
-        self.team = TeamSpec.from_env(self.env)
-        config = self.config = with_clusters(config, self.team, self.env)
-        self.learners = build_learners(
-            self.team,
-            config.learner,
-            config.groups,
-            device=self.device,
-            execution=config.execution,
-        )
-        self.policy = TeamPolicy(
-            actor for learner in self.learners for actor in learner.actors.values()
-        )
-        self.collector = RolloutCollector(
-            self.env,
-            self.policy,
-            frames_per_batch=config.frames_per_batch,
-            total_frames=config.total_frames,
-            execution=config.execution,  # type: ignore[arg-type]
-        )
-        self.tracker = EpisodeTracker(self.team)
-        self.run = Run(folder, config, self.policy, {}, self.environments.own)
-        self.iteration = 0
-        self.agent_frames = 0
-        self.seconds = 0.0
-        self.saved_at: int | None = None
-
-    @classmethod
-    def start(cls, config: TrainConfig, env: EnvBase | None) -> Training:
-        """A new run in a new folder."""
-        if env is not None:
-            own = dataclasses.replace(
-                config.env,
-                library="own",
-                name=type(env).__name__,
-                n_envs=env.batch_size.numel(),
-                max_steps=time_limit(env),
-                kwargs={},
-            )
-            config = dataclasses.replace(config, env=own)
-        training = cls(config, new_folder(config), env)
-        try:
-            training.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"run folder {str(training.folder)!r} cannot be made ({error.strerror}); "
-                "choose another folder=..."
-            ) from None
-        # As it is run: clusters of agents are found by now.
-        text = to_yaml(training.config)
-        (training.folder / "config.yaml").write_text(text, encoding="utf-8")
-        training._open()
-        return training
-
-    @classmethod
-    def resume(cls, folder: Path, env: EnvBase | None) -> Training:
-        """A run as its last checkpoint has it."""
-        config = read_run_config(folder)
-        path = latest_checkpoint(folder)
-        if config.env.library == "own" and env is None:
-            raise ConfigError(
-                "this run was trained on an environment of your own; in Python, "
-                "torchrl_marl.training.resume(folder, env=...) takes it."
-            )
-        training = cls(config, folder, env)
-        training.load_state_dict(load_checkpoint(path))
-        training._open()
-        return training
-
-    def _open(self) -> None:
-        kept = self.iteration
-        self.metrics_table = CsvTable(self.folder / "metrics.csv", keep_iterations=kept)
-        self.evaluation_table = CsvTable(self.folder / "evaluation.csv", keep_iterations=kept)
-        self.loggers = Loggers(self.config.logging, self.folder)
-        self.bar = tqdm(
-            desc=f"seed {self.config.seed}",
-            total=self.config.total_frames,
-            initial=self.frames,
-            unit=" frames",
-            unit_scale=True,
-            dynamic_ncols=True,
-            disable=not self.config.logging.progress,
-        )
-
-    @property
-    def frames(self) -> int:
-        """Env steps so far."""
-        return self.collector.frames
-
-    @property
-    def done(self) -> bool:
-        """Whether all frames were collected."""
-        return self.frames >= self.config.total_frames
-
-    def begin(self) -> None:
-        """Measures the untrained, the random and the heuristic policy, once."""
-        if "return_before" in self.run.summary:
-            return
-        self._note("before", self.evaluate())
-        self._note("random", self._measure(None))
-        heuristic = self.environments.heuristic()
-        self.run.summary["return_heuristic"] = None
-        if heuristic is not None:
-            self._note("heuristic", self._measure(heuristic))
-
-    def _note(self, when: str, result: dict[str, float]) -> None:
-        """Returns for the summary; of each group where there are several, which may compete."""
-        self.run.summary[f"return_{when}"] = result["return_mean"]
-        for name in self.team.groups if len(self.team.groups) > 1 else ():
-            self.run.summary[f"{name}/return_{when}"] = result[f"{name}/episode_reward"]
-
-    def step(self) -> Iteration:
-        """Collects a batch, learns from it, writes a row; evaluates and saves when due."""
-        began = time.perf_counter()
-        batch = self._collect()
-        episodes = self.tracker.update(batch)
-        learned = self._learn(batch)
-        living = count_agent_frames(self.team, batch)
-        values = {**episodes, **learned, "agent_frames": living}
-        values = dict(zip(values, torch.stack([v.double() for v in values.values()]).tolist()))
-        self.collector.prepare()
-        seconds = time.perf_counter() - began
-        self.iteration += 1
-        self.agent_frames += int(values.pop("agent_frames"))
-        self.seconds += seconds
-        row = {
-            "iteration": self.iteration,
-            "frames": self.frames,
-            "agent_frames": self.agent_frames,
-            "seconds": round(self.seconds, 3),
-            "frames_per_second": round(batch.numel() / seconds, 1),
-            **values,
-            **self.environments.restarts(),
-        }
-        self.metrics_table.write(row)
-        self.loggers.log(row, self.frames)
-        self._show(row)
-        self._do_what_is_due(batch.numel())
-        return Iteration(self.run, self.iteration, self.frames, row, batch)
-
-    def _learn(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        learned: dict[str, Tensor] = {}
-        progress = min(1.0, (self.frames - batch.numel()) / self.config.total_frames)
-        try:
-            for learner in self.learners:
-                learner.set_progress(progress)
-                for (group, name), value in learner.learn(batch).items(True, True):
-                    learned[f"{group}/{name}"] = value
-        finally:
-            if self.collector.execution != "eager":
-                # Only now, since to look at a batch is to wait for it.
-                self.collector.raise_failed()
-                check_finite(self.team, batch)
-        return learned
-
-    def _collect(self) -> TensorDictBase:
-        try:
-            batch = self.collector.rollout()
-        except Exception:
-            # A simulator fails somewhere on NaN actions: say what made them.
-            if self.collector.carry is not None:
-                check_finite(self.team, self.collector.carry)
-            raise
-        if self.collector.execution == "eager":
-            check_finite(self.team, batch)
-        return batch
-
-    def _do_what_is_due(self, collected: int) -> None:
-        every = self.config.evaluation.every_frames
-        if every and not self.done and self.frames // every > (self.frames - collected) // every:
-            self.evaluate()
-        every = self.config.checkpoint.every_iterations
-        if every and self.iteration % every == 0:
-            self.save()
-
-    def _show(self, row: dict[str, Any]) -> None:
-        returns = [row[f"{name}/episode_reward"] for name in self.team.groups]
-        self.bar.update(self.frames - self.bar.n)
-        self.bar.set_postfix_str(
-            "return " + ", ".join("-" if math.isnan(value) else f"{value:.2f}" for value in returns)
-        )
-
-    def evaluate(self) -> dict[str, float]:
-        """Measures the policy and writes a row of ``evaluation.csv``."""
-        result = self._measure(self.policy)
-        row: dict[str, float] = {"iteration": self.iteration, "frames": self.frames}
-        row |= {"seconds": round(self.seconds, 3), **result}
-        self.evaluation_table.write(row)
-        self.loggers.log({f"evaluation/{k}": v for k, v in result.items()}, self.frames)
-        return result
-
-    def _measure(self, policy: Any) -> dict[str, float]:
-        settings = self.config.evaluation
-        # Where training and measuring share one, training goes on where it was.
-        shared = self.env if self.environments.shared else None
-        before = snapshot_env(shared) if shared is not None else None
-        result = evaluate(
-            self.environments.evaluation,
-            policy,
-            self.team,
-            episodes=settings.episodes,
-            deterministic=settings.deterministic,
-            seed=self.config.seed + EVALUATION_SEED,
-        )
-        if shared is not None and before is not None:
-            restore_env(shared, before)
-        elif shared is not None:
-            self.collector.set_seed(self.config.seed + self.iteration)
-            self.tracker.load_state_dict({})  # its episodes were cut off
-        return result
-
-    def end(self) -> None:
-        """Measures the trained policy, saves and sums up."""
-        self.bar.close()
-        if "return_after" not in self.run.summary:
-            self._note("after", self.evaluate())
-            self.saved_at = None  # what was saved in the last iteration does not know it
-        self.run.summary |= {
-            "recipe": self.config.recipe,
-            "seed": self.config.seed,
-            "frames": self.frames,
-            "seconds": round(self.seconds, 2),
-            "frames_per_second": round(self.frames / max(self.seconds, 1e-9), 1),
-        }
-        self.save()
-        text = json.dumps(self.run.summary, indent=2)
-        (self.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
-        if self.config.evaluation.gif:
-            self.run.evaluate(episodes=1, gif=True)
-
-    def save(self) -> None:
-        """Writes a checkpoint, unless this iteration has one."""
-        if self.saved_at != self.iteration:
-            keep = self.config.checkpoint.keep
-            save_checkpoint(self.folder, self.iteration, self.state_dict(), keep)
-            self.saved_at = self.iteration
-
-    def close(self) -> None:
-        """Closes the progress bar and the run's environments; gives torch its threads back."""
-        self.bar.close()
-        self.environments.close()
-        torch.set_num_threads(self._threads_before)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that resuming needs, to the bit."""
-        collector = self.collector.state_dict()
-        collector.pop("policy_state_dict", None)  # the learners have it
-        return {
-            "iteration": self.iteration,
-            "agent_frames": self.agent_frames,
-            "seconds": self.seconds,
-            "summary": dict(self.run.summary),
-            "learners": [learner.state_dict() for learner in self.learners],
-            "collector": collector,
-            "tracker": self.tracker.state_dict(),
-            "random": RandomState.of_process(self.device).state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint."""
-        self.iteration = self.saved_at = state["iteration"]
-        self.agent_frames = state["agent_frames"]
-        self.seconds = state["seconds"]
-        self.run.summary.update(state["summary"])
-        load_learners(self.learners, state["learners"])
-        self.collector.load_state_dict(state["collector"])
-        tracker = {name: value.to(self.device) for name, value in state["tracker"].items()}
-        resumed = self.collector.carry is not None
-        self.tracker.load_state_dict(tracker if resumed else {})
-        process = RandomState(0, self.device)
-        process.load_state_dict(state["random"])
-        process.install()

@@ -184,7 +184,8 @@ def serve(connection: int, block: int, trace: int) -> None:
         block (int): of the shared memory.
         trace (int): of the file for the traceback of a crash.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for stop in (signal.SIGINT, signal.SIGTERM):  # its parent ends it, when it has saved
+        signal.signal(stop, signal.SIG_IGN)
     faulthandler.enable(file=trace, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)
     for descriptor in (connection, block, trace):

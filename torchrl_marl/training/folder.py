@@ -1,0 +1,200 @@
+"""The folder of a run: named, made and locked in one go, so that no two runs share one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import platform
+import sys
+import warnings
+import weakref
+from datetime import datetime
+from pathlib import Path
+
+from torchrl_marl.errors import CheckpointError, ConfigError
+from torchrl_marl.schema import to_yaml
+from torchrl_marl.training.config import TrainConfig, read_run_config
+
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["RunFolder", "check_folder", "has_checkpoint"]
+
+_LOCK = ".lock"
+_TABLES = ("metrics.csv", "evaluation.csv", "learning_curve.png")
+_locked: weakref.WeakSet[RunFolder] = weakref.WeakSet()
+
+
+class RunFolder:
+    """A run folder that is one training's alone, until it is released or the process ends.
+
+    The lock is the operating system's (``flock`` on a file ``.lock``), so whoever is killed
+    leaves none behind. Where there is no such lock (Windows, some network drives) nothing keeps
+    two trainings of one run apart.
+
+    Args:
+        path (Path): a folder that is there.
+
+    Raises:
+        CheckpointError: another training has it, or it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise CheckpointError(
+                f"run folder {str(path)!r} cannot be written ({error.strerror}); make it "
+                "writable, or copy it to where you may write."
+            ) from None
+        self.release = weakref.finalize(self, os.close, descriptor)
+        if _taken(descriptor, path):
+            owner = os.pread(descriptor, 200, 0).decode(errors="replace")
+            self.release()
+            raise CheckpointError(
+                f"run folder {str(path)!r} is in use: {_who(owner)} trains there; wait for its "
+                "end, or stop it, and try again."
+            )
+        _locked.add(self)
+        with contextlib.suppress(OSError):  # a full disk: it is for the sentence above only
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()} {platform.node()}".encode())
+
+    @classmethod
+    def new(cls, config: TrainConfig) -> RunFolder:
+        """The settings' folder, or a new one under ``runs/``, which is nobody else's.
+
+        What a start that failed has left there goes.
+
+        Raises:
+            ConfigError: the folder holds a run or something else, or cannot be made.
+            CheckpointError: another training has it.
+        """
+        try:
+            if config.folder is None:
+                path = _new_under_runs(config)
+            else:
+                check_folder(config)
+                path = Path(config.folder)
+                path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            where = config.folder or "runs"
+            raise ConfigError(
+                f"run folder {where!r} cannot be made ({error.strerror}); choose another folder=..."
+            ) from None
+        folder = cls(path)
+        try:
+            check_folder(config)  # again, now that nobody else writes there
+        except ConfigError:
+            folder.release()
+            raise
+        folder.clear()
+        return folder
+
+    def clear(self) -> None:
+        """Removes what a start that failed has written, but for ``config.yaml``."""
+        for name in _TABLES:
+            (self.path / name).unlink(missing_ok=True)
+        for part in (self.path / "checkpoints").glob("*.part"):
+            part.unlink()
+
+    def give_up(self) -> None:
+        """Releases the folder, and removes it where nothing but a failed start is in it."""
+        with contextlib.suppress(OSError):
+            names = {path.name for path in self.path.iterdir()}
+            if names <= {"config.yaml", _LOCK}:
+                for name in names:
+                    (self.path / name).unlink()
+                self.path.rmdir()
+        self.release()
+
+
+def check_folder(config: TrainConfig) -> None:
+    """Refuses a run folder that holds something, other than what a failed start has left.
+
+    Raises:
+        ConfigError: the folder exists and is not empty.
+    """
+    folder = Path(config.folder or "")
+    if config.folder is None or not folder.exists():
+        return
+    if folder.is_dir():
+        held = {path.name for path in folder.iterdir()} - {_LOCK}
+        if not held or _start_failed(folder):
+            return
+    resume = f", or go on with it: torchrl-marl train --resume {config.folder}"
+    raise ConfigError(
+        f"run folder {config.folder!r} exists; choose another folder=..."
+        + (resume if (folder / "config.yaml").is_file() else ".")
+    )
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run can be gone on with."""
+    return any((folder / "checkpoints").glob("iteration_*.pt"))
+
+
+def _start_failed(folder: Path) -> bool:
+    """Whether a run began here and stopped before its first checkpoint.
+
+    Its ``config.yaml`` is one that a run wrote: a recipe that a user keeps there is not replaced.
+    """
+    if has_checkpoint(folder) or (folder / "summary.json").exists():
+        return False
+    try:
+        text = (folder / "config.yaml").read_text(encoding="utf-8")
+        return text == to_yaml(read_run_config(folder))
+    except (CheckpointError, OSError, UnicodeDecodeError):
+        return False
+
+
+def _new_under_runs(config: TrainConfig) -> Path:
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    name, world = config.recipe, Path(config.env.name).stem
+    if world not in name:
+        name = f"{name}_{world}"
+    base = Path("runs") / f"{name}_seed{config.seed}_{stamp}"
+    base.parent.mkdir(parents=True, exist_ok=True)
+    folder, n = base, 1
+    while True:
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            n += 1
+            folder = base.with_name(f"{base.name}_{n}")
+
+
+def _taken(descriptor: int, path: Path) -> bool:
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return True
+        warnings.warn(
+            f"run folder {str(path)!r} cannot be locked ({error.strerror}); do not train there "
+            "twice at a time.",
+            stacklevel=4,
+        )
+    return False
+
+
+def _who(owner: str) -> str:
+    process, _, host = owner.partition(" ")
+    if process == str(os.getpid()) and host == platform.node():
+        return "another training of this process"
+    return f"process {process} on {host}" if host else "another process"
+
+
+def _release_in_child() -> None:
+    # A process that was forked has the parent's lock, and may live longer.
+    for folder in list(_locked):
+        folder.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_in_child)

@@ -1,0 +1,75 @@
+"""When a run ends before its last frame: at a return that is high enough."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from torchrl_marl.training.config import TrainConfig
+
+__all__ = ["StopAtReturn"]
+
+
+class StopAtReturn:
+    """Whether the mean return of all agents has reached ``stop_at_return``.
+
+    With ``evaluation.every_frames`` the evaluations in training are asked. Without it the mean
+    over the last ``evaluation.episodes`` episodes of training is, once so many have ended;
+    these are whole iterations, so it is over that many or some more.
+
+    Args:
+        config (TrainConfig): the run's settings.
+
+    Examples:
+        >>> from torchrl_marl.training.config import EvaluationConfig
+        >>> evaluation = EvaluationConfig(episodes=8)
+        >>> stop = StopAtReturn(TrainConfig(stop_at_return=2, evaluation=evaluation))
+        >>> stop.saw_episodes(1.0, 4), stop.saw_episodes(2.5, 4), stop.saw_episodes(1.5, 4)
+        (False, False, True)
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.limit = config.stop_at_return
+        self.episodes = config.evaluation.episodes
+        self.by_evaluation = config.evaluation.every_frames is not None
+        self._evaluated: float | None = None
+        self._last: deque[tuple[float, int]] = deque()
+
+    @property
+    def value(self) -> float | None:
+        """The mean return that is looked at; None before it is known."""
+        if self.by_evaluation:
+            return self._evaluated
+        count = sum(number for _, number in self._last)
+        if count < self.episodes:
+            return None
+        return sum(mean * number for mean, number in self._last) / count
+
+    @property
+    def reached(self) -> bool:
+        """Whether the run is to end."""
+        return self.limit is not None and self.value is not None and self.value >= self.limit
+
+    def saw_evaluation(self, mean: float) -> bool:
+        """Takes an evaluation's mean return."""
+        if self.limit is not None:
+            self._evaluated = mean
+        return self.reached
+
+    def saw_episodes(self, mean: float, count: int) -> bool:
+        """Takes the mean return of the episodes that ended in an iteration, and their number."""
+        if count:
+            self._last.append((mean, count))
+            spare = sum(number for _, number in self._last) - self.episodes
+            while spare >= self._last[0][1]:
+                spare -= self._last.popleft()[1]
+        return self.reached
+
+    def state_dict(self) -> dict[str, Any]:
+        """What resuming needs."""
+        return {"evaluated": self._evaluated, "last": [list(entry) for entry in self._last]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a saved state."""
+        self._evaluated = state["evaluated"]
+        self._last = deque((mean, number) for mean, number in state["last"])

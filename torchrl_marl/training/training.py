@@ -1,0 +1,470 @@
+"""What a run consists of, and its one step: collect, learn, log; evaluate and save when due."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import random
+import sys
+import time
+import warnings
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.envs import EnvBase
+
+from torchrl_marl.collectors.rollout import RolloutCollector
+from torchrl_marl.collectors.team import TeamPolicy
+from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners.build import build_learners
+from torchrl_marl.schema import to_yaml
+from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.animation import check_drawable
+from torchrl_marl.training.checkpoint import (
+    latest_checkpoint,
+    load_checkpoint,
+    load_learners,
+    save_checkpoint,
+)
+from torchrl_marl.training.clusters import with_clusters
+from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.environments import Environments, time_limit
+from torchrl_marl.training.evaluation import evaluate, put_back
+from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.folder import RunFolder, has_checkpoint
+from torchrl_marl.training.interruption import Interruption
+from torchrl_marl.training.metrics import (
+    CsvTable,
+    EpisodeTracker,
+    Loggers,
+    check_finite,
+    count_agent_frames,
+)
+from torchrl_marl.training.run import EVALUATION_SEED, Run
+from torchrl_marl.training.stopping import StopAtReturn
+
+with warnings.catch_warnings():  # in a notebook without ipywidgets the bar is text, which will do
+    warnings.simplefilter("ignore")
+    from tqdm.auto import tqdm
+
+__all__ = ["Iteration", "Training"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Iteration:
+    """One collect-and-learn, as :func:`iterate` yields it."""
+
+    run: Run
+    """The run, with the policy as it is now."""
+    number: int
+    """1 for the first."""
+    frames: int
+    """Env steps so far."""
+    metrics: dict[str, float]
+    """The row of ``metrics.csv``."""
+    batch: TensorDictBase
+    """What was collected, ``[E, T]``, with advantages."""
+
+
+class Training:
+    """Everything that a run consists of, and its one step.
+
+    Args:
+        config (TrainConfig): a recipe.
+        folder (RunFolder): where it is kept.
+        env (EnvBase, optional): an environment of one's own.
+    """
+
+    def __init__(self, config: TrainConfig, folder: RunFolder, env: EnvBase | None) -> None:
+        self._threads_before = torch.get_num_threads()
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self.config = config
+        self._folder = folder
+        self.folder = folder.path
+        self.interruption = Interruption()
+        self.left: weakref.finalize | None = None
+        self.device = torch.device(config.device)
+        torch.manual_seed(config.seed)
+        np.random.seed(config.seed % 2**32)
+        random.seed(config.seed)
+        self.environments = Environments(config, env, self.device)
+        self.env = self.environments.training
+        if config.evaluation.gif:
+            check_drawable(self.env)
+        self.team = TeamSpec.from_env(self.env)
+        config = self.config = with_clusters(config, self.team, self.env)
+        self.learners = build_learners(
+            self.team,
+            config.learner,
+            config.groups,
+            device=self.device,
+            execution=config.execution,
+        )
+        self.policy = TeamPolicy(
+            actor for learner in self.learners for actor in learner.actors.values()
+        )
+        self.collector = RolloutCollector(
+            self.env,
+            self.policy,
+            frames_per_batch=config.frames_per_batch,
+            total_frames=config.total_frames,
+            execution=config.execution,  # type: ignore[arg-type]
+        )
+        self.tracker = EpisodeTracker(self.team)
+        self.stopping = StopAtReturn(config)
+        self.run = Run(self.folder, config, self.policy, {}, self.environments.own)
+        self.run.trained_on = self.env if self.environments.shared else None
+        self.iteration = 0
+        self.agent_frames = 0
+        self.seconds = 0.0
+        self.saved_at: int | None = None
+        self._saved_when = time.monotonic()
+        self._evaluated: tuple[int, dict[str, float]] | None = None
+
+    @classmethod
+    def start(cls, config: TrainConfig, env: EnvBase | None) -> Training:
+        """A new run in a new folder."""
+        folder = RunFolder.new(config)
+        try:
+            return cls._begin_in(folder, config, env)
+        except BaseException:
+            folder.give_up()
+            raise
+
+    @classmethod
+    def _begin_in(cls, folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Training:
+        if env is not None:
+            own = dataclasses.replace(
+                config.env,
+                library="own",
+                name=type(env).__name__,
+                n_envs=env.batch_size.numel(),
+                max_steps=time_limit(env),
+                kwargs={},
+            )
+            config = dataclasses.replace(config, env=own)
+        training = cls(config, folder, env)
+        training._write_config()  # as it is run: clusters of agents are found by now
+        training._open()
+        frames, batch = config.total_frames, training.collector.frames_per_batch
+        if frames % batch:
+            n = math.ceil(frames / batch)
+            _say(f"total_frames is {frames:,}; {n * batch:,} are trained: {n} times {batch:,}")
+        return training
+
+    @classmethod
+    def resume(cls, path: Path, env: EnvBase | None, config: TrainConfig | None = None) -> Training:
+        """A run as its last checkpoint has it; one that has none begins anew."""
+        before = read_run_config(path)
+        folder = RunFolder(path)
+        try:
+            if before.env.library == "own" and env is None:
+                raise ConfigError(
+                    "this run was trained on an environment of your own; in Python, "
+                    "torchrl_marl.training.resume(folder, env=...) takes it."
+                )
+            if not has_checkpoint(path):
+                return cls._begin_anew(folder, config or before, env)
+            training = cls(config or before, folder, env)
+            training.load_state_dict(load_checkpoint(latest_checkpoint(path)))
+            training._go_on(before)
+        except BaseException:
+            folder.release()
+            raise
+        return training
+
+    @classmethod
+    def _begin_anew(cls, folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Training:
+        if (folder.path / "summary.json").exists():
+            latest_checkpoint(folder.path)  # says that there is none
+        folder.clear()
+        _say(f"run {str(folder.path)!r} has no checkpoint yet and begins anew")
+        return cls._begin_in(folder, config, env)
+
+    def _go_on(self, before: TrainConfig) -> None:
+        """Continues by settings that may have changed."""
+        total, was = self.config.total_frames, before.total_frames
+        if total != was and total < self.frames:
+            raise ConfigError(
+                f"total_frames is {total}, but the run has {self.frames} already; give more, or "
+                "leave it out."
+            )
+        if self.config != before:
+            self._write_config()
+        if not self.done:
+            for key in [k for k in self.run.summary if k.endswith("return_after")]:
+                del self.run.summary[key]
+        elif "return_after" in self.run.summary:
+            more = f"total_frames={2 * total}"
+            if self.stopping.reached:
+                more = f"a higher stop_at_return than {self.stopping.limit:g}"
+            _say(
+                f"run {str(self.folder)!r} is finished, with {self.frames:,} frames; "
+                f"{more} beside --resume trains on"
+            )
+        if total != was and not self.done:
+            _say(
+                f"trains on from {self.frames:,} to {total:,} frames; linear schedules and "
+                "unshare_at go on as in a run of that length"
+            )
+        self._open()
+
+    def _write_config(self) -> None:
+        with whole_file(self.folder / "config.yaml") as file:
+            file.write(to_yaml(self.config))
+
+    def _open(self) -> None:
+        kept = self.iteration
+        self.metrics_table = CsvTable(self.folder / "metrics.csv", keep_iterations=kept)
+        self.evaluation_table = CsvTable(self.folder / "evaluation.csv", keep_iterations=kept)
+        self.loggers = Loggers(self.config.logging, self.folder)
+        self.bar = tqdm(
+            desc=f"seed {self.config.seed}",
+            total=self.config.total_frames,
+            initial=self.frames,
+            unit=" frames",
+            unit_scale=True,
+            dynamic_ncols=True,
+            disable=self.done or not self.config.logging.progress,
+        )
+
+    @property
+    def frames(self) -> int:
+        """Env steps so far."""
+        return self.collector.frames
+
+    @property
+    def done(self) -> bool:
+        """Whether all frames were collected, or the return is high enough."""
+        return self.frames >= self.config.total_frames or self.stopping.reached
+
+    def begin(self) -> None:
+        """Measures the untrained, the random and the heuristic policy, once, and saves."""
+        if "return_before" in self.run.summary:
+            return
+        self._note("before", self.evaluate())
+        self._note("random", self._measure(None))
+        heuristic = self.environments.heuristic()
+        self.run.summary["return_heuristic"] = None
+        if heuristic is not None:
+            self._note("heuristic", self._measure(heuristic))
+        self.save()
+
+    def _note(self, when: str, result: dict[str, float]) -> None:
+        """Returns for the summary; of each group where there are several, which may compete."""
+        self.run.summary[f"return_{when}"] = result["return_mean"]
+        for name in self.team.groups if len(self.team.groups) > 1 else ():
+            self.run.summary[f"{name}/return_{when}"] = result[f"{name}/episode_reward"]
+
+    def step(self) -> Iteration:
+        """Collects a batch, learns from it, writes a row; evaluates and saves when due."""
+        began = time.perf_counter()
+        batch = self._collect()
+        episodes = self.tracker.update(batch)
+        learned = self._learn(batch)
+        counts = {
+            "agent_frames": count_agent_frames(self.team, batch),
+            "episodes": batch.get(("next", "done")).sum(),
+        }
+        values = {**episodes, **learned, **counts}
+        values = dict(zip(values, torch.stack([v.double() for v in values.values()]).tolist()))
+        self.collector.prepare()
+        seconds = time.perf_counter() - began
+        self.iteration += 1
+        self.agent_frames += int(values.pop("agent_frames"))
+        self.stopping.saw_episodes(self._mean_return(values), int(values.pop("episodes")))
+        self.run.frames = self.frames
+        self.seconds += seconds
+        row = {
+            "iteration": self.iteration,
+            "frames": self.frames,
+            "agent_frames": self.agent_frames,
+            "seconds": round(self.seconds, 3),
+            "frames_per_second": round(batch.numel() / seconds, 1),
+            **values,
+            **self.environments.restarts(),
+        }
+        self.metrics_table.write(row)
+        self.loggers.log(row, self.frames)
+        self._show(row)
+        self._do_what_is_due(batch.numel())
+        return Iteration(self.run, self.iteration, self.frames, row, batch)
+
+    def _learn(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        learned: dict[str, Tensor] = {}
+        progress = min(1.0, (self.frames - batch.numel()) / self.config.total_frames)
+        try:
+            for learner in self.learners:
+                learner.set_progress(progress)
+                for (group, name), value in learner.learn(batch).items(True, True):
+                    learned[f"{group}/{name}"] = value
+        finally:
+            if self.collector.execution != "eager":
+                # Only now, since to look at a batch is to wait for it.
+                self.collector.raise_failed()
+                check_finite(self.team, batch)
+        return learned
+
+    def _collect(self) -> TensorDictBase:
+        try:
+            batch = self.collector.rollout()
+        except Exception:
+            # A simulator fails somewhere on NaN actions: say what made them.
+            if self.collector.carry is not None:
+                check_finite(self.team, self.collector.carry)
+            raise
+        if self.collector.execution == "eager":
+            check_finite(self.team, batch)
+        return batch
+
+    def _do_what_is_due(self, collected: int) -> None:
+        settings = self.config.checkpoint
+        every = self.config.evaluation.every_frames
+        if every and not self.done and self.frames // every > (self.frames - collected) // every:
+            self.stopping.saw_evaluation(self.evaluate()["return_mean"])
+        every, minutes = settings.every_iterations, settings.every_minutes
+        late = minutes is not None and time.monotonic() - self._saved_when >= 60 * minutes
+        if late or (every and self.iteration % every == 0):
+            self.save()
+
+    def _mean_return(self, row: dict[str, float]) -> float:
+        """Of all agents, as an evaluation's ``return_mean`` is."""
+        groups = self.team.groups.items()
+        total = sum(row[f"{name}/episode_reward"] * group.n_agents for name, group in groups)
+        return total / self.team.n_agents
+
+    def _show(self, row: dict[str, Any]) -> None:
+        returns = [row[f"{name}/episode_reward"] for name in self.team.groups]
+        self.bar.update(self.frames - self.bar.n)
+        self.bar.set_postfix_str(
+            "return " + ", ".join("-" if math.isnan(value) else f"{value:.2f}" for value in returns)
+        )
+
+    def evaluate(self) -> dict[str, float]:
+        """Measures the policy and writes a row of ``evaluation.csv``."""
+        result = self._measure(self.policy)
+        row: dict[str, float] = {"iteration": self.iteration, "frames": self.frames}
+        row |= {"seconds": round(self.seconds, 3), **result}
+        self.evaluation_table.write(row)
+        self.loggers.log({f"evaluation/{k}": v for k, v in result.items()}, self.frames)
+        self._evaluated = self.iteration, result
+        return result
+
+    def _measure(self, policy: Any) -> dict[str, float]:
+        settings = self.config.evaluation
+        shared = self.environments.shared
+        with put_back(self.env) if shared else contextlib.nullcontext(True) as goes_on:
+            result = evaluate(
+                self.environments.evaluation,
+                policy,
+                self.team,
+                episodes=settings.episodes,
+                deterministic=settings.deterministic,
+                seed=self.config.seed + EVALUATION_SEED,
+            )
+        # Where training and measuring share one, training goes on where it was, or starts anew.
+        if not goes_on:
+            self.collector.set_seed(self.config.seed + self.iteration)
+            self.tracker.load_state_dict({})  # its episodes were cut off
+        return result
+
+    def end(self) -> None:
+        """Measures the trained policy, saves and sums up."""
+        self.bar.close()
+        if "return_after" not in self.run.summary:
+            at, result = self._evaluated or (None, {})
+            self._note("after", result if at == self.iteration else self.evaluate())
+            if self.stopping.reached:
+                _say(
+                    f"ends after {self.frames:,} frames: the return, {self.stopping.value:.4g}, "
+                    f"has reached stop_at_return, {self.stopping.limit:g}"
+                )
+            self.saved_at = None  # what was saved in the last iteration does not know it
+        self.run.summary |= {
+            "recipe": self.config.recipe,
+            "seed": self.config.seed,
+            "frames": self.frames,
+            "seconds": round(self.seconds, 2),
+            "frames_per_second": round(self.frames / max(self.seconds, 1e-9), 1),
+        }
+        self.save()
+        text = json.dumps(self.run.summary, indent=2)
+        (self.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+        if self.config.evaluation.gif:
+            self.run.evaluate(episodes=1, gif=True)
+
+    def save(self) -> None:
+        """Writes a checkpoint, unless this iteration has one."""
+        if self.saved_at != self.iteration:
+            with self.interruption.unbroken():
+                keep = self.config.checkpoint.keep
+                save_checkpoint(self.folder, self.iteration, self.state_dict(), keep)
+            self.saved_at = self.iteration
+            self._saved_when = time.monotonic()
+        if not self.interruption.entered:
+            self.interruption.heed(self.folder)
+
+    def leave(self) -> None:
+        """Saves and closes a run that nobody goes on with."""
+        if self._folder.release.alive:
+            if "return_before" in self.run.summary and not self.interruption.entered:
+                self.save()
+            self.close()
+
+    def close(self) -> None:
+        """Closes the progress bar and the run's environments; gives torch its threads back, and
+        the folder to who resumes the run."""
+        self.bar.close()
+        self.environments.close()
+        self.run.trained_on = None
+        torch.set_num_threads(self._threads_before)
+        self._folder.release()
+        if self.left is not None:
+            self.left.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that resuming needs, to the bit."""
+        collector = self.collector.state_dict()
+        collector.pop("policy_state_dict", None)  # the learners have it
+        return {
+            "iteration": self.iteration,
+            "agent_frames": self.agent_frames,
+            "seconds": self.seconds,
+            "summary": dict(self.run.summary),
+            "learners": [learner.state_dict() for learner in self.learners],
+            "collector": collector,
+            "tracker": self.tracker.state_dict(),
+            "stopping": self.stopping.state_dict(),
+            "random": RandomState.of_process(self.device).state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint."""
+        self.iteration = self.saved_at = state["iteration"]
+        self.agent_frames = state["agent_frames"]
+        self.seconds = state["seconds"]
+        self.run.summary.update(state["summary"])
+        if "stopping" in state:  # not in version 0.1's
+            self.stopping.load_state_dict(state["stopping"])
+        load_learners(self.learners, state["learners"])
+        self.collector.load_state_dict(state["collector"])
+        tracker = {name: value.to(self.device) for name, value in state["tracker"].items()}
+        resumed = self.collector.carry is not None
+        self.tracker.load_state_dict(tracker if resumed else {})
+        process = RandomState(0, self.device)
+        process.load_state_dict(state["random"])
+        process.install()
+        self.run.frames = self.frames
+
+
+def _say(text: str) -> None:
+    tqdm.write(f"torchrl_marl: {text}.", file=sys.stderr)
