@@ -89,6 +89,42 @@ def test_a_world_that_tells_nothing_to_who_waits():
     assert td["p", "observation"][0, ..., 1].tolist() == [[0, 0], [0, 1], [2, 1]]
 
 
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda world: world.agents.append("eve"), "'eve' is among its agents"),
+        (lambda world: world.agents.remove("p_2"), "'p_2' is gone from the world's agents, but"),
+        (lambda world: world.terminations.update(p_2="no"), "'p_2' is said to be terminated: 'no'"),
+        (lambda world: setattr(world, "agent_selection", "eve"), "'eve' is among its movers"),
+    ],
+)
+def test_a_world_that_changes_its_agents_is_refused(change, words):
+    class Changing(Turns):
+        def observe(self, agent):
+            return np.zeros(2, np.float32)
+
+        def step(self, action):
+            super().step(action)
+            if self.move == 2:
+                change(self)
+
+    with pytest.raises(SpecError, match=f"^Copy 0 of Changing: agent {words}"):
+        roll(Changing(3), 4)
+
+
+def test_who_is_taken_out_with_its_flag_in_one_step_ended():
+    class Quick(Turns):
+        def step(self, action):
+            super().step(action)
+            if self.move == 2 and "p_2" in self.agents:
+                self.terminations["p_2"] = True
+                self.agents.remove("p_2")
+                self.agent_selection = "p_0"
+
+    td = roll(Quick(3, n_moves=4), 3)
+    assert values(td["next"], "terminated")[:2] == [[False] * 3, [False, False, True]]
+
+
 def test_a_world_that_keeps_who_ended_is_refused():
     world = Turns(plan={1: {"dies": "p_1"}})
     world._was_dead_step = lambda action: None
