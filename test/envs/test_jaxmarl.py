@@ -114,7 +114,7 @@ def test_calls_are_compiled_once():
 
 @pytest.mark.parametrize(
     ("world", "steps"),
-    [(SPREAD, 25), ("overcooked", 400), ("switch_riddle", 6), ("coin_game", None), (SMAX, 100)],
+    [(SPREAD, 25), ("overcooked", 400), ("switch_riddle", 6), ("coin_game", 100), (SMAX, 100)],
 )
 def test_the_limit_is_the_classs_own_unless_one_is_asked_for(world, steps):
     assert JaxMarlEnv(world, num_envs=2).max_steps == steps
@@ -382,7 +382,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    "name", ["storm", "storm_2p", pytest.param("storm_np", marks=pytest.mark.slow)]
+)
 def test_storms_are_taken_in_each_form(name):
     """Against JaxMARL's own calls, by hand: what each sees and earns, and where it ends."""
     rounds = {"num_inner_steps": 6, "num_outer_steps": 2}
@@ -414,6 +416,17 @@ def test_storms_are_taken_in_each_form(name):
         assert bool(dones["__all__"]) == bool(td["next", "truncated"]) == (step == 11)
         td = carry
     assert not td["done"].any() and not td["terminated"].any()
+
+
+def test_coin_games_length_is_its_own():
+    rounds = {"num_inner_steps": 3, "num_outer_steps": 2}
+    own = jaxmarl.make("coin_game", **rounds)
+    _, world = own.reset(jax.random.PRNGKey(0))
+    for step in range(1, 7):
+        actions = dict.fromkeys(own.agents, jax.numpy.int32(0))
+        _, world, _, dones, _ = own.step_env(jax.random.PRNGKey(step), world, actions)
+        assert bool(dones["__all__"]) == (step == 6)
+    assert JaxMarlEnv("coin_game", num_envs=2, **rounds).max_steps == 6
 
 
 def test_storm_is_looked_at_by_the_check():
