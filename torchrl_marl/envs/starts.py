@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torchrl_marl.envs.simulator import (
     walk_simulator,
 )
 
-__all__ = ["RunningEnvs", "StartBank", "random_draws"]
+__all__ = ["RunningEnvs", "StartBank", "Unmoved", "random_draws"]
 
 
 class StartBank:
@@ -209,6 +210,48 @@ class RunningEnvs:
         )
 
 
+class Unmoved:
+    """Keeps envs as they are while all envs are looked at.
+
+    To observe may write: to a history, say, which goes on by one. What is written in place is
+    seen the first time, and only this is copied later; else nothing is done to tensors.
+
+    Args:
+        simulator: to be looked at.
+        state (SimulatorState): of this kind of simulator.
+
+    Examples:
+        >>> class Counter:
+        ...     def __init__(self, n_envs):
+        ...         self.looks = torch.zeros(n_envs)
+        >>> counter = Counter(2)
+        >>> unmoved = Unmoved(counter, SimulatorState(Counter))
+        >>> with unmoved.where(torch.tensor([True, False])):
+        ...     counter.looks += 1
+        >>> counter.looks
+        tensor([0., 1.])
+    """
+
+    def __init__(self, simulator: Any, state: SimulatorState) -> None:
+        self._slots = _Slots(simulator, state)
+        self._in_place: frozenset[Path] | None = None
+
+    @contextlib.contextmanager
+    def where(self, envs: Tensor) -> Iterator[None]:
+        """What is written within is undone in the envs where ``envs`` ``[E]`` is True."""
+        slots = self._slots
+        found = {path: slots.get(path) for path in slots.paths}
+        before = {path: (x, x._version) for path, x in found.items() if x is not None}
+        copied = slots.paths if self._in_place is None else self._in_place
+        copies = {path: before[path][0].clone() for path in copied if path in before}
+        yield
+        after = {path: (slots.get(path), x) for path, (x, _) in before.items()}
+        in_place = {path for path, (x, version) in before.items() if x._version != version}
+        written = in_place | {path for path, (new, old) in after.items() if new is not old}
+        slots.merge({path: copies.get(path, before[path][0]) for path in written}, envs)
+        self._in_place = frozenset(in_place | (self._in_place or frozenset()))
+
+
 class _Slots:
     """The batched tensors of one simulator, found again by path whatever holds them now."""
 
@@ -216,6 +259,17 @@ class _Slots:
         self.simulator = simulator
         self.exclude = state.exclude
         self.paths = state.batched
+        self._views: frozenset[Path] | None = None
+
+    def views(self) -> frozenset[Path]:
+        """The slots that look at another one's memory."""
+        if self._views is None:
+            found = {path: x for path in self.paths if (x := self.get(path)) is not None}
+            shared = shared_storages(found.values())
+            self._views = frozenset(
+                path for path, x in found.items() if x.untyped_storage().data_ptr() in shared
+            )
+        return self._views
 
     def get(self, path: Path) -> Tensor | None:
         """The tensor, or None while the simulator has none there."""
@@ -232,20 +286,21 @@ class _Slots:
 
     def merge(self, values: dict[Path, Any], envs: Tensor) -> None:
         """Writes the values into the rows ``envs``; tensors that share memory go on sharing."""
-        merged: dict[int, Tensor] = {}
+        merged: dict[tuple[int, int], Tensor] = {}
         found = {path: self.get(path) for path in values}
         old = {p: x for p, x in found.items() if x is not None and values[p] is not None}
         shared = shared_storages(old.values())
         for path, x in old.items():
-            if id(x) not in merged:
+            both = id(x), id(values[path])
+            if both not in merged:
                 rows = envs.view(-1, *[1] * (x.ndim - 1))
                 new = torch.where(rows, values[path], x)
                 # A view of another slot's memory must stay one.
-                if x.untyped_storage().data_ptr() in shared:
+                if path in self.views() or x.untyped_storage().data_ptr() in shared:
                     new = x.copy_(new)
-                merged[id(x)] = new
-            if merged[id(x)] is not x:
-                set_child(self._holder(path), path[-1], merged[id(x)])
+                merged[both] = new
+            if merged[both] is not x:
+                set_child(self._holder(path), path[-1], merged[both])
 
 
 def random_draws(call: Callable[[], Any]) -> list[torch.Size]:

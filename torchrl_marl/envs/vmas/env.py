@@ -5,6 +5,7 @@ Shapes: E envs, N agents of a group, S state features.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,9 +21,9 @@ from torchrl.envs.utils import MarlGroupMapType
 from torchrl_marl.capture.execution import Execution, check_execution
 from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.envs.simulator import SimulatorStateError, read_tensors, write_tensors
-from torchrl_marl.envs.starts import StartBank
+from torchrl_marl.envs.starts import StartBank, Unmoved
 from torchrl_marl.envs.vmas.graphs import VmasGraphs
-from torchrl_marl.envs.vmas.reading import ScenarioReader, StateOf
+from torchrl_marl.envs.vmas.reading import ScenarioReader, StateOf, where_begun
 from torchrl_marl.envs.vmas.scenarios import check_scenario
 from torchrl_marl.envs.vmas.simulator import advance, import_vmas, reset_all, warm_up
 from torchrl_marl.envs.vmas.worlds import VIEWER, VmasWorlds
@@ -111,6 +112,9 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         self._leader = None
         self._reset_envs = reset_all
         self._bank: StartBank | None = None
+        self._unmoved: Unmoved | None = None
+        # What a step or reset gave last, and the count of steps by which it is still true.
+        self._given: tuple[TensorDictBase, Tensor, int] | None = None
         self._refused: str | None = None
         self._captured, self._graphs, self._drawn = None, None, {}
         self._execution = "eager"
@@ -200,8 +204,27 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         if begun is not None:
             return begun
         with self.random_state.active():
+            given = self._still_given()
             self._start_episodes(ended)
-            return self._read()
+            return self._remember(self._read_begun(ended, given))
+
+    def _read_begun(self, begun: Tensor, given: TensorDictBase | None) -> TensorDictBase:
+        """What begins; envs that go on are not observed a second time."""
+        with contextlib.nullcontext() if self._unmoved is None else self._unmoved.where(~begun):
+            read = self._read()
+        return read if given is None else where_begun(begun, read, given)
+
+    def _remember(self, given: TensorDictBase) -> TensorDictBase:
+        steps = self._env.steps
+        self._given = given, steps, steps._version
+        return given.copy()
+
+    def _still_given(self) -> TensorDictBase | None:
+        """What was given last, unless the simulator went on in another way."""
+        if self._given is None:
+            return None
+        given, steps, version = self._given
+        return given if self._env.steps is steps and steps._version == version else None
 
     def _reset_whole(self) -> TensorDictBase:
         if self._graphs is not None:
@@ -210,7 +233,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             self._follow()
             self._reset_envs(self._env)
             self._follow()
-            return self._read()
+            return self._remember(self._read())
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self._captured is not None and self._captured.in_graph:
@@ -219,7 +242,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         if stepped is not None:
             return stepped
         with self.random_state.active():
-            return self.advance(tensordict)
+            return self._remember(self.advance(tensordict))
 
     def advance(self, tensordict: TensorDictBase) -> TensorDictBase:
         """One step of the simulator itself, drawing from the active random state."""
@@ -326,6 +349,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         if self._bank is None and self._refused is None:
             try:
                 self._bank = self._worlds.start_bank(self._env)
+                self._unmoved = Unmoved(self._env, self._worlds.state())
             except SimulatorStateError as refusal:
                 self._refused = str(refusal)
                 warnings.warn(
@@ -341,7 +365,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             return self
         check_execution(self._execution, device, "VmasEnv.to")
         self._env = self._env  # out of graphs
-        self._bank = self._captured = self._graphs = None
+        self._bank = self._unmoved = self._given = self._captured = self._graphs = None
         self._drawn = {}
         self.random_state = RandomState(self._seed_of_world, device)
         self._initial_tensors = {path: x.to(device) for path, x in self._initial_tensors.items()}

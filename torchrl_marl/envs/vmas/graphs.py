@@ -175,4 +175,4 @@ class VmasGraphs:
     def __getstate__(self) -> dict[str, Any]:
         # A copy records graphs of its own, and goes on with the same starts.
         state = {**self.__dict__, "_vmas": self._env, "_drawn": self._pool_state()}
-        return {**state, "_captured": None, "_graphs": None}
+        return {**state, "_captured": None, "_graphs": None, "_given": None}

@@ -18,7 +18,7 @@ from torchrl_marl.errors import ConfigError
 if TYPE_CHECKING:
     from vmas.simulator.environment import Environment
 
-__all__ = ["ScenarioReader", "StateOf"]
+__all__ = ["ScenarioReader", "StateOf", "where_begun"]
 
 StateOf = Literal["observations"] | Callable[["Environment"], Tensor] | None
 
@@ -104,6 +104,22 @@ class ScenarioReader:
             members.append(TensorDict(source, size, self.device))
         # Lazily even where what they see agrees: their actions do not.
         return LazyStackedTensorDict(*members, stack_dim=1)
+
+
+def where_begun(begun: Tensor, new: TensorDictBase, old: TensorDictBase) -> TensorDictBase:
+    """The new rows of the envs where ``begun`` ``[E]``, the old ones elsewhere."""
+    if isinstance(new, LazyStackedTensorDict) and isinstance(old, LazyStackedTensorDict):
+        pairs = zip(new.tensordicts, old.tensordicts)
+        return LazyStackedTensorDict(*[where_begun(begun, *pair) for pair in pairs], stack_dim=1)
+    source: dict[str, Any] = {}
+    for key, x in new.items():
+        before = old.get(key, None)
+        if isinstance(x, TensorDictBase):
+            source[key] = x if before is None else where_begun(begun, x, before)
+        else:
+            rows = begun.view(-1, *[1] * (x.ndim - 1))
+            source[key] = x if before is None else torch.where(rows, x, before)
+    return TensorDict._new_unsafe(source, batch_size=new.batch_size, device=new.device)
 
 
 def _floats(info: dict[str, Tensor]) -> dict[str, Tensor]:
