@@ -6,7 +6,16 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
-from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv, VecNorm
+from torchrl.data import Unbounded
+from torchrl.envs import (
+    Compose,
+    RewardSum,
+    StepCounter,
+    TensorDictPrimer,
+    Transform,
+    TransformedEnv,
+    VecNorm,
+)
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_marl import TeamSpec
@@ -357,7 +366,55 @@ def test_a_policy_that_reads_what_it_wrote_falls_back():
         td["agents", "action"] = torch.tanh(0.1 * hidden).view(-1, 1, 1).expand(-1, 2, 2)
         return td
 
-    assert "TensorDictPrimer" in fallback(dropout(), policy)
+    said = fallback(dropout(), policy)
+    assert "goes on from its last call" in said and "TensorDictPrimer" not in said
+
+
+class Counting(nn.Module):
+    """Acts by how often it was called in the episode, which it is given to remember."""
+
+    def forward(self, observation, calls):
+        action = torch.tanh(0.1 * calls).unsqueeze(1).expand(*observation.shape[:-1], 2)
+        return action, calls + 1
+
+
+def primed():
+    env = dropout()
+    return TransformedEnv(env, TensorDictPrimer({"calls": Unbounded((*env.batch_size, 1))}))
+
+
+def counting():
+    seen, act = ("agents", "observation"), ("agents", "action")
+    return TensorDictModule(Counting(), [seen, "calls"], [act, ("next", "calls")])
+
+
+@pytest.mark.parametrize("execution", ["trace", "compile"])
+def test_a_policy_that_is_given_a_memory_goes_on_eagerly(execution):
+    expected = collector_of(primed(), "eager", counting())
+    found = collector_of(primed(), execution, counting())
+    with pytest.warns(UserWarning, match="TensorDictPrimer gives .* not yet") as caught:
+        assert_equal(batch_of(found), batch_of(expected))
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batch = batch_of(found)
+        assert_equal(batch, batch_of(expected))
+    # Episodes have 7 steps: from the sixth to the last, and from the first again.
+    assert batch["calls"][0].flatten().tolist() == [5.0, 6.0, 0.0, 1.0, 2.0]
+
+
+class OfSix(Transform):
+    """Knows one number of envs only, as what was written for one collector may."""
+
+    def _reset(self, tensordict, tensordict_reset):
+        if tensordict_reset.batch_size != (6,):
+            raise RuntimeError("six envs or none")
+        return tensordict_reset
+
+
+def test_a_transform_that_a_twin_cannot_have_falls_back():
+    said = fallback(TransformedEnv(dropout(), OfSix()))
+    assert "draws starts ahead, raised RuntimeError: six envs or none" in said
 
 
 def test_an_unhashable_policy_is_no_trouble():

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.envs import Compose, EnvBase, TransformedEnv
+from torchrl.envs import Compose, EnvBase, TensorDictPrimer, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.capture.cuda_graph import CudaGraph
@@ -138,7 +138,11 @@ class CapturedRollout:
         return CudaGraph(loop, mutated=(), name="a rollout")
 
     def prepare(self) -> None:
-        """Looks after the starts that are left; waits for the device, so between batches."""
+        """Looks after the starts that are left; waits for the device, so between batches.
+
+        Raises:
+            CaptureError: a twin, with the transforms, that cannot be reset.
+        """
         structure = self.captured.structure()
         transforms = [(fingerprint(x), _versions(x)) for x in self._parts()]
         changed = self._seen_through is not None and transforms != self._seen_through
@@ -151,7 +155,7 @@ class CapturedRollout:
         self._drawn_for, self._seen_through = structure, transforms
         if not self._prepared:
             self.captured.look()
-            self.pool.prepare()
+            _tried(self.pool.prepare, "a reset of a twin, which draws starts ahead,")
         self._prepared = True
 
     def _pool_leaves(self) -> list[Tensor]:
@@ -166,7 +170,9 @@ class CapturedRollout:
         if key not in self._programs:
             refuse_many_structures([*{key[-1]: None for key in self._programs}, key[-1]])
             outer = OuterTensors(self.captured.simulator, self.captured.packing.exclude)
-            program, nesting = self._try_capture(policy, exploration, state, now)
+            program, nesting = _tried(
+                lambda: self._capture(policy, exploration, state, now), "a trial step"
+            )
             if acts != (fingerprint(policy), *self._transforms(), exploration):
                 raise CaptureError("the policy or a transform changes attributes when it is called")
             outer.belong_to(program)
@@ -184,16 +190,6 @@ class CapturedRollout:
 
     def _parts(self) -> list[Any]:
         return [self.env.transform] if isinstance(self.env, TransformedEnv) else []
-
-    def _try_capture(self, policy: Policy, *args: Any) -> tuple[Program, Nesting]:
-        """Whatever a policy or a world raises in a trial, eager execution may do without."""
-        try:
-            return self._capture(policy, *args)
-        except UserError:
-            raise
-        except Exception as error:
-            why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise CaptureError(f"a trial step raised {why}") from error
 
     def _capture(
         self, policy: Policy, exploration: ExplorationType, state: list[Tensor], now: list[Tensor]
@@ -254,8 +250,8 @@ class CapturedRollout:
             for key in self.env.action_keys:
                 if not torch.equal(expected.get(key), found.get(key)):
                     raise CaptureError(
-                        "the policy goes on from its last call; what it remembers must be given by "
-                        "the env's reset, too (TensorDictPrimer)"
+                        "the policy goes on from its last call, and what it remembers is not yet "
+                        "carried on in a graph"
                     )
 
     def _as_pool(self, used: Tensor, leaves: tuple[Tensor, ...]) -> dict[str, Any]:
@@ -286,6 +282,17 @@ class CapturedRollout:
             program.raise_failed()
 
 
+def _tried(call: Callable[[], Any], what: str) -> Any:
+    """Whatever a policy, a transform or a world raises here, eager execution may do without."""
+    try:
+        return call()
+    except UserError:
+        raise
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise CaptureError(f"{what} raised {why}") from error
+
+
 def _has(td: TensorDictBase, key: NestedKey) -> bool:
     return td.get(key, None) is not None
 
@@ -304,11 +311,16 @@ def _random_policy(env: EnvBase) -> Policy:
 
 
 def _refuse_stateful(env: EnvBase) -> None:
-    """Refuses transforms that keep tensors of their own from step to step."""
+    """Refuses transforms that keep tensors of their own from step to step, or give a memory."""
     if not isinstance(env, TransformedEnv):
         return
     parts = env.transform if isinstance(env.transform, Compose) else [env.transform]
     for part in parts:
+        if isinstance(part, TensorDictPrimer):
+            raise CaptureError(
+                f"what the transform {type(part).__name__} gives a policy to remember is not yet "
+                "carried on in a graph"
+            )
         for name, value in vars(part).items():
             # Buffers are read where they are; a graph refuses to write to them.
             if isinstance(value, (Tensor, TensorDictBase)) or hasattr(value, "acquire"):

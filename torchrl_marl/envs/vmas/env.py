@@ -359,6 +359,14 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
                 )
         return self._bank
 
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Closes the environment, which goes on to be readable.
+
+        VMAS has nothing to close, so nobody asks for the simulator, as TorchRL's ``close`` does:
+        at the interpreter's end that would write tensors into objects that are being collected.
+        """
+        self.is_closed = True
+
     def to(self, device: torch.device | str) -> VmasEnv:
         """Moves the simulation to a device."""
         if torch.device(device) == self.device:

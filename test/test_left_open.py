@@ -1,0 +1,94 @@
+"""What a script leaves open is no matter at the interpreter's end."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+HEAD = """
+import logging, torch
+torch.set_num_threads(1)
+logging.getLogger("torchrl_marl.capture").setLevel("WARNING")
+"""
+RUN = """
+import torchrl_marl
+iterations = torchrl_marl.iterate(
+    {recipe!r}, total_frames=160, frames_per_batch=40, env={{"n_envs": 4}},
+    learner={{"minibatch_size": 40}}, evaluation={{"episodes": 2}},
+    logging={{"progress": False}}, execution={execution!r}, folder="run")
+next(iterations)
+"""
+SCRIPTS = {
+    "env, compiled": """
+from torchrl_marl.envs import VmasEnv
+env = VmasEnv("dropout", num_envs=4, max_steps=5, seed=0, n_agents=2, execution="compile")
+env.rollout(7, break_when_any_done=False)
+""",
+    "env, traced": """
+from torchrl_marl.envs import VmasEnv
+env = VmasEnv("balance", num_envs=4, max_steps=5, seed=0, execution="trace")
+env.rollout(7, break_when_any_done=False)
+""",
+    "collector": """
+from torchrl_marl.collectors import RolloutCollector
+from torchrl_marl.envs import VmasEnv
+env = VmasEnv("dropout", num_envs=4, max_steps=5, seed=0, n_agents=2)
+collector = RolloutCollector(env, frames_per_batch=40, execution="trace")
+batches = iter(collector)
+next(batches)
+""",
+    "workers' envs": """
+from torchrl.envs import ParallelEnv
+from torchrl_marl.envs import VmasEnv
+
+def make():
+    return VmasEnv("dropout", num_envs=4, seed=0, n_agents=2, execution="trace")
+
+if __name__ == "__main__":
+    env = ParallelEnv(2, make, mp_start_method="spawn")
+    env.rollout(3)
+    env.close()  # TorchRL waits for workers for ever otherwise, whatever they hold
+""",
+    "a world of one's own": """
+from torchrl_marl.collectors import RolloutCollector
+from torchrl_marl.envs.toy import Arena
+env = Arena(4, max_steps=5, seed=0)
+collector = RolloutCollector(env, frames_per_batch=40, execution="trace")
+collector.next()
+""",
+    "a training": RUN.format(recipe="toy_arena_mappo", execution="eager"),
+    "a training, traced": RUN.format(recipe="vmas_balance_mappo", execution="trace"),
+    "pettingzoo": """
+from torchrl_marl.envs import PettingZooEnv
+env = PettingZooEnv("mpe2/simple_spread_v3", num_envs=4, workers=2, seed=0)
+env.rollout(3)
+""",
+    "jaxmarl": """
+from torchrl_marl.envs import JaxMarlEnv
+env = JaxMarlEnv("MPE_simple_spread_v3", num_envs=4, seed=0)
+env.rollout(3)
+""",
+}
+NEEDS = {"pettingzoo": "mpe2", "jaxmarl": "jaxmarl"}
+
+
+@pytest.mark.parametrize("left", [pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS])
+def test_a_script_that_leaves_it_open_ends_well(left, tmp_path):
+    needed = NEEDS.get(left)
+    if needed is not None and importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed")
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + SCRIPTS[left], encoding="utf-8")
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    if left.startswith("a training"):
+        assert list(tmp_path.glob("run/checkpoints/iteration_*1.pt"))
