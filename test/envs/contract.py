@@ -222,6 +222,21 @@ class EnvContract:
             running = ~after["done"].expand(-1, mask.shape[1])
             assert not (mask & done.squeeze(-1) & running).any()
 
+    def test_nothing_is_earned_before_birth_and_after_the_end(self, case, env):
+        team, begin = TeamSpec.from_env(env), start(env, 0)
+        born = {
+            name: torch.zeros(E, g.n_agents, dtype=torch.bool) for name, g in team.groups.items()
+        }
+        for td in play(env, begin, draw_actions(env, 4 * LIMIT)):
+            for name, group in team.groups.items():
+                lives = ~td[group.done_key].reshape(E, -1)
+                if group.mask_key is not None:
+                    born[name] |= td[group.mask_key]
+                    lives = lives & (born[name] | group.in_turns)
+                lives = lives.expand(E, group.n_agents)
+                assert not td["next", name, "reward"].squeeze(-1)[~lives].any()
+                born[name] &= ~td["next", "done"]
+
     def test_who_lives_at_a_time_limit_can_be_bootstrapped(self, case, env):
         groups = [g for g in TeamSpec.from_env(env).groups.values() if g.mask_key is not None]
         for td in play(env, start(env, 0), draw_actions(env, 2 * LIMIT)):

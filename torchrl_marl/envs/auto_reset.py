@@ -47,6 +47,9 @@ class AutoResetEnv(EnvBase):
         info (dict of str to Composite, optional): group -> specs of its ``"info"``, ``[N]``.
     """
 
+    in_turns = False
+    """Whether agents move one after another: then all are born with the episode."""
+
     def __init__(
         self,
         declaration: Declaration,

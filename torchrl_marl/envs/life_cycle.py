@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["GroupFlags", "TeamFlags", "episode_of", "where_fresh"]
+__all__ = ["GroupFlags", "TeamFlags", "earned", "episode_of", "where_fresh"]
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,28 @@ class TeamFlags:
         return TeamFlags(ended, self.truncated | (done & ~ended))
 
 
+def earned(reward: Tensor, before: GroupFlags, born: Tensor) -> Tensor:
+    """What agents earn in a step: nothing before their birth and after their end.
+
+    Who waits for its next turn lives and earns.
+
+    Args:
+        reward (Tensor): as the world gives it.
+        before (GroupFlags): when the step began.
+        born (Tensor): who has acted in its episode, or does in this step.
+
+    Shapes:
+        - reward, and what is returned: ``[E, N, 1]``; born: ``[E, N]``
+    """
+    return torch.where(born.unsqueeze(-1) & ~before.done, reward, torch.zeros_like(reward))
+
+
 def episode_of(
-    steps: Tensor, root: TeamFlags, groups: dict[str, GroupFlags], source: dict[str, Any]
+    steps: Tensor,
+    root: TeamFlags,
+    groups: dict[str, GroupFlags],
+    source: dict[str, Any],
+    born: dict[str, Tensor],
 ) -> dict[str, Any]:
     """Where the running episodes are, and what the env gives of it, as nested dicts."""
     given = {**source, "done": root.done, **root.__dict__}
@@ -123,6 +143,7 @@ def episode_of(
         # Copies, since anyone may write to what is given.
         "root": _cloned(root.__dict__),
         "groups": {name: _cloned(flags.__dict__) for name, flags in groups.items()},
+        "born": {name: x.clone() for name, x in born.items()},
         "given": given,
     }
 

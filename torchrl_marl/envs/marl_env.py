@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
@@ -18,9 +17,9 @@ from torchrl.envs import EnvBase
 
 from torchrl_marl.envs.declaration import Declaration, refuse_unknown
 from torchrl_marl.envs.kinds import GroupKinds, batched
-from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags, episode_of, where_fresh
+from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags, earned, episode_of, where_fresh
 from torchrl_marl.envs.random_actions import draw_actions
-from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.random_state import RandomState, own_stream
 from torchrl_marl.envs.starts import RunningEnvs
 from torchrl_marl.envs.values import check_team
 from torchrl_marl.envs.world import load_world, move_world, save_world, unwritten
@@ -53,6 +52,10 @@ class MarlEnv(WorldGraphs, EnvBase):
     masks, the root's flags (terminated where all agents are, truncated where done otherwise),
     the time limit (truncated), a random state of the env's own from which torch's, numpy's and
     Python's global functions draw in both methods, :meth:`snapshot` and :meth:`restore`.
+
+    An agent earns from its first own step, with which it is born, to its end: other rewards
+    become 0. A world in which agents move in turns sets ``in_turns = True``: all are born with
+    the episode there, and who waits for its first turn may already win or lose.
 
     What changes from step to step is kept in attributes that are tensors with the E envs in
     the first dim; what ``_step`` gave is not written to in place later. Which these are is seen
@@ -130,6 +133,8 @@ class MarlEnv(WorldGraphs, EnvBase):
         (torch.Size([8, 5, 4]), [1, 1, 1, 2])
     """
 
+    in_turns = False
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Transforms and batched envs call _reset and _step themselves, past reset() and step():
         # this is the one place that all ways lead through.
@@ -164,7 +169,7 @@ class MarlEnv(WorldGraphs, EnvBase):
         self._declaration = Declaration(name, num_envs)
         self._inside = False
         self._seed = int(torch.randint(2**31, ())) if seed is None else seed
-        self.random_state = RandomState(_own_stream(self._seed), self.device)
+        self.random_state = RandomState(own_stream(self._seed), self.device)
         self._captured = self._leader = None
         self._env_slots: Any = ...  # not yet probed
         # All of this class that changes from step to step; empty before the first reset.
@@ -277,7 +282,8 @@ class MarlEnv(WorldGraphs, EnvBase):
         for name, group in self.team.groups.items():
             living = GroupFlags.living(self.batch_size, group.n_agents, self.device)
             groups[name] = living.closed_by(root, source[name].get("mask"))
-        episode = episode_of(steps, root, groups, source)
+        born = {n: flags.mask | self.in_turns for n, flags in groups.items()}
+        episode = episode_of(steps, root, groups, source, born)
         self._episode = episode if fresh is None else where_fresh(fresh, episode, self._episode)
         self._with_mask = {name for name in self.team.groups if "mask" in source[name]}
         self._check_values("_reset", "observation", self._episode["given"])
@@ -299,7 +305,10 @@ class MarlEnv(WorldGraphs, EnvBase):
                     f"{type(self).__name__}._step gave no {(name, 'mask')!r}, but _reset did; "
                     "give who acts in the next step, too."
                 )
-        rewards = {name: source[name].pop("reward").clone() for name in self.group_map}
+        rewards = {
+            name: earned(source[name].pop("reward"), GroupFlags(**flags), before["born"][name])
+            for name, flags in before["groups"].items()
+        }
         steps = before["steps"] + 1
         limit = None if self.max_steps is None else (steps >= self.max_steps).unsqueeze(-1)
         ended = {
@@ -315,7 +324,8 @@ class MarlEnv(WorldGraphs, EnvBase):
             limit,
         )
         groups = {n: flags.closed_by(root, source[n].get("mask")) for n, flags in ended.items()}
-        self._episode = episode_of(steps, root, groups, source)
+        born = {name: flags.mask | before["born"][name] for name, flags in groups.items()}
+        self._episode = episode_of(steps, root, groups, source, born)
         self._check_values("_step", "observation", source)
         self._checked |= {"step", "_step"}
         return self._wrap(self._episode["given"], rewards)
@@ -359,7 +369,7 @@ class MarlEnv(WorldGraphs, EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         self._seed = 0 if seed is None else seed
-        self.random_state.seed(_own_stream(self._seed))
+        self.random_state.seed(own_stream(self._seed))
 
     def snapshot(self) -> TensorDict:
         """The environment's whole state: its world, running episodes and random state.
@@ -391,7 +401,7 @@ class MarlEnv(WorldGraphs, EnvBase):
         device = torch.device(device)
         if device != self.device:
             move_world(self, self._not_world, device)
-            self.random_state = RandomState(_own_stream(self._seed), device)
+            self.random_state = RandomState(own_stream(self._seed), device)
             self._captured = None
         return super().to(device)
 
@@ -409,8 +419,3 @@ def _completed(method: Callable[..., Any], complete: str) -> Callable[..., Any]:
             self._inside = False
 
     return completed
-
-
-def _own_stream(seed: int) -> int:
-    """Another seed: an env and a policy of one seed must not draw the same numbers."""
-    return int(np.random.SeedSequence([seed % 2**64, 0]).generate_state(1)[0])

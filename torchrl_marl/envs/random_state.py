@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["RandomState"]
+__all__ = ["RandomState", "own_stream"]
 
 
 class RandomState:
@@ -110,3 +110,19 @@ class RandomState:
         self._python = (version, tuple(python_keys), None if gauss != gauss else gauss)
         if self._cuda is not None:
             self._cuda = state["cuda"].cpu().clone()
+
+
+def own_stream(seed: int) -> int:
+    """Another seed: an env and a policy of one seed must not draw the same numbers.
+
+    Args:
+        seed (int): of an environment; ``torch.manual_seed`` may have got the same.
+
+    Returns:
+        int: below ``2**32``.
+
+    Examples:
+        >>> own_stream(0) == own_stream(0), own_stream(0) in (0, own_stream(1))
+        (True, False)
+    """
+    return int(np.random.SeedSequence([seed % 2**64, 0]).generate_state(1)[0])

@@ -54,6 +54,8 @@ class Nim(MarlEnv):
         0.5
     """
 
+    in_turns = True
+
     def __init__(self, num_envs: int, *, stones: int = 10, most: int = 3, **kwargs: Any) -> None:
         super().__init__(num_envs, **kwargs)
         if not 1 <= most <= stones:

@@ -47,6 +47,7 @@ class GroupSpec:
             and bounds below are then those of the padded form, see
             :mod:`torchrl_marl.stacking`.
         kinds (tuple of int): which kind each agent is of.
+        in_turns (bool): agents move one after another; who waits for its first turn is born.
 
     Examples:
         >>> from torchrl.data import Categorical, Unbounded
@@ -73,6 +74,7 @@ class GroupSpec:
     agent_done: bool = False
     members: tuple[Composite, ...] | None = None
     kinds: tuple[int, ...] = ()
+    in_turns: bool = False
 
     @property
     def n_agents(self) -> int:

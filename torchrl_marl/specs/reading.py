@@ -6,6 +6,7 @@ Shapes: E envs, N agents of a group, O observation features, A action features, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tensordict import NestedKey, unravel_key
@@ -162,14 +163,17 @@ def _masked_members(env: EnvBase, name: str, action: TensorSpec) -> tuple[Compos
 
 def _declared_kinds(env: EnvBase, name: str, n_agents: int) -> tuple[int, ...] | None:
     """Which kind each agent is of, where the environment says so."""
-    while isinstance(env, TransformedEnv):
-        env = env.base_env
-    if isinstance(env, BatchedEnvBase):
-        return None
-    kinds = (getattr(env, "group_kinds", None) or {}).get(name)
+    kinds = (_declared(env, "group_kinds") or {}).get(name)
     sizes = () if kinds is None else kinds.sizes
     index = tuple(k for k, size in enumerate(sizes) for _ in range(size))
     return index if len(index) == n_agents else None
+
+
+def _declared(env: EnvBase, attribute: str) -> Any:
+    """What an environment itself says; None where it is in other processes."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return None if isinstance(env, BatchedEnvBase) else getattr(env, attribute, None)
 
 
 def group_from_env(
@@ -235,6 +239,7 @@ def group_from_env(
         agent_done=agent_done,
         members=members,
         kinds=kinds,
+        in_turns=_declared(env, "in_turns") is True,
     )
 
 

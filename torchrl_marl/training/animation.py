@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import step_mdp
 
 from torchrl_marl.envs.vmas.scene import Shape, Stage, scene, stage
 from torchrl_marl.errors import ConfigError, MissingExtraError
 from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.births import begun
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.metrics import group_reward
 
@@ -49,7 +51,7 @@ class Frame:
     shapes: list[Shape]
     """All entities, in the same order in every frame."""
     returns: dict[str, float]
-    """Group -> sum of the mean reward of its living agents."""
+    """Group -> sum of the mean reward of its agents that are born and live."""
 
 
 def animate(env: EnvBase, act: Policy, path: Path) -> None:
@@ -110,9 +112,13 @@ def play(env: EnvBase, act: Policy) -> list[Frame]:
     carry = env.reset()
     returns = dict.fromkeys(team.groups, 0.0)
     frames = [Frame(0, scene(env), returns)]
+    born: dict[str, Tensor] = {}
     for step in range(1, _LONGEST + 1):
         following = env.step(act(carry))
-        earned = {n: float(group_reward(g, following)[0]) for n, g in team.groups.items()}
+        born = begun(team, following, born)
+        earned = {
+            n: float(group_reward(g, following, born.get(n))[0]) for n, g in team.groups.items()
+        }
         returns = {name: returns[name] + earned[name] for name in returns}
         frames.append(Frame(step, scene(env), returns))
         if bool(following["next", "done"][0]):

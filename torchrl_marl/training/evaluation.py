@@ -21,6 +21,7 @@ from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.animation import animate, check_drawable
+from torchrl_marl.training.births import begun
 from torchrl_marl.training.metrics import group_reward
 
 __all__ = ["evaluate", "put_back"]
@@ -44,7 +45,7 @@ def evaluate(
 
     The first episode of each env counts, by the env's index: the first to *finish* would favor
     short ones. With more episodes than envs, all envs start anew. A group's reward of a step is
-    the mean over its living agents. Draws from a random state of its own.
+    the mean over its agents that are born and live. Draws from a random state of its own.
 
     Args:
         env (EnvBase): played from a reset; seeded with ``seed``.
@@ -122,10 +123,12 @@ def _first_episodes(
     running = running.flatten()
     sums = {name: torch.zeros(running.shape, device=running.device) for name in team.groups}
     length = torch.zeros(running.shape, dtype=torch.int64, device=running.device)
+    born: dict[str, Tensor] = {}
     for _ in range(longest):
         step, carry = env.step_and_maybe_reset(act(carry))
+        born = begun(team, step, born)
         for name, group in team.groups.items():
-            reward = group_reward(group, step).reshape(running.shape)
+            reward = group_reward(group, step, born.get(name)).reshape(running.shape)
             sums[name] += torch.where(running, reward, 0.0)
         length += running
         running = running & ~step.get(("next", "done")).reshape(running.shape)

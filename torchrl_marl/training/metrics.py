@@ -21,6 +21,7 @@ from torchrl_marl.errors import CheckpointError, MissingExtraError, NonFiniteErr
 from torchrl_marl.functional import masked_mean
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.stacking import Padding
+from torchrl_marl.training.births import Births
 from torchrl_marl.training.config import LoggingConfig
 from torchrl_marl.training.files import append, whole_file
 
@@ -37,7 +38,7 @@ __all__ = [
 class EpisodeTracker:
     """Sums rewards over episodes that may reach over several batches.
 
-    A group's reward of a step is the mean over its living agents.
+    A group's reward of a step is the mean over its agents that are born and live.
 
     Args:
         team (TeamSpec): the groups.
@@ -46,16 +47,18 @@ class EpisodeTracker:
     def __init__(self, team: TeamSpec) -> None:
         self.team = team
         self._running: dict[str, Tensor] = {}
+        self._births = Births(team)
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Means over the episodes that ended in a batch ``[E, T]``; NaN where none did."""
         batch = batch.flatten(0, -2) if batch.ndim > 2 else batch
         done = batch.get(("next", "done")).reshape(*batch.shape)
         ended = done.any()
+        born = self._births.update(batch)
         means = {}
         series = {}
         for name, group in self.team.groups.items():
-            series[f"{name}/episode_reward"] = group_reward(group, batch)
+            series[f"{name}/episode_reward"] = group_reward(group, batch, born.get(name))
             series[f"{name}/episode_length"] = torch.ones(batch.shape, device=done.device)
         for name, value in series.items():
             start = self._running.get(name, torch.zeros_like(value[:, 0]))
@@ -64,12 +67,13 @@ class EpisodeTracker:
         return means
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Sums of the running episodes."""
-        return dict(self._running)
+        """Sums of the running episodes, and who is born in them."""
+        return {**self._running, **self._births.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Goes on with saved sums."""
-        self._running = dict(state)
+        self._births.load_state_dict(state)
+        self._running = {key: x for key, x in state.items() if not key.endswith("/born")}
 
 
 class CsvTable:
@@ -244,13 +248,27 @@ def _broken(
     return broken.flatten(data.ndim).any(-1) if value.ndim > data.ndim else broken
 
 
-def group_reward(group: GroupSpec, batch: TensorDictBase) -> Tensor:
-    """A group's reward of each step: the mean over its living agents, of the batch's shape."""
+def group_reward(group: GroupSpec, batch: TensorDictBase, born: Tensor | None = None) -> Tensor:
+    """A group's reward of each step: the mean over its agents that are born and live.
+
+    So much is earned by nobody: what is given before an agent's birth and after its end.
+
+    Args:
+        group (GroupSpec): the group.
+        batch (TensorDictBase): ``[*B]``.
+        born (Tensor, optional): who is born, ``[*B, N]``; all, if None.
+
+    Shapes:
+        - returns ``[*B]``
+    """
     reward = batch.get(("next", *_as_tuple(group.reward_key)))
     if reward.ndim == batch.ndim + 1:
         return reward.squeeze(-1)
     # One who waits lives: what others' actions earn it in the meantime is its own.
-    return masked_mean(reward.squeeze(-1), group.living(batch), dim=-1)
+    living = group.living(batch)
+    if born is not None:
+        living = born if living is None else living & born
+    return masked_mean(reward.squeeze(-1), living, dim=-1)
 
 
 def _episode_sums(value: Tensor, done: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from torchrl_marl.envs.isaaclab.building import build_task, check_task
 from torchrl_marl.envs.isaaclab.ranges import ActionRanges, Range
 from torchrl_marl.envs.isaaclab.world import IsaacWorld, StateOf
 from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags, where_fresh
-from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.random_state import RandomState, own_stream
 from torchrl_marl.envs.spaces import spec_of_space
 from torchrl_marl.errors import ConfigError
 
@@ -106,7 +106,7 @@ class IsaacLabEnv(AutoResetEnv):
         ranges = ActionRanges(action_scale, action_clip)
         seed = int(torch.randint(2**31, ())) if seed is None else seed
         if isinstance(env, str):
-            owner, random = env, RandomState(seed, device or "cpu")
+            owner, random = env, RandomState(own_stream(seed), device or "cpu")
             with random.active():
                 task = build_task(env, num_envs=num_envs, seed=seed, device=device, settings=kwargs)
         else:
@@ -128,7 +128,7 @@ class IsaacLabEnv(AutoResetEnv):
         )
         self.is_closed = False  # TorchRL asks for it before it closes
         self.max_steps, self.own_limit = max_steps, getattr(task, "max_episode_length", None)
-        self._random = RandomState(seed, task.device)
+        self._random = RandomState(own_stream(seed), task.device)
         self._seen: dict[str, Any] = {}
         self._flags: GroupFlags | None = None
         self._set_seed(seed)
@@ -139,10 +139,10 @@ class IsaacLabEnv(AutoResetEnv):
         return self._world.env
 
     def _set_seed(self, seed: int | None) -> None:
-        seed = 0 if seed is None else seed
-        self._random.seed(seed)
-        with self._random.active():
-            self.task.seed(seed)
+        stream = own_stream(0 if seed is None else seed)
+        self._random.seed(stream)
+        with self._random.active():  # which the task seeds itself
+            self.task.seed(stream % 2**31)
 
     # ---------------------------------------------------------------------------- reset, step
 
@@ -160,6 +160,7 @@ class IsaacLabEnv(AutoResetEnv):
         assert self._flags is not None  # what was not begun is not played
         with self._random.active():
             step = self._world.step(actions, self._flags)
+        reward = torch.where(self._flags.done, 0.0, step.reward)
         seen, flags = step.seen, step.agents
         if step.was_reset:
             ended = step.root.done.squeeze(-1)
@@ -168,7 +169,7 @@ class IsaacLabEnv(AutoResetEnv):
             flags = _chosen(ended, self._world.living(), step.agents)
         after = self._given(seen, step.root, step.agents)
         for group, place in self._agents.places.items():
-            after[group]["reward"] = step.reward[:, place]
+            after[group]["reward"] = reward[:, place]
         self._seen, self._flags = step.seen, flags
         return after, self._given(step.seen, self._running(), flags)
 

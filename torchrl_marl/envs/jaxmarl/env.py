@@ -31,9 +31,9 @@ class JaxMarlEnv(AutoResetEnv):
     in Overcooked, where JaxMARL itself makes one more in the first two), and is ``truncated``
     then; what a world ends by itself is ``terminated``, also where its class is not known here.
 
-    - SMAX: a unit that dies is ``terminated``, its mask False; the dead still get the team's
-      reward (``bootstrap: team``). ``info=True`` gives ``(group, "info", "won")``: 1 at the end
-      of an episode that was won.
+    - SMAX: a unit that dies is ``terminated``, its mask False, and earns no more; with
+      ``bootstrap: team`` it is credited with what the living earn. ``info=True`` gives
+      ``(group, "info", "won")``: 1 at the end of an episode that was won.
     - Hanabi: the mask is True of the one whose turn it is.
     - Overcooked: ``shaped_reward=1.0`` adds the world's shaped reward, linearly less until
       ``shaped_reward_steps`` env steps of all copies; ``info=True`` gives the reward without.
@@ -122,6 +122,7 @@ class JaxMarlEnv(AutoResetEnv):
             )
         )
         self._flags, self._places = program.FLAGS, self._calls.places
+        self.in_turns = self._calls.world.traits.acts is not None
         self.world_name, self.max_steps = self._calls.world.name, self._calls.world.limit
         kinds, leaves = self._calls.kinds, self._calls.leaves
         super().__init__(

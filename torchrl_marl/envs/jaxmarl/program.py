@@ -105,7 +105,7 @@ class Program:
         steps, calls = carry["steps"] + 1, carry["calls"] + 1
         ends = self._ends(carry["terminated"], steps, dones, infos)
         going, after = self._read(observations, world, steps, *ends, infos)
-        self._pay(after, rewards, infos, carry["calls"])
+        self._pay(after, rewards, infos, carry)
         new, begun = self._begin(drawing)
         fresh = ends[1] | ends[2]
         going = {key: _where(fresh, new[key], going[key]) for key in new}
@@ -213,12 +213,15 @@ class Program:
             return {}
         return jax.vmap(getattr(self.env, self.traits.legal))(world)
 
-    def _pay(self, leaves: Array, rewards: Array, infos: Array, calls: Array) -> None:
+    def _pay(self, leaves: Array, rewards: Array, infos: Array, carry: Array) -> None:
+        """What each earns, nothing after its end; who waits its turn earns."""
         reward = jnp.stack([rewards[agent] for agent in self.ids], 1).astype(jnp.float32)
-        paid = reward
+        lives = ~carry["terminated"]
+        paid = reward = jnp.where(lives, reward, 0.0)
         if self.shaping.coefficient:
             shaped = jnp.stack([infos["shaped_reward"][agent] for agent in self.ids], 1)
-            paid = reward + self.shaping.at(calls * float(self.n_envs)) * shaped
+            scale = self.shaping.at(carry["calls"] * float(self.n_envs))
+            paid = reward + scale * jnp.where(lives, shaped, 0.0)
         for name, place in self.places.items():
             leaves[name]["reward"] = paid[:, place, None]
             if self.info and self.shaping.coefficient:

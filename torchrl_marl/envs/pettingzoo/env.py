@@ -136,6 +136,7 @@ class PettingZooEnv(AutoResetEnv):
         keys = info_keys(facts, groups, info)
         seats = tuple(seats_of(declaration, seated))
         super().__init__(declaration, device=device, info=_info_specs(keys, groups))
+        self.in_turns = facts.turns
         self._set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
         self.max_steps, self.own_limit = max_steps, facts.limit
         plan = CopyPlan(make.name, seats, max_steps, keys, state == "world")

@@ -26,6 +26,8 @@ class Life:
         terminated, truncated (list of bool): how an agent ended.
         left (list of bool): ended in an earlier step.
         gone (list of bool): ended, and the world has it no more.
+        born (list of bool): has acted, or does next.
+        earns (list of bool): is paid for the next step: born, and has not ended.
         all_act (bool): all agents do.
 
     Examples:
@@ -45,13 +47,15 @@ class Life:
     truncated: list[bool]
     left: list[bool]
     gone: list[bool]
+    born: list[bool]
+    earns: list[bool]
     all_act: bool = False
 
     @classmethod
     def of(cls, agents: Sequence[Any]) -> Life:
         """Before an episode."""
-        came, acts, dead, cut, left, gone = ([False] * len(agents) for _ in range(6))
-        return cls(agents, came, acts, dead, cut, left, gone)
+        came, acts, dead, cut, left, gone, born, earns = ([False] * len(agents) for _ in range(8))
+        return cls(agents, came, acts, dead, cut, left, gone, born, earns)
 
     def advance(
         self,
@@ -108,8 +112,13 @@ class Life:
             )
         self.gone[i] = not here
 
-    def choose(self, acting: Collection[Any]) -> bool:
-        """Who of the living acts next; whether that changed."""
+    def choose(self, acting: Collection[Any], in_turns: bool = False) -> bool:
+        """Who of the living acts next; whether that changed.
+
+        Args:
+            acting (collection): ids of those whom the world lets act.
+            in_turns (bool): who has come is born, and waits for its first turn.
+        """
         acts = [
             came and not (dead or cut) and agent in acting
             for agent, came, dead, cut in zip(
@@ -117,6 +126,11 @@ class Life:
             )
         ]
         changed, self.acts, self.all_act = acts != self.acts, acts, all(acts)
+        self.born = list(self.came) if in_turns else list(map(any, zip(self.born, acts)))
+        self.earns = [
+            born and not (dead or cut)
+            for born, dead, cut in zip(self.born, self.terminated, self.truncated)
+        ]
         return changed
 
     def close(self) -> bool:

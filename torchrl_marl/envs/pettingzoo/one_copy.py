@@ -124,7 +124,7 @@ class OneCopy(ABC):
         for view in self._begun.fields.values():
             view[...] = 0
         self.life.advance(self.world.agents, {}, {})
-        self.life.choose(self._acting(seen))
+        self.life.choose(self._acting(seen), self.in_turns)
         self._write(self._begun, seen, infos)
         self._write_flags(self._begun)
 
@@ -133,19 +133,20 @@ class OneCopy(ABC):
     ) -> tuple[bool, bool]:
         """Writes what a step led to; whether the episode is over, and whether flags changed."""
         changed, alive, life, present = False, True, self.life, self.world.agents
+        earns = life.earns  # as the step began
         self._check_names(present, seen, earned, terminated, truncated)
         same = life.all_act and seen.keys() == self._known == set(present)
         if not (same and _all_false(terminated) and _all_false(truncated)):
             cut_off = self._limit is not None and self.steps >= self._limit
             changed, alive = life.advance(present, terminated, truncated, cut_off)
-            changed = life.choose(self._acting(seen)) or changed
+            changed = life.choose(self._acting(seen), self.in_turns) or changed
         over, after = not alive or self.steps == self.plan.max_steps, self._after
         self._write(after, seen, infos)
         try:
-            for agent, place in zip(self.agents, after.rewards):
-                place[0] = earned.get(agent, 0.0)
+            for agent, place, own in zip(self.agents, after.rewards, earns):
+                place[0] = earned.get(agent, 0.0) if own else 0.0
         except (TypeError, ValueError):
-            self._write_odd_rewards(earned)
+            self._write_odd_rewards(earned, earns)
         if over:
             ended = life.close()
             self._write_flags(after)
@@ -213,9 +214,10 @@ class OneCopy(ABC):
         else:
             write(mask, legal, f"the action mask of agent {agent!r}")
 
-    def _write_odd_rewards(self, earned: Mapping) -> None:
-        for agent, place in zip(self.agents, self._after.rewards):
-            write(place, np.ravel(earned.get(agent, 0.0)), f"the reward of agent {agent!r}")
+    def _write_odd_rewards(self, earned: Mapping, earns: Sequence[bool]) -> None:
+        for agent, place, own in zip(self.agents, self._after.rewards, earns):
+            reward = earned.get(agent, 0.0) if own else 0.0
+            write(place, np.ravel(reward), f"the reward of agent {agent!r}")
 
     def _write_flags(self, view: PartViews) -> None:
         life = self.life

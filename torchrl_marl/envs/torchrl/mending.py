@@ -16,9 +16,9 @@ from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_marl.envs.auto_reset import AutoResetEnv
 from torchrl_marl.envs.declaration import Declaration
-from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags, where_fresh
+from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags, earned, where_fresh
 from torchrl_marl.envs.marl_env import MarlEnv
-from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.random_state import RandomState, own_stream
 from torchrl_marl.envs.torchrl.readings import Reading, reading_of
 from torchrl_marl.errors import ConfigError
 
@@ -126,13 +126,15 @@ class MendedEnv(AutoResetEnv):
         self.random_state = RandomState(int(torch.randint(2**31, ())), self.device)
         self._last: TensorDictBase | None = None
         self._flags: dict[str, Any] = {}
+        self._born: dict[str, Any] = {}
         self._steps = torch.zeros(self.num_envs, 1, dtype=torch.int64, device=self.device)
 
     def _set_seed(self, seed: int | None) -> None:
-        self.random_state.seed(0 if seed is None else seed)
+        stream = own_stream(0 if seed is None else seed)
+        self.random_state.seed(stream)
         try:
-            with self.random_state.active():
-                self._inner.set_seed(seed, static_seed=True)
+            with self.random_state.active():  # which the inner one may seed itself
+                self._inner.set_seed(stream % 2**31, static_seed=True)
         except NotImplementedError as refusal:
             warnings.warn(
                 f"{self._declaration.owner} cannot be seeded ({refusal}); runs of it differ.",
@@ -156,6 +158,8 @@ class MendedEnv(AutoResetEnv):
         for name, group in self.team.groups.items():
             living = GroupFlags.living(self.batch_size, group.n_agents, self.device)
             groups[name] = living.closed_by(root, source[name].get("mask")).__dict__
+        born = {name: flags["mask"] for name, flags in groups.items()}
+        self._born = where_fresh(fresh, born, self._born) if self._born else born
         self._flags = where_fresh(fresh, groups, self._flags) if self._flags else groups
         return self._with_flags(source, root)
 
@@ -176,10 +180,13 @@ class MendedEnv(AutoResetEnv):
             list(ended.values()), *self._reading.ends(self._last, self._steps)
         )
         for name, flags in ended.items():
+            own = source[name]
+            own["reward"] = earned(own["reward"], before[name], self._born[name])
             closed = flags.closed_by(root, source[name].get("mask"))
             # Whom a time limit stops is bootstrapped, whoever set it.
             stopped = before[name].mask & root.truncated & ~closed.terminated.squeeze(-1)
             self._flags[name] = {**closed.__dict__, "mask": closed.mask | stopped}
+            self._born[name] = self._born[name] | closed.mask
         after = self._with_flags(source, root)
         if not bool(root.done.any()):
             return after, dict(after)

@@ -41,6 +41,7 @@ class OpenSpielGames(AutoResetEnv):
         SpecError: an action that is not legal.
     """
 
+    in_turns = True
     _state: Any
 
     def __init__(self, wrapper: OpenSpielWrapper) -> None:

@@ -19,7 +19,7 @@ from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.capture.execution import Execution, check_execution
-from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.random_state import RandomState, own_stream
 from torchrl_marl.envs.simulator import SimulatorStateError, read_tensors, write_tensors
 from torchrl_marl.envs.starts import StartBank, Unmoved
 from torchrl_marl.envs.vmas.graphs import VmasGraphs
@@ -153,7 +153,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         )
         self._worlds = VmasWorlds(scenario, self._seed_of_world, arguments, self._info)
         device = self.device if self.device is not None else torch.get_default_device()
-        self.random_state = RandomState(self._seed_of_world, device)
+        self.random_state = RandomState(own_stream(self._seed_of_world), device)
         with self.random_state.active():
             env = self._worlds.build(num_envs, device, scenario)
         if len(self.batch_size) == 0:
@@ -284,7 +284,8 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     # --------------------------------------------------------- random state, snapshot, starts
 
     def _set_seed(self, seed: int | None) -> None:
-        self.random_state.seed(0 if seed is None else seed)
+        stream = own_stream(0 if seed is None else seed)
+        self.random_state.seed(stream)
         # A reset does not write everything that info and the like read: what is left over from
         # earlier comes from this seed, too.
         write_tensors(self._env, self._initial_tensors, VIEWER)
@@ -292,7 +293,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             self._env._reset(return_observations=False)
             warm_up(self._env, self._info)
             self._env._reset(return_observations=False)
-        self.random_state.seed(0 if seed is None else seed)
+        self.random_state.seed(stream)
         if self._bank is not None:
             self._bank.empty()
         self._drawn = {}
@@ -375,7 +376,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         self._env = self._env  # out of graphs
         self._bank = self._unmoved = self._given = self._captured = self._graphs = None
         self._drawn = {}
-        self.random_state = RandomState(self._seed_of_world, device)
+        self.random_state = RandomState(own_stream(self._seed_of_world), device)
         self._initial_tensors = {path: x.to(device) for path, x in self._initial_tensors.items()}
         super().to(device)
         self._reader = replace(self._reader, device=self.device)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.random_state import RandomState, own_stream
 from torchrl_marl.envs.simulator import SimulatorState
 from torchrl_marl.envs.starts import StartBank, random_draws
 from torchrl_marl.envs.vmas.simulator import build_simulator, reset_all, reset_each, warm_up
@@ -37,6 +37,7 @@ class VmasWorlds:
     ) -> None:
         self.name = scenario if isinstance(scenario, str) else type(scenario).__name__
         self.seed = seed
+        self._stream = own_stream(seed)
         self._scenario = copy.deepcopy(scenario)
         self._arguments = dict(arguments)
         self._info = info
@@ -71,7 +72,7 @@ class VmasWorlds:
                 warm_up(env, self._info)
                 return env
 
-            with RandomState(self.seed).active():
+            with RandomState(self._stream).active():
                 self._state = SimulatorState(probe, exclude=VIEWER)
         return self._state
 
@@ -83,14 +84,14 @@ class VmasWorlds:
         """
         state, n, device = self.state(), simulator.num_envs, simulator.device
         # The twin draws its world from the same seed, and its starts from the env's own state.
-        with RandomState(self.seed, device).active():
+        with RandomState(self._stream, device).active():
             twin = self.build(n, device)
         return StartBank(state, simulator, twin, self.fresh_starts(), n, device)
 
     def fresh_starts(self) -> Callable[[Environment], None]:
         """A reset of all envs that draws a start of its own for each, as single resets do."""
         n = SimulatorState.PROBES[1]
-        with RandomState(self.seed).active():
+        with RandomState(self._stream).active():
             probe = self.build(n, torch.device("cpu"))
             together = random_draws(lambda: reset_all(probe))
             alone = random_draws(lambda: probe._reset_at(0, return_observations=False))

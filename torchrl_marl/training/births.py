@@ -1,0 +1,86 @@
+"""Since when an agent is there: what is earned before its birth is nobody's.
+
+Shapes: E envs, T steps, N agents of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from torchrl_marl.specs import GroupSpec, TeamSpec
+
+__all__ = ["Births", "begun"]
+
+
+class Births:
+    """Who is born, through episodes that may reach over several batches.
+
+    An agent is born with its first own step: the first of its episode in which its mask is True.
+    Where agents move in turns, all are born with the episode, and so are those without masks.
+
+    Args:
+        team (TeamSpec): the groups.
+    """
+
+    def __init__(self, team: TeamSpec) -> None:
+        self.team = team
+        self._before: dict[str, Tensor] = {}
+
+    def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Group -> who is born in each step of a batch ``[E, T]``: ``[E, T, N]``.
+
+        Groups of which all agents are born with the episode are left out.
+        """
+        done = batch.get(("next", "done")).reshape(batch.shape).unsqueeze(-1)
+        born = {}
+        for name, group in _waiting(self.team).items():
+            acts = batch.get(group.mask_key)
+            before = self._before.get(name, torch.zeros_like(acts[:, 0]))
+            born[name], self._before[name] = _born(acts, done, before)
+        return born
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Who is born in the running episodes."""
+        return {f"{name}/born": x for name, x in self._before.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on with saved births."""
+        keys = {name: f"{name}/born" for name in self.team.groups}
+        self._before = {name: state[key] for name, key in keys.items() if key in state}
+
+
+def begun(team: TeamSpec, step: TensorDictBase, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Group -> who is born in a step of a first episode, ``[*B, N]``; see :class:`Births`.
+
+    Args:
+        team (TeamSpec): the groups.
+        step (TensorDictBase): ``[*B]``.
+        before (mapping): the same of the step before; empty at the episode's begin.
+    """
+    acting = {name: step.get(group.mask_key) for name, group in _waiting(team).items()}
+    return {name: acts | before[name] if before else acts for name, acts in acting.items()}
+
+
+def _waiting(team: TeamSpec) -> dict[str, GroupSpec]:
+    """Groups in which an agent may be born late."""
+    return {n: g for n, g in team.groups.items() if g.mask_key is not None and not g.in_turns}
+
+
+def _born(acts: Tensor, done: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """Who is born in each step ``[E, T, N]``, and in the episode that goes on ``[E, N]``.
+
+    Args:
+        acts (Tensor): who acts, ``[E, T, N]``.
+        done (Tensor): whether the episode ends in the step, ``[E, T, 1]``.
+        before (Tensor): who was born when the batch began, ``[E, N]``.
+    """
+    steps = torch.arange(acts.shape[1], device=acts.device).view(1, -1, 1)
+    last_own = torch.where(acts, steps, -1).cummax(1).values
+    last_end = torch.where(done, steps, -1).cummax(1).values
+    ended_before = torch.cat([torch.full_like(last_end[:, :1], -1), last_end[:, :-1]], 1)
+    born = (last_own > ended_before) | ((ended_before < 0) & before.unsqueeze(1))
+    return born, born[:, -1] & ~done[:, -1]
