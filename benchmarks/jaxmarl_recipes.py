@@ -11,6 +11,7 @@ mpe2's world, through PettingZooEnv.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import statistics
@@ -46,9 +47,7 @@ def make_env(recipe: str, n_envs: int, **changes: Any) -> Any:
     import torchrl_marl.envs
     from torchrl_marl.config import load_config
 
-    config = replace(load_config(recipe).env, info=True)
-    kwargs = {k: x for k, x in config.kwargs.items() if not k.startswith("shaped_reward")}
-    config = replace(config, kwargs=kwargs, **changes)
+    config = replace(load_config(recipe).env, info=True, **changes)
     return torchrl_marl.envs.make_env(config, seed=12345, n_envs=n_envs)
 
 
@@ -82,7 +81,9 @@ def measures_of(run: Any, recipe: str, n: int) -> list[tuple[str, float, float]]
         worlds[f", in {TWIN}"] = make_env(recipe, n, **changes)
     rows = []
     for where, env in worlds.items():
-        with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+        # Without what is for training only, such as a shaped reward.
+        measured = getattr(env, "measured", contextlib.nullcontext)
+        with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC), measured():
             learned, drawn = episodes_of(env, run.policy), episodes_of(env, env.rand_action)
         key = "won" if "smax" in recipe else "return"
         rows.append((key + where, learned[key], drawn[key]))

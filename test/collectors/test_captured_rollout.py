@@ -379,8 +379,8 @@ class Counting(nn.Module):
 
 
 def primed():
-    env = dropout()
-    return TransformedEnv(env, TensorDictPrimer({"calls": Unbounded((*env.batch_size, 1))}))
+    primer = TensorDictPrimer({"calls": Unbounded((1,))}, expand_specs=True)
+    return TransformedEnv(dropout(), primer)
 
 
 def counting():

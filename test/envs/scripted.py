@@ -153,9 +153,9 @@ class Turns(AECEnv):
 class MaskedTurns(Turns):
     """Tells its action mask, only action 1, in the infos of the mover alone, from a move on."""
 
-    def __init__(self, since=0, **kwargs):
+    def __init__(self, since=0, legal=(0, 1), **kwargs):
         super().__init__(**kwargs)
-        self.since = since
+        self.since, self.legal = since, legal
 
     def reset(self, seed=None, options=None):
         super().reset(seed)
@@ -168,4 +168,4 @@ class MaskedTurns(Turns):
     def _mask(self):
         self.infos = {a: {} for a in self.agents}
         if self.agents and self.move >= self.since:
-            self.infos[self.agent_selection] = {"action_mask": np.array([0, 1], np.int8)}
+            self.infos[self.agent_selection] = {"action_mask": np.array(self.legal, np.int8)}

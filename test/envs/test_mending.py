@@ -72,6 +72,16 @@ class Lonely(EnvBase):
         return TensorDict({"pair": {"observation": seen}, "state": seen[0]}, [])
 
 
+class Dicer(Lonely):
+    """Shows what it draws, and seeds torch as many worlds do."""
+
+    def _set_seed(self, seed):
+        torch.manual_seed(seed)
+
+    def give(self):
+        return super().give().set(("pair", "observation"), torch.rand(2, 1))
+
+
 # --------------------------------------------------------------------------------- what is right
 
 
@@ -173,6 +183,15 @@ def test_stock_vmas(group_map):
     assert td["next", "truncated"][0].flatten().tolist() == [False, False, True] * 2 + [False]
     assert not td["next", "terminated"].any()
     check_marl_env(env, n_steps=4)
+
+
+def test_a_world_of_the_same_seed_draws_other_numbers_than_a_policy():
+    env = make_env(Dicer(), seed=3)
+    drawn = env.reset()["pair", "observation"].flatten()
+    torch.manual_seed(3)
+    assert not torch.isin(drawn, torch.rand(100)).any()
+    env.set_seed(3)
+    assert torch.equal(env.reset()["pair", "observation"].flatten(), drawn)
 
 
 def test_a_goal_in_the_last_step_of_vmas_is_no_time_limit():

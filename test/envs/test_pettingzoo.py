@@ -83,6 +83,24 @@ def test_agents_that_spawn_late_wait_before():
     assert td["next", "bob", "mask"][0, -1].all()
 
 
+def test_nothing_is_earned_before_birth_and_after_the_end():
+    world = Script(
+        "bob_0 bob_1 bob_2",
+        [
+            {"earns": {"bob_0": 1, "bob_1": 2, "bob_2": 3}},
+            {
+                "agents": "bob_0 bob_2",
+                "dies": "bob_1",
+                "earns": {"bob_0": 4, "bob_1": 5, "bob_2": 6},
+            },
+            {"earns": {"bob_0": 7, "bob_1": 8, "bob_2": np.array([9.0])}},
+        ],
+        first="bob_0 bob_1",
+    )
+    td = roll(world, 6, max_steps=3)
+    assert rows(td["next"], "bob", "reward") == [[1, 2, 0], [4, 5, 0], [7, 0, 9]] * 2
+
+
 def test_who_never_came_is_not_bootstrapped_at_a_time_limit():
     td = roll(Script("bob_0 bob_1", [{}], first="bob_0"), 2, max_steps=2)["next"]
     assert rows(td, "bob", "mask") == [[True, False], [True, False]]

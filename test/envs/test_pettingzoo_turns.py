@@ -55,6 +55,13 @@ def test_rewards_are_what_the_world_tells_at_the_next_turn():
         world.step(0)
 
 
+def test_who_acts_without_a_legal_action_shows_it():
+    """Those who act not are shown as free, since somebody may draw for all."""
+    td = roll(MaskedTurns(since=0, legal=(0, 0), n_moves=3), 3)
+    legal = td["p", "action_mask"].any(-1)
+    assert torch.equal(legal, ~td["p", "mask"])
+
+
 def test_a_death_in_the_middle_is_no_end():
     world = Turns(3, {2: {"dies": "p_2", "earns": {"p_2": -5}}, 3: {"cut": "p_0"}}, n_moves=5)
     td = roll(world, 5)

@@ -11,6 +11,7 @@ from torchrl.envs.utils import step_mdp
 vmas = pytest.importorskip("vmas")
 
 from torchrl_marl.envs import VmasEnv  # noqa: E402
+from torchrl_marl.envs.random_state import own_stream  # noqa: E402
 from torchrl_marl.envs.simulator import SimulatorStateError  # noqa: E402
 from torchrl_marl.envs.vmas.scenarios import scenario_arguments, scenario_names  # noqa: E402
 from torchrl_marl.errors import ConfigError  # noqa: E402
@@ -30,7 +31,7 @@ def stepped(env, n=2):
 def test_a_full_reset_and_the_steps_after_it_are_those_of_vmas(scenario):
     env = VmasEnv(scenario, num_envs=6, seed=4)
     stock = vmas.make_env(scenario, 6)
-    expected, td = stock.reset(seed=4), env.reset()
+    expected, td = stock.reset(seed=own_stream(4)), env.reset()
     assert torch.equal(td[AGENTS], torch.stack(expected, 1))
     for action in draw_actions(env, 10):
         td = step_mdp(env.step(td.update(action)), exclude_reward=False)
@@ -38,6 +39,20 @@ def test_a_full_reset_and_the_steps_after_it_are_those_of_vmas(scenario):
         assert torch.equal(td[AGENTS], torch.stack(observations, 1))
         assert torch.equal(td["agents", "reward"].squeeze(-1), torch.stack(rewards, 1))
         assert torch.equal(td["terminated"].squeeze(-1), dones)
+
+
+def test_a_policy_of_the_same_seed_does_not_draw_the_worlds_numbers():
+    """Stock VMAS draws what ``torch.manual_seed`` of its seed gives, to everybody."""
+    env = VmasEnv("simple_spread", num_envs=6, seed=4)
+    stock = vmas.make_env("simple_spread", 6)
+    for _ in range(2):
+        seen, known = env.reset()[AGENTS], torch.stack(stock.reset(seed=4), 1)
+        assert not (seen == known)[..., :2].any()  # where the agents are
+        torch.manual_seed(4)
+        own = torch.get_rng_state()
+        env.set_seed(4)
+        assert torch.equal(torch.get_rng_state(), own)
+        assert not torch.equal(env.random_state.state_dict()["torch"], own)
 
 
 def test_it_drops_in_for_torchrls():

@@ -4,14 +4,15 @@ import csv
 import dataclasses
 import importlib.util
 import math
+import warnings
 
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import Bounded, Unbounded
+from torchrl.data import Bounded, Categorical, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
-from torchrl_marl.errors import CheckpointError, MissingExtraError, NonFiniteError
+from torchrl_marl.errors import CheckpointError, MissingExtraError, NonFiniteError, SpecError
 from torchrl_marl.training.config import LoggingConfig
 from torchrl_marl.training.metrics import (
     CsvTable,
@@ -178,6 +179,60 @@ def test_the_dead_may_hold_anything():
     batch["cat", "observation"][0, 0, 0] = NAN
     with pytest.raises(NonFiniteError, match="env 0, step 0"):
         check_finite(team, batch)
+
+
+def choosing_batch():
+    team = TeamSpec(
+        [
+            AgentSpec("cat", 2, Unbounded((1,)), Categorical(3), action_mask=True),
+            AgentSpec("dog", 1, Unbounded((1,)), Bounded(-1, 1, (1,))),
+        ]
+    )
+    batch = make_batch([[[1.0, 1.0]] * 3] * 2, [[1.0] * 3] * 2, [[False] * 3] * 2)
+    batch["cat", "action_mask"] = torch.ones(2, 3, 2, 3, dtype=torch.bool)
+    return team, batch
+
+
+def test_who_acts_without_a_legal_action_is_named():
+    team, batch = choosing_batch()
+    batch["cat", "action_mask"][..., 1:] = False
+    batch["cat", "action_mask"][0, 1, 0] = False
+    batch["cat", "mask"][0, 1, 0] = False  # who waits needs none
+    check_finite(team, batch)
+    batch["cat", "action_mask"][1, 2, 1] = False
+    with pytest.raises(SpecError, match="'cat': agent 'cat_1' acts .* no legal .*env 1, step 2"):
+        check_finite(team, batch)
+    with pytest.raises(SpecError, match=r"'cat_1' .*\(env 1 of the batch"):
+        check_finite(team, batch[:, 2])
+
+
+def games(n, draw=0.0):
+    """A step a game: what one cat wins the other loses; ``draw`` goes to both besides."""
+    won = torch.arange(1.0, n + 1)
+    cat = torch.stack([won + draw, draw - won], -1).unsqueeze(0).tolist()
+    return make_batch(cat, [[1.0] * n], [[True] * n])
+
+
+def test_a_game_within_one_group_is_warned_of_once():
+    tracker = EpisodeTracker(make_team())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tracker.update(games(9))["cat/episode_reward"] == 0
+        tracker.update(make_batch([[[0.0, 0.0]] * 20], [[1.0] * 20], [[True] * 20]))
+    with pytest.warns(UserWarning, match="'cat'.*zero-sum.*group_map") as caught:
+        tracker.update(games(1))
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tracker.update(games(30))
+
+
+def test_what_is_no_game_is_not_warned_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tracker = EpisodeTracker(make_team())
+        tracker.update(games(5, draw=0.01))
+        tracker.update(games(30))
 
 
 # --------------------------------------------------------------------------------- the table

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs.batched_envs import BatchedEnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.collectors.rollout import restore_env, snapshot_env
@@ -45,7 +47,8 @@ def evaluate(
 
     The first episode of each env counts, by the env's index: the first to *finish* would favor
     short ones. With more episodes than envs, all envs start anew. A group's reward of a step is
-    the mean over its agents that are born and live. Draws from a random state of its own.
+    the mean over its agents that are born and live. Draws from a random state of its own. What
+    an env adds to the reward for training only is left out, in its ``measured()``.
 
     Args:
         env (EnvBase): played from a reset; seeded with ``seed``.
@@ -78,7 +81,7 @@ def evaluate(
     n_envs = env.batch_size.numel()
     # Not the environment's own seed, or actions would repeat its draws.
     random_state = RandomState(seed + _ACTIONS, env.device or "cpu")
-    with torch.no_grad(), random_state.active(), set_exploration_type(mode):
+    with torch.no_grad(), random_state.active(), set_exploration_type(mode), _measured(env):
         env.set_seed(seed)
         for first in range(0, episodes, n_envs):
             count = min(n_envs, episodes - first)
@@ -112,6 +115,14 @@ def put_back(env: EnvBase) -> Iterator[bool]:
     finally:
         if before is not None:
             restore_env(env, before)
+
+
+def _measured(env: EnvBase) -> AbstractContextManager[Any]:
+    """In which an env gives the rewards that policies are measured by, not those of training."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    own = None if isinstance(env, BatchedEnvBase) else getattr(env, "measured", None)
+    return contextlib.nullcontext() if own is None else own()
 
 
 def _first_episodes(

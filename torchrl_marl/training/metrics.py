@@ -9,6 +9,7 @@ import csv
 import importlib.util
 import io
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from torchrl_marl.errors import CheckpointError, MissingExtraError, NonFiniteError
+from torchrl_marl.errors import CheckpointError, MissingExtraError, NonFiniteError, SpecError
 from torchrl_marl.functional import masked_mean
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.stacking import Padding
@@ -34,11 +35,15 @@ __all__ = [
     "group_reward",
 ]
 
+# Steps with rewards after which a group counts as a zero-sum game.
+_ENOUGH = 10
+
 
 class EpisodeTracker:
     """Sums rewards over episodes that may reach over several batches.
 
-    A group's reward of a step is the mean over its agents that are born and live.
+    A group's reward of a step is the mean over its agents that are born and live. A group whose
+    agents only win what others of it lose is warned of, once.
 
     Args:
         team (TeamSpec): the groups.
@@ -48,6 +53,8 @@ class EpisodeTracker:
         self.team = team
         self._running: dict[str, Tensor] = {}
         self._births = Births(team)
+        # Steps with rewards of groups that may be zero-sum games.
+        self._rewarded = {n: 0 for n, group in team.groups.items() if group.n_agents > 1}
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Means over the episodes that ended in a batch ``[E, T]``; NaN where none did."""
@@ -55,6 +62,8 @@ class EpisodeTracker:
         done = batch.get(("next", "done")).reshape(*batch.shape)
         ended = done.any()
         born = self._births.update(batch)
+        for name in list(self._rewarded):
+            self._look_for_games(self.team.groups[name], batch)
         means = {}
         series = {}
         for name, group in self.team.groups.items():
@@ -65,6 +74,27 @@ class EpisodeTracker:
             totals, self._running[name] = _episode_sums(value, done, start)
             means[name] = torch.where(ended, masked_mean(totals, done), torch.nan)
         return means
+
+    def _look_for_games(self, group: GroupSpec, batch: TensorDictBase) -> None:
+        """Warns where all that is won in a group is lost in it; waits for the device until then."""
+        reward = batch.get(("next", *_as_tuple(group.reward_key)))
+        if reward.ndim == batch.ndim + 1:
+            del self._rewarded[group.name]
+            return
+        living = group.living(batch)
+        own = reward if living is None else torch.where(living.unsqueeze(-1), reward, 0.0)
+        size, total = own.abs().sum((-2, -1)), own.sum((-2, -1)).abs()
+        rewarded, unequal = torch.stack([(size > 0).sum(), (total > 1e-5 * size).sum()]).tolist()
+        self._rewarded[group.name] += rewarded
+        if unequal or self._rewarded[group.name] >= _ENOUGH:
+            del self._rewarded[group.name]
+        if not unequal and group.name not in self._rewarded:
+            warnings.warn(
+                f"group {group.name!r}: in each of {_ENOUGH} steps or more its agents' rewards "
+                "add up to 0, as in a zero-sum game, so that the group's return is 0 whatever "
+                "they learn; give each side a group of its own (env.group_map).",
+                stacklevel=4,
+            )
 
     def state_dict(self) -> dict[str, Tensor]:
         """Sums of the running episodes, and who is born in them."""
@@ -189,26 +219,54 @@ def count_agent_frames(team: TeamSpec, batch: TensorDictBase) -> Tensor:
 def check_finite(team: TeamSpec, data: TensorDictBase) -> None:
     """Refuses observations, states and rewards of living agents that are NaN or infinite.
 
+    And agents that act without any legal action.
+
     Args:
         team (TeamSpec): the groups.
         data (TensorDictBase): a batch ``[E, T]``, or one step ``[E]``.
 
     Raises:
         NonFiniteError: naming group, key, env and step.
+        SpecError: naming group, agent, env and step.
     """
+    stuck = list(_stuck(team, data))
     found = [
         (group, key, _broken(value, mask, padding, data))
         for group, key, mask, padding in _checked_entries(team, data)
         if (value := data.get(key, None)) is not None and value.is_floating_point()
     ]
-    if not found or not bool(torch.stack([broken.any() for *_, broken in found]).any()):
+    wrong = [*(broken for *_, broken in found), *(x for _, x in stuck)]
+    if not wrong or not bool(torch.stack([x.any() for x in wrong]).any()):
         return
-    group, key, broken = next(entry for entry in found if bool(entry[2].any()))
-    place = ", ".join(f"{n} {i}" for n, i in zip(("env", "step"), broken.nonzero()[0].tolist()))
-    raise NonFiniteError(
-        f"group {group!r}: {key!r} of the environment is NaN or infinite ({place} of the batch); "
-        "training stops, and the last checkpoint stays. Mend the environment."
+    for group, key, broken in found:
+        if bool(broken.any()):
+            raise NonFiniteError(
+                f"group {group!r}: {key!r} of the environment is NaN or infinite "
+                f"({_place(broken)} of the batch); training stops, and the last checkpoint stays. "
+                "Mend the environment."
+            )
+    spec, broken = next(entry for entry in stuck if bool(entry[1].any()))
+    agent = spec.agent_names[int(broken.nonzero()[0, -1])]
+    raise SpecError(
+        f"group {spec.name!r}: agent {agent!r} acts and has no legal action "
+        f"({_place(broken)} of the batch: its {spec.action_mask_key!r} is False everywhere, its "
+        f"{spec.mask_key!r} True); make an action legal, such as a no-op, or the mask False. "
+        "Training stops, and the last checkpoint stays."
     )
+
+
+def _place(broken: Tensor) -> str:
+    """The first place of a batch ``[E, T]``, or of a step ``[E]``."""
+    return ", ".join(f"{n} {i}" for n, i in zip(("env", "step"), broken.nonzero()[0].tolist()))
+
+
+def _stuck(team: TeamSpec, data: TensorDictBase) -> Iterator[tuple[GroupSpec, Tensor]]:
+    """Groups with legal actions, and where their agents act and have none, ``[*B, N]``."""
+    for group in team.groups.values():
+        if group.action_mask_key is not None:
+            stuck = ~data.get(group.action_mask_key).any(-1)
+            acts = None if group.mask_key is None else data.get(group.mask_key)
+            yield group, stuck if acts is None else stuck & acts
 
 
 def _checked_entries(

@@ -5,7 +5,8 @@ Shapes: E envs, N agents of a group, S state features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ class JaxMarlEnv(AutoResetEnv):
       ``(group, "info", "won")``: 1 at the end of an episode that was won.
     - Hanabi: the mask is True of the one whose turn it is.
     - Overcooked: ``shaped_reward=1.0`` adds the world's shaped reward, linearly less until
-      ``shaped_reward_steps`` env steps of all copies; ``info=True`` gives the reward without.
+      ``shaped_reward_steps`` env steps of all copies; ``info=True`` gives the reward without. It
+      is for training: policies are measured without it (:meth:`measured`).
 
     On a CPU one thread of torch is best (``torch.set_num_threads(1)``, ``threads: 1`` in a
     recipe): torch's and JAX's threads get in each other's way. JAX does not survive a fork: start
@@ -105,6 +107,7 @@ class JaxMarlEnv(AutoResetEnv):
         from torchrl_marl.envs.jaxmarl import compiled, exchange, program
 
         self._carry: Any = None
+        self._is_measured = False
         self._exchange = exchange
         self._jax_device = exchange.device_of(torch.device(device))
         self._calls = compiled.compiled(
@@ -170,9 +173,22 @@ class JaxMarlEnv(AutoResetEnv):
         flags, root = (zip(names, given.pop(key)) for key, names in self._flags.items())
         rows = {key: x if key == "mask" else x.unsqueeze(-1) for key, x in flags}
         for name, place in self._places.items():
-            given[name].update({key: x[:, place] for key, x in rows.items()})
+            own = given[name]
+            own.update({key: x[:, place] for key, x in rows.items()})
+            unshaped = own.pop("unshaped", None)
+            if unshaped is not None and self._is_measured:
+                own["reward"] = unshaped
         given.update(root)
         return given
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """Rewards are meanwhile those that a policy is measured by, without the shaped one."""
+        before, self._is_measured = self._is_measured, True
+        try:
+            yield
+        finally:
+            self._is_measured = before
 
     # ---------------------------------------------------------------- random state, snapshot
 

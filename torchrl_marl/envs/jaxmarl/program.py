@@ -224,6 +224,8 @@ class Program:
             paid = reward + scale * jnp.where(lives, shaped, 0.0)
         for name, place in self.places.items():
             leaves[name]["reward"] = paid[:, place, None]
+            if self.shaping.coefficient:
+                leaves[name]["unshaped"] = reward[:, place, None]
             if self.info and self.shaping.coefficient:
                 leaves[name]["info"]["unshaped_reward"] = reward[:, place, None]
 

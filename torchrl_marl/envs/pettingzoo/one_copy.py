@@ -209,7 +209,7 @@ class OneCopy(ABC):
         if self.life.acts[i]:
             where = seen if self.seats[i].spaces.masked == "observation" else infos
             legal = (where.get(agent) or {}).get("action_mask")
-        if legal is None or not np.any(legal):
+        if legal is None:
             mask[...] = True  # anything will do for those who act not
         else:
             write(mask, legal, f"the action mask of agent {agent!r}")
