@@ -47,9 +47,6 @@ class AutoResetEnv(EnvBase):
         info (dict of str to Composite, optional): group -> specs of its ``"info"``, ``[N]``.
     """
 
-    in_turns = False
-    """Whether agents move one after another: then all are born with the episode."""
-
     def __init__(
         self,
         declaration: Declaration,
@@ -80,6 +77,11 @@ class AutoResetEnv(EnvBase):
     def team(self) -> TeamSpec:
         """The agents by group."""
         return self._declaration.team
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether agents move one after another: then all are born with the episode."""
+        return self._declaration.in_turns
 
     @property
     def group_kinds(self) -> dict[str, GroupKinds]:

@@ -34,6 +34,7 @@ class Declaration:
         n_envs (int): number E of envs.
         kinds (dict of str to tuple of AgentSpec): kinds of agents by group.
         state (TensorSpec, optional): ``[S]``.
+        in_turns (bool): agents move one after another, see :class:`~torchrl_marl.TeamSpec`.
 
     Raises:
         ConfigError: two kinds of one name, or kinds that cannot be of one group.
@@ -46,9 +47,11 @@ class Declaration:
         n_envs: int,
         kinds: dict[str, tuple[AgentSpec, ...]] | None = None,
         state: TensorSpec | None = None,
+        in_turns: bool = False,
     ) -> None:
         self.owner, self.n_envs, self.kinds, self.state = owner, n_envs, kinds or {}, state
-        self.team = TeamSpec(self.kinds, state)
+        self.in_turns = in_turns
+        self.team = TeamSpec(self.kinds, state, in_turns)
         self.groups = {
             name: GroupKinds.of(self.kinds[name], group) for name, group in self.team.groups.items()
         }
@@ -71,7 +74,8 @@ class Declaration:
                 )
         kinds = (*self.kinds.get(group, ()), spec)
         _check_one_group(f"{self.owner}: group {group!r}", kinds)
-        return Declaration(self.owner, self.n_envs, {**self.kinds, group: kinds}, self.state)
+        all_kinds = {**self.kinds, group: kinds}
+        return Declaration(self.owner, self.n_envs, all_kinds, self.state, self.in_turns)
 
     def with_state(self, spec: TensorSpec) -> Declaration:
         """With what only a critic sees."""
@@ -84,7 +88,7 @@ class Declaration:
                 f"{self.owner}: the state's spec is {found}, expected one of floats [S], such as "
                 "torchrl.data.Unbounded((8,))."
             )
-        return Declaration(self.owner, self.n_envs, self.kinds, spec)
+        return Declaration(self.owner, self.n_envs, self.kinds, spec, self.in_turns)
 
     def _group_specs(self, name: str, kinds: dict[str, Composite]) -> Composite:
         """Specs of all leaves in which a group's kinds agree, ``[N]``."""

@@ -166,7 +166,7 @@ class MarlEnv(WorldGraphs, EnvBase):
         # Groups of which _reset said who acts.
         self._with_mask: set[str] = set()
         self.group_map: dict[str, list[str]] = {}
-        self._declaration = Declaration(name, num_envs)
+        self._declaration = Declaration(name, num_envs, in_turns=self.in_turns)
         self._inside = False
         self._seed = int(torch.randint(2**31, ())) if seed is None else seed
         self.random_state = RandomState(own_stream(self._seed), self.device)

@@ -113,8 +113,8 @@ class Paces(MarlEnv):
 
     Agent i is born after ``i * late_spawn`` steps and then acts in every ``paces[i]``-th step,
     where it sees a cue, drawn anew. The right answer earns ``1 / paces[i]`` in this step and in
-    each in which it waits for its next turn, a wrong one nothing. The optimal return of an agent
-    is so the steps of its life divided by its pace, and chance gets one A-th of it.
+    each in which it waits for its next turn, a wrong one nothing. The optimal return is so the sum
+    over the steps of the mean of ``1 / pace`` over those who are born, and chance gets one A-th.
 
     Args:
         num_envs (int): number E of vectorized envs.
@@ -135,7 +135,7 @@ class Paces(MarlEnv):
 
     Examples:
         >>> env = Paces(2, paces=(1, 2), max_steps=8)
-        >>> env.optimal_return  # (8 + 8 / 2) / 2
+        >>> env.optimal_return  # 8 * (1 + 1 / 2) / 2
         6.0
         >>> env.rollout(3)["agents", "mask"][0].tolist()
         [[True, True], [True, False], [True, True]]
@@ -166,10 +166,11 @@ class Paces(MarlEnv):
 
     @property
     def optimal_return(self) -> float:
-        """Return of the best policy, the mean over the agents."""
-        limit = math.inf if self.max_steps is None else self.max_steps
-        lives = [max(limit - birth, 0) for birth in self.births.tolist()]
-        return sum(life / pace for life, pace in zip(lives, self.paces.tolist())) / len(lives)
+        """Return of the best policy, a step of which is the mean over those who are born."""
+        if self.max_steps is None:
+            return math.inf
+        born = self.births.unsqueeze(-1) <= torch.arange(self.max_steps, device=self.device)
+        return ((born / self.paces.unsqueeze(-1)).sum(0) / born.sum(0)).sum().item()
 
     @property
     def random_return(self) -> float:

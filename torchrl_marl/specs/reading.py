@@ -52,7 +52,7 @@ def _leaf_keys(name: str, observation_specs: Sequence[TensorSpec]) -> tuple[Nest
 
 
 def group_from_agents(
-    name: str, specs: Sequence[AgentSpec], state_spec: TensorSpec | None
+    name: str, specs: Sequence[AgentSpec], state_spec: TensorSpec | None, in_turns: bool
 ) -> GroupSpec:
     """A group of these kinds of agents."""
     _check_group_name(name)
@@ -79,6 +79,7 @@ def group_from_agents(
         agent_done=True,
         members=tuple(members) if _differ(members) else None,
         kinds=tuple(k for k, spec in enumerate(specs) for _ in range(spec.n_agents)),
+        in_turns=in_turns,
     )
 
 

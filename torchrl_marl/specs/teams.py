@@ -32,6 +32,7 @@ class TeamSpec:
         agents (sequence of AgentSpec, or mapping of group name to a sequence of AgentSpec):
             without names, each kind is a group of its own.
         state_spec (TensorSpec, optional): what only the critic sees, ``[S]``.
+        in_turns (bool): agents move one after another; who waits for its first turn is born.
 
     Raises:
         ValueError: a reserved or repeated group name, or a group without agents.
@@ -47,6 +48,7 @@ class TeamSpec:
         self,
         agents: Sequence[AgentSpec] | Mapping[str, Sequence[AgentSpec]],
         state_spec: TensorSpec | None = None,
+        in_turns: bool = False,
     ) -> None:
         grouped = agents if isinstance(agents, Mapping) else {spec.name: [spec] for spec in agents}
         if not isinstance(agents, Mapping) and len(grouped) < len(agents):
@@ -55,7 +57,8 @@ class TeamSpec:
         self.agents = {name: tuple(specs) for name, specs in grouped.items()}
         self.state_spec = state_spec
         self.groups = {
-            name: group_from_agents(name, specs, state_spec) for name, specs in self.agents.items()
+            name: group_from_agents(name, specs, state_spec, in_turns)
+            for name, specs in self.agents.items()
         }
 
     @classmethod

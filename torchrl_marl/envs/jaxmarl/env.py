@@ -125,7 +125,6 @@ class JaxMarlEnv(AutoResetEnv):
             )
         )
         self._flags, self._places = program.FLAGS, self._calls.places
-        self.in_turns = self._calls.world.traits.acts is not None
         self.world_name, self.max_steps = self._calls.world.name, self._calls.world.limit
         kinds, leaves = self._calls.kinds, self._calls.leaves
         super().__init__(
@@ -134,6 +133,7 @@ class JaxMarlEnv(AutoResetEnv):
                 num_envs,
                 {name: tuple(kind.spec() for kind in group) for name, group in kinds.items()},
                 Unbounded(leaves["state"].shape[1:]) if "state" in leaves else None,
+                in_turns=self._calls.world.traits.acts is not None,
             ),
             device=device,
             info={name: _info_spec(leaves[name]) for name in kinds if "info" in leaves[name]},

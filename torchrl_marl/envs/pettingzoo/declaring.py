@@ -27,6 +27,7 @@ def declared(
     groups: Mapping[str, Sequence[AgentSpaces]],
     one_hot: bool,
     state: int | str | None = None,
+    in_turns: bool = False,
 ) -> Declaration:
     """What a world of these groups declares.
 
@@ -37,12 +38,13 @@ def declared(
         one_hot (bool): choices of actions are one-hot encoded.
         state (int or "observations", optional): features S of the state, if there is one, or
             all agents' observations.
+        in_turns (bool): agents move one after another.
 
     Raises:
         SpecError: a space that no tensor holds.
         ConfigError: agents that cannot be of one group.
     """
-    declaration = Declaration(owner, n_envs)
+    declaration = Declaration(owner, n_envs, in_turns=in_turns)
     taken: set[str] = set()
     for group, agents in groups.items():
         kinds = _alike(agents)

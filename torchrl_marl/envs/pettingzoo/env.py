@@ -132,11 +132,12 @@ class PettingZooEnv(AutoResetEnv):
         spaces = {own.agent: own for own in facts.agents}
         seated = {group: [spaces[agent] for agent in ids] for group, ids in groups.items()}
         features = facts.n_state if state == "world" else state
-        declaration = declared(make.name, num_envs, seated, not categorical_actions, features)
+        declaration = declared(
+            make.name, num_envs, seated, not categorical_actions, features, facts.turns
+        )
         keys = info_keys(facts, groups, info)
         seats = tuple(seats_of(declaration, seated))
         super().__init__(declaration, device=device, info=_info_specs(keys, groups))
-        self.in_turns = facts.turns
         self._set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
         self.max_steps, self.own_limit = max_steps, facts.limit
         plan = CopyPlan(make.name, seats, max_steps, keys, state == "world")

@@ -41,7 +41,6 @@ class OpenSpielGames(AutoResetEnv):
         SpecError: an action that is not legal.
     """
 
-    in_turns = True
     _state: Any
 
     def __init__(self, wrapper: OpenSpielWrapper) -> None:
@@ -67,7 +66,7 @@ class OpenSpielGames(AutoResetEnv):
             )
             for group, names in wrapper.group_map.items()
         }
-        declaration = Declaration(f"OpenSpiel {kind.short_name}", 1, kinds)
+        declaration = Declaration(f"OpenSpiel {kind.short_name}", 1, kinds, in_turns=True)
         super().__init__(declaration, device=wrapper.device or "cpu")
         self._game, self._wrapper, self._state = game, wrapper, None
         self._observes = kind.provides_observation_tensor
