@@ -168,7 +168,9 @@ def test_what_cannot_be_mended():
 def test_foraging():
     env = foraging()
     assert env.batch_size == (1,)
-    report = check_marl_env(env, n_steps=14)
+    # Where players stand in the last episode, no other is put in the next: of some seeds, this
+    # makes the same seed another play.
+    report = check_marl_env(env, n_steps=14, seed=1)
     assert "LBForagingEnv keeps the rules: 2 agents in 1 group, 14 steps of 1 envs" in report
     td = env.rollout(14, break_when_any_done=False)
     assert td["next", "truncated"].any()  # six steps, with food left
@@ -381,6 +383,7 @@ TRAINED = {
 
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.filterwarnings("ignore:.*cannot be seeded")
+@pytest.mark.filterwarnings("ignore:.*as in a zero-sum game")
 def test_a_recipe_trains_on_it(name, tmp_path):
     make, bootstrap = TRAINED[name]
     run = torchrl_marl.train(

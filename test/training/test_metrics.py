@@ -202,7 +202,7 @@ def test_who_acts_without_a_legal_action_is_named():
     batch["cat", "action_mask"][1, 2, 1] = False
     with pytest.raises(SpecError, match="'cat': agent 'cat_1' acts .* no legal .*env 1, step 2"):
         check_finite(team, batch)
-    with pytest.raises(SpecError, match=r"'cat_1' .*\(env 1 of the batch"):
+    with pytest.raises(SpecError, match=r"'cat_1' .*\(env 1 of the batch:"):
         check_finite(team, batch[:, 2])
 
 

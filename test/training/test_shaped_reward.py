@@ -71,7 +71,7 @@ def test_a_run_is_measured_without_the_shaped_reward(config):
     assert Run.load(run.folder).evaluate()["return_mean"] == after
     with (run.folder / "metrics.csv").open(newline="") as file:
         trained_on = [float(row["agent/episode_reward"]) for row in csv.DictReader(file)]
-    assert min(trained_on) > 1 > random  # shaped
+    assert min(trained_on) > 0.1 + random  # shaped
     for last in sorted((run.folder / "checkpoints").iterdir())[1:]:
         last.unlink()
     (run.folder / "summary.json").unlink()

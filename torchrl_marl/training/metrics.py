@@ -242,22 +242,23 @@ def check_finite(team: TeamSpec, data: TensorDictBase) -> None:
         if bool(broken.any()):
             raise NonFiniteError(
                 f"group {group!r}: {key!r} of the environment is NaN or infinite "
-                f"({_place(broken)} of the batch); training stops, and the last checkpoint stays. "
-                "Mend the environment."
+                f"({_place(broken, data)} of the batch); training stops, and the last checkpoint "
+                "stays. Mend the environment."
             )
     spec, broken = next(entry for entry in stuck if bool(entry[1].any()))
     agent = spec.agent_names[int(broken.nonzero()[0, -1])]
     raise SpecError(
         f"group {spec.name!r}: agent {agent!r} acts and has no legal action "
-        f"({_place(broken)} of the batch: its {spec.action_mask_key!r} is False everywhere, its "
-        f"{spec.mask_key!r} True); make an action legal, such as a no-op, or the mask False. "
+        f"({_place(broken, data)} of the batch: its {spec.action_mask_key!r} is False everywhere, "
+        f"its {spec.mask_key!r} True); make an action legal, such as a no-op, or the mask False. "
         "Training stops, and the last checkpoint stays."
     )
 
 
-def _place(broken: Tensor) -> str:
+def _place(broken: Tensor, data: TensorDictBase) -> str:
     """The first place of a batch ``[E, T]``, or of a step ``[E]``."""
-    return ", ".join(f"{n} {i}" for n, i in zip(("env", "step"), broken.nonzero()[0].tolist()))
+    where = broken.nonzero()[0].tolist()[: data.ndim]
+    return ", ".join(f"{n} {i}" for n, i in zip(("env", "step"), where))
 
 
 def _stuck(team: TeamSpec, data: TensorDictBase) -> Iterator[tuple[GroupSpec, Tensor]]:
