@@ -213,26 +213,33 @@ def games(n, draw=0.0):
     return make_batch(cat, [[1.0] * n], [[True] * n])
 
 
+def played(tracker, *batches):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for batch in batches:
+            tracker.update(batch)
+            tracker.warn_of_games()
+
+
 def test_a_game_within_one_group_is_warned_of_once():
     tracker = EpisodeTracker(make_team())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert tracker.update(games(9))["cat/episode_reward"] == 0
-        tracker.update(make_batch([[[0.0, 0.0]] * 20], [[1.0] * 20], [[True] * 20]))
-    with pytest.warns(UserWarning, match="'cat'.*zero-sum.*group_map") as caught:
-        tracker.update(games(1))
+    nothing = make_batch([[[0.0, 0.0]] * 20], [[1.0] * 20], [[True] * 20])
+    played(tracker, games(9), nothing)
+    assert tracker.update(games(1))["cat/episode_reward"] == 0
+    with pytest.warns(UserWarning, match="'cat'.*each of 10 .*zero-sum.*group_map") as caught:
+        tracker.warn_of_games()
     assert len(caught) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        tracker.update(games(30))
+    played(tracker, games(30))
 
 
 def test_what_is_no_game_is_not_warned_of():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        tracker = EpisodeTracker(make_team())
-        tracker.update(games(5, draw=0.01))
-        tracker.update(games(30))
+    tracker = EpisodeTracker(make_team())
+    played(tracker, games(5, draw=0.01), games(30))
+    both = make_batch([[[1.0, 1.0]] * 20], [[1.0] * 20], [[True] * 20])
+    both["next", "cat", "reward"][..., 1, :] = NAN  # of the dead
+    both["cat", "mask"][..., 1] = False
+    tracker = EpisodeTracker(make_team())
+    played(tracker, both, games(30))
 
 
 # --------------------------------------------------------------------------------- the table

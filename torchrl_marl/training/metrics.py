@@ -42,8 +42,7 @@ _ENOUGH = 10
 class EpisodeTracker:
     """Sums rewards over episodes that may reach over several batches.
 
-    A group's reward of a step is the mean over its agents that are born and live. A group whose
-    agents only win what others of it lose is warned of, once.
+    A group's reward of a step is the mean over its agents that are born and live.
 
     Args:
         team (TeamSpec): the groups.
@@ -53,8 +52,9 @@ class EpisodeTracker:
         self.team = team
         self._running: dict[str, Tensor] = {}
         self._births = Births(team)
-        # Steps with rewards of groups that may be zero-sum games.
-        self._rewarded = {n: 0 for n, group in team.groups.items() if group.n_agents > 1}
+        # Of groups that may be zero-sum games: steps with rewards, and those that say they are not.
+        several = [name for name, group in team.groups.items() if group.n_agents > 1]
+        self._rewarded = {name: torch.zeros(2, dtype=torch.int64) for name in several}
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Means over the episodes that ended in a batch ``[E, T]``; NaN where none did."""
@@ -62,8 +62,9 @@ class EpisodeTracker:
         done = batch.get(("next", "done")).reshape(*batch.shape)
         ended = done.any()
         born = self._births.update(batch)
-        for name in list(self._rewarded):
-            self._look_for_games(self.team.groups[name], batch)
+        for name, counts in self._rewarded.items():
+            found = self._look_for_games(self.team.groups[name], batch)
+            self._rewarded[name] = counts.to(found.device) + found
         means = {}
         series = {}
         for name, group in self.team.groups.items():
@@ -75,26 +76,32 @@ class EpisodeTracker:
             means[name] = torch.where(ended, masked_mean(totals, done), torch.nan)
         return means
 
-    def _look_for_games(self, group: GroupSpec, batch: TensorDictBase) -> None:
-        """Warns where all that is won in a group is lost in it; waits for the device until then."""
+    def _look_for_games(self, group: GroupSpec, batch: TensorDictBase) -> Tensor:
+        """How many steps have rewards, and how many of these do not add up to 0."""
         reward = batch.get(("next", *_as_tuple(group.reward_key)))
-        if reward.ndim == batch.ndim + 1:
-            del self._rewarded[group.name]
-            return
-        living = group.living(batch)
-        own = reward if living is None else torch.where(living.unsqueeze(-1), reward, 0.0)
-        size, total = own.abs().sum((-2, -1)), own.sum((-2, -1)).abs()
-        rewarded, unequal = torch.stack([(size > 0).sum(), (total > 1e-5 * size).sum()]).tolist()
-        self._rewarded[group.name] += rewarded
-        if unequal or self._rewarded[group.name] >= _ENOUGH:
-            del self._rewarded[group.name]
-        if not unequal and group.name not in self._rewarded:
-            warnings.warn(
-                f"group {group.name!r}: in each of {_ENOUGH} steps or more its agents' rewards "
-                "add up to 0, as in a zero-sum game, so that the group's return is 0 whatever "
-                "they learn; give each side a group of its own (env.group_map).",
-                stacklevel=4,
-            )
+        if reward.ndim == batch.ndim + 1:  # of all at once
+            reward = reward.unsqueeze(-2)
+        elif (living := group.living(batch)) is not None:
+            reward = torch.where(living.unsqueeze(-1), reward, 0.0)
+        size, total = reward.abs().sum((-2, -1)), reward.sum((-2, -1)).abs()
+        return torch.stack([(size > 0).sum(), (total > 1e-5 * size).sum()])
+
+    def warn_of_games(self) -> None:
+        """Warns of a group whose agents only win what others of it lose, once.
+
+        It waits for the device, until it is known of all groups.
+        """
+        for name, counts in list(self._rewarded.items()):
+            rewarded, unequal = counts.tolist()
+            if unequal or rewarded >= _ENOUGH:
+                del self._rewarded[name]
+            if rewarded >= _ENOUGH and not unequal:
+                warnings.warn(
+                    f"group {name!r}: in each of {rewarded} steps its agents' rewards add up to "
+                    "0, as in a zero-sum game, so that the group's return is 0 whatever they "
+                    "learn; give each side a group of its own (env.group_map).",
+                    stacklevel=2,
+                )
 
     def state_dict(self) -> dict[str, Tensor]:
         """Sums of the running episodes, and who is born in them."""

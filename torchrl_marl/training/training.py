@@ -277,6 +277,7 @@ class Training:
         }
         values = {**episodes, **learned, **counts}
         values = dict(zip(values, torch.stack([v.double() for v in values.values()]).tolist()))
+        self.tracker.warn_of_games()
         self.collector.prepare()
         seconds = time.perf_counter() - began
         self.iteration += 1
