@@ -6,18 +6,24 @@ Nothing heavy is imported before the arguments are known to be right.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.metadata
 import os
 import re
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torchrl_marl
-from torchrl_marl.console import number, report, settings_table, silence_others, table
+from torchrl_marl.console import (
+    number,
+    report,
+    settings_table,
+    silence_others,
+    table,
+    tell_failed,
+    tell_stopped,
+)
 from torchrl_marl.errors import ConfigError, UserError, nearest
 from torchrl_marl.training.interruption import Terminated
 
@@ -49,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"torchrl-marl: error: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
-        _say_stopped(stop.args[0] if stop.args else None)
+        tell_stopped(stop.args[0] if stop.args else None)
         return 130
     except Terminated as stop:
-        _say_stopped(stop.folder)
+        tell_stopped(stop.folder)
         return 143
     except BrokenPipeError:  # `torchrl-marl list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -61,13 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = f"{error.filename!r}: " if error.filename else ""
         print(f"torchrl-marl: error: {where}{error.strerror or error}.", file=sys.stderr)
         return 2
-
-
-def _say_stopped(folder: Path | None) -> None:
-    how = "."
-    if folder is not None:
-        how = f" and saved; go on with: torchrl-marl train --resume {folder}"
-    print(f"\ntorchrl-marl: stopped{how}", file=sys.stderr)
 
 
 def _run(arguments: list[str]) -> int:
@@ -307,8 +306,13 @@ def _train(parsed: argparse.Namespace) -> None:
     failed: list[int] = []
     try:
         for one in configs:
-            with _told(one.seed, failed) if len(configs) > 1 else contextlib.nullcontext():
+            try:
                 runs[one.seed] = config.train(one)
+            except Exception as error:
+                if len(configs) == 1:
+                    raise
+                failed.append(one.seed)
+                tell_failed(one.seed, error)
     finally:
         if runs:
             print(report(list(runs.values()), list(runs)))
@@ -316,19 +320,6 @@ def _train(parsed: argparse.Namespace) -> None:
         raise UserError(
             f"{len(failed)} of {len(configs)} seeds failed: {', '.join(map(str, failed))}."
         )
-
-
-@contextlib.contextmanager
-def _told(seed: int, failed: list[int]) -> Iterator[None]:
-    """Tells why a seed failed and notes it, so that the others can go on."""
-    try:
-        yield
-    except Exception as error:
-        failed.append(seed)
-        if not isinstance(error, UserError):
-            traceback.print_exc()
-        text = " ".join(f"{error}".split())
-        print(f"torchrl-marl: error: seed {seed} failed: {text}", file=sys.stderr)
 
 
 def _configs_of_seeds(recipe: str, texts: list[str], seeds: list[int] | None) -> list[TrainConfig]:

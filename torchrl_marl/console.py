@@ -5,16 +5,27 @@ from __future__ import annotations
 import math
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchrl_marl.errors import UserError
+
 if TYPE_CHECKING:
     from torchrl_marl.schema import Setting
     from torchrl_marl.training.run import Run
 
-__all__ = ["number", "report", "settings_table", "silence_others", "table"]
+__all__ = [
+    "number",
+    "report",
+    "settings_table",
+    "silence_others",
+    "table",
+    "tell_failed",
+    "tell_stopped",
+]
 
 _RETURNS = {
     "return_before": "before training",
@@ -94,6 +105,22 @@ def number(value: Any) -> str:
     if not math.isfinite(value):
         return str(value)
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"
+
+
+def tell_stopped(folder: Path | None) -> None:
+    """That Ctrl-C or SIGTERM has ended a run, and how to go on if it is saved."""
+    how = "."
+    if folder is not None:
+        how = f" and saved; go on with: torchrl-marl train --resume {folder}"
+    print(f"\ntorchrl-marl: stopped{how}", file=sys.stderr)
+
+
+def tell_failed(seed: int, error: Exception) -> None:
+    """Why one of several seeds failed; where, if it is no mistake of the user's."""
+    if not isinstance(error, UserError):
+        traceback.print_exception(error)
+    text = " ".join(str(error).split())
+    print(f"torchrl-marl: error: seed {seed} failed: {text}", file=sys.stderr)
 
 
 def silence_others() -> None:

@@ -268,7 +268,12 @@ class RolloutCollector:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on in mid-episode, where the environment has a snapshot."""
-        state: dict[str, Any] = {"frames": self.frames, "env": snapshot_env(self.env)}
+        # Before the first batch nothing has begun, and to look at an env may begin something.
+        begun = self._carry is not None
+        state: dict[str, Any] = {
+            "frames": self.frames,
+            "env": snapshot_env(self.env) if begun else None,
+        }
         if isinstance(self.policy, torch.nn.Module):
             state["policy_state_dict"] = self.policy.state_dict()
         if self._carry is not None:

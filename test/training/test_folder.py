@@ -1,0 +1,143 @@
+"""Run folders: nobody else's, locked while someone trains, free after a start that failed."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import warnings
+
+import pytest
+from runs import small_config
+
+from torchrl_marl.config import read_config, recipe_names, save_config
+from torchrl_marl.errors import CheckpointError, ConfigError
+from torchrl_marl.training import folder as folders
+from torchrl_marl.training.folder import RunFolder, check_folder
+
+
+def test_two_runs_that_start_in_the_same_second_have_a_folder_each(tmp_path, monkeypatch):
+    class Clock(folders.datetime):
+        @classmethod
+        def now(cls):
+            return cls(2026, 11, 21, 12, 0, 0)
+
+    monkeypatch.setattr(folders, "datetime", Clock)
+    monkeypatch.chdir(tmp_path)
+    found = [RunFolder.new(small_config()) for _ in range(3)]
+    names = [folder.path.name for folder in found]
+    base = "toy_arena_mappo_seed0_20261121-120000"
+    assert names == [base, f"{base}_2", f"{base}_3"]
+    assert all(folder.path.is_dir() for folder in found)
+
+
+def test_a_folder_is_one_trainings_until_it_is_released(tmp_path):
+    first = RunFolder(tmp_path)
+    with pytest.raises(CheckpointError, match="in use: another training of this process trains"):
+        RunFolder(tmp_path)
+    first.release()
+    second = RunFolder(tmp_path)
+    with pytest.raises(CheckpointError):
+        RunFolder(tmp_path)
+    del second  # forgotten, and not released
+    RunFolder(tmp_path).release()
+
+
+HOLD = (
+    "import sys, time\nfrom pathlib import Path\n"
+    "from torchrl_marl.training.folder import RunFolder\n"
+    "folder = RunFolder(Path(sys.argv[1]))\nprint('has it', flush=True)\ntime.sleep(60)"
+)
+
+
+def test_another_process_has_it_until_it_is_killed(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "has it\n"
+        with pytest.raises(CheckpointError, match=f"in use: process {holder.pid} on .* try again"):
+            RunFolder(tmp_path)
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        RunFolder(tmp_path).release()
+
+
+def test_a_forked_child_does_not_keep_it(tmp_path):
+    folder = RunFolder(tmp_path)
+    (read, write), (alive, live) = os.pipe(), os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 minds torch's threads
+        child = os.fork()
+    if child == 0:
+        os.write(live, b"x")
+        os.read(read, 1)
+        os._exit(0)
+    os.read(alive, 1)
+    try:
+        os.close(folder.release.detach()[2][0])  # as if the parent had been killed
+        RunFolder(tmp_path).release()
+    finally:
+        os.write(write, b"x")
+        os.waitpid(child, 0)
+
+
+def test_a_drive_without_locks_is_said_and_used(tmp_path, monkeypatch):
+    def flock(descriptor, how):
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(folders.fcntl, "flock", flock)
+    with pytest.warns(UserWarning, match="cannot be locked .Operation not supported."):
+        RunFolder(tmp_path).release()
+
+
+def test_what_a_failed_start_left_is_begun_anew_and_nothing_else_is(tmp_path):
+    config = small_config(folder=str(tmp_path / "run"))
+    check_folder(config)
+    run = tmp_path / "run"
+    run.mkdir()
+    RunFolder(run).release()
+    check_folder(config)  # nothing but a lock
+    save_config(config, run / "config.yaml")
+    (run / "evaluation.csv").write_text("iteration\n0\n")
+    check_folder(config)
+    folder = RunFolder.new(config)
+    assert not (run / "evaluation.csv").exists()
+    folder.release()
+    for name in ("summary.json", "checkpoints/iteration_000000.pt"):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_text("x")
+        with pytest.raises(ConfigError, match="exists; choose another .* --resume"):
+            check_folder(config)
+        (run / name).unlink()
+    check_folder(config)
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text("# my notes\n" + text)  # a recipe of the user's own
+    with pytest.raises(ConfigError, match="exists; choose another"):
+        RunFolder.new(config)
+    assert (run / "config.yaml").read_text() == "# my notes\n" + text
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipes_failed_start_is_known_again(name, tmp_path):
+    config = read_config(name, {"folder": str(tmp_path)})
+    save_config(config, tmp_path / "config.yaml")
+    check_folder(config)
+
+
+def test_a_start_that_fails_takes_its_folder_back(tmp_path):
+    config = small_config(folder=str(tmp_path / "a" / "run"))
+    folder = RunFolder.new(config)
+    save_config(config, folder.path / "config.yaml")
+    folder.give_up()
+    assert not folder.path.exists()
+    folder = RunFolder.new(config)
+    (folder.path / "precious.txt").write_text("mine")
+    folder.give_up()
+    assert (folder.path / "precious.txt").exists()
+
+
+def test_a_folder_that_cannot_be_made_or_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be made .Not a directory.; choose another"):
+        RunFolder.new(small_config(folder=str(tmp_path / "file" / "run")))
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        RunFolder(tmp_path / "gone")

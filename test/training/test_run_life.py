@@ -1,0 +1,371 @@
+"""The life of a run: begun, stopped by signals, gone on with, measured on the way."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from runs import assert_equal, assert_same_run, final_state, small_config, table
+
+from torchrl_marl.config import load_config, resume
+from torchrl_marl.envs.toy import Arena
+from torchrl_marl.errors import CheckpointError, ConfigError
+from torchrl_marl.training import Run, iterate, train, training
+from torchrl_marl.training.interruption import Interruption, Terminated
+from torchrl_marl.training.training import Training
+
+ARENA = {"n_agents": 3, "years": 4, "lives": 2}
+
+
+def at(folder, **overrides):
+    return small_config(folder=str(folder), **{"env.kwargs": ARENA, **overrides})
+
+
+def arena():
+    return Arena(8, max_steps=13, **ARENA)
+
+
+def stop_at(monkeypatch, iteration, what):
+    """Lets ``what`` happen within the step after so many iterations."""
+    plain = Training.step
+
+    def step(self):
+        if self.iteration == iteration:
+            what()
+        return plain(self)
+
+    monkeypatch.setattr(Training, "step", step)
+
+
+def power_cut():
+    raise RuntimeError("power cut")
+
+
+# ----------------------------------------------------------------------------------- beginnings
+
+
+@pytest.mark.parametrize("world", ["arena", "own", "balance", "trace"])
+def test_there_is_a_checkpoint_before_the_first_iteration(world, tmp_path, monkeypatch):
+    recipe = "vmas_balance_mappo" if world == "balance" else "toy_arena_mappo"
+    settings = {"execution": "trace"} if world == "trace" else {}
+
+    def config(name):
+        return small_config(recipe, folder=str(tmp_path / name), total_frames=240, **settings)
+
+    def env():
+        return arena() if world == "own" else None
+
+    whole = train(config("whole"), env=env())
+    with monkeypatch.context() as patch:
+        stop_at(patch, 0, power_cut)
+        with pytest.raises(RuntimeError, match="power cut"):
+            train(config("cut"), env=env())
+    assert final_state(tmp_path / "cut")["iteration"] == 0
+    torch.rand(3)
+    resumed = resume(tmp_path / "cut", env=env())
+    assert_same_run(whole.folder, resumed.folder)
+
+
+@pytest.mark.parametrize("again", ["train", "resume"])
+def test_a_run_that_failed_before_its_first_checkpoint_begins_anew(again, tmp_path, monkeypatch):
+    whole = train(at(tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "save", lambda self: power_cut())
+        with pytest.raises(RuntimeError):
+            train(at(tmp_path / "run"))
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"config.yaml", "evaluation.csv"} <= left
+    with pytest.raises(CheckpointError, match="no checkpoint yet.*--resume"):
+        Run.load(tmp_path / "run")
+    run = train(at(tmp_path / "run")) if again == "train" else resume(tmp_path / "run")
+    assert_same_run(whole.folder, run.folder)
+
+
+def test_a_start_that_cannot_be_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(Training, "_open", lambda self: power_cut())
+    with pytest.raises(RuntimeError):
+        train(at(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finished_run_without_its_checkpoints_is_not_begun_anew(tmp_path):
+    run = train(at(tmp_path / "run", total_frames=80))
+    for path in (run.folder / "checkpoints").iterdir():
+        path.unlink()
+    with pytest.raises(CheckpointError, match="its checkpoints are lost"):
+        resume(run.folder)
+    assert len(table(run.folder / "metrics.csv")) == 1
+
+
+def test_two_trainings_do_not_share_a_run(tmp_path):
+    config = at(tmp_path / "run")
+    iterations = iterate(config)
+    next(iterations)
+    for use in (lambda: resume(tmp_path / "run"), lambda: train(at(tmp_path / "run"))):
+        with pytest.raises((CheckpointError, ConfigError), match="in use|exists"):
+            use()
+    assert Run.load(tmp_path / "run").frames == 0  # reading is free
+    iterations.close()
+    assert resume(tmp_path / "run").summary["frames"] == 480
+    never_begun = iterate(at(tmp_path / "other"))
+    with pytest.raises(CheckpointError, match="in use"):
+        train(at(tmp_path / "other"))
+    del never_begun
+    assert train(at(tmp_path / "other")).frames == 480
+
+
+def test_frames_beyond_those_asked_for_are_said(tmp_path, capsys):
+    run = train(at(tmp_path / "run", total_frames=200))
+    assert run.summary["frames"] == 240
+    said = "total_frames is 200; 240 are trained: 3 times 80."
+    assert said in capsys.readouterr().err
+    train(at(tmp_path / "other", total_frames=160))
+    assert "total_frames" not in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------- signals
+
+
+def test_sigterm_saves_and_ends_with_its_status(tmp_path, monkeypatch, capsys):
+    whole = train(at(tmp_path / "whole"))
+    before = signal.getsignal(signal.SIGTERM)
+
+    def twice():  # process managers send it to a process and to its group
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        stop_at(patch, 1, twice)
+        with pytest.raises(Terminated) as caught:
+            train(at(tmp_path / "cut"))
+    assert (caught.value.code, caught.value.folder) == (143, tmp_path / "cut")
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert "stopping after this iteration (SIGTERM)" in capsys.readouterr().err
+    assert final_state(tmp_path / "cut")["iteration"] == 2
+    assert_same_run(whole.folder, resume(tmp_path / "cut").folder)
+
+
+def test_a_handler_of_ones_own_for_sigterm_stays(tmp_path, monkeypatch):
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        stop_at(monkeypatch, 1, lambda: signal.raise_signal(signal.SIGTERM))
+        assert train(at(tmp_path / "run")).frames == 480
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert seen == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_while_saving_waits_for_the_checkpoint(number, tmp_path, monkeypatch):
+    plain = training.save_checkpoint
+
+    def save(folder, iteration, state, keep):
+        if iteration == 2:
+            signal.raise_signal(number)
+            signal.raise_signal(number)
+        return plain(folder, iteration, state, keep)
+
+    monkeypatch.setattr(training, "save_checkpoint", save)
+    with pytest.raises((KeyboardInterrupt, Terminated)):
+        train(at(tmp_path / "run", **{"checkpoint.every_iterations": 2}))
+    assert final_state(tmp_path / "run")["iteration"] == 2
+    assert len(table(tmp_path / "run" / "metrics.csv")) == 2
+
+
+def test_between_iterations_signals_are_the_callers(tmp_path):
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    iterations = iterate(at(tmp_path / "run"))
+    next(iterations)
+    assert signal.getsignal(signal.SIGINT) == handlers[0]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Terminated):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    next(iterations)  # both were the caller's, who goes on all the same
+    del iterations
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert final_state(tmp_path / "run")["iteration"] == 2
+
+
+def test_ctrl_c_while_an_unfinished_run_is_left_is_not_lost(tmp_path):
+    interruption = Interruption()
+    with interruption, interruption.unbroken():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="run"):
+        interruption.heed(tmp_path / "run")
+    assert not interruption.asked
+    with interruption, pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+
+OPEN = """
+import sys
+from runs import small_config
+from torchrl_marl.training import iterate
+iterations = iterate(small_config(folder=sys.argv[1]))
+next(iterations), next(iterations)
+"""
+
+
+def test_a_script_that_leaves_a_run_open_saves_it(tmp_path):
+    command = [sys.executable, "-c", OPEN, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=__file__.rpartition("/")[0])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert final_state(tmp_path / "run")["iteration"] == 2
+
+
+def test_the_command_line_is_ended_by_sigterm_and_goes_on(tmp_path):
+    folder = tmp_path / "run"
+    settings = [f"folder={folder}", "total_frames=6400000", "checkpoint.every_iterations=0"]
+    train = [sys.executable, "-m", "torchrl_marl", "train", "toy_arena_mappo"]
+    with subprocess.Popen([*train, *settings], stderr=subprocess.PIPE, text=True) as process:
+        while not (folder / "metrics.csv").exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.terminate()
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 143
+    assert f"stopped and saved; go on with: torchrl-marl train --resume {folder}" in err
+    done = final_state(folder)["iteration"]
+    assert done == len(table(folder / "metrics.csv")) >= 1
+
+
+# ----------------------------------------------------------------------------- by the clock
+
+
+def test_a_checkpoint_every_few_minutes(tmp_path, monkeypatch):
+    saved, now = [], [0.0]
+    plain = training.save_checkpoint
+
+    def save(folder, iteration, state, keep):
+        saved.append(iteration)
+        return plain(folder, iteration, state, keep)
+
+    monkeypatch.setattr(training, "save_checkpoint", save)
+    monkeypatch.setattr(training.time, "monotonic", lambda: now[0])
+    config = at(tmp_path / "run", **{"checkpoint.every_minutes": 1.0})
+    for _ in iterate(config):
+        now[0] += 25  # late after three iterations
+    assert saved == [0, 4, 6]
+
+
+# ----------------------------------------------------------------------------- going on for longer
+
+
+def test_more_frames_are_trained_as_in_one_go(tmp_path, capsys):
+    whole = train(at(tmp_path / "whole"))
+    run = train(at(tmp_path / "run", total_frames=240))
+    capsys.readouterr()
+    longer = resume(run.folder, total_frames=480)
+    assert "trains on from 240 to 480 frames" in capsys.readouterr().err
+    assert load_config(run.folder / "config.yaml").total_frames == 480
+    assert table(whole.folder / "metrics.csv") == table(longer.folder / "metrics.csv")
+    one, other = final_state(whole.folder), final_state(longer.folder)
+    assert_equal(one["learners"], other["learners"])
+    assert_equal(one["collector"], other["collector"])
+    assert longer.summary["return_after"] == whole.summary["return_after"]
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert summary["frames"] == 480
+
+
+def test_a_finished_run_says_so_and_cannot_be_shortened(tmp_path, capsys):
+    run = train(at(tmp_path / "run", total_frames=160))
+    before = (run.folder / "config.yaml").read_text()
+    assert resume(run.folder).frames == 160
+    err = capsys.readouterr().err
+    assert "is finished, with 160 frames; total_frames=320 beside --resume trains on." in err
+    with pytest.raises(ConfigError, match="total_frames is 80, but the run has 160 already"):
+        resume(run.folder, total_frames=80)
+    assert (run.folder / "config.yaml").read_text() == before
+    assert resume(run.folder, total_frames=240).frames == 240  # a refusal keeps no lock
+
+
+# ------------------------------------------------------------------------------------- measuring
+
+
+class Bare(Arena):
+    """Cannot be put back to where it was."""
+
+    def snapshot(self):
+        from torchrl_marl.envs.simulator import SimulatorStateError
+
+        raise SimulatorStateError("no snapshot")
+
+
+@pytest.mark.parametrize("given", ["the run's", "env=", "recipe's"])
+def test_evaluating_within_iterate_changes_nothing(given, tmp_path):
+    finals = []
+    for name in ("plain", "evaluated"):
+        env = None if given == "recipe's" else arena()
+        for iteration in iterate(at(tmp_path / name), env=env):
+            if name == "evaluated":
+                settings = {"env": env} if given == "env=" else {}
+                result = iteration.run.evaluate(episodes=8, deterministic=False, **settings)
+                assert result["episodes"] == 8
+        finals.append(tmp_path / name)
+    assert_same_run(*finals)
+
+
+def test_what_cannot_be_put_back_is_not_played_on_in_training(tmp_path):
+    env = Bare(8, max_steps=13, **ARENA)
+    for iteration in iterate(at(tmp_path / "run", total_frames=160), env=env):
+        for settings in ({}, {"env": env}):
+            with pytest.raises(ConfigError, match="Bare is being trained.*evaluate.env=...."):
+                iteration.run.evaluate(**settings)
+        assert iteration.run.evaluate(episodes=3, env=arena())["episodes"] == 3
+    assert iteration.run.evaluate(episodes=3)["episodes"] == 3  # nobody trains there any more
+
+
+def draws():
+    return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()
+
+
+def test_loading_and_evaluating_draw_nothing_from_the_process(tmp_path):
+    run = train(at(tmp_path / "run", total_frames=80))
+    found = []
+    for load in (False, True):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        if load:
+            Run.load(run.folder).evaluate(episodes=2)
+        found.append(draws())
+    assert found[0] == found[1]
+
+
+def test_the_evaluate_command_keeps_what_it_found(tmp_path, capsys):
+    from torchrl_marl import cli
+
+    run = train(at(tmp_path / "run", total_frames=160, **{"evaluation.deterministic": False}))
+    command = ["evaluate", str(run.folder), "--episodes", "8"]
+    for more in ([], ["--seed", "0"], ["--seed", "7"], ["--deterministic"]):
+        assert cli.main([*command, *more]) == 0
+    text = (run.folder / "evaluations.jsonl").read_text()
+    own, zero, seven, likeliest = map(json.loads, text.splitlines())
+    assert [row["deterministic"] for row in (own, zero, seven)] == [False] * 3
+    assert likeliest["deterministic"] is True
+    assert {**own, "time": ""} == {**zero, "time": ""}
+    assert own["return_mean"] != seven["return_mean"]
+    assert own["return_mean"] == run.evaluate(8)["return_mean"]
+    assert likeliest["return_mean"] == run.evaluate(8, deterministic=True)["return_mean"]
+    assert (own["seed"], seven["seed"], own["frames"]) == (0, 7, 160)
+    evaluations = table(run.folder / "evaluation.csv")
+    resume(run.folder, total_frames=240)
+    assert table(run.folder / "evaluation.csv")[:2] == evaluations
+    assert (run.folder / "evaluations.jsonl").read_text() == text
+    (run.folder / "evaluations.jsonl").unlink()
+    (run.folder / "evaluations.jsonl").mkdir()
+    capsys.readouterr()
+    with pytest.warns(UserWarning, match="the result is not kept"):
+        Run.load(run.folder).evaluate(8, record=True)

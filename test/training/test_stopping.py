@@ -1,0 +1,78 @@
+"""Runs that end at a return: of evaluations, or of the last episodes."""
+
+import pytest
+from runs import assert_equal, final_state, small_config, table
+
+from torchrl_marl.config import resume
+from torchrl_marl.training import train
+from torchrl_marl.training.stopping import StopAtReturn
+
+
+def stop(limit, episodes, every=None):
+    settings = {"episodes": episodes, "every_frames": every}
+    return StopAtReturn(small_config(stop_at_return=limit, evaluation=settings))
+
+
+def test_the_mean_over_the_last_episodes():
+    last = stop(3.0, episodes=10)
+    assert not last.saw_episodes(9.0, 4) and last.value is None
+    assert not last.saw_episodes(float("nan"), 0) and last.value is None
+    assert last.saw_episodes(1.0, 6)
+    assert last.value == pytest.approx((9 * 4 + 1 * 6) / 10)
+    assert last.saw_episodes(2.0, 3)  # the 4 are needed still: 13 - 4 < 10
+    assert last.value == pytest.approx((9 * 4 + 1 * 6 + 2 * 3) / 13)
+    assert not last.saw_episodes(2.0, 1)
+    assert last.value == pytest.approx((1 * 6 + 2 * 3 + 2 * 1) / 10)
+    other = stop(3.0, episodes=10)
+    other.load_state_dict(last.state_dict())
+    assert other.value == last.value
+    assert last.saw_episodes(5.0, 50) == other.saw_episodes(5.0, 50) is True
+    assert last.value == 5.0
+
+
+def test_evaluations_alone_where_there_are_any():
+    evaluated = stop(3.0, episodes=2, every=100)
+    assert not evaluated.saw_episodes(9.0, 4)
+    assert not evaluated.saw_evaluation(2.9)
+    assert evaluated.saw_evaluation(3.0)
+    assert not stop(None, episodes=2, every=100).saw_evaluation(9e9)
+
+
+def config_of(folder, **settings):
+    return small_config(folder=str(folder), **settings)
+
+
+def test_a_run_ends_early_by_its_evaluations(tmp_path, capsys):
+    every = {"evaluation.every_frames": 160}
+    whole = train(config_of(tmp_path / "whole", **every))
+    run = train(config_of(tmp_path / "run", stop_at_return=-1e6, **every))
+    assert run.summary["frames"] == 160
+    assert "ends after 160 frames: the return, " in capsys.readouterr().err
+    rows = table(run.folder / "evaluation.csv")
+    assert [int(row["frames"]) for row in rows] == [0, 160]  # not twice at the end
+    assert float(rows[-1]["return_mean"]) == pytest.approx(run.summary["return_after"], rel=1e-5)
+    assert rows == table(whole.folder / "evaluation.csv")[:2]
+    # It is finished, and goes on where nothing stops it.
+    resume(run.folder)
+    assert "is finished, with 160 frames; a higher stop_at_return" in capsys.readouterr().err
+    resumed = resume(run.folder, stop_at_return=None)
+    assert resumed.summary["frames"] == 480
+    for name in ("metrics.csv", "evaluation.csv"):
+        assert table(run.folder / name) == table(whole.folder / name)
+
+
+def test_a_run_ends_early_by_its_last_episodes(tmp_path):
+    """After the first iteration by whose end 20 episodes have ended."""
+    whole = train(config_of(tmp_path / "whole"))
+    lengths = [row["agents/episode_length"] for row in table(whole.folder / "metrics.csv")]
+    run = train(config_of(tmp_path / "run", stop_at_return=-1e6, **{"evaluation.episodes": 20}))
+    iterations = len(table(run.folder / "metrics.csv"))
+    state = final_state(run.folder)["stopping"]
+    counts = [count for _, count in state["last"]]
+    assert sum(counts) >= 20 > sum(counts[:-1])
+    assert 1 < iterations < len(lengths)
+    assert table(run.folder / "metrics.csv") == table(whole.folder / "metrics.csv")[:iterations]
+    # Where no return is high enough nothing changes.
+    high = train(config_of(tmp_path / "high", stop_at_return=1e6))
+    assert table(high.folder / "metrics.csv") == table(whole.folder / "metrics.csv")
+    assert_equal(final_state(high.folder)["learners"], final_state(whole.folder)["learners"])
