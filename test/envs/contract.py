@@ -269,6 +269,17 @@ class EnvContract:
         first, second = (read(x.reset(), (group, "observation")) for x in (env, other))
         assert not torch.equal(first, second)
 
+    def test_a_policy_of_its_seed_draws_other_numbers(self, case, env):
+        base = base_of(env)
+        own = getattr(base, "random_state", None) or getattr(base, "_random", None)
+        if own is None:
+            pytest.skip("it does not draw from torch")
+        env.set_seed(0, static_seed=True)
+        first = own.state_dict()["torch"]
+        assert not torch.equal(first, torch.Generator().manual_seed(0).get_state())
+        env.set_seed(0, static_seed=True)
+        assert torch.equal(own.state_dict()["torch"], first)
+
     def test_envs_do_not_disturb_each_other(self, case, env):
         actions = draw_actions(env, 2 * LIMIT)
         alone = list(play(env, env.reset(), actions))
