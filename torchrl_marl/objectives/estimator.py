@@ -14,7 +14,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor
 from torchrl.objectives.value import MultiAgentGAE
 
-from torchrl_marl.functional import gae, masked_mean, sum_by_part, to_agents
+from torchrl_marl.functional import gae, sum_by_part, to_agents
 from torchrl_marl.joining import padded
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.specs import GroupSpec
@@ -38,8 +38,9 @@ class TeamGAE(MultiAgentGAE):
         value_network (TensorDictModule): the critic.
         group (GroupSpec, optional): sets every key; without it, set them with ``set_keys``.
         bootstrap ("team" or "agent"): ``team`` takes the root's flags: a dead agent still earns
-            what the living of its group earn. ``agent`` takes each agent's own flags, and
-            steps in which it does not act are transparent.
+            what the living of its group earn on average, and its state is worth what theirs is.
+            ``agent`` takes each agent's own flags, and steps in which it does not act are
+            transparent.
         value_norm (ValueNorm, optional): takes in the value targets of every batch that is
             estimated in training mode.
         **kwargs: of :class:`torchrl.objectives.value.MultiAgentGAE`.
@@ -108,15 +109,20 @@ class TeamGAE(MultiAgentGAE):
             )
             own_rewards = data.get(("next", keys.reward)).ndim == value.ndim
             turns, learned = mask if self.bootstrap == "agent" else None, mask
-            if turns is not None:
+            if mask is not None and turns is None:
+                living, seen = self._living(data), following.get(self.mask_key)
+                value = self._share(value, living, self._known(mask, living))
+                then = seen | self._living(following)
+                next_value = self._share(next_value, then, self._known(seen, then))
+                if own_rewards:
+                    reward = self._share(reward, living, mask)
+            elif turns is not None:
                 closed = closes(done, terminated, following.get(self.mask_key).unsqueeze(-1))
                 learned = turns & closed.squeeze(-1)
                 tensordict.set(loss_mask_key(cast(NestedKey, self.mask_key)), learned)
                 # What is open is worth what it was thought to be.
                 reward = torch.where(closed, reward, value)
                 done, terminated = done | ~closed, terminated | ~closed
-            elif mask is not None and own_rewards:
-                reward = self._team_reward(reward, self._living(data).unsqueeze(-1))
             advantage, value_target = gae(
                 reward,
                 value,
@@ -166,18 +172,27 @@ class TeamGAE(MultiAgentGAE):
             )
         return signal.expand_as(value)
 
-    def _team_reward(self, reward: Tensor, alive: Tensor) -> Tensor:
-        """What the living of a group earn is what its dead earn; nothing if nobody lives.
+    def _share(self, signal: Tensor, living: Tensor, told: Tensor) -> Tensor:
+        """Gives the dead the mean of those of their group that are told; 0 where nobody is.
 
-        Who waits lives, and keeps what it earns.
+        Shapes:
+            - signal: ``[*B, N, 1]``; living, told: ``[*B, N]``; returns ``[*B, N, 1]``
         """
+        told = told.unsqueeze(-1)
+        total = self._sum_of_group(torch.where(told, signal, 0.0))
+        count = self._sum_of_group(told.to(signal.dtype)).clamp_min(1.0)
+        return torch.where(living.unsqueeze(-1), signal, total / count)
+
+    def _known(self, seen: Tensor, living: Tensor) -> Tensor:
+        """Whose values are known best: of those a critic sees; of all living where it sees none."""
+        some = self._sum_of_group(seen.unsqueeze(-1).to(torch.get_default_dtype())) > 0
+        return torch.where(some.squeeze(-1), seen, living)
+
+    def _sum_of_group(self, value: Tensor) -> Tensor:
+        """The sum over the agents of each agent's group, ``[*B, N, 1]``, or ``[*B, 1, 1]``."""
         if self._parts is None:
-            shared = masked_mean(reward, alive, dim=-2).unsqueeze(-2)
-        else:
-            count = sum_by_part(alive.squeeze(-1).to(reward.dtype), self._parts)
-            total = sum_by_part(torch.where(alive, reward, 0.0).squeeze(-1), self._parts)
-            shared = to_agents(total / count.clamp_min(1.0), self._parts).unsqueeze(-1)
-        return torch.where(alive, reward, shared)
+            return value.sum(-2, keepdim=True)
+        return to_agents(sum_by_part(value.squeeze(-1), self._parts), self._parts).unsqueeze(-1)
 
     def _take_in(self, value_target: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Updates the value norm; the value is then what the critic says with the new one."""
@@ -260,6 +275,9 @@ def blank_masked(
 ) -> TensorDictBase:
     """Networks' inputs without what stands in masked slots: 0 times NaN would be NaN.
 
+    The agents' entries are those that stand beside their mask. The ``"state"`` is nobody's, and
+    stays as it is, whatever its shape.
+
     Args:
         inputs (TensorDictBase): a selection, changed in place.
         mask_key (NestedKey, optional): of the mask ``[*B, N]`` in ``source``.
@@ -268,9 +286,14 @@ def blank_masked(
     mask = None if mask_key is None else source.get(mask_key, None)
     if mask is None:
         return inputs
+    beside = () if isinstance(mask_key, str) else mask_key[:-1]
     for key in list(inputs.keys(True, True)):
+        path = (key,) if isinstance(key, str) else key
         value = inputs.get(key)
-        if value.is_floating_point() and value.shape[: mask.ndim] == mask.shape:
-            rows = mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
-            inputs.set(key, torch.where(rows, value, 0.0))
+        if path[: len(beside)] != beside or path == ("state",) or not value.is_floating_point():
+            continue
+        if value.shape[: mask.ndim] != mask.shape:
+            continue
+        rows = mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
+        inputs.set(key, torch.where(rows, value, 0.0))
     return inputs
