@@ -314,7 +314,7 @@ def test_adam_is_torchs():
     for i in range(6):
         gradients = [torch.randn(3, 5).mT, torch.randn(7)]
         skip = torch.tensor(float(i in (2, 5)))
-        adam_(ours, gradients, means, squares, steps, lr, skip, *settings)
+        adam_(ours, gradients, means, squares, steps, lr, skip, [], *settings)
         if not skip:
             for parameter, gradient in zip(theirs, gradients):
                 parameter.grad = gradient.contiguous()
@@ -326,6 +326,30 @@ def test_adam_is_torchs():
         assert torch.equal(state["exp_avg"], means[i])
         assert torch.equal(state["exp_avg_sq"], squares[i])
         assert state["step"].item() == steps[i].item() == 4
+
+
+def test_adam_leaves_frozen_rows_as_they_are():
+    torch.manual_seed(0)
+    ours = [torch.randn(5, 3), torch.randn(7)]
+    free = [x.clone() for x in ours]
+    state, other = (
+        ([torch.zeros_like(x) for x in ours], [torch.zeros_like(x) for x in ours]) for _ in range(2)
+    )
+    steps, counts = ([torch.zeros(()) for _ in ours] for _ in range(2))
+    settings = torch.tensor(0.1, dtype=torch.float64), torch.zeros(())
+    rows = torch.tensor([True, False, False, True, False]).unsqueeze(1)
+    for _ in range(3):
+        gradients = [torch.randn(5, 3), torch.randn(7)]
+        frozen = [rows, torch.tensor(True)]
+        adam_(ours, gradients, *state, steps, *settings, frozen, (0.9, 0.999), 1e-5)
+        adam_(free, gradients, *other, counts, *settings, [], (0.9, 0.999), 1e-5)
+    torch.manual_seed(0)
+    first = [torch.randn(5, 3), torch.randn(7)]
+    assert torch.equal(ours[0], torch.where(rows, first[0], free[0]))
+    assert torch.equal(ours[1], first[1])
+    assert torch.equal(state[0][0], torch.where(rows, 0.0, other[0][0]))
+    assert not state[1][1].any()
+    assert [step.item() for step in steps] == [3.0, 0.0]
 
 
 def nn_parameter(x):

@@ -10,6 +10,7 @@ from torchrl.objectives.value import MultiAgentGAE
 
 from torchrl_marl.modules import NetworkConfig, ValueNorm, make_critic
 from torchrl_marl.objectives import TeamGAE
+from torchrl_marl.objectives.estimator import blank_masked
 
 
 class Echo(nn.Module):
@@ -70,11 +71,70 @@ DEATH = {
 
 def test_team_bootstrap_the_dead_earn_what_the_living_earn():
     advantage, target = estimate("team", **DEATH)
-    # Step 1: both earn 4. Agent 0: 4 - 3; agent 1, of value 0: 4.
-    assert advantage[1].tolist() == [1.0, 4.0]
-    # Step 0: 1 + 0.5 * 3 - 1 + 0.5 * 1 and 1 + 0.5 * 0 - 2 + 0.5 * 4
+    # Step 1: both earn 4, and what agent 0 is worth, the dead one is: 4 - 3.
+    assert advantage[1].tolist() == [1.0, 1.0]
+    # Step 0: 1 + 0.5 * 3 - 1 + 0.5 * 1 and 1 + 0.5 * 3 - 2 + 0.5 * 1
     assert advantage[0].tolist() == [2.0, 1.0]
     assert target[0].tolist() == [3.0, 3.0]  # 1 + 0.5 * 4 for both
+
+
+GAMMA, EPISODE = 0.99, 40
+REMAINING = [sum(GAMMA**k for k in range(EPISODE - t)) for t in range(EPISODE + 1)]  # 33.10, ...
+
+
+@pytest.mark.parametrize("lmbda", [0.0, 0.95, 1.0])
+@pytest.mark.parametrize("steps", [EPISODE, 15, 1])
+def test_who_dies_early_is_credited_with_the_whole_return_of_its_team(lmbda, steps):
+    """1 a step for 40 steps; agent 1 dies in the first. The batch may end before the episode."""
+    assert round(REMAINING[0], 2) == 33.10
+    ends = [t == EPISODE for t in range(1, steps + 1)]
+    nobody_told = [-500.0] * steps  # what a critic would say of the dead, who are masked
+    _, target = estimate(
+        "team",
+        gamma=GAMMA,
+        lmbda=lmbda,
+        value=[[v, dead] for v, dead in zip(REMAINING, [REMAINING[0], *nobody_told[1:]])],
+        next_value=[[v, dead] for v, dead in zip(REMAINING[1:], nobody_told)],
+        reward=[[1.0, 1.0]] + [[1.0, -50.0]] * (steps - 1),
+        mask=[[True, t == 0] for t in range(steps)],
+        next_mask=[[not end, False] for end in ends],
+        own_terminated=[[end, True] for end in ends],
+        terminated=ends,
+    )
+    expected = torch.tensor(REMAINING[:steps]).unsqueeze(-1).expand(-1, 2)
+    torch.testing.assert_close(target, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_the_dead_are_worth_the_mean_of_those_who_act():
+    """Of three, agent 2 is dead and agent 1 waits: only agent 0 is seen by a critic."""
+    group = make_group(n=3, o=1)
+    estimator = TeamGAE(gamma=0.5, lmbda=1.0, value_network=make_echo(group), group=group)
+    living = torch.tensor([[True, True, False]])
+    acting = torch.tensor([[True, False, False]])
+    value = torch.tensor([[[3.0], [100.0], [float("nan")]]])
+
+    def share(told):
+        return estimator._share(value, living, estimator._known(told, living)).flatten().tolist()
+
+    assert share(acting) == [3.0, 100.0, 3.0]
+    assert share(living) == [3.0, 100.0, 51.5]
+    assert share(torch.zeros_like(acting)) == [3.0, 100.0, 51.5]  # nobody acts: all who live
+    nobody = torch.zeros_like(living)
+    assert estimator._share(value, nobody, nobody).flatten().tolist() == [0.0] * 3
+
+
+def test_a_state_of_as_many_features_as_there_are_agents_is_not_masked():
+    group = make_group(n=3, state=3)
+    critic = make_critic(group, NetworkConfig([8]), centralized="state")
+    td = make_trajectory(group, 4, 6, alive=0.4)
+    estimator = TeamGAE(gamma=0.9, lmbda=0.8, value_network=critic, group=group)
+    seen = critic(td.clone())["car", "state_value"]
+    value = estimator(td)["car", "state_value"]
+    living = ~td["car"].get("done", ~td["car", "mask"].unsqueeze(-1))
+    torch.testing.assert_close(value[living], seen[living])
+    inputs = blank_masked(td.select("state", ("car", "observation")), ("car", "mask"), td)
+    assert torch.equal(inputs["state"], td["state"])
+    assert (inputs["car", "observation"][~td["car", "mask"]] == 0).all()
 
 
 def test_agent_bootstrap_death_ends_the_return():
@@ -218,7 +278,7 @@ def test_the_value_after_an_update_is_the_same_normalized_one():
     norm = ValueNorm(decay=0.5)
     critic = make_critic(group, NetworkConfig([8]), value_norm=norm)
     settings = {"gamma": 0.9, "lmbda": 0.8, "value_network": critic, "group": group}
-    td = make_trajectory(group, 4, 6)
+    td = make_trajectory(group, 4, 6, alive=2.0)
     before = critic(td.clone())["car", "state_value"].detach()
     TeamGAE(**settings, value_norm=norm)(td)
     assert not torch.allclose(td["car", "state_value"], before)

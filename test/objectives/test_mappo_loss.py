@@ -19,7 +19,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torch.distributions import Categorical
-from torchrl.modules import PopArtValueNorm, ProbabilisticActor
+from torchrl.modules import PopArtValueNorm, ProbabilisticActor, TanhNormal
 from torchrl.objectives import ClipPPOLoss
 
 from torchrl_marl import AgentSpec, TeamSpec
@@ -127,7 +127,7 @@ def test_objective_and_metrics_by_hand():
     assert out["loss_objective"].item() == pytest.approx(-(1.2 - 0.8) / 2)
     assert out["loss_entropy"].item() == pytest.approx(-0.1 * math.log(2))
     assert out["entropy"].item() == pytest.approx(math.log(2))
-    assert out["kl_approx"].item() == pytest.approx(0.0, abs=1e-7)  # -log 2 and log 2
+    assert out["kl_approx"].item() == pytest.approx(0.25)  # 2 - 1 - log 2 and 0.5 - 1 + log 2
     assert out["clip_fraction"].item() == 1.0
     assert out["max_ratio"].item() == pytest.approx(2.0)
     assert out["mean_ratio"].item() == pytest.approx(1.25)
@@ -144,7 +144,7 @@ def test_masked_objective_and_metrics_by_hand():
     assert out["loss_objective"].item() == pytest.approx(-1.2)
     assert out["loss_critic"].item() == pytest.approx(2.0)
     assert out["loss_entropy"].item() == pytest.approx(-0.1 * math.log(2))
-    assert out["kl_approx"].item() == pytest.approx(-math.log(2))
+    assert out["kl_approx"].item() == pytest.approx(1 - math.log(2))
     assert out["clip_fraction"].item() == 1.0
     assert out["max_ratio"].item() == out["mean_ratio"].item() == pytest.approx(2.0)
     assert out["ESS"].item() == pytest.approx(1.0)
@@ -241,7 +241,7 @@ def test_one_agent_is_clip_ppo(kind, critic_loss, clip_value):
     theirs = ClipPPOLoss(actor, critic, functional=False, **settings)
     theirs.set_keys(**torchrl_keys(group))
     one, other = outcome(ours, td), outcome(theirs, td)
-    keys = {*LOSSES, "entropy", "kl_approx", "clip_fraction", "ESS", "max_ratio", "mean_ratio"}
+    keys = {*LOSSES, "entropy", "clip_fraction", "ESS", "max_ratio", "mean_ratio"}
     keys |= {"explained_variance"} | ({"value_clip_fraction"} if clip_value else set())
     assert keys <= set(one[0])
     assert 0 < one[0]["clip_fraction"] < 1
@@ -249,8 +249,16 @@ def test_one_agent_is_clip_ppo(kind, critic_loss, clip_value):
         torch.testing.assert_close(
             one[0][key].squeeze(), other[0][key].squeeze(), rtol=1e-5, atol=1e-6, msg=key
         )
+    assert_never_negative_divergence(one[0], other[0])
     for a, b in zip(one[1], other[1]):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def assert_never_negative_divergence(ours, theirs):
+    """TorchRL's is the mean of -log ratio, which may be negative; ours adds ratio - 1."""
+    assert ours["kl_approx"] >= 0
+    expected = theirs["kl_approx"].squeeze() + theirs["mean_ratio"].squeeze() - 1
+    torch.testing.assert_close(ours["kl_approx"].squeeze(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_one_agent_is_clip_ppo_with_normalized_advantage():
@@ -289,7 +297,8 @@ def test_without_masks_and_norms_it_is_torchrls_mappo(kind, centralized, share):
     theirs.set_keys(**torchrl_keys(group))
     one = outcome(MAPPOLoss(actor, critic, group=group, **settings), td)
     other = outcome(theirs, td)
-    for key in (*LOSSES, "entropy", "kl_approx", "clip_fraction", "max_ratio", "mean_ratio"):
+    assert_never_negative_divergence(one[0], other[0])
+    for key in (*LOSSES, "entropy", "clip_fraction", "max_ratio", "mean_ratio"):
         # A mean of 48 log-probabilities through atanh: float32 holds it to 1e-5.
         torch.testing.assert_close(one[0][key], other[0][key], rtol=1e-5, atol=1e-5, msg=key)
     for a, b in zip(one[1], other[1]):
@@ -806,3 +815,37 @@ def test_errors():
         loss(td.exclude(("car", "state_value")))
     with pytest.raises(ValueError, match="'everyone'"):
         MAPPOLoss(actor, critic, group=group, bootstrap="everyone").make_value_estimator()
+
+
+@pytest.mark.parametrize("loc", [0.0, 3.0, 9.0, 20.0])
+def test_the_entropy_of_squashed_actions_near_their_bounds(loc):
+    """Against the integral in double precision; through the inverse of tanh it drifts."""
+    scale = 0.5
+    x = torch.linspace(-8, 8, 200_001, dtype=torch.float64)
+    density = torch.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    before = loc + scale * x
+    log_slope = 2 * (math.log(2) - before - torch.nn.functional.softplus(-2 * before))
+    gaussian = 0.5 * math.log(2 * math.pi * math.e) + math.log(scale)
+    expected = gaussian + torch.trapezoid(density * log_slope, x).item()
+    group = make_group("bounded", 1)
+    loss = MAPPOLoss(*make_networks(group), group=group, samples_mc_entropy=20_000)
+    where = torch.full((1,), loc)
+    torch.manual_seed(0)
+    found = loss._entropy(TanhNormal(where, torch.full((1,), scale), event_dims=1)).item()
+    assert found == pytest.approx(expected, abs=0.03)
+
+
+def test_it_is_functional_by_default_as_torchrls():
+    group = make_group()
+    actor, critic = make_networks(group)
+    loss = MAPPOLoss(actor, critic, group=group)
+    theirs = torchrl.objectives.MAPPOLoss(actor, critic)
+    for name in ("actor_network_params", "critic_network_params", "target_critic_network_params"):
+        ours, other = (getattr(x, name) for x in (loss, theirs))
+        assert set(ours.keys(True, True)) == set(other.keys(True, True)), name
+    td = make_batch(group, actor, 8)
+    total = sum(value for key, value in loss(td).items() if key.startswith("loss_"))
+    total.backward()
+    gradients = [p.grad for p in loss.parameters() if p.requires_grad]
+    assert gradients
+    assert all(g is not None and g.isfinite().all() for g in gradients)

@@ -6,18 +6,19 @@ tensor, and so is whether the step is skipped, so that neither needs the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["adam_"]
+__all__ = ["adam_", "freeze"]
 
 _LIBRARY = torch.library.Library("torchrl_marl", "DEF")
 _LIBRARY.define(
     "adam_(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] means, "
-    "Tensor(c!)[] squares, Tensor(d!)[] steps, Tensor lr, Tensor skip, float beta1, float beta2, "
-    "float eps) -> ()"
+    "Tensor(c!)[] squares, Tensor(d!)[] steps, Tensor lr, Tensor skip, Tensor[] frozen, "
+    "float beta1, float beta2, float eps) -> ()"
 )
 
 
@@ -29,6 +30,7 @@ def adam_(
     steps: Sequence[Tensor],
     lr: Tensor,
     skip: Tensor,
+    frozen: Sequence[Tensor],
     betas: tuple[float, float],
     eps: float,
 ) -> None:
@@ -40,6 +42,8 @@ def adam_(
         steps: its ``step``, float scalars.
         lr (Tensor): learning rate, a scalar.
         skip (Tensor): 1 to change nothing, else 0; a float scalar.
+        frozen (sequence of Tensor): for each parameter, whether it or which of its rows stay as
+            they are; bool, a scalar or ``[rows, 1, ...]``. Empty where ``skip`` tells all.
         betas (tuple): Adam's two decays.
         eps (float): Adam's epsilon.
 
@@ -48,7 +52,7 @@ def adam_(
     Examples:
         >>> x, zero = torch.ones(1), torch.zeros(())
         >>> state = [torch.zeros(1)], [torch.zeros(1)], [torch.zeros(())]
-        >>> adam_([x], [torch.ones(1)], *state, torch.tensor(0.5), zero, (0.9, 0.999), 0)
+        >>> adam_([x], [torch.ones(1)], *state, torch.tensor(0.5), zero, [], (0.9, 0.999), 0)
         >>> x
         tensor([0.5000])
     """
@@ -60,12 +64,40 @@ def adam_(
         list(steps),
         lr,
         skip,
+        list(frozen),
         *betas,
         eps,
     )
 
 
-def _adam_(parameters, gradients, means, squares, steps, lr, skip, beta1, beta2, eps):
+@contextlib.contextmanager
+def freeze(
+    frozen: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    means: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    steps: Sequence[Tensor],
+) -> Iterator[None]:
+    """Puts back what a step of Adam should not have changed; arguments as in :func:`adam_`."""
+    if not frozen:
+        yield
+        return
+    moved = [*parameters, *means, *squares]
+    before = [x.clone() for x in moved]
+    counted = [step.clone() for step in steps]
+    yield
+    for x, old, rows in zip(moved, before, [*frozen] * 3):
+        x.copy_(torch.where(rows, old, x))
+    for step, old, rows in zip(steps, counted, frozen):
+        step.copy_(torch.where(rows.all(), old, step))
+
+
+def _adam_(parameters, gradients, means, squares, steps, lr, skip, frozen, beta1, beta2, eps):
+    with freeze(frozen, parameters, means, squares, steps):
+        _fused_step(parameters, gradients, means, squares, steps, lr, skip, beta1, beta2, eps)
+
+
+def _fused_step(parameters, gradients, means, squares, steps, lr, skip, beta1, beta2, eps):
     torch._foreach_add_(steps, [1 - skip] * len(steps))
     # The fused step reads memory as it lies; a gradient may come transposed.
     gradients = [_as_laid(g, p) for g, p in zip(gradients, parameters)]

@@ -6,7 +6,7 @@ Shapes: F frames of a batch, M frames of a minibatch, U updates, G groups that a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, cast
 
@@ -19,10 +19,11 @@ from torchrl_marl.capture import Program, capture
 from torchrl_marl.learners.adam import adam_
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.learners.stopping import KLStop
 from torchrl_marl.learners.summary import must_be_finite
 from torchrl_marl.objectives.ppo import MAPPOLoss
 
-__all__ = ["CapturedUpdate", "evaluate_losses"]
+__all__ = ["CapturedUpdate", "evaluate_losses", "kl_of"]
 
 
 class _Programs(dict[Any, Program]):
@@ -46,6 +47,7 @@ class CapturedUpdate:
         optimizer (Adam): of all their parameters.
         config (OnPolicyConfig): minibatches and epochs.
         execution (str): of :func:`~torchrl_marl.capture.capture`.
+        stop (KLStop): which groups have moved too far to go on with a batch.
 
     Attributes:
         programs (dict): (M, F) -> its graph.
@@ -60,7 +62,9 @@ class CapturedUpdate:
         optimizer: torch.optim.Adam,
         config: OnPolicyConfig,
         execution: Any,
+        stop: KLStop,
     ) -> None:
+        self.stop = stop
         self.losses, self.clips, self.optimizer = losses, clips, optimizer
         self.config, self.execution = config, execution
         self.programs = _Programs()
@@ -70,28 +74,26 @@ class CapturedUpdate:
         # A CPU reads it as the number that the optimizer has, to the bit; a GPU wants floats.
         wide = torch.float64 if self._device.type == "cpu" else torch.float32
         self._lr = torch.zeros((), dtype=wide, device=self._device)
-        self._stopped = torch.zeros((), device=self._device)
 
-    def epochs(self, frames: TensorDictBase) -> tuple[dict[NestedKey, Tensor], int, bool]:
-        """Trains on the frames of a batch, ``[F]``.
+    def epochs(self, frames: TensorDictBase) -> tuple[dict[NestedKey, Tensor], bool]:
+        """Trains on the frames of a batch, ``[F]``; ``stop.epochs`` then tells how often.
 
         Returns:
-            metrics of all updates ``[U]`` or ``[U, G]``, the number of epochs that counted, and
-            whether all is finite that must be.
+            metrics of all updates that counted for a group, ``[U]`` or ``[U, G]``, and whether
+            all is finite that must be.
         """
-        limit, size = self.config.target_kl, self.config.minibatch_size
+        stop, size = self.stop, self.config.minibatch_size
         keys = list(frames.keys(True, True))
         values = self._place([cast(Tensor, frames.get(key)) for key in keys])
         self._lr.fill_(self.optimizer.param_groups[0]["lr"])
-        self._stopped.zero_()
-        epochs = torch.zeros_like(self._stopped)
+        stop.begin()
         leaves: list[Tensor] = []
         rows: list[Tensor] = []
         random_states: list[Tensor] = []
         for _ in range(self.config.num_epochs):
-            if limit is not None:
+            if stop.limit is not None:
                 random_states.append(self._random_state())
-            epochs += 1 - self._stopped
+            stop.count()
             first = len(rows)
             for indices in torch.randperm(frames.shape[0], device=self._device).split(size):
                 if not leaves:
@@ -99,23 +101,21 @@ class CapturedUpdate:
                     leaves = [indices, *values, *self._state()]
                 leaves[0] = indices
                 rows.append(self._program(keys, leaves).flat(leaves)[0])
-            if limit is not None:
-                kl = torch.stack(rows[first:])[:, : len(self.losses)]
-                self._stopped.logical_or_(kl.reshape(-1).mean() > limit)
+            stop.look(torch.stack(rows[first:])[:, : len(stop.stopped)])
         table = torch.stack(rows)
-        n_epochs, finite = self._read(table, epochs)
+        n_epochs, finite = self._read(table)
         if n_epochs < len(random_states):  # as if nothing had been drawn for those that did not
             self._set_random_state(random_states[n_epochs])
         table = table[: n_epochs * len(rows) // self.config.num_epochs]
         metrics = {key: table[:, columns].contiguous() for key, columns in self._columns.items()}
         return (
             {key: x.squeeze(1) if x.shape[1] == 1 else x for key, x in metrics.items()},
-            n_epochs,
             finite,
         )
 
-    def _read(self, table: Tensor, epochs: Tensor) -> tuple[int, bool]:
+    def _read(self, table: Tensor) -> tuple[int, bool]:
         """Waits for the device, once: how many epochs counted, and whether they are finite."""
+        epochs = self.stop.epochs.amax()
         watched = [c for key, c in self._columns.items() if must_be_finite(key[1])]
         finite = torch.cat([table[:, columns] for columns in watched], 1).isfinite().all(1)
         counted = torch.arange(self.config.num_epochs, device=self._device) < epochs
@@ -168,11 +168,12 @@ class CapturedUpdate:
                 squares,
                 steps,
                 self._lr,
-                self._stopped,
+                self.stop.all,
+                self.stop.frozen(parameters),
                 settings["betas"],
                 settings["eps"],
             )
-            kl = torch.stack([metrics[name, "kl_approx"].mean() for name in self.losses])
+            kl = kl_of(metrics, self.losses)
             columns = [kl, *(value.reshape(-1) for value in metrics.values())]
             ends = pairwise(accumulate(map(len, columns)))
             self._columns = {key: slice(*own) for key, own in zip(metrics, ends)}
@@ -183,7 +184,7 @@ class CapturedUpdate:
         everything = self.optimizer.param_groups[0]["params"]
         moments = [x for own in self._moments()[1:] for x in own]
         buffers = [buffer for loss in self.losses.values() for buffer in loss.buffers()]
-        found = [*everything, *moments, *buffers, self._lr, self._stopped]
+        found = [*everything, *moments, *buffers, self._lr, self.stop.stopped]
         return list({id(x): x for x in found}.values())
 
     def _moments(self) -> tuple[list[Tensor], ...]:
@@ -251,6 +252,11 @@ def evaluate_losses(
                 total = total + value.sum()
             metrics[name, key] = value.detach()
     return cast(Tensor, total), metrics
+
+
+def kl_of(metrics: Mapping[NestedKey, Tensor], losses: Iterable[str]) -> Tensor:
+    """The divergence of every group of all losses after an update, ``[G]``."""
+    return torch.cat([metrics[name, "kl_approx"].reshape(-1) for name in losses])
 
 
 def _minibatch(

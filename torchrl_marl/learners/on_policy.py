@@ -18,10 +18,12 @@ from torchrl_marl.capture import check_execution
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.functional import masked_standardize
 from torchrl_marl.joining import JoinedGroup, can_join, join
-from torchrl_marl.learners.captured import CapturedUpdate, evaluate_losses
+from torchrl_marl.learners.captured import CapturedUpdate, evaluate_losses, kl_of
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.learners.stopping import KLStop
 from torchrl_marl.learners.summary import refuse_non_finite, summarize
+from torchrl_marl.learners.turns import warn_of_turns
 from torchrl_marl.learners.unshare import unshare_networks
 from torchrl_marl.modules.actors import JoinedActor, make_actor
 from torchrl_marl.modules.critics import make_critic
@@ -105,7 +107,7 @@ class OnPolicyLearner(nn.Module):
         self._clips: dict[str, GradientClip] = {}
         for name, group in self._joined.items():
             self._add(name, group, device)
-        self.unshared = False
+        self.unshared = self._looked = False
         parameters = [p for clip in self._clips.values() for p in clip.parameters]
         # One kernel for all parameters.
         self.optimizer = torch.optim.Adam(parameters, lr=config.lr, eps=config.adam_eps, fused=True)
@@ -113,10 +115,12 @@ class OnPolicyLearner(nn.Module):
 
     def _capture(self) -> None:
         """Graphs are of these networks and this optimizer; they are recorded in use."""
+        device = self.optimizer.param_groups[0]["params"][0].device
+        self._stop = KLStop(self._clips, self.config.target_kl, device)
         self._captured: CapturedUpdate | None = None
         if self.execution != "eager":
             self._captured = CapturedUpdate(
-                self._losses, self._clips, self.optimizer, self.config, self.execution
+                self._losses, self._clips, self.optimizer, self.config, self.execution, self._stop
             )
 
     def _add(self, name: str, group: GroupSpec, device: torch.device | str | None) -> None:
@@ -147,6 +151,7 @@ class OnPolicyLearner(nn.Module):
             entropy_bonus=config.entropy_coeff > 0,
             entropy_coeff=config.entropy_coeff,
             normalize_advantage=False,  # done here, over the whole batch
+            functional=False,
             device=device,
         )
         loss.make_value_estimator(gamma=config.gamma, lmbda=config.lmbda)
@@ -236,37 +241,42 @@ class OnPolicyLearner(nn.Module):
             return self._learn(batch)
 
     def _learn(self, batch: TensorDictBase) -> TensorDict:
+        if not self._looked:
+            self._looked = True
+            warn_of_turns(self.groups.values(), batch, self.config.bootstrap)
         data = self._gather(batch)
         for name, loss in self._losses.items():
             self.add_advantage(name, loss, data)
         self._scatter(data, batch)
         frames = data.select(*self._needed_keys(data)).reshape(-1)
         epochs = self._epochs if self._captured is None else self._captured.epochs
-        history, n_epochs, finite = epochs(frames)
+        history, finite = epochs(frames)
         for name, norm in self.observation_norms.items():
             group = self._joined.get(name, self._seen)
             observation, mask = gather_observation(cast(GroupSpec, group), data)
             cast(ObservationNorm, norm).update(observation, mask)
         lr = self.optimizer.param_groups[0]["lr"]
-        summary = summarize(history, self._joined, self.groups, lr=lr, epochs=n_epochs)
+        counted = dict(self._stop.by_loss(self._stop.epochs))
+        summary = summarize(history, self._joined, self.groups, lr=lr, epochs=counted)
         if not finite:
             refuse_non_finite(summary)
         return summary
 
-    def _epochs(self, frames: TensorDictBase) -> tuple[dict[NestedKey, Tensor], int, bool]:
-        """The metrics of all updates, how many epochs there were, and whether all is known to be
-        finite."""
+    def _epochs(self, frames: TensorDictBase) -> tuple[dict[NestedKey, Tensor], bool]:
+        """The metrics of all updates, and whether all is known to be finite."""
         rows: list[dict[NestedKey, Tensor]] = []
-        epochs = 0
+        self._stop.begin()
         for _ in range(self.config.num_epochs):
+            self._stop.count()
             order = torch.randperm(frames.shape[0], device=frames.device)
             first = len(rows)
             for indices in order.split(self.config.minibatch_size):
                 rows.append(self.update(frames[indices]))
-            epochs += 1
-            if self._moved_too_far(rows[first:]):
-                break
-        return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}, epochs, False
+            if self._stop.limit is not None:
+                self._stop.look(torch.stack([kl_of(row, self._losses) for row in rows[first:]]))
+                if bool(self._stop.all):
+                    break
+        return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}, False
 
     # ---------------------------------------------------------------------- groups as one
 
@@ -330,7 +340,7 @@ class OnPolicyLearner(nn.Module):
         total.backward()
         for name, clip in self._clips.items():
             metrics[name, "grad_norm"] = clip()
-        self.optimizer.step()
+        self._stop.step(self.optimizer)
         return metrics
 
     def _needed_keys(self, data: TensorDictBase) -> list[NestedKey]:
@@ -346,13 +356,6 @@ class OnPolicyLearner(nn.Module):
         return list(dict.fromkeys(keys))
 
     # ----------------------------------------------------------------------------- metrics
-
-    def _moved_too_far(self, epoch: list[dict[NestedKey, Tensor]]) -> bool:
-        limit = self.config.target_kl
-        if limit is None:
-            return False
-        kl = [metrics[name, "kl_approx"].mean() for metrics in epoch for name in self._losses]
-        return bool(torch.stack(kl).mean() > limit)
 
     def get_extra_state(self) -> dict[str, Any]:
         """What ``state_dict()`` holds beside networks and statistics."""

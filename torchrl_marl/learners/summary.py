@@ -13,6 +13,7 @@ from tensordict import NestedKey, TensorDict
 from torch import Tensor
 
 from torchrl_marl.errors import NonFiniteError
+from torchrl_marl.functional import masked_mean
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["must_be_finite", "refuse_non_finite", "summarize"]
@@ -24,7 +25,7 @@ def summarize(
     groups: Mapping[str, GroupSpec],
     *,
     lr: float,
-    epochs: int,
+    epochs: Mapping[str, Tensor],
 ) -> TensorDict:
     """Metrics of a batch as tensors, ``(group, name)``.
 
@@ -34,19 +35,27 @@ def summarize(
         joined (mapping): those names -> the groups.
         groups (mapping): all groups by name.
         lr (float): the learning rate.
-        epochs (int): passes over the batch.
+        epochs (mapping): name of groups that are trained as one -> how often each has passed
+            over the batch, ``[G]``; updates behind that changed nothing, and do not count.
     """
     device = next(iter(history.values())).device
     summary = TensorDict({name: {} for name in groups}, [], device=device)
+    longest = torch.cat(list(epochs.values())).amax()
     for (name, key), values in cast(Mapping[tuple[str, str], Tensor], history).items():
-        value = values.amax(0) if key == "max_ratio" else values.mean(0)
-        parts = joined[name].parts
-        for part, own in zip(parts, value.reshape(len(parts))):
+        values = values.reshape(len(values), -1)
+        update = torch.arange(len(values), device=device).unsqueeze(1)
+        counts = update * longest < epochs[name] * len(values)
+        if key == "max_ratio":
+            value = values.masked_fill(~counts, -torch.inf).amax(0)
+        else:
+            value = masked_mean(values, counts, 0)
+        for part, own in zip(joined[name].parts, value):
             summary[part.name, key] = own
-    for name in groups:
-        # Filled on the device: nothing is copied there.
-        summary[name, "lr"] = torch.full((), lr, device=device)
-        summary[name, "epochs"] = torch.full((), epochs, device=device)
+    for name, passes in epochs.items():
+        for part, own in zip(joined[name].parts, passes):
+            # Filled on the device: nothing is copied there.
+            summary[part.name, "lr"] = torch.full((), lr, device=device)
+            summary[part.name, "epochs"] = own.clone()
     return summary
 
 

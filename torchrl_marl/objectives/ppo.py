@@ -66,6 +66,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         normalize_advantage_exclude_dims (tuple of int): ``()`` pools the living agents, as the
             MAPPO authors do; ``(-2,)`` standardizes each agent by itself.
         functional (bool): hold the parameters apart from the networks, as TorchRL does.
+            False: the networks are used as they are.
         **kwargs: of :class:`torchrl.objectives.ClipPPOLoss` (``clip_epsilon``, ``clip_value``,
             ``critic_coeff``, ``entropy_bonus``, ``samples_mc_entropy``, ``reduction``, ...).
 
@@ -122,7 +123,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         entropy_coeff: float = 0.01,
         normalize_advantage: bool = True,
         normalize_advantage_exclude_dims: tuple[int, ...] = (),
-        functional: bool = False,
+        functional: bool = True,
         **kwargs: Any,
     ) -> None:
         if loss_critic_type not in ("huber", "l2", "l1", "smooth_l1"):
@@ -227,7 +228,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             return
         keys = [group.mask_key]
         if group.agent_done and group.truncated_key is not None:
-            keys += [("next", group.terminated_key), ("next", group.truncated_key)]
+            flags = (group.done_key, group.terminated_key, group.truncated_key)
+            keys += [("next", key) for key in flags]
         self._in_keys = list(dict.fromkeys(self._in_keys + [unravel_key(key) for key in keys]))
 
     @property
@@ -290,8 +292,11 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         try:
             return distribution.entropy()
         except NotImplementedError:
-            actions = distribution.rsample((self.samples_mc_entropy,))
-            return -distribution.log_prob(actions).mean(0)
+            n = (self.samples_mc_entropy,)
+            if hasattr(distribution, "rsample_and_log_prob"):
+                # Scored as they are drawn: near the bounds no inverse of a squashing is exact.
+                return -distribution.rsample_and_log_prob(n)[1].mean(0)
+            return -distribution.log_prob(distribution.rsample(n)).mean(0)
 
     def _critic_terms(self, tensordict: TensorDictBase, mask: Tensor | None) -> dict[str, Tensor]:
         keys = self.tensor_keys
@@ -364,7 +369,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         else:
             sums, squares, largest = sums[0], squares[0], largest[0]
         return {
-            "kl_approx": self._mean(-log_ratio, mask),
+            # Schulman, 2020, http://joschu.net/blog/kl-approx.html: never negative.
+            "kl_approx": self._mean(ratio - 1.0 - log_ratio, mask),
             "clip_fraction": self._mean((clipped != log_ratio).float(), mask),
             "ESS": (2 * sums - squares).exp().nan_to_num() / count,
             "max_ratio": largest.exp(),

@@ -1,0 +1,85 @@
+"""Who dies early is credited with what its team earns later, by learned critics of every kind."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import Categorical, Unbounded
+
+from torchrl_marl import AgentSpec, TeamSpec
+from torchrl_marl.collectors import RolloutCollector
+from torchrl_marl.envs import MarlEnv
+from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner
+from torchrl_marl.modules import CriticConfig, NetworkConfig
+
+STEPS, GAMMA = 40, 0.99
+RETURN = sum(GAMMA**t for t in range(STEPS))  # 33.10
+
+
+class Relic(MarlEnv):
+    """The team earns 1 a step for 40 steps; all but the first agent die in the first step."""
+
+    def __init__(self, num_envs, n_agents=2, groups=1, **kwargs):
+        super().__init__(num_envs, **kwargs)
+        self.names = [f"car_{i}" for i in range(groups)]
+        for name in self.names:
+            self.register_agent(AgentSpec(name, n_agents, Unbounded((1,)), Categorical(2)))
+        self.register_state(Unbounded((1,)))
+        self.n = n_agents
+
+    def _reset(self, tensordict):
+        self.time = torch.zeros(self.num_envs, 1)
+        return self._team()
+
+    def _step(self, tensordict):
+        self.time = self.time + 1
+        ends = torch.arange(self.n) > 0
+        ends = ends.view(1, -1, 1) | (self.time >= STEPS).unsqueeze(-1)
+        ones = torch.ones(self.num_envs, self.n, 1)
+        return self._team(reward=ones, terminated=ends.expand_as(ones))
+
+    def _team(self, **entries):
+        seen = (self.time / STEPS).unsqueeze(1).expand(-1, self.n, 1)
+        own = {"observation": seen, **entries}
+        return TensorDict({**{name: dict(own) for name in self.names}, "state": self.time / STEPS})
+
+
+def credit(groups=1, iterations=30, **settings):
+    """The value targets of a first step, once critics have settled, ``[N]`` of each group."""
+    torch.manual_seed(0)
+    env = Relic(16, groups=groups, seed=0)
+    # As many steps as no whole number of episodes has: batches end in mid-episode.
+    small = NetworkConfig([32])
+    settings = {"critic": CriticConfig([32, 32]), **settings}
+    config = OnPolicyConfig(
+        actor=small, lr=3e-3, gamma=GAMMA, minibatch_size=120, num_epochs=8, **settings
+    )
+    team = TeamSpec.from_env(env)
+    learner = OnPolicyLearner(team.groups, config, team=team)
+    policy = learner.actors[next(iter(learner.actors))]
+    collector = RolloutCollector(env, policy, frames_per_batch=16 * 30)
+    found = []
+    for _ in range(iterations):
+        batch = collector.next()
+        learner.learn(batch)
+        first = batch["car_0", "mask"].all(-1)
+        if first.any():
+            rows = [batch[name, "value_target"][first].mean(0) for name in env.names]
+            found.append(torch.cat(rows).flatten())
+    return torch.stack(found[-4:]).mean(0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm": "ippo"},
+        {"algorithm": "mappo"},
+        {"algorithm": "mappo", "central_input": "state"},
+        {"algorithm": "mappo", "critic": CriticConfig([32, 32], architecture="attention")},
+        {"algorithm": "ippo", "groups": 2},
+    ],
+    ids=["ippo", "mappo", "state", "attention", "two groups as one"],
+)
+def test_the_dead_settle_at_what_their_team_earns(settings):
+    assert round(RETURN, 2) == 33.10
+    found = credit(**settings)
+    assert (found - RETURN).abs().max() < 0.5, found

@@ -1,0 +1,45 @@
+"""A team's bootstrap in a world of turns is told once."""
+
+import warnings
+
+import pytest
+import torch
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs.toy import Arena, Nim, Paces
+from torchrl_marl.learners import OnPolicyConfig, build_learners
+from torchrl_marl.modules import NetworkConfig
+
+
+def learn(env, bootstrap, n=2):
+    config = OnPolicyConfig(
+        actor=NetworkConfig([8]),
+        critic=NetworkConfig([8]),
+        bootstrap=bootstrap,
+        minibatch_size=40,
+        num_epochs=1,
+    )
+    learners = build_learners(TeamSpec.from_env(env), config)
+    policy = TeamPolicy(actor for learner in learners for actor in learner.actors.values())
+    collector = RolloutCollector(env, policy, frames_per_batch=40)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(n):
+            batch = collector.next()
+            for learner in learners:
+                learner.learn(batch)
+    return [str(w.message) for w in caught if "turns" in str(w.message)]
+
+
+@pytest.mark.parametrize("make_env", [Nim, lambda n, **kw: Paces(n, max_steps=20, **kw)])
+def test_a_world_of_turns_with_a_teams_bootstrap_is_told_once(make_env):
+    torch.manual_seed(0)
+    (text,) = learn(make_env(4, seed=0), "team")
+    assert "use learner.bootstrap=agent" in text
+    assert not learn(make_env(4, seed=0), "agent")
+
+
+def test_deaths_and_late_births_are_no_turns():
+    torch.manual_seed(0)
+    assert not learn(Arena(4, n_agents=3, years=2, late_spawn=2, seed=0), "team", n=3)

@@ -1,0 +1,96 @@
+"""When a group stops to learn from a batch: its policy has moved too far.
+
+Shapes: U updates of an epoch, G groups of all losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from torchrl_marl.learners.adam import freeze
+from torchrl_marl.learners.clipping import GradientClip
+
+__all__ = ["KLStop"]
+
+
+class KLStop:
+    """Ends the epochs of each group by its own divergence from the policy that collected.
+
+    A group that has stopped stays as it is, while others go on. Rows of parameters that serve
+    several groups of one loss stop with the first of them.
+
+    Args:
+        clips (mapping): name of a loss -> which rows of its parameters serve which group.
+        limit (float, optional): the largest mean divergence of an epoch; None for none.
+        device (torch.device): where the flags are.
+
+    Attributes:
+        stopped (Tensor): 1 for groups that have stopped, else 0, ``[G]``.
+        epochs (Tensor): how many epochs each has learned from, ``[G]``.
+    """
+
+    def __init__(
+        self, clips: Mapping[str, GradientClip], limit: float | None, device: torch.device
+    ) -> None:
+        self.limit = limit
+        self.clips = dict(clips)
+        self.stopped = torch.zeros(sum(c.n_parts for c in clips.values()), device=device)
+        self.epochs = torch.zeros_like(self.stopped)
+
+    def begin(self) -> None:
+        """A new batch: everyone learns."""
+        self.stopped.zero_()
+        self.epochs.zero_()
+
+    def count(self) -> None:
+        """An epoch begins."""
+        self.epochs += 1 - self.stopped
+
+    def look(self, kl: Tensor) -> None:
+        """Stops groups after an epoch.
+
+        Args:
+            kl (Tensor): estimates of each update, ``[U, G]``.
+        """
+        if self.limit is not None:
+            self.stopped.logical_or_(kl.mean(0) > self.limit)
+
+    @property
+    def all(self) -> Tensor:
+        """1 where everyone has stopped, else 0; a scalar."""
+        return self.stopped.amin()
+
+    def by_loss(self, values: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Takes values ``[G]`` apart: the name of a loss, and those of its groups."""
+        sizes = [clip.n_parts for clip in self.clips.values()]
+        return zip(self.clips, values.split(sizes))
+
+    def step(self, optimizer: torch.optim.Adam) -> None:
+        """A step of the optimizer, after which groups that have stopped are as they were."""
+        moved = [p for p in optimizer.param_groups[0]["params"] if p in optimizer.state]
+        names = ("exp_avg", "exp_avg_sq", "step")
+        states = [[optimizer.state[p][name] for p in moved] for name in names]
+        with torch.no_grad(), freeze(self.frozen(moved), moved, *states):
+            optimizer.step()
+
+    def frozen(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Which rows of each parameter stay as they are; nothing where one flag tells all.
+
+        Shapes:
+            - each: bool, a scalar, or as many dims as the parameter, 1 behind the first
+        """
+        if self.limit is None or len(self.stopped) == 1:
+            return []
+        flags: dict[int, Tensor] = {}
+        for name, stopped in self.by_loss(self.stopped > 0):
+            clip = self.clips[name]
+            if clip.owner is None:
+                flags.update({id(p): stopped[0] for p in clip.parameters})
+                continue
+            rows = torch.cat([stopped, stopped.any().unsqueeze(0)])[clip.owner].split(clip.sizes)
+            for p, own in zip(clip.parameters, rows):
+                flags[id(p)] = own.reshape(-1, *(1,) * (p.ndim - 1)) if p.ndim else own[0]
+        return [flags[id(p)] for p in parameters]
