@@ -99,12 +99,20 @@ def test_learning_is_what_a_bare_script_does(value_norm, normalize, critic_loss)
         features = torch.where(mask.unsqueeze(-1), observation, 0.0)
         return net.network(features if net is actor_net else features.flatten(-2))
 
+    def shared_with_the_dead(value, living):
+        """Who is masked here is dead, and worth what the living are on average."""
+        living = living.unsqueeze(-1)
+        mean = (value * living).sum(-2, keepdim=True) / living.sum(-2, keepdim=True).clamp_min(1)
+        return torch.where(living, value, mean)
+
     with torch.no_grad():
         value = network(critic_net, group["observation"], mask)
+        value = shared_with_the_dead(value, mask)
         following = batch["next", "agents"]
         # Who was cut off by the time limit has a last observation; here nobody is.
         assert not following["truncated"].any()
         next_value = network(critic_net, following["observation"], following["mask"])
+        next_value = shared_with_the_dead(next_value, following["mask"])
         done, terminated = (
             batch["next", k].unsqueeze(-2).expand_as(value) for k in ("done", "terminated")
         )

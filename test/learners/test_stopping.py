@@ -51,7 +51,7 @@ def between(metrics):
     """A limit between the two groups' divergences, the nearer and the farther group."""
     kl = {name: metrics[name, "kl_approx"].item() for name in metrics.keys()}
     near, *_, far = sorted(kl, key=kl.get)
-    assert 0 <= kl[near] < 0.8 * kl[far]
+    assert 0 <= kl[near] < 0.9 * kl[far]
     return (kl[near] * kl[far]) ** 0.5, near, far
 
 
