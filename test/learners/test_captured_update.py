@@ -150,7 +150,9 @@ def test_graphs_learn_as_eager_updates_do(case):
     assert torch.equal(torch.rand(1), next_number)
 
 
-@pytest.mark.parametrize(("make_env", "target_kl"), [(arena, 0.015), (lambda: meadow("two"), 0.004)])
+@pytest.mark.parametrize(
+    ("make_env", "target_kl"), [(arena, 0.015), (lambda: meadow("two"), 0.004)]
+)
 def test_epochs_stop_at_the_target_kl(make_env, target_kl):
     """What runs after the stop changes nothing, draws nothing and is in no metric."""
     settings = {"num_epochs": 4, "target_kl": target_kl, "lr": 0.02}
