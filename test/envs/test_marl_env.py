@@ -495,11 +495,13 @@ def test_nothing_of_torchrl_counts_as_the_world():
 
 def episode_return(env, action_of, n=4096):
     td, total = env.reset(), 0
-    group = next(iter(env.group_map))
     ended = torch.zeros(env.num_envs, 1, dtype=torch.bool)
     for _ in range(100):
         td = env.step(action_of(td))["next"]
-        total = total + torch.where(ended, 0.0, td[group, "reward"][:, 0])
+        # The same to all who live, and nothing to the others.
+        earned = torch.cat([td[name, "reward"] for name in env.group_map], 1).squeeze(-1)
+        most = earned.gather(1, earned.abs().argmax(1, keepdim=True))
+        total = total + torch.where(ended, 0.0, most)
         ended = ended | td["done"]
         if ended.all():
             return total.squeeze(-1)
