@@ -359,7 +359,6 @@ class TestValues:
         text = refusal("learner.central_input=state", recipe="vmas_balance_mappo")
         assert text.endswith("use env.state=observations.")
         load_config("vmas_balance_mappo", ["learner.central_input=state", "env.state=observations"])
-        load_config("vmas_balance_ippo", ["learner.central_input=state"])
 
     def test_a_missing_backend_names_its_extra(self, monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -436,8 +435,9 @@ class TestDoors:
 
     def test_train_hands_on_config_and_env(self, trainer, tmp_path):
         import torchrl_marl
+        from torchrl_marl.envs import toy
 
-        env = object()
+        env = toy.Arena(2)
         run = torchrl_marl.train(TOY, env=env, seed=5, learner={"lr": 1e-3})
         assert run.folder == tmp_path
         config, handed = trainer[0]

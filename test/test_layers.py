@@ -13,7 +13,7 @@ MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 # What stands in one set of a layer may import each other; what stands in two may not.
 LAYERS = [
     [{"_lazy"}, {"errors"}, {"trust"}],
-    [{"schema"}],
+    [{"schema"}, {"memory"}],
     [{"stacking"}],
     [{"specs"}],
     [{"functional", "kernels"}, {"joining"}, {"capture"}],
@@ -27,6 +27,7 @@ LAYERS = [
             "config",
             "config_rules",
             "experiments",
+            "unread",
             "listing",
             "plotting",
             "console",

@@ -24,7 +24,7 @@ from torchrl_marl.console import (
     tell_failed,
     tell_stopped,
 )
-from torchrl_marl.errors import ConfigError, UserError, nearest
+from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
 from torchrl_marl.training.interruption import Terminated
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _COMMANDS = ("train", "evaluate", "plot", "list")
-_LISTS = ("recipes", "scenarios", "algorithms", "settings")
+_LISTS = ("recipes", "worlds", "scenarios", "algorithms", "settings")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,7 +73,7 @@ def _run(arguments: list[str]) -> int:
     command = next((text for text in arguments if not text.startswith("-")), None)
     if command is not None and command not in _COMMANDS:
         raise ConfigError(
-            f"unknown command {command!r}; {nearest(command, _COMMANDS)}"
+            f"unknown command {quoted(command)}; {nearest(command, _COMMANDS)}"
             f"choose among {', '.join(_COMMANDS)}."
         )
     parser = _parser()
@@ -86,7 +86,7 @@ def _run(arguments: list[str]) -> int:
     unknown = [text for text in rest if text.startswith("-") or more is None]
     if unknown:
         raise ConfigError(
-            f"unknown argument {unknown[0]!r}; {_as_setting(parsed, unknown[0], arguments)}"
+            f"unknown argument {quoted(unknown[0])}; {_as_setting(parsed, unknown[0], arguments)}"
             f"`torchrl-marl {parsed.command or ''} --help` shows all.".replace("  ", " ")
         )
     if more is not None:
@@ -257,16 +257,16 @@ def _add_list(commands: Any) -> None:
 
 def _seeds(text: str) -> list[int]:
     if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected numbers such as 0,1,2")
+        raise argparse.ArgumentTypeError(f"found {quoted(text)}, expected numbers such as 0,1,2")
     seeds = [int(seed) for seed in text.split(",")]
     if len(set(seeds)) < len(seeds):
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected each seed once")
+        raise argparse.ArgumentTypeError(f"found {quoted(text)}, expected each seed once")
     return seeds
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number of 1 or more")
+        raise argparse.ArgumentTypeError(f"found {quoted(text)}, expected a number of 1 or more")
     return int(text)
 
 
@@ -279,7 +279,7 @@ def _seed(text: str) -> int:
 def _what(text: str) -> str:
     if text not in _LISTS:
         raise argparse.ArgumentTypeError(
-            f"found {text!r}; {nearest(text, _LISTS)}choose among {', '.join(_LISTS)}"
+            f"found {quoted(text)}; {nearest(text, _LISTS)}choose among {', '.join(_LISTS)}"
         )
     return text
 
@@ -399,7 +399,7 @@ def _list(parsed: argparse.Namespace) -> None:
 
     if parsed.recipe is not None and parsed.what != "settings":
         raise ConfigError(
-            f"found {parsed.recipe!r} after {parsed.what!r}, expected nothing; "
+            f"found {quoted(parsed.recipe)} after {parsed.what!r}, expected nothing; "
             "`torchrl-marl list settings RECIPE` shows the values of a recipe."
         )
     if parsed.what == "settings":
@@ -409,9 +409,10 @@ def _list(parsed: argparse.Namespace) -> None:
         return
     lists: dict[str, Callable[[], list[tuple[str, str]]]] = {
         "recipes": listing.recipes,
+        "worlds": listing.scenarios,
         "scenarios": listing.scenarios,
         "algorithms": listing.algorithms,
     }
-    for what in [parsed.what] if parsed.what else lists:
+    for what in [parsed.what] if parsed.what else ("recipes", "scenarios", "algorithms"):
         print(f"{what}:")
         print(table(lists[what]()))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.config_rules import check_device, group_config, validate
+from torchrl_marl.envs.build import OWN_LIMITS, split_name
 from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.objects import as_environment, library_of
 from torchrl_marl.envs.vmas.scenarios import scenario_arguments, scenario_names
-from torchrl_marl.errors import ConfigError, MissingExtraError, WriteError, nearest
+from torchrl_marl.errors import ConfigError, MissingExtraError, WriteError, nearest, quoted
 from torchrl_marl.schema import (
     Setting,
     flatten,
@@ -27,6 +30,7 @@ from torchrl_marl.schema import (
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import check_folder
+from torchrl_marl.unread import refuse_unread, unread
 
 if TYPE_CHECKING:
     from torchrl.envs import EnvBase
@@ -91,6 +95,7 @@ def load_config(
     """
     config = read_config(recipe, overrides)
     validate(config, own_env=own_env)
+    refuse_unread(config, own_env=own_env)
     return config
 
 
@@ -104,8 +109,31 @@ def read_config(
         overrides = [overrides]
     own = dict(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
     base = _without_foreign_arguments(base, own)
+    config = _merged(base, own)
+    idle = unread(config).keys() - flatten(unfold(own)).keys()
+    if idle and own:
+        # What the recipe's algorithm or world reads and the chosen one does not.
+        config = _merged(_without(base, idle - unread(_merged(base, {})).keys()), own)
+    return config
+
+
+def _merged(base: dict[str, Any], own: dict[str, Any]) -> TrainConfig:
     config = merge(TrainConfig, base, own, hints=_scenario_hints(base, own))
-    return dataclasses.replace(config, groups=_typed_groups(config))
+    return dataclasses.replace(
+        config, groups=_typed_groups(config), env=_found_from_anywhere(config.env)
+    )
+
+
+def _without(settings: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Settings without those of dotted keys."""
+    nested = unfold(settings)
+    for key in keys:
+        *path, leaf = key.split(".")
+        inner = nested
+        for part in path:
+            inner = inner.get(part, {})
+        inner.pop(leaf, None)
+    return nested
 
 
 def save_config(config: TrainConfig, path: str | Path) -> None:
@@ -137,7 +165,7 @@ def explain(config: TrainConfig | None = None) -> list[Setting]:
 def train(
     recipe: str | Path | TrainConfig | Mapping[str, Any] = DEFAULT_RECIPE,
     *,
-    env: EnvBase | Mapping[str, Any] | None = None,
+    env: Any = None,
     **overrides: Any,
 ) -> Run:
     """Trains a team and returns the run: its policy, its folder, its figures.
@@ -145,8 +173,10 @@ def train(
     Args:
         recipe (str, Path, TrainConfig or dict): a recipe's name, the path of a YAML file, or
             the settings themselves.
-        env (EnvBase or dict, optional): an environment of one's own instead of the recipe's;
-            or a dict that overrides the recipe's ``env`` settings.
+        env (EnvBase, world, str or dict, optional): what is played instead of the recipe's: an
+            environment; a world of PettingZoo or JaxMARL or what makes one, of which there are
+            then ``env.n_envs`` copies; a name, such as ``"vmas/wheel"``; or a dict that
+            overrides the recipe's ``env`` settings.
         overrides: settings, such as ``seed=1``, ``learner={"lr": 1e-3}`` or
             ``**{"learner.lr": 1e-3}``.
 
@@ -170,7 +200,7 @@ def train(
 def iterate(
     recipe: str | Path | TrainConfig | Mapping[str, Any] = DEFAULT_RECIPE,
     *,
-    env: EnvBase | Mapping[str, Any] | None = None,
+    env: Any = None,
     **overrides: Any,
 ) -> Iterator[Any]:
     """As :func:`train`, as a generator: yields after every iteration.
@@ -233,16 +263,37 @@ def draw(folder: Path) -> None:
 
 
 def _prepared(
-    recipe: str | Path | TrainConfig | Mapping[str, Any],
-    env: EnvBase | Mapping[str, Any] | None,
-    overrides: dict[str, Any],
+    recipe: str | Path | TrainConfig | Mapping[str, Any], env: Any, overrides: dict[str, Any]
 ) -> tuple[TrainConfig, EnvBase | None]:
+    given, kind = None, None
     if isinstance(env, Mapping):
-        overrides, env = {**overrides, "env": env}, None
-    config = load_config(recipe, overrides, own_env=env is not None)
+        overrides = {**overrides, "env": env}
+    elif isinstance(env, str):
+        overrides = {**_world_of(recipe, *split_name(env)), **overrides}
+    elif env is not None:
+        given, kind = env, library_of(env)
+        if kind is not None:
+            name = getattr(env, "__name__", type(env).__name__)
+            overrides = {**_world_of(recipe, kind, name), **overrides}
+        elif idle := [key for key in flatten(unfold(overrides)) if key.startswith("env.")]:
+            raise ConfigError(
+                f"{idle[0]} is given beside an environment that is built already; build it so, "
+                f"or leave {idle[0]} out."
+            )
+    built = given is not None and kind in (None, "isaaclab")
+    config = load_config(recipe, overrides, own_env=built)
     check_device(config)
     check_folder(config)
-    return config, env
+    return config, given if given is None else as_environment(given, config.env, config.device)
+
+
+def _world_of(
+    recipe: str | Path | TrainConfig | Mapping[str, Any], library: str, name: str
+) -> dict[str, Any]:
+    """Overrides for a world of a library, with its own time limit where it may have one."""
+    before = read_config(recipe).env.library
+    own_limit = {"env.max_steps": None} if library in OWN_LIMITS and library != before else {}
+    return {"env.library": library, "env.name": name, **own_limit}
 
 
 def _settings(recipe: str | Path | TrainConfig | Mapping[str, Any]) -> dict[str, Any]:
@@ -253,25 +304,40 @@ def _settings(recipe: str | Path | TrainConfig | Mapping[str, Any]) -> dict[str,
     path = Path(recipe)
     if isinstance(recipe, str) and recipe in recipe_names():
         path = _FOLDER / f"{recipe}.yaml"
-    elif isinstance(recipe, str) and path.suffix not in (".yaml", ".yml") and not path.exists():
+    elif path.suffix not in (".yaml", ".yml") and not os.path.exists(path):
         names = recipe_names()
         raise ConfigError(
-            f"unknown recipe {recipe!r}; {nearest(recipe, names)}"
+            f"unknown recipe {quoted(str(recipe))}; {nearest(str(recipe), names)}"
             "`torchrl-marl list recipes` shows all, and the path of a YAML file will do, too."
         )
     return {"recipe": path.stem, **read_yaml(path)}
 
 
 def _without_foreign_arguments(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Another scenario than the recipe's does not take the arguments of the recipe's."""
+    """Another world than the recipe's takes neither its arguments nor its agents' names."""
     before = {"env.library": EnvConfig.library, "env.name": EnvConfig.name}
     before |= flatten(unfold(base))
     after = before | flatten(unfold(own))
-    if all(after[key] == before[key] for key in ("env.library", "env.name")):
-        return base
+    foreign: dict[str, Any] = {}
+    if after["env.library"] != before["env.library"]:
+        foreign["state"] = None
+    if foreign and ":" in str(after["env.library"]):
+        foreign["continuous_actions"] = EnvConfig.continuous_actions  # it has what it has
+    if foreign or after["env.name"] != before["env.name"]:
+        foreign |= {"kwargs": {}, "group_map": {}}
     base = unfold(base)
-    base["env"] = {**base.get("env", {}), "kwargs": {}}
-    return base
+    return {**base, "env": {**base.get("env", {}), **foreign}} if foreign else base
+
+
+def _found_from_anywhere(env: EnvConfig) -> EnvConfig:
+    """With the whole paths of files, so that a run goes on from another folder, too."""
+    place, colon, kind = env.library.partition(":")
+    if colon:
+        place = os.path.abspath(place) if place.endswith(".py") else place
+        return dataclasses.replace(env, library=f"{place}:{kind}", name=kind)
+    if env.library == "vmas" and env.name.endswith(".py"):
+        return dataclasses.replace(env, name=os.path.abspath(env.name))
+    return env
 
 
 def _scenario_hints(base: dict[str, Any], own: dict[str, Any]) -> list[str]:

@@ -11,8 +11,9 @@ from typing import Any
 
 from torchrl_marl.capture.execution import EXECUTIONS
 from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.own import check_own
 from torchrl_marl.envs.vmas.scenarios import check_scenario
-from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
+from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
 from torchrl_marl.learners.config import OnPolicyConfig
 from torchrl_marl.modules.config import (
     AGENT_IDS,
@@ -36,6 +37,7 @@ ALGORITHMS = {
 TOY_WORLDS = ("arena", "matrix_game", "nim", "paces", "speaker_listener", "two_step_game")
 """Worlds of ``library: toy``."""
 
+LIBRARIES = ("vmas", "pettingzoo", "jaxmarl", "isaaclab", "toy")
 _BACKENDS = ("tensorboard", "wandb", "mlflow")
 _SCHEDULES = ("constant", "linear")
 _ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu")
@@ -153,13 +155,14 @@ use device=cpu.
     _check_ranges(flat, _RUN_RANGES, "")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.device):
         raise ConfigError(
-            f"device is {config.device!r}, expected 'cpu', 'cuda' or 'cuda:1'; use device=cpu."
+            f"device is {quoted(config.device)}, expected 'cpu', 'cuda' or 'cuda:1'; "
+            "use device=cpu."
         )
     _check_choice("execution", config.execution, EXECUTIONS)
     if config.execution == "cudagraph" and not config.device.startswith("cuda"):
         raise ConfigError(
             f"execution is 'cudagraph', expected eager, compile or trace where device is "
-            f"{config.device!r}; use execution=compile, or device=cuda."
+            f"{quoted(config.device)}; use execution=compile, or device=cuda."
         )
     _check_backends(config.logging.backends)
     if not own_env:
@@ -183,7 +186,7 @@ def group_config(config: TrainConfig, group: str) -> OnPolicyConfig:
     own = config.groups.get(group) or {}
     if not isinstance(own, dict):
         raise ConfigError(
-            f"groups.{group} is {own!r}, expected settings under it; "
+            f"groups.{group} is {quoted(own)}, expected settings under it; "
             f"set one of them, such as groups.{group}.lr."
         )
     return merge(OnPolicyConfig, dataclasses.asdict(config.learner), own, prefix=f"groups.{group}.")
@@ -204,20 +207,24 @@ def check_device(config: TrainConfig) -> None:
     if index >= count:
         there = ", ".join(f"cuda:{i}" for i in range(count)) or "no CUDA device"
         raise ConfigError(
-            f"device is {config.device!r}, but torch finds {there} here; use device=cpu."
+            f"device is {quoted(config.device)}, but torch finds {there} here; use device=cpu."
         )
 
 
 def _check_env(config: TrainConfig) -> None:
     env = config.env
-    _check_choice("env.library", env.library, ("vmas", "pettingzoo", "jaxmarl", "isaaclab", "toy"))
+    own = ":" in env.library
+    if own:
+        check_own(env.library)
+    else:
+        _check_choice("env.library", env.library, LIBRARIES)
     if env.library == "toy":
         _check_toy(env)
-    else:
+    elif not own:
         states = ("observations",) if env.library == "vmas" else ("observations", "world")
         if env.state not in (None, *states):
             raise ConfigError(
-                f"env.state is {env.state!r}, expected {', '.join(states)} or null; "
+                f"env.state is {quoted(env.state)}, expected {', '.join(states)} or null; "
                 "use env.state=observations."
             )
     if env.library == "vmas":
@@ -238,13 +245,13 @@ def _check_env(config: TrainConfig) -> None:
 def _check_toy(env: EnvConfig) -> None:
     if env.name not in TOY_WORLDS:
         raise ConfigError(
-            f"unknown toy world {env.name!r}; {nearest(env.name, TOY_WORLDS)}"
+            f"unknown toy world {quoted(env.name)}; {nearest(env.name, TOY_WORLDS)}"
             f"choose among {', '.join(TOY_WORLDS)}."
         )
     if env.state is not None:
         raise ConfigError(
-            f"env.state is {env.state!r}, expected null, since toy worlds have a state of their "
-            "own; use env.state=null."
+            f"env.state is {quoted(env.state)}, expected null, since toy worlds have a "
+            "state of their own; use env.state=null."
         )
 
 
@@ -259,13 +266,14 @@ def _check_learner(
         widths = flat[f"{part}.num_cells"]
         if any(width < 1 for width in widths):
             raise ConfigError(
-                f"{prefix}{part}.num_cells is {widths}, expected widths of 1 or more; "
+                f"{prefix}{part}.num_cells is {quoted(widths)}, expected widths of 1 or more; "
                 f"use {prefix}{part}.num_cells=[64,64]."
             )
         _check_sharing(getattr(learner, part), f"{prefix}{part}.")
     _check_architecture(learner, prefix)
     _check_set_sharing(learner, prefix)
-    if learner.minibatch_size > config.frames_per_batch:
+    learns = learner.algorithm != "random"
+    if learns and learner.minibatch_size > config.frames_per_batch:
         raise ConfigError(
             f"{prefix}minibatch_size is {learner.minibatch_size}, expected at most "
             f"frames_per_batch, {config.frames_per_batch}; "
@@ -292,7 +300,7 @@ def _check_sharing(network: NetworkConfig, prefix: str) -> None:
         )
     if index is not None and sorted(set(index)) != list(range(len(set(index)))):
         raise ConfigError(
-            f"{prefix}sharing_index is {list(index)}, expected numbers from 0 without gaps."
+            f"{prefix}sharing_index is {quoted(list(index))}, expected numbers from 0 without gaps."
         )
 
 
@@ -328,8 +336,9 @@ def _check_backends(backends: list[str]) -> None:
     for backend in backends:
         if backend not in _BACKENDS:
             raise ConfigError(
-                f"logging.backends holds {backend!r}, expected any of {', '.join(_BACKENDS)}; "
-                f"{nearest(backend, _BACKENDS)}use logging.backends=[tensorboard]."
+                f"logging.backends holds {quoted(backend)}, expected any of "
+                f"{', '.join(_BACKENDS)}; {nearest(backend, _BACKENDS)}"
+                "use logging.backends=[tensorboard]."
             )
         if importlib.util.find_spec(backend) is None:
             raise MissingExtraError(backend, "log")
@@ -337,8 +346,9 @@ def _check_backends(backends: list[str]) -> None:
 
 def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
+        expected = " or ".join([", ".join(choices[:-1]), choices[-1]])
         raise ConfigError(
-            f"{key} is {value!r}, expected {' or '.join([', '.join(choices[:-1]), choices[-1]])}; "
+            f"{key} is {quoted(value)}, expected {expected}; "
             f"{nearest(value, choices)}use {key}={choices[0]}."
         )
 
@@ -351,5 +361,5 @@ def _check_ranges(flat: dict[str, Any], ranges: dict[str, _Range], prefix: str) 
             default = defaults[key].default
             use = "null" if default is None else default
             raise ConfigError(
-                f"{prefix}{key} is {value}, expected {allowed}; use {prefix}{key}={use}."
+                f"{prefix}{key} is {quoted(value)}, expected {allowed}; use {prefix}{key}={use}."
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "BatchSizeError",
@@ -77,12 +78,41 @@ class NonFiniteError(UserError, ArithmeticError):
     """A value of a living agent is NaN or infinite."""
 
 
+def quoted(value: Any) -> str:
+    """A value as Python writes it, cut where it is long.
+
+    Examples:
+        >>> quoted("balance"), quoted("x" * 1000)
+        ("'balance'", "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx... \
+(1,002 characters)")
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than some thousand digits
+        text = hex(value) if isinstance(value, int) else f"a {type(value).__name__}"
+    return text if len(text) <= 120 else f"{text[:60]}... ({len(text):,} characters)"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """``"did you mean 'x'? "``, or nothing where no known name comes near.
 
     Examples:
-        >>> nearest("blance", ["balance", "wheel"])
-        "did you mean 'balance'? "
+        >>> nearest("blance", ["balance", "wheel"]), nearest("chess", ["cheetah", "wheel"])
+        ("did you mean 'balance'? ", '')
     """
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}? " if close else ""
+    close = closest(name, known)
+    return f"did you mean {close!r}? " if close else ""
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is spelled most alike or holds the name, or None where none does.
+
+    Examples:
+        >>> closest("football", ["vmas_football_mappo", "vmas_balance_mappo"])
+        'vmas_football_mappo'
+    """
+    name, known = name[:100], list(known)
+    # Of two letters, one that is right is half of the word.
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.67 if len(name) > 2 else 0.5)
+    holding = [other for other in known if len(name) > 3 and name in other]
+    return (close or holding or [None])[0]

@@ -42,6 +42,7 @@ def scenarios() -> list[tuple[str, str]]:
         ("", "of jaxmarl.registered_envs"),
         ("isaaclab", "your Isaac Lab's multi-agent tasks: Isaac-Cart-Double-Pendulum-Direct-v0"),
         ("toy", ", ".join(TOY_WORLDS)),
+        ("module:Class", "a world of your own, as env.library; path/to/file.py:Class will do, too"),
     ]
 
 

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import ConfigError, closest, quoted
 
 __all__ = [
     "Setting",
@@ -33,6 +33,11 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+# What a text of YAML may raise: tags and dates that are none, numbers of 5,000 digits, a thousand
+# brackets.
+_UNREADABLE = (YAMLError, OmegaConfBaseException, ValueError, AttributeError, RecursionError)
+_LARGEST, _LARGEST_FLOAT = 2**63, int(sys.float_info.max)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +109,8 @@ def merge(
         return OmegaConf.to_object(node)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         raise reader.explain(error, flat) from None
+    except RecursionError:
+        raise ConfigError("settings are nested too deeply; check their brackets.") from None
 
 
 def unfold(layer: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,14 +159,14 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not all(key.split(".")):
-            raise ConfigError(f"{text!r} is no setting, expected key=value, such as seed=1.")
+            raise ConfigError(f"{quoted(text)} is no setting, expected key=value, such as seed=1.")
         try:
             read: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
             nested = _merge_plain(nested, unfold({key: read["value"]}))
-        except (YAMLError, OmegaConfBaseException):
+        except _UNREADABLE:
             raise ConfigError(
-                f"{key} is {value!r}, expected a value as YAML writes it, such as 3, true, "
-                "null or [64,64]; check brackets and quotes."
+                f"{key[:100]} is {quoted(value)}, expected a value as YAML writes it, such as 3, "
+                "true, null or [64,64]; check brackets and quotes."
             ) from None
     return nested
 
@@ -175,15 +182,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{str(path)!r} is {what}, expected a YAML file; check the path.")
     try:
         read = OmegaConf.to_container(OmegaConf.load(path))
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+    except (*_UNREADABLE, OSError) as error:
         reason = " ".join(str(getattr(error, "problem", None) or error).split())
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""
         raise ConfigError(
             f"{str(path)!r} cannot be read as YAML{line}: {reason}; mend the file."
         ) from None
-    if not isinstance(read, dict):
-        raise ConfigError(f"{str(path)!r} holds a list, expected settings such as 'seed: 0'.")
+    if not isinstance(read, dict) or not read:
+        what = "no settings" if isinstance(read, dict) else "a list"
+        raise ConfigError(f"{str(path)!r} holds {what}, expected settings such as 'seed: 0'.")
     return {str(key): value for key, value in read.items()}
 
 
@@ -244,23 +252,26 @@ class _Reader:
         if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
             value = value.tolist()
         if plain is int and isinstance(value, float) and value.is_integer():
-            return int(value)
-        if value == "???":  # OmegaConf's word for a missing value
+            value = int(value)
+        # OmegaConf's word for a missing value, and what it does not take as a mistake.
+        if value == "???" or not _may_be(plain, value):
             raise self.wrong(key, value)
         return value
 
     def unknown(self, key: str) -> ConfigError:
         known = [*self.known, *self.hints]
-        leaf = key.rpartition(".")[2]
-        names = [name for name in known if name.rpartition(".")[2] == leaf]
-        among, cutoff = (names, 0.85) if names else (known, 0.75)
-        names = difflib.get_close_matches(key, among, n=1, cutoff=cutoff) or names
-        if not names:
-            close = difflib.get_close_matches(leaf, {k.rpartition(".")[2] for k in known}, n=1)
-            names = [name for name in known if name.rpartition(".")[2] in close]
+        inside, _, leaf = key.rpartition(".")
+        if inside in known:
+            names = [inside]
+        else:
+            leaves = {name: name.rpartition(".")[2] for name in known}
+            near = leaf if leaf in leaves.values() else closest(leaf, leaves.values())
+            names = [name for name in known if leaves[name] == near]
+            names = difflib.get_close_matches(key[:100], names, n=1, cutoff=0.85) or names
         meant = " or ".join(repr(f"{self.prefix}{name}") for name in names[:3])
+        suggestion = f"did you mean {meant}? " if meant else ""
         return ConfigError(
-            f"unknown setting {self.prefix + key!r}; {f'did you mean {meant}? ' if meant else ''}"
+            f"unknown setting {quoted(self.prefix + key)}; {suggestion}"
             "`torchrl-marl list settings` shows all."
         )
 
@@ -276,11 +287,13 @@ class _Reader:
         key = full.partition("[")[0]
         reason = str(error).splitlines()[0]
         if "Interpolation" in type(error).__name__:
-            return ConfigError(f"{self.prefix}{full}: {reason}; name a setting as ${{seed}} does.")
+            return ConfigError(
+                f"{self.prefix}{full}: {reason[:200]}; name a setting as ${{seed}} does."
+            )
         if key in self.known and key in flat:
             return self.wrong(key, flat[key])
         return ConfigError(
-            f"{self.prefix}{full} cannot be read ({reason}); "
+            f"{self.prefix}{full} cannot be read ({reason[:200]}); "
             "expected numbers, texts, true, false, null, and lists or dicts of such."
         )
 
@@ -316,6 +329,22 @@ def _unwrap(kind: Any) -> tuple[Any, bool]:
     return kind, False
 
 
+def _may_be(kind: Any, value: Any) -> bool:
+    """Whether a value is a list, a dict or a number where the kind is, and no too large one."""
+    if value is None or (isinstance(value, str) and "${" in value):
+        return True
+    if get_origin(kind) is dict:
+        return isinstance(value, Mapping)
+    if get_origin(kind) is list:
+        listed = isinstance(value, (list, tuple))
+        return listed and all(_may_be(get_args(kind)[0], element) for element in value)
+    if kind is int and isinstance(value, (int, float)):
+        return abs(value) < _LARGEST
+    if kind is float and isinstance(value, int):
+        return abs(value) < _LARGEST_FLOAT
+    return not isinstance(value, (list, tuple, Mapping))
+
+
 def _merge_plain(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
     merged = dict(left)
     for key, value in right.items():
@@ -325,7 +354,7 @@ def _merge_plain(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """A value as YAML names it: ``null``, ``true``, ``'text'``.
+    """A value as YAML names it: ``null``, ``true``, ``'text'``; cut where it is long.
 
     Examples:
         >>> shown(None), shown(True), shown("a"), shown([1, 2])
@@ -333,7 +362,7 @@ def shown(value: Any) -> str:
     """
     if value is None:
         return "null"
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+    return str(value).lower() if isinstance(value, bool) else quoted(value)
 
 
 def _lines(config: Any, indent: str) -> Iterator[str]:

@@ -6,22 +6,25 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.errors import ConfigError, UserError, nearest
+from torchrl_marl.envs.objects import adapted, check_environment, library_of
+from torchrl_marl.envs.own import build_own
+from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
+from torchrl_marl.memory import is_out_of_memory, refuse_too_large
 
 if TYPE_CHECKING:
     import torch
     from torchrl.envs import EnvBase
 
-__all__ = ["make_env"]
+__all__ = ["OWN_LIMITS", "make_env", "split_name"]
 
 LIBRARIES = ("toy", "vmas", "pettingzoo", "jaxmarl", "isaaclab")
 
 # Their worlds end by themselves, or say that they do not.
-_OWN_LIMITS = ("pettingzoo", "jaxmarl", "isaaclab")
+OWN_LIMITS = ("pettingzoo", "jaxmarl", "isaaclab")
 
 
 def make_env(
-    env: EnvConfig | EnvBase | str,
+    env: Any,
     *,
     seed: int | None = None,
     device: torch.device | str = "cpu",
@@ -31,16 +34,17 @@ def make_env(
     """Builds an environment, or takes one of TorchRL's, in the layout of this package.
 
     Args:
-        env (str, EnvConfig or EnvBase): ``"library/world"``, such as ``"vmas/balance"``; a
-            config; or a TorchRL environment of one's own, whose life cycle is then mended where
-            it has to be.
+        env (str, EnvConfig, EnvBase or world): ``"library/world"``, such as ``"vmas/balance"``,
+            or ``"module:Class"``; a config; a TorchRL environment of one's own, whose life cycle
+            is then mended where it has to be; or a world of PettingZoo or JaxMARL, or what makes
+            one, of which there are then ``n_envs`` copies.
 
     Keyword Args:
         seed (int, optional): start of the environment's own random state; drawn if None.
         device (torch.device): where the simulation runs, or where its tensors go.
         n_envs (int, optional): number E of envs, where it is not the config's.
-        **settings: with a name only: any other setting of :class:`EnvConfig`, and arguments of
-            the world itself.
+        **settings: with a name: any other setting of :class:`EnvConfig`, and arguments of the
+            world itself; with a world: arguments of its adapter.
 
     Returns:
         EnvBase: with batch size ``[E]``.
@@ -57,6 +61,8 @@ def make_env(
     """
     if isinstance(env, str):
         env = _named(env, settings)
+    elif library_of(env) is not None:
+        return adapted(env, seed=seed, device=device, num_envs=n_envs or 1, **settings)
     elif settings:
         raise ConfigError(
             f"make_env takes {', '.join(sorted(settings))} with a name such as 'vmas/balance' "
@@ -67,10 +73,17 @@ def make_env(
     n_envs = env.n_envs if n_envs is None else n_envs
     if not isinstance(n_envs, int) or n_envs < 1:
         raise ConfigError(f"n_envs is {n_envs!r}, expected a number, 1 or more.")
-    make = _MAKERS.get(env.library)
+    _check_words(env)
+    built = _built(env, n_envs, seed, device)
+    _check_actions(env, built)
+    return built
+
+
+def _built(env: EnvConfig, n_envs: int, seed: int | None, device: torch.device | str) -> EnvBase:
+    make = build_own if ":" in env.library else _MAKERS.get(env.library)
     if make is None:
         raise ConfigError(
-            f"unknown library of environments {env.library!r}; "
+            f"unknown library of environments {quoted(env.library)}; "
             f"{nearest(env.library, LIBRARIES)}expected of {', '.join(LIBRARIES)}; worlds of "
             "PettingZoo are called 'pettingzoo/package/world'."
         )
@@ -81,45 +94,89 @@ def make_env(
             f"env.kwargs has {name!r}, which is a setting of its own; set env.{name} instead."
         )
     try:
+        _check_memory(env, n_envs, make)
         return make(env, n_envs, seed, device)
     except UserError:
         raise
     except Exception as error:
-        why = " ".join(f"{type(error).__name__} {error}".split())
+        if is_out_of_memory(error):
+            raise ConfigError(
+                f"env.n_envs is {quoted(n_envs)}, for which there is not memory enough "
+                f"({quoted(str(error))}); use fewer."
+            ) from error
+        why = " ".join(f"{type(error).__name__} {error}".split())[:500]
         raise ConfigError(
-            f"{env.library} {env.name!r} cannot be built with env.kwargs={dict(env.kwargs)} "
-            f"({why}); check these values."
+            f"{env.library} {quoted(env.name)} cannot be built with "
+            f"env.kwargs={quoted(dict(env.kwargs))} ({why}); check these values."
         ) from error
 
 
-def _named(name: str, settings: dict[str, Any]) -> EnvConfig:
-    """``"library/world"`` as a config; what is no setting is an argument of the world."""
+def split_name(name: str) -> tuple[str, str]:
+    """``"vmas/balance"`` as ``("vmas", "balance")``, ``"mine:Reach"`` as itself and its class.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if ":" in name:
+        return name, name.rpartition(":")[2]
     library, _, world = name.partition("/")
     if not world:
         raise ConfigError(
-            f"the environment's name is {name!r}, expected 'library/world', such as "
+            f"the environment's name is {quoted(name)}, expected 'library/world', such as "
             "'vmas/balance' or 'pettingzoo/mpe2/simple_spread_v3'."
         )
+    return library, world
+
+
+def _named(name: str, settings: dict[str, Any]) -> EnvConfig:
+    """A world's name as a config; what is no setting is an argument of the world."""
+    library, world = split_name(name)
     known = {field.name for field in fields(EnvConfig)} - {"library", "name", "kwargs"}
     own = {key: settings[key] for key in settings if key in known}
-    if library in _OWN_LIMITS:
+    if library in OWN_LIMITS:
         own.setdefault("max_steps", None)
     kwargs = {**settings.get("kwargs", {})}
     kwargs.update({key: settings[key] for key in settings if key not in {*known, "kwargs"}})
     return EnvConfig(library=library, name=world, kwargs=kwargs, **own)
 
 
-def _take(env: Any, seed: int | None, device: torch.device | str, n_envs: int | None) -> EnvBase:
-    from torchrl.envs import EnvBase
+def _check_words(env: EnvConfig) -> None:
+    """Python takes any text for true."""
+    for name in ("continuous_actions", "restart_workers"):
+        value = getattr(env, name)
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} is {quoted(value)}, expected True or False.")
 
+
+def _check_memory(env: EnvConfig, n_envs: int, make: Any) -> None:
+    """Refuses more envs than there is memory for a single step of."""
+    if n_envs < 100_000 or env.library == "isaaclab":
+        return
+    one = make(env, 1, 0, "cpu")
+    step = one.fake_tensordict().bytes()
+    one.close()
+    refuse_too_large(
+        step * n_envs, "cpu", f"env.n_envs is {quoted(n_envs)}, a step of which", "use fewer"
+    )
+
+
+def _check_actions(env: EnvConfig, built: EnvBase) -> None:
+    """Refuses to play continuous actions where discrete ones are asked for."""
+    from torchrl_marl.specs import TeamSpec
+
+    if env.continuous_actions:
+        return
+    if not any(group.discrete for group in TeamSpec.from_env(built).groups.values()):
+        raise ConfigError(
+            f"env.continuous_actions is false, but {quoted(env.name)} has continuous actions only; "
+            "use env.continuous_actions=true."
+        )
+
+
+def _take(env: Any, seed: int | None, device: torch.device | str, n_envs: int | None) -> EnvBase:
     from torchrl_marl.envs.torchrl.mending import mended
 
-    if not isinstance(env, EnvBase):
-        raise ConfigError(
-            f"the environment is a {type(env).__name__}, expected a name such as 'vmas/balance', "
-            "an EnvConfig or a TorchRL environment; worlds of PettingZoo, JaxMARL and Isaac Lab go "
-            "into PettingZooEnv, JaxMarlEnv and IsaacLabEnv."
-        )
+    check_environment(env)
     if n_envs is not None and env.batch_size.numel() != n_envs:
         raise ConfigError(
             f"n_envs is {n_envs}, but the environment given has {env.batch_size.numel()}."

@@ -13,9 +13,11 @@ class EnvConfig:
     """Which world is played, and how many copies of it side by side."""
 
     library: str = "vmas"
-    """Where it comes from: ``vmas``, ``pettingzoo``, ``jaxmarl``, ``isaaclab`` or ``toy``."""
+    """Where it comes from: ``vmas``, ``pettingzoo``, ``jaxmarl``, ``isaaclab`` or ``toy``; or a
+    world of your own, ``module:Class`` or ``path/to/file.py:Class``."""
     name: str = "balance"
-    """World of the library, such as ``balance`` or ``mpe2/simple_spread_v3``."""
+    """World of the library, such as ``balance`` or ``mpe2/simple_spread_v3``; for VMAS also the
+    path of a scenario's Python file."""
     n_envs: int = 64
     """Number E of vectorized envs."""
     max_steps: int | None = 100

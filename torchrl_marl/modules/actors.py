@@ -32,6 +32,7 @@ from torchrl_marl.modules.config import NetworkConfig
 from torchrl_marl.modules.distributions import PaddedNormal, PaddedTanhNormal
 from torchrl_marl.modules.networks import AgentInput, AgentNetwork, make_agent_network
 from torchrl_marl.modules.normalization import ObservationNorm
+from torchrl_marl.modules.size import check_size
 from torchrl_marl.specs import GroupSpec
 from torchrl_marl.stacking import is_lazy
 
@@ -153,6 +154,7 @@ def make_actor(
             f"group {group.name!r}: {type(spec).__name__} actions have no "
             "distribution here, expected Bounded, Unbounded, Categorical or OneHot."
         )
+    check_size("actor", group, config, device)
     network = make_agent_network(
         group,
         group.n_actions if group.discrete else 2 * group.action_dim,

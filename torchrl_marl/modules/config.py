@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torchrl_marl.errors import ConfigError, nearest
+from torchrl_marl.errors import ConfigError, nearest, quoted
 
 __all__ = [
     "AGENT_IDS",
@@ -79,7 +79,7 @@ def sharing_of(config: NetworkConfig) -> str:
     sharing = config.sharing
     if sharing not in SHARINGS:
         raise ConfigError(
-            f"sharing is {sharing!r}; {nearest(str(sharing), SHARINGS)}"
+            f"sharing is {quoted(sharing)}; {nearest(str(sharing), SHARINGS)}"
             f"expected one of {', '.join(SHARINGS)}."
         )
     if config.share_params is not None:
@@ -88,12 +88,12 @@ def sharing_of(config: NetworkConfig) -> str:
         if sharing not in ("group", word):
             raise ConfigError(
                 f"share_params is {str(config.share_params).lower()}, which means sharing={word}, "
-                f"but sharing is {sharing!r}; leave out one of the two."
+                f"but sharing is {quoted(sharing)}; leave out one of the two."
             )
         sharing = word
     if config.sharing_index is not None and sharing not in ("index", "clusters"):
         raise ConfigError(
-            f"sharing_index is given, but sharing is {sharing!r}; use sharing=index or leave "
+            f"sharing_index is given, but sharing is {quoted(sharing)}; use sharing=index or leave "
             "sharing_index out."
         )
     return sharing

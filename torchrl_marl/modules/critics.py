@@ -24,6 +24,7 @@ from torchrl_marl.modules.networks import (
 )
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.modules.precision import run_in
+from torchrl_marl.modules.size import check_size
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["make_critic"]
@@ -154,6 +155,7 @@ def make_critic(
             "central_input=observations or team, or architecture=mlp."
         )
     _check_values(group, config, centralized is not False, per_agent)
+    check_size("critic", group, config, device)
     head = None if value_norm is None else Denormalize(value_norm)
     if centralized == "state":
         if group.state_spec is None:

@@ -118,7 +118,7 @@ def check_folder(config: TrainConfig) -> None:
         ConfigError: the folder exists and is not empty.
     """
     folder = Path(config.folder or "")
-    if config.folder is None or not folder.exists():
+    if config.folder is None or not os.path.exists(folder):  # nor may its name be too long
         return
     if folder.is_dir():
         held = {path.name for path in folder.iterdir()} - {_LOCK}

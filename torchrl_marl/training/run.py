@@ -14,6 +14,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.build import make_env
+from torchrl_marl.envs.objects import as_environment
 from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.envs.torchrl.mending import MendedEnv, mended
 from torchrl_marl.envs.transforms import with_dense_groups
@@ -198,7 +199,7 @@ def _own_or_new(
     config: TrainConfig, env: EnvBase | None, device: torch.device | str, n_envs: int
 ) -> EnvBase:
     if env is not None:
-        return with_dense_groups(mended(env))
+        return with_dense_groups(mended(as_environment(env, config.env, device)))
     if config.env.library == "own":
         raise CheckpointError(
             "this run was trained on an environment of your own; in Python, "

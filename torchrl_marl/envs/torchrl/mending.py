@@ -18,6 +18,7 @@ from torchrl_marl.envs.auto_reset import AutoResetEnv
 from torchrl_marl.envs.declaration import Declaration
 from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags, earned, where_fresh
 from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.objects import check_environment
 from torchrl_marl.envs.random_state import RandomState, own_stream
 from torchrl_marl.envs.torchrl.readings import Reading, reading_of
 from torchrl_marl.errors import ConfigError
@@ -49,6 +50,7 @@ def mended(env: EnvBase) -> EnvBase:
         >>> mended(env) is env
         True
     """
+    check_environment(env)
     base = env
     while isinstance(base, TransformedEnv):
         base = base.base_env

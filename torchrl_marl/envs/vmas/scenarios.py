@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
+from torchrl_marl.envs.own import import_file
+from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
 
 if TYPE_CHECKING:
     from vmas.simulator.scenario import BaseScenario
 
-__all__ = ["check_scenario", "scenario_arguments", "scenario_names"]
+__all__ = ["check_scenario", "scenario_arguments", "scenario_names", "scenario_of_file"]
 
 # Arguments of vmas.make_env itself that a drop-in for TorchRL's VmasEnv hands on.
 _SIMULATOR_ARGUMENTS = frozenset({"multidiscrete_actions", "clamp_actions", "grad_enabled"})
@@ -34,11 +36,27 @@ def scenario_arguments(scenario: str) -> frozenset[str] | None:
     Args:
         scenario (str): a scenario's name, or the path of a Python file with one.
     """
-    if scenario.endswith(".py"):
-        path = Path(scenario)
-    else:
-        path = _scenario_files()[scenario]
-    return read_arguments(path.read_text())
+    if not scenario.endswith(".py"):
+        return read_arguments(_scenario_files()[scenario].read_text())
+    try:
+        return read_arguments(Path(scenario).read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError, OSError) as error:
+        raise ConfigError(f"scenario file {quoted(scenario)} cannot be read ({error}).") from None
+
+
+def scenario_of_file(path: str) -> BaseScenario:
+    """A scenario of one's own: the class ``Scenario`` of a Python file, as VMAS's files have it.
+
+    Raises:
+        ConfigError: the file raises, or has no such class.
+    """
+    kind = getattr(import_file(Path(path)), "Scenario", None)
+    if not callable(kind):
+        raise ConfigError(
+            f"scenario file {quoted(path)} has no class Scenario; name its scenario so, as "
+            "VMAS's own files do."
+        )
+    return kind()
 
 
 def read_arguments(source: str) -> frozenset[str] | None:
@@ -65,11 +83,11 @@ def check_scenario(scenario: str | BaseScenario, arguments: dict[str, Any]) -> N
             check_arguments(type(scenario).__name__, arguments, known)
         return
     if scenario.endswith(".py"):
-        if not Path(scenario).is_file():
-            raise ConfigError(f"there is no scenario file {scenario!r}; check its path.")
+        if not os.path.isfile(scenario):
+            raise ConfigError(f"there is no scenario file {quoted(scenario)}; check its path.")
     elif scenario not in (names := scenario_names()):
         raise ConfigError(
-            f"unknown VMAS scenario {scenario!r}; {nearest(scenario, names)}"
+            f"unknown VMAS scenario {quoted(scenario)}; {nearest(scenario, names)}"
             "`torchrl-marl list scenarios` shows all."
         )
     known = scenario_arguments(scenario)
@@ -86,7 +104,7 @@ def check_arguments(scenario: str, arguments: dict[str, Any], known: frozenset[s
     for name in arguments:
         if name not in known and name not in _SIMULATOR_ARGUMENTS:
             raise ConfigError(
-                f"VMAS scenario {scenario!r} has no argument {name!r}; "
+                f"VMAS scenario {quoted(scenario)} has no argument {quoted(name)}; "
                 f"{nearest(name, known)}it takes {', '.join(sorted(known)) or 'none'}."
             )
 

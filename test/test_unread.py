@@ -1,0 +1,198 @@
+"""Settings that nothing reads: refused where they are set, dropped where a recipe had them."""
+
+import dataclasses
+
+import pytest
+
+from torchrl_marl.config import load_config, read_config, recipe_names, save_config
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.schema import settings_of, shown
+from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.unread import unread
+
+TOY = "toy_arena_mappo"
+SMAX = "jaxmarl_smax_3m_mappo"
+
+
+def refusal(recipe, *texts):
+    with pytest.raises(ConfigError) as error:
+        load_config(recipe, texts)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "texts", "where"),
+    [
+        (TOY, ["env.workers=2"], "env.library is pettingzoo or module:Class"),
+        (SMAX, ["env.restart_workers=true"], "env.library is pettingzoo or module:Class"),
+        (SMAX, ["env.worker_timeout=5"], "env.library is pettingzoo or module:Class and"),
+        ("pettingzoo_ant_ippo", ["env.worker_timeout=5", "env.workers=0"], "workers is not 0"),
+        (TOY, ["env.info=true"], "env.library is vmas or pettingzoo or jaxmarl"),
+        (TOY, ["env.group_map={a: [agent_0]}"], "env.library is vmas or pettingzoo or jaxmarl"),
+        (TOY, ["learner.central_input=team", "learner.algorithm=ippo"], "algorithm is mappo"),
+        ("pettingzoo_ant_ippo", ["learner.central_input=state"], "learner.algorithm is mappo"),
+        (TOY, ["learner.huber_delta=3", "learner.loss_critic_type=l2"], "is huber"),
+        (TOY, ["learner.value_norm=false", "learner.value_norm_decay=0.5"], "value_norm is true"),
+        (TOY, ["learner.entropy_coeff=0", "learner.entropy_schedule=linear"], "is not 0"),
+        (TOY, ["learner.actor.mask_ratio=0.3"], "learner.actor.sharing is masks"),
+        (TOY, ["learner.critic.mask_seed=3"], "learner.critic.sharing is masks"),
+        (TOY, ["learner.critic.n_clusters=3"], "learner.critic.sharing is clusters"),
+        (TOY, ["learner.actor.clustering_frames=30"], "learner.actor.sharing is clusters"),
+        (TOY, ["learner.actor.agent_id=embedding"], "learner.actor.sharing is agent_id"),
+        (
+            TOY,
+            ["learner.actor.agent_id_size=4", "learner.actor.sharing=agent_id"],
+            "learner.actor.agent_id is embedding",
+        ),
+        (TOY, ["learner.algorithm=random", "learner.lr=1"], "learner.algorithm is not random"),
+        (
+            TOY,
+            ["groups.agents.algorithm=random", "groups.agents.lr=1"],
+            "groups.agents.algorithm is not random",
+        ),
+        (
+            TOY,
+            ["groups.agents.algorithm=ippo", "groups.agents.central_input=team"],
+            "groups.agents.algorithm is mappo",
+        ),
+    ],
+)
+def test_a_setting_that_nothing_reads_is_refused(recipe, texts, where):
+    text = refusal(recipe, *texts)
+    assert "which is read only where " in text
+    assert where in text
+    key = text.partition(" is ")[0]
+    assert text.endswith(f"; leave {key} out.")
+    assert any(given.startswith(f"{key}=") for given in texts)
+
+
+def test_sharing_index_names_its_sharing():
+    assert "sharing=index" in refusal(TOY, "learner.actor.sharing_index=[0,0,1,1]")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "texts"),
+    [
+        ("pettingzoo_ant_ippo", ["env.worker_timeout=5", "env.restart_workers=true"]),
+        ("pettingzoo_ant_ippo", ["env.workers=0", "env.restart_workers=true"]),
+        (SMAX, ["env.info=true", "env.group_map={a: [ally_0]}"]),
+        (TOY, ["learner.actor.sharing=masks", "learner.actor.mask_ratio=0.3"]),
+        (
+            TOY,
+            [
+                "learner.actor.sharing=agent_id",
+                "learner.actor.agent_id=embedding",
+                "learner.actor.agent_id_size=4",
+            ],
+        ),
+        # As the config.yaml of a run has them, once its clusters are found.
+        (
+            TOY,
+            [
+                "learner.actor.sharing=clusters",
+                "learner.actor.n_clusters=3",
+                "learner.actor.sharing_index=[0,0,1,2]",
+            ],
+        ),
+        # The group reads what stands under learner.
+        (TOY, ["learner.algorithm=random", "learner.lr=1", "groups.agents.algorithm=mappo"]),
+        (
+            TOY,
+            [
+                "learner.algorithm=ippo",
+                "learner.central_input=team",
+                "groups.agents.algorithm=mappo",
+            ],
+        ),
+        # A group that plays at random takes over what it does not read.
+        (TOY, ["groups.agents.algorithm=random", "learner.lr=1"]),
+    ],
+)
+def test_what_is_read_is_taken_and_read_back(recipe, texts, tmp_path):
+    config = load_config(recipe, texts)
+    assert unread(config) == {}
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config
+
+
+def test_defaults_are_taken_where_nothing_reads_them():
+    keys = ["env.workers", "env.worker_timeout", "env.info", "env.restart_workers"]
+    keys += ["learner.central_input", "learner.actor.mask_ratio", "learner.critic.n_clusters"]
+    defaults = {key: settings_of(TrainConfig)[key].default for key in keys}
+    texts = [f"{key}={shown(value)}" for key, value in defaults.items()]
+    assert load_config(TOY, ["learner.algorithm=ippo", *texts]).learner.algorithm == "ippo"
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_no_recipe_sets_what_it_does_not_read(name):
+    assert unread(read_config(name)) == {}
+
+
+class TestSwitching:
+    """What a recipe sets goes when the command line chooses something that does not read it."""
+
+    def test_the_algorithm(self):
+        config = load_config(SMAX, ["learner.algorithm=ippo"])
+        assert config.learner.central_input == "observations"
+        assert config.learner.entropy_schedule == "linear"
+        assert config.learner == dataclasses.replace(
+            load_config(SMAX).learner, algorithm="ippo", central_input="observations"
+        )
+
+    def test_the_library(self):
+        config = load_config(
+            "pettingzoo_connect_four_ippo", ["env.library=toy", "env.name=nim", "env.max_steps=9"]
+        )
+        assert (config.env.workers, config.env.group_map, config.env.kwargs) == (0, {}, {})
+        config = load_config(
+            SMAX, ["env.library=toy", "env.name=arena", "learner.central_input=observations"]
+        )
+        assert config.env.state is None
+
+    def test_the_world_drops_the_names_of_its_agents(self):
+        pytest.importorskip("vmas")
+        assert load_config("vmas_football_mappo").env.group_map
+        assert load_config("vmas_football_mappo", ["env.name=wheel"]).env.group_map == {}
+
+    def test_to_random_players(self):
+        config = load_config(TOY, ["learner.algorithm=random"])
+        assert unread(config) == {}
+
+    def test_a_group_of_a_recipe(self, tmp_path):
+        path = tmp_path / "mine.yaml"
+        path.write_text(
+            "env: {library: toy, name: arena}\ngroups: {agents: {central_input: team, lr: 0.5}}\n"
+        )
+        assert load_config(path).groups == {"agents": {"central_input": "team", "lr": 0.5}}
+        assert load_config(path, ["learner.algorithm=ippo"]).groups == {"agents": {"lr": 0.5}}
+
+    def test_not_what_the_recipe_itself_does_not_read(self, tmp_path):
+        path = tmp_path / "mine.yaml"
+        path.write_text("env: {library: toy, name: arena, workers: 2}\n")
+        assert refusal(path).startswith("env.workers is 2")
+        assert refusal(path, "seed=1").startswith("env.workers is 2")
+
+
+def test_settings_beside_an_environment_that_is_built_are_refused():
+    import torchrl_marl
+    from torchrl_marl.envs.toy import Arena
+
+    with pytest.raises(ConfigError, match="env.max_steps is given beside an environment"):
+        torchrl_marl.train(TOY, env=Arena(2), **{"env.max_steps": 5})
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [("vmas/dropout", None), ("pettingzoo/gymnasium_robotics/Ant", {"agent_conf": "2x4"})],
+)
+def test_discrete_actions_of_a_world_that_has_none(name, kwargs):
+    """VMAS has both; Ant has joints only."""
+    from torchrl_marl.envs import make_env
+
+    if kwargs is None:
+        pytest.importorskip("vmas")
+        assert make_env(name, n_envs=2, continuous_actions=False).batch_size == (2,)
+        return
+    pytest.importorskip("gymnasium_robotics")
+    with pytest.raises(ConfigError, match="continuous_actions is false, but .* only"):
+        make_env(name, n_envs=1, continuous_actions=False, kwargs=kwargs)

@@ -1,0 +1,197 @@
+"""Worlds of one's own: found by ``module:Class`` or ``file.py:Class``, and built.
+
+Nothing is imported before a world is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.objects import adapted, settings_read
+from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
+
+if TYPE_CHECKING:
+    import torch
+    from torchrl.envs import EnvBase
+
+__all__ = ["build_own", "check_own", "import_file", "import_own"]
+
+
+def check_own(library: str) -> None:
+    """Refuses a ``module:Class`` whose module or file is not there; imports nothing of it.
+
+    Raises:
+        ConfigError: naming what is missing.
+    """
+    place, _, name = library.partition(":")
+    if not name.isidentifier():
+        raise ConfigError(
+            f"env.library is {quoted(library)}, expected module:Class or path/to/file.py:Class."
+        )
+    if place.endswith(".py"):
+        if not os.path.isfile(place):
+            raise ConfigError(
+                f"env.library is {quoted(library)}, but there is no file {quoted(place)}; "
+                "check its path."
+            )
+        return
+    with _current_folder():
+        top = place.partition(".")[0]
+        if not (place.replace(".", "").isidentifier() and importlib.util.find_spec(top)):
+            raise ConfigError(
+                f"env.library is {quoted(library)}, but no module {quoted(place)} is installed or "
+                "in the current folder; check its name, or use path/to/file.py:Class."
+            )
+
+
+def import_own(library: str) -> Any:
+    """The class or function that ``module:Class`` or ``file.py:Class`` names.
+
+    Raises:
+        ConfigError: there is none, or its module raises when it is imported.
+
+    Examples:
+        >>> import_own("torchrl_marl.envs.toy:MatrixGame").__name__
+        'MatrixGame'
+    """
+    check_own(library)
+    place, _, name = library.partition(":")
+    if place.endswith(".py"):
+        module = import_file(Path(place))
+    else:
+        with _current_folder(), _told(place):
+            module = importlib.import_module(place)
+    if not callable(found := getattr(module, name, None)):
+        known = [key for key, value in vars(module).items() if inspect.isclass(value)]
+        raise ConfigError(
+            f"env.library is {quoted(library)}, but {quoted(place)} has no class or function "
+            f"{quoted(name)}; {nearest(name, known)}check the name."
+        )
+    return found
+
+
+def import_file(path: Path) -> ModuleType:
+    """A Python file, run anew as a module of its own.
+
+    Raises:
+        ConfigError: it raises.
+    """
+    path = path.resolve()
+    # Registered, so that its classes tell their source and go to other processes.
+    name = f"{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    with _told(str(path)):
+        spec.loader.exec_module(module)
+    if importlib.util.find_spec("cloudpickle") is not None:
+        import cloudpickle
+
+        cloudpickle.register_pickle_by_value(module)
+    return module
+
+
+def build_own(
+    config: EnvConfig, n_envs: int, seed: int | None, device: torch.device | str
+) -> EnvBase:
+    """An environment of TorchRL by its class, or copies of a PettingZoo world by what makes it.
+
+    A class of environments, or a function that takes ``num_envs``, is given the settings that it
+    names. Any other function or class makes one world of PettingZoo.
+
+    Args:
+        config (EnvConfig): with ``module:Class`` as its library.
+        n_envs (int): number E of envs.
+        seed (int, optional): start of its random state.
+        device (torch.device): where it lives.
+
+    Raises:
+        ConfigError: a setting that it does not take, or something else than an environment.
+    """
+    from torchrl.envs import EnvBase
+
+    from torchrl_marl.envs.torchrl.mending import mended
+
+    maker = import_own(config.library)
+    taken = _arguments_of(maker)
+    if not (inspect.isclass(maker) and issubclass(maker, EnvBase)) and "num_envs" not in taken:
+        read = settings_read("pettingzoo", config, n_envs, seed, device)
+        return adapted(maker, **read, **config.kwargs)
+    offered = {"num_envs": n_envs, "seed": seed, "device": device}
+    defaults = EnvConfig()
+    for field in fields(EnvConfig):
+        value = getattr(config, field.name)
+        if field.name in ("library", "name", "n_envs", "kwargs"):
+            continue
+        offered[field.name] = value
+        unused = None if field.name == "max_steps" else getattr(defaults, field.name)
+        # Which actions it has is seen when it is built.
+        if field.name not in {*taken, "continuous_actions"} and value != unused:
+            raise ConfigError(
+                f"env.{field.name} is {quoted(value)}, but {maker.__name__} takes no "
+                f"{field.name!r}; use env.{field.name}={'null' if unused is None else unused}."
+            )
+    offered["group_map"] = dict(config.group_map) or None
+    env = maker(**{key: offered[key] for key in offered if key in taken}, **config.kwargs)
+    if not isinstance(env, EnvBase) or env.batch_size.numel() != n_envs:
+        what = f"batch size {list(env.batch_size)}" if isinstance(env, EnvBase) else "no EnvBase"
+        raise ConfigError(
+            f"{config.library} gives {what}, expected an environment of TorchRL of batch size "
+            f"[{n_envs}], as its num_envs asks."
+        )
+    env = mended(env).to(device)
+    if seed is not None and "seed" not in taken:
+        env.set_seed(seed)
+    return env
+
+
+def _arguments_of(maker: Any) -> set[str]:
+    """Names of the arguments that a class or function takes, by the classes it hands them to."""
+    names: set[str] = set()
+    inits = [vars(c).get("__init__") for c in maker.__mro__] if inspect.isclass(maker) else [maker]
+    for init in filter(None, inits):
+        try:
+            parameters = inspect.signature(init).parameters.values()
+        except (TypeError, ValueError):
+            break
+        names |= {parameter.name for parameter in parameters}
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return names
+
+
+@contextmanager
+def _told(place: str) -> Iterator[None]:
+    """What goes wrong in somebody's module becomes one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{quoted(place)} cannot be imported ({why}); mend it.") from error
+
+
+@contextmanager
+def _current_folder() -> Iterator[None]:
+    """Modules of the current folder are found, as ``python -m`` finds them."""
+    added = "" not in sys.path and str(Path.cwd()) not in sys.path
+    if added:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        yield
+    finally:
+        if added:
+            sys.path.remove(str(Path.cwd()))

@@ -1,0 +1,76 @@
+"""How much memory there is, and what asks for more."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchrl_marl.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["is_out_of_memory", "memory_of", "refuse_too_large", "size_in_words"]
+
+_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
+
+
+def memory_of(device: torch.device | str) -> int | None:
+    """Bytes of memory that a device has, used or not; None where that cannot be told.
+
+    Examples:
+        >>> memory_of("cpu") > 10**8
+        True
+    """
+    if str(device).startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        limit = _LIMIT.read_text().strip() if _LIMIT.is_file() else "max"
+    except (AttributeError, OSError, ValueError):
+        return None
+    return min(there, int(limit)) if limit.isdecimal() else there
+
+
+def refuse_too_large(size: int, device: torch.device | str, what: str, fix: str) -> None:
+    """Refuses what does not fit into a device's memory, before it is made.
+
+    Args:
+        size (int): bytes that it takes at least.
+        device (torch.device): where it is to be.
+        what (str): subject of the sentence.
+        fix (str): its end.
+
+    Raises:
+        ConfigError: naming both sizes.
+    """
+    there = memory_of(device)
+    if there is not None and size > there:
+        raise ConfigError(
+            f"{what} takes {size_in_words(size)} at least, but {str(device)!r} has "
+            f"{size_in_words(there)} of memory; {fix}."
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of torch, numpy or Python says that memory ran out."""
+    words = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
+
+
+def size_in_words(size: int) -> str:
+    """Bytes, to be read.
+
+    Examples:
+        >>> size_in_words(512), size_in_words(4_000_000_000_000)
+        ('512 B', '4.0 TB')
+    """
+    units = ["B", "kB", "MB", "GB", "TB", "PB"]
+    power = min((len(str(size)) - 1) // 3, len(units) - 1)
+    if power == 0:
+        return f"{size} B"
+    tenths = size // (1000**power // 10)
+    return f"{tenths // 10:,}.{tenths % 10} {units[power]}"

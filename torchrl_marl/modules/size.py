@@ -1,0 +1,42 @@
+"""How large networks will be, before they are made."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+
+from torchrl_marl.errors import quoted
+from torchrl_marl.memory import refuse_too_large
+from torchrl_marl.modules.config import NetworkConfig, sharing_of
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["check_size"]
+
+_NUMBERS = 4  # of float32 for a weight: itself, its gradient and two moments of Adam
+
+
+def check_size(
+    what: str, group: GroupSpec, config: NetworkConfig, device: torch.device | str | None
+) -> None:
+    """Refuses networks of a group that do not fit into memory.
+
+    Args:
+        what (str): ``"actor"`` or ``"critic"``.
+        group (GroupSpec): whose.
+        config (NetworkConfig): widths and sharing.
+        device (torch.device, optional): of their parameters.
+
+    Raises:
+        ConfigError: naming the bytes that training takes for them and those that there are.
+    """
+    networks = {"none": group.n_agents, "index": len(set(config.sharing_index or [0]))}
+    widths = [group.observation_dim, *config.num_cells, 1]
+    weights = sum(one * (before + 1) for before, one in pairwise(widths))
+    refuse_too_large(
+        weights * networks.get(sharing_of(config), 1) * _NUMBERS * 4,
+        device or "cpu",
+        f"group {group.name!r}: {what}.num_cells is {quoted(list(config.num_cells))}, of which "
+        "training",
+        "use smaller widths",
+    )
