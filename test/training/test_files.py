@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from runs import assert_equal
+
 from torchrl_marl.errors import UserError, WriteError
 from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from torchrl_marl.training.files import append, whole_file, writing

@@ -5,8 +5,8 @@ import zipfile
 
 import pytest
 import torch
-
 from runs import assert_equal, small_config
+
 from torchrl_marl.errors import CheckpointError
 from torchrl_marl.training import train
 from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
