@@ -15,7 +15,7 @@ EXTRAS = {
     "pettingzoo": ["pettingzoo[classic,butterfly,sisl]>=1.26", "mpe2"],
     "jaxmarl": ["jaxmarl>=0.2"],
     "mujoco": ["gymnasium-robotics>=1.4"],
-    "log": ["tensorboard", "wandb", "mlflow"],
+    "log": ["tensorboard", "wandb>=0.19.10", "mlflow"],
     "plot": ["matplotlib>=3.8"],
     "docs": ["jupyterlab", "nbconvert"],
 }

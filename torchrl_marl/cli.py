@@ -300,6 +300,7 @@ def _train(parsed: argparse.Namespace) -> None:
     configs = _configs_of_seeds(recipe, texts, parsed.seeds)
     for one in configs:
         config.check_device(one)
+        config.check_logging(one.logging)
         check_folder(one)
     silence_others()
     runs: dict[int, Run] = {}

@@ -30,6 +30,7 @@ from torchrl_marl.schema import (
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import check_folder
+from torchrl_marl.training.loggers import check_logging
 from torchrl_marl.unread import refuse_unread, unread
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_RECIPE",
     "check_device",
+    "check_logging",
     "explain",
     "iterate",
     "load_config",
@@ -244,6 +246,7 @@ def resume(
     if config != before:
         validate(config, own_env=env is not None or config.env.library == "own")
     check_device(config)
+    check_logging(config.logging)
     from torchrl_marl.training import trainer
 
     run = trainer.resume(Path(folder), env=env, config=config)
@@ -283,6 +286,7 @@ def _prepared(
     built = given is not None and kind in (None, "isaaclab")
     config = load_config(recipe, overrides, own_env=built)
     check_device(config)
+    check_logging(config.logging)
     check_folder(config)
     return config, given if given is None else as_environment(given, config.env, config.device)
 

@@ -304,10 +304,35 @@ def test_loggers_get_finite_numbers(tmp_path):
     loggers = Loggers(LoggingConfig(), tmp_path)
     seen = []
 
-    class Logger:
-        def log_scalar(self, name, value, step):
-            seen.append((name, value, step))
+    class Backend:
+        def log_metrics(self, metrics, step):
+            seen.append((metrics, step))
 
-    loggers.loggers = [Logger(), Logger()]
+    loggers.backends = {"one": Backend(), "other": Backend()}
     loggers.log({"a": 1.0, "b": NAN, "c": float("inf"), "d": "text", "e": 2}, 64)
-    assert sorted(seen) == sorted([("a", 1.0, 64), ("e", 2, 64)] * 2)
+    assert seen == [({"a": 1.0, "e": 2}, 64)] * 2
+
+
+def test_a_logger_that_fails_is_left_out(tmp_path):
+    """Training goes on, and so do the others."""
+    loggers = Loggers(LoggingConfig(), tmp_path)
+    seen, ended = [], []
+
+    class Backend:
+        def log_metrics(self, metrics, step):
+            seen.append(step)
+
+        def shutdown(self):
+            ended.append(True)
+
+    class Broken(Backend):
+        def log_metrics(self, metrics, step):
+            raise ConnectionError("no answer")
+
+    loggers.backends = {"mlflow": Broken(), "wandb": Backend()}
+    with pytest.warns(UserWarning, match=r"'mlflow' failed \(ConnectionError: no answer\)"):
+        loggers.log({"a": 1.0}, 64)
+    loggers.log({"a": 1.0}, 128)
+    loggers.close()
+    loggers.close()
+    assert seen == [64, 128] and ended == [True]

@@ -1,4 +1,4 @@
-"""Metrics: episodes as they end, rows of a CSV file, TorchRL's loggers.
+"""Metrics: episodes as they end, rows of a CSV file, what goes to other loggers.
 
 Shapes: E envs, T steps, N agents of a group.
 """
@@ -6,7 +6,6 @@ Shapes: E envs, T steps, N agents of a group.
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import math
 import warnings
@@ -18,13 +17,14 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from torchrl_marl.errors import CheckpointError, MissingExtraError, NonFiniteError, SpecError
+from torchrl_marl.errors import CheckpointError, NonFiniteError, SpecError
 from torchrl_marl.functional import masked_mean
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.stacking import Padding
 from torchrl_marl.training.births import Births
 from torchrl_marl.training.config import LoggingConfig
 from torchrl_marl.training.files import append, whole_file
+from torchrl_marl.training.loggers import Backend, open_backend
 
 __all__ = [
     "CsvTable",
@@ -175,41 +175,57 @@ class CsvTable:
 
 
 class Loggers:
-    """TorchRL's loggers, all fed at once.
+    """Backends such as TensorBoard, all fed at once.
+
+    One that fails in mid-run is left out from then on, with a warning: ``metrics.csv`` has it all.
 
     Args:
         config (LoggingConfig): which.
-        folder (Path): the run folder.
+        folder (Path): the run folder; where it has logged before, that goes on.
 
     Raises:
         MissingExtraError: a backend that is not installed.
+        ConfigError: a backend that refuses.
     """
 
     def __init__(self, config: LoggingConfig, folder: Path) -> None:
-        self.loggers = []
-        for backend in config.backends:
-            if importlib.util.find_spec(backend) is None:
-                raise MissingExtraError(backend, "log")
-            from torchrl.record.loggers import get_logger
+        self.backends: dict[str, Backend] = {}
+        try:
+            for name in dict.fromkeys(config.backends):
+                self.backends[name] = open_backend(name, config, folder)
+        except BaseException:
+            self.close()
+            raise
 
-            settings = {
-                "wandb": {"wandb_kwargs": {"project": config.project}},
-                "mlflow": {
-                    "mlflow_kwargs": {"tracking_uri": (folder / "mlflow").resolve().as_uri()}
-                },
-            }.get(backend, {})
-            self.loggers.append(
-                get_logger(
-                    backend, logger_name=str(folder), experiment_name=folder.name, **settings
-                )
-            )
-
-    def log(self, metrics: Mapping[str, float], frames: int) -> None:
+    def log(self, metrics: Mapping[str, Any], frames: int) -> None:
         """Sends the finite ones."""
-        for logger in self.loggers:
-            for name, value in metrics.items():
-                if isinstance(value, (int, float)) and math.isfinite(value):
-                    logger.log_scalar(name, value, step=frames)
+        finite = {
+            name: value
+            for name, value in metrics.items()
+            if isinstance(value, (int, float)) and math.isfinite(value)
+        }
+        for name, backend in list(self.backends.items()):
+            try:
+                backend.log_metrics(finite, step=frames)
+            except Exception as error:
+                del self.backends[name]
+                warnings.warn(_left_out(name, error), stacklevel=2)
+
+    def close(self) -> None:
+        """Writes what is left, and ends all backends."""
+        while self.backends:
+            name, backend = self.backends.popitem()
+            try:
+                backend.shutdown()
+            except Exception as error:
+                warnings.warn(_left_out(name, error), stacklevel=2)
+
+
+def _left_out(name: str, error: Exception) -> str:
+    return (
+        f"logging backend {name!r} failed ({type(error).__name__}: {error}) and is left out from "
+        "here; metrics.csv has all that it lacks."
+    )
 
 
 def count_agent_frames(team: TeamSpec, batch: TensorDictBase) -> Tensor:

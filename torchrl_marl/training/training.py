@@ -422,9 +422,10 @@ class Training:
             self.close()
 
     def close(self) -> None:
-        """Closes the progress bar and the run's environments; gives torch its threads back, and
-        the folder to who resumes the run."""
+        """Closes the progress bar, the loggers and the run's environments; gives torch its threads
+        back, and the folder to who resumes the run."""
         self.bar.close()
+        self.loggers.close()
         self.environments.close()
         self.run.trained_on = None
         torch.set_num_threads(self._threads_before)

@@ -1,0 +1,368 @@
+"""What goes to TensorBoard, Weights & Biases and MLflow: read back, and held against the tables.
+
+The real clients are tried where they are installed; stand-ins of their interfaces everywhere.
+"""
+
+import csv
+import importlib.machinery
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from torchrl_marl import cli, train
+from torchrl_marl.config import resume
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.training.config import LoggingConfig
+from torchrl_marl.training.loggers import check_logging, open_backend
+
+TOY = "toy_matrix_game_mappo"
+SMALL = [
+    "total_frames=640",
+    "frames_per_batch=320",
+    "env.n_envs=32",
+    "learner.minibatch_size=160",
+    "evaluation.episodes=4",
+    "logging.progress=false",
+]
+CLOCK = ("seconds", "frames_per_second")
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    for name in ("WANDB_API_KEY", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
+def run_small(folder, *settings):
+    """Trains in a process of its own, which ends by itself and well."""
+    if "--resume" not in settings:
+        settings = [TOY, f"folder={folder}", *SMALL, *settings]
+    command = [sys.executable, "-m", "torchrl_marl", "train", *settings]
+    path = f"{Path(cli.__file__).parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    return done.returncode, done.stderr
+
+
+def tables_of(folder):
+    """``{(name, frames): value}`` of what the run's own tables hold."""
+    values = {}
+    for file, prefix in (("metrics.csv", ""), ("evaluation.csv", "evaluation/")):
+        with (folder / file).open(newline="") as opened:
+            for row in csv.DictReader(opened):
+                for name, cell in row.items():
+                    own = prefix and name in ("iteration", "frames", *CLOCK)
+                    if cell and not own:
+                        values[prefix + name, int(row["frames"])] = float(cell)
+    return values
+
+
+def assert_logged(found, folder):
+    """``found``: name, frames, value, as often as it was logged."""
+    expected = tables_of(folder)
+    assert {(name, frames) for name, frames, _ in found} == set(expected)
+    for name, frames, value in found:
+        if name not in CLOCK:
+            assert value == pytest.approx(expected[name, frames], rel=1e-5, abs=1e-9), name
+
+
+def read_tensorboard(folder):
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = loading.EventAccumulator(str(folder / "tensorboard")).Reload()
+    return [
+        (name, event.step, event.value)
+        for name in events.Tags()["scalars"]
+        for event in events.Scalars(name)
+    ]
+
+
+def read_mlflow(folder, uri=None):
+    client = pytest.importorskip("mlflow").MlflowClient(uri or f"sqlite:///{folder / 'mlflow.db'}")
+    (experiment,) = [e for e in client.search_experiments() if e.name == "torchrl_marl"]
+    runs = client.search_runs([experiment.experiment_id])
+    (run,) = [run for run in runs if run.info.run_name == folder.name]
+    assert run.info.status == "FINISHED"
+    return [
+        (name, entry.step, entry.value)
+        for name in run.data.metrics
+        for entry in client.get_metric_history(run.info.run_id, name)
+    ]
+
+
+def read_wandb(folder):
+    """From the files that `wandb sync` sends: records in blocks of 32 KiB."""
+    proto = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    found = []
+    for path in sorted((folder / "wandb").glob("offline-run-*/run-*.wandb")):
+        data, at, record = path.read_bytes(), 7, b""
+        while at + 7 <= len(data):
+            if at % 32768 > 32768 - 7:
+                at += 32768 - at % 32768
+                continue
+            length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+            record += data[at + 7 : at + 7 + length]
+            at += 7 + length
+            if kind in (1, 4):  # whole, or the last part
+                items = proto.Record.FromString(record).history.item
+                row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
+                found += [
+                    (name, row[f"{name.rpartition('/')[0]}/step".lstrip("/")], value)
+                    for name, value in row.items()
+                    if not name.startswith("_") and name.rpartition("/")[2] != "step"
+                ]
+                record = b""
+    return found
+
+
+READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", READERS)
+def test_what_is_logged_is_what_the_tables_hold(tmp_path, backend):
+    """After training, and after training on; the processes end by themselves."""
+    pytest.importorskip(backend)
+    folder = tmp_path / "run"
+    assert run_small(folder, f"logging.backends=[{backend}]")[0] == 0
+    assert_logged(READERS[backend](folder), folder)
+    names = folder / "loggers.json"
+    before = names.read_text() if names.exists() else None
+    assert run_small(folder, "--resume", str(folder), "total_frames=1280")[0] == 0
+    found = READERS[backend](folder)
+    assert_logged(found, folder)
+    assert max(frames for _, frames, _ in found) == 1280
+    assert (names.read_text() if names.exists() else None) == before
+    if backend == "wandb":
+        assert len({p.name for p in (folder / "wandb").glob("offline-run-*/run-*.wandb")}) == 1
+
+
+def small(folder, *backends, **settings):
+    return {
+        "folder": str(folder),
+        "total_frames": 640,
+        "frames_per_batch": 320,
+        "env": {"n_envs": 32},
+        "learner": {"minibatch_size": 160},
+        "evaluation": {"episodes": 4},
+        "logging": {"progress": False, "backends": list(backends)},
+        **settings,
+    }
+
+
+def test_tensorboard_goes_on_where_it_was(tmp_path):
+    """Also where the folder was moved in between."""
+    pytest.importorskip("tensorboard")
+    train(TOY, **small(tmp_path / "run", "tensorboard"))
+    folder = (tmp_path / "run").rename(tmp_path / "moved")
+    assert_logged(read_tensorboard(folder), folder)
+    resume(folder, total_frames=1280)
+    assert_logged(read_tensorboard(folder), folder)
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {
+        "checkpoints",
+        "tensorboard",
+    }
+
+
+# ------------------------------------------------------------------------------------ stand-ins
+
+
+def install(monkeypatch, name, **contents):
+    module = types.ModuleType(name)
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+    vars(module).update(contents)
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
+
+class FakeRun:
+    """What ``wandb.init`` returns."""
+
+    def __init__(self, **settings):
+        self.settings, self.id, self.rows, self.finished = settings, settings["id"], [], 0
+        self.config = self
+
+    def update(self, values, **kwargs):
+        """Of its config."""
+
+    def define_metric(self, name, step_metric=None):
+        """Which axis it is drawn over."""
+
+    def log(self, payload, **kwargs):
+        self.rows.append(payload)
+
+    def finish(self):
+        self.finished += 1
+
+
+class UsageError(Exception):
+    """wandb's, for a missing login."""
+
+
+@pytest.fixture
+def fake_wandb(monkeypatch):
+    runs = []
+
+    def init(**settings):
+        runs.append(FakeRun(**settings))
+        return runs[-1]
+
+    def login(verify=True):
+        raise UsageError("No API key configured. Use `wandb login` to log in.")
+
+    def setup():
+        mode = os.environ.get("WANDB_MODE", "online")
+        return types.SimpleNamespace(settings=types.SimpleNamespace(mode=mode))
+
+    module = install(
+        monkeypatch,
+        "wandb",
+        init=init,
+        login=login,
+        setup=setup,
+        errors=types.SimpleNamespace(UsageError=UsageError),
+        runs=runs,
+    )
+    import torchrl.record.loggers.wandb as torchrl_wandb
+
+    monkeypatch.setattr(torchrl_wandb, "_has_wandb", True)
+    return module
+
+
+@pytest.fixture
+def fake_mlflow(monkeypatch):
+    class Client:
+        stores = {}
+
+        def __init__(self, uri):
+            self.store = self.stores.setdefault(uri, {"experiments": {}, "runs": {}})
+
+        def get_experiment_by_name(self, name):
+            known = self.store["experiments"].get(name)
+            return known and types.SimpleNamespace(experiment_id=known)
+
+        def create_experiment(self, name, artifact_location=None):
+            return self.store["experiments"].setdefault(name, f"id of {name}")
+
+        def create_run(self, experiment, run_name):
+            run_id = f"run{len(self.store['runs'])}"
+            self.store["runs"][run_id] = {"name": run_name, "status": "RUNNING", "rows": []}
+            return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_id))
+
+        def update_run(self, run_id, status):
+            if run_id not in self.store["runs"]:
+                raise LookupError(f"Run with id={run_id} not found\nmore")
+            self.store["runs"][run_id]["status"] = status
+
+        def log_batch(self, run_id, metrics):
+            assert self.store["runs"][run_id]["status"] == "RUNNING"
+            self.store["runs"][run_id]["rows"] += metrics
+
+        def set_terminated(self, run_id):
+            self.store["runs"][run_id]["status"] = "FINISHED"
+
+    entities = install(monkeypatch, "mlflow.entities", Metric=lambda *entry: entry)
+    return install(monkeypatch, "mlflow", MlflowClient=Client, entities=entities)
+
+
+def test_wandb_goes_on_in_the_run_that_it_began(tmp_path, fake_wandb):
+    folder = tmp_path / "run"
+    train(TOY, **small(folder, "wandb"))
+    resume(folder, total_frames=1280)
+    first, second = fake_wandb.runs
+    assert first.id == second.id == json.loads((folder / "loggers.json").read_text())["wandb"]
+    assert first.finished == second.finished == 1
+    assert first.settings["project"] == "torchrl_marl" and first.settings["name"] == "run"
+    found = [
+        (name, row[f"{name.rpartition('/')[0]}/step".lstrip("/")], value)
+        for run in fake_wandb.runs
+        for row in run.rows
+        for name, value in row.items()
+        if name.rpartition("/")[2] != "step"
+    ]
+    assert_logged(found, folder)
+    train(TOY, **small(tmp_path / "other", "wandb"))
+    assert fake_wandb.runs[2].id != first.id
+
+
+def test_mlflow_goes_on_in_the_run_that_it_began(tmp_path, fake_mlflow, monkeypatch):
+    folder = tmp_path / "run"
+    train(TOY, **small(folder, "mlflow"))
+    resume(folder, total_frames=1280)
+    ((uri, store),) = fake_mlflow.MlflowClient.stores.items()
+    assert uri == f"sqlite:///{folder / 'mlflow.db'}"
+    (run,) = store["runs"].values()
+    assert (run["name"], run["status"]) == ("run", "FINISHED")
+    assert_logged([(name, step, value) for name, value, _, step in run["rows"]], folder)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://somewhere")
+    train(TOY, **small(tmp_path / "other", "mlflow"))
+    assert len(fake_mlflow.MlflowClient.stores["http://somewhere"]["runs"]) == 1
+
+
+def test_two_runs_at_a_time_do_not_mix(tmp_path, fake_mlflow):
+    monday, tuesday = tmp_path / "monday", tmp_path / "tuesday"
+    for folder in (monday, tuesday):
+        folder.mkdir()
+    config = LoggingConfig(backends=["mlflow"])
+    one, other = (open_backend("mlflow", config, folder) for folder in (monday, tuesday))
+    one.log_metrics({"a": 1.0, "odd[0]": 2.0}, step=3)
+    other.log_metrics({"a": 5.0}, step=4)
+    one.shutdown()
+    other.shutdown()
+    rows = [
+        [(name, value, step) for name, value, _, step in run["rows"]]
+        for store in fake_mlflow.MlflowClient.stores.values()
+        for run in store["runs"].values()
+    ]
+    assert rows == [[("a", 1.0, 3), ("odd_0_", 2.0, 3)], [("a", 5.0, 4)]]
+
+
+def test_a_run_that_the_service_has_lost_is_told_in_a_sentence(tmp_path, fake_mlflow):
+    (tmp_path / "loggers.json").write_text('{"mlflow": "gone"}')
+    with pytest.raises(ConfigError, match=r"cannot be opened \(Run with id=gone not found\)"):
+        open_backend("mlflow", LoggingConfig(), tmp_path)
+
+
+def test_wandb_without_a_login_is_told_before_anything_is_made(
+    tmp_path, fake_wandb, monkeypatch, capsys
+):
+    monkeypatch.setenv("WANDB_MODE", "online")
+    folder = tmp_path / "run"
+    command = ["train", TOY, *SMALL, "logging.backends=[wandb]", f"folder={folder}"]
+    for more in ([], ["--seeds", "0,1"]):
+        assert cli.main([*command, *more]) == 2
+        text = capsys.readouterr().err
+        assert text.count("\n") == 1 and "run `wandb login`" in text
+    with pytest.raises(ConfigError, match="WANDB_MODE=offline"):
+        train(TOY, **small(folder, "wandb"))
+    assert not folder.exists() and not fake_wandb.runs
+    # A run that was made elsewhere, with a login.
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    train(TOY, **small(folder, "wandb"))
+    monkeypatch.setenv("WANDB_MODE", "online")
+    assert cli.main(["train", "--resume", str(folder), "total_frames=1280"]) == 2
+    assert "run `wandb login`" in capsys.readouterr().err
+    check_logging(LoggingConfig(backends=["tensorboard"]))
+
+
+@pytest.mark.slow
+def test_the_real_wandb_without_a_login(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, text = run_small(tmp_path / "run", "logging.backends=[wandb]")
+    assert code == 2 and "run `wandb login`" in text and "Traceback" not in text
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,159 @@
+"""Where metrics go beside ``metrics.csv``: TensorBoard, Weights & Biases, MLflow.
+
+A run goes on where it was when it is resumed: ``loggers.json`` in its folder holds the names that
+the services know it by.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from torchrl_marl.errors import ConfigError, MissingExtraError
+from torchrl_marl.training.config import LoggingConfig
+
+__all__ = ["BACKENDS", "Backend", "check_logging", "open_backend"]
+
+
+class Backend(Protocol):
+    """What takes metrics; TorchRL's loggers do."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> Any:
+        """Takes the metrics of a step."""
+
+    def shutdown(self) -> Any:
+        """Writes what is left, and ends what was begun."""
+
+
+def check_logging(config: LoggingConfig) -> None:
+    """Refuses to log to Weights & Biases without a login, before anything is trained.
+
+    Args:
+        config (LoggingConfig): whose backends are looked at.
+
+    Raises:
+        ConfigError: naming the ways out.
+    """
+    if "wandb" not in config.backends or importlib.util.find_spec("wandb") is None:
+        return
+    import wandb
+
+    if wandb.setup().settings.mode in ("offline", "dryrun", "disabled"):
+        return
+    try:
+        logged_in = wandb.login(verify=False)
+    except wandb.errors.UsageError:
+        logged_in = False
+    if not logged_in:
+        raise ConfigError(
+            "logging.backends holds 'wandb', but nobody is logged in to Weights & Biases here; "
+            "run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline to log into the run "
+            "folder."
+        )
+
+
+def open_backend(name: str, config: LoggingConfig, folder: Path) -> Backend:
+    """Begins to log, or goes on where the run in this folder did.
+
+    Args:
+        name (str): one of ``BACKENDS``.
+        config (LoggingConfig): for the project's name.
+        folder (Path): the run folder.
+
+    Raises:
+        MissingExtraError: the backend is not installed.
+        ConfigError: the backend refuses, or cannot be reached.
+    """
+    if importlib.util.find_spec(name) is None:
+        raise MissingExtraError(name, "log")
+    path = folder / "loggers.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        backend, run_id = BACKENDS[name](config, folder, known.get(name))
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ConfigError(
+            f"logging.backends holds {name!r}, which cannot be opened ({reason}); mend that, or "
+            f"leave {name} out."
+        ) from error
+    if run_id is not None and run_id != known.get(name):
+        path.write_text(json.dumps({**known, name: run_id}, indent=2) + "\n", encoding="utf-8")
+    return backend
+
+
+def _open_tensorboard(
+    config: LoggingConfig, folder: Path, run_id: str | None
+) -> tuple[Backend, str | None]:
+    from torchrl.record.loggers import get_logger
+
+    logger = get_logger("tensorboard", str(folder), "tensorboard")
+    assert logger is not None
+    return logger, None
+
+
+def _open_wandb(
+    config: LoggingConfig, folder: Path, run_id: str | None
+) -> tuple[Backend, str | None]:
+    from torchrl.record.loggers import get_logger
+
+    run_id = run_id or uuid.uuid4().hex[:8]
+    # Two runs may be open in one process, which are not one.
+    settings = {"project": config.project, "id": run_id, "reinit": "create_new"}
+    logger = get_logger("wandb", str(folder), folder.resolve().name, wandb_kwargs=settings)
+    assert logger is not None
+    return logger, run_id
+
+
+def _open_mlflow(
+    config: LoggingConfig, folder: Path, run_id: str | None
+) -> tuple[Backend, str | None]:
+    logger = _MlflowRun(config, folder.resolve(), run_id)
+    return logger, logger.run_id
+
+
+class _MlflowRun:
+    """A run of MLflow that is logged to by its id.
+
+    TorchRL's logger goes by MLflow's one active run of the process, which it neither ends nor
+    takes up again.
+    """
+
+    def __init__(self, config: LoggingConfig, folder: Path, run_id: str | None) -> None:
+        import mlflow
+
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        artifacts = None if uri else (folder / "mlflow").as_uri()
+        self._client = mlflow.MlflowClient(uri or f"sqlite:///{folder / 'mlflow.db'}")
+        if run_id is not None:
+            self._client.update_run(run_id, status="RUNNING")
+        else:
+            known = self._client.get_experiment_by_name(config.project)
+            experiment = (
+                self._client.create_experiment(config.project, artifact_location=artifacts)
+                if known is None
+                else known.experiment_id
+            )
+            run_id = self._client.create_run(experiment, run_name=folder.name).info.run_id
+        self.run_id: str = run_id
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        allowed = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in metrics.items()}
+        values = [Metric(name, float(value), now, step) for name, value in allowed.items()]
+        self._client.log_batch(self.run_id, metrics=values)
+
+    def shutdown(self) -> None:
+        self._client.set_terminated(self.run_id)
+
+
+BACKENDS = {"tensorboard": _open_tensorboard, "wandb": _open_wandb, "mlflow": _open_mlflow}
+"""Name of a backend -> what opens it."""
