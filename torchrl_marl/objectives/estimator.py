@@ -286,7 +286,7 @@ def blank_masked(
     mask = None if mask_key is None else source.get(mask_key, None)
     if mask is None:
         return inputs
-    beside = () if isinstance(mask_key, str) else mask_key[:-1]
+    beside = mask_key[:-1] if isinstance(mask_key, tuple) else ()
     for key in list(inputs.keys(True, True)):
         path = (key,) if isinstance(key, str) else key
         value = inputs.get(key)
