@@ -383,7 +383,8 @@ FORMS = {
 
 
 @pytest.mark.parametrize(
-    "name", ["storm", "storm_2p", pytest.param("storm_np", marks=pytest.mark.slow)]
+    "name",
+    ["storm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("storm_2p", "storm_np"))],
 )
 def test_storms_are_taken_in_each_form(name):
     """Against JaxMARL's own calls, by hand: what each sees and earns, and where it ends."""
