@@ -430,6 +430,7 @@ def test_coin_games_length_is_its_own():
     assert JaxMarlEnv("coin_game", num_envs=2, **rounds).max_steps == 6
 
 
+@pytest.mark.slow
 def test_storm_is_looked_at_by_the_check():
     env = JaxMarlEnv("storm", num_envs=2, seed=0, num_inner_steps=10)
     assert "keeps the rules" in check_marl_env(env, n_steps=25)
