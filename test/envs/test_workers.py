@@ -366,9 +366,11 @@ def test_an_interrupted_step_does_not_spoil_the_next():
     workers.close()
 
 
-def test_a_worker_ignores_ctrl_c(workers):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_leaves_signals_to_its_parent(number, workers):
     for worker in workers._workers:
-        os.kill(worker._process.pid, signal.SIGINT)
+        os.kill(worker._process.pid, number)
+    time.sleep(0.2)
     played(workers, 2)
 
 
