@@ -41,6 +41,7 @@ def test_a_folder_is_one_trainings_until_it_is_released(tmp_path):
         RunFolder(tmp_path)
     del second  # forgotten, and not released
     RunFolder(tmp_path).release()
+    assert list(tmp_path.iterdir()) == []
 
 
 HOLD = (
@@ -94,8 +95,8 @@ def test_what_a_failed_start_left_is_begun_anew_and_nothing_else_is(tmp_path):
     check_folder(config)
     run = tmp_path / "run"
     run.mkdir()
-    RunFolder(run).release()
-    check_folder(config)  # nothing but a lock
+    (run / ".lock").write_text("1 there")
+    check_folder(config)  # who was killed has left nothing else
     save_config(config, run / "config.yaml")
     (run / "evaluation.csv").write_text("iteration\n0\n")
     check_folder(config)

@@ -42,21 +42,15 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        lock = path.absolute() / _LOCK
         try:
-            descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = _locked_file(lock)
         except OSError as error:
             raise CheckpointError(
                 f"run folder {str(path)!r} cannot be written ({error.strerror}); make it "
                 "writable, or copy it to where you may write."
             ) from None
-        self.release = weakref.finalize(self, os.close, descriptor)
-        if _taken(descriptor, path):
-            owner = os.pread(descriptor, 200, 0).decode(errors="replace")
-            self.release()
-            raise CheckpointError(
-                f"run folder {str(path)!r} is in use: {_who(owner)} trains there; wait for its "
-                "end, or stop it, and try again."
-            )
+        self.release = weakref.finalize(self, _let_go, descriptor, lock)
         _locked.add(self)
         with contextlib.suppress(OSError):  # a full disk: it is for the sentence above only
             os.ftruncate(descriptor, 0)
@@ -167,6 +161,33 @@ def _new_under_runs(config: TrainConfig) -> Path:
             folder = base.with_name(f"{base.name}_{n}")
 
 
+def _locked_file(lock: Path) -> int:
+    """A descriptor of the lock, which is ours.
+
+    Raises:
+        CheckpointError: it is somebody else's.
+    """
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        if _taken(descriptor, lock.parent):
+            owner = os.pread(descriptor, 200, 0).decode(errors="replace")
+            os.close(descriptor)
+            raise CheckpointError(
+                f"run folder {str(lock.parent)!r} is in use: {_who(owner)} trains there; wait for "
+                "its end, or stop it, and try again."
+            )
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(lock.stat(), os.fstat(descriptor)):
+                return descriptor
+        os.close(descriptor)  # who had it has just removed it
+
+
+def _let_go(descriptor: int, lock: Path) -> None:
+    with contextlib.suppress(OSError):
+        lock.unlink()
+    os.close(descriptor)
+
+
 def _taken(descriptor: int, path: Path) -> bool:
     if sys.platform == "win32":
         return False
@@ -178,7 +199,7 @@ def _taken(descriptor: int, path: Path) -> bool:
         warnings.warn(
             f"run folder {str(path)!r} cannot be locked ({error.strerror}); do not train there "
             "twice at a time.",
-            stacklevel=4,
+            stacklevel=5,
         )
     return False
 
@@ -193,7 +214,9 @@ def _who(owner: str) -> str:
 def _release_in_child() -> None:
     # A process that was forked has the parent's lock, and may live longer.
     for folder in list(_locked):
-        folder.release()
+        found = folder.release.detach()
+        if found is not None:
+            os.close(found[2][0])
 
 
 if hasattr(os, "register_at_fork"):
