@@ -24,7 +24,7 @@ from torchrl_marl.envs.simulator import SimulatorStateError, read_tensors, write
 from torchrl_marl.envs.starts import StartBank, Unmoved
 from torchrl_marl.envs.vmas.graphs import VmasGraphs
 from torchrl_marl.envs.vmas.reading import ScenarioReader, StateOf, where_begun
-from torchrl_marl.envs.vmas.scenarios import check_scenario, scenario_of_file
+from torchrl_marl.envs.vmas.scenarios import check_scenario, out_of_file
 from torchrl_marl.envs.vmas.simulator import advance, import_vmas, reset_all, warm_up
 from torchrl_marl.envs.vmas.worlds import VIEWER, VmasWorlds
 from torchrl_marl.errors import BatchSizeError, ConfigError, SpecError
@@ -48,8 +48,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     a ``"state"`` for the critic; a scenario argument that nobody reads is refused.
 
     Args:
-        scenario (str or BaseScenario): a name from ``available_envs``, the path of a Python file
-            with a class ``Scenario``, or one's own scenario.
+        scenario (str or BaseScenario): one of ``available_envs``, one's own, or its file's path.
 
     Keyword Args:
         num_envs (int): number E of vectorized envs.
@@ -106,8 +105,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         scenario_kwargs = {**(scenario_kwargs or {}), **kwargs}
         _check(scenario, scenario_kwargs, num_envs, state, execution, env_kwargs.get("device"))
         import_vmas()
-        if isinstance(scenario, str) and scenario.endswith(".py"):
-            scenario = scenario_of_file(scenario)
+        scenario = out_of_file(scenario)
         seed = int(torch.randint(2**31, ())) if seed is None else seed
         self._seed_of_world = seed
         self._state_of = state

@@ -15,7 +15,7 @@ from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
 if TYPE_CHECKING:
     from vmas.simulator.scenario import BaseScenario
 
-__all__ = ["check_scenario", "scenario_arguments", "scenario_names", "scenario_of_file"]
+__all__ = ["check_scenario", "out_of_file", "scenario_arguments", "scenario_names"]
 
 # Arguments of vmas.make_env itself that a drop-in for TorchRL's VmasEnv hands on.
 _SIMULATOR_ARGUMENTS = frozenset({"multidiscrete_actions", "clamp_actions", "grad_enabled"})
@@ -44,16 +44,18 @@ def scenario_arguments(scenario: str) -> frozenset[str] | None:
         raise ConfigError(f"scenario file {quoted(scenario)} cannot be read ({error}).") from None
 
 
-def scenario_of_file(path: str) -> BaseScenario:
-    """A scenario of one's own: the class ``Scenario`` of a Python file, as VMAS's files have it.
+def out_of_file(scenario: str | BaseScenario) -> str | BaseScenario:
+    """A scenario as it is, but of a Python file its class ``Scenario``, as VMAS's files have it.
 
     Raises:
         ConfigError: the file raises, or has no such class.
     """
-    kind = getattr(import_file(Path(path)), "Scenario", None)
+    if not (isinstance(scenario, str) and scenario.endswith(".py")):
+        return scenario
+    kind = getattr(import_file(Path(scenario)), "Scenario", None)
     if not callable(kind):
         raise ConfigError(
-            f"scenario file {quoted(path)} has no class Scenario; name its scenario so, as "
+            f"scenario file {quoted(scenario)} has no class Scenario; name its scenario so, as "
             "VMAS's own files do."
         )
     return kind()
