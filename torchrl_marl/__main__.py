@@ -1,5 +1,12 @@
-"""``python -m torchrl_marl`` is ``torchrl-marl``."""
+"""``python -m torchrl_marl`` is ``torchrl-marl``, with worlds of the current folder."""
 
-from torchrl_marl.cli import main
+import os
+import sys
+
+# Python looks there first: whatever lies in a folder would take the place of an installed package.
+if sys.path[:1] == [os.getcwd()]:
+    sys.path.append(sys.path.pop(0))
+
+from torchrl_marl.cli import main  # noqa: E402
 
 raise SystemExit(main())

@@ -26,6 +26,7 @@ from torchrl_marl.console import (
 )
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
 from torchrl_marl.training.interruption import Terminated
+from torchrl_marl.trust import trusting
 
 if TYPE_CHECKING:
     from torchrl_marl.training.config import TrainConfig
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _COMMANDS = ("train", "evaluate", "plot", "list")
+_TRUST = "run the code that a run of somebody else's brings: its world's module, pickled worlds"
 _LISTS = ("recipes", "worlds", "scenarios", "algorithms", "settings")
 
 
@@ -197,6 +199,7 @@ def _add_train(commands: Any) -> None:
         help="go on with a run, by its own settings; total_frames, stop_at_return, evaluation.*, "
         "checkpoint.* and logging.* may be given anew",
     )
+    train.add_argument("--trust", action="store_true", help=_TRUST)
     train.late_epilog = _train_epilog
     train.set_defaults(action=_train, rest="settings")
 
@@ -222,6 +225,7 @@ def _add_evaluate(commands: Any) -> None:
     )
     evaluate.add_argument("--gif", action="store_true", help="write RUN/episode.gif, too")
     evaluate.add_argument("--device", metavar="DEVICE", help="cpu or cuda; default: as in the run")
+    evaluate.add_argument("--trust", action="store_true", help=_TRUST)
     evaluate.set_defaults(action=_evaluate, rest="")
 
 
@@ -297,7 +301,8 @@ def _train(parsed: argparse.Namespace) -> None:
     recipe, texts = config.DEFAULT_RECIPE, list(parsed.settings)
     if texts and "=" not in texts[0]:
         recipe = texts.pop(0)
-    configs = _configs_of_seeds(recipe, texts, parsed.seeds)
+    with trusting(parsed.trust):  # a recipe may be the config.yaml of somebody's run
+        configs = _configs_of_seeds(recipe, texts, parsed.seeds)
     for one in configs:
         config.check_device(one)
         config.check_logging(one.logging)
@@ -351,7 +356,7 @@ def _resume(parsed: argparse.Namespace) -> None:
     from torchrl_marl.training.config import read_run_config
 
     silence_others()
-    run = config.resume(Path(parsed.resume), **parse_overrides(parsed.settings))
+    run = config.resume(Path(parsed.resume), trust=parsed.trust, **parse_overrides(parsed.settings))
     print(report([run], [read_run_config(run.folder).seed]))
 
 
@@ -373,7 +378,7 @@ def _evaluate(parsed: argparse.Namespace) -> None:
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    run = Run.load(Path(parsed.run), device=parsed.device)
+    run = Run.load(Path(parsed.run), device=parsed.device, trust=parsed.trust)
     mode = True if parsed.deterministic else False if parsed.stochastic else None
     found = run.evaluate(
         parsed.episodes, deterministic=mode, gif=parsed.gif, seed=parsed.seed, record=True

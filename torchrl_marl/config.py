@@ -31,6 +31,7 @@ from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import check_folder
 from torchrl_marl.training.loggers import check_logging
+from torchrl_marl.training.origin import check_world
 from torchrl_marl.unread import refuse_unread, unread
 
 if TYPE_CHECKING:
@@ -90,12 +91,15 @@ def load_config(
     Raises:
         ConfigError: an unknown recipe, key or value.
         MissingExtraError: the world or a logging backend is not installed.
+        TrustError: the ``config.yaml`` of a stranger's run names a module to be imported.
 
     Examples:
         >>> load_config("toy_matrix_game_mappo", ["learner.lr=1e-3"]).learner.lr
         0.001
     """
     config = read_config(recipe, overrides)
+    if isinstance(recipe, (str, Path)) and Path(recipe).name == "config.yaml" and not own_env:
+        check_world(Path(recipe).parent, config.env)  # a run's, which may be somebody else's
     validate(config, own_env=own_env)
     refuse_unread(config, own_env=own_env)
     return config
@@ -216,13 +220,20 @@ def iterate(
 
 
 def resume(
-    folder: str | Path, /, *, env: EnvBase | Mapping[str, Any] | None = None, **overrides: Any
+    folder: str | Path,
+    /,
+    *,
+    env: EnvBase | Mapping[str, Any] | None = None,
+    trust: bool = False,
+    **overrides: Any,
 ) -> Run:
     """Goes on with a run from its last checkpoint; one without a checkpoint begins anew.
 
     Args:
         folder (str or Path): the run's.
         env (EnvBase, optional): for a run on an environment of one's own.
+        trust (bool): run the code that a run of somebody else's brings: its world's module, and
+            the pickled worlds of a PettingZoo run, whose episodes begin anew otherwise.
         overrides: settings that change from now on, as ``config.yaml`` then says:
             ``total_frames``, ``stop_at_return``, and those of ``evaluation``, ``checkpoint`` and
             ``logging``. Linear schedules and ``unshare_at`` are those of a run of the new
@@ -249,7 +260,7 @@ def resume(
     check_logging(config.logging)
     from torchrl_marl.training import trainer
 
-    run = trainer.resume(Path(folder), env=env, config=config)
+    run = trainer.resume(Path(folder), env=env, config=config, trust=trust)
     draw(run.folder)
     return run
 

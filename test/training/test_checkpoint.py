@@ -1,8 +1,10 @@
 """Checkpoints: whole or not at all, and what is said of broken ones."""
 
+import shutil
+
 import pytest
 import torch
-from runs import assert_equal, assert_same_run, final_state, small_config, table
+from runs import assert_equal, assert_same_run, final_state, small_config
 
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import CheckpointError, UserError
@@ -13,7 +15,7 @@ from torchrl_marl.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from torchrl_marl.training.trainer import resume
+from torchrl_marl.training.trainer import Training, resume
 
 STATE = {"iteration": 1, "weights": {"w": torch.arange(3.0)}, "nested": [1, "a", None, 2.5]}
 
@@ -134,21 +136,107 @@ def test_a_checkpoint_of_another_version(tmp_path):
         load_checkpoint(path)
 
 
-def test_the_earlier_checkpoint_of_a_run_still_works(tmp_path):
-    """As the message says: delete the broken one and go on; the end is the same."""
+def test_a_run_goes_on_from_the_checkpoint_before_a_broken_one(tmp_path):
+    """A warning names both, and the end is the same; the broken one is put aside."""
     settings = {"checkpoint.every_iterations": 1, "checkpoint.keep": 3}
     whole, run = (
         train(small_config(**settings, folder=str(tmp_path / name))) for name in ("whole", "cut")
     )
-    last = latest_checkpoint(run.folder)
-    cut_in_half(last)
+    cut_in_half(latest_checkpoint(run.folder))
+    both = r"iteration_000006\.pt .*iteration_000005\.pt"
+    with pytest.warns(UserWarning, match=both):
+        loaded = Run.load(run.folder)
+    assert latest_checkpoint(run.folder).name == "iteration_000006.pt"  # reading changes nothing
+    before = load_checkpoint(run.folder / "checkpoints" / "iteration_000005.pt")
+    weights = {k: v for k, v in before["learners"][0].items() if isinstance(v, torch.Tensor)}
+    own = dict(loaded.policy.named_parameters())
+    assert all(any(torch.equal(p, w) for w in weights.values()) for p in own.values())
+    with pytest.warns(UserWarning, match=both):
+        resumed = resume(run.folder)
+    assert_same_run(whole.folder, resumed.folder)
+    names = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
+    assert names == [
+        "iteration_000004.pt",
+        "iteration_000005.pt",
+        "iteration_000006.pt",
+        "iteration_000006.pt.broken",
+    ]
+
+
+def test_a_run_of_broken_checkpoints_only(tmp_path):
+    settings = {"checkpoint.every_iterations": 1, "checkpoint.keep": 2}
+    run = train(small_config(**settings, total_frames=160, folder=str(tmp_path / "run")))
+    for path in all_checkpoints(run.folder):
+        cut_in_half(path)
     for use in (resume, Run.load):
-        with pytest.raises(CheckpointError, match="delete it to go on from iteration_000005.pt"):
+        with pytest.raises(CheckpointError, match=r"all checkpoints.*000002.*000001.*train the"):
             use(run.folder)
-    assert len(table(run.folder / "metrics.csv")) == 6  # nothing was lost by trying
-    last.unlink()
-    assert final_state(run.folder)["iteration"] == 5
-    assert_same_run(whole.folder, resume(run.folder).folder)
+    assert len(all_checkpoints(run.folder)) == 2  # nothing was lost by trying
+
+
+def leaves(value, path=()):
+    """Every path to what is no container, and to the containers."""
+    yield path
+    inner = value.items() if isinstance(value, dict) else ()
+    for key, part in enumerate(value) if isinstance(value, (list, tuple)) else inner:
+        yield from leaves(part, (*path, key))
+
+
+def with_other(value, path, make):
+    """A copy with another value at a path."""
+    if not path:
+        return make(value)
+    key, *rest = path
+    parts = dict(value) if isinstance(value, dict) else list(value)
+    parts[key] = with_other(parts[key], rest, make)
+    return type(value)(parts)
+
+
+def longer(value):
+    return torch.cat([value, value]) if isinstance(value, torch.Tensor) and value.ndim else None
+
+
+FOREIGN = {
+    "gone": lambda value: None,
+    "a text": lambda value: "hello",
+    "a list": lambda value: [1, "a", None],
+    "of another project": lambda value: {"state_dict": {"layer.weight": torch.zeros(3)}},
+    "of another shape": longer,
+    "a shape more": lambda value: value[None] if isinstance(value, torch.Tensor) else 3.5,
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    for _ in iterate(small_config(folder=str(folder), **{"evaluation.episodes": 1})):
+        break
+    return folder, final_state(folder)
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_foreign_contents_are_one_sentence(tmp_path, trained, kind):
+    """Something else in every place of a checkpoint: it is taken as it is, or told in a line."""
+    original, state = trained
+    folder = tmp_path / "run"
+    told = 0
+    places = list(leaves(state))
+    first = list(FOREIGN).index(kind)
+    for path in places[first :: len(FOREIGN)]:  # each place is tried with one of the kinds
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(original, folder)
+        save_checkpoint(folder, 1, {}, keep=1)
+        torch.save(with_other(state, path, FOREIGN[kind]), latest_checkpoint(folder))
+        try:
+            training = Training.resume(folder, None)
+        except UserError as error:
+            told += 1
+            assert "\n" not in str(error), path
+            assert len(str(error)) < 600
+        else:
+            training.step()
+            training.close()
+    assert told > 5
 
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):

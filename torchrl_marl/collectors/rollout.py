@@ -21,7 +21,7 @@ from torchrl_marl.capture.execution import Execution, check_execution
 from torchrl_marl.collectors.captured import CapturedRollout
 from torchrl_marl.collectors.team import check_actions
 from torchrl_marl.envs.simulator import SimulatorStateError
-from torchrl_marl.errors import CaptureError, GraphCheckError
+from torchrl_marl.errors import CaptureError, GraphCheckError, SpecError
 from torchrl_marl.stacking import is_lazy
 
 __all__ = ["RolloutCollector"]
@@ -299,8 +299,10 @@ class RolloutCollector:
         for group, names in getattr(self.env, "group_map", {}).items():
             if not is_lazy(carry.get(group)):
                 carry.get(group).batch_size = (*self.env.batch_size, len(names))
+        _check_carry(carry, self.env)
         self._carry = carry
-        self._traj_ids = state["traj_ids"].to(carry.get(self.env.done_keys[0]).device)
+        ids = state["traj_ids"].reshape(self.env.batch_size.numel())
+        self._traj_ids = ids.to(carry.get(self.env.done_keys[0]).device)
 
     def shutdown(self, *args: Any, **kwargs: Any) -> None:
         """Closes the environment."""
@@ -361,6 +363,22 @@ def _carry_from_dict(
             value = LazyStackedTensorDict(*members, stack_dim=len(batch_size))
         carry.set(key, value)
     return carry
+
+
+def _check_carry(carry: TensorDictBase, env: EnvBase) -> None:
+    """Refuses a saved step of another environment, before somebody acts on it."""
+    expected = [*env.full_observation_spec.items(True, True), *env.full_done_spec.items(True, True)]
+    for key, spec in expected:
+        group = carry.get(key[0]) if isinstance(key, tuple) else None
+        if is_lazy(group):
+            continue
+        value = carry.get(key, None)
+        if value is None or value.shape != spec.shape or value.dtype != spec.dtype:
+            found = "nothing" if value is None else f"{list(value.shape)} of {value.dtype}"
+            raise SpecError(
+                f"the saved step has {found} as {key!r}, expected {list(spec.shape)} of "
+                f"{spec.dtype}; go on with the environment that it was saved with."
+            )
 
 
 def _stack_steps(steps: list[TensorDictBase], dim: int) -> TensorDictBase:

@@ -100,7 +100,18 @@ class RandomState:
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continues from a saved state."""
+        """Continues from a saved state.
+
+        Raises:
+            ValueError: something else; it would be noticed only where numbers are drawn.
+        """
+        for name, own in self.state_dict().items():
+            given = state.get(name)
+            if not isinstance(given, Tensor) or (given.shape, given.dtype) != (
+                own.shape,
+                own.dtype,
+            ):
+                raise ValueError(f"{name!r} is no random state")
         self._torch = state["torch"].cpu().clone()
         position, has_gauss, cached = state["numpy_rest"].tolist()
         keys = state["numpy_keys"].cpu().numpy().astype(np.uint32)

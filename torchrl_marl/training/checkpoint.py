@@ -180,8 +180,9 @@ def load_learners(learners: Sequence[nn.Module], states: Sequence[dict[str, Any]
     """
     try:
         for learner, state in zip(learners, states, strict=True):
+            before = learner.state_dict().get("_extra_state", {}).get("optimizer", {})
             learner.load_state_dict(state)
-            _check_moments(getattr(learner, "optimizer", None))
+            _check_optimizer(getattr(learner, "optimizer", None), before)
     except UserError:
         raise
     except Exception:  # of a stranger's state torch raises whatever comes
@@ -231,6 +232,8 @@ def _check_entries(path: Path, state: Mapping[str, Any]) -> None:
         if not isinstance(state.get(name), kind):
             found = _described(state.get(name)) if name in state else "nothing"
             raise BrokenCheckpointError(path, f"its entry {name!r} holds {found}")
+    if not isinstance(state["collector"].get("frames"), int):
+        raise BrokenCheckpointError(path, "its entry 'collector' holds no number of frames")
 
 
 def _described(value: Any) -> str:
@@ -254,9 +257,21 @@ def _not_finite(value: Any, name: str) -> str | None:
     return next((wrong for wrong in found if wrong is not None), None)
 
 
-def _check_moments(optimizer: torch.optim.Optimizer | None) -> None:
-    """Refuses moments of other parameters, which an optimizer takes without a look."""
-    for parameter, moments in {} if optimizer is None else optimizer.state.items():
+def _check_optimizer(optimizer: torch.optim.Optimizer | None, before: dict[str, Any]) -> None:
+    """Refuses what an optimizer takes without a look: other settings, moments of other tensors."""
+    if optimizer is None:
+        return
+    found = optimizer.state_dict()["param_groups"]
+    if _kinds(found) != _kinds(before["param_groups"]):
+        raise ValueError("other settings of the optimizer")
+    for parameter, moments in optimizer.state.items():
         for moment in moments.values():
-            if isinstance(moment, Tensor) and moment.ndim and moment.shape != parameter.shape:
-                raise ValueError("moments of another shape than their parameter")
+            if moment.shape not in ((), parameter.shape) or not moment.is_floating_point():
+                raise ValueError("moments of other parameters")
+
+
+def _kinds(value: Any) -> Any:
+    """What a value is made of."""
+    if isinstance(value, dict):
+        return {key: _kinds(part) for key, part in value.items()}
+    return [_kinds(part) for part in value] if isinstance(value, (list, tuple)) else type(value)

@@ -15,6 +15,7 @@ from pathlib import Path
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.schema import to_yaml
 from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.origin import SIGNATURE
 
 if sys.platform != "win32":
     import fcntl
@@ -98,7 +99,7 @@ class RunFolder:
         """Releases the folder, and removes it where nothing but a failed start is in it."""
         with contextlib.suppress(OSError):
             names = {path.name for path in self.path.iterdir()}
-            if names <= {"config.yaml", _LOCK}:
+            if names <= {"config.yaml", SIGNATURE, _LOCK}:
                 for name in names:
                     (self.path / name).unlink()
                 self.path.rmdir()

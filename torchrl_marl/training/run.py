@@ -21,9 +21,10 @@ from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.specs import TeamSpec
-from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint, load_learners
+from torchrl_marl.training.checkpoint import load_latest, load_learners
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.evaluation import evaluate, put_back
+from torchrl_marl.training.origin import check_world
 
 __all__ = ["EVALUATION_SEED", "Run"]
 
@@ -81,6 +82,7 @@ class Run:
         folder: str | Path,
         device: torch.device | str | None = None,
         env: EnvBase | None = None,
+        trust: bool = False,
     ) -> Run:
         """Reads a run from its folder, with the policy of its last checkpoint.
 
@@ -90,14 +92,18 @@ class Run:
             folder (str or Path): of the run.
             device (torch.device, optional): by default, the run's own.
             env (EnvBase, optional): for a run on an environment of one's own.
+            trust (bool): import the world's module though the run is somebody else's.
 
         Raises:
-            CheckpointError: no run, no checkpoint, or a broken one.
+            CheckpointError: no run, no checkpoint, or none that is not broken.
+            TrustError: a module would be imported that nobody has said may be.
         """
         folder = Path(folder)
         config = read_run_config(folder)
         device = config.device if device is None else device
-        state = load_checkpoint(latest_checkpoint(folder), device)
+        if env is None:
+            check_world(folder, config.env, trust)
+        _, state = load_latest(folder)
         with RandomState(config.seed, device).active():
             like = _own_or_new(config, env, device, n_envs=1)
             team = TeamSpec.from_env(like)
@@ -108,8 +114,8 @@ class Run:
         actors = [actor for learner in learners for actor in learner.actors.values()]
         path = folder / "summary.json"
         try:
-            summary = json.loads(path.read_text()) if path.is_file() else {}
-        except ValueError:
+            summary = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        except (OSError, ValueError, TypeError):
             summary = {}  # half-written; the policy is what counts
         run = cls(folder, config, TeamPolicy(actors), summary, env)
         run.frames = state["collector"]["frames"]

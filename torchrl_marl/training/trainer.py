@@ -32,7 +32,11 @@ def train(config: TrainConfig, *, env: EnvBase | None = None) -> Run:
 
 
 def resume(
-    folder: str | Path, *, env: EnvBase | None = None, config: TrainConfig | None = None
+    folder: str | Path,
+    *,
+    env: EnvBase | None = None,
+    config: TrainConfig | None = None,
+    trust: bool = False,
 ) -> Run:
     """Goes on from a run's last checkpoint, as if it had never stopped; without one, begins anew.
 
@@ -40,12 +44,16 @@ def resume(
         folder (str or Path): the run's.
         env (EnvBase, optional): the environment, for a run on one's own.
         config (TrainConfig, optional): instead of the run's settings, from now on.
+        trust (bool): run the code that a run of somebody else's brings: its world's module is
+            imported, and the worlds of a PettingZoo run are unpickled. Without it episodes of
+            the latter begin anew. One's own runs need it not.
 
     Raises:
-        CheckpointError: no run, a broken checkpoint, or another training in this folder.
+        CheckpointError: no run, none but broken checkpoints, or another training in this folder.
+        TrustError: a module would be imported that nobody has said may be.
         ConfigError: fewer ``total_frames`` than there are already.
     """
-    return _finish(Training.resume(Path(folder), env, config))
+    return _finish(Training.resume(Path(folder), env, config, trust))
 
 
 def iterate(config: TrainConfig, *, env: EnvBase | None = None) -> Iterator[Iteration]:

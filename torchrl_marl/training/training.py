@@ -23,16 +23,18 @@ from torchrl.envs import EnvBase
 from torchrl_marl.collectors.rollout import RolloutCollector
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.random_state import RandomState
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import ConfigError, TrustError
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.schema import to_yaml
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.animation import check_drawable
 from torchrl_marl.training.checkpoint import (
+    fitting,
     latest_checkpoint,
-    load_checkpoint,
+    load_latest,
     load_learners,
     save_checkpoint,
+    set_aside_later,
 )
 from torchrl_marl.training.clusters import with_clusters
 from torchrl_marl.training.config import TrainConfig, read_run_config
@@ -48,8 +50,10 @@ from torchrl_marl.training.metrics import (
     check_finite,
     count_agent_frames,
 )
+from torchrl_marl.training.origin import check_world, sign_world
 from torchrl_marl.training.run import EVALUATION_SEED, Run
 from torchrl_marl.training.stopping import StopAtReturn
+from torchrl_marl.trust import trusting
 
 with warnings.catch_warnings():  # in a notebook without ipywidgets the bar is text, which will do
     warnings.simplefilter("ignore")
@@ -154,6 +158,7 @@ class Training:
             config = dataclasses.replace(config, env=own)
         training = cls(config, folder, env)
         training._write_config()  # as it is run: clusters of agents are found by now
+        sign_world(training.folder, config.env)
         training._open()
         frames, batch = config.total_frames, training.collector.frames_per_batch
         if frames % batch:
@@ -162,9 +167,17 @@ class Training:
         return training
 
     @classmethod
-    def resume(cls, path: Path, env: EnvBase | None, config: TrainConfig | None = None) -> Training:
+    def resume(
+        cls,
+        path: Path,
+        env: EnvBase | None,
+        config: TrainConfig | None = None,
+        trust: bool = False,
+    ) -> Training:
         """A run as its last checkpoint has it; one that has none begins anew."""
         before = read_run_config(path)
+        if env is None:
+            check_world(path, before.env, trust)
         folder = RunFolder(path)
         try:
             if before.env.library == "own" and env is None:
@@ -174,8 +187,11 @@ class Training:
                 )
             if not has_checkpoint(path):
                 return cls._begin_anew(folder, config or before, env)
+            used, state = load_latest(path)
             training = cls(config or before, folder, env)
-            training.load_state_dict(load_checkpoint(latest_checkpoint(path)))
+            with trusting(trust), fitting(used):
+                training.load_state_dict(state)
+            set_aside_later(used)
             training._go_on(before)
         except BaseException:
             folder.release()
@@ -200,6 +216,8 @@ class Training:
             )
         if self.config != before:
             self._write_config()
+        if self.environments.own is None:
+            sign_world(self.folder, self.config.env)  # it is trusted by now
         if not self.done:
             for key in [k for k in self.run.summary if k.endswith("return_after")]:
                 del self.run.summary[key]
@@ -398,8 +416,8 @@ class Training:
             "frames_per_second": round(self.frames / max(self.seconds, 1e-9), 1),
         }
         self.save()
-        text = json.dumps(self.run.summary, indent=2)
-        (self.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+        with whole_file(self.folder / "summary.json") as file:
+            file.write(json.dumps(self.run.summary, indent=2) + "\n")
         if self.config.evaluation.gif:
             self.run.evaluate(episodes=1, gif=True)
 
@@ -458,8 +476,16 @@ class Training:
         if "stopping" in state:  # not in version 0.1's
             self.stopping.load_state_dict(state["stopping"])
         load_learners(self.learners, state["learners"])
-        self.collector.load_state_dict(state["collector"])
-        tracker = {name: value.to(self.device) for name, value in state["tracker"].items()}
+        try:
+            self.collector.load_state_dict(state["collector"])
+        except TrustError as error:
+            warnings.warn(
+                f"{error} Episodes begin anew; to go on exactly, resume with --trust (in Python: "
+                "trust=True), if you trust who made it.",
+                stacklevel=2,
+            )
+        shape = (self.env.batch_size.numel(),)
+        tracker = {n: x.to(self.device).reshape(shape) for n, x in state["tracker"].items()}
         resumed = self.collector.carry is not None
         self.tracker.load_state_dict(tracker if resumed else {})
         process = RandomState(0, self.device)

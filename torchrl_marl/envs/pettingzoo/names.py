@@ -15,7 +15,14 @@ from typing import Any, Literal
 
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
 
-__all__ = ["Backend", "by_name", "continuous_argument", "known_names", "of_module"]
+__all__ = [
+    "Backend",
+    "by_name",
+    "continuous_argument",
+    "foreign_module",
+    "known_names",
+    "of_module",
+]
 
 Backend = Literal["auto", "parallel", "aec"]
 
@@ -62,9 +69,7 @@ def by_name(name: str, backend: Backend) -> tuple[Callable[..., Any], dict[str, 
     registered = _registered(name, backend)
     if registered is not None:
         return registered, {}
-    package, _, world = name.replace("-v", "_v").partition("/")
-    package = package.replace("-", "_")
-    package = "gymnasium_robotics" if package == "mamujoco" else package
+    package, world = _parts(name)
     own: dict[str, Any] = {}
     if package == "gymnasium_robotics" and world in _MUJOCO_ROBOTS:
         own, world = {"scenario": world}, "mamujoco_v1"
@@ -82,6 +87,21 @@ def by_name(name: str, backend: Backend) -> tuple[Callable[..., Any], dict[str, 
             f"{name} needs {error.name}, which is not installed; run: pip install {error.name}"
         ) from error
     return of_module(module, backend), own
+
+
+def foreign_module(name: str, backend: Backend = "auto") -> str | None:
+    """The module that a name stands for, where it is no known package's; nothing is imported
+    but PettingZoo."""
+    package, world = _parts(name)
+    if package in (*_MODULES, "pettingzoo") or _registered(name, backend) is not None:
+        return None
+    return f"{package}.{world}".replace("/", ".")
+
+
+def _parts(name: str) -> tuple[str, str]:
+    package, _, world = name.replace("-v", "_v").partition("/")
+    package = package.replace("-", "_")
+    return "gymnasium_robotics" if package == "mamujoco" else package, world
 
 
 def _registered(name: str, backend: Backend) -> _Registered | None:

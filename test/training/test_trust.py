@@ -1,0 +1,248 @@
+"""Runs of strangers: no code of theirs runs before somebody says so."""
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from runs import assert_same_run, final_state, small_config
+
+import torchrl_marl
+from torchrl_marl.cli import main
+from torchrl_marl.envs import make_env
+from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.foreign import foreign_code
+from torchrl_marl.errors import CheckpointError, TrustError
+from torchrl_marl.plotting import read_run
+from torchrl_marl.training import Run, iterate, train
+from torchrl_marl.training.checkpoint import latest_checkpoint
+from torchrl_marl.training.trainer import resume
+from torchrl_marl.trust import is_own, signature, trusting
+
+pytest.importorskip("mpe2")
+
+WORLD = """
+from pathlib import Path
+from mpe2.simple_speaker_listener_v4 import parallel_env
+with Path("{mark}").open("a") as file:
+    file.write("imported ")
+"""
+
+
+@pytest.fixture
+def another_user(tmp_path, monkeypatch):
+    def become():
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
+
+    return become
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A world of one's own, ``secret_meadow/world``; gives the file that its import leaves."""
+    place, mark = tmp_path / "modules" / "secret_meadow", tmp_path / "mark"
+    place.mkdir(parents=True)
+    (place / "__init__.py").touch()
+    (place / "world.py").write_text(WORLD.format(mark=mark))
+    monkeypatch.syspath_prepend(str(place.parent))
+
+    def forget():
+        for name in [name for name in sys.modules if name.startswith("secret_meadow")]:
+            del sys.modules[name]
+        mark.unlink(missing_ok=True)
+        return mark
+
+    yield forget
+    forget()
+
+
+def settings(name, folder):
+    env = {"library": "pettingzoo", "name": name, "n_envs": 2, "kwargs": {}, "max_steps": None}
+    sizes = {"total_frames": 60, "frames_per_batch": 20, "learner": {"minibatch_size": 10}}
+    return small_config(**sizes, env=env, evaluation={"episodes": 2}, folder=str(folder))
+
+
+# ------------------------------------------------------------------------------- the keyed hash
+
+
+def test_a_signature_is_a_user_s_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "one"))
+    own = signature(b"a", b"bc")
+    assert is_own(own, b"a", b"bc")
+    for parts in [(b"ab", b"c"), (b"a", b"bd"), (b"abc",)]:
+        assert not is_own(own, *parts)
+    for given in [None, 3, "", "é", own[:-1], own.encode(), torch.zeros(3)]:
+        assert not is_own(given, b"a", b"bc")
+    key = tmp_path / "one" / "torchrl_marl" / "key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert len(key.read_bytes()) == 32
+    assert [path.name for path in key.parent.iterdir()] == ["key"]
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "two"))
+    assert not is_own(own, b"a", b"bc")
+    with trusting():
+        assert is_own(None, b"a")
+    with trusting(False):
+        assert not is_own(None, b"a")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "one"))
+    assert is_own(own, b"a", b"bc")
+
+
+@pytest.mark.parametrize("fault", ["readable", "short", "no folder"])
+def test_a_key_that_is_no_secret_is_not_used(tmp_path, monkeypatch, fault):
+    """What a process signs is its own nevertheless; what was signed with the key is not."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    before = signature(b"a")
+    key = tmp_path / "torchrl_marl" / "key"
+    if fault == "readable":
+        key.chmod(0o644)
+    elif fault == "short":
+        key.write_bytes(b"guess")
+    else:
+        shutil.rmtree(key.parent)
+        key.parent.touch()
+    assert not is_own(before, b"a")
+    assert is_own(signature(b"a"), b"a")
+
+
+# ------------------------------------------------------------------------------ pickled worlds
+
+
+def test_another_user_s_worlds_begin_anew_or_are_trusted(tmp_path, another_user):
+    name = "mpe2/simple_speaker_listener_v4"
+    whole, cut = (settings(name, tmp_path / folder) for folder in ("whole", "cut"))
+    train(whole)
+    for _ in iterate(cut):
+        break
+    theirs = tmp_path / "theirs"
+    shutil.copytree(cut.folder, theirs)
+    assert_same_run(whole.folder, resume(cut.folder).folder)  # one's own goes on to the bit
+    shutil.rmtree(cut.folder)
+    shutil.copytree(theirs, cut.folder)
+    another_user()
+    assert_same_run(whole.folder, resume(cut.folder, trust=True).folder)
+    with pytest.warns(UserWarning, match="not written by you.*begin anew.*--trust"):
+        run = resume(theirs)
+    assert run.summary["frames"] == 60
+
+
+class Evil:
+    """What a stranger pickles."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+def test_no_pickle_of_a_stranger_is_read(tmp_path):
+    config, mark = settings("mpe2/simple_speaker_listener_v4", tmp_path / "run"), tmp_path / "mark"
+    for _ in iterate(config):
+        break
+    state = final_state(config.folder)
+    worlds = state["collector"]["env"]["base"]["worlds"]
+    worlds["1"] = torch.frombuffer(bytearray(pickle.dumps(Evil(mark))), dtype=torch.uint8)
+    path = latest_checkpoint(Path(config.folder))
+    torch.save(state, path)
+    assert Run.load(config.folder).evaluate(2)["episodes"] == 2
+    env = make_env(config.env, seed=0)
+    with pytest.raises(TrustError, match="can run any code"):
+        env.restore(torchrl_marl.training.training.TensorDict(state["collector"]["env"]["base"]))
+    with pytest.warns(UserWarning, match="begin anew"):
+        resume(config.folder)
+    assert not mark.exists()
+    torch.save(state, latest_checkpoint(Path(config.folder)))
+    with pytest.raises(CheckpointError, match="does not fit"):
+        resume(config.folder, trust=True)
+    assert mark.exists()  # so the pickle was one that runs
+
+
+# ----------------------------------------------------------------------------- imported modules
+
+
+def test_whose_code_a_world_is(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "meadow.py").touch()
+    known = [
+        ("vmas", "balance"),
+        ("toy", "arena"),
+        ("jaxmarl", "overcooked"),
+        ("isaaclab", "Isaac-Cart-Double-Pendulum-Direct-v0"),
+        ("pettingzoo", "mpe2/simple_spread_v3"),
+        ("pettingzoo", "classic/connect_four_v3"),
+        ("pettingzoo", "sisl/pursuit"),
+        ("pettingzoo", "gymnasium_robotics/Ant"),
+        ("pettingzoo", "not_there/world"),
+        ("own", "Reach"),
+    ]
+    for library, name in known:
+        assert foreign_code(EnvConfig(library=library, name=name)) is None, name
+    foreign = {
+        ("pettingzoo", "meadow/world"): "meadow.py",
+        ("pettingzoo", "meadow.sub/world"): "meadow.py",
+        ("pettingzoo", "json/decoder"): "json",
+        ("meadow:World", ""): "meadow.py",
+        ("subprocess:run", "balance"): "subprocess.py",
+        ("vmas", str(tmp_path / "meadow.py")): "meadow.py",
+    }
+    for (library, name), place in foreign.items():
+        assert place in foreign_code(EnvConfig(library=library, name=name)), name
+    # A form that the registry does not have is looked for among modules.
+    turns = EnvConfig(library="pettingzoo", name="json/tool", kwargs={"backend": "aec"})
+    assert "json.tool" in foreign_code(turns)
+
+
+def test_a_run_s_own_module_asks_a_stranger_only(tmp_path, module, another_user, capsys):
+    run = train(settings("secret_meadow/world", tmp_path / "run"))
+    folder = run.folder
+    module()
+    assert Run.load(folder).evaluate(2)["episodes"] == 2  # who trained it is not asked
+    resume(folder)
+    another_user()
+    mark = module()
+    ways = [
+        lambda: Run.load(folder),
+        lambda: resume(folder),
+        lambda: torchrl_marl.resume(folder),
+        lambda: torchrl_marl.train(str(folder / "config.yaml"), folder=str(tmp_path / "new")),
+    ]
+    for way in ways:
+        with pytest.raises(TrustError, match="would import module 'secret_meadow.world' .in '.*if"):
+            way()
+    for command in (["evaluate"], ["train", "--resume"]):
+        assert main([*command, str(folder)]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "secret_meadow.world" in error and "--trust" in error
+    assert len(read_run(folder).training["frames"]) == 3  # to plot, nothing is imported
+    assert main(["plot", str(folder)]) == 0
+    assert not mark.exists()
+    assert Run.load(folder, trust=True).evaluate(2)["episodes"] == 2
+    assert mark.exists()
+    module()
+    resume(folder, trust=True)
+    Run.load(folder)  # whoever has gone on with it is not asked again
+
+
+def test_a_module_of_the_same_name_elsewhere_is_another(tmp_path, module, monkeypatch):
+    run = train(settings("secret_meadow/world", tmp_path / "run"))
+    mark = module()
+    shutil.copytree(tmp_path / "modules", tmp_path / "strangers")
+    monkeypatch.syspath_prepend(str(tmp_path / "strangers"))
+    with pytest.raises(TrustError, match="strangers"):
+        Run.load(run.folder)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["yaml", "torch", "mpe2"])
+def test_the_current_folder_takes_no_package_s_place(tmp_path, name):
+    (tmp_path / f"{name}.py").write_text("raise SystemExit('a stranger')")
+    command = [sys.executable, "-m", "torchrl_marl", "list", "recipes"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(torchrl_marl.__file__).parents[1])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "vmas_balance_mappo" in done.stdout

@@ -1,0 +1,46 @@
+"""Code of a world that is no known library's: what a name in somebody's settings would run."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.pettingzoo.names import foreign_module
+
+__all__ = ["foreign_code"]
+
+
+def foreign_code(env: EnvConfig) -> str | None:
+    """The module or file that is run when a world is made, or None where a known library's is.
+
+    Nothing of it is imported to find out.
+
+    Args:
+        env (EnvConfig): which world.
+
+    Examples:
+        >>> foreign_code(EnvConfig(library="pettingzoo", name="mpe2/simple_spread_v3"))
+        >>> foreign_code(EnvConfig(library="pettingzoo", name="json/decoder"))
+        "module 'json.decoder' (in ...)"
+    """
+    if env.library == "vmas":
+        return f"file {str(Path(env.name).resolve())!r}" if env.name.endswith(".py") else None
+    if env.library == "pettingzoo":
+        backend = env.kwargs.get("backend")
+        module = foreign_module(env.name, backend if backend in ("parallel", "aec") else "auto")
+    else:
+        module = env.library.partition(":")[0] if ":" in env.library else None
+    place = None if module is None else _place(module.partition(".")[0])
+    return None if place is None else f"module {module!r} (in {place!r})"
+
+
+def _place(package: str) -> str | None:
+    """The file or folder of a package; None where there is none, so that nothing can run."""
+    try:
+        found = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    if found is None:
+        return None
+    return found.origin or ", ".join(found.submodule_search_locations or ())
