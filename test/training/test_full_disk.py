@@ -1,0 +1,104 @@
+"""Runs on disks that are full or read-only: one sentence, and the last checkpoint is good."""
+
+import subprocess
+
+import pytest
+from runs import assert_same_run, small_config
+
+from torchrl_marl.cli import main
+from torchrl_marl.errors import CheckpointError, WriteError
+from torchrl_marl.plotting import learning_curve
+from torchrl_marl.training import Run, iterate, train
+from torchrl_marl.training.trainer import resume
+
+SETTINGS = {"checkpoint.every_iterations": 1, "evaluation.episodes": 1}
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A disk of 2 MB, where one can be made."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        mount("size=2m", "tmpfs", folder)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no disk can be made here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def mount(options, *what):
+    command = ["mount", "-t", "tmpfs", "-o", options, *map(str, what)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def fill(disk):
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(bytes(4096))
+    return filler
+
+
+def test_a_run_whose_disk_fills_up_goes_on_to_the_bit(tmp_path, disk):
+    whole = train(small_config(folder=str(tmp_path / "whole"), **SETTINGS))
+    config = small_config(folder=str(disk / "run"), **SETTINGS)
+    with pytest.raises(WriteError, match="No space left on device.*free some space"):
+        for iteration in iterate(config):
+            if iteration.number == 3:
+                filler = fill(disk)
+    folder = disk / "run"
+    names = {path.name for path in folder.rglob("*")}
+    assert not any(name.endswith(".part") for name in names)
+    assert "iteration_000003.pt" in names
+    assert Run.load(folder).evaluate(2)["episodes"] == 2  # nothing of it writes
+    filler.unlink()
+    with (folder / "metrics.csv").open("a") as file:
+        file.write("4,32")  # as a process leaves it that is killed
+    assert_same_run(whole.folder, resume(folder).folder)
+
+
+def test_a_start_on_a_full_disk_is_tried_again(disk):
+    config = small_config(folder=str(disk / "run"), total_frames=80)
+    filler = fill(disk)
+    with pytest.raises(WriteError, match=r"config\.yaml.*No space left"):
+        train(config)
+    filler.unlink()
+    assert train(config).summary["frames"] == 80
+
+
+def test_a_picture_that_does_not_fit_fails_no_run(disk, monkeypatch):
+    from torchrl_marl import config as recipes
+
+    run = train(small_config(folder=str(disk / "run"), total_frames=80))
+    fill(disk)
+    with pytest.warns(UserWarning, match=r"learning_curve\.png.*No space left"):
+        recipes.draw(run.folder)
+    assert not list(run.folder.glob("*.part"))
+
+
+def test_a_read_only_run(disk, tmp_path, capsys):
+    run = train(small_config(folder=str(disk / "run"), total_frames=80))
+    mount("remount,ro", "tmpfs", disk)
+    folder = str(run.folder)
+    for command in (["plot"], ["train", "--resume"]):
+        capsys.readouterr()
+        assert main([*command, folder]) == 2, command
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("torchrl-marl: error: ")
+        assert "Read-only file system" in error
+    assert main(["plot", folder, "--out", str(tmp_path / "new" / "curve.png")]) == 0
+    assert (tmp_path / "new" / "curve.png").stat().st_size > 1000
+    assert Run.load(folder).evaluate(2)["episodes"] == 2
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        resume(folder)
+
+
+@pytest.mark.parametrize("out", ["file/curve.png", "folder.png"])
+def test_a_picture_where_none_can_be(tmp_path, out):
+    run = train(small_config(folder=str(tmp_path / "run"), total_frames=80))
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(WriteError, match="cannot be written"):
+        learning_curve(run.folder, path=tmp_path / out)
+    assert not list(tmp_path.glob("*.part"))
