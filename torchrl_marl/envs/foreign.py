@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 from torchrl_marl.envs.config import EnvConfig
@@ -24,15 +25,19 @@ def foreign_code(env: EnvConfig) -> str | None:
         >>> foreign_code(EnvConfig(library="pettingzoo", name="json/decoder"))
         "module 'json.decoder' (in ...)"
     """
-    if env.library == "vmas":
-        return f"file {str(Path(env.name).resolve())!r}" if env.name.endswith(".py") else None
+    own, colon, _ = env.library.partition(":")
+    path = env.name if env.library == "vmas" else own
+    if path.endswith(".py"):
+        return f"file {str(Path(path).resolve())!r}"
     if env.library == "pettingzoo":
         backend = env.kwargs.get("backend")
         module = foreign_module(env.name, backend if backend in ("parallel", "aec") else "auto")
-    else:
-        module = env.library.partition(":")[0] if ":" in env.library else None
-    place = None if module is None else _place(module.partition(".")[0])
-    return None if place is None else f"module {module!r} (in {place!r})"
+        place = None if module is None else _place(module.partition(".")[0])
+        return None if place is None else f"module {module!r} (in {place!r})"
+    # Looked for in the current folder, too.
+    return (
+        f"module {own!r} (in {_place(own.partition('.')[0]) or os.getcwd()!r})" if colon else None
+    )
 
 
 def _place(package: str) -> str | None:
