@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
 from torchrl_marl.envs.config import EnvConfig
@@ -34,16 +36,16 @@ def foreign_code(env: EnvConfig) -> str | None:
         module = foreign_module(env.name, backend if backend in ("parallel", "aec") else "auto")
         place = None if module is None else _place(module.partition(".")[0])
         return None if place is None else f"module {module!r} (in {place!r})"
-    # Looked for in the current folder, too.
-    return (
-        f"module {own!r} (in {_place(own.partition('.')[0]) or os.getcwd()!r})" if colon else None
-    )
+    if not colon:
+        return None
+    place = _place(own.partition(".")[0], [os.getcwd(), *sys.path]) or os.getcwd()
+    return f"module {own!r} (in {place!r})"
 
 
-def _place(package: str) -> str | None:
+def _place(package: str, path: list[str] | None = None) -> str | None:
     """The file or folder of a package; None where there is none, so that nothing can run."""
     try:
-        found = importlib.util.find_spec(package)
+        found = PathFinder.find_spec(package, path) if path else find_spec(package)
     except (ImportError, ValueError):
         return None
     if found is None:
