@@ -245,6 +245,8 @@ def resume(
     if isinstance(env, Mapping):
         overrides, env = {**overrides, "env": env}, None
     before = read_run_config(folder)
+    if env is None:
+        check_world(Path(folder), before.env, trust)
     config = read_config(before, overrides)
     old, new = flatten(dataclasses.asdict(before)), flatten(dataclasses.asdict(config))
     fixed = [key for key in new if new[key] != old.get(key) and not key.startswith(_NOT_FIXED)]
