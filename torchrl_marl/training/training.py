@@ -484,8 +484,9 @@ class Training:
                 "trust=True), if you trust who made it.",
                 stacklevel=2,
             )
-        shape = (self.env.batch_size.numel(),)
-        tracker = {n: x.to(self.device).reshape(shape) for n, x in state["tracker"].items()}
+        tracker = {name: value.to(self.device) for name, value in state["tracker"].items()}
+        if any(len(value) != self.env.batch_size.numel() for value in tracker.values()):
+            raise ValueError("running episodes of another number of envs")
         resumed = self.collector.carry is not None
         self.tracker.load_state_dict(tracker if resumed else {})
         process = RandomState(0, self.device)
