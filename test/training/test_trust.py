@@ -226,6 +226,7 @@ def test_a_run_s_own_module_asks_a_stranger_only(tmp_path, module, another_user,
         with pytest.raises(TrustError, match="would import module 'secret_meadow.world' .in '.*if"):
             way()
     for command in (["evaluate"], ["train", "--resume"]):
+        capsys.readouterr()
         assert main([*command, str(folder)]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
