@@ -177,10 +177,10 @@ class TestScenarioFiles:
 class TestObjects:
     def test_a_name(self, worlds):
         run = torchrl_marl.train(
-            "toy_arena_mappo", env="toy/paces", folder="run", **QUICK,
+            "toy_arena_mappo", env="toy/two_step_game", folder="run", **QUICK,
             **{"env.n_envs": 4, "env.max_steps": 5},
         )  # fmt: skip
-        assert (run.config.env.library, run.config.env.name) == ("toy", "paces")
+        assert (run.config.env.library, run.config.env.name) == ("toy", "two_step_game")
         assert run.config.env.kwargs == {}
 
     def test_a_world_of_pettingzoo_is_copied(self, worlds):
