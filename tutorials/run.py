@@ -1,0 +1,59 @@
+"""Runs tutorials and stores them with what they print and draw.
+
+    python tutorials/run.py              # all
+    python tutorials/run.py 01_first_run 04_one_program
+
+Do this whenever the tests say that what is stored is not what is printed. They run in a temporary
+folder, from this checkout's package, and need what `pip install '.[test]'` installs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+
+import nbclient
+import nbformat
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def execute(path: Path, folder: str | Path) -> nbformat.NotebookNode:
+    """The notebook as it runs now, in a folder."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(FOLDER.parent), before]))
+    notebook = nbformat.read(path, as_version=4)
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=600,
+        kernel_name="python3",
+        record_timing=False,
+        resources={"metadata": {"path": str(folder)}},
+    )
+    try:
+        client.execute()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+    return notebook
+
+
+def main() -> None:
+    """Runs those that are named, or all."""
+    parser = argparse.ArgumentParser(description="Runs tutorials and stores their outputs.")
+    names = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names))
+    for name in parser.parse_args().names or names:
+        path = FOLDER / f"{name}.ipynb"
+        with tempfile.TemporaryDirectory() as folder:
+            notebook = execute(path, folder)
+        nbformat.write(notebook, path)
+        print(path.name)
+
+
+if __name__ == "__main__":
+    main()
