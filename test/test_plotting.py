@@ -1,5 +1,6 @@
 """Learning curves: what is read from run folders, and what is drawn."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,7 +10,7 @@ from meadow import Meadow
 from torchrl_marl import cli
 from torchrl_marl.config import load_config, save_config, train
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError
-from torchrl_marl.experiments import experiments
+from torchrl_marl.experiments import experiments, world_name
 from torchrl_marl.plotting import aggregate, learning_curve, read_csv, read_run
 
 pytest.importorskip("matplotlib")
@@ -234,6 +235,14 @@ class TestNames:
         assert self.names(world) == ["paces"]
         assert self.names(one, world) == [TOY, "paces"]
         assert self.names(one, other) == [TOY, "toy_arena_mappo_kinds"]
+
+    def test_a_class_as_a_library(self, tmp_path):
+        run = read_run(make_run(tmp_path / "run"))
+        for recipe in (TOY, "mine"):
+            settings = {**run.settings, "env.library": "worlds.py:Reach"}
+            other = dataclasses.replace(run, recipe=recipe, settings=settings)
+            assert world_name(other) == "Reach"
+            assert [name for name, _ in experiments([other])] == ["Reach"]
 
     def test_a_world_of_ones_own_has_its_own_name(self, tmp_path):
         env = Meadow(8, max_steps=4)

@@ -43,12 +43,13 @@ def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
 
 
 def world_name(run: Curves) -> str:
-    """The world's name without its library's folders.
+    """The world's name without its library's folders; the class where it is one's own.
 
     Args:
         run (Curves): whose.
     """
-    return str(run.settings["env.name"]).rpartition("/")[2]
+    library, name = str(run.settings["env.library"]), str(run.settings["env.name"])
+    return library.rpartition(":")[2] if ":" in library else name.rpartition("/")[2]
 
 
 def short_names(settings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -107,7 +108,8 @@ def _kind(run: Curves) -> str:
     if run.recipe in recipe_names():
         own = read_config(run.recipe).env
         return run.recipe if world == (own.library, own.name) else world_name(run)
-    return world_name(run) if world[0] == "own" else run.recipe
+    of_ones_own = world[0] == "own" or ":" in world[0]
+    return world_name(run) if of_ones_own else run.recipe
 
 
 def _differences(run: Curves, others: Sequence[Curves]) -> list[str]:

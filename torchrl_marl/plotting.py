@@ -289,7 +289,7 @@ def _draw_dots(axes: Axes, line: _Line, color: str, legend: dict[str, Artist]) -
 
 def _draw_references(axes: Axes, lines: Sequence[_Line], legend: dict[str, Artist]) -> None:
     """The policies that need no training, of each group, if all lines are of one world."""
-    if len({line.seeds[0].settings["env.name"] for line in lines}) > 1:
+    if len({world_name(line.seeds[0]) for line in lines}) > 1:
         return
     from matplotlib.lines import Line2D
 
