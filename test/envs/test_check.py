@@ -601,6 +601,19 @@ def test_what_a_reset_leaves_as_it_was_is_named(resets, counts, words):
     assert "generator" not in message and "set it in _reset" in message
 
 
+def test_a_count_that_changes_nothing_is_not_blamed():
+    class Counts(Unseeded):
+        total = 0
+
+        def _step(self, tensordict):
+            self.total += 1
+            return super()._step(tensordict)
+
+    with pytest.raises(SpecError, match="generator of the environment's own") as caught:
+        check_marl_env(Counts(), n_steps=9)
+    assert "total" not in str(caught.value)
+
+
 def test_a_reset_that_begins_all_anew_passes():
     check_marl_env(Leftovers(E, resets=True, counts=False, seed=0), n_steps=9)
 

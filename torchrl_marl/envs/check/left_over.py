@@ -11,45 +11,69 @@ from torchrl.envs import EnvBase
 
 from torchrl_marl.envs.check.layout import base_of
 
-__all__ = ["Attributes", "attributes", "left_over"]
+__all__ = ["Attributes", "attributes", "left_over", "name_of", "put_back"]
 
-Attributes = dict[str, Any]
-"""Name -> a copy of an attribute's value: a tensor, an array, a number or a text."""
+Path = tuple[Any, ...]
+Attributes = dict[Path, Any]
+"""Name, and what follows in lists and dicts -> a copy of a tensor, array, number or text."""
+
+_DEEPEST = 3
 
 
 def attributes(env: EnvBase) -> Attributes:
     """The values that an environment keeps in attributes of its own, also in lists and dicts."""
-    return {name: _copy(x) for key, own in vars(base_of(env)).items() for name, x in _in(key, own)}
+    return {path: _copy(x) for key, own in vars(base_of(env)).items() for path, x in _in(own, key)}
 
 
-def left_over(first: tuple[Attributes, Attributes], second: tuple[Attributes, Attributes]) -> str:
-    """Names of attributes that differ after two resets, where each left them as they were.
+def left_over(
+    first: tuple[Attributes, Attributes], second: tuple[Attributes, Attributes]
+) -> list[Path]:
+    """Attributes that differ after two resets, where each left them as they were.
 
     Args:
         first, second (tuple of Attributes): before a reset, and after it.
 
     Examples:
-        >>> left_over(({"level": 0, "x": 3}, {"level": 0, "x": 1}), ({"level": 5}, {"level": 5}))
-        "'level'"
+        >>> was, now = {("level",): 0, ("x",): 3}, {("level",): 0, ("x",): 1}
+        >>> left_over((was, now), ({("level",): 5}, {("level",): 5}))
+        [('level',)]
     """
     (before, after), (before_second, after_second) = first, second
-    names = [
-        name
-        for name in after.keys() & before.keys() & after_second.keys() & before_second.keys()
-        if not _equal(after[name], after_second[name])
-        and _equal(before[name], after[name])
-        and _equal(before_second[name], after_second[name])
-    ]
-    return ", ".join(map(repr, sorted(names)))
+    kept = after.keys() & before.keys() & after_second.keys() & before_second.keys()
+    left = (
+        path
+        for path in kept
+        if not _equal(after[path], after_second[path])
+        and _equal(before[path], after[path])
+        and _equal(before_second[path], after_second[path])
+    )
+    return sorted(left, key=str)
 
 
-def _in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def put_back(env: EnvBase, paths: list[Path], values: Attributes) -> None:
+    """Gives attributes the values that they had."""
+    for path in paths:
+        holder, *keys = base_of(env), *path
+        if len(path) == 1:
+            setattr(holder, path[0], _copy(values[path]))
+            continue
+        holder = getattr(holder, keys[0])
+        for key in keys[1:-1]:
+            holder = holder[key]
+        holder[keys[-1]] = _copy(values[path])
+
+
+def name_of(path: Path) -> str:
+    """An attribute as a program writes it."""
+    return repr(path[0] + "".join(f"[{key!r}]" for key in path[1:]))
+
+
+def _in(value: Any, *path: Any) -> Iterator[tuple[Path, Any]]:
     if isinstance(value, (torch.Tensor, np.ndarray, int, float, str)):
-        yield name, value
-    elif type(value) in (list, tuple, dict):
-        pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, own in pairs:
-            yield from _in(f"{name}[{key!r}]", own)
+        yield path, value
+    elif type(value) in (list, dict) and len(path) < _DEEPEST:
+        for key, own in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _in(own, *path, key)
 
 
 def _copy(value: Any) -> Any:

@@ -15,7 +15,13 @@ from torchrl.envs import EnvBase
 
 from torchrl_marl.envs.check.findings import Findings, differs
 from torchrl_marl.envs.check.layout import base_of, leaves
-from torchrl_marl.envs.check.left_over import Attributes, attributes, left_over
+from torchrl_marl.envs.check.left_over import (
+    Attributes,
+    attributes,
+    left_over,
+    name_of,
+    put_back,
+)
 from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.stacking import is_lazy
@@ -140,9 +146,9 @@ def check_seeds(
     env: EnvBase, team: TeamSpec, seed: int, n: int, findings: Findings
 ) -> list[Flat] | None:
     """A seed gives the same play twice, which is given back, and another seed another."""
-    (first, begun), (second, begun_again) = (_with_begin(env, team, seed, n) for _ in range(2))
-    path = _first_difference(first, second)
-    if path is not None and (names := left_over(begun, begun_again)):
+    first, second = _with_begin(env, team, seed, n), _with_begin(env, team, seed, n)
+    path = _first_difference(first.played, second.played)
+    if path is not None and (names := _what_stays(env, team, seed, first, second)):
         findings.add(
             "_reset",
             f"it leaves {names} as the last episode had it, so the same seed gives another "
@@ -160,9 +166,9 @@ def check_seeds(
         )
         return None
     other = _recorded(env, team, seed + 1, min(n, 5))
-    if _first_difference(first, other, ignore=("action",)) is None:
+    if _first_difference(first.played, other, ignore=("action",)) is None:
         findings.hint("another seed gives the same play: is nothing drawn in this environment?")
-    return first
+    return first.played
 
 
 def check_twin(
@@ -277,14 +283,37 @@ def _recorded(
     return _flat([play.begin, *play.steps(n)])
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A play, and the environment's attributes before and after the reset that began it."""
+
+    played: list[Flat]
+    attributes: tuple[Attributes, Attributes]
+
+
 def _with_begin(
-    env: EnvBase, team: TeamSpec, seed: int, n: int
-) -> tuple[list[Flat], tuple[Attributes, Attributes]]:
-    """A play, and the environment's attributes before and after its reset."""
+    env: EnvBase, team: TeamSpec, seed: int, n: int, put: Callable[[], None] | None = None
+) -> _Begun:
     before = attributes(env)
     play = Play(env, team, seed)
     after = attributes(env)
-    return _flat([play.begin, *play.steps(n)]), (before, after)
+    if put is not None:
+        put()
+    return _Begun(_flat([play.begin, *play.steps(n)]), (before, after))
+
+
+def _what_stays(env: EnvBase, team: TeamSpec, seed: int, first: _Begun, second: _Begun) -> str:
+    """Attributes that a reset leaves, if the first play comes again once they are put back."""
+    paths = left_over(first.attributes, second.attributes)
+    if not paths:
+        return ""
+    after = first.attributes[1]
+    again = _with_begin(
+        env, team, seed, len(first.played) - 1, lambda: put_back(env, paths, after)
+    ).played
+    # What the reset itself gave was read before they were put back.
+    same = _first_difference(first.played[1:], again[1:]) is None
+    return ", ".join(map(name_of, paths)) if same else ""
 
 
 def _flat(played: list) -> list[Flat]:

@@ -46,7 +46,7 @@ class PettingZooEnv(AutoResetEnv):
     Agents that died or wait have ``mask`` False and their actions never reach the world; an
     agent's end ends no episode. In an AEC world a step is one agent's move. An agent that acts
     at its own pace, in a parallel world that gives observations to those who act next only,
-    keeps its last observation while it waits.
+    keeps its last observation while it waits. Every episode begins with a seed of its own.
 
     Args:
         world (str, module, callable or world): a name, such as ``"mpe2/simple_spread_v3"``,
