@@ -291,14 +291,10 @@ class _Begun:
     attributes: tuple[Attributes, Attributes]
 
 
-def _with_begin(
-    env: EnvBase, team: TeamSpec, seed: int, n: int, put: Callable[[], None] | None = None
-) -> _Begun:
+def _with_begin(env: EnvBase, team: TeamSpec, seed: int, n: int) -> _Begun:
     before = attributes(env)
     play = Play(env, team, seed)
     after = attributes(env)
-    if put is not None:
-        put()
     return _Begun(_flat([play.begin, *play.steps(n)]), (before, after))
 
 
@@ -307,12 +303,9 @@ def _what_stays(env: EnvBase, team: TeamSpec, seed: int, first: _Begun, second: 
     paths = left_over(first.attributes, second.attributes)
     if not paths:
         return ""
-    after = first.attributes[1]
-    again = _with_begin(
-        env, team, seed, len(first.played) - 1, lambda: put_back(env, paths, after)
-    ).played
-    # What the reset itself gave was read before they were put back.
-    same = _first_difference(first.played[1:], again[1:]) is None
+    put_back(env, paths, first.attributes[0])
+    again = _recorded(env, team, seed, len(first.played) - 1)
+    same = _first_difference(first.played, again) is None
     return ", ".join(map(name_of, paths)) if same else ""
 
 
