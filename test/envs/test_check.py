@@ -618,6 +618,12 @@ def test_a_reset_that_begins_all_anew_passes():
     check_marl_env(Leftovers(E, resets=True, counts=False, seed=0), n_steps=9)
 
 
+@pytest.mark.parametrize("scenario", ["give_way", "joint_passage"])
+def test_noisy_observations_pass(scenario):
+    env = VmasEnv(scenario, num_envs=E, seed=0, max_steps=4, obs_noise=0.1)
+    assert "keeps the rules" in check_marl_env(env, n_steps=6)
+
+
 def test_limits_that_an_adapter_or_a_transform_knows_are_known():
     world = Script("bob_0", [{}])
     check_marl_env(PettingZooEnv(world, max_steps=50, seed=0), n_steps=5)
