@@ -11,6 +11,7 @@ from torchrl_marl import cli
 from torchrl_marl.config import load_config, recipe_names
 
 pytest.importorskip("vmas")
+from vmas.scenarios import balance  # noqa: E402
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -92,7 +93,11 @@ def test_python_runs(i, tmp_path, monkeypatch, capsys):
         assert (run / "summary.json").is_file()
 
 
-def test_commands_are_known():
+def test_commands_are_known(tmp_path, monkeypatch):
+    scenario = tmp_path / "path" / "to" / "scenario.py"
+    scenario.parent.mkdir(parents=True)
+    scenario.write_text(Path(balance.__file__).read_text())
+    monkeypatch.chdir(tmp_path)
     assert len(commands()) >= 8
     for command, *rest in commands():
         parsed, more = cli._parser().parse_known_args([command, *rest])

@@ -50,7 +50,7 @@ _ENV = {
 }
 _MAPPO = _Where("algorithm", ("mappo",))
 _NOT_RANDOM = _Where("algorithm", ("random",), but=True)
-_LEARNER = {
+_LEARNER: dict[str, tuple[_Where, ...]] = {
     "central_input": (_MAPPO,),
     "critic.architecture": (_MAPPO,),
     "critic.value_per": (_MAPPO,),

@@ -129,7 +129,7 @@ def build_own(
     if not (inspect.isclass(maker) and issubclass(maker, EnvBase)) and "num_envs" not in taken:
         read = settings_read("pettingzoo", config, n_envs, seed, device)
         return adapted(maker, **read, **config.kwargs)
-    offered = {"num_envs": n_envs, "seed": seed, "device": device}
+    offered: dict[str, Any] = {"num_envs": n_envs, "seed": seed, "device": device}
     defaults = EnvConfig()
     for field in fields(EnvConfig):
         value = getattr(config, field.name)

@@ -86,5 +86,5 @@ def _equal(first: Any, second: Any) -> bool:
     if isinstance(first, (torch.Tensor, np.ndarray)):
         if type(first) is not type(second) or first.shape != second.shape:
             return False
-        return bool((first == second).all())
+        return bool(torch.as_tensor(first == second).all())
     return bool(first == second)
