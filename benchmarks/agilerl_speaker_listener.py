@@ -153,7 +153,7 @@ def main() -> None:
         "library": "agilerl",
         "versions": {"python": platform.python_version(), **versions},
         "seed": args.seed,
-        "settings": {"n_envs": N_ENVS, "evo_steps": EVO_STEPS, "population": 1, **SETTINGS},
+        "settings": {"num_envs": N_ENVS, "evo_steps": EVO_STEPS, "population": 1, **SETTINGS},
         "evaluation": [args.frames, args.episodes, args.evaluate_every, args.evaluation_seed],
         "curve": agent.curve,
         "seconds": round(agent.seconds, 1),

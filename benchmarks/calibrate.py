@@ -142,9 +142,9 @@ def update_work(
     return Work(bytes=float(rows), products=3 * (n_agents * actor + critic))
 
 
-def gae_work(n_envs: int, n_steps: int, n_agents: int) -> Work:
+def gae_work(num_envs: int, n_steps: int, n_agents: int) -> Work:
     """Three floats and two flags read, two floats written."""
-    return n_envs * n_steps * n_agents * Work(bytes=22, flops=8)
+    return num_envs * n_steps * n_agents * Work(bytes=22, flops=8)
 
 
 # ------------------------------------------------------------------------------------- measuring

@@ -31,13 +31,13 @@ WITH_INFO = "RolloutCollector(our VmasEnv)"
 OURS = "RolloutCollector(our VmasEnv, info=False)"
 
 
-def make_envs(n_envs: int) -> dict[str, EnvBase]:
+def make_envs(num_envs: int) -> dict[str, EnvBase]:
     """The environment of each candidate."""
     import torchrl.envs
 
     from torchrl_marl.envs import VmasEnv
 
-    settings: dict[str, Any] = {"num_envs": n_envs, "max_steps": MAX_STEPS, "seed": 0, **SCENARIO}
+    settings: dict[str, Any] = {"num_envs": num_envs, "max_steps": MAX_STEPS, "seed": 0, **SCENARIO}
     return {
         BASELINE: torchrl.envs.VmasEnv("balance", **settings),
         "Collector(our VmasEnv, info=False)": VmasEnv("balance", info=False, **settings),
@@ -71,10 +71,10 @@ class Candidate:
 
 def measure(args: argparse.Namespace) -> list[list[str]]:
     """Rows of frames per second."""
-    return [row for n_envs in args.envs for row in measure_size(n_envs, args)]
+    return [row for num_envs in args.envs for row in measure_size(num_envs, args)]
 
 
-def measure_size(n_envs: int, args: argparse.Namespace) -> list[list[str]]:
+def measure_size(num_envs: int, args: argparse.Namespace) -> list[list[str]]:
     """The rows of one number of environments."""
     import torch
 
@@ -82,7 +82,7 @@ def measure_size(n_envs: int, args: argparse.Namespace) -> list[list[str]]:
     from torchrl_marl.modules import make_actor
 
     torch.manual_seed(0)
-    envs = make_envs(n_envs)
+    envs = make_envs(num_envs)
     policy = make_actor(TeamSpec.from_env(envs[OURS]).groups["agents"])
     candidates = {name: Candidate(name, env, policy, args.steps) for name, env in envs.items()}
     # After an episode's length, the environments are no longer in step with one another.
@@ -98,7 +98,7 @@ def measure_size(n_envs: int, args: argparse.Namespace) -> list[list[str]]:
         rates = candidate.done_rates[warmup:]
         rows.append(
             [
-                f"{n_envs:,}",
+                f"{num_envs:,}",
                 name,
                 f"{candidate.frames / timings.median(name):,.0f}",
                 timings.ratio_text(name, BASELINE),

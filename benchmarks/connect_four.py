@@ -32,7 +32,7 @@ HEADER = ("", "side", "won, %", "drawn, %", "lost, %", "won, sampled, %", "won, 
 QUICK = {
     "total_frames": 320,
     "frames_per_batch": 160,
-    "env": {"n_envs": 8, "workers": 0},
+    "env": {"num_envs": 8, "workers": 0},
     "learner": {"minibatch_size": 80},
     "evaluation": {"episodes": 8},
 }
@@ -45,7 +45,7 @@ def make_games(workers: int, seed: int = SEED, copies: int = COPIES) -> Any:
     sides = {side: [side] for side in SIDES}
     return make_env(
         "pettingzoo/classic/connect_four_v3",
-        n_envs=copies,
+        num_envs=copies,
         workers=workers,
         group_map=sides,
         seed=seed,

@@ -16,14 +16,14 @@ GAMMA, LMBDA = 0.99, 0.95
 CANDIDATES = ("ours", "ours, masked", "TorchRL, loop", "TorchRL, vectorized")
 
 
-def draw(n_envs: int, n_steps: int, n_agents: int) -> dict:
+def draw(num_envs: int, n_steps: int, n_agents: int) -> dict:
     """A batch of rewards, values, ends and a mask."""
     import torch
 
     torch.manual_seed(0)
-    shape = (n_envs, n_steps, n_agents, 1)
-    done = (torch.rand(n_envs, n_steps, 1, 1) < 0.02).expand(shape).contiguous()
-    half = (torch.rand(n_envs, n_steps, 1, 1) < 0.5).expand(shape)
+    shape = (num_envs, n_steps, n_agents, 1)
+    done = (torch.rand(num_envs, n_steps, 1, 1) < 0.02).expand(shape).contiguous()
+    half = (torch.rand(num_envs, n_steps, 1, 1) < 0.5).expand(shape)
     return {
         "reward": torch.randn(shape),
         "value": torch.randn(shape),
@@ -36,10 +36,10 @@ def draw(n_envs: int, n_steps: int, n_agents: int) -> dict:
 
 def measure(args: argparse.Namespace) -> list[list[str]]:
     """A row for every size and candidate."""
-    return [row for n_envs in args.envs for row in measure_size(n_envs, args)]
+    return [row for num_envs in args.envs for row in measure_size(num_envs, args)]
 
 
-def measure_size(n_envs: int, args: argparse.Namespace) -> list[list[str]]:
+def measure_size(num_envs: int, args: argparse.Namespace) -> list[list[str]]:
     """The rows of one size."""
     import torch
     from torchrl.objectives.value.functional import (
@@ -49,7 +49,7 @@ def measure_size(n_envs: int, args: argparse.Namespace) -> list[list[str]]:
 
     from torchrl_marl.functional import gae
 
-    batch = draw(n_envs, args.steps, args.agents)
+    batch = draw(num_envs, args.steps, args.agents)
     names = ("reward", "value", "next_value", "done", "terminated")
     ours = [batch[name] for name in names]
     theirs = [batch[name] for name in ("value", "next_value", "reward", "done", "terminated")]
@@ -77,7 +77,7 @@ def measure_size(n_envs: int, args: argparse.Namespace) -> list[list[str]]:
         timings = report.alternate(candidates, args.rounds, seconds=args.seconds, warmup=3)
     return [
         [
-            f"{n_envs:,}",
+            f"{num_envs:,}",
             name,
             f"{1e3 * timings.median(name):.2f}",
             *(timings.ratio_text(name, other) for other in CANDIDATES[2:]),

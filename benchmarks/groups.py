@@ -20,14 +20,14 @@ N_AGENTS = N_GROUPS = 8
 
 def measure(args: argparse.Namespace) -> list[list[str]]:
     """The rows for every number of envs."""
-    return [row for n_envs in args.envs for row in measure_size(n_envs, args)]
+    return [row for num_envs in args.envs for row in measure_size(num_envs, args)]
 
 
-def measure_size(n_envs: int, args: argparse.Namespace) -> list[list[str]]:
+def measure_size(num_envs: int, args: argparse.Namespace) -> list[list[str]]:
     """The rows of one size."""
     import torch
 
-    one, eight, looped = (Side(n_groups, n_envs, args) for n_groups in (1, N_GROUPS, N_GROUPS))
+    one, eight, looped = (Side(n_groups, num_envs, args) for n_groups in (1, N_GROUPS, N_GROUPS))
     looped.split_up()
     rows = []
     for what in ("draw", "sample", "learn", "iteration"):
@@ -40,7 +40,7 @@ def measure_size(n_envs: int, args: argparse.Namespace) -> list[list[str]]:
             timings = report.alternate(candidates, args.rounds, seconds=args.seconds, warmup=3)
         rows += [
             [
-                f"{n_envs:,}",
+                f"{num_envs:,}",
                 what,
                 name,
                 f"{1e3 * timings.median(name):.2f}",
@@ -57,11 +57,11 @@ class Side:
 
     Args:
         n_groups (int): into which they are divided.
-        n_envs (int): number of envs.
+        num_envs (int): number of envs.
         args (Namespace): agents, steps, execution and device.
     """
 
-    def __init__(self, n_groups: int, n_envs: int, args: argparse.Namespace) -> None:
+    def __init__(self, n_groups: int, num_envs: int, args: argparse.Namespace) -> None:
         import torch
 
         from torchrl_marl import TeamSpec
@@ -74,7 +74,7 @@ class Side:
         groups = {f"group_{i}": names[i * size : (i + 1) * size] for i in range(n_groups)}
         self.env = VmasEnv(
             "navigation",
-            num_envs=n_envs,
+            num_envs=num_envs,
             n_agents=args.agents,
             group_map=groups,
             seed=0,
@@ -83,7 +83,7 @@ class Side:
         self.how = {"device": args.device, **captured(args.execution)}
         self.team = TeamSpec.from_env(self.env)
         network = NetworkConfig([64, 64], sharing="none")
-        frames = n_envs * args.steps
+        frames = num_envs * args.steps
         self.config = OnPolicyConfig(
             algorithm="ippo",
             actor=network,

@@ -98,7 +98,7 @@ class Trainer:
             }
             env = None if make_env is None else make_env(seed)
             if args.quick:
-                settings |= QUICK | ({} if env is not None else {"env.n_envs": 8})
+                settings |= QUICK | ({} if env is not None else {"env.num_envs": 8})
             runs.append(torchrl_marl.train(recipe, env=env, **settings))
         return runs
 
@@ -133,11 +133,11 @@ def speech(train: Trainer) -> tuple[str, str]:
     )
 
 
-def world_of(run: Any, n_envs: int = 1) -> EnvBase:
+def world_of(run: Any, num_envs: int = 1) -> EnvBase:
     """The environment that a run was trained on, anew."""
     from torchrl_marl.envs.build import make_env
 
-    return make_env(run.config.env, seed=EVALUATION_SEED, n_envs=n_envs)
+    return make_env(run.config.env, seed=EVALUATION_SEED, num_envs=num_envs)
 
 
 # ------------------------------------------------------------------------------------------- tag
@@ -324,7 +324,7 @@ def arena_world(config: Any, place: str, seed: int) -> Any:
 
     made = Arena if place == PLACES[0] else Haunted
     return made(
-        config.env.n_envs,
+        config.env.num_envs,
         max_steps=config.env.max_steps,
         seed=seed,
         check=False,

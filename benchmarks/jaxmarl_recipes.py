@@ -34,13 +34,13 @@ TWIN = "mpe2/simple_spread_v3"
 QUICK = {
     "total_frames": 1_600,
     "frames_per_batch": 800,
-    "env": {"n_envs": 8},
+    "env": {"num_envs": 8},
     "learner": {"minibatch_size": 200},
     "evaluation": {"episodes": 8},
 }
 
 
-def make_env(recipe: str, n_envs: int, **changes: Any) -> Any:
+def make_env(recipe: str, num_envs: int, **changes: Any) -> Any:
     """The recipe's world, with what is measured in its info."""
     from dataclasses import replace
 
@@ -48,7 +48,7 @@ def make_env(recipe: str, n_envs: int, **changes: Any) -> Any:
     from torchrl_marl.config import load_config
 
     config = replace(load_config(recipe).env, info=True, **changes)
-    return torchrl_marl.envs.make_env(config, seed=12345, n_envs=n_envs)
+    return torchrl_marl.envs.make_env(config, seed=12345, num_envs=num_envs)
 
 
 def episodes_of(env: Any, act: Callable[..., Any]) -> dict[str, float]:

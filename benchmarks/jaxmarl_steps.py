@@ -27,7 +27,7 @@ WORLDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_pure(name: str, n_envs: int, n_steps: int, warmup: int) -> Callable[[], Any]:
+def make_pure(name: str, num_envs: int, n_steps: int, warmup: int) -> Callable[[], Any]:
     """Calls of JAX's own step, in a loop."""
     import jax
     import jaxmarl
@@ -41,15 +41,15 @@ def make_pure(name: str, n_envs: int, n_steps: int, warmup: int) -> Callable[[],
     def step(key: Any, state: Any) -> Any:
         key, acting, stepping = jax.random.split(key, 3)
         keys = jax.random.split(acting, len(env.agents))
-        drawn = [jax.random.randint(own, (n_envs,), 0, n_actions) for own in keys]
+        drawn = [jax.random.randint(own, (num_envs,), 0, n_actions) for own in keys]
         actions = dict(zip(env.agents, drawn))
-        keys = jax.random.split(stepping, n_envs)
+        keys = jax.random.split(stepping, num_envs)
         return (key, *jax.vmap(env.step)(keys, state, actions))
 
     key = jax.random.PRNGKey(0)
-    _, state = jax.jit(jax.vmap(env.reset))(jax.random.split(key, n_envs))
+    _, state = jax.jit(jax.vmap(env.reset))(jax.random.split(key, num_envs))
     if not smax:  # SMAX's battles end at different times by themselves
-        state = state.replace(step=jax.random.randint(key, (n_envs,), 0, 25))
+        state = state.replace(step=jax.random.randint(key, (num_envs,), 0, 25))
     carry = [key, state]
 
     def loop(steps: int = n_steps) -> Any:
@@ -62,20 +62,20 @@ def make_pure(name: str, n_envs: int, n_steps: int, warmup: int) -> Callable[[],
 
 
 def make_ours(
-    name: str, kwargs: dict[str, Any], n_envs: int, n_steps: int, warmup: int
+    name: str, kwargs: dict[str, Any], num_envs: int, n_steps: int, warmup: int
 ) -> Callable[[], Any]:
     """Steps of our environment."""
     import torch
 
     from torchrl_marl.envs import JaxMarlEnv
 
-    env = JaxMarlEnv(name, num_envs=n_envs, seed=0, **kwargs)
+    env = JaxMarlEnv(name, num_envs=num_envs, seed=0, **kwargs)
     (group,) = env.group_map
     spec = env.full_action_spec[group, "action"]
     held = [env.reset()]
     for _ in range(warmup):  # new episodes here and there, so that they end at different times
         carry = env.step_and_maybe_reset(env.rand_action(held[0]))[1]
-        held[0] = env.reset(carry.set("_reset", torch.rand(n_envs, 1) < 0.1))
+        held[0] = env.reset(carry.set("_reset", torch.rand(num_envs, 1) < 0.1))
 
     def loop() -> Any:
         carry = held[0]

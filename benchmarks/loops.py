@@ -183,7 +183,7 @@ class TorchRLLoop(Loop):
         settings = config.env
         env = VmasEnv(
             settings.name,
-            num_envs=settings.n_envs,
+            num_envs=settings.num_envs,
             max_steps=settings.max_steps if self.tuned else None,
             seed=config.seed,
             device=self.device,

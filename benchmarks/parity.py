@@ -54,8 +54,8 @@ class Walk:
         name, arguments = parse(scenario)
         arguments |= {"max_steps": 100, "terminated_truncated": True, "continuous_actions": True}
 
-        def build(n_envs: int) -> Any:
-            env = build_simulator(name, n_envs, torch.device("cpu"), arguments, True)
+        def build(num_envs: int) -> Any:
+            env = build_simulator(name, num_envs, torch.device("cpu"), arguments, True)
             warm_up(env, True)
             return env
 

@@ -39,11 +39,11 @@ def our_name(n_workers: int) -> str:
     return f"PettingZooEnv, {where}"
 
 
-def make_ours(n_envs: int, n_workers: int) -> EnvBase:
+def make_ours(num_envs: int, n_workers: int) -> EnvBase:
     """Our environment."""
     from torchrl_marl.envs import PettingZooEnv
 
-    settings: dict[str, Any] = {"num_envs": n_envs, "workers": n_workers, "seed": 0}
+    settings: dict[str, Any] = {"num_envs": num_envs, "workers": n_workers, "seed": 0}
     return PettingZooEnv(WORLD, continuous_actions=True, **settings)
 
 

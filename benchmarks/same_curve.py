@@ -24,7 +24,7 @@ HEADER = ("", "execution", "return", "untrained", "training, s", "frames/s")
 QUICK = {
     "total_frames": 1_600,
     "frames_per_batch": 800,
-    "env.n_envs": 8,
+    "env.num_envs": 8,
     "learner.minibatch_size": 200,
     "evaluation.episodes": 8,
 }

@@ -53,7 +53,7 @@ def mean_returns(config: TrainConfig, loops: dict[str, Loop], episodes: int) -> 
     from torchrl_marl.envs import make_env
     from torchrl_marl.training.evaluation import evaluate
 
-    env = make_env(config.env, seed=1, n_envs=episodes)
+    env = make_env(config.env, seed=1, num_envs=episodes)
     team = TeamSpec.from_env(env)
     return {
         name: evaluate(env, loop.policy, team, episodes=episodes, seed=1)["return_mean"]
@@ -65,7 +65,7 @@ def measure(args: argparse.Namespace) -> list[list[str]]:
     """A row for every candidate."""
     from torchrl_marl.config import load_config
 
-    overrides = {"env.n_envs": 8, "frames_per_batch": 160, "learner.minibatch_size": 80}
+    overrides = {"env.num_envs": 8, "frames_per_batch": 160, "learner.minibatch_size": 80}
     config = load_config(args.recipe, overrides if args.quick else {})
     loops = make_loops(config)
     episodes = 8 if args.quick else 200

@@ -288,7 +288,7 @@ class TestValues:
             ),
             (
                 "frames_per_batch=650",
-                "frames_per_batch is 650, expected a multiple of env.n_envs, 32; "
+                "frames_per_batch is 650, expected a multiple of env.num_envs, 32; "
                 "use frames_per_batch=640.",
             ),
             (
@@ -301,7 +301,7 @@ class TestValues:
                 "learner.minibatch_size is 1000, expected at most frames_per_batch, 640; "
                 "use learner.minibatch_size=640.",
             ),
-            ("env.n_envs=0", "env.n_envs is 0, expected 1 or more; use env.n_envs=64."),
+            ("env.num_envs=0", "env.num_envs is 0, expected 1 or more; use env.num_envs=64."),
             (
                 "env.library=gym",
                 "env.library is 'gym', expected vmas, pettingzoo, jaxmarl, isaaclab or toy; "
@@ -445,10 +445,10 @@ class TestDoors:
         assert (config.seed, config.learner.lr) == (5, 1e-3)
 
     def test_env_settings_may_be_given_as_env(self, trainer):
-        config_module.train(TOY, env={"n_envs": 4})
+        config_module.train(TOY, env={"num_envs": 4})
         config, handed = trainer[0]
         assert handed is None
-        assert config.env.n_envs == 4
+        assert config.env.num_envs == 4
 
     def test_iterate_refuses_at_the_call(self, trainer):
         with pytest.raises(ConfigError, match="unknown setting 'sed'"):

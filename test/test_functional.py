@@ -209,15 +209,15 @@ def dying_team(seed=0, shape=(8, 30, 3, 1)):
     """Agents that die and stay dead until the team's episode ends."""
     generator = torch.Generator().manual_seed(seed)
     reward, value, next_value, *_ = sample(shape, seed)
-    n_envs, n_steps, n_agents, _ = shape
+    num_envs, n_steps, n_agents, _ = shape
     done = torch.zeros(shape, dtype=torch.bool)
     terminated = torch.zeros(shape, dtype=torch.bool)
     mask = torch.zeros(shape[:-1], dtype=torch.bool)
-    alive = torch.ones(n_envs, n_agents, dtype=torch.bool)
+    alive = torch.ones(num_envs, n_agents, dtype=torch.bool)
     for t in range(n_steps):
         mask[:, t] = alive
-        dies = torch.rand(n_envs, n_agents, generator=generator) < 0.1
-        end = (torch.rand(n_envs, 1, generator=generator) < 0.05) | ~(alive & ~dies).any(
+        dies = torch.rand(num_envs, n_agents, generator=generator) < 0.1
+        end = (torch.rand(num_envs, 1, generator=generator) < 0.05) | ~(alive & ~dies).any(
             -1, keepdim=True
         )
         terminated[:, t, :, 0] = ~alive | dies

@@ -16,7 +16,7 @@ logging.getLogger("torchrl_marl.capture").setLevel("WARNING")
 RUN = """
 import torchrl_marl
 iterations = torchrl_marl.iterate(
-    {recipe!r}, total_frames=160, frames_per_batch=40, env={{"n_envs": 4}},
+    {recipe!r}, total_frames=160, frames_per_batch=40, env={{"num_envs": 4}},
     learner={{"minibatch_size": 40}}, evaluation={{"episodes": 2}},
     logging={{"progress": False}}, execution={execution!r}, folder="run")
 next(iterations)

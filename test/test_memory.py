@@ -45,15 +45,19 @@ def test_envs(name):
     if name != "toy/arena":
         pytest.importorskip(name.split("/")[-2] if "mpe2" in name else "vmas")
     with pytest.raises(ConfigError) as error:
-        make_env(name, n_envs=GIGANTIC)
-    assert str(error.value).startswith(f"env.n_envs is {GIGANTIC}, a step of which takes ")
+        make_env(name, num_envs=GIGANTIC)
+    assert str(error.value).startswith(f"env.num_envs is {GIGANTIC}, a step of which takes ")
     assert "kwargs" not in str(error.value)
 
 
 def test_the_command_line_says_it(capsys, tmp_path):
-    frames = [f"env.n_envs={GIGANTIC}", f"frames_per_batch={GIGANTIC}", f"total_frames={GIGANTIC}"]
+    frames = [
+        f"env.num_envs={GIGANTIC}",
+        f"frames_per_batch={GIGANTIC}",
+        f"total_frames={GIGANTIC}",
+    ]
     assert main(["train", "toy_arena_mappo", *frames, f"folder={tmp_path}/run"]) == 2
-    assert f"env.n_envs is {GIGANTIC}, a step of which" in capsys.readouterr().err
+    assert f"env.num_envs is {GIGANTIC}, a step of which" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -68,5 +72,7 @@ def test_memory_that_runs_out_names_the_envs(error, monkeypatch):
         raise error
 
     monkeypatch.setitem(torchrl_marl.envs.build._MAKERS, "toy", fail)
-    with pytest.raises(ConfigError, match="env.n_envs is 5, for which there is not memory enough"):
-        make_env("toy/arena", n_envs=5)
+    with pytest.raises(
+        ConfigError, match="env.num_envs is 5, for which there is not memory enough"
+    ):
+        make_env("toy/arena", num_envs=5)

@@ -97,7 +97,7 @@ def test_recipe_runs_one_iteration(name, tmp_path):
     needs(name)
     run = torchrl_marl.train(
         name,
-        env={"n_envs": 4, "max_steps": 5, "workers": 0},
+        env={"num_envs": 4, "max_steps": 5, "workers": 0},
         frames_per_batch=40,
         total_frames=40,
         learner={"minibatch_size": 20, "num_epochs": 2},

@@ -191,8 +191,8 @@ def test_discrete_actions_of_a_world_that_has_none(name, kwargs):
 
     if kwargs is None:
         pytest.importorskip("vmas")
-        assert make_env(name, n_envs=2, continuous_actions=False).batch_size == (2,)
+        assert make_env(name, num_envs=2, continuous_actions=False).batch_size == (2,)
         return
     pytest.importorskip("gymnasium_robotics")
     with pytest.raises(ConfigError, match="continuous_actions is false, but .* only"):
-        make_env(name, n_envs=1, continuous_actions=False, kwargs=kwargs)
+        make_env(name, num_envs=1, continuous_actions=False, kwargs=kwargs)

@@ -16,6 +16,7 @@ from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.envs.objects import as_environment, library_of
 from torchrl_marl.envs.vmas.scenarios import scenario_arguments, scenario_names
 from torchrl_marl.errors import ConfigError, MissingExtraError, WriteError, nearest, quoted
+from torchrl_marl.renamed import with_new_names
 from torchrl_marl.schema import (
     Setting,
     flatten,
@@ -110,10 +111,11 @@ def read_config(
     overrides: Iterable[str] | Mapping[str, Any] = (),
 ) -> TrainConfig:
     """As :func:`load_config`: keys and types are checked, values are not."""
-    base = _settings(recipe)
+    base = with_new_names(_settings(recipe))
     if isinstance(overrides, str):
         overrides = [overrides]
     own = dict(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    own = with_new_names(own)
     base = _without_foreign_arguments(base, own)
     config = _merged(base, own)
     idle = unread(config).keys() - flatten(unfold(own)).keys()
@@ -181,7 +183,7 @@ def train(
             the settings themselves.
         env (EnvBase, world, str or dict, optional): what is played instead of the recipe's: an
             environment; a world of PettingZoo or JaxMARL or what makes one, of which there are
-            then ``env.n_envs`` copies; a name, such as ``"vmas/wheel"``; or a dict that
+            then ``env.num_envs`` copies; a name, such as ``"vmas/wheel"``; or a dict that
             overrides the recipe's ``env`` settings.
         overrides: settings, such as ``seed=1``, ``learner={"lr": 1e-3}`` or
             ``**{"learner.lr": 1e-3}``.

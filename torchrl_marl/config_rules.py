@@ -123,7 +123,7 @@ _RUN_RANGES: dict[str, _Range] = {
     "total_frames": _COUNT,
     "stop_at_return": _Range(-math.inf),
     "frames_per_batch": _COUNT,
-    "env.n_envs": _COUNT,
+    "env.num_envs": _COUNT,
     "env.max_steps": _COUNT,
     "evaluation.every_frames": _COUNT,
     "evaluation.episodes": _COUNT,
@@ -234,11 +234,11 @@ def _check_env(config: TrainConfig) -> None:
             f"env.workers is {env.workers} and env.worker_timeout {env.worker_timeout}, expected "
             "0 or more and a number of seconds above 0."
         )
-    if config.frames_per_batch % env.n_envs:
-        steps = max(1, round(config.frames_per_batch / env.n_envs))
+    if config.frames_per_batch % env.num_envs:
+        steps = max(1, round(config.frames_per_batch / env.num_envs))
         raise ConfigError(
-            f"frames_per_batch is {config.frames_per_batch}, expected a multiple of env.n_envs, "
-            f"{env.n_envs}; use frames_per_batch={steps * env.n_envs}."
+            f"frames_per_batch is {config.frames_per_batch}, expected a multiple of env.num_envs, "
+            f"{env.num_envs}; use frames_per_batch={steps * env.num_envs}."
         )
 
 

@@ -18,7 +18,7 @@ def measure(settings: Settings) -> list[Case]:
     return [measure_size(n, settings) for n in ([32] if settings.quick else [64, 600, 4096])]
 
 
-def measure_size(n_envs: int, settings: Settings) -> Case:
+def measure_size(num_envs: int, settings: Settings) -> Case:
     """The three functions on the same numbers."""
     from gae import GAMMA, LMBDA, draw
     from torchrl.objectives.value.functional import (
@@ -28,7 +28,7 @@ def measure_size(n_envs: int, settings: Settings) -> Case:
 
     from torchrl_marl.functional import gae
 
-    batch = {k: x.to(settings.device) for k, x in draw(n_envs, N_STEPS, N_AGENTS).items()}
+    batch = {k: x.to(settings.device) for k, x in draw(num_envs, N_STEPS, N_AGENTS).items()}
     ours = [batch[k] for k in ("reward", "value", "next_value", "done", "terminated")]
     theirs = [batch[k] for k in ("value", "next_value", "reward", "done", "terminated")]
     timings = settings.timings(
@@ -40,11 +40,11 @@ def measure_size(n_envs: int, settings: Settings) -> Case:
         warmup=3,
     )
     return Case(
-        f"{n_envs:,} envs",
+        f"{num_envs:,} envs",
         timings,
-        frames=n_envs * N_STEPS,
-        in_picture=n_envs not in (64, 4096),
+        frames=num_envs * N_STEPS,
+        in_picture=num_envs not in (64, 4096),
         least=None
         if settings.rates is None
-        else gae_work(n_envs, N_STEPS, N_AGENTS).seconds(settings.rates),
+        else gae_work(num_envs, N_STEPS, N_AGENTS).seconds(settings.rates),
     )

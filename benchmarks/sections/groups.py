@@ -20,18 +20,18 @@ def measure(settings: Settings) -> list[Case]:
     """Two cases for every number of envs."""
     return [
         case
-        for n_envs in ([4] if settings.quick else [64, 512])
-        for case in measure_size(n_envs, settings)
+        for num_envs in ([4] if settings.quick else [64, 512])
+        for case in measure_size(num_envs, settings)
     ]
 
 
-def measure_size(n_envs: int, settings: Settings) -> list[Case]:
+def measure_size(num_envs: int, settings: Settings) -> list[Case]:
     """A rollout, and learning from a batch."""
     steps, agents = (4, 2) if settings.quick else (32, N_AGENTS)
     sizes = argparse.Namespace(
         agents=agents, steps=steps, execution=settings.execution, device=settings.device
     )
-    sides = {EIGHT: Side(agents, n_envs, sizes), ONE: Side(1, n_envs, sizes)}
+    sides = {EIGHT: Side(agents, num_envs, sizes), ONE: Side(1, num_envs, sizes)}
     cases = []
     for what in ("sample", "learn"):
         timings = settings.timings(
@@ -39,9 +39,9 @@ def measure_size(n_envs: int, settings: Settings) -> list[Case]:
         )
         cases.append(
             Case(
-                f"{agents} agents, {n_envs} envs x {steps} steps, {_NAMES[what]}",
+                f"{agents} agents, {num_envs} envs x {steps} steps, {_NAMES[what]}",
                 timings,
-                frames=n_envs * steps,
+                frames=num_envs * steps,
                 baselines={EIGHT: EIGHT},
                 ours=ONE,
             )

@@ -22,9 +22,9 @@ replay buffer, Adam with its defaults; *tuned* has the compiled policy and loss,
 time limit from VMAS, plain indexing, the loop for GAE and no value norm. *BenchMARL* is 1.5.2 with
 its own defaults for MAPPO in an environment of its own, at the same sizes, in a process that makes
 one iteration when it is its turn."""
-ON_CPU = {"n_envs": 60, "frames": 6000, "epochs": 4, "minibatch": 400, "cells": 64}
-ON_GPU = {"n_envs": 600, "frames": 60_000, "epochs": 45, "minibatch": 4096, "cells": 256}
-QUICK = {"n_envs": 8, "frames": 80, "epochs": 2, "minibatch": 40, "cells": 16}
+ON_CPU = {"num_envs": 60, "frames": 6000, "epochs": 4, "minibatch": 400, "cells": 64}
+ON_GPU = {"num_envs": 600, "frames": 60_000, "epochs": 45, "minibatch": 4096, "cells": 256}
+QUICK = {"num_envs": 8, "frames": 80, "epochs": 2, "minibatch": 40, "cells": 16}
 FORMS = {DEFAULT: Form(fused=False), TUNED: Form(tuned=True, compiled=True)}
 WARMUP = 3
 SCRIPT = Path(__file__).parent.parent / "benchmarl_iteration.py"
@@ -68,7 +68,7 @@ def measure(settings: Settings) -> list[Case]:
     updates = math.ceil(sizes["frames"] / sizes["minibatch"])
     return [
         Case(
-            f"{sizes['n_envs']} envs x {sizes['frames'] // sizes['n_envs']} steps, "
+            f"{sizes['num_envs']} envs x {sizes['frames'] // sizes['num_envs']} steps, "
             f"{sizes['epochs']} epochs of {updates} minibatches",
             timings,
             frames=sizes["frames"],
@@ -88,7 +88,7 @@ def _benchmarl(sizes: dict[str, int], settings: Settings) -> Worker | None:
     if python is None:
         return None
     options = {
-        "--envs": sizes["n_envs"],
+        "--envs": sizes["num_envs"],
         "--frames": sizes["frames"],
         "--epochs": sizes["epochs"],
         "--minibatch": sizes["minibatch"],

@@ -27,7 +27,7 @@ def measure(settings: Settings) -> list[Case]:
     sizes = [(8, 5)] if settings.quick else [(64, 100), (1024, 25)]
     if settings.device == "cuda":
         sizes = sizes if settings.quick else [*sizes, (4096, 100)]
-    return [measure_size(n_envs, steps, settings) for n_envs, steps in sizes]
+    return [measure_size(num_envs, steps, settings) for num_envs, steps in sizes]
 
 
 class Candidate:
@@ -51,7 +51,7 @@ class Candidate:
         return f"{100 * sum(shares) / len(shares):.2f} %"
 
 
-def make_candidates(n_envs: int, steps: int, settings: Settings) -> dict[str, Candidate]:
+def make_candidates(num_envs: int, steps: int, settings: Settings) -> dict[str, Candidate]:
     """Everything that collects."""
     import torch
     import torchrl.envs
@@ -61,9 +61,9 @@ def make_candidates(n_envs: int, steps: int, settings: Settings) -> dict[str, Ca
     from torchrl_marl.envs import VmasEnv
     from torchrl_marl.modules import NetworkConfig, make_actor
 
-    frames = n_envs * steps
+    frames = num_envs * steps
     arguments: dict[str, Any] = {
-        "num_envs": n_envs,
+        "num_envs": num_envs,
         "max_steps": MAX_STEPS,
         "n_agents": N_AGENTS,
         "device": settings.device,
@@ -85,10 +85,10 @@ def make_candidates(n_envs: int, steps: int, settings: Settings) -> dict[str, Ca
     return made
 
 
-def measure_size(n_envs: int, steps: int, settings: Settings) -> Case:
+def measure_size(num_envs: int, steps: int, settings: Settings) -> Case:
     """The collectors, one batch each in turn."""
     fresh_compiler()
-    candidates = make_candidates(n_envs, steps, settings)
+    candidates = make_candidates(num_envs, steps, settings)
     warmup = 3 if settings.quick else math.ceil((MAX_STEPS + 20) / steps)
     timings = settings.timings(
         {name: candidate.collect for name, candidate in candidates.items()},
@@ -98,11 +98,11 @@ def measure_size(n_envs: int, steps: int, settings: Settings) -> Case:
     for candidate in candidates.values():
         candidate.close()
     policy = policy_work(16, [64, 64], 4, N_AGENTS)
-    work = n_envs * steps * (step_work("balance", N_AGENTS) + policy)
+    work = num_envs * steps * (step_work("balance", N_AGENTS) + policy)
     return Case(
-        f"balance, {n_envs:,} envs, {steps} steps",
+        f"balance, {num_envs:,} envs, {steps} steps",
         timings,
-        frames=n_envs * steps,
+        frames=num_envs * steps,
         least=None if settings.rates is None else work.seconds(settings.rates),
         notes={"done": {name: x.share(warmup) for name, x in candidates.items()}},
     )

@@ -49,7 +49,7 @@ class Stepper:
             _, self.carry = self.env.step_and_maybe_reset(acted)
 
 
-def measure_steps(n_envs: int, settings: Settings) -> Case:
+def measure_steps(num_envs: int, settings: Settings) -> Case:
     """Env steps with random actions."""
     import torchrl.envs
 
@@ -57,7 +57,7 @@ def measure_steps(n_envs: int, settings: Settings) -> Case:
 
     steps = 5 if settings.quick else 50
     arguments: dict[str, Any] = {
-        "num_envs": n_envs,
+        "num_envs": num_envs,
         "max_steps": MAX_STEPS,
         "n_agents": N_AGENTS,
         "device": settings.device,
@@ -70,12 +70,12 @@ def measure_steps(n_envs: int, settings: Settings) -> Case:
         OURS: VmasEnv("simple_spread", info=False, **arguments, **how),
     }
     candidates: dict[str, Any] = {n: Stepper(env, steps).play for n, env in envs.items()}
-    work = n_envs * steps * step_work("simple_spread", N_AGENTS)
-    options = {"--mode": "step", "--envs": n_envs, "--steps": steps}
-    name = f"stepping, {n_envs:,} envs"
-    baselines, frames = {DEFAULT: DEFAULT}, n_envs * steps
+    work = num_envs * steps * step_work("simple_spread", N_AGENTS)
+    options = {"--mode": "step", "--envs": num_envs, "--steps": steps}
+    name = f"stepping, {num_envs:,} envs"
+    baselines, frames = {DEFAULT: DEFAULT}, num_envs * steps
     case = _case(name, candidates, baselines, options, frames, work, settings)
-    case.in_picture = n_envs != 4096
+    case.in_picture = num_envs != 4096
     return case
 
 
@@ -85,14 +85,14 @@ def measure_training(settings: Settings) -> Case:
 
     from torchrl_marl.config import load_config
 
-    n_envs, n_steps = (8, 8) if settings.quick else (256, 128)
-    frames = n_envs * n_steps
+    num_envs, n_steps = (8, 8) if settings.quick else (256, 128)
+    frames = num_envs * n_steps
     config = load_config(
         "vmas_simple_spread_ippo",
         {
             "device": settings.device,
             "threads": None,
-            "env.n_envs": n_envs,
+            "env.num_envs": num_envs,
             "env.max_steps": MAX_STEPS,
             "frames_per_batch": frames,
             "learner.num_epochs": EPOCHS,
@@ -111,10 +111,10 @@ def measure_training(settings: Settings) -> Case:
     acting = policy_work(14, [64, 64], 4, N_AGENTS)
     learning = update_work(14, [64, 64], 4, N_AGENTS, central=False)
     work = frames * (step_work("simple_spread", N_AGENTS) + acting + EPOCHS * learning)
-    options = {"--mode": "train", "--envs": n_envs, "--steps": n_steps}
+    options = {"--mode": "train", "--envs": num_envs, "--steps": n_steps}
     options |= {"--epochs": EPOCHS, "--minibatches": MINIBATCHES}
     baselines = {DEFAULT: DEFAULT, TUNED: TUNED}
-    name = f"training, {n_envs} envs x {n_steps} steps"
+    name = f"training, {num_envs} envs x {n_steps} steps"
     return _case(name, candidates, baselines, options, frames, work, settings)
 
 

@@ -26,14 +26,14 @@ STOCK, STOCK_TUNED = "VMAS", "VMAS, tuned"
 def measure(settings: Settings) -> list[Case]:
     """A case for every size."""
     sizes = [("balance", 8)] if settings.quick else SIZES
-    return [measure_size(scenario, n_envs, settings) for scenario, n_envs in sizes]
+    return [measure_size(scenario, num_envs, settings) for scenario, num_envs in sizes]
 
 
-def measure_size(scenario: str, n_envs: int, settings: Settings) -> Case:
+def measure_size(scenario: str, num_envs: int, settings: Settings) -> Case:
     """Stock VMAS, compiled by torch, in TorchRL, and ours."""
     fresh_compiler()
     steps = 5 if settings.quick else 50
-    candidates = make_candidates(scenario, n_envs, steps, settings)
+    candidates = make_candidates(scenario, num_envs, steps, settings)
     timings = settings.timings(
         {name: candidate.play for name, candidate in candidates.items()},
         warmup=2,
@@ -48,14 +48,14 @@ def measure_size(scenario: str, n_envs: int, settings: Settings) -> Case:
             counts.setdefault(column, {})[name] = text
     rates, work = settings.rates, step_work(scenario, N_AGENTS[scenario])
     return Case(
-        f"{scenario}, {n_envs:,} envs",
+        f"{scenario}, {num_envs:,} envs",
         timings,
-        frames=steps * n_envs,
+        frames=steps * num_envs,
         calls=steps,
-        least=None if rates is None else (steps * n_envs * work).seconds(rates),
+        least=None if rates is None else (steps * num_envs * work).seconds(rates),
         baselines={STOCK: STOCK, STOCK_TUNED: STOCK_TUNED, DEFAULT: DEFAULT},
         notes=counts,
-        in_picture=(scenario, n_envs) not in (("navigation", 64), ("navigation", 4096)),
+        in_picture=(scenario, num_envs) not in (("navigation", 64), ("navigation", 4096)),
     )
 
 
@@ -84,7 +84,7 @@ class Candidate:
 
 
 def make_candidates(
-    scenario: str, n_envs: int, steps: int, settings: Settings
+    scenario: str, num_envs: int, steps: int, settings: Settings
 ) -> dict[str, Candidate]:
     """Everything that steps a scenario."""
     import torch
@@ -98,9 +98,9 @@ def make_candidates(
 
     n_agents, device = N_AGENTS[scenario], settings.device
     torch.manual_seed(0)
-    actions = (2 * torch.rand(steps, n_envs, n_agents, 2) - 1).to(device)
+    actions = (2 * torch.rand(steps, num_envs, n_agents, 2) - 1).to(device)
     of_agents = [[own.contiguous() for own in action.unbind(1)] for action in actions]
-    arguments = {"num_envs": n_envs, "n_agents": n_agents, "device": device, "seed": 0}
+    arguments = {"num_envs": num_envs, "n_agents": n_agents, "device": device, "seed": 0}
     plain = vmas.make_env(scenario, **arguments)
     # Dynamo does not take scenarios that VMAS has loaded by name.
     imported = importlib.import_module(f"vmas.scenarios.{scenario}").Scenario()

@@ -31,7 +31,7 @@ def measure(settings: Settings) -> list[Case]:
     return [measure_size(*size, settings) for size in sizes]
 
 
-def recipe(n_envs: int, frames: int, epochs: int, minibatch: int, cells: int, device: str) -> Any:
+def recipe(num_envs: int, frames: int, epochs: int, minibatch: int, cells: int, device: str) -> Any:
     """The default recipe at other sizes."""
     from torchrl_marl.config import load_config
 
@@ -40,7 +40,7 @@ def recipe(n_envs: int, frames: int, epochs: int, minibatch: int, cells: int, de
         {
             "device": device,
             "threads": None,
-            "env.n_envs": n_envs,
+            "env.num_envs": num_envs,
             "frames_per_batch": frames,
             "learner.num_epochs": epochs,
             "learner.minibatch_size": minibatch,
@@ -62,8 +62,8 @@ def measure_size(cells: int, minibatch: int, frames: int, epochs: int, settings:
     import torch
 
     fresh_compiler()
-    n_envs = max(1, frames // 100 if frames % 100 == 0 else frames // 64)
-    config = recipe(n_envs, frames, epochs, minibatch, cells, settings.device)
+    num_envs = max(1, frames // 100 if frames % 100 == 0 else frames // 64)
+    config = recipe(num_envs, frames, epochs, minibatch, cells, settings.device)
     candidates: dict[str, Any] = {}
     loops: list[Loop] = []
     for name, form in FORMS.items():

@@ -87,7 +87,7 @@ CASES = {
         ),
     ),
     "matrix game": lambda: make_env(
-        EnvConfig(library="toy", name="matrix_game", n_envs=6, max_steps=7), seed=0
+        EnvConfig(library="toy", name="matrix_game", num_envs=6, max_steps=7), seed=0
     ),
 }
 

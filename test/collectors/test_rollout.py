@@ -20,13 +20,13 @@ from torchrl_marl.envs.toy import Arena, TwoStepGame
 from torchrl_marl.modules import NetworkConfig, make_actor
 
 
-def make_arena(n_envs=4, **kwargs):
+def make_arena(num_envs=4, **kwargs):
     settings = {"n_agents": 3, "years": 2, "lives": 2, "seed": 0} | kwargs
-    return Arena(n_envs, **settings)
+    return Arena(num_envs, **settings)
 
 
-def make_balance(n_envs=4, max_steps=7):
-    return VmasEnv("balance", num_envs=n_envs, max_steps=max_steps, seed=0)
+def make_balance(num_envs=4, max_steps=7):
+    return VmasEnv("balance", num_envs=num_envs, max_steps=max_steps, seed=0)
 
 
 def with_sum(env, group="agents"):

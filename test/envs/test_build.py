@@ -10,7 +10,7 @@ from torchrl_marl.errors import ConfigError
 
 def test_vmas():
     pytest.importorskip("vmas")
-    config = EnvConfig(n_envs=4, max_steps=7, state="observations", kwargs={"n_agents": 2})
+    config = EnvConfig(num_envs=4, max_steps=7, state="observations", kwargs={"n_agents": 2})
     env = make_env(config, seed=3)
     assert isinstance(env, VmasEnv)
     assert env.batch_size == (4,)
@@ -21,12 +21,12 @@ def test_vmas():
     assert td["next", "truncated"].any()
     again = make_env(config, seed=3).reset()
     assert torch.equal(again["state"], td["state"][:, 0])
-    assert make_env(config, seed=3, n_envs=2).batch_size == (2,)
+    assert make_env(config, seed=3, num_envs=2).batch_size == (2,)
 
 
 @pytest.mark.parametrize("name", TOY_ENVS)
 def test_toys(name):
-    config = EnvConfig(library="toy", name=name, n_envs=3, max_steps=None)
+    config = EnvConfig(library="toy", name=name, num_envs=3, max_steps=None)
     env = make_env(config, seed=0)
     assert type(env) is TOY_ENVS[name]
     assert env.max_steps is None
@@ -36,7 +36,7 @@ def test_toys(name):
 def test_the_arena_has_both_kinds_of_actions():
     for continuous in (True, False):
         config = EnvConfig(library="toy", name="arena", continuous_actions=continuous)
-        env = make_env(config, seed=0, n_envs=2)
+        env = make_env(config, seed=0, num_envs=2)
         assert isinstance(env, Arena)
         assert env.team.groups["agents"].discrete != continuous
 
@@ -50,7 +50,7 @@ def test_the_arena_has_both_kinds_of_actions():
             "unknown toy environment 'arna'; did you mean 'arena'",
         ),
         ({"library": "toy", "name": "arena", "kwargs": {"n_agent": 2}}, "did you mean 'n_agents'"),
-        ({"library": "toy", "name": "arena", "kwargs": {"num_envs": 2}}, "set env.n_envs"),
+        ({"library": "toy", "name": "arena", "kwargs": {"num_envs": 2}}, "set env.num_envs"),
         ({"name": "blance"}, "did you mean 'balance'"),
         ({"kwargs": {"n_agent": 2}}, "did you mean 'n_agents'"),
         ({"kwargs": {"num_envs": 2}}, "no argument 'num_envs'"),
@@ -59,4 +59,4 @@ def test_the_arena_has_both_kinds_of_actions():
 )
 def test_what_is_refused(config, message):
     with pytest.raises(ConfigError, match=message):
-        make_env(EnvConfig(**config), seed=0, n_envs=2)
+        make_env(EnvConfig(**config), seed=0, num_envs=2)

@@ -18,7 +18,7 @@ def games():
     """Random games, the first of each copy whole: 42 moves fill the board."""
     env = make_env(
         "pettingzoo/classic/connect_four_v3",
-        n_envs=40,
+        num_envs=40,
         group_map={side: [side] for side in SIDES},
         seed=0,
     )

@@ -118,7 +118,7 @@ def test_isaac_labs_own_task_has_its_agents_as_groups(isaac):
     assert td["state"].shape == td["next", "state"].shape == (6, 3, 7)
     joined = [td["next", group, "observation"].flatten(2) for group in env.group_map]
     assert torch.equal(td["next", "state"], torch.cat(joined, -1))
-    again = make_env(f"isaaclab/{PENDULUM}", n_envs=6, seed=0, action_scale=1.0, state="world")
+    again = make_env(f"isaaclab/{PENDULUM}", num_envs=6, seed=0, action_scale=1.0, state="world")
     assert torch.equal(again.reset()["state"], td["state"][:, 0])
 
 
@@ -455,7 +455,7 @@ def test_one_simulation_a_process_suffices(isaac, monkeypatch, tmp_path):
     overrides = {
         "total_frames": 24_576,
         "frames_per_batch": 2048,
-        "env": {"n_envs": 128},
+        "env": {"num_envs": 128},
         "learner": {"lr": 0.003, "minibatch_size": 1024, "actor": cells, "critic": cells},
         "evaluation": {"episodes": 128},
         "logging": {"progress": False},

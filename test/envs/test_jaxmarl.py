@@ -283,7 +283,7 @@ def test_which_worlds_have_continuous_actions():
         spread(num_envs=2, continuous_actions=True).full_action_spec["agent", "action"].shape[-1]
         == 5
     )
-    env = make_env("jaxmarl/HeuristicEnemySMAX", scenario="3m", n_envs=2, seed=0)
+    env = make_env("jaxmarl/HeuristicEnemySMAX", scenario="3m", num_envs=2, seed=0)
     assert env.full_action_spec["ally", "action"].space.n == 8
     env = JaxMarlEnv(SMAX, num_envs=2, scenario="3m", action_type="continuous")
     assert "action_mask" not in env.full_observation_spec["ally"].keys()

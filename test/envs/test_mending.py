@@ -158,8 +158,8 @@ def test_a_reset_of_some_crews():
 def test_what_cannot_be_mended():
     with pytest.raises(ConfigError, match=r"batch size \[2, 3\], expected \[E\]"):
         mended(Crew(batch_size=(2, 3)))
-    with pytest.raises(ConfigError, match="n_envs is 4, but the environment given has 3"):
-        make_env(Crew(), n_envs=4)
+    with pytest.raises(ConfigError, match="num_envs is 4, but the environment given has 3"):
+        make_env(Crew(), num_envs=4)
 
 
 # ------------------------------------------------------------------------------------ real ones

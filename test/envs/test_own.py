@@ -47,7 +47,7 @@ def few(num_envs):
 broken = 3
 """
 SMALL = [
-    "env.n_envs=4", "env.max_steps=5", "frames_per_batch=20", "total_frames=40",
+    "env.num_envs=4", "env.max_steps=5", "frames_per_batch=20", "total_frames=40",
     "learner.minibatch_size=20", "learner.num_epochs=1", "evaluation.episodes=2",
     "logging.progress=false", "checkpoint.every_iterations=1",
 ]  # fmt: skip
@@ -87,16 +87,16 @@ class TestByName:
 
     def test_settings_reach_the_constructor(self, worlds):
         config = EnvConfig(library="my_reach:Reach", max_steps=7, kwargs={"n_rovers": 3})
-        env = make_env(config, n_envs=2, seed=4)
+        env = make_env(config, num_envs=2, seed=4)
         assert (env.num_envs, env.max_steps, env.n_rovers) == (2, 7, 3)
-        again = make_env("my_reach.py:Reach", n_envs=2, seed=4, max_steps=7, n_rovers=3)
+        again = make_env("my_reach.py:Reach", num_envs=2, seed=4, max_steps=7, n_rovers=3)
         assert torch.equal(
             env.reset()["rover", "observation"], again.reset()["rover", "observation"]
         )
 
     def test_what_makes_a_world_of_pettingzoo(self):
         pytest.importorskip("mpe2")
-        env = make_env("mpe2.simple_spread_v3:parallel_env", n_envs=2, seed=0, N=2)
+        env = make_env("mpe2.simple_spread_v3:parallel_env", num_envs=2, seed=0, N=2)
         assert env.rollout(3)["agent", "observation"].shape[:3] == (2, 3, 2)
 
     @pytest.mark.parametrize(
@@ -112,16 +112,16 @@ class TestByName:
     )
     def test_what_is_refused(self, library, message, worlds):
         with pytest.raises(ConfigError, match=message):
-            make_env(EnvConfig(library=library, max_steps=None), n_envs=3)
+            make_env(EnvConfig(library=library, max_steps=None), num_envs=3)
 
     def test_a_setting_that_the_class_does_not_take(self, worlds):
         with pytest.raises(ConfigError, match="env.info is True, but Reach takes no 'info'"):
-            make_env("my_reach:Reach", n_envs=2, info=True)
+            make_env("my_reach:Reach", num_envs=2, info=True)
 
     def test_a_module_that_raises(self, worlds):
         (worlds / "my_broken.py").write_text("1 / 0\n")
         with pytest.raises(ConfigError, match="cannot be imported .ZeroDivisionError"):
-            make_env("my_broken:Reach", n_envs=2)
+            make_env("my_broken:Reach", num_envs=2)
 
     def test_nothing_is_imported_before_it_is_asked_for(self, worlds):
         (worlds / "my_trap.py").write_text("raise SystemExit('imported')\n")
@@ -178,7 +178,7 @@ class TestObjects:
     def test_a_name(self, worlds):
         run = torchrl_marl.train(
             "toy_arena_mappo", env="toy/two_step_game", folder="run", **QUICK,
-            **{"env.n_envs": 4, "env.max_steps": 5},
+            **{"env.num_envs": 4, "env.max_steps": 5},
         )  # fmt: skip
         assert (run.config.env.library, run.config.env.name) == ("toy", "two_step_game")
         assert run.config.env.kwargs == {}
@@ -187,9 +187,9 @@ class TestObjects:
         mpe2 = pytest.importorskip("mpe2.simple_speaker_listener_v4")
         world = mpe2.parallel_env(max_cycles=5)
         run = torchrl_marl.train(
-            "toy_arena_mappo", env=world, folder="run", **QUICK, **{"env.n_envs": 4}
+            "toy_arena_mappo", env=world, folder="run", **QUICK, **{"env.num_envs": 4}
         )
-        assert run.config.env.n_envs == 4
+        assert run.config.env.num_envs == 4
         assert run.config.env.max_steps is None  # the world's own limit, not the recipe's
         assert run.summary["frames"] == 20
         assert run.evaluate(episodes=2)["length_mean"] == 5
@@ -199,7 +199,7 @@ class TestObjects:
     def test_what_makes_a_world(self):
         mpe2 = pytest.importorskip("mpe2.simple_spread_v3")
         for maker in (mpe2, mpe2.parallel_env, mpe2.env):
-            assert make_env(maker, n_envs=2, seed=0).batch_size == (2,)
+            assert make_env(maker, num_envs=2, seed=0).batch_size == (2,)
 
     def test_a_world_that_cannot_be_copied(self):
         mpe2 = pytest.importorskip("mpe2.simple_spread_v3")
@@ -231,4 +231,4 @@ class TestObjects:
 @pytest.mark.parametrize("value", ["yes", "no", 1, None])
 def test_a_text_is_neither_true_nor_false(value):
     with pytest.raises(ConfigError, match="continuous_actions is .*, expected True or False"):
-        make_env("toy/arena", n_envs=2, continuous_actions=value)
+        make_env("toy/arena", num_envs=2, continuous_actions=value)

@@ -629,10 +629,10 @@ def test_a_world_that_cannot_be_copied_asks_for_a_callable():
 
 
 def test_make_env_builds_it():
-    env = make_env("pettingzoo/mpe2/simple_spread_v3", n_envs=2, seed=0, N=2)
+    env = make_env("pettingzoo/mpe2/simple_spread_v3", num_envs=2, seed=0, N=2)
     assert isinstance(env, PettingZooEnv) and env.batch_size == (2,)
     assert env.team.n_agents == 2 and not env.team.groups["agent"].discrete
-    env = make_env("pettingzoo/mpe2/simple_spread_v3", n_envs=1, continuous_actions=False)
+    env = make_env("pettingzoo/mpe2/simple_spread_v3", num_envs=1, continuous_actions=False)
     assert env.team.groups["agent"].discrete
 
 

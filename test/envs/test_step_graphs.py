@@ -310,17 +310,17 @@ def test_rendering_shows_the_state(monkeypatch):
 
 def test_a_twin_follows_numbers_references_and_shared_tensors():
     class Race:
-        def __init__(self, n_envs, goal):
-            self.n_envs, self.places = n_envs, [Place(), Place()]
+        def __init__(self, num_envs, goal):
+            self.num_envs, self.places = num_envs, [Place(), Place()]
             self.goal, self.colour = self.places[goal], torch.full((3,), float(goal))
-            self.rows = torch.full((n_envs,), float(goal))
+            self.rows = torch.full((num_envs,), float(goal))
 
     class Place:
         pass
 
     twin, leader = Race(8, 0), Race(2, 1)
     follow(twin, leader, (8, 2))
-    assert twin.goal is twin.places[1] and twin.n_envs == 8
+    assert twin.goal is twin.places[1] and twin.num_envs == 8
     assert torch.equal(twin.colour, leader.colour) and twin.colour is not leader.colour
     assert torch.equal(twin.rows, torch.zeros(8))
 

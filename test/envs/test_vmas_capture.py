@@ -28,8 +28,8 @@ def entity(name, shape):
     return Landmark(name, shape=shape, movable=True, rotatable=True, collide=True)
 
 
-def make_world(pair, n_envs):
-    world = World(n_envs, torch.device("cpu"), substeps=2)
+def make_world(pair, num_envs):
+    world = World(num_envs, torch.device("cpu"), substeps=2)
     for i, name in enumerate(pair):
         world.add_landmark(entity(f"{name} {i}", SHAPES[name]))
     return world

@@ -316,7 +316,7 @@ def test_what_cannot_travel_is_told():
 @pytest.mark.parametrize(
     "wrong, words",
     [
-        ({"n_copies": 0}, "n_envs=0"),
+        ({"n_copies": 0}, "num_envs=0"),
         ({"n_workers": -1}, "workers=-1"),
         ({"timeout": 0.0}, "worker_timeout=0.0"),
     ],

@@ -20,9 +20,9 @@ from torchrl_marl.modules.config import CriticConfig
 SMALL = {"actor": NetworkConfig([8]), "critic": NetworkConfig([8])}
 
 
-def make_arena(n_envs=8, **kwargs):
+def make_arena(num_envs=8, **kwargs):
     settings = {"n_agents": 3, "years": 3, "lives": 2, "seed": 0} | kwargs
-    return Arena(n_envs, **settings)
+    return Arena(num_envs, **settings)
 
 
 def make_learner(env, seed=0, **kwargs):

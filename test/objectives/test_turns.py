@@ -42,8 +42,8 @@ class Whims(MarlEnv):
         return torch.rand(self.num_envs, 3, 1) < p
 
 
-def whims(n_envs=200, steps=15):
-    env = Whims(n_envs, max_steps=9, seed=0)
+def whims(num_envs=200, steps=15):
+    env = Whims(num_envs, max_steps=9, seed=0)
     group = TeamSpec.from_env(env).groups["agent"]
     return group, env.rollout(steps, break_when_any_done=False)
 

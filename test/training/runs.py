@@ -28,7 +28,7 @@ _SMALL = {
 
 def small_config(recipe="toy_arena_mappo", **overrides):
     """A recipe of a few frames: 8 envs, 10 steps a batch, episodes longer than that."""
-    sizes = {"total_frames": 480, "frames_per_batch": 80, "env": {"n_envs": 8, "max_steps": 13}}
+    sizes = {"total_frames": 480, "frames_per_batch": 80, "env": {"num_envs": 8, "max_steps": 13}}
     return read_config(read_config(read_config(recipe, _SMALL), sizes), overrides)
 
 

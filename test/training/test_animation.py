@@ -191,7 +191,7 @@ class TestWhereItIsAskedFor:
                     "vmas_balance_mappo",
                     total_frames=80,
                     evaluation={"gif": True, "episodes": 2},
-                    env={"n_envs": 8, "max_steps": 5},
+                    env={"num_envs": 8, "max_steps": 5},
                     folder=str(tmp_path / "run"),
                 )
             )

@@ -250,12 +250,12 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
             use(run.folder)
 
 
-@pytest.mark.parametrize("n_envs", [4, 8])
-def test_an_environment_that_the_checkpoint_is_not_of(tmp_path, n_envs):
+@pytest.mark.parametrize("num_envs", [4, 8])
+def test_an_environment_that_the_checkpoint_is_not_of(tmp_path, num_envs):
     """Another number of envs, or agents that see something else."""
     config = small_config(total_frames=160, folder=str(tmp_path / "run"))
     for _ in iterate(config, env=Arena(8, max_steps=13)):
         break
-    other = Arena(n_envs, max_steps=13, n_actions=4 if n_envs == 4 else 3)
+    other = Arena(num_envs, max_steps=13, n_actions=4 if num_envs == 4 else 3)
     with pytest.raises(UserError, match="does not fit|saved with shape"):
         resume(config.folder, env=other)

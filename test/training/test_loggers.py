@@ -25,7 +25,7 @@ TOY = "toy_matrix_game_mappo"
 SMALL = [
     "total_frames=640",
     "frames_per_batch=320",
-    "env.n_envs=32",
+    "env.num_envs=32",
     "learner.minibatch_size=160",
     "evaluation.episodes=4",
     "logging.progress=false",
@@ -155,7 +155,7 @@ def small(folder, *backends, **settings):
         "folder": str(folder),
         "total_frames": 640,
         "frames_per_batch": 320,
-        "env": {"n_envs": 32},
+        "env": {"num_envs": 32},
         "learner": {"minibatch_size": 160},
         "evaluation": {"episodes": 4},
         "logging": {"progress": False, "backends": list(backends)},

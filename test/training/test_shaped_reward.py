@@ -46,7 +46,7 @@ def test_random_cooks_are_measured_without_the_shaped_reward():
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    env = {"n_envs": 8, "max_steps": 100, "kwargs": {"layout": "cramped_room", **SHAPED}}
+    env = {"num_envs": 8, "max_steps": 100, "kwargs": {"layout": "cramped_room", **SHAPED}}
     config = small_config(
         "jaxmarl_overcooked_cramped_room_ippo",
         env=env,

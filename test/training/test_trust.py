@@ -63,7 +63,7 @@ def module(tmp_path, monkeypatch):
 
 
 def settings(name, folder):
-    env = {"library": "pettingzoo", "name": name, "n_envs": 2, "kwargs": {}, "max_steps": None}
+    env = {"library": "pettingzoo", "name": name, "num_envs": 2, "kwargs": {}, "max_steps": None}
     sizes = {"total_frames": 60, "frames_per_batch": 20, "learner": {"minibatch_size": 10}}
     return small_config(**sizes, env=env, evaluation={"episodes": 2}, folder=str(folder))
 

@@ -225,8 +225,8 @@ class RolloutCollector:
 
     def _start(self) -> None:
         self._carry = self.env.reset()
-        n_envs = self.env.batch_size.numel()
-        ids = torch.arange(n_envs, device=self._carry.get(self.env.done_keys[0]).device)
+        num_envs = self.env.batch_size.numel()
+        ids = torch.arange(num_envs, device=self._carry.get(self.env.done_keys[0]).device)
         first = 0 if self._traj_ids is None else self._traj_ids.max() + 1
         self._traj_ids = ids + first
 

@@ -54,7 +54,7 @@ class AutoResetEnv(EnvBase):
         device: torch.device | str = "cpu",
         info: Mapping[str, Composite] | None = None,
     ) -> None:
-        super().__init__(device=torch.device(device), batch_size=(declaration.n_envs,))
+        super().__init__(device=torch.device(device), batch_size=(declaration.num_envs,))
         self.is_closed = False  # there is something to close
         self._declaration = declaration
         self.group_map = {n: list(g.agent_names) for n, g in declaration.team.groups.items()}

@@ -10,6 +10,7 @@ from torchrl_marl.envs.objects import adapted, check_environment, library_of
 from torchrl_marl.envs.own import build_own
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
 from torchrl_marl.memory import is_out_of_memory, refuse_too_large
+from torchrl_marl.renamed import tell_new_name
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,7 @@ def make_env(
     *,
     seed: int | None = None,
     device: torch.device | str = "cpu",
-    n_envs: int | None = None,
+    num_envs: int | None = None,
     **settings: Any,
 ) -> EnvBase:
     """Builds an environment, or takes one of TorchRL's, in the layout of this package.
@@ -37,12 +38,12 @@ def make_env(
         env (str, EnvConfig, EnvBase or world): ``"library/world"``, such as ``"vmas/balance"``,
             or ``"module:Class"``; a config; a TorchRL environment of one's own, whose life cycle
             is then mended where it has to be; or a world of PettingZoo or JaxMARL, or what makes
-            one, of which there are then ``n_envs`` copies.
+            one, of which there are then ``num_envs`` copies.
 
     Keyword Args:
         seed (int, optional): start of the environment's own random state; drawn if None.
         device (torch.device): where the simulation runs, or where its tensors go.
-        n_envs (int, optional): number E of envs, where it is not the config's.
+        num_envs (int, optional): number E of envs, where it is not the config's.
         **settings: with a name: any other setting of :class:`EnvConfig`, and arguments of the
             world itself; with a world: arguments of its adapter.
 
@@ -54,32 +55,35 @@ def make_env(
         MissingExtraError: the library is not installed.
 
     Examples:
-        >>> make_env("toy/two_step_game", n_envs=3, seed=0).batch_size
+        >>> make_env("toy/two_step_game", num_envs=3, seed=0).batch_size
         torch.Size([3])
-        >>> make_env(EnvConfig(library="toy", name="two_step_game", n_envs=3)).batch_size
+        >>> make_env(EnvConfig(library="toy", name="two_step_game", num_envs=3)).batch_size
         torch.Size([3])
     """
+    if num_envs is None and "n_envs" in settings:
+        tell_new_name("n_envs", "num_envs")
+        num_envs = settings.pop("n_envs")
     if isinstance(env, str):
         env = _named(env, settings)
     elif library_of(env) is not None:
-        return adapted(env, seed=seed, device=device, num_envs=n_envs or 1, **settings)
+        return adapted(env, seed=seed, device=device, num_envs=num_envs or 1, **settings)
     elif settings:
         raise ConfigError(
             f"make_env takes {', '.join(sorted(settings))} with a name such as 'vmas/balance' "
             "only; a config or an environment has settings of its own."
         )
     if not isinstance(env, EnvConfig):
-        return _take(env, seed, device, n_envs)
-    n_envs = env.n_envs if n_envs is None else n_envs
-    if not isinstance(n_envs, int) or n_envs < 1:
-        raise ConfigError(f"n_envs is {n_envs!r}, expected a number, 1 or more.")
+        return _take(env, seed, device, num_envs)
+    num_envs = env.num_envs if num_envs is None else num_envs
+    if not isinstance(num_envs, int) or num_envs < 1:
+        raise ConfigError(f"num_envs is {num_envs!r}, expected a number, 1 or more.")
     _check_words(env)
-    built = _built(env, n_envs, seed, device)
+    built = _built(env, num_envs, seed, device)
     _check_actions(env, built)
     return built
 
 
-def _built(env: EnvConfig, n_envs: int, seed: int | None, device: torch.device | str) -> EnvBase:
+def _built(env: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str) -> EnvBase:
     make = build_own if ":" in env.library else _MAKERS.get(env.library)
     if make is None:
         raise ConfigError(
@@ -94,14 +98,14 @@ def _built(env: EnvConfig, n_envs: int, seed: int | None, device: torch.device |
             f"env.kwargs has {name!r}, which is a setting of its own; set env.{name} instead."
         )
     try:
-        _check_memory(env, n_envs, make)
-        return make(env, n_envs, seed, device)
+        _check_memory(env, num_envs, make)
+        return make(env, num_envs, seed, device)
     except UserError:
         raise
     except Exception as error:
         if is_out_of_memory(error):
             raise ConfigError(
-                f"env.n_envs is {quoted(n_envs)}, for which there is not memory enough "
+                f"env.num_envs is {quoted(num_envs)}, for which there is not memory enough "
                 f"({quoted(str(error))}); use fewer."
             ) from error
         why = " ".join(f"{type(error).__name__} {error}".split())[:500]
@@ -148,15 +152,15 @@ def _check_words(env: EnvConfig) -> None:
             raise ConfigError(f"{name} is {quoted(value)}, expected True or False.")
 
 
-def _check_memory(env: EnvConfig, n_envs: int, make: Any) -> None:
+def _check_memory(env: EnvConfig, num_envs: int, make: Any) -> None:
     """Refuses more envs than there is memory for a single step of."""
-    if n_envs < 100_000 or env.library == "isaaclab":
+    if num_envs < 100_000 or env.library == "isaaclab":
         return
     one = make(env, 1, 0, "cpu")
     step = one.fake_tensordict().bytes()
     one.close()
     refuse_too_large(
-        step * n_envs, "cpu", f"env.n_envs is {quoted(n_envs)}, a step of which", "use fewer"
+        step * num_envs, "cpu", f"env.num_envs is {quoted(num_envs)}, a step of which", "use fewer"
     )
 
 
@@ -174,13 +178,13 @@ def _check_actions(env: EnvConfig, built: EnvBase) -> None:
         )
 
 
-def _take(env: Any, seed: int | None, device: torch.device | str, n_envs: int | None) -> EnvBase:
+def _take(env: Any, seed: int | None, device: torch.device | str, num_envs: int | None) -> EnvBase:
     from torchrl_marl.envs.torchrl.mending import mended
 
     check_environment(env)
-    if n_envs is not None and env.batch_size.numel() != n_envs:
+    if num_envs is not None and env.batch_size.numel() != num_envs:
         raise ConfigError(
-            f"n_envs is {n_envs}, but the environment given has {env.batch_size.numel()}."
+            f"num_envs is {num_envs}, but the environment given has {env.batch_size.numel()}."
         )
     env = mended(env).to(device)
     if seed is not None:
@@ -189,13 +193,13 @@ def _take(env: Any, seed: int | None, device: torch.device | str, n_envs: int | 
 
 
 def _make_vmas(
-    config: EnvConfig, n_envs: int, seed: int | None, device: torch.device | str
+    config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
 ) -> EnvBase:
     from torchrl_marl.envs.vmas import VmasEnv
 
     return VmasEnv(
         config.name,
-        num_envs=n_envs,
+        num_envs=num_envs,
         continuous_actions=config.continuous_actions,
         max_steps=config.max_steps,
         seed=seed,
@@ -208,7 +212,7 @@ def _make_vmas(
 
 
 def _make_toy(
-    config: EnvConfig, n_envs: int, seed: int | None, device: torch.device | str
+    config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
 ) -> EnvBase:
     from torchrl_marl.envs.toy import TOY_ENVS
 
@@ -222,17 +226,17 @@ def _make_toy(
         if name in kwargs:
             raise ConfigError(
                 f"env.kwargs has {name!r}, which is no argument of the world; "
-                f"set env.{'n_envs' if name == 'num_envs' else name} or the run's own."
+                f"set env.{name} or the run's own."
             )
     if config.name == "arena":
         kwargs.setdefault("continuous_actions", config.continuous_actions)
     return TOY_ENVS[config.name](
-        n_envs, max_steps=config.max_steps, seed=seed, device=device, **kwargs
+        num_envs, max_steps=config.max_steps, seed=seed, device=device, **kwargs
     )
 
 
 def _make_pettingzoo(
-    config: EnvConfig, n_envs: int, seed: int | None, device: torch.device | str
+    config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
 ) -> EnvBase:
     from torchrl_marl.envs.pettingzoo import PettingZooEnv
 
@@ -243,12 +247,12 @@ def _make_pettingzoo(
         workers=config.workers,
         worker_timeout=config.worker_timeout,
         restart_workers=config.restart_workers,
-        **_of_any_world(config, n_envs, seed, device),
+        **_of_any_world(config, num_envs, seed, device),
     )
 
 
 def _make_jaxmarl(
-    config: EnvConfig, n_envs: int, seed: int | None, device: torch.device | str
+    config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
 ) -> EnvBase:
     from torchrl_marl.envs.jaxmarl import JaxMarlEnv
 
@@ -256,24 +260,24 @@ def _make_jaxmarl(
         config.name,
         continuous_actions=config.continuous_actions,
         info=config.info,
-        **_of_any_world(config, n_envs, seed, device),
+        **_of_any_world(config, num_envs, seed, device),
     )
 
 
 def _make_isaaclab(
-    config: EnvConfig, n_envs: int, seed: int | None, device: torch.device | str
+    config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
 ) -> EnvBase:
     from torchrl_marl.envs.isaaclab import IsaacLabEnv
 
-    return IsaacLabEnv(config.name, **_of_any_world(config, n_envs, seed, device))
+    return IsaacLabEnv(config.name, **_of_any_world(config, num_envs, seed, device))
 
 
 def _of_any_world(
-    config: EnvConfig, n_envs: int, seed: int | None, device: torch.device | str
+    config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
 ) -> dict[str, Any]:
     """Arguments that all these adapters take, and those of the world."""
     return {
-        "num_envs": n_envs,
+        "num_envs": num_envs,
         "max_steps": config.max_steps,
         "seed": seed,
         "device": device,

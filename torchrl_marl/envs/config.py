@@ -18,7 +18,7 @@ class EnvConfig:
     name: str = "balance"
     """World of the library, such as ``balance`` or ``mpe2/simple_spread_v3``; for VMAS also the
     path of a scenario's Python file."""
-    n_envs: int = 64
+    num_envs: int = 64
     """Number E of vectorized envs."""
     max_steps: int | None = 100
     """Time limit of an episode (``truncated``); null for none."""

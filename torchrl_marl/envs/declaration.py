@@ -31,7 +31,7 @@ class Declaration:
 
     Args:
         owner (str): the world's name in messages.
-        n_envs (int): number E of envs.
+        num_envs (int): number E of envs.
         kinds (dict of str to tuple of AgentSpec): kinds of agents by group.
         state (TensorSpec, optional): ``[S]``.
         in_turns (bool): agents move one after another, see :class:`~torchrl_marl.TeamSpec`.
@@ -44,12 +44,12 @@ class Declaration:
     def __init__(
         self,
         owner: str,
-        n_envs: int,
+        num_envs: int,
         kinds: dict[str, tuple[AgentSpec, ...]] | None = None,
         state: TensorSpec | None = None,
         in_turns: bool = False,
     ) -> None:
-        self.owner, self.n_envs, self.kinds, self.state = owner, n_envs, kinds or {}, state
+        self.owner, self.num_envs, self.kinds, self.state = owner, num_envs, kinds or {}, state
         self.in_turns = in_turns
         self.team = TeamSpec(self.kinds, state, in_turns)
         self.groups = {
@@ -61,7 +61,7 @@ class Declaration:
         }
         group_specs = {name: self._group_specs(name, own) for name, own in kind_specs.items()}
         self.specs = self._specs(group_specs)
-        self.reader = Reader(owner, n_envs, self.groups, group_specs, kind_specs, state)
+        self.reader = Reader(owner, num_envs, self.groups, group_specs, kind_specs, state)
 
     def with_agent(self, spec: AgentSpec, group: str | None = None) -> Declaration:
         """With one more kind of agent."""
@@ -75,7 +75,7 @@ class Declaration:
         kinds = (*self.kinds.get(group, ()), spec)
         _check_one_group(f"{self.owner}: group {group!r}", kinds)
         all_kinds = {**self.kinds, group: kinds}
-        return Declaration(self.owner, self.n_envs, all_kinds, self.state, self.in_turns)
+        return Declaration(self.owner, self.num_envs, all_kinds, self.state, self.in_turns)
 
     def with_state(self, spec: TensorSpec) -> Declaration:
         """With what only a critic sees."""
@@ -88,7 +88,7 @@ class Declaration:
                 f"{self.owner}: the state's spec is {found}, expected one of floats [S], such as "
                 "torchrl.data.Unbounded((8,))."
             )
-        return Declaration(self.owner, self.n_envs, self.kinds, spec, self.in_turns)
+        return Declaration(self.owner, self.num_envs, self.kinds, spec, self.in_turns)
 
     def _group_specs(self, name: str, kinds: dict[str, Composite]) -> Composite:
         """Specs of all leaves in which a group's kinds agree, ``[N]``."""

@@ -26,11 +26,11 @@ def follow(
 
     Examples:
         >>> class Race:
-        ...     def __init__(self, n_envs, length):
-        ...         self.n_envs, self.length = n_envs, length
+        ...     def __init__(self, num_envs, length):
+        ...         self.num_envs, self.length = num_envs, length
         >>> twin, leader = Race(16, length=100), Race(2, length=30)
         >>> follow(twin, leader, (16, 2))
-        >>> twin.n_envs, twin.length
+        >>> twin.num_envs, twin.length
         (16, 30)
     """
     excluded = frozenset(exclude)

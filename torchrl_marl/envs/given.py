@@ -30,7 +30,7 @@ class Reader:
 
     Args:
         owner (str): the world's name in messages.
-        n_envs (int): number E of envs.
+        num_envs (int): number E of envs.
         groups (dict of str to GroupKinds): of the team.
         specs (dict of str to Composite): group -> what one finds under it, ``[N]``: observation,
             masks, action, reward and flags; without what differs in shape between kinds.
@@ -41,13 +41,13 @@ class Reader:
     def __init__(
         self,
         owner: str,
-        n_envs: int,
+        num_envs: int,
         groups: dict[str, GroupKinds],
         specs: dict[str, Composite],
         kind_specs: dict[str, dict[str, Composite]],
         state: TensorSpec | None,
     ) -> None:
-        self.owner, self.n_envs, self.groups = owner, n_envs, groups
+        self.owner, self.num_envs, self.groups = owner, num_envs, groups
         self.specs, self.kind_specs, self.state = specs, kind_specs, state
 
     # ------------------------------------------------------------------------ what worlds give
@@ -74,7 +74,7 @@ class Reader:
             source["state"] = self._read_leaf(where, ("state",), given, self.state)
         for key in _ENDS if step else ():
             if given.get(key, None) is not None:
-                self._check_tensor(where, (key,), given.get(key), (self.n_envs, 1), torch.bool)
+                self._check_tensor(where, (key,), given.get(key), (self.num_envs, 1), torch.bool)
                 source[key] = given.get(key)
         for name in self.groups:
             source[name] = self._read_group(where, name, given.get(name), step)
@@ -117,7 +117,7 @@ class Reader:
         if not isinstance(given, (TensorDictBase, Mapping)):
             self._check_keys(where, (name,), given, set())
         if is_lazy(given) and len(kinds.names) > 1:
-            expected = (self.n_envs, sum(kinds.sizes))
+            expected = (self.num_envs, sum(kinds.sizes))
             if given.batch_size != expected or given.stack_dim != 1:
                 raise SpecError(
                     f"{where}: {name!r} is stacked in dim {given.stack_dim} to "
@@ -139,7 +139,7 @@ class Reader:
                 values[kind] = self._read_leaf(where, (name, kind, leaf), own[kind], specs[leaf])
             elif leaf in _OPTIONAL:
                 flag = torch.ones if leaf == "mask" else torch.zeros
-                shape, like = (self.n_envs, *specs[leaf].shape), own[given[0]].get(leaf)
+                shape, like = (self.num_envs, *specs[leaf].shape), own[given[0]].get(leaf)
                 values[kind] = flag(shape, dtype=torch.bool, device=like.device)
             else:
                 raise SpecError(
@@ -201,7 +201,7 @@ class Reader:
         return ", ".join(f"{self._shape(own['action'][0])} ({kind})" for kind, own in specs)
 
     def _check_action(self, where: str, key: Path, value: Any, spec: TensorSpec) -> None:
-        self._check_tensor(where, key, value, (self.n_envs, *spec.shape), None)
+        self._check_tensor(where, key, value, (self.num_envs, *spec.shape), None)
         # Policies give one-hot vectors and numbers in several precisions.
         index = spec.domain == "discrete" and spec.dtype != torch.bool
         if spec.dtype.is_floating_point > value.is_floating_point() or (
@@ -212,14 +212,14 @@ class Reader:
     # --------------------------------------------------------------------------------- checks
 
     def _shape(self, spec: TensorSpec) -> list[int]:
-        return [self.n_envs, *spec.shape]
+        return [self.num_envs, *spec.shape]
 
     def _read_leaf(self, where: str, key: Path, given: Any, spec: TensorSpec) -> Any:
         value = given.get(key[-1], None)
         if isinstance(spec, Composite):
             self._check_keys(where, key, value, set(spec.keys()))
             return {k: self._read_leaf(where, (*key, k), value, spec[k]) for k in spec.keys()}
-        self._check_tensor(where, key, value, (self.n_envs, *spec.shape), spec.dtype)
+        self._check_tensor(where, key, value, (self.num_envs, *spec.shape), spec.dtype)
         return value
 
     def _check_keys(

@@ -67,12 +67,12 @@ def adapted(world: Any, **settings: Any) -> EnvBase:
 
 
 def settings_read(
-    library: str, config: EnvConfig, n_envs: int, seed: int | None, device: torch.device | str
+    library: str, config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
 ) -> dict[str, Any]:
     """Arguments of a library's adapter, by the settings of a run."""
     read = {name: getattr(config, name) for name in ("state", *_READ[library])}
     group_map = dict(config.group_map) or None
-    return {**read, "group_map": group_map, "num_envs": n_envs, "seed": seed, "device": device}
+    return {**read, "group_map": group_map, "num_envs": num_envs, "seed": seed, "device": device}
 
 
 def as_environment(env: Any, config: EnvConfig, device: torch.device | str) -> EnvBase:
@@ -85,7 +85,7 @@ def as_environment(env: Any, config: EnvConfig, device: torch.device | str) -> E
     if library is None:
         check_environment(env)
         return env
-    return adapted(env, **settings_read(library, config, config.n_envs, None, device))
+    return adapted(env, **settings_read(library, config, config.num_envs, None, device))
 
 
 def check_environment(env: Any) -> None:

@@ -104,7 +104,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def build_own(
-    config: EnvConfig, n_envs: int, seed: int | None, device: torch.device | str
+    config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
 ) -> EnvBase:
     """An environment of TorchRL by its class, or copies of a PettingZoo world by what makes it.
 
@@ -113,7 +113,7 @@ def build_own(
 
     Args:
         config (EnvConfig): with ``module:Class`` as its library.
-        n_envs (int): number E of envs.
+        num_envs (int): number E of envs.
         seed (int, optional): start of its random state.
         device (torch.device): where it lives.
 
@@ -127,13 +127,13 @@ def build_own(
     maker = import_own(config.library)
     taken = _arguments_of(maker)
     if not (inspect.isclass(maker) and issubclass(maker, EnvBase)) and "num_envs" not in taken:
-        read = settings_read("pettingzoo", config, n_envs, seed, device)
+        read = settings_read("pettingzoo", config, num_envs, seed, device)
         return adapted(maker, **read, **config.kwargs)
-    offered: dict[str, Any] = {"num_envs": n_envs, "seed": seed, "device": device}
+    offered: dict[str, Any] = {"num_envs": num_envs, "seed": seed, "device": device}
     defaults = EnvConfig()
     for field in fields(EnvConfig):
         value = getattr(config, field.name)
-        if field.name in ("library", "name", "n_envs", "kwargs"):
+        if field.name in ("library", "name", "num_envs", "kwargs"):
             continue
         offered[field.name] = value
         unused = None if field.name == "max_steps" else getattr(defaults, field.name)
@@ -145,11 +145,11 @@ def build_own(
             )
     offered["group_map"] = dict(config.group_map) or None
     env = maker(**{key: offered[key] for key in offered if key in taken}, **config.kwargs)
-    if not isinstance(env, EnvBase) or env.batch_size.numel() != n_envs:
+    if not isinstance(env, EnvBase) or env.batch_size.numel() != num_envs:
         what = f"batch size {list(env.batch_size)}" if isinstance(env, EnvBase) else "no EnvBase"
         raise ConfigError(
             f"{config.library} gives {what}, expected an environment of TorchRL of batch size "
-            f"[{n_envs}], as its num_envs asks."
+            f"[{num_envs}], as its num_envs asks."
         )
     env = mended(env).to(device)
     if seed is not None and "seed" not in taken:

@@ -62,7 +62,7 @@ class SimulatorState:
     """Where a simulator's tensors are, and how to read and write them.
 
     Args:
-        probe (callable): ``probe(n_envs)`` gives a simulator of ``n_envs`` envs, built like the
+        probe (callable): ``probe(num_envs)`` gives a simulator of ``num_envs`` envs, built like the
             one to be read, after a reset and one step (some tensors appear only then). It is
             called for 7 and 11 envs: the dim in which a tensor differs is its batch dim.
             None reads and writes whole states without knowing it.
@@ -75,8 +75,8 @@ class SimulatorState:
 
     Examples:
         >>> class Counter:
-        ...     def __init__(self, n_envs):
-        ...         self.count = torch.zeros(n_envs)
+        ...     def __init__(self, num_envs):
+        ...         self.count = torch.zeros(num_envs)
         >>> state = SimulatorState(Counter)
         >>> counter = Counter(3)
         >>> saved = state.read(counter)
@@ -126,11 +126,11 @@ class SimulatorState:
         firsts = {path: walk.tensors[path] for path in walk.first_slots().values()}
         batched = {p: x for p, x in firsts.items() if p in self._batched}
         shared = {p: x for p, x in firsts.items() if p not in self._batched}
-        n_envs = next(iter(batched.values())).shape[0] if batched else 0
+        num_envs = next(iter(batched.values())).shape[0] if batched else 0
         return TensorDict(
             {
                 "batched": TensorDict(
-                    {path_name(path): x.detach().clone() for path, x in batched.items()}, [n_envs]
+                    {path_name(path): x.detach().clone() for path, x in batched.items()}, [num_envs]
                 ),
                 "shared": TensorDict(
                     {path_name(p): x.detach().clone() for p, x in shared.items()}, []

@@ -39,7 +39,7 @@ class StartPool:
         simulator: the running one; settings changed on it hold for the twin.
         make_twin (callable): ``make_twin(n)`` is an environment of n envs that draws from the
             running one's random state; gives it and its simulator.
-        n_envs (int): number E of envs.
+        num_envs (int): number E of envs.
         depth (int): number D of starts that are wanted: as many as episodes may end before the
             next refill. Very large states have fewer, at least 8.
 
@@ -53,7 +53,7 @@ class StartPool:
         packing: Packing,
         simulator: Any,
         make_twin: Callable[[int], tuple[Any, Any]],
-        n_envs: int,
+        num_envs: int,
         depth: int = 32,
     ) -> None:
         self._packing = packing
@@ -61,11 +61,11 @@ class StartPool:
         self._make_twin = make_twin
         self._scalars = _scalars(simulator, packing)
         self._written: frozenset[Path] = frozenset()
-        self.n_envs = n_envs
-        affordable = _NUMBERS // max(1, packing.n_numbers * n_envs)
+        self.num_envs = num_envs
+        affordable = _NUMBERS // max(1, packing.n_numbers * num_envs)
         self.depth = min(depth, max(8, affordable))
         many = _DRAWN_AT_ONCE[packing.device.type == "cuda"]
-        self._at_once = min(self.depth, max(1, many // n_envs))
+        self._at_once = min(self.depth, max(1, many // num_envs))
         self._warned = False
         self._most = 0  # ends of an env between two looks
         self._used_before = 0
@@ -89,13 +89,13 @@ class StartPool:
             }
         device = self._packing.device
         self.tensors["written"] = self._packing.rows_of(self._written, device)
-        self.tensors["used"] = torch.zeros(self.n_envs, dtype=torch.int64, device=device)
+        self.tensors["used"] = torch.zeros(self.num_envs, dtype=torch.int64, device=device)
         self._used_before, self._stale = 0, False
 
     def _draw(self) -> list[Tensor]:
         """Some starts for every env, ``[n, K, E]`` and ``[n, E, ...]``."""
         if self._twin is None:
-            self._twin, self._twin_simulator = self._make_twin(self._at_once * self.n_envs)
+            self._twin, self._twin_simulator = self._make_twin(self._at_once * self.num_envs)
         self._copy_settings()
         simulator = self._twin_simulator
         before = walk_simulator(simulator, self._packing.exclude).tensors
@@ -106,7 +106,7 @@ class StartPool:
             path for path, x in after.items() if versions.get(path) != (id(x), x._version)
         }
         self.nesting = Nesting(carry)
-        shape = (self._at_once, self.n_envs)
+        shape = (self._at_once, self.num_envs)
         matrices = self._packing.read(simulator)[: len(self._packing)]
         return [
             *(x.unflatten(1, shape).movedim(1, 0) for x in matrices),

@@ -41,7 +41,7 @@ class StartBank:
         simulator: the running one.
         twin: another one of the same size, after a reset and one step.
         reset (callable): ``reset(twin)`` draws new starts for all envs.
-        n_envs (int): number E of envs.
+        num_envs (int): number E of envs.
         device (torch.device): of the simulator.
     """
 
@@ -51,7 +51,7 @@ class StartBank:
         simulator: Any,
         twin: Any,
         reset: Callable[[Any], None],
-        n_envs: int,
+        num_envs: int,
         device: torch.device | str,
     ) -> None:
         self._reset = reset
@@ -59,7 +59,7 @@ class StartBank:
         self._running = _Slots(simulator, state)
         self._starts = _Slots(twin, state)
         self._paths: frozenset[Path] = frozenset()
-        self.used = torch.ones(n_envs, dtype=torch.bool, device=device)
+        self.used = torch.ones(num_envs, dtype=torch.bool, device=device)
 
     def draw(self, envs: Tensor) -> None:
         """Starts new episodes in the envs where ``envs`` ``[E]`` is True."""
@@ -112,7 +112,7 @@ class RunningEnvs:
 
     Args:
         simulator: about to be reset as a whole.
-        n_envs (int): number E of envs.
+        num_envs (int): number E of envs.
         exclude (iterable of str or Path): what not to enter.
         slots (mapping, optional): path -> whether the first dim is the envs, as
             :func:`~torchrl_marl.envs.simulator.slots_of_envs` found it. Without it, all tensors
@@ -133,11 +133,11 @@ class RunningEnvs:
     def __init__(
         self,
         simulator: Any,
-        n_envs: int,
+        num_envs: int,
         exclude: Iterable[str | Path] = (),
         slots: Mapping[Path, bool] | None = None,
     ) -> None:
-        self._simulator, self._n_envs, self._exclude = simulator, n_envs, frozenset(exclude)
+        self._simulator, self._n_envs, self._exclude = simulator, num_envs, frozenset(exclude)
         self._slots = slots
         walk = walk_simulator(simulator, self._exclude)
         self._tensors = walk.tensors
@@ -146,7 +146,7 @@ class RunningEnvs:
         self._copies = {
             id(x): x.detach().clone()
             for path, x in walk.tensors.items()
-            if x.shape[:1] == (n_envs,) and (slots is None or slots.get(path, False))
+            if x.shape[:1] == (num_envs,) and (slots is None or slots.get(path, False))
         }
 
     def put_back(self, running: Tensor) -> None:
@@ -222,8 +222,8 @@ class Unmoved:
 
     Examples:
         >>> class Counter:
-        ...     def __init__(self, n_envs):
-        ...         self.looks = torch.zeros(n_envs)
+        ...     def __init__(self, num_envs):
+        ...         self.looks = torch.zeros(num_envs)
         >>> counter = Counter(2)
         >>> unmoved = Unmoved(counter, SimulatorState(Counter))
         >>> with unmoved.where(torch.tensor([True, False])):

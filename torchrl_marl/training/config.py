@@ -9,6 +9,7 @@ from typing import Any
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.renamed import with_new_names
 from torchrl_marl.schema import merge, read_yaml
 
 __all__ = [
@@ -80,7 +81,7 @@ class TrainConfig:
     """Mean return at which the run ends early: of an evaluation where ``evaluation.every_frames``
     is set, else of the last ``evaluation.episodes`` episodes of training; null for never."""
     frames_per_batch: int = 6400
-    """Env steps of one iteration; a multiple of ``env.n_envs``."""
+    """Env steps of one iteration; a multiple of ``env.num_envs``."""
     folder: str | None = None
     """Run folder; null: a new one under ``runs/``."""
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -111,6 +112,6 @@ def read_run_config(folder: str | Path) -> TrainConfig:
             "give the folder that `torchrl-marl train` printed."
         )
     try:
-        return merge(TrainConfig, read_yaml(path))
+        return merge(TrainConfig, with_new_names(read_yaml(path), told=False))
     except ConfigError as error:
         raise CheckpointError(f"{str(path)!r} does not fit this version: {error}") from None

@@ -58,7 +58,7 @@ class Environments:
                 self._config.env,
                 seed=self._config.seed + EVALUATION_SEED,
                 device=self._device,
-                n_envs=min(self._config.evaluation.episodes, 1000),
+                num_envs=min(self._config.evaluation.episodes, 1000),
             )
             self._evaluation = with_dense_groups(env)
         return self._evaluation

@@ -78,13 +78,13 @@ def evaluate(
     act = env.rand_action if policy is None else policy
     rewards: list[dict[str, Tensor]] = []
     lengths: list[Tensor] = []
-    n_envs = env.batch_size.numel()
+    num_envs = env.batch_size.numel()
     # Not the environment's own seed, or actions would repeat its draws.
     random_state = RandomState(seed + _ACTIONS, env.device or "cpu")
     with torch.no_grad(), random_state.active(), set_exploration_type(mode), _measured(env):
         env.set_seed(seed)
-        for first in range(0, episodes, n_envs):
-            count = min(n_envs, episodes - first)
+        for first in range(0, episodes, num_envs):
+            count = min(num_envs, episodes - first)
             reward, length = _first_episodes(env, act, team, count, longest)
             rewards.append(reward)
             lengths.append(length)

@@ -53,7 +53,7 @@ class Run:
         >>> import tempfile, torchrl_marl
         >>> folder = tempfile.mkdtemp() + "/run"
         >>> run = torchrl_marl.train("toy_matrix_game_mappo", folder=folder, total_frames=640,
-        ...                          frames_per_batch=320, env={"n_envs": 32},
+        ...                          frames_per_batch=320, env={"num_envs": 32},
         ...                          learner={"minibatch_size": 160},
         ...                          logging={"progress": False})
         >>> Run.load(folder).evaluate(episodes=4)["episodes"]
@@ -105,7 +105,7 @@ class Run:
             check_world(folder, config.env, trust)
         _, state = load_latest(folder)
         with RandomState(config.seed, device).active():
-            like = _own_or_new(config, env, device, n_envs=1)
+            like = _own_or_new(config, env, device, num_envs=1)
             team = TeamSpec.from_env(like)
             if env is None:
                 like.close()
@@ -161,7 +161,7 @@ class Run:
         if trained is not None and (own is None or _world(own) is _world(trained)):
             own = trained
         with RandomState(seed, device).active():
-            env = _own_or_new(self.config, own, device, n_envs=min(episodes, 1000))
+            env = _own_or_new(self.config, own, device, num_envs=min(episodes, 1000))
         try:
             with put_back(env) as undisturbed:
                 if env is trained and not undisturbed:
@@ -202,7 +202,7 @@ class Run:
 
 
 def _own_or_new(
-    config: TrainConfig, env: EnvBase | None, device: torch.device | str, n_envs: int
+    config: TrainConfig, env: EnvBase | None, device: torch.device | str, num_envs: int
 ) -> EnvBase:
     if env is not None:
         return with_dense_groups(mended(as_environment(env, config.env, device)))
@@ -212,7 +212,7 @@ def _own_or_new(
             "torchrl_marl.training.Run.load(folder, env=...) takes it."
         )
     seed = config.seed + EVALUATION_SEED
-    return with_dense_groups(make_env(config.env, seed=seed, device=device, n_envs=n_envs))
+    return with_dense_groups(make_env(config.env, seed=seed, device=device, num_envs=num_envs))
 
 
 def _world(env: EnvBase) -> EnvBase:

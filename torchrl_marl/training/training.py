@@ -151,7 +151,7 @@ class Training:
                 config.env,
                 library="own",
                 name=type(env).__name__,
-                n_envs=env.batch_size.numel(),
+                num_envs=env.batch_size.numel(),
                 max_steps=time_limit(env),
                 kwargs={},
             )

@@ -68,7 +68,7 @@ def check_marl_env(
 
     Examples:
         >>> from torchrl_marl.envs import make_env
-        >>> report = check_marl_env(make_env("toy/arena", n_envs=3, seed=0), n_steps=40)
+        >>> report = check_marl_env(make_env("toy/arena", num_envs=3, seed=0), n_steps=40)
         >>> report.partition(",")[0]
         'Arena keeps the rules: 4 agents in 1 group'
     """

@@ -159,7 +159,7 @@ class Agents:
 
     def numbers(self, given: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """One stack of a number of each agent, ``[E, N, 1]``; 0 of those who are away."""
-        expected = torch.Size([self.declaration.n_envs])
+        expected = torch.Size([self.declaration.num_envs])
         rows = []
         for name in self.names:
             row = given[name] if name in given else torch.zeros(expected, device=self.device)
@@ -203,7 +203,7 @@ class Agents:
                 key: self._stacked(names, [None if x is None else x[key] for x in rows], leaf)
                 for key, leaf in spec.items()
             }
-        shape = torch.Size([self.declaration.n_envs, *spec.shape])
+        shape = torch.Size([self.declaration.num_envs, *spec.shape])
         stacked = torch.stack([self._row(*named, shape) for named in zip(names, rows)], 1)
         return stacked.to(spec.dtype)
 

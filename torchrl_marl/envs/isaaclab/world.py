@@ -85,7 +85,7 @@ class IsaacWorld:
 
     def living(self) -> GroupFlags:
         """Flags of a new episode."""
-        size = torch.Size([self.agents.declaration.n_envs])
+        size = torch.Size([self.agents.declaration.num_envs])
         flags = GroupFlags.living(size, len(self.agents.names), self.agents.device)
         return present(flags, self.agents.away(self.env.obs_dict))
 

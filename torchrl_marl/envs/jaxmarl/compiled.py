@@ -28,7 +28,7 @@ class Settings:
     """All that the jitted calls depend on; see :class:`JaxMarlEnv`."""
 
     world: Any
-    n_envs: int
+    num_envs: int
     max_steps: int | None
     state: Any
     info: bool
@@ -87,7 +87,7 @@ def _compile(own: Settings) -> Compiled:
     world = make_world(own.world, own.max_steps, own.continuous, dict(own.kwargs))
     kinds = _kinds(world, own.group_map, own.one_hot)
     state = _state_of(world, own.state, kinds)
-    program = Program(world, kinds, own.n_envs, state=state, info=own.info, shaping=own.shaping)
+    program = Program(world, kinds, own.num_envs, state=state, info=own.info, shaping=own.shaping)
     if own.shaping.coefficient and "shaped_reward" not in program.told():
         raise ConfigError(
             f"JaxMarlEnv: shaped_reward is {own.shaping.coefficient}, but {world.name!r} has none "

@@ -57,7 +57,7 @@ class Program:
     Args:
         world (World): of which.
         kinds (mapping): group -> its kinds.
-        n_envs (int): number E of copies.
+        num_envs (int): number E of copies.
 
     Keyword Args:
         state (callable, optional): ``state(world, observations)`` of one copy, ``[S]``.
@@ -69,7 +69,7 @@ class Program:
         self,
         world: World,
         kinds: Mapping[str, Sequence[Kind]],
-        n_envs: int,
+        num_envs: int,
         *,
         state: State | None,
         info: bool,
@@ -77,7 +77,7 @@ class Program:
     ) -> None:
         self.world, self.env = world, world.env
         self.traits, self.limit = world.traits, world.limit
-        self.kinds, self.n_envs = kinds, n_envs
+        self.kinds, self.num_envs = kinds, num_envs
         self.state, self.info, self.shaping = state, info, shaping
         self.ids = [agent for group in kinds.values() for kind in group for agent in kind.ids]
         own_order = [str(agent) for agent in self.env.agents]
@@ -99,7 +99,7 @@ class Program:
     def step(self, carry: Array, actions: list[Array]) -> tuple[Array, ...]:
         """The carry, the leaves that the step led to, and those that the next one goes on from."""
         key, stepping, drawing = jax.random.split(carry["key"], 3)
-        keys = jax.random.split(stepping, self.n_envs)
+        keys = jax.random.split(stepping, self.num_envs)
         played = jax.vmap(self.world.step)(keys, carry["world"], self._deal(carry, actions))
         observations, world, rewards, dones, infos = played
         steps, calls = carry["steps"] + 1, carry["calls"] + 1
@@ -115,9 +115,9 @@ class Program:
     # ---------------------------------------------------------------------------------- parts
 
     def _begin(self, key: Array) -> tuple[Array, Array]:
-        observations, world = jax.vmap(self.world.reset)(jax.random.split(key, self.n_envs))
-        never = jnp.zeros((self.n_envs, len(self.ids)), bool)
-        steps = jnp.zeros(self.n_envs, jnp.int32)
+        observations, world = jax.vmap(self.world.reset)(jax.random.split(key, self.num_envs))
+        never = jnp.zeros((self.num_envs, len(self.ids)), bool)
+        steps = jnp.zeros(self.num_envs, jnp.int32)
         return self._read(observations, world, steps, never, never[:, 0], never[:, 0], None)
 
     def _deal(self, carry: Array, actions: list[Array]) -> dict[Any, Array]:
@@ -220,7 +220,7 @@ class Program:
         paid = reward = jnp.where(lives, reward, 0.0)
         if self.shaping.coefficient:
             shaped = jnp.stack([infos["shaped_reward"][agent] for agent in self.ids], 1)
-            scale = self.shaping.at(carry["calls"] * float(self.n_envs))
+            scale = self.shaping.at(carry["calls"] * float(self.num_envs))
             paid = reward + scale * jnp.where(lives, shaped, 0.0)
         for name, place in self.places.items():
             leaves[name]["reward"] = paid[:, place, None]
@@ -237,7 +237,7 @@ class Program:
         elif self.traits.won is not None:
             won = jax.vmap(lambda own: self.traits.won(self.env, own))(world)  # type: ignore[misc]
             rows["won"] = (won[:, jnp.array(self.order)] & done[:, None]).astype(jnp.float32)
-        return {name: x.reshape(self.n_envs, len(self.ids), 1) for name, x in rows.items()}
+        return {name: x.reshape(self.num_envs, len(self.ids), 1) for name, x in rows.items()}
 
     def told(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of what a step tells, ``[E, A]``."""
@@ -245,14 +245,14 @@ class Program:
         return {name: tuple(x.shape) for name, x in told.items()}
 
     def _try(self, key: Array) -> dict[str, Array]:
-        keys = jax.random.split(key, self.n_envs)
+        keys = jax.random.split(key, self.num_envs)
         _, world = jax.vmap(self.world.reset)(keys)
         spaces = {agent: self.env.action_space(agent) for agent in self.env.agents}
         drawn = {agent: space.sample(key) for agent, space in spaces.items()}
-        actions = jax.tree.map(lambda x: jnp.stack([x] * self.n_envs), drawn)
+        actions = jax.tree.map(lambda x: jnp.stack([x] * self.num_envs), drawn)
         _, world, rewards, _, infos = jax.vmap(self.world.step)(keys, world, actions)
         rows = self._told(infos)
-        flat = jnp.zeros((self.n_envs, len(self.ids)), jnp.float32)
+        flat = jnp.zeros((self.num_envs, len(self.ids)), jnp.float32)
         rows.update({"won": flat} if self.traits.won is not None else {})
         return {**rows, **({"unshaped_reward": flat} if self.shaping.coefficient else {})}
 
@@ -264,7 +264,7 @@ class Program:
             elif isinstance(x, dict) or x.ndim > 2:
                 continue
             elif x.ndim == 1:
-                x = jnp.broadcast_to(x[:, None], (self.n_envs, len(self.ids)))
+                x = jnp.broadcast_to(x[:, None], (self.num_envs, len(self.ids)))
             else:
                 x = x[:, jnp.array(self.order)]
             rows[name] = x.astype(jnp.float32)

@@ -23,7 +23,7 @@ __all__ = ["declared", "row_fields", "seats_of", "specs_of"]
 
 def declared(
     owner: str,
-    n_envs: int,
+    num_envs: int,
     groups: Mapping[str, Sequence[AgentSpaces]],
     one_hot: bool,
     state: int | str | None = None,
@@ -33,7 +33,7 @@ def declared(
 
     Args:
         owner (str): the world's name, in messages.
-        n_envs (int): number E of copies.
+        num_envs (int): number E of copies.
         groups (mapping): group -> its agents.
         one_hot (bool): choices of actions are one-hot encoded.
         state (int or "observations", optional): features S of the state, if there is one, or
@@ -44,7 +44,7 @@ def declared(
         SpecError: a space that no tensor holds.
         ConfigError: agents that cannot be of one group.
     """
-    declaration = Declaration(owner, n_envs, in_turns=in_turns)
+    declaration = Declaration(owner, num_envs, in_turns=in_turns)
     taken: set[str] = set()
     for group, agents in groups.items():
         kinds = _alike(agents)

@@ -271,7 +271,7 @@ class Workers:
 
 def _check(n_copies: int, n_workers: int, timeout: float) -> None:
     if n_copies < 1:
-        raise ConfigError(f"n_envs={n_copies}; give at least one copy of the world.")
+        raise ConfigError(f"num_envs={n_copies}; give at least one copy of the world.")
     if n_workers < 0:
         raise ConfigError(f"workers={n_workers}; give 0 for this process, or how many to start.")
     if not timeout > 0:
