@@ -199,7 +199,7 @@ def test_memory_that_is_shared():
 
 def bank_of(world, state):
     twin = warmed(world.n)
-    return StartBank(state, world, twin, World.reset, world.n, "cpu")
+    return StartBank(state, world, twin, World.reset, world.n, "cpu", step=World.step)
 
 
 def test_a_bank_writes_the_rows_that_start(state):

@@ -146,7 +146,7 @@ class CapturedRollout:
         structure = self.captured.structure()
         transforms = [(fingerprint(x), _versions(x)) for x in self._parts()]
         changed = self._seen_through is not None and transforms != self._seen_through
-        if structure != self._drawn_for or changed:
+        if structure != self._drawn_for or changed or self.pool.is_outdated():
             # Starts of another goal, say, or observed through something else.
             self.pool.empty()
             self._prepared = False

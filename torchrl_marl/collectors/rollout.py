@@ -174,7 +174,7 @@ class RolloutCollector:
     def _run_graph(self, policy: Any) -> TensorDictBase | None:
         """A batch by graphs, or None where the environment cannot be captured."""
         try:
-            self.prepare()
+            self.raise_failed()
             if self._captured is None:
                 self._captured = CapturedRollout(self.env, self.execution, self.n_steps)
                 self._captured.load_state_dict(self._captured_state)
@@ -182,14 +182,17 @@ class RolloutCollector:
         except GraphCheckError:
             raise
         except (CaptureError, SimulatorStateError) as refusal:
-            self.execution, self._captured = "eager", None
-            warnings.warn(
-                f"RolloutCollector: batches are collected eagerly, since the environment cannot "
-                f"be captured: {refusal}",
-                stacklevel=3,
-            )
+            self._go_on_eagerly(refusal)
             return None
         return batch
+
+    def _go_on_eagerly(self, refusal: Exception) -> None:
+        self.execution, self._captured = "eager", None
+        warnings.warn(
+            "RolloutCollector: batches are collected eagerly, since the environment cannot be "
+            f"captured: {refusal}",
+            stacklevel=4,
+        )
 
     def raise_failed(self) -> None:
         """Raises what a check of the simulator, left for later in a graph, found.
@@ -211,7 +214,10 @@ class RolloutCollector:
         """
         self.raise_failed()
         if self._captured is not None:
-            self._captured.prepare()
+            try:
+                self._captured.prepare()
+            except (CaptureError, SimulatorStateError) as refusal:  # in new settings
+                self._go_on_eagerly(refusal)
 
     def _check_actions(self, acted: TensorDictBase) -> None:
         """A policy that does not say what it writes may leave out a group, too."""

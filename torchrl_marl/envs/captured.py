@@ -106,7 +106,7 @@ class CapturedSimulator:
         del held
         self.simulator_state.write(self.simulator, before)
         shared = [path for path in written if path not in batched]
-        return Packing(self.simulator, self.simulator_state, shared, apart)
+        return Packing(self.simulator, self.simulator_state, shared, apart, written)
 
     @contextlib.contextmanager
     def _unchanged_random(self) -> Iterator[None]:

@@ -1,21 +1,34 @@
-"""A simulator takes over another one's numbers, references and shared tensors."""
+"""A simulator takes over another one's settings: numbers, references and tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from torchrl_marl.envs.simulator import SCALARS, Path, path_name, set_child, walk_simulator
+from torchrl_marl.envs.simulator import (
+    SCALARS,
+    Path,
+    SimulatorStateError,
+    path_name,
+    set_child,
+    walk_simulator,
+)
 
 __all__ = ["follow"]
 
 
 def follow(
-    twin: Any, leader: Any, sizes: tuple[int, int], exclude: Iterable[str | Path] = ()
+    twin: Any,
+    leader: Any,
+    sizes: tuple[int, int],
+    exclude: Iterable[str | Path] = (),
+    rows: Iterable[Path] = (),
+    moving: Iterable[Path] | None = None,
 ) -> None:
-    """Gives a twin what all envs of its leader share: settings, and which object is the goal.
+    """Gives a twin what its leader is set to: numbers, tensors, and which object is the goal.
 
     What the twin observes is then what the leader would, in the same places.
 
@@ -23,6 +36,12 @@ def follow(
         twin, leader: simulators built alike, of different numbers of envs.
         sizes (tuple): these numbers. What is proportional to them stays.
         exclude (iterable of str or Path): names of attributes not to enter.
+        rows (iterable of Path): tensors with the envs in the first dim.
+        moving (iterable of Path, optional): which of them are no settings, since steps write
+            them; a twin's row i is else one of the leader's. None leaves all of them.
+
+    Raises:
+        SimulatorStateError: a new tensor of which it is not known whether it holds the envs.
 
     Examples:
         >>> class Race:
@@ -33,32 +52,60 @@ def follow(
         >>> twin.num_envs, twin.length
         (16, 30)
     """
-    excluded = frozenset(exclude)
+    excluded, of_envs = frozenset(exclude), frozenset(rows)
     shown = walk_simulator(leader, excluded)
     wanted = shown.structure()
     walk = walk_simulator(twin, excluded)
     copies: dict[int, Tensor] = {}
     objects = {path_name(path): x for path, x in walk.objects.items()}
+    moves = of_envs if moving is None else of_envs & frozenset(moving)
     for path, value in list(walk.slots()):
         new = wanted.get(path_name(path[:-1]), {}).get(path[-1])
-        if path in walk.tensors and path in shown.tensors:
+        if path in shown.tensors and path not in moves:
             x = shown.tensors[path]
-            if x.shape == value.shape and x.shape[:1] != (sizes[1],):
-                copies.setdefault(id(x), x.clone())
+            if path not in of_envs and _may_hold_envs(path, x, value, sizes, bool(of_envs)):
+                continue
+            if id(x) not in copies:
+                row = torch.arange(sizes[0], device=x.device) % sizes[1]
+                copies[id(x)] = x.detach()[row] if path in of_envs else x.detach().clone()
+            # What is left as it is counts as written by nobody.
+            if path not in of_envs or not _same(value, copies[id(x)]):
                 set_child(walk.objects[path[:-1]], path[-1], copies[id(x)])
-            continue
-        if new is None or isinstance(value, Tensor):
-            continue
-        if not isinstance(value, SCALARS) and id(value) not in walk.path_of:
-            continue
-        new = new[0] if isinstance(new, list) else objects.get(new, value)
-        if new is not value and not _is_size(value, new, sizes):
-            set_child(walk.objects[path[:-1]], path[-1], new)
-    for name, slots in wanted.items():
-        held = getattr(objects.get(name), "__dict__", None)
-        if held is not None:  # settings that a class has, and the leader has for itself
-            own = {key: x[0] for key, x in slots.items() if isinstance(x, list)}
-            held.update({key: x for key, x in own.items() if key not in held})
+        elif isinstance(new, list):
+            if not _is_size(value, new[0], sizes):
+                set_child(walk.objects[path[:-1]], path[-1], new[0])
+        elif new is not None and id(value) in walk.path_of:
+            set_child(walk.objects[path[:-1]], path[-1], objects.get(new, value))
+    for path, holder in shown.objects.items():  # what a class has, and the leader for itself
+        own = getattr(walk.objects.get(path), "__dict__", None)
+        for key, x in (getattr(holder, "__dict__", {}) if own is not None else {}).items():
+            slot = (*path, key)
+            if key in own or not shown.enters(slot) or slot in of_envs:
+                continue
+            if isinstance(x, SCALARS):
+                own[key] = x
+            elif not isinstance(x, Tensor) or not hasattr(type(holder), key):
+                continue
+            elif not _may_hold_envs(slot, x, None, sizes, bool(of_envs)):
+                own[key] = x.detach().clone()
+
+
+def _may_hold_envs(path: Path, x: Tensor, value: Any, sizes: tuple[int, int], probed: bool) -> bool:
+    """Whether a leader's tensor, which no probe knows for one of the envs, may yet be one."""
+    if isinstance(value, Tensor):
+        return x.shape != value.shape and (not probed or x.shape[:1] == (sizes[1],))
+    if sizes[0] == sizes[1] or x.shape[:1] != (sizes[1],):
+        return False
+    if not probed:
+        return True
+    raise SimulatorStateError(
+        f"{path_name(path)} was no tensor when the world was made, and has {sizes[1]} rows now: it "
+        "is not known whether these are the envs; make it a tensor in the constructor."
+    )
+
+
+def _same(x: Any, y: Tensor) -> bool:
+    return isinstance(x, Tensor) and x.dtype == y.dtype and torch.equal(x, y)
 
 
 def _is_size(value: Any, other: Any, sizes: tuple[int, int]) -> bool:

@@ -46,6 +46,7 @@ class Packing:
         shared (iterable of Path): tensors shared by all envs that a step writes.
         apart (iterable of Path): slots that hold the tensor of another slot now, and may not
             later.
+        written (iterable of Path): all that a step writes.
 
     Shapes:
         - a state: a list of ``[K, E]`` a dtype, and of the shared tensors
@@ -57,8 +58,11 @@ class Packing:
         state: SimulatorState,
         shared: Iterable[Path] = (),
         apart: Iterable[Path] = (),
+        written: Iterable[Path] = (),
     ) -> None:
         self.exclude = state.exclude
+        self.batched = frozenset(state.batched)
+        self.written = frozenset(written)
         self.apart = frozenset(apart)
         walk = walk_simulator(simulator, state.exclude)
         self.shared = tuple(_group(walk, shared, frozenset()))

@@ -157,12 +157,8 @@ def slots_of_envs(
 ) -> dict[Path, bool]:
     """Whether the first dim of a slot's tensor is the envs, seen in probes of 7 and 11 envs.
 
-    Args:
-        probe (callable): as that of :class:`SimulatorState`, which refuses what this leaves out.
-        exclude (iterable of str or Path): what not to enter.
-
-    Returns:
-        dict: path -> whether it is; slots that one of the probes has not are left out.
+    Slots that one of the probes has not are left out; ``probe`` and ``exclude`` are those of
+    :class:`SimulatorState`.
     """
     sizes, excluded = SimulatorState.PROBES, frozenset(exclude)
     small, large = (walk_simulator(probe(n), excluded).tensors for n in sizes)

@@ -15,7 +15,17 @@ from torch import Tensor
 
 from torchrl_marl.envs.nesting import Nesting
 from torchrl_marl.envs.packing import Packing
-from torchrl_marl.envs.simulator import SCALARS, Path, set_child, walk_simulator
+from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.settings import Settings, what_starts_depend_on
+from torchrl_marl.envs.simulator import (
+    SCALARS,
+    Path,
+    SimulatorState,
+    path_name,
+    set_child,
+    walk_simulator,
+)
+from torchrl_marl.errors import CaptureError
 
 __all__ = ["StartPool", "begin_episodes"]
 
@@ -46,6 +56,9 @@ class StartPool:
     Shapes:
         - ``state``: ``[D, K, E]`` a matrix; ``carry``: ``[D, E, ...]`` an entry of the reset
         - ``written``: ``[K, 1]`` bool a matrix; ``used``: ``[E]``
+
+    Raises:
+        CaptureError: starts that depend on what an env had before; by all that refills.
     """
 
     def __init__(
@@ -70,11 +83,16 @@ class StartPool:
         self._most = 0  # ends of an env between two looks
         self._used_before = 0
         self._twin: Any = None
+        self._small: tuple[Any, Any] | None = None  # another twin, to be played with
         self._stale = True
+        self._settings: Settings | None = None
+        self._checked = False
         self.tensors: dict[str, Any] = {}
 
     def refill(self, n_rows: int | None = None) -> None:
         """Draws the first rows anew, or all of them."""
+        if not self._checked or self.is_outdated():
+            self._refuse_dependence()
         n_rows = self.depth if n_rows is None or not self.tensors else min(n_rows, self.depth)
         drawn = [self._draw() for _ in range(0, n_rows, self._at_once)]
         rows = [torch.cat(parts)[:n_rows] for parts in zip(*drawn)]
@@ -91,12 +109,45 @@ class StartPool:
         self.tensors["written"] = self._packing.rows_of(self._written, device)
         self.tensors["used"] = torch.zeros(self.num_envs, dtype=torch.int64, device=device)
         self._used_before, self._stale = 0, False
+        self._note_settings()
+
+    def is_outdated(self) -> bool:
+        """Whether the running simulator is set to something else than the starts were drawn for."""
+        return self._settings is not None and self._settings.changed()
+
+    def _note_settings(self) -> None:
+        packing = self._packing
+        moving = packing.written | (self._written & packing.batched)
+        self._settings = Settings(self._simulator, packing.exclude, moving)
+
+    def _refuse_dependence(self) -> None:
+        """Resets a small twin from several states, with random numbers of its own."""
+        if self._small is None:
+            self._small = self._make_twin(SimulatorState.PROBES[1])
+        twin, simulator = self._small
+        base, random = getattr(twin, "base_env", twin), RandomState(0, self._packing.device)
+
+        def begin() -> dict[str, Tensor]:
+            random.seed(0)
+            carry = twin.reset()
+            keys = Nesting(carry).keys
+            return {path_name(k if isinstance(k, tuple) else (k,)): carry.get(k) for k in keys}
+
+        def step() -> None:
+            twin.step(twin.rand_action(twin.reset()))
+
+        with base._on_its_own(random), RandomState(0, self._packing.device).active():
+            why = what_starts_depend_on(simulator, self._packing.exclude, begin, step)
+        if why is not None:
+            raise CaptureError(f"a new start depends on what an env had before: {why}")
+        self._checked = True
 
     def _draw(self) -> list[Tensor]:
         """Some starts for every env, ``[n, K, E]`` and ``[n, E, ...]``."""
         if self._twin is None:
             self._twin, self._twin_simulator = self._make_twin(self._at_once * self.num_envs)
         self._copy_settings()
+        getattr(self._twin, "base_env", self._twin)._follow_leader()
         simulator = self._twin_simulator
         before = walk_simulator(simulator, self._packing.exclude).tensors
         versions = {path: (id(x), x._version) for path, x in before.items()}
@@ -119,13 +170,15 @@ class StartPool:
 
     def forget_twin(self) -> None:
         """Makes another twin for the next starts."""
-        self._twin = None
+        self._twin = self._small = None
 
     def prepare(self) -> None:
         """Refills where what is left may not last; waits for the device, so between rollouts."""
-        if self._stale:
+        if self._stale or self.is_outdated():
             self.refill()
             return
+        if self._settings is None:  # saved starts
+            self._note_settings()
         # On a CPU nothing waits; elsewhere the copy does.
         used = int(self.tensors["used"].max().cpu())
         self._most = max(self._most, used - self._used_before)
@@ -153,7 +206,7 @@ class StartPool:
 
     def state_dict(self) -> dict[str, Any]:
         """The starts that are left: tensors and one text."""
-        if self._stale:
+        if self._stale or self.is_outdated():
             return {}
         about = {
             "depth": self.depth,
@@ -169,6 +222,7 @@ class StartPool:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on with saved starts."""
+        self._settings = None  # those that are there when it goes on
         if not state:
             self._stale = True
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -12,8 +13,10 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchrl_marl.envs.following import follow
+from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.settings import Settings, what_starts_depend_on, written_by
 from torchrl_marl.envs.simulator import (
-    SCALARS,
     Path,
     SimulatorState,
     SimulatorStateError,
@@ -43,6 +46,12 @@ class StartBank:
         reset (callable): ``reset(twin)`` draws new starts for all envs.
         num_envs (int): number E of envs.
         device (torch.device): of the simulator.
+
+    Keyword Args:
+        step (callable): ``step(twin)`` makes a step, to see what is state and what a setting.
+
+    Raises:
+        SimulatorStateError: starts that depend on what the envs had before.
     """
 
     def __init__(
@@ -53,9 +62,14 @@ class StartBank:
         reset: Callable[[Any], None],
         num_envs: int,
         device: torch.device | str,
+        *,
+        step: Callable[[Any], Any],
     ) -> None:
-        self._reset = reset
+        self._reset, self._step = reset, step
         self._twin = twin
+        self._settings: Settings | None = None
+        self._moving: set[Path] = set()
+        self._checked = False
         self._running = _Slots(simulator, state)
         self._starts = _Slots(twin, state)
         self._paths: frozenset[Path] = frozenset()
@@ -63,8 +77,13 @@ class StartBank:
 
     def draw(self, envs: Tensor) -> None:
         """Starts new episodes in the envs where ``envs`` ``[E]`` is True."""
+        if self._is_outdated():
+            self.empty()
         if bool((self.used & envs).any()):
             self._refill()
+        elif self._settings is None:  # saved rows
+            self._look_at_twin()
+            self._note_settings()
         self.used |= envs
         starts = {path: self._starts.get(path) for path in self._paths}
         self._running.merge(starts, envs)
@@ -73,21 +92,53 @@ class StartBank:
         """Forgets the rows that are left, as after a new seed."""
         self.used.fill_(True)
 
+    def _is_outdated(self) -> bool:
+        return self._settings is not None and self._settings.changed()
+
     def _refill(self) -> None:
-        before = {path: self._starts.get(path) for path in self._starts.paths}
-        versions = {path: None if x is None else x._version for path, x in before.items()}
-        _copy_scalars(self._running.simulator, self._twin, self._running.exclude)
-        self._reset(self._twin)
-        written = set()
-        for path, old in before.items():
-            new = self._starts.get(path)
-            if new is not old or (new is not None and new._version != versions[path]):
-                written.add(path)
-        self._paths = self._paths | written
+        running, n = self._running, len(self.used)
+        if not self._moving:
+            self._look_at_twin()
+        rows, exclude = self._starts.paths, running.exclude
+        follow(self._twin, running.simulator, (n, n), exclude, rows, self._moving)
+        if not self._checked or self._is_outdated():
+            self._refuse_dependence()
+        written = written_by(self._twin, exclude, lambda: self._reset(self._twin))
+        self._paths = self._paths | written.intersection(rows)
+        self._note_settings()
         self.used.fill_(False)
+
+    def _note_settings(self) -> None:
+        simulator, exclude = self._running.simulator, self._running.exclude
+        self._settings = Settings(simulator, exclude, self._moving | self._paths)
+
+    def _look_at_twin(self) -> None:
+        """What a step writes is no setting."""
+        twin, exclude = copy.deepcopy(self._twin), self._running.exclude
+        with RandomState(0, self.used.device).active():
+            self._moving = written_by(twin, exclude, lambda: self._step(twin))
+
+    def _refuse_dependence(self) -> None:
+        """Resets a copy of the twin from several states."""
+        twin, random = copy.deepcopy(self._twin), RandomState(0, self.used.device)
+
+        def begin() -> dict[str, Tensor]:
+            random.seed(0)
+            with random.active():
+                self._reset(twin)
+            return {}
+
+        with RandomState(0, self.used.device).active():
+            exclude = self._running.exclude
+            why = what_starts_depend_on(twin, exclude, begin, lambda: self._step(twin))
+        if why is not None:
+            raise SimulatorStateError(f"a new start depends on what an env had before: {why}")
+        self._checked = True
 
     def state_dict(self, state: SimulatorState) -> TensorDict:
         """The rows that are left, as a TensorDict."""
+        if self._is_outdated():
+            self.empty()
         return TensorDict(
             {
                 "twin": state.read(self._twin),
@@ -102,6 +153,7 @@ class StartBank:
         state.write(self._twin, saved["twin"])
         self.used.copy_(saved["used"])
         self._paths = frozenset(tuple(path) for path in json.loads(saved["paths"]))
+        self._settings = None  # those that are there when it goes on
 
 
 class RunningEnvs:
@@ -321,15 +373,3 @@ class _DrawRecorder(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and isinstance(result, Tensor):
             self.shapes.append(result.shape)
         return result
-
-
-def _copy_scalars(source: Any, target: Any, exclude: frozenset[str | Path]) -> None:
-    """Settings that were changed on one simulator hold for the other too."""
-    of_source = {
-        path: x for path, x in walk_simulator(source, exclude).slots() if type(x) in SCALARS
-    }
-    walk = walk_simulator(target, exclude)
-    for path, value in list(walk.slots()):
-        new = of_source.get(path, value)
-        if type(value) in SCALARS and (type(new) is not type(value) or new != value):
-            set_child(walk.objects[path[:-1]], path[-1], new)

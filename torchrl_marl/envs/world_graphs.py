@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -127,8 +127,25 @@ class WorldGraphs:
         """A twin has the settings of the env for which it draws, whenever it draws."""
         if self._leader is not None:
             sizes = (self.batch_size[0], self._leader.batch_size[0])
-            follow(self, self._leader, sizes, {*self._not_world, ("_episode",)})
+            exclude = {*self._not_world, ("_episode",)}
+            captured = self._leader._captured
+            if captured is None:  # a probe
+                follow(self, self._leader, sizes, exclude)
+            else:
+                packing = captured.packing
+                follow(self, self._leader, sizes, exclude, packing.batched, packing.written)
             self.max_steps = self._leader.max_steps
+
+    @contextlib.contextmanager
+    def _on_its_own(self, random: RandomState) -> Iterator[None]:
+        """A twin with its leader's settings of now, and random numbers of its own."""
+        self._follow_leader()
+        kept = self._leader, self.random_state
+        self._leader, self.random_state = None, random
+        try:
+            yield
+        finally:
+            self._leader, self.random_state = kept
 
     def check_actions(self, tensordict: TensorDictBase) -> None:
         """Compares actions with their specs; waits for the device.

@@ -110,7 +110,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         self._seed_of_world = seed
         self._state_of = state
         self._info = info
-        self._leader = None
+        self._leader = self._packing = None
         self._reset_envs = reset_all
         self._bank: StartBank | None = None
         self._unmoved: Unmoved | None = None
@@ -231,7 +231,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         if self._graphs is not None:
             self._graphs.raise_failed()
         with self.random_state.active():
-            self._follow()
+            self._follow_leader()
             self._reset_envs(self._env)
             self._follow()
             return self._remember(self._read())
@@ -277,8 +277,12 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     def _start_episodes(self, envs: Tensor) -> None:
         bank = self._starts()
         if bank is not None:
-            bank.draw(envs)
-            return
+            try:
+                bank.draw(envs)
+            except SimulatorStateError as refusal:
+                self._refuse_bank(str(refusal))
+            else:
+                return
         for i in envs.nonzero().squeeze(-1).tolist():
             self._env._reset_at(i, return_observations=False)
 
@@ -335,9 +339,8 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
                 "restore it into an environment that was built with the same arguments."
             )
         self._worlds.state().write(self._env, snapshot["simulator"])
-        if "starts" in snapshot.keys():
-            bank = self._starts()
-            assert bank is not None
+        bank = self._starts() if "starts" in snapshot.keys() else None
+        if bank is not None:
             bank.load_state_dict(self._worlds.state(), snapshot["starts"])
         else:
             self._bank = None
@@ -353,13 +356,14 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
                 self._bank = self._worlds.start_bank(self._env)
                 self._unmoved = Unmoved(self._env, self._worlds.state())
             except SimulatorStateError as refusal:
-                self._refused = str(refusal)
-                warnings.warn(
-                    f"{self._worlds.name}: envs are reset one by one, since the simulator's "
-                    f"state cannot be written as tensors ({refusal})",
-                    stacklevel=2,
-                )
+                why = f"the simulator's state cannot be written as tensors ({refusal})"
+                self._refuse_bank(why)
         return self._bank
+
+    def _refuse_bank(self, why: str) -> None:
+        self._bank, self._refused = None, why
+        name = self._worlds.name
+        warnings.warn(f"{name}: envs are reset one by one, since {why}", stacklevel=2)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Closes the environment, which goes on to be readable.

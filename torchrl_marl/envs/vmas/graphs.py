@@ -5,8 +5,10 @@ Shapes: E envs.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tensordict import NestedKey, TensorDict, TensorDictBase
@@ -15,6 +17,7 @@ from torchrl.data import Composite
 from torchrl_marl.capture.execution import Execution
 from torchrl_marl.envs.captured import CapturedSimulator
 from torchrl_marl.envs.following import follow
+from torchrl_marl.envs.packing import Packing
 from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.envs.simulator import SimulatorStateError
 from torchrl_marl.envs.start_pool import StartPool
@@ -53,6 +56,7 @@ class VmasGraphs:
     _graphs: StepGraphs | None
     _drawn: dict[str, Any]  # starts with which graphs begin
     _leader: Environment | None  # of a twin
+    _packing: Packing | None  # the leader's
     _reset_envs: Callable[[Environment], None]
 
     @property
@@ -106,8 +110,24 @@ class VmasGraphs:
             **self._arguments,
         )
         twin.random_state, twin._leader = self.random_state, self._env
+        twin._packing = self.captured().packing
         twin._reset_envs = self._worlds.fresh_starts()
         return twin
+
+    @contextlib.contextmanager
+    def _on_its_own(self, random: RandomState) -> Iterator[None]:
+        """A twin with its leader's settings of now, and random numbers of its own.
+
+        Without infos, which may tell of the step before.
+        """
+        self._follow_leader()
+        kept = self._leader, self._reader, self.random_state
+        self._leader, self._reader = None, replace(self._reader, info=False)
+        self.random_state = random
+        try:
+            yield
+        finally:
+            self._leader, self._reader, self.random_state = kept
 
     def start_pool(self) -> StartPool:
         """Fresh starts for graphs."""
@@ -159,11 +179,16 @@ class VmasGraphs:
             self._graphs, self._drawn = graphs, {}
         return self._graphs
 
-    def _follow(self) -> None:
-        """A twin's settings are its leader's; so is what a reset of all envs chooses for all."""
-        if self._leader is not None:
-            sizes = self._env.num_envs, self._leader.num_envs
-            follow(self._env, self._leader, sizes, VIEWER)
+    def _follow_leader(self) -> None:
+        """A twin's settings are its leader's, also those that an env has for itself."""
+        self._follow(rows=True)
+
+    def _follow(self, rows: bool = False) -> None:
+        """So is what a reset of all envs chooses for all."""
+        if self._leader is not None and self._packing is not None:
+            sizes, packing = (self._env.num_envs, self._leader.num_envs), self._packing
+            moving = packing.written if rows else None
+            follow(self._env, self._leader, sizes, VIEWER, packing.batched, moving)
 
     def _read(self) -> TensorDict:
         """What a reset gives, as the simulator is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,8 @@ class VmasWorlds:
         # The twin draws its world from the same seed, and its starts from the env's own state.
         with RandomState(self._stream, device).active():
             twin = self.build(n, device)
-        return StartBank(state, simulator, twin, self.fresh_starts(), n, device)
+        step = functools.partial(warm_up, info=self._info)
+        return StartBank(state, simulator, twin, self.fresh_starts(), n, device, step=step)
 
     def fresh_starts(self) -> Callable[[Environment], None]:
         """A reset of all envs that draws a start of its own for each, as single resets do."""
