@@ -171,7 +171,11 @@ def _vary(
     walk = walk_simulator(simulator, exclude)
     memory = {path: x.untyped_storage().data_ptr() for path, x in walk.tensors.items()}
     views = shared_storages(walk.tensors.values())
-    views -= {pointer for path, pointer in memory.items() if path not in moving}
+    views -= {
+        pointer
+        for path, pointer in memory.items()
+        if path not in moving or _is_expanded(walk.tensors[path])
+    }
     new: dict[int, Tensor] = {}
     for path in moving & walk.tensors.keys():
         x = walk.tensors[path]
@@ -181,6 +185,10 @@ def _vary(
             new[id(x)] = x.detach().copy_(varied) if memory[path] in views else varied
         if memory[path] not in views:
             set_child(walk.objects[path[:-1]], path[-1], new[id(x)])
+
+
+def _is_expanded(x: Tensor) -> bool:
+    return any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape))
 
 
 def _more(x: Tensor) -> Tensor:
