@@ -464,14 +464,51 @@ def test_a_slot_that_no_probe_has_is_refused():
         reset_first(env)
 
 
-def test_a_world_of_one_size_says_what_is_taken_for_envs():
-    class OneSize(Worlds):
-        def __init__(self):
-            super().__init__(3, seed=0)
+class OneSize(Worlds):
+    """Cannot be built with another number of envs."""
 
-    with pytest.warns(UserWarning, match="OneSize: resets of some envs take .* 3 rows .*num_envs"):
-        after, _ = reset_first(OneSize())
+    def __init__(self):
+        super().__init__(3, seed=0)
+
+
+def test_a_world_of_one_size_plays_without_a_word():
+    env, before = OneSize(), rng_states()
+    drawn = env.random_state.state_dict()
+    with torch.random.fork_rng():
+        assert env._slots_of_envs() is None
+    assert_same_rng(before, rng_states())
+    torch.testing.assert_close(env.random_state.state_dict(), drawn)
+    after, _ = reset_first(env)
     assert after["car", "observation"].shape == (3, 1, 1)
+
+
+def test_a_table_in_a_world_of_one_size_is_told():
+    class Landmarks(OneSize):
+        def _reset(self, tensordict):
+            self.places = torch.rand(3)  # of three landmarks, not of three envs
+            return super()._reset(tensordict)
+
+        def _step(self, tensordict):
+            given = super()._step(tensordict)
+            given["car", "reward"] = (self.position - self.places).amax(1).view(-1, 1, 1)
+            return given
+
+    with pytest.warns(UserWarning, match=r"Landmarks: .* rows of places for .*num_envs") as caught:
+        env = Landmarks()
+        reset_first(env)
+        reset_first(env)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("make", [lambda cls: cls(3, seed=0), lambda cls: cls(num_envs=3, seed=0)])
+def test_a_world_that_hands_its_arguments_on_is_built_in_other_sizes(make):
+    class HandsOn(Worlds):
+        def __init__(self, *args, extra=1, **kwargs):
+            super().__init__(*args, **kwargs)
+
+    env = make(HandsOn)
+    assert env.twin(7).num_envs == 7
+    assert {(".".join(path)): x for path, x in env._slots_of_envs().items()}["square"] is False
 
 
 def test_a_generator_of_its_own_cannot_be_saved():

@@ -175,9 +175,18 @@ class RemembersInAView(Remembers):
         return super().observation(agent)
 
 
+class BeginsAnew(Remembers):
+    """A start that depended on what was before would be refused by graphs."""
+
+    def reset_world_at(self, env_index=None):
+        super().reset_world_at(env_index)
+        rows = slice(None) if env_index is None else env_index
+        self.looks[rows], self.history[rows] = 0, 0
+
+
 @pytest.mark.parametrize(
     ("make", "execution"),
-    [(Remembers, "eager"), (RemembersInAView, "eager"), (Remembers, "trace")],
+    [(Remembers, "eager"), (RemembersInAView, "eager"), (BeginsAnew, "trace")],
 )
 def test_envs_that_go_on_are_not_observed_again(make, execution):
     env = VmasEnv(make(), num_envs=6, seed=0, n_agents=2, execution=execution)

@@ -78,7 +78,9 @@ def follow(
             set_child(walk.objects[path[:-1]], path[-1], objects.get(new, value))
     for path, holder in shown.objects.items():  # what a class has, and the leader for itself
         own = getattr(walk.objects.get(path), "__dict__", None)
-        for key, x in (getattr(holder, "__dict__", {}) if own is not None else {}).items():
+        if own is None:
+            continue
+        for key, x in getattr(holder, "__dict__", {}).items():
             slot = (*path, key)
             if key in own or not shown.enters(slot) or slot in of_envs:
                 continue

@@ -192,7 +192,11 @@ def _is_expanded(x: Tensor) -> bool:
 
 
 def _more(x: Tensor) -> Tensor:
-    return ~x if x.dtype == torch.bool else x + 1
+    if x.dtype == torch.bool:
+        return ~x
+    if x.is_floating_point() or x.is_complex() or not x.numel():
+        return x + 1
+    return (x + 1).clamp(max=max(int(x.max()), 1))  # an index that is too large aborts on a GPU
 
 
 def _is_open(holder: Any) -> bool:

@@ -6,6 +6,7 @@ Shapes: E envs.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from torchrl_marl.envs.captured import CapturedSimulator
 from torchrl_marl.envs.declaration import Declaration
 from torchrl_marl.envs.following import follow
 from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.envs.shared_tables import shared_tables
 from torchrl_marl.envs.simulator import Path, SimulatorState, slots_of_envs
 from torchrl_marl.errors import CaptureError
 
@@ -42,6 +44,8 @@ class WorldGraphs:
     _check_values: Callable[..., None]
     _captured: CapturedSimulator | None
     _leader: Any
+    _inside: bool
+    step: Callable[..., Any]
     _env_slots: Any
     _made_with: tuple[tuple, dict[str, Any]]
 
@@ -84,18 +88,25 @@ class WorldGraphs:
         Raises:
             CaptureError: a class that takes no ``num_envs``.
         """
-        args, kwargs = self._made_with
+        args, kwargs = list(self._made_with[0]), dict(self._made_with[1])
+        at = _place_of_num_envs(type(self))
+        if at is not None and at < len(args):
+            args[at] = num_envs
+        else:
+            kwargs["num_envs"] = num_envs
         try:
-            given = inspect.signature(type(self).__init__).bind(self, *args, **kwargs)
-            where = given.arguments if "num_envs" in given.arguments else given.arguments["kwargs"]
-            where["num_envs"] = num_envs
             with torch.random.fork_rng():
-                twin = type(self)(*given.args[1:], **given.kwargs)
-        except (TypeError, KeyError) as error:
+                twin = type(self)(*args, **kwargs)
+        except TypeError as error:
             raise CaptureError(
                 f"{type(self).__name__} cannot be built with another number of envs ({error}); let "
                 "__init__ take num_envs and hand it on"
             ) from None
+        if twin.batch_size[0] != num_envs:
+            raise CaptureError(
+                f"{type(self).__name__}(num_envs={num_envs}) has {twin.batch_size[0]} envs; let "
+                "__init__ hand num_envs on"
+            )
         twin = twin.to(self.device)
         twin.random_state, twin._leader = self.random_state, self
         return twin
@@ -111,17 +122,33 @@ class WorldGraphs:
             try:
                 with RandomState(0, self.device).active():  # what probes draw leaves no trace
                     self._env_slots = slots_of_envs(lambda n: self.twin(n)._after_a_step(), exclude)
-            except Exception as error:  # whatever a world raises in a size that it is not made for
+            except Exception:  # whatever a world raises in a size that it is not made for
                 self._env_slots = None
-                warnings.warn(
-                    f"{type(self).__name__}: resets of some envs take every tensor with "
-                    f"{self.batch_size[0]} rows for one of the envs, since probes of another size "
-                    f"failed: {error}",
-                    stacklevel=2,
-                )
+                self._warn_of_tables(exclude)
             finally:
                 self.random_state.load_state_dict(random)
         return self._env_slots
+
+    def _warn_of_tables(self, exclude: set[Path]) -> None:
+        """Of what all envs share, if it has as many rows as a reset takes for those of envs."""
+
+        def step(world: WorldGraphs) -> TensorDictBase:
+            with RandomState(0, self.device).active():
+                return world.step(world.rand_action(world._wrap(world._episode["given"])))["next"]
+
+        try:
+            world = copy.deepcopy(self)
+            world._inside = False
+            tables = shared_tables(world, self.batch_size[0], exclude, type(self).reset, step)
+        except Exception:  # a world that cannot be copied, or stands no other row
+            return
+        if tables:
+            warnings.warn(
+                f"{type(self).__name__}: a reset of some envs takes the rows of "
+                f"{', '.join(tables)} for those of envs, and yet other envs see them, too. Should "
+                "they be one table of all envs, let __init__ take num_envs and hand it on.",
+                stacklevel=2,
+            )
 
     def _follow_leader(self) -> None:
         """A twin has the settings of the env for which it draws, whenever it draws."""
@@ -162,3 +189,16 @@ class WorldGraphs:
             self.reset()
         self._step(self.rand_action(self._wrap(self._episode["given"])))
         return self
+
+
+def _place_of_num_envs(cls: type) -> int | None:
+    """Which argument by place ``num_envs`` is, also where ``*args`` are handed on, or None."""
+    for init in (vars(parent)["__init__"] for parent in cls.__mro__ if "__init__" in vars(parent)):
+        parameters = list(inspect.signature(init).parameters.values())[1:]
+        by_place = [x for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
+        names = [x.name for x in by_place]
+        if "num_envs" in names:
+            return names.index("num_envs")
+        if names or all(x.kind is not x.VAR_POSITIONAL for x in parameters):
+            return None
+    return None

@@ -1,0 +1,90 @@
+"""A table that all envs share, and that has as many rows as there are envs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from torchrl_marl.envs.settings import written_by
+from torchrl_marl.envs.simulator import Path, path_name, set_child, walk_simulator
+
+__all__ = ["shared_tables"]
+
+
+def shared_tables(
+    world: Any,
+    n_envs: int,
+    exclude: Iterable[str | Path],
+    reset: Callable[[Any], Any],
+    step: Callable[[Any], TensorDictBase],
+) -> list[str]:
+    """Names of what a reset writes with a row per env, and of which other envs see a row, too.
+
+    Found by changing one row before a step of a copy: an env's own row changes only its own.
+
+    Args:
+        world: to be copied.
+        n_envs (int): number E of envs.
+        exclude (iterable of str or Path): what not to enter.
+        reset, step (callable): ``reset(world)`` and ``step(world)``, with the same random
+            numbers each time; a step gives a TensorDict ``[E]``.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> class Landmarks:
+        ...     def reset(self):
+        ...         self.places, self.at = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+        ...     def step(self):
+        ...         distances = self.at.unsqueeze(1) - self.places
+        ...         return TensorDict({"observation": distances}, [2])
+        >>> world = Landmarks()
+        >>> world.reset()
+        >>> shared_tables(world, 2, [], Landmarks.reset, Landmarks.step)
+        ['places']
+    """
+    excluded = frozenset(exclude)
+    begun = copy.deepcopy(world)
+    written = written_by(begun, excluded, lambda: reset(begun))
+    tensors = walk_simulator(begun, excluded).tensors
+    changed = {path: _another_first_row(tensors[path]) for path in written & tensors.keys()}
+    rows = {path: x for path, x in changed.items() if x is not None and len(x) == n_envs}
+    if not rows:
+        return []
+    expected = step(copy.deepcopy(begun))
+    return [
+        path_name(path)
+        for path, x in rows.items()
+        if not _same(expected[1:], step(_with(begun, path, x, excluded))[1:])
+    ]
+
+
+def _another_first_row(x: Tensor) -> Tensor | None:
+    """The tensor with a first row that another env has, None if all are alike."""
+    if x.ndim == 0 or x.numel() == 0:
+        return None
+    others = (x != x[:1]).reshape(len(x), -1).any(1).nonzero()
+    if not len(others):
+        return None
+    x = x.detach().clone()
+    x[0] = x[others[0, 0]]
+    return x
+
+
+def _with(world: Any, path: Path, x: Tensor, exclude: frozenset[str | Path]) -> Any:
+    world = copy.deepcopy(world)
+    walk = walk_simulator(world, exclude)
+    old = walk.tensors[path]
+    for other, value in walk.tensors.items():
+        if value is old:
+            set_child(walk.objects[other[:-1]], other[-1], x)
+    return world
+
+
+def _same(x: TensorDictBase, y: TensorDictBase) -> bool:
+    pairs = ((value, y.get(key)) for key, value in x.items(True, True))
+    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
