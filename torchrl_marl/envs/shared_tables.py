@@ -18,18 +18,19 @@ __all__ = ["shared_tables"]
 
 def shared_tables(
     world: Any,
-    n_envs: int,
+    num_envs: int,
     exclude: Iterable[str | Path],
     reset: Callable[[Any], Any],
     step: Callable[[Any], TensorDictBase],
 ) -> list[str]:
-    """Names of what a reset writes with a row per env, and of which other envs see a row, too.
+    """Names of what a reset writes with a row per env, and of which an env sees other rows, too.
 
-    Found by changing one row before a step of a copy: an env's own row changes only its own.
+    Found by a step of a copy in which all rows are as one env's: to that env it should make no
+    difference.
 
     Args:
         world: to be copied.
-        n_envs (int): number E of envs.
+        num_envs (int): number E of envs.
         exclude (iterable of str or Path): what not to enter.
         reset, step (callable): ``reset(world)`` and ``step(world)``, with the same random
             numbers each time; a step gives a TensorDict ``[E]``.
@@ -51,28 +52,20 @@ def shared_tables(
     begun = copy.deepcopy(world)
     written = written_by(begun, excluded, lambda: reset(begun))
     tensors = walk_simulator(begun, excluded).tensors
-    changed = {path: _another_first_row(tensors[path]) for path in written & tensors.keys()}
-    rows = {path: x for path, x in changed.items() if x is not None and len(x) == n_envs}
-    if not rows:
-        return []
-    expected = step(copy.deepcopy(begun))
-    return [
+    rows = {p: tensors[p] for p in written if p in tensors and tensors[p].shape[:1] == (num_envs,)}
+    expected = step(copy.deepcopy(begun)) if rows else None
+    found = {
         path_name(path)
         for path, x in rows.items()
-        if not _same(expected[1:], step(_with(begun, path, x, excluded))[1:])
-    ]
+        # Of a smallest or nearest one, a row itself may be the only one that counts.
+        for env in (0, -1)
+        if not _same(expected[env], step(_with(begun, path, _as_row(x, env), excluded))[env])
+    }
+    return sorted(found)
 
 
-def _another_first_row(x: Tensor) -> Tensor | None:
-    """The tensor with a first row that another env has, None if all are alike."""
-    if x.ndim == 0 or x.numel() == 0:
-        return None
-    others = (x != x[:1]).reshape(len(x), -1).any(1).nonzero()
-    if not len(others):
-        return None
-    x = x.detach().clone()
-    x[0] = x[others[0, 0]]
-    return x
+def _as_row(x: Tensor, env: int) -> Tensor:
+    return x.detach()[env].expand_as(x).clone()
 
 
 def _with(world: Any, path: Path, x: Tensor, exclude: frozenset[str | Path]) -> Any:

@@ -145,8 +145,8 @@ class WorldGraphs:
         if tables:
             warnings.warn(
                 f"{type(self).__name__}: a reset of some envs takes the rows of "
-                f"{', '.join(tables)} for those of envs, and yet other envs see them, too. Should "
-                "they be one table of all envs, let __init__ take num_envs and hand it on.",
+                f"{', '.join(tables)} for those of envs, and yet an env sees others, too. Should "
+                "it be one table of all envs, let __init__ take num_envs and hand it on.",
                 stacklevel=2,
             )
 
