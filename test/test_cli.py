@@ -141,6 +141,7 @@ class TestBadInput:
             (["train", "--resume", "no_run"], "'no_run' is no run folder: it is not there"),
             (["train", TOY, "--resume", "x"], "--resume x goes on by the run's own settings"),
             (["evaluate"], "the following arguments are required: RUN"),
+            (["plot", __file__], f"{__file__!r} is no run folder: it is a file"),
             (["evaluate", "no_run"], "'no_run' is no run folder: it is not there"),
             (["evaluate", "a", "b"], "unknown argument 'b'; `torchrl-marl evaluate --help`"),
             (["evaluate", "a", "--episodes", "0"], "argument --episodes: found '0', expected"),

@@ -4,6 +4,7 @@ The real clients are tried where they are installed; stand-ins of their interfac
 """
 
 import csv
+import errno
 import importlib.machinery
 import importlib.util
 import json
@@ -17,7 +18,7 @@ import pytest
 
 from torchrl_marl import cli, train
 from torchrl_marl.config import resume
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import CheckpointError, ConfigError, WriteError
 from torchrl_marl.training.config import LoggingConfig
 from torchrl_marl.training.loggers import check_logging, open_backend
 
@@ -334,6 +335,31 @@ def test_a_run_that_the_service_has_lost_is_told_in_a_sentence(tmp_path, fake_ml
     (tmp_path / "loggers.json").write_text('{"mlflow": "gone"}')
     with pytest.raises(ConfigError, match=r"cannot be opened \(Run with id=gone not found\)"):
         open_backend("mlflow", LoggingConfig(), tmp_path)
+
+
+@pytest.mark.parametrize("text", [b"", b'{"mlf', b"\xff\xfe", b"[1]", b'{"mlflow": 5}'])
+def test_broken_names_are_told_in_a_sentence_whose_fix_works(tmp_path, fake_mlflow, text):
+    path = tmp_path / "loggers.json"
+    path.write_bytes(text)
+    with pytest.raises(CheckpointError, match=r"loggers.json' is broken.*; delete it to go on"):
+        open_backend("mlflow", LoggingConfig(), tmp_path)
+    path.unlink()
+    open_backend("mlflow", LoggingConfig(), tmp_path).shutdown()
+    assert list(json.loads(path.read_text())) == ["mlflow"]
+
+
+def test_names_are_written_whole_or_not_at_all(tmp_path, fake_mlflow, monkeypatch):
+    before = '{"wandb": "abc"}'
+    (tmp_path / "loggers.json").write_text(before)
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(WriteError, match="loggers.json' cannot be written"):
+        open_backend("mlflow", LoggingConfig(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["loggers.json"]
+    assert (tmp_path / "loggers.json").read_text() == before
 
 
 def test_wandb_without_a_login_is_told_before_anything_is_made(

@@ -106,7 +106,8 @@ def read_run_config(folder: str | Path) -> TrainConfig:
     """
     path = Path(folder) / "config.yaml"
     if not path.is_file():
-        there = "has no config.yaml" if Path(folder).is_dir() else "is not there"
+        there = "is a file" if Path(folder).exists() else "is not there"
+        there = "has no config.yaml" if Path(folder).is_dir() else there
         raise CheckpointError(
             f"{str(folder)!r} is no run folder: it {there}; "
             "give the folder that `torchrl-marl train` printed."

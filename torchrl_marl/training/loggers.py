@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from torchrl_marl.errors import ConfigError, MissingExtraError
+from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError
 from torchrl_marl.training.config import LoggingConfig
+from torchrl_marl.training.files import whole_file
 
 __all__ = ["BACKENDS", "Backend", "check_logging", "open_backend"]
 
@@ -70,11 +71,13 @@ def open_backend(name: str, config: LoggingConfig, folder: Path) -> Backend:
     Raises:
         MissingExtraError: the backend is not installed.
         ConfigError: the backend refuses, or cannot be reached.
+        CheckpointError: the names by which the run is known are broken.
+        WriteError: they cannot be written.
     """
     if importlib.util.find_spec(name) is None:
         raise MissingExtraError(name, "log")
     path = folder / "loggers.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known = _known_names(path)
     try:
         backend, run_id = BACKENDS[name](config, folder, known.get(name))
     except Exception as error:
@@ -84,8 +87,25 @@ def open_backend(name: str, config: LoggingConfig, folder: Path) -> Backend:
             f"leave {name} out."
         ) from error
     if run_id is not None and run_id != known.get(name):
-        path.write_text(json.dumps({**known, name: run_id}, indent=2) + "\n", encoding="utf-8")
+        with whole_file(path) as file:
+            file.write(json.dumps({**known, name: run_id}, indent=2) + "\n")
     return backend
+
+
+def _known_names(path: Path) -> dict[str, str]:
+    """Name of a backend -> what it knows the run by."""
+    if not path.is_file():
+        return {}
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # no JSON, or no text at all
+        known = None
+    if not isinstance(known, dict) or not all(isinstance(name, str) for name in known.values()):
+        raise CheckpointError(
+            f"{str(path)!r} is broken, expected the names by which the loggers know the run; "
+            "delete it to go on, in new runs of the loggers."
+        )
+    return known
 
 
 def _open_tensorboard(
