@@ -53,7 +53,9 @@ def shared_tables(
     written = written_by(begun, excluded, lambda: reset(begun))
     tensors = walk_simulator(begun, excluded).tensors
     rows = {p: tensors[p] for p in written if p in tensors and tensors[p].shape[:1] == (num_envs,)}
-    expected = step(copy.deepcopy(begun)) if rows else None
+    if not rows:
+        return []
+    expected = step(copy.deepcopy(begun))
     found = {
         path_name(path)
         for path, x in rows.items()
