@@ -4,7 +4,9 @@ import pytest
 import torch
 from meadow import KINDS, make_team
 from torch import nn
+from torchrl.data import Categorical, Unbounded
 
+from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.joining import join
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.modules import NetworkConfig, make_actor, make_critic
@@ -27,6 +29,22 @@ def networks_of(layout="two", actor="group", critic="group", sees="own", archite
         make_actor(group, NetworkConfig([H], sharing=actor)),
         make_critic(group, config, centralized=sees != "own", team=seen),
     )
+
+
+def test_groups_with_legal_actions_under_a_critic_on_the_whole_team():
+    """The joined groups and what the critic sees are the same agents, under one name."""
+    agents = [
+        AgentSpec(name, n, Unbounded((3,)), Categorical(2), action_mask=True)
+        for name, n in (("cat", 1), ("mouse", 2))
+    ]
+    groups = tuple(TeamSpec(agents).groups.values())
+    group, seen = join(groups), join(groups, same_actions=False)
+    assert group.name == seen.name and seen.action_mask_key is None
+    actor = make_actor(group, NetworkConfig([H]))
+    critic = make_critic(group, CriticConfig([H]), centralized=True, team=seen)
+    clip = GradientClip(group, seen, actor, critic, 0.5)
+    for owner in clip.owner.split(clip.sizes):
+        assert owner.tolist() == [0, 1]
 
 
 def clip_of(limit, **kwargs):

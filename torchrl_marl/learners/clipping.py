@@ -142,7 +142,8 @@ def _n_rows(parameter: nn.Parameter) -> int:
 def _anything(group: GroupSpec, seen: GroupSpec | None, device: torch.device) -> TensorDict:
     batch = 64
     td = TensorDict({}, [batch], device=device)
-    for known in [group] if seen is None else [group, seen]:
+    # Where both are the same agents they have one name, and the actor reads more.
+    for known in [group] if seen is None else [seen, group]:
         rows = {"observation": torch.randn(batch, known.n_agents, known.observation_dim)}
         if known.mask_key is not None:
             rows["mask"] = torch.ones(batch, known.n_agents, dtype=torch.bool)
