@@ -11,10 +11,10 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.training.config import read_run_config
 
 TOY = "toy_arena_mappo"
-TOLD = r"env\.num_envs is called env\.num_envs now"
+TOLD = r"env\.n_envs is called env\.num_envs now"
 
 
-@pytest.mark.parametrize("override", [["env.num_envs=32"], {"env": {"num_envs": 32}}])
+@pytest.mark.parametrize("override", [["env.n_envs=32"], {"env": {"n_envs": 32}}])
 def test_num_envs_was_n_envs(override):
     with pytest.warns(FutureWarning, match=TOLD):
         config = load_config(TOY, override)
@@ -24,7 +24,7 @@ def test_num_envs_was_n_envs(override):
 
 def test_a_recipe_of_the_version_before(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text("env:\n  library: toy\n  name: arena\n  num_envs: 16\n  state: null\n")
+    path.write_text("env:\n  library: toy\n  name: arena\n  n_envs: 16\n  state: null\n")
     with pytest.warns(FutureWarning, match=TOLD):
         assert (
             load_config(
@@ -35,25 +35,25 @@ def test_a_recipe_of_the_version_before(tmp_path):
 
 
 def test_what_a_program_wrote_is_taken_without_a_word(tmp_path):
-    (tmp_path / "config.yaml").write_text("env: {library: toy, name: arena, num_envs: 16}\n")
+    (tmp_path / "config.yaml").write_text("env: {library: toy, name: arena, n_envs: 16}\n")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert read_run_config(tmp_path).env.num_envs == 16
 
 
 def test_both_names_are_refused():
-    with pytest.raises(ConfigError, match=r"env\.num_envs and env\.num_envs are both given"):
-        load_config(TOY, ["env.num_envs=32", "env.num_envs=16"])
+    with pytest.raises(ConfigError, match=r"env\.n_envs and env\.num_envs are both given"):
+        load_config(TOY, ["env.n_envs=32", "env.num_envs=16"])
 
 
 def test_make_env_takes_the_old_word():
-    with pytest.warns(FutureWarning, match="num_envs is called num_envs now"):
-        assert make_env("toy/two_step_game", num_envs=3, seed=0).batch_size == (3,)
+    with pytest.warns(FutureWarning, match="n_envs is called num_envs now"):
+        assert make_env("toy/two_step_game", n_envs=3, seed=0).batch_size == (3,)
 
 
 def test_the_command_line_says_it_in_a_line(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["train", TOY, "env.num_envs=32", "env.num_envs=16"]) == 2
+    assert cli.main(["train", TOY, "env.n_envs=32", "env.num_envs=16"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "use env.num_envs alone" in error

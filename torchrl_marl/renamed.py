@@ -11,7 +11,7 @@ from torchrl_marl.schema import unfold
 
 __all__ = ["tell_new_name", "with_new_names"]
 
-_RENAMED = {("env", "num_envs"): "num_envs"}
+_RENAMED = {("env", "n_envs"): "num_envs"}
 """Where an old name stood, and the new one."""
 
 
@@ -29,7 +29,7 @@ def with_new_names(settings: Mapping[str, Any], *, told: bool = True) -> dict[st
         ConfigError: a setting under both of its names.
 
     Examples:
-        >>> with_new_names({"env.num_envs": 8}, told=False)
+        >>> with_new_names({"env.n_envs": 8}, told=False)
         {'env': {'num_envs': 8}}
     """
     nested = unfold(settings)

@@ -60,9 +60,9 @@ def make_env(
         >>> make_env(EnvConfig(library="toy", name="two_step_game", num_envs=3)).batch_size
         torch.Size([3])
     """
-    if num_envs is None and "num_envs" in settings:
-        tell_new_name("num_envs", "num_envs")
-        num_envs = settings.pop("num_envs")
+    if num_envs is None and "n_envs" in settings:
+        tell_new_name("n_envs", "num_envs")
+        num_envs = settings.pop("n_envs")
     if isinstance(env, str):
         env = _named(env, settings)
     elif library_of(env) is not None:
