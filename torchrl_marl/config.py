@@ -341,7 +341,10 @@ def _without_foreign_arguments(base: dict[str, Any], own: dict[str, Any]) -> dic
     if after["env.library"] != before["env.library"]:
         foreign["state"] = None
     if foreign and ":" in str(after["env.library"]):
-        foreign["continuous_actions"] = EnvConfig.continuous_actions  # it has what it has
+        # It reads what its constructor names, and has no use for what the recipe's world needs.
+        kept = ("library", "name", "num_envs", "max_steps")
+        defaults = dataclasses.asdict(EnvConfig()).items()
+        foreign = {key: value for key, value in defaults if key not in kept} | foreign
     if foreign or after["env.name"] != before["env.name"]:
         foreign |= {"kwargs": {}, "group_map": {}}
     base = unfold(base)

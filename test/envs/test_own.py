@@ -69,6 +69,15 @@ def worlds(tmp_path, monkeypatch):
 
 
 class TestByName:
+    def test_what_a_recipes_world_needs_stands_in_nobodys_way(self, worlds):
+        """Connect Four's recipe has two workers."""
+        config = load_config(
+            "pettingzoo_connect_four_ippo", ["env.library=my_reach:Reach", "env.max_steps=5"]
+        )
+        assert (config.env.workers, config.env.state, config.env.max_steps) == (0, None, 5)
+        env = make_env(config.env, seed=0, num_envs=2)
+        assert env.rollout(2)["rover", "observation"].shape == (2, 2, 2, 1)
+
     @pytest.mark.parametrize("library", ["my_reach:Reach", "my_reach.py:Reach"])
     def test_trains_is_measured_and_resumed(self, library, worlds, capsys, monkeypatch):
         run = worlds / "run"
