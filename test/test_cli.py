@@ -45,7 +45,9 @@ def run_folder(tmp_path):
 @pytest.fixture
 def training(monkeypatch, tmp_path):
     """Stands in for the training package's doors, and notes what they are asked for."""
-    seen = types.SimpleNamespace(configs=[], resumed=[], loaded=[], evaluated=[], fail=None)
+    seen = types.SimpleNamespace(
+        configs=[], resumed=[], loaded=[], trusted=[], evaluated=[], fail=None
+    )
 
     def run_of(folder, seed):
         summary = {
@@ -71,13 +73,15 @@ def training(monkeypatch, tmp_path):
             raise seen.fail[1]
         return run_of(config.folder or tmp_path / f"run{config.seed}", config.seed)
 
-    def resume(folder, env=None, config=None):
+    def resume(folder, env=None, config=None, trust=False):
         seen.resumed.append(folder)
+        seen.trusted.append(trust)
         seen.configs.append(config)
         return run_of(folder, 0)
 
-    def load(folder, device=None):
+    def load(folder, device=None, trust=False):
         seen.loaded.append((folder, device))
+        seen.trusted.append(trust)
         return run_of(folder, 0)
 
     def silence():
@@ -318,6 +322,12 @@ class TestEvaluate:
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
         gif = str(run_folder / "episode.gif")
         assert lines == [["return_mean", "41.23"], ["episodes", "200"], ["animation", gif]]
+
+    def test_trust_is_given_by_word_only(self, training, run_folder):
+        for command in (["evaluate"], ["train", "--resume"]):
+            assert cli.main([*command, str(run_folder)]) == 0
+            assert cli.main([*command, str(run_folder), "--trust"]) == 0
+        assert training.trusted == [False, True] * 2
 
     def test_defaults_are_the_runs(self, training, run_folder):
         assert cli.main(["evaluate", str(run_folder)]) == 0
