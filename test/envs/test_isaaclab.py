@@ -130,7 +130,11 @@ def test_robots_of_one_kind_are_one_group(isaac):
     assert torch.equal(td["robot", "observation"][..., 0], td["state"])
     assert td["robot", "observation"][2, 3, :, 1].tolist() == [3.0] * 4
     assert td["robot", "observation"][2, 3, :, 2].tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert torch.equal(td["next", "robot", "reward"].squeeze(-1), td["next", "state"])
+    # A robot that ended alone earns nothing more.
+    living = ~td["robot", "done"].squeeze(-1)
+    earned = torch.where(living, td["next", "state"], 0.0)
+    assert torch.equal(td["next", "robot", "reward"].squeeze(-1), earned)
+    assert living.any()
 
 
 def test_robots_that_differ_are_alone_or_one_heterogeneous_group(isaac):
