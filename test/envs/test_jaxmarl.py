@@ -152,8 +152,11 @@ def test_units_that_die_are_terminated_and_the_team_plays_on():
         legal = after["action_mask"][died]
         assert torch.equal(legal.nonzero()[:, 1], torch.full((len(legal),), 4))
         reward, won = after["reward"].squeeze(-1), after["info", "won"].squeeze(-1)
-        assert torch.equal(reward, reward[:, :1].expand(-1, 3))
-        assert torch.equal(won > 0, (reward >= 1) & ended.unsqueeze(-1))
+        # One reward for all who lived when the step began; the dead earn nothing in the data.
+        lived = ~td["ally", "done"].squeeze(-1)
+        teams = torch.where(lived, reward, 0.0).sum(-1, keepdim=True) / lived.sum(-1, keepdim=True)
+        torch.testing.assert_close(reward, torch.where(lived, teams, 0.0))
+        assert torch.equal((won > 0) & lived, (reward >= 1) & ended.unsqueeze(-1))
         deaths += int((died & running.unsqueeze(-1)).sum())
         wins += int(won[:, 0].sum())
         limits += int(td["next", "truncated"].sum())
