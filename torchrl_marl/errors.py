@@ -113,7 +113,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     """
     name, known = name[:100], list(known)
     # Of two letters, one that is right is half of the word.
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.67 if len(name) > 2 else 0.5)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.66 if len(name) > 2 else 0.5)
     holding = [other for other in known if len(name) > 3 and name in other]
     found = close or holding
     return found[0] if found else None

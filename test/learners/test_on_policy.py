@@ -468,7 +468,10 @@ def return_of(env, policy, steps):
     done = rollout["next", "done"].squeeze(-1)
     first = torch.cat([torch.ones_like(done[:, :1]), ~done[:, :-1].cummax(1).values], 1)
     assert bool(done.any(1).all())
-    rewards = torch.stack([rollout["next", g, "reward"] for g in env.group_map]).mean((0, -1, -2))
+    # The living share one reward; the dead earn nothing.
+    living = torch.stack([~rollout[g, "done"] for g in env.group_map])
+    rewards = torch.stack([rollout["next", g, "reward"] for g in env.group_map])
+    rewards = (rewards * living).sum((0, -1, -2)) / living.sum((0, -1, -2)).clamp_min(1)
     return (rewards * first).sum(1).mean().item()
 
 
