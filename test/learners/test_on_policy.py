@@ -116,7 +116,7 @@ def test_learning_is_what_a_bare_script_does(value_norm, normalize, critic_loss)
         done, terminated = (
             batch["next", k].unsqueeze(-2).expand_as(value) for k in ("done", "terminated")
         )
-        reward = following["reward"]  # one for all, the dead included
+        reward = shared_with_the_dead(following["reward"], mask)
         advantage, target = gae(reward, value, next_value, done, terminated, gamma=0.9, lmbda=0.8)
         mean, deviation = 0.0, 1.0
         if value_norm:  # before the first update: the identity
