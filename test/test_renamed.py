@@ -49,6 +49,8 @@ def test_both_names_are_refused():
 def test_make_env_takes_the_old_word():
     with pytest.warns(FutureWarning, match="n_envs is called num_envs now"):
         assert make_env("toy/two_step_game", n_envs=3, seed=0).batch_size == (3,)
+    with pytest.raises(ConfigError, match="n_envs and num_envs are both given"):
+        make_env("toy/two_step_game", n_envs=3, num_envs=3)
 
 
 def test_the_command_line_says_it_in_a_line(capsys, tmp_path, monkeypatch):

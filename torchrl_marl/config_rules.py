@@ -217,6 +217,11 @@ def _check_env(config: TrainConfig) -> None:
     if own:
         check_own(env.library)
     else:
+        if env.library.endswith(".py"):
+            raise ConfigError(
+                f"env.library is {quoted(env.library)}, expected what makes the world behind the "
+                f"file, such as env.library={env.library}:MyWorld."
+            )
         _check_choice("env.library", env.library, LIBRARIES)
     if env.library == "toy":
         _check_toy(env)

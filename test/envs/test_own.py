@@ -123,6 +123,10 @@ class TestByName:
         with pytest.raises(ConfigError, match=message):
             make_env(EnvConfig(library=library, max_steps=None), num_envs=3)
 
+    def test_a_file_without_what_makes_the_world(self, worlds):
+        with pytest.raises(ConfigError, match=r"such as env\.library=my_reach\.py:MyWorld"):
+            load_config("toy_arena_mappo", ["env.library=my_reach.py"])
+
     def test_a_setting_that_the_class_does_not_take(self, worlds):
         with pytest.raises(ConfigError, match="env.info is True, but Reach takes no 'info'"):
             make_env("my_reach:Reach", num_envs=2, info=True)

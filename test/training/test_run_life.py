@@ -369,3 +369,12 @@ def test_the_evaluate_command_keeps_what_it_found(tmp_path, capsys):
     capsys.readouterr()
     with pytest.warns(UserWarning, match="the result is not kept"):
         Run.load(run.folder).evaluate(8, record=True)
+
+
+def test_a_resume_that_is_refused_changes_no_settings(tmp_path):
+    run = train(at(tmp_path / "run", total_frames=80))
+    before = (run.folder / "config.yaml").read_bytes()
+    (run.folder / "evaluation.csv").write_text("other,table\n1,2\n")
+    with pytest.raises(CheckpointError, match=r"evaluation\.csv"):
+        resume(run.folder, total_frames=160)
+    assert (run.folder / "config.yaml").read_bytes() == before

@@ -60,7 +60,11 @@ def make_env(
         >>> make_env(EnvConfig(library="toy", name="two_step_game", num_envs=3)).batch_size
         torch.Size([3])
     """
-    if num_envs is None and "n_envs" in settings:
+    if "n_envs" in settings:
+        if num_envs is not None:
+            raise ConfigError(
+                "n_envs and num_envs are both given, which are one setting; use num_envs alone."
+            )
         tell_new_name("n_envs", "num_envs")
         num_envs = settings.pop("n_envs")
     if isinstance(env, str):

@@ -45,8 +45,8 @@ def check_world(folder: Path, env: EnvConfig, trust: bool = False) -> None:
     if not is_own(given, _WORLD, code.encode()):
         raise TrustError(
             f"run {str(folder)!r} would import {code}, whose code then runs, and was not trained "
-            "by you on this machine; if you trust it, add --trust (in Python: trust=True, or "
-            "torchrl_marl.trust.trusting() around it)."
+            "by you on this machine with that code; if you trust it, add --trust (in Python: "
+            "trust=True, or torchrl_marl.trust.trusting() around it)."
         )
 
 

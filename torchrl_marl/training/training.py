@@ -214,8 +214,6 @@ class Training:
                 f"total_frames is {total}, but the run has {self.frames} already; give more, or "
                 "leave it out."
             )
-        if self.config != before:
-            self._write_config()
         if self.environments.own is None:
             sign_world(self.folder, self.config.env)  # it is trusted by now
         if not self.done:
@@ -235,6 +233,8 @@ class Training:
                 "unshare_at go on as in a run of that length"
             )
         self._open()
+        if self.config != before:  # only now: tables or loggers may have refused to go on
+            self._write_config()
 
     def _write_config(self) -> None:
         with whole_file(self.folder / "config.yaml") as file:
