@@ -125,7 +125,7 @@ def evaluation(config: Any, episodes: int) -> Callable[[Any], dict[str, float]]:
     """What plays the same episodes as BenchMARL's side: TorchRL's own env with its seed."""
     import torchrl.envs
 
-    from torchrl_marl.envs.random_state import RandomState
+    from torchrl_marl.random_state import RandomState
 
     with RandomState(EVALUATION_SEED).active():
         env = torchrl.envs.VmasEnv(

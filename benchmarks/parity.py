@@ -43,11 +43,11 @@ class Walk:
     def __init__(self, scenario: str, args: argparse.Namespace, execution: str) -> None:
         import torch
 
-        from torchrl_marl.envs.captured import CapturedSimulator
-        from torchrl_marl.envs.random_state import RandomState
-        from torchrl_marl.envs.simulator import SimulatorState
         from torchrl_marl.envs.vmas.capture import without_branches
         from torchrl_marl.envs.vmas.simulator import build_simulator, import_vmas, warm_up
+        from torchrl_marl.random_state import RandomState
+        from torchrl_marl.simulator.captured import CapturedSimulator
+        from torchrl_marl.simulator.state import SimulatorState
 
         import_vmas()
         torch.manual_seed(args.seed)

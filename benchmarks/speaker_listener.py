@@ -115,7 +115,7 @@ def measuring(training: Any, episodes: Episodes) -> Callable[[], dict[str, float
     """What measures the policy of a training, by the likeliest and by drawn actions."""
     from torchrl.envs.utils import ExplorationType
 
-    from torchrl_marl.envs.random_state import RandomState
+    from torchrl_marl.random_state import RandomState
 
     def measure() -> dict[str, float]:
         with RandomState(EVALUATION_SEED).active():

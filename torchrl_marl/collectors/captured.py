@@ -18,13 +18,13 @@ from torchrl_marl.capture.cuda_graph import CudaGraph
 from torchrl_marl.capture.program import Program
 from torchrl_marl.collectors.policies import fingerprint
 from torchrl_marl.collectors.team import TeamPolicy, check_actions
-from torchrl_marl.envs.captured import CapturedSimulator
-from torchrl_marl.envs.nesting import Nesting
-from torchrl_marl.envs.outer_tensors import OuterTensors
-from torchrl_marl.envs.start_pool import StartPool, begin_episodes
-from torchrl_marl.envs.step_graphs import refuse_many_structures
 from torchrl_marl.errors import CaptureError, UserError
 from torchrl_marl.modules.random_actor import RandomActor
+from torchrl_marl.simulator.captured import CapturedSimulator
+from torchrl_marl.simulator.layout import Nesting
+from torchrl_marl.simulator.outer_tensors import OuterTensors
+from torchrl_marl.simulator.reset_pool import StartPool, begin_episodes
+from torchrl_marl.simulator.step_graphs import refuse_many_structures
 from torchrl_marl.specs import TeamSpec
 
 __all__ = ["CapturedRollout"]

@@ -19,12 +19,12 @@ from torchrl_marl.envs.declaration import Declaration, refuse_unknown
 from torchrl_marl.envs.kinds import GroupKinds, batched
 from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags, earned, episode_of, where_fresh
 from torchrl_marl.envs.random_actions import draw_actions
-from torchrl_marl.envs.random_state import RandomState, own_stream
-from torchrl_marl.envs.starts import RunningEnvs
 from torchrl_marl.envs.values import check_team
 from torchrl_marl.envs.world import load_world, move_world, save_world, unwritten
 from torchrl_marl.envs.world_graphs import WorldGraphs
 from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.random_state import RandomState, own_stream
+from torchrl_marl.simulator.reset_bank import RunningEnvs
 from torchrl_marl.specs import AgentSpec, TeamSpec
 
 __all__ = ["MarlEnv"]

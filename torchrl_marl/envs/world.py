@@ -15,14 +15,14 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_marl.envs.simulator import (
+from torchrl_marl.errors import SpecError
+from torchrl_marl.simulator.state import (
     Path,
     SimulatorState,
     SimulatorStateError,
     set_child,
     walk_simulator,
 )
-from torchrl_marl.errors import SpecError
 
 __all__ = ["load_world", "move_world", "save_world", "unwritten"]
 

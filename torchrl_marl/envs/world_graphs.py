@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from torchrl_marl.envs.captured import CapturedSimulator
 from torchrl_marl.envs.declaration import Declaration
-from torchrl_marl.envs.following import follow
-from torchrl_marl.envs.random_state import RandomState
-from torchrl_marl.envs.shared_tables import shared_tables
-from torchrl_marl.envs.simulator import Path, SimulatorState, slots_of_envs
 from torchrl_marl.errors import CaptureError
+from torchrl_marl.random_state import RandomState
+from torchrl_marl.simulator.captured import CapturedSimulator
+from torchrl_marl.simulator.copy_settings import follow
+from torchrl_marl.simulator.shared_tables import shared_tables
+from torchrl_marl.simulator.state import Path, SimulatorState, slots_of_envs
 
 __all__ = ["WorldGraphs"]
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from torchrl_marl.collectors.rollout import RolloutCollector
-from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.joining import flat_observation
 from torchrl_marl.learners.build import partition
 from torchrl_marl.learners.config import OnPolicyConfig
 from torchrl_marl.modules.clustering import cluster_agents
+from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.training.config import TrainConfig
 

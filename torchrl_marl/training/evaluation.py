@@ -19,8 +19,8 @@ from torchrl.envs.batched_envs import BatchedEnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.collectors.rollout import restore_env, snapshot_env
-from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.animation import animate, check_drawable
 from torchrl_marl.training.births import begun

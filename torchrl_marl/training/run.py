@@ -15,11 +15,11 @@ from torchrl.envs import EnvBase, TransformedEnv
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.build import make_env
 from torchrl_marl.envs.objects import as_environment
-from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.envs.torchrl.mending import MendedEnv, mended
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import build_learners
+from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import load_latest, load_learners
 from torchrl_marl.training.config import TrainConfig, read_run_config

@@ -25,8 +25,8 @@ from torchrl_marl.envs.check.runs import (
     check_written_later,
 )
 from torchrl_marl.envs.check.steps import StepRules, full_specs
-from torchrl_marl.envs.random_state import RandomState
 from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.random_state import RandomState
 
 __all__ = ["check_marl_env"]
 

@@ -22,7 +22,7 @@ from torchrl_marl.envs.check.left_over import (
     name_of,
     put_back,
 )
-from torchrl_marl.envs.random_state import RandomState
+from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.stacking import is_lazy
 

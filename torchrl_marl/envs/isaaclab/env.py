@@ -20,9 +20,9 @@ from torchrl_marl.envs.isaaclab.building import build_task, check_task
 from torchrl_marl.envs.isaaclab.ranges import ActionRanges, Range
 from torchrl_marl.envs.isaaclab.world import IsaacWorld, StateOf
 from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags, where_fresh
-from torchrl_marl.envs.random_state import RandomState, own_stream
 from torchrl_marl.envs.spaces import spec_of_space
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.random_state import RandomState, own_stream
 
 __all__ = ["IsaacLabEnv"]
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchrl_marl.envs.simulator import SimulatorStateError
+from torchrl_marl.simulator.state import SimulatorStateError
 
 __all__ = ["device_of", "read_tree", "to_jax", "to_torch", "write_tree"]
 

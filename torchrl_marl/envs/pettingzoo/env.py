@@ -31,8 +31,8 @@ from torchrl_marl.envs.pettingzoo.rows import RowLayout
 from torchrl_marl.envs.pettingzoo.turns import TurnCopy
 from torchrl_marl.envs.pettingzoo.workers import Workers
 from torchrl_marl.envs.pettingzoo.worlds import Backend, maker_of
-from torchrl_marl.envs.simulator import SimulatorStateError
 from torchrl_marl.errors import ConfigError, TrustError, UserError, WorkerError
+from torchrl_marl.simulator.state import SimulatorStateError
 from torchrl_marl.trust import is_own, signature
 
 __all__ = ["PettingZooEnv"]

@@ -19,9 +19,9 @@ from torchrl_marl.envs.declaration import Declaration
 from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags, earned, where_fresh
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.objects import check_environment
-from torchrl_marl.envs.random_state import RandomState, own_stream
 from torchrl_marl.envs.torchrl.readings import Reading, reading_of
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.random_state import RandomState, own_stream
 
 __all__ = ["MendedEnv", "mended"]
 

@@ -15,17 +15,17 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torchrl.data import Composite
 
 from torchrl_marl.capture.execution import Execution
-from torchrl_marl.envs.captured import CapturedSimulator
-from torchrl_marl.envs.following import follow
-from torchrl_marl.envs.packing import Packing
-from torchrl_marl.envs.random_state import RandomState
-from torchrl_marl.envs.simulator import SimulatorStateError
-from torchrl_marl.envs.start_pool import StartPool
-from torchrl_marl.envs.step_graphs import StepGraphs
 from torchrl_marl.envs.vmas.reading import ScenarioReader
 from torchrl_marl.envs.vmas.simulator import warm_up
 from torchrl_marl.envs.vmas.worlds import VIEWER, VmasWorlds
 from torchrl_marl.errors import CaptureError, GraphCheckError
+from torchrl_marl.random_state import RandomState
+from torchrl_marl.simulator.captured import CapturedSimulator
+from torchrl_marl.simulator.copy_settings import follow
+from torchrl_marl.simulator.packing import Packing
+from torchrl_marl.simulator.reset_pool import StartPool
+from torchrl_marl.simulator.state import SimulatorStateError
+from torchrl_marl.simulator.step_graphs import StepGraphs
 
 if TYPE_CHECKING:
     from vmas.simulator.environment import Environment

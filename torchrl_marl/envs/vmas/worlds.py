@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchrl_marl.envs.random_state import RandomState, own_stream
-from torchrl_marl.envs.simulator import SimulatorState
-from torchrl_marl.envs.starts import StartBank, random_draws
 from torchrl_marl.envs.vmas.simulator import build_simulator, reset_all, reset_each, warm_up
+from torchrl_marl.random_state import RandomState, own_stream
+from torchrl_marl.simulator.reset_bank import StartBank, random_draws
+from torchrl_marl.simulator.state import SimulatorState
 
 if TYPE_CHECKING:
     from vmas.simulator.environment import Environment

@@ -26,8 +26,8 @@ from torchrl_marl.errors import CaptureError, ConfigError, GraphCheckError, Spec
 vmas = pytest.importorskip("vmas")
 
 from torchrl_marl.envs import VmasEnv  # noqa: E402
-from torchrl_marl.envs.following import follow  # noqa: E402
-from torchrl_marl.envs.step_graphs import refuse_many_structures  # noqa: E402
+from torchrl_marl.simulator.copy_settings import follow  # noqa: E402
+from torchrl_marl.simulator.step_graphs import refuse_many_structures  # noqa: E402
 
 ACTION, AGENTS = ("agents", "action"), ("agents", "observation")
 GOALS = ["simple_push", "simple_adversary", "simple_reference", "simple_speaker_listener"]
@@ -234,7 +234,7 @@ def test_what_all_envs_share_may_be_drawn_anew():
 
 
 def test_a_structure_that_never_stays_falls_back_in_the_end(monkeypatch):
-    monkeypatch.setattr("torchrl_marl.envs.step_graphs._MOST_STRUCTURES", 2)
+    monkeypatch.setattr("torchrl_marl.simulator.step_graphs._MOST_STRUCTURES", 2)
     env, eager = make(Restless()), make(Restless(), "eager")
     action = draw_actions(env, 1)[0]
     with pytest.warns(UserWarning, match=r"3 were met: .* changing scenario\.force;") as caught:

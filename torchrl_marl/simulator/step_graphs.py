@@ -16,12 +16,12 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 
 from torchrl_marl.capture.program import Program
-from torchrl_marl.envs.captured import CapturedSimulator
-from torchrl_marl.envs.nesting import Nesting
-from torchrl_marl.envs.outer_tensors import OuterTensors
-from torchrl_marl.envs.random_state import RandomState
-from torchrl_marl.envs.start_pool import StartPool, begin_episodes
 from torchrl_marl.errors import CaptureError, SpecError
+from torchrl_marl.random_state import RandomState
+from torchrl_marl.simulator.captured import CapturedSimulator
+from torchrl_marl.simulator.layout import Nesting
+from torchrl_marl.simulator.outer_tensors import OuterTensors
+from torchrl_marl.simulator.reset_pool import StartPool, begin_episodes
 
 __all__ = ["StepGraphs", "refuse_many_structures"]
 

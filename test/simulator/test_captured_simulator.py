@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from torchrl_marl.envs.captured import CapturedSimulator
-from torchrl_marl.envs.packing import Packing
-from torchrl_marl.envs.random_state import RandomState
-from torchrl_marl.envs.simulator import SimulatorState
 from torchrl_marl.errors import CaptureError, GraphCheckError
+from torchrl_marl.random_state import RandomState
+from torchrl_marl.simulator.captured import CapturedSimulator
+from torchrl_marl.simulator.packing import Packing
+from torchrl_marl.simulator.state import SimulatorState
 
 E = 5
 

@@ -5,9 +5,9 @@ import torch
 from tensordict import TensorDict
 
 from torchrl_marl.envs import VmasEnv
-from torchrl_marl.envs.nesting import Nesting
-from torchrl_marl.envs.start_pool import begin_episodes
 from torchrl_marl.errors import CaptureError
+from torchrl_marl.simulator.layout import Nesting
+from torchrl_marl.simulator.reset_pool import begin_episodes
 
 E = 4
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_marl.envs.random_state import RandomState
-from torchrl_marl.envs.simulator import (
+from torchrl_marl.random_state import RandomState
+from torchrl_marl.simulator.reset_bank import RunningEnvs, StartBank
+from torchrl_marl.simulator.state import (
     SimulatorState,
     SimulatorStateError,
     read_tensors,
     shared_storages,
     write_tensors,
 )
-from torchrl_marl.envs.starts import RunningEnvs, StartBank
 
 
 class Thing:

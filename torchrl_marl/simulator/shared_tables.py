@@ -10,8 +10,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_marl.envs.settings import written_by
-from torchrl_marl.envs.simulator import Path, path_name, set_child, walk_simulator
+from torchrl_marl.simulator.settings import written_by
+from torchrl_marl.simulator.state import Path, path_name, set_child, walk_simulator
 
 __all__ = ["shared_tables"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_marl.envs.simulator import (
+from torchrl_marl.simulator.state import (
     SCALARS,
     Path,
     SimulatorWalk,

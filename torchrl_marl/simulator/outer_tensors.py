@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from torchrl_marl.capture.program import Program
-from torchrl_marl.envs.simulator import Path, path_name, walk_simulator
 from torchrl_marl.errors import CaptureError
+from torchrl_marl.simulator.state import Path, path_name, walk_simulator
 
 __all__ = ["OuterTensors"]
 

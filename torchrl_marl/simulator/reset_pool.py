@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_marl.envs.nesting import Nesting
-from torchrl_marl.envs.packing import Packing
-from torchrl_marl.envs.random_state import RandomState
-from torchrl_marl.envs.settings import Settings, what_starts_depend_on
-from torchrl_marl.envs.simulator import (
+from torchrl_marl.errors import CaptureError
+from torchrl_marl.random_state import RandomState
+from torchrl_marl.simulator.layout import Nesting
+from torchrl_marl.simulator.packing import Packing
+from torchrl_marl.simulator.settings import Settings, what_starts_depend_on
+from torchrl_marl.simulator.state import (
     SCALARS,
     Path,
     SimulatorState,
@@ -25,7 +26,6 @@ from torchrl_marl.envs.simulator import (
     set_child,
     walk_simulator,
 )
-from torchrl_marl.errors import CaptureError
 
 __all__ = ["StartPool", "begin_episodes"]
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_marl.envs.simulator import (
+from torchrl_marl.errors import CaptureError
+from torchrl_marl.simulator.state import (
     Path,
     SimulatorState,
     child,
@@ -20,7 +21,6 @@ from torchrl_marl.envs.simulator import (
     set_child,
     walk_simulator,
 )
-from torchrl_marl.errors import CaptureError
 
 __all__ = ["Packing", "put_back"]
 

@@ -10,7 +10,7 @@ from torchrl.envs.utils import step_mdp
 
 from torchrl_marl.collectors import RolloutCollector
 from torchrl_marl.envs import MarlEnv
-from torchrl_marl.envs.settings import Settings, what_starts_depend_on
+from torchrl_marl.simulator.settings import Settings, what_starts_depend_on
 from torchrl_marl.specs import AgentSpec
 
 vmas = pytest.importorskip("vmas")
@@ -142,7 +142,7 @@ def test_starts_that_are_left_are_saved_with_their_settings():
 
 
 def test_nothing_is_drawn_anew_where_nothing_is_set(monkeypatch):
-    from torchrl_marl.envs.starts import StartBank
+    from torchrl_marl.simulator.reset_bank import StartBank
 
     drawn, refill = [], StartBank._refill
     monkeypatch.setattr(StartBank, "_refill", lambda self: (drawn.append(1), refill(self)))

@@ -13,10 +13,10 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchrl_marl.envs.following import follow
-from torchrl_marl.envs.random_state import RandomState
-from torchrl_marl.envs.settings import Settings, what_starts_depend_on, written_by
-from torchrl_marl.envs.simulator import (
+from torchrl_marl.random_state import RandomState
+from torchrl_marl.simulator.copy_settings import follow
+from torchrl_marl.simulator.settings import Settings, what_starts_depend_on, written_by
+from torchrl_marl.simulator.state import (
     Path,
     SimulatorState,
     SimulatorStateError,
@@ -167,7 +167,7 @@ class RunningEnvs:
         num_envs (int): number E of envs.
         exclude (iterable of str or Path): what not to enter.
         slots (mapping, optional): path -> whether the first dim is the envs, as
-            :func:`~torchrl_marl.envs.simulator.slots_of_envs` found it. Without it, all tensors
+            :func:`~torchrl_marl.simulator.state.slots_of_envs` found it. Without it, all tensors
             with E rows are taken for such.
 
     Examples:

@@ -1,7 +1,7 @@
 """A simulator's step as a pure function, recorded as a graph.
 
 Nothing here names a simulator: any object will do whose tensors hold the envs in their first
-dim (:class:`~torchrl_marl.envs.simulator.SimulatorState`).
+dim (:class:`~torchrl_marl.simulator.state.SimulatorState`).
 
 Shapes: E envs, K numbers of an env.
 """
@@ -20,16 +20,16 @@ from torch import Tensor
 
 from torchrl_marl.capture.program import Program, compile_trace
 from torchrl_marl.capture.tracing import Trace, trace
-from torchrl_marl.envs.packing import Packing, put_back
-from torchrl_marl.envs.random_state import RandomState
-from torchrl_marl.envs.simulator import (
+from torchrl_marl.errors import CaptureError
+from torchrl_marl.random_state import RandomState
+from torchrl_marl.simulator.packing import Packing, put_back
+from torchrl_marl.simulator.state import (
     SCALARS,
     Path,
     SimulatorState,
     path_name,
     walk_simulator,
 )
-from torchrl_marl.errors import CaptureError
 
 __all__ = ["CapturedSimulator"]
 

@@ -1,0 +1,19 @@
+"""Somebody else's simulator as a state, a pure step and fresh starts."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.simulator.captured import CapturedSimulator
+    from torchrl_marl.simulator.state import SimulatorState
+    from torchrl_marl.simulator.step_graphs import StepGraphs
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "captured": ["CapturedSimulator"],
+        "state": ["SimulatorState"],
+        "step_graphs": ["StepGraphs"],
+    },
+)
