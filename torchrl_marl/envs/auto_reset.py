@@ -15,9 +15,9 @@ from torch import Tensor
 from torchrl.data import Composite
 from torchrl.envs import EnvBase
 
-from torchrl_marl.envs.declaration import Declaration
-from torchrl_marl.envs.kinds import GroupKinds, batched
-from torchrl_marl.envs.random_actions import draw_actions
+from torchrl_marl.envs.agents.declaration import Declaration
+from torchrl_marl.envs.agents.kinds import GroupKinds, batched
+from torchrl_marl.envs.agents.random_actions import draw_actions
 from torchrl_marl.specs import TeamSpec
 
 __all__ = ["AutoResetEnv"]

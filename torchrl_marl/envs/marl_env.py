@@ -15,11 +15,17 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 from torchrl.envs import EnvBase
 
-from torchrl_marl.envs.declaration import Declaration, refuse_unknown
-from torchrl_marl.envs.kinds import GroupKinds, batched
-from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags, earned, episode_of, where_fresh
-from torchrl_marl.envs.random_actions import draw_actions
-from torchrl_marl.envs.values import check_team
+from torchrl_marl.envs.agents.bounds import check_team
+from torchrl_marl.envs.agents.declaration import Declaration, refuse_unknown
+from torchrl_marl.envs.agents.kinds import GroupKinds, batched
+from torchrl_marl.envs.agents.life_cycle import (
+    GroupFlags,
+    TeamFlags,
+    earned,
+    episode_of,
+    where_fresh,
+)
+from torchrl_marl.envs.agents.random_actions import draw_actions
 from torchrl_marl.envs.world import load_world, move_world, save_world, unwritten
 from torchrl_marl.envs.world_graphs import WorldGraphs
 from torchrl_marl.errors import ConfigError, SpecError

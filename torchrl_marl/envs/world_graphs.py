@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from torchrl_marl.envs.declaration import Declaration
+from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.errors import CaptureError
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.simulator.captured import CapturedSimulator

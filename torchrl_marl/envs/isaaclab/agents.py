@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec, Unbounded
 
-from torchrl_marl.envs.declaration import Declaration
-from torchrl_marl.envs.grouping import grouped
+from torchrl_marl.envs.agents.declaration import Declaration
+from torchrl_marl.envs.agents.grouping import grouped
+from torchrl_marl.envs.agents.spaces import spec_of_space
 from torchrl_marl.envs.isaaclab.ranges import ActionRanges
-from torchrl_marl.envs.spaces import spec_of_space
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.specs import AgentSpec
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags
+from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags
 
 __all__ = ["Ends", "present"]
 

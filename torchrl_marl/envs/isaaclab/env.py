@@ -13,14 +13,14 @@ from torch import Tensor
 from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
+from torchrl_marl.envs.agents.declaration import Declaration, refuse_fractions, refuse_unknown
+from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags, where_fresh
+from torchrl_marl.envs.agents.spaces import spec_of_space
 from torchrl_marl.envs.auto_reset import AutoResetEnv
-from torchrl_marl.envs.declaration import Declaration, refuse_fractions, refuse_unknown
 from torchrl_marl.envs.isaaclab.agents import Agents, declared, groups_of
 from torchrl_marl.envs.isaaclab.building import build_task, check_task
 from torchrl_marl.envs.isaaclab.ranges import ActionRanges, Range
 from torchrl_marl.envs.isaaclab.world import IsaacWorld, StateOf
-from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags, where_fresh
-from torchrl_marl.envs.spaces import spec_of_space
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.random_state import RandomState, own_stream
 

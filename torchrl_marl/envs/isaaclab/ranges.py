@@ -8,7 +8,7 @@ from typing import Any
 
 from torchrl.data import Bounded, Composite, TensorSpec, Unbounded
 
-from torchrl_marl.envs.spaces import spec_of_space
+from torchrl_marl.envs.agents.spaces import spec_of_space
 from torchrl_marl.errors import ConfigError, SpecError, nearest
 
 __all__ = ["ActionRanges", "Range"]

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags
 from torchrl_marl.envs.isaaclab.agents import Agents, all_tensors
 from torchrl_marl.envs.isaaclab.ends import Ends, present
-from torchrl_marl.envs.life_cycle import GroupFlags, TeamFlags
 from torchrl_marl.errors import SpecError
 
 __all__ = ["IsaacWorld", "StateOf", "Step"]

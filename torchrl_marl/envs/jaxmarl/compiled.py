@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from torchrl.envs.utils import MarlGroupMapType
 
-from torchrl_marl.envs.grouping import grouped
+from torchrl_marl.envs.agents.grouping import grouped
 from torchrl_marl.envs.jaxmarl.program import Program, Shaping
 from torchrl_marl.envs.jaxmarl.teams import Kind, kinds_of
 from torchrl_marl.envs.jaxmarl.worlds import World, make_world

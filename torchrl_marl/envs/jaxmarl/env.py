@@ -15,10 +15,10 @@ from torch import Tensor
 from torchrl.data import Composite, OneHot, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
+from torchrl_marl.envs.agents.declaration import Declaration, refuse_fractions
+from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.auto_reset import AutoResetEnv
-from torchrl_marl.envs.declaration import Declaration, refuse_fractions
 from torchrl_marl.envs.jaxmarl.worlds import import_jaxmarl
-from torchrl_marl.envs.life_cycle import where_fresh
 
 __all__ = ["JaxMarlEnv"]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torchrl.data import Composite, OneHot, TensorSpec
 
-from torchrl_marl.envs.declaration import Declaration
+from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.envs.pettingzoo.declaring import specs_of
 from torchrl_marl.envs.pettingzoo.seats import field_of
 from torchrl_marl.errors import NonFiniteError

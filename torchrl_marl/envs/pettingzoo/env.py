@@ -17,10 +17,10 @@ from torch import Tensor
 from torchrl.data import Composite, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
+from torchrl_marl.envs.agents.declaration import refuse_fractions
+from torchrl_marl.envs.agents.grouping import grouped
+from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.auto_reset import AutoResetEnv
-from torchrl_marl.envs.declaration import refuse_fractions
-from torchrl_marl.envs.grouping import grouped
-from torchrl_marl.envs.life_cycle import where_fresh
 from torchrl_marl.envs.pettingzoo.block import RowTensors
 from torchrl_marl.envs.pettingzoo.declaring import declared, row_fields, seats_of
 from torchrl_marl.envs.pettingzoo.one_copy import CopyPlan

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torchrl.data import Categorical, OneHot, Unbounded
 
+from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.envs.auto_reset import AutoResetEnv
-from torchrl_marl.envs.declaration import Declaration
 from torchrl_marl.errors import SpecError
 from torchrl_marl.specs import AgentSpec
 

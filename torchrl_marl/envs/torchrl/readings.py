@@ -22,7 +22,7 @@ from torchrl.data import (
 )
 from torchrl.envs import EnvBase
 
-from torchrl_marl.envs.kinds import GroupKinds
+from torchrl_marl.envs.agents.kinds import GroupKinds
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import AgentSpec, GroupSpec, TeamSpec
 from torchrl_marl.stacking import is_lazy

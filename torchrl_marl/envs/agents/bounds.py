@@ -20,7 +20,7 @@ from torchrl.data import (
     TensorSpec,
 )
 
-from torchrl_marl.envs.declaration import Declaration
+from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.errors import SpecError
 
 __all__ = ["check_team", "check_values"]

@@ -14,8 +14,8 @@ import torch
 from tensordict import NestedKey
 from torchrl.data import Categorical, Composite, TensorSpec
 
-from torchrl_marl.envs.given import Reader
-from torchrl_marl.envs.kinds import GroupKinds, batched
+from torchrl_marl.envs.agents.kinds import GroupKinds, batched
+from torchrl_marl.envs.agents.output_reader import Reader
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.specs import AgentSpec, TeamSpec
 from torchrl_marl.stacking import pad_specs

@@ -12,8 +12,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 
-from torchrl_marl.envs.declaration import Declaration
-from torchrl_marl.envs.kinds import GroupKinds, batched
+from torchrl_marl.envs.agents.declaration import Declaration
+from torchrl_marl.envs.agents.kinds import GroupKinds, batched
 from torchrl_marl.stacking import is_lazy, pad_group
 
 __all__ = ["draw_actions"]

@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 
-from torchrl_marl.envs.kinds import GroupKinds, joined
+from torchrl_marl.envs.agents.kinds import GroupKinds, joined
 from torchrl_marl.errors import SpecError, nearest
 from torchrl_marl.stacking import is_lazy
 
