@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torchrl_marl.envs.init_tracker import AgentInitTracker
     from torchrl_marl.envs.isaaclab import IsaacLabEnv
     from torchrl_marl.envs.jaxmarl import JaxMarlEnv
-    from torchrl_marl.envs.marl_env import MarlEnv
+    from torchrl_marl.envs.marl_env.env import MarlEnv
     from torchrl_marl.envs.pettingzoo import PettingZooEnv
     from torchrl_marl.envs.transforms import PadAgents
     from torchrl_marl.envs.vmas import VmasEnv

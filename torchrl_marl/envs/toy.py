@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torchrl.data import Categorical, Unbounded
 
-from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.marl_env.env import MarlEnv
 from torchrl_marl.envs.toy_arena import Arena
 from torchrl_marl.envs.toy_teams import SpeakerListener
 from torchrl_marl.envs.toy_turns import Nim, Paces

@@ -26,8 +26,8 @@ from torchrl_marl.envs.agents.life_cycle import (
     where_fresh,
 )
 from torchrl_marl.envs.agents.random_actions import draw_actions
-from torchrl_marl.envs.world import load_world, move_world, save_world, unwritten
-from torchrl_marl.envs.world_graphs import WorldGraphs
+from torchrl_marl.envs.marl_env.graphs import WorldGraphs
+from torchrl_marl.envs.marl_env.world import load_world, move_world, save_world, unwritten
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.random_state import RandomState, own_stream
 from torchrl_marl.simulator.reset_bank import RunningEnvs

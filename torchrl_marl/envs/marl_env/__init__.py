@@ -1,0 +1,10 @@
+"""The base for worlds of one's own."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.envs.marl_env.env import MarlEnv
+
+__getattr__, __dir__, __all__ = attach(__name__, {"env": ["MarlEnv"]})
