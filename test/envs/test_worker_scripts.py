@@ -13,8 +13,8 @@ import pytest
 SCRIPT = """
 import os, sys, signal
 import numpy as np
-from torchrl_marl.envs.pettingzoo.rows import RowLayout
-from torchrl_marl.envs.pettingzoo.workers import Workers
+from torchrl_marl.envs.processes.rows import RowLayout
+from torchrl_marl.envs.processes.workers import Workers
 
 class Count:
     def begin(self, row, seed):

@@ -13,8 +13,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from torchrl_marl.envs.pettingzoo.rows import RowLayout
-from torchrl_marl.envs.pettingzoo.workers import Workers
+from torchrl_marl.envs.processes.rows import RowLayout
+from torchrl_marl.envs.processes.workers import Workers
 from torchrl_marl.errors import ConfigError, NonFiniteError, SpecError, WorkerError
 
 LAYOUT = RowLayout({"action": ((2,), "float32"), "seen": ((3,), "float64"), "done": ((), "bool")})

@@ -27,10 +27,10 @@ from torchrl_marl.envs.pettingzoo.one_copy import CopyPlan
 from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
 from torchrl_marl.envs.pettingzoo.parallel import ParallelCopy
 from torchrl_marl.envs.pettingzoo.probing import info_keys, probe
-from torchrl_marl.envs.pettingzoo.rows import RowLayout
 from torchrl_marl.envs.pettingzoo.turns import TurnCopy
-from torchrl_marl.envs.pettingzoo.workers import Workers
 from torchrl_marl.envs.pettingzoo.worlds import Backend, maker_of
+from torchrl_marl.envs.processes.rows import RowLayout
+from torchrl_marl.envs.processes.workers import Workers
 from torchrl_marl.errors import ConfigError, TrustError, UserError, WorkerError
 from torchrl_marl.simulator.state import SimulatorStateError
 from torchrl_marl.trust import is_own, signature

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from torchrl_marl.envs.pettingzoo.copies_here import Copies, WorldCopy
-from torchrl_marl.envs.pettingzoo.failures import Failure
-from torchrl_marl.envs.pettingzoo.repeats import Repeats
-from torchrl_marl.envs.pettingzoo.rows import RowLayout, open_block
-from torchrl_marl.envs.pettingzoo.worker import PATIENCE, PLAY, Lost, Worker
+from torchrl_marl.envs.processes.copies import Copies, WorldCopy
+from torchrl_marl.envs.processes.failures import Failure
+from torchrl_marl.envs.processes.repeats import Repeats
+from torchrl_marl.envs.processes.rows import RowLayout, open_block
+from torchrl_marl.envs.processes.worker import PATIENCE, PLAY, Lost, Worker
 from torchrl_marl.errors import ConfigError, UserError, WorkerError
 
 __all__ = ["Workers", "WorldCopy"]

@@ -26,16 +26,16 @@ from typing import Any
 
 import numpy as np
 
-from torchrl_marl.envs.pettingzoo.copies_here import Copies, WorldCopy
-from torchrl_marl.envs.pettingzoo.failures import Failure
-from torchrl_marl.envs.pettingzoo.rows import RowLayout
+from torchrl_marl.envs.processes.copies import Copies, WorldCopy
+from torchrl_marl.envs.processes.failures import Failure
+from torchrl_marl.envs.processes.rows import RowLayout
 
 __all__ = ["Lost", "Worker", "serve"]
 
 PLAY = DONE = None  # as a message: a single byte
 START = (
     "import sys; sys.path[:] = eval(sys.argv[1]); "
-    "from torchrl_marl.envs.pettingzoo.worker import serve; serve(*eval(sys.argv[2]))"
+    "from torchrl_marl.envs.processes.worker import serve; serve(*eval(sys.argv[2]))"
 )
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 SHORTEST_START = 120.0  # seconds: many workers that import a large package at once

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from torchrl_marl.envs.pettingzoo.failures import Failure
-from torchrl_marl.envs.pettingzoo.rows import Rows, row_of
+from torchrl_marl.envs.processes.failures import Failure
+from torchrl_marl.envs.processes.rows import Rows, row_of
 
 __all__ = ["Copies", "WorldCopy"]
 

@@ -1,0 +1,5 @@
+"""Many copies of a world in a few processes, without torch."""
+
+from torchrl_marl._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, {})
