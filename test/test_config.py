@@ -406,7 +406,7 @@ class TestHelp:
         assert "env.kwargs" in values
 
     def test_the_worlds_that_are_named_are_there(self):
-        toy = pytest.importorskip("torchrl_marl.envs.toy")
+        toy = pytest.importorskip("torchrl_marl.envs.toy.games")
         assert sorted(toy.TOY_ENVS) == sorted(TOY_WORLDS)
 
     def test_the_activations_that_are_named_are_there(self):
@@ -435,7 +435,7 @@ class TestDoors:
 
     def test_train_hands_on_config_and_env(self, trainer, tmp_path):
         import torchrl_marl
-        from torchrl_marl.envs import toy
+        from torchrl_marl.envs.toy import games as toy
 
         env = toy.Arena(2)
         run = torchrl_marl.train(TOY, env=env, seed=5, learner={"lr": 1e-3})

@@ -15,9 +15,9 @@ from torch.nn.functional import one_hot
 from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl.envs.marl_env.env import MarlEnv
-from torchrl_marl.envs.toy_arena import Arena
-from torchrl_marl.envs.toy_teams import SpeakerListener
-from torchrl_marl.envs.toy_turns import Nim, Paces
+from torchrl_marl.envs.toy.arena import Arena
+from torchrl_marl.envs.toy.speaker_listener import SpeakerListener
+from torchrl_marl.envs.toy.turns import Nim, Paces
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.specs import AgentSpec
 

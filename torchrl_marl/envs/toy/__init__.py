@@ -1,0 +1,21 @@
+"""Small worlds whose exact answers are known. They need no optional package."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.envs.toy.arena import Arena
+    from torchrl_marl.envs.toy.games import TOY_ENVS, MatrixGame, TwoStepGame
+    from torchrl_marl.envs.toy.speaker_listener import SpeakerListener
+    from torchrl_marl.envs.toy.turns import Nim, Paces
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "arena": ["Arena"],
+        "games": ["TOY_ENVS", "MatrixGame", "TwoStepGame"],
+        "speaker_listener": ["SpeakerListener"],
+        "turns": ["Nim", "Paces"],
+    },
+)
