@@ -135,7 +135,7 @@ def speech(train: Trainer) -> tuple[str, str]:
 
 def world_of(run: Any, num_envs: int = 1) -> EnvBase:
     """The environment that a run was trained on, anew."""
-    from torchrl_marl.envs.build import make_env
+    from torchrl_marl.envs.make import make_env
 
     return make_env(run.config.env, seed=EVALUATION_SEED, num_envs=num_envs)
 

@@ -3,7 +3,7 @@
 import pytest
 from torchrl.data import Bounded, Unbounded
 
-import torchrl_marl.envs.build
+import torchrl_marl.envs.make
 from torchrl_marl import AgentSpec, TeamSpec, memory
 from torchrl_marl.cli import main
 from torchrl_marl.envs import make_env
@@ -71,7 +71,7 @@ def test_memory_that_runs_out_names_the_envs(error, monkeypatch):
     def fail(*_):
         raise error
 
-    monkeypatch.setitem(torchrl_marl.envs.build._MAKERS, "toy", fail)
+    monkeypatch.setitem(torchrl_marl.envs.make._MAKERS, "toy", fail)
     with pytest.raises(
         ConfigError, match="env.num_envs is 5, for which there is not memory enough"
     ):

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.config_rules import check_device, group_config, validate
-from torchrl_marl.envs.build import OWN_LIMITS, split_name
 from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.make import OWN_LIMITS, split_name
 from torchrl_marl.envs.objects import as_environment, library_of
 from torchrl_marl.envs.vmas.scenarios import scenario_arguments, scenario_names
 from torchrl_marl.errors import ConfigError, MissingExtraError, WriteError, nearest, quoted

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
-    from torchrl_marl.envs.build import make_env
     from torchrl_marl.envs.check import check_marl_env
     from torchrl_marl.envs.config import EnvConfig
     from torchrl_marl.envs.init_tracker import AgentInitTracker
     from torchrl_marl.envs.isaaclab import IsaacLabEnv
     from torchrl_marl.envs.jaxmarl import JaxMarlEnv
+    from torchrl_marl.envs.make import make_env
     from torchrl_marl.envs.marl_env.env import MarlEnv
     from torchrl_marl.envs.pettingzoo import PettingZooEnv
     from torchrl_marl.envs.transforms import PadAgents

@@ -8,7 +8,7 @@ import torch
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 
-from torchrl_marl.envs.build import make_env
+from torchrl_marl.envs.make import make_env
 from torchrl_marl.envs.objects import as_environment
 from torchrl_marl.envs.torchrl.mending import mended
 from torchrl_marl.envs.transforms import with_dense_groups

@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_marl.collectors.team import TeamPolicy
-from torchrl_marl.envs.build import make_env
+from torchrl_marl.envs.make import make_env
 from torchrl_marl.envs.objects import as_environment
 from torchrl_marl.envs.torchrl.mending import MendedEnv, mended
 from torchrl_marl.envs.transforms import with_dense_groups
