@@ -43,8 +43,8 @@ class Walk:
     def __init__(self, scenario: str, args: argparse.Namespace, execution: str) -> None:
         import torch
 
+        from torchrl_marl.envs.vmas.build import build_simulator, import_vmas, warm_up
         from torchrl_marl.envs.vmas.capture import without_branches
-        from torchrl_marl.envs.vmas.simulator import build_simulator, import_vmas, warm_up
         from torchrl_marl.random_state import RandomState
         from torchrl_marl.simulator.captured import CapturedSimulator
         from torchrl_marl.simulator.state import SimulatorState
@@ -77,7 +77,7 @@ class Walk:
         """The graph of the simulator as it is now."""
         import torch.utils._pytree as pytree
 
-        from torchrl_marl.envs.vmas.simulator import advance
+        from torchrl_marl.envs.vmas.build import advance
 
         def step(*actions: Any) -> list:
             advance(self.env, actions)

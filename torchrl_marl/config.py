@@ -14,7 +14,7 @@ from torchrl_marl.config_rules import check_device, group_config, validate
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.envs.make import OWN_LIMITS, split_name
 from torchrl_marl.envs.objects import as_environment, library_of
-from torchrl_marl.envs.vmas.scenarios import scenario_arguments, scenario_names
+from torchrl_marl.envs.vmas.library import scenario_arguments, scenario_names
 from torchrl_marl.errors import ConfigError, MissingExtraError, WriteError, nearest, quoted
 from torchrl_marl.renamed import with_new_names
 from torchrl_marl.schema import (

@@ -12,7 +12,7 @@ from typing import Any
 from torchrl_marl.capture.execution import EXECUTIONS
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.envs.own import check_own
-from torchrl_marl.envs.vmas.scenarios import check_scenario
+from torchrl_marl.envs.vmas.library import check_scenario
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
 from torchrl_marl.learners.config import OnPolicyConfig
 from torchrl_marl.modules.config import (

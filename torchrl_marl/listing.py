@@ -25,8 +25,8 @@ def recipes() -> list[tuple[str, str]]:
 def scenarios() -> list[tuple[str, str]]:
     """The worlds of each library."""
     from torchrl_marl.config_rules import TOY_WORLDS
-    from torchrl_marl.envs.pettingzoo.names import known_names
-    from torchrl_marl.envs.vmas.scenarios import scenario_names
+    from torchrl_marl.envs.pettingzoo.library import known_names
+    from torchrl_marl.envs.vmas.library import scenario_names
 
     rows = []
     for library, names_of in (("vmas", scenario_names), ("pettingzoo", known_names)):

@@ -91,7 +91,7 @@ def make_candidates(
     import torchrl.envs
 
     from torchrl_marl.envs import VmasEnv
-    from torchrl_marl.envs.vmas.simulator import import_vmas
+    from torchrl_marl.envs.vmas.build import import_vmas
 
     import_vmas()
     import vmas

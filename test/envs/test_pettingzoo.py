@@ -892,7 +892,7 @@ def test_knights_die_one_by_one():
 def test_no_window_no_greeting_no_warning():
     program = (
         "import warnings; warnings.simplefilter('error'); "
-        "from torchrl_marl.envs.pettingzoo.worlds import maker_of; "
+        "from torchrl_marl.envs.pettingzoo.build import maker_of; "
         "maker_of('sisl/pursuit_v5', 'auto', {}, None, 1)(); "
         "maker_of('mpe2/simple_spread_v3', 'auto', {}, True, 1)()"
     )

@@ -11,7 +11,7 @@ from torchrl.envs.utils import step_mdp
 vmas = pytest.importorskip("vmas")
 
 from torchrl_marl.envs import VmasEnv  # noqa: E402
-from torchrl_marl.envs.vmas.scenarios import scenario_arguments, scenario_names  # noqa: E402
+from torchrl_marl.envs.vmas.library import scenario_arguments, scenario_names  # noqa: E402
 from torchrl_marl.errors import ConfigError  # noqa: E402
 from torchrl_marl.random_state import own_stream  # noqa: E402
 from torchrl_marl.simulator.state import SimulatorStateError  # noqa: E402

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchrl_marl.capture import capture
-from torchrl_marl.envs.vmas.simulator import advance, build_simulator
+from torchrl_marl.envs.vmas.build import advance, build_simulator
 from torchrl_marl.errors import CaptureError
 
 pytest.importorskip("vmas")

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.pettingzoo.names import foreign_module
+from torchrl_marl.envs.pettingzoo.library import foreign_module
 
 __all__ = ["foreign_code"]
 

@@ -183,7 +183,7 @@ def _check_actions(env: EnvConfig, built: EnvBase) -> None:
 
 
 def _take(env: Any, seed: int | None, device: torch.device | str, num_envs: int | None) -> EnvBase:
-    from torchrl_marl.envs.torchrl.mending import mended
+    from torchrl_marl.envs.torchrl.env import mended
 
     check_environment(env)
     if num_envs is not None and env.batch_size.numel() != num_envs:

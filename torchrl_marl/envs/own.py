@@ -122,7 +122,7 @@ def build_own(
     """
     from torchrl.envs import EnvBase
 
-    from torchrl_marl.envs.torchrl.mending import mended
+    from torchrl_marl.envs.torchrl.env import mended
 
     maker = import_own(config.library)
     taken = _arguments_of(maker)

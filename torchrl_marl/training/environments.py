@@ -10,7 +10,7 @@ from torchrl.envs.batched_envs import BatchedEnvBase
 
 from torchrl_marl.envs.make import make_env
 from torchrl_marl.envs.objects import as_environment
-from torchrl_marl.envs.torchrl.mending import mended
+from torchrl_marl.envs.torchrl.env import mended
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.run import EVALUATION_SEED

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs.agents.grouping import grouped
-from torchrl_marl.envs.jaxmarl.program import Program, Shaping
-from torchrl_marl.envs.jaxmarl.teams import Kind, kinds_of
-from torchrl_marl.envs.jaxmarl.worlds import World, make_world
+from torchrl_marl.envs.jaxmarl.agents import Kind, kinds_of
+from torchrl_marl.envs.jaxmarl.build import World, make_world
+from torchrl_marl.envs.jaxmarl.step import Program, Shaping
 from torchrl_marl.errors import ConfigError, SpecError
 
 __all__ = ["Compiled", "Settings", "compiled"]

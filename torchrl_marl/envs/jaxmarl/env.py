@@ -18,7 +18,7 @@ from torchrl.envs.utils import MarlGroupMapType
 from torchrl_marl.envs.agents.declaration import Declaration, refuse_fractions
 from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.auto_reset import AutoResetEnv
-from torchrl_marl.envs.jaxmarl.worlds import import_jaxmarl
+from torchrl_marl.envs.jaxmarl.build import import_jaxmarl
 
 __all__ = ["JaxMarlEnv"]
 

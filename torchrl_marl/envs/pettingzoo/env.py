@@ -21,14 +21,14 @@ from torchrl_marl.envs.agents.declaration import refuse_fractions
 from torchrl_marl.envs.agents.grouping import grouped
 from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.auto_reset import AutoResetEnv
-from torchrl_marl.envs.pettingzoo.block import RowTensors
-from torchrl_marl.envs.pettingzoo.declaring import declared, row_fields, seats_of
+from torchrl_marl.envs.pettingzoo.agents import declared, row_fields, seats_of
+from torchrl_marl.envs.pettingzoo.build import Backend, maker_of
 from torchrl_marl.envs.pettingzoo.one_copy import CopyPlan
 from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
 from torchrl_marl.envs.pettingzoo.parallel import ParallelCopy
 from torchrl_marl.envs.pettingzoo.probing import info_keys, probe
+from torchrl_marl.envs.pettingzoo.tensors import RowTensors
 from torchrl_marl.envs.pettingzoo.turns import TurnCopy
-from torchrl_marl.envs.pettingzoo.worlds import Backend, maker_of
 from torchrl_marl.envs.processes.rows import RowLayout
 from torchrl_marl.envs.processes.workers import Workers
 from torchrl_marl.errors import ConfigError, TrustError, UserError, WorkerError

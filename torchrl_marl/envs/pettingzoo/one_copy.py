@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from torchrl_marl.envs.pettingzoo.agent_rows import Seat, spaces_of
 from torchrl_marl.envs.pettingzoo.lives import Life, refuse_strangers
 from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
 from torchrl_marl.envs.pettingzoo.pickling import pickled, unpickled
-from torchrl_marl.envs.pettingzoo.seats import Seat, spaces_of
 from torchrl_marl.envs.pettingzoo.views import (
     PartViews,
     Row,

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from torchrl_marl.envs.pettingzoo.agent_rows import AgentSpaces, spaces_of
+from torchrl_marl.envs.pettingzoo.build import has_turns
 from torchrl_marl.envs.pettingzoo.one_copy import seen_limit
 from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
-from torchrl_marl.envs.pettingzoo.seats import AgentSpaces, spaces_of
-from torchrl_marl.envs.pettingzoo.worlds import has_turns
 from torchrl_marl.errors import ConfigError
 
 __all__ = ["WorldFacts", "probe"]

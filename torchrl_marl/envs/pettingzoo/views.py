@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from torchrl_marl.envs.pettingzoo.seats import Seat
+from torchrl_marl.envs.pettingzoo.agent_rows import Seat
 from torchrl_marl.errors import SpecError
 
 __all__ = ["PartViews", "Row", "action_readers", "part_of"]

@@ -54,7 +54,7 @@ def without_branches(env: Environment) -> Iterator[None]:
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv
-        >>> from torchrl_marl.envs.vmas.simulator import advance
+        >>> from torchrl_marl.envs.vmas.build import advance
         >>> env = VmasEnv("balance", num_envs=2)._env
         >>> with without_branches(env):
         ...     advance(env, env.get_random_actions())

@@ -19,10 +19,10 @@ from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.capture.execution import Execution, check_execution
+from torchrl_marl.envs.vmas.build import advance, import_vmas, reset_all, warm_up
 from torchrl_marl.envs.vmas.graphs import VmasGraphs
+from torchrl_marl.envs.vmas.library import check_scenario, out_of_file
 from torchrl_marl.envs.vmas.reading import ScenarioReader, StateOf, where_begun
-from torchrl_marl.envs.vmas.scenarios import check_scenario, out_of_file
-from torchrl_marl.envs.vmas.simulator import advance, import_vmas, reset_all, warm_up
 from torchrl_marl.envs.vmas.worlds import VIEWER, VmasWorlds
 from torchrl_marl.errors import BatchSizeError, ConfigError, SpecError
 from torchrl_marl.random_state import RandomState, own_stream

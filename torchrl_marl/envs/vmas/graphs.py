@@ -15,8 +15,8 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torchrl.data import Composite
 
 from torchrl_marl.capture.execution import Execution
+from torchrl_marl.envs.vmas.build import warm_up
 from torchrl_marl.envs.vmas.reading import ScenarioReader
-from torchrl_marl.envs.vmas.simulator import warm_up
 from torchrl_marl.envs.vmas.worlds import VIEWER, VmasWorlds
 from torchrl_marl.errors import CaptureError, GraphCheckError
 from torchrl_marl.random_state import RandomState

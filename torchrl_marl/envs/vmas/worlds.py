@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchrl_marl.envs.vmas.simulator import build_simulator, reset_all, reset_each, warm_up
+from torchrl_marl.envs.vmas.build import build_simulator, reset_all, reset_each, warm_up
 from torchrl_marl.random_state import RandomState, own_stream
 from torchrl_marl.simulator.reset_bank import StartBank, random_draws
 from torchrl_marl.simulator.state import SimulatorState

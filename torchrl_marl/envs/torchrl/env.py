@@ -19,7 +19,7 @@ from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags, earned, w
 from torchrl_marl.envs.auto_reset import AutoResetEnv
 from torchrl_marl.envs.marl_env.env import MarlEnv
 from torchrl_marl.envs.objects import check_environment
-from torchrl_marl.envs.torchrl.readings import Reading, reading_of
+from torchrl_marl.envs.torchrl.conventions import Reading, reading_of
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.random_state import RandomState, own_stream
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torchrl.data import Composite, OneHot, TensorSpec
 
 from torchrl_marl.envs.agents.declaration import Declaration
-from torchrl_marl.envs.pettingzoo.declaring import specs_of
-from torchrl_marl.envs.pettingzoo.seats import field_of
+from torchrl_marl.envs.pettingzoo.agent_rows import field_of
+from torchrl_marl.envs.pettingzoo.agents import specs_of
 from torchrl_marl.errors import NonFiniteError
 
 __all__ = ["RowTensors"]

@@ -14,7 +14,7 @@ from torchrl.data import Composite, OneHot, TensorSpec, Unbounded
 
 from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.envs.agents.spaces import spec_of_space
-from torchrl_marl.envs.pettingzoo.seats import AgentSpaces, Leaf, Seat, field_of
+from torchrl_marl.envs.pettingzoo.agent_rows import AgentSpaces, Leaf, Seat, field_of
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.specs import AgentSpec
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from torchrl_marl.envs.pettingzoo.names import Backend, by_name, continuous_argument, of_module
+from torchrl_marl.envs.pettingzoo.library import Backend, by_name, continuous_argument, of_module
 from torchrl_marl.errors import ConfigError
 
 __all__ = ["Backend", "WorldMaker", "has_turns", "maker_of"]

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from torchrl_marl.envs.jaxmarl.teams import Kind
-from torchrl_marl.envs.jaxmarl.worlds import World
+from torchrl_marl.envs.jaxmarl.agents import Kind
+from torchrl_marl.envs.jaxmarl.build import World
 
 __all__ = ["FLAGS", "Program", "Shaping"]
 
