@@ -304,7 +304,7 @@ def arena_world(config: Any, place: str, seed: int) -> Any:
     import torch
     from torch.nn.functional import one_hot
 
-    from torchrl_marl.envs.toy.games import Arena
+    from torchrl_marl.envs.toy import Arena
 
     class Haunted(Arena):
         def _observe(self, **leaves: Any) -> dict[str, Any]:

@@ -406,7 +406,7 @@ class TestHelp:
         assert "env.kwargs" in values
 
     def test_the_worlds_that_are_named_are_there(self):
-        toy = pytest.importorskip("torchrl_marl.envs.toy.games")
+        toy = pytest.importorskip("torchrl_marl.envs.toy")
         assert sorted(toy.TOY_ENVS) == sorted(TOY_WORLDS)
 
     def test_the_activations_that_are_named_are_there(self):

@@ -54,7 +54,7 @@ if __name__ == "__main__":
 """,
     "a world of one's own": """
 from torchrl_marl.collectors import RolloutCollector
-from torchrl_marl.envs.toy.games import Arena
+from torchrl_marl.envs.toy import Arena
 env = Arena(4, max_steps=5, seed=0)
 collector = RolloutCollector(env, frames_per_batch=40, execution="trace")
 collector.next()

@@ -9,7 +9,7 @@ from torchrl.testing.mocking_classes import ContinuousActionVecMockEnv
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.envs import MarlEnv, PadAgents
-from torchrl_marl.envs.toy.games import Arena, MatrixGame
+from torchrl_marl.envs.toy import Arena, MatrixGame
 from torchrl_marl.modules import make_actor
 
 ROVER = AgentSpec("rover", 3, Unbounded((9,)), Bounded(-2, 1, (2,)))

@@ -16,7 +16,7 @@ from torchrl.envs.utils import ExplorationType
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import VmasEnv
-from torchrl_marl.envs.toy.games import Arena, TwoStepGame
+from torchrl_marl.envs.toy import Arena, TwoStepGame
 from torchrl_marl.modules import NetworkConfig, make_actor
 
 

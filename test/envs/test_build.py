@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchrl_marl.envs import EnvConfig, VmasEnv, make_env
-from torchrl_marl.envs.toy.games import TOY_ENVS, Arena
+from torchrl_marl.envs.toy import TOY_ENVS, Arena
 from torchrl_marl.errors import ConfigError
 
 

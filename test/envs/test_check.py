@@ -9,7 +9,7 @@ from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
 
 from torchrl_marl import AgentSpec
 from torchrl_marl.envs import MarlEnv, PadAgents, PettingZooEnv, VmasEnv, check_marl_env
-from torchrl_marl.envs.toy.games import TOY_ENVS, Arena, SpeakerListener
+from torchrl_marl.envs.toy import TOY_ENVS, Arena, SpeakerListener
 from torchrl_marl.errors import ConfigError, SpecError
 
 E, N = 3, 2

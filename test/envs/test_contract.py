@@ -11,7 +11,7 @@ from torchrl.envs.utils import MarlGroupMapType
 
 import torchrl_marl.envs
 from torchrl_marl.envs import IsaacLabEnv, JaxMarlEnv, MarlEnv, PadAgents, PettingZooEnv, VmasEnv
-from torchrl_marl.envs.toy.games import (
+from torchrl_marl.envs.toy import (
     TOY_ENVS,
     Arena,
     MatrixGame,

@@ -8,7 +8,7 @@ from torchrl.envs import Compose, InitTracker, SerialEnv, TransformedEnv, check_
 from torchrl.envs.utils import step_mdp
 
 from torchrl_marl.envs import AgentInitTracker, PadAgents
-from torchrl_marl.envs.toy.games import Arena, TwoStepGame
+from torchrl_marl.envs.toy import Arena, TwoStepGame
 
 LATE = {"n_agents": 3, "years": 2, "late_spawn": 2, "max_steps": 6}
 FIRST, SECOND, THIRD = [1, 0, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0]

@@ -16,7 +16,7 @@ from torchrl_marl.collectors import RolloutCollector
 from torchrl_marl.envs import VmasEnv, check_marl_env, make_env
 from torchrl_marl.envs.torchrl.env import mended
 from torchrl_marl.envs.torchrl.openspiel import OpenSpielGames
-from torchrl_marl.envs.toy.games import Arena
+from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError, SpecError
 
 

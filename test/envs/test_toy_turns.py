@@ -7,7 +7,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
-from torchrl_marl.envs.toy.games import Nim, Paces
+from torchrl_marl.envs.toy import Nim, Paces
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.modules import NetworkConfig

@@ -14,7 +14,7 @@ from torchrl_marl.capture import Program
 from torchrl_marl.capture.folding import fold_constants
 from torchrl_marl.capture.syncs import count_syncs, graph_syncs
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
-from torchrl_marl.envs.toy.games import Arena, Nim
+from torchrl_marl.envs.toy import Arena, Nim
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.learners.adam import adam_

@@ -10,7 +10,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
-from torchrl_marl.envs.toy.games import Arena, MatrixGame, TwoStepGame
+from torchrl_marl.envs.toy import Arena, MatrixGame, TwoStepGame
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.functional import gae
 from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner, build_learners

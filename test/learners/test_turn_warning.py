@@ -7,7 +7,7 @@ import torch
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
-from torchrl_marl.envs.toy.games import Arena, Nim, Paces
+from torchrl_marl.envs.toy import Arena, Nim, Paces
 from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.modules import NetworkConfig
 

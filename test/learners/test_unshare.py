@@ -7,7 +7,7 @@ import torch
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
-from torchrl_marl.envs.toy.games import Arena
+from torchrl_marl.envs.toy import Arena
 from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner
 from torchrl_marl.modules import NetworkConfig
 

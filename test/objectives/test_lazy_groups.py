@@ -8,7 +8,7 @@ from torchrl.envs import TransformedEnv
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.envs import PadAgents
-from torchrl_marl.envs.toy.games import TOY_ENVS
+from torchrl_marl.envs.toy import TOY_ENVS
 from torchrl_marl.modules import make_actor, make_critic
 from torchrl_marl.objectives import MAPPOLoss, TeamGAE
 from torchrl_marl.stacking import is_lazy

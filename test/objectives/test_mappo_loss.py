@@ -708,7 +708,7 @@ def test_a_plain_torchrl_script():
     from torchrl.collectors import Collector
     from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
 
-    from torchrl_marl.envs.toy.games import TwoStepGame
+    from torchrl_marl.envs.toy import TwoStepGame
 
     env = TwoStepGame(16, seed=0)
     group = TeamSpec.from_env(env).groups["agents"]

@@ -11,7 +11,7 @@ from torchrl.data import Bounded, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.envs import MarlEnv
-from torchrl_marl.envs.toy.games import Nim
+from torchrl_marl.envs.toy import Nim
 from torchrl_marl.functional import gae
 from torchrl_marl.modules import NetworkConfig, ValueNorm, make_actor, make_critic
 from torchrl_marl.objectives import MAPPOLoss, TeamGAE

@@ -6,7 +6,7 @@ import pytest
 import torch
 from runs import assert_equal, assert_same_run, final_state, small_config
 
-from torchrl_marl.envs.toy.games import Arena
+from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import CheckpointError, UserError
 from torchrl_marl.training import Run, iterate, train
 from torchrl_marl.training.checkpoint import (

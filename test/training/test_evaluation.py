@@ -11,7 +11,7 @@ from torchrl.data import Bounded, Categorical, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.envs import MarlEnv
-from torchrl_marl.envs.toy.games import Arena, MatrixGame, TwoStepGame
+from torchrl_marl.envs.toy import Arena, MatrixGame, TwoStepGame
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules import make_actor
 from torchrl_marl.training import evaluate

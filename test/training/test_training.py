@@ -13,7 +13,7 @@ from torchrl.envs.transforms import RewardSum
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.envs import VmasEnv
-from torchrl_marl.envs.toy.games import Arena, TwoStepGame
+from torchrl_marl.envs.toy import Arena, TwoStepGame
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.training import Run, iterate, train
 from torchrl_marl.training.trainer import Training, resume

@@ -36,7 +36,7 @@ class AgentInitTracker(Transform):
 
     Examples:
         >>> from torchrl.envs import TransformedEnv
-        >>> from torchrl_marl.envs.toy.games import Arena
+        >>> from torchrl_marl.envs.toy import Arena
         >>> env = TransformedEnv(Arena(1, n_agents=2, late_spawn=2), AgentInitTracker())
         >>> env.rollout(4)["agents", "is_init"][0, ..., 0].int().T
         tensor([[1, 0, 0, 0],

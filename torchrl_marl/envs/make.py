@@ -218,7 +218,7 @@ def _make_vmas(
 def _make_toy(
     config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
 ) -> EnvBase:
-    from torchrl_marl.envs.toy.games import TOY_ENVS
+    from torchrl_marl.envs.toy import TOY_ENVS
 
     if config.name not in TOY_ENVS:
         raise ConfigError(

@@ -63,7 +63,7 @@ def import_own(library: str) -> Any:
         ConfigError: there is none, or its module raises when it is imported.
 
     Examples:
-        >>> import_own("torchrl_marl.envs.toy.games:MatrixGame").__name__
+        >>> import_own("torchrl_marl.envs.toy:MatrixGame").__name__
         'MatrixGame'
     """
     check_own(library)

@@ -13,7 +13,7 @@ from torchrl.envs import SerialEnv, TransformedEnv, check_env_specs
 from torchrl.envs.utils import step_mdp
 
 from torchrl_marl.envs import MarlEnv, PadAgents
-from torchrl_marl.envs.toy.games import Arena, SpeakerListener
+from torchrl_marl.envs.toy import Arena, SpeakerListener
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.specs import AgentSpec, TeamSpec
 from torchrl_marl.stacking import is_lazy, pad_group

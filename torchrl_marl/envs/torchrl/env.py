@@ -45,7 +45,7 @@ def mended(env: EnvBase) -> EnvBase:
             use instead.
 
     Examples:
-        >>> from torchrl_marl.envs.toy.games import MatrixGame
+        >>> from torchrl_marl.envs.toy import MatrixGame
         >>> env = MatrixGame(2)
         >>> mended(env) is env
         True
