@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "build": ["make_env"],
+        "make": ["make_env"],
         "config": ["EnvConfig"],
         "check": ["check_marl_env"],
         "init_tracker": ["AgentInitTracker"],
