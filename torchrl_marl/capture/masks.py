@@ -31,6 +31,7 @@ from torchrl_marl.capture.row_wise import (
     inserted_dim,
     writes_to_first,
 )
+from torchrl_marl.capture.sites import where
 from torchrl_marl.errors import CaptureError
 
 __all__ = ["MaskedRows"]
@@ -353,8 +354,6 @@ class MaskedRows:
     @staticmethod
     def refusal(what: str) -> CaptureError:
         """An error that names the line."""
-        from torchrl_marl.capture.tracing import where
-
         return CaptureError(f"{what}, {where()}; torch.where says the same with fixed shapes")
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchrl_marl.capture.tracing import where
+from torchrl_marl.capture.sites import where
 from torchrl_marl.errors import CaptureError
 
 __all__ = ["Sync", "Syncs", "count_syncs", "graph_syncs"]

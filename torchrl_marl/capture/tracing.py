@@ -11,8 +11,6 @@ depend on its inputs; what does depend on them is answered as follows:
 from __future__ import annotations
 
 import contextlib
-import linecache
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchrl_marl.capture.guards import guards_masked_writes, only_raises
 from torchrl_marl.capture.masks import MaskedRows
+from torchrl_marl.capture.sites import site_of, source_of, user_frame, where
 from torchrl_marl.capture.values import ValueNumbers
 from torchrl_marl.errors import CaptureError, GraphCheckError
 
@@ -43,16 +42,6 @@ _ANSWERS = {
 }
 _FROM_PYTHON = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 _DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-# Frames of the machinery between a line of a simulator and this module.
-_MACHINERY = (
-    "/torchrl_marl/capture/",
-    "/torch/_",
-    "/torch/overrides",
-    "/torch/functional",
-    "/torch/nn/functional",
-    "/torch/utils/",
-    "/torch/fx/",
-)
 
 
 @dataclass(frozen=True)
@@ -324,12 +313,12 @@ class _Branches(TorchFunctionMode):
         self.rows.refuse(tensor)
         if num_classes < 1 or not self._watch.depends(tensor):
             return torch.nn.functional.one_hot(tensor, num_classes)
-        self._check_later(((tensor < 0) | (tensor >= num_classes)).any(), _user_frame())
+        self._check_later(((tensor < 0) | (tensor >= num_classes)).any(), user_frame())
         classes = torch.arange(num_classes, device=tensor.device)
         return (tensor.unsqueeze(-1) == classes).to(torch.int64)
 
     def _check_later(self, failed: Tensor, frame: FrameType) -> None:
-        self.checks.append(Check(_site(frame), _source(frame)))
+        self.checks.append(Check(site_of(frame), source_of(frame)))
         self.failed.append(failed)
 
     def _answer(self, func, args, kwargs):
@@ -340,7 +329,7 @@ class _Branches(TorchFunctionMode):
         if not self._watch.depends(tensor):
             self._watch.assume(tensor)
             return value
-        frame = _user_frame()
+        frame = user_frame()
         if func is Tensor.__bool__ and guards_masked_writes(frame):
             return True
         if func is Tensor.__bool__ and only_raises(frame):
@@ -349,25 +338,3 @@ class _Branches(TorchFunctionMode):
         raise CaptureError(
             f"the path depends on the state, {where()}; compute it with tensors (torch.where)"
         )
-
-
-def where() -> str:
-    """File, line and source of the statement of a simulator that is being run."""
-    frame = _user_frame()
-    return f"at {_site(frame)}: {_source(frame)}"
-
-
-def _user_frame():
-    frame = sys._getframe(1)
-    while frame.f_back and any(part in frame.f_code.co_filename for part in _MACHINERY):
-        frame = frame.f_back
-    return frame
-
-
-def _site(frame) -> str:
-    parts = frame.f_code.co_filename.replace("\\", "/").split("/")
-    return f"{'/'.join(parts[-2:])}:{frame.f_lineno}"
-
-
-def _source(frame) -> str:
-    return " ".join(linecache.getline(frame.f_code.co_filename, frame.f_lineno).split())
