@@ -1,4 +1,4 @@
-"""Makes ``samples`` importable from every folder of tests; one thread, since all is small."""
+"""Runs tests on one thread, since all is small, and signs runs with a key of the tests' own."""
 
 import atexit
 import os

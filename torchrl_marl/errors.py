@@ -14,6 +14,7 @@ __all__ = [
     "GraphCheckError",
     "MissingExtraError",
     "NonFiniteError",
+    "SimulatorStateError",
     "SpecError",
     "TrustError",
     "UserError",
@@ -56,6 +57,10 @@ class GraphCheckError(CaptureError, AssertionError):
 
 class CheckpointError(UserError, RuntimeError):
     """A checkpoint or run folder that cannot be used."""
+
+
+class SimulatorStateError(UserError, RuntimeError):
+    """The simulator keeps its state in a way that cannot be read and written as tensors."""
 
 
 class SpecError(UserError, ValueError):

@@ -11,8 +11,7 @@ from torchrl.envs.utils import step_mdp
 
 from torchrl_marl.envs import MarlEnv
 from torchrl_marl.envs.toy import TOY_ENVS, Arena, MatrixGame, TwoStepGame
-from torchrl_marl.errors import ConfigError, SpecError
-from torchrl_marl.simulator.state import SimulatorStateError
+from torchrl_marl.errors import ConfigError, SimulatorStateError, SpecError
 from torchrl_marl.specs import AgentSpec, TeamSpec
 
 

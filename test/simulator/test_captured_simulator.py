@@ -160,7 +160,7 @@ class Asserting(Billiards):
     ("make", "words"),
     [
         (Counting, "a step changes rounds from"),
-        (Branching, "test_captured.py:"),
+        (Branching, "test_captured_simulator.py:"),
         (Views, "memory of the graph is not what the simulator gives"),
     ],
 )
@@ -189,7 +189,9 @@ def test_an_assert_is_checked_later_and_named():
     run.raise_failed()
     run.flat([*sim.state, torch.full((E, 2), torch.nan)])
     run.flat([*sim.state, torch.zeros(E, 2)])
-    with pytest.raises(GraphCheckError, match=r"assert not push.isnan.*test_captured.py:\d+"):
+    with pytest.raises(
+        GraphCheckError, match=r"assert not push.isnan.*test_captured_simulator.py:\d+"
+    ):
         run.raise_failed()
     run.raise_failed()  # once
 

@@ -6,7 +6,7 @@ from tensordict import TensorDict
 
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.errors import CaptureError
-from torchrl_marl.simulator.layout import Nesting
+from torchrl_marl.simulator.layout import TensorDictLayout
 from torchrl_marl.simulator.reset_pool import begin_episodes
 
 E = 4
@@ -28,7 +28,7 @@ def begin(pool, env, ended):
 def test_who_ends_gets_a_start_of_its_own_and_the_others_go_on(env):
     env.rollout(2)
     before = env.captured().state
-    pool = env.start_pool()
+    pool = env.reset_pool()
     pool.prepare()
     state, carry = begin(pool, env, [True, False, False, True])
     assert pool.tensors["used"].tolist() == [1, 0, 0, 1]
@@ -41,7 +41,7 @@ def test_who_ends_gets_a_start_of_its_own_and_the_others_go_on(env):
 
 
 def test_what_is_observed_belongs_to_the_start(env):
-    pool = env.start_pool()
+    pool = env.reset_pool()
     pool.prepare()
     state, carry = begin(pool, env, [True] * E)
     env.captured().state = state
@@ -51,7 +51,7 @@ def test_what_is_observed_belongs_to_the_start(env):
 
 
 def test_starts_are_new_until_the_pool_is_empty(env):
-    pool = env.start_pool()
+    pool = env.reset_pool()
     pool.prepare()
     seen = [begin(pool, env, [True] * E)[1]["agents", "observation"] for _ in range(pool.depth)]
     rows = torch.stack(seen).flatten(0, 1).flatten(1)
@@ -59,7 +59,7 @@ def test_starts_are_new_until_the_pool_is_empty(env):
 
 
 def test_an_env_that_ends_more_often_than_there_are_starts_gets_its_own_again(env):
-    pool = env.start_pool()
+    pool = env.reset_pool()
     pool.prepare()
     depth = pool.depth
     key = ("agents", "observation")
@@ -77,7 +77,7 @@ def test_an_env_that_ends_more_often_than_there_are_starts_gets_its_own_again(en
 
 
 def test_only_starts_that_were_used_are_drawn_anew(env):
-    pool = env.start_pool()
+    pool = env.reset_pool()
     pool.prepare()
     before = pool.tensors["carry"]["agents", "observation"].clone()
     for _ in range(3):
@@ -90,11 +90,11 @@ def test_only_starts_that_were_used_are_drawn_anew(env):
 
 def test_large_states_have_fewer_starts():
     env = VmasEnv("navigation", num_envs=20_000, seed=0, info=False, n_agents=2)
-    assert env.start_pool().depth == 8
+    assert env.reset_pool().depth == 8
 
 
 def test_starts_that_would_not_last_are_drawn_anew_in_time(env):
-    pool = env.start_pool()
+    pool = env.reset_pool()
     pool.prepare()
     for _ in range(3):
         for _ in range(3):
@@ -106,7 +106,7 @@ def test_starts_that_would_not_last_are_drawn_anew_in_time(env):
 
 def test_starts_are_distributed_as_the_simulators_own():
     env = VmasEnv("navigation", num_envs=200, seed=1, info=False, n_agents=2)
-    pool = env.start_pool()
+    pool = env.reset_pool()
     pool.prepare()
     drawn = pool.tensors["carry"]["agents", "observation"].flatten(0, 1)
     own = torch.cat([env.reset()["agents", "observation"] for _ in range(pool.depth)])
@@ -117,13 +117,13 @@ def test_starts_are_distributed_as_the_simulators_own():
 
 
 def test_a_pool_is_saved_and_goes_on(env):
-    pool = env.start_pool()
+    pool = env.reset_pool()
     pool.prepare()
     begin(pool, env, [True, False, True, False])
     saved = pool.state_dict()
     expected = [begin(pool, env, [True] * E)[1]["agents", "observation"] for _ in range(2)]
     other = VmasEnv("navigation", num_envs=E, seed=7, max_steps=5, info=False, n_agents=2)
-    again = other.start_pool()
+    again = other.reset_pool()
     again.load_state_dict(saved)
     again.prepare()
     found = [begin(again, other, [True] * E)[1]["agents", "observation"] for _ in range(2)]
@@ -135,7 +135,7 @@ def test_a_pool_is_saved_and_goes_on(env):
 
 def test_settings_changed_on_the_simulator_hold_for_its_starts():
     env = VmasEnv("navigation", num_envs=E, seed=0, info=False, n_agents=2)
-    pool = env.start_pool()
+    pool = env.reset_pool()
     env._env.scenario.world_spawning_x = 1e-4
     env._env.scenario.min_distance_between_entities = 0.0
     pool.prepare()
@@ -146,4 +146,4 @@ def test_a_nesting_refuses_lazy_groups():
     members = [TensorDict({"x": torch.zeros(3, n)}, [3]) for n in (1, 2)]
     td = TensorDict({"team": TensorDict.lazy_stack(members, 1)}, [3])
     with pytest.raises(CaptureError, match="'team' is stacked lazily; .*PadAgents"):
-        Nesting(td)
+        TensorDictLayout(td)

@@ -142,10 +142,10 @@ def test_starts_that_are_left_are_saved_with_their_settings():
 
 
 def test_nothing_is_drawn_anew_where_nothing_is_set(monkeypatch):
-    from torchrl_marl.simulator.reset_bank import StartBank
+    from torchrl_marl.simulator.reset_bank import ResetBank
 
-    drawn, refill = [], StartBank._refill
-    monkeypatch.setattr(StartBank, "_refill", lambda self: (drawn.append(1), refill(self)))
+    drawn, refill = [], ResetBank._refill
+    monkeypatch.setattr(ResetBank, "_refill", lambda self: (drawn.append(1), refill(self)))
     env, td = made(Ring(), "eager")
     for begun in ([0], [1], [2], [3], [4], [5]):
         td = step_mdp(env.step(reset_some(env, td, begun).update(draw_actions(env, 1)[0])))

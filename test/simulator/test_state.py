@@ -8,11 +8,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from torchrl_marl.errors import SimulatorStateError
 from torchrl_marl.random_state import RandomState
-from torchrl_marl.simulator.reset_bank import RunningEnvs, StartBank
+from torchrl_marl.simulator.partial_reset import RunningEnvs
+from torchrl_marl.simulator.reset_bank import ResetBank
 from torchrl_marl.simulator.state import (
     SimulatorState,
-    SimulatorStateError,
     read_tensors,
     shared_storages,
     write_tensors,
@@ -199,7 +200,7 @@ def test_memory_that_is_shared():
 
 def bank_of(world, state):
     twin = warmed(world.n)
-    return StartBank(state, world, twin, World.reset, world.n, "cpu", step=World.step)
+    return ResetBank(state, world, twin, World.reset, world.n, "cpu", step=World.step)
 
 
 def test_a_bank_writes_the_rows_that_start(state):

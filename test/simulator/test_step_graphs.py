@@ -26,7 +26,7 @@ from torchrl_marl.errors import CaptureError, ConfigError, GraphCheckError, Spec
 vmas = pytest.importorskip("vmas")
 
 from torchrl_marl.envs import VmasEnv  # noqa: E402
-from torchrl_marl.simulator.copy_settings import follow  # noqa: E402
+from torchrl_marl.simulator.copy_settings import copy_settings  # noqa: E402
 from torchrl_marl.simulator.step_graphs import refuse_many_structures  # noqa: E402
 
 ACTION, AGENTS = ("agents", "action"), ("agents", "observation")
@@ -319,7 +319,7 @@ def test_a_twin_follows_numbers_references_and_shared_tensors():
         pass
 
     twin, leader = Race(8, 0), Race(2, 1)
-    follow(twin, leader, (8, 2))
+    copy_settings(twin, leader, (8, 2))
     assert twin.goal is twin.places[1] and twin.num_envs == 8
     assert torch.equal(twin.colour, leader.colour) and twin.colour is not leader.colour
     assert torch.equal(twin.rows, torch.zeros(8))

@@ -298,7 +298,7 @@ class Bare(Arena):
     """Cannot be put back to where it was."""
 
     def snapshot(self):
-        from torchrl_marl.simulator.state import SimulatorStateError
+        from torchrl_marl.errors import SimulatorStateError
 
         raise SimulatorStateError("no snapshot")
 

@@ -21,9 +21,9 @@ from torchrl_marl.collectors.team import TeamPolicy, check_actions
 from torchrl_marl.errors import CaptureError, UserError
 from torchrl_marl.modules.random_actor import RandomActor
 from torchrl_marl.simulator.captured import CapturedSimulator
-from torchrl_marl.simulator.layout import Nesting
+from torchrl_marl.simulator.layout import TensorDictLayout
 from torchrl_marl.simulator.outer_tensors import OuterTensors
-from torchrl_marl.simulator.reset_pool import StartPool, begin_episodes
+from torchrl_marl.simulator.reset_pool import ResetPool, begin_episodes
 from torchrl_marl.simulator.step_graphs import refuse_many_structures
 from torchrl_marl.specs import TeamSpec
 
@@ -59,7 +59,7 @@ class CapturedRollout:
         _refuse_stateful(env)
         self._base: Any = base
         self.captured: CapturedSimulator = base.captured()
-        self.pool = StartPool(
+        self.pool = ResetPool(
             self.captured.packing,
             self.captured.simulator,
             self._twin,
@@ -70,7 +70,7 @@ class CapturedRollout:
         self._drawn_for = ""  # the structure in which the starts were looked at
         self._seen_through: Any = None  # the transforms
         self._random_policy = _random_policy(env)
-        self._programs: dict[Any, tuple[Program, Nesting, Loop, OuterTensors, Policy]] = {}
+        self._programs: dict[Any, tuple[Program, TensorDictLayout, Loop, OuterTensors, Policy]] = {}
 
     def _twin(self, num_envs: int) -> tuple[EnvBase, Any]:
         base = self._base.twin(num_envs)
@@ -164,7 +164,7 @@ class CapturedRollout:
 
     def _program(
         self, policy: Policy, exploration: ExplorationType, state: list[Tensor], now: list[Tensor]
-    ) -> tuple[Program, Nesting, Loop, OuterTensors]:
+    ) -> tuple[Program, TensorDictLayout, Loop, OuterTensors]:
         acts = (fingerprint(policy), *self._transforms(), exploration)
         key = (*acts, self.captured.signature())
         if key not in self._programs:
@@ -193,8 +193,8 @@ class CapturedRollout:
 
     def _capture(
         self, policy: Policy, exploration: ExplorationType, state: list[Tensor], now: list[Tensor]
-    ) -> tuple[Program, Nesting]:
-        found: list[Nesting] = []
+    ) -> tuple[Program, TensorDictLayout]:
+        found: list[TensorDictLayout] = []
         pool, n_carry = self.pool, len(now)
         keys = pool.nesting.keys
         now = [x.clone() for x in now]  # a policy may write to what it reads
@@ -206,7 +206,7 @@ class CapturedRollout:
             with set_exploration_type(exploration):
                 stepped = self.env.step(policy(carry))
             if not found:
-                found.append(Nesting(stepped))
+                found.append(TensorDictLayout(stepped))
             following = self.env.step_mdp(stepped)
             after = {key: following.get(key) for key in keys}
             ended = stepped.get(("next", "done")).reshape(-1)

@@ -20,8 +20,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_marl.capture.execution import Execution, check_execution
 from torchrl_marl.collectors.captured import CapturedRollout
 from torchrl_marl.collectors.team import check_actions
-from torchrl_marl.errors import CaptureError, GraphCheckError, SpecError
-from torchrl_marl.simulator.state import SimulatorStateError
+from torchrl_marl.errors import CaptureError, GraphCheckError, SimulatorStateError, SpecError
 from torchrl_marl.stacking import is_lazy
 
 __all__ = ["RolloutCollector"]

@@ -7,13 +7,12 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.envs.check import check_marl_env
     from torchrl_marl.envs.config import EnvConfig
-    from torchrl_marl.envs.init_tracker import AgentInitTracker
     from torchrl_marl.envs.isaaclab import IsaacLabEnv
     from torchrl_marl.envs.jaxmarl import JaxMarlEnv
     from torchrl_marl.envs.make import make_env
     from torchrl_marl.envs.marl_env.env import MarlEnv
     from torchrl_marl.envs.pettingzoo import PettingZooEnv
-    from torchrl_marl.envs.transforms import PadAgents
+    from torchrl_marl.envs.transforms import AgentInitTracker, PadAgents
     from torchrl_marl.envs.vmas import VmasEnv
 
 __getattr__, __dir__, __all__ = attach(
@@ -22,12 +21,11 @@ __getattr__, __dir__, __all__ = attach(
         "make": ["make_env"],
         "config": ["EnvConfig"],
         "check": ["check_marl_env"],
-        "init_tracker": ["AgentInitTracker"],
         "isaaclab": ["IsaacLabEnv"],
         "jaxmarl": ["JaxMarlEnv"],
         "marl_env": ["MarlEnv"],
         "pettingzoo": ["PettingZooEnv"],
-        "transforms": ["PadAgents"],
+        "transforms": ["AgentInitTracker", "PadAgents"],
         "vmas": ["VmasEnv"],
     },
 )

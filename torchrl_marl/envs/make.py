@@ -183,14 +183,14 @@ def _check_actions(env: EnvConfig, built: EnvBase) -> None:
 
 
 def _take(env: Any, seed: int | None, device: torch.device | str, num_envs: int | None) -> EnvBase:
-    from torchrl_marl.envs.torchrl.env import mended
+    from torchrl_marl.envs.torchrl.env import adapt
 
     check_environment(env)
     if num_envs is not None and env.batch_size.numel() != num_envs:
         raise ConfigError(
             f"num_envs is {num_envs}, but the environment given has {env.batch_size.numel()}."
         )
-    env = mended(env).to(device)
+    env = adapt(env).to(device)
     if seed is not None:
         env.set_seed(seed)
     return env

@@ -122,7 +122,7 @@ def build_own(
     """
     from torchrl.envs import EnvBase
 
-    from torchrl_marl.envs.torchrl.env import mended
+    from torchrl_marl.envs.torchrl.env import adapt
 
     maker = import_own(config.library)
     taken = _arguments_of(maker)
@@ -151,7 +151,7 @@ def build_own(
             f"{config.library} gives {what}, expected an environment of TorchRL of batch size "
             f"[{num_envs}], as its num_envs asks."
         )
-    env = mended(env).to(device)
+    env = adapt(env).to(device)
     if seed is not None and "seed" not in taken:
         env.set_seed(seed)
     return env

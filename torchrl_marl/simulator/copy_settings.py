@@ -8,19 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_marl.simulator.state import (
-    SCALARS,
-    Path,
-    SimulatorStateError,
-    path_name,
-    set_child,
-    walk_simulator,
-)
+from torchrl_marl.errors import SimulatorStateError
+from torchrl_marl.simulator.state import SCALARS, Path, path_name, set_child, walk_simulator
 
-__all__ = ["follow"]
+__all__ = ["copy_settings"]
 
 
-def follow(
+def copy_settings(
     twin: Any,
     leader: Any,
     sizes: tuple[int, int],
@@ -48,7 +42,7 @@ def follow(
         ...     def __init__(self, num_envs, length):
         ...         self.num_envs, self.length = num_envs, length
         >>> twin, leader = Race(16, length=100), Race(2, length=30)
-        >>> follow(twin, leader, (16, 2))
+        >>> copy_settings(twin, leader, (16, 2))
         >>> twin.num_envs, twin.length
         (16, 30)
     """

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from torchrl_marl.errors import CaptureError
 
-__all__ = ["Nesting"]
+__all__ = ["TensorDictLayout"]
 
 
-class Nesting:
+class TensorDictLayout:
     """The keys of a TensorDict ``[E]``, and the batch sizes of the TensorDicts in it.
 
     Args:
@@ -28,7 +28,7 @@ class Nesting:
     Examples:
         >>> td = TensorDict({"done": torch.zeros(3, 1),
         ...                  "cats": TensorDict({"reward": torch.ones(3, 2, 1)}, [3, 2])}, [3])
-        >>> nesting = Nesting(td)
+        >>> nesting = TensorDictLayout(td)
         >>> nesting.keys
         [('cats', 'reward'), 'done']
         >>> nesting.build(nesting.leaves(td), [3])["cats"].batch_size
@@ -49,7 +49,7 @@ class Nesting:
         keys: Sequence[NestedKey],
         inner: dict[tuple[str, ...], torch.Size],
         device: torch.device | None,
-    ) -> Nesting:
+    ) -> TensorDictLayout:
         """A nesting from what another one's attributes were."""
         nesting = cls(TensorDict({}, [], device=device))
         nesting.keys, nesting.inner = list(keys), dict(inner)

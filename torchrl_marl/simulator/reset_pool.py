@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchrl_marl.errors import CaptureError
 from torchrl_marl.random_state import RandomState
-from torchrl_marl.simulator.layout import Nesting
+from torchrl_marl.simulator.layout import TensorDictLayout
 from torchrl_marl.simulator.packing import Packing
 from torchrl_marl.simulator.settings import Settings, what_starts_depend_on
 from torchrl_marl.simulator.state import (
@@ -27,7 +27,7 @@ from torchrl_marl.simulator.state import (
     walk_simulator,
 )
 
-__all__ = ["StartPool", "begin_episodes"]
+__all__ = ["ResetPool", "begin_episodes"]
 
 # Numbers that all starts together may be, and envs of a twin (CPU, GPU) that is reset at once.
 _NUMBERS = 2**24
@@ -36,7 +36,7 @@ _DRAWN_AT_ONCE = (2**13, 2**17)
 Carry = dict[Any, Tensor]
 
 
-class StartPool:
+class ResetPool:
     """Fresh starts for the next D episodes of every env, drawn in batched resets.
 
     A twin of the environment, several times as large, is reset as a whole. What such a reset
@@ -130,7 +130,7 @@ class StartPool:
         def begin() -> dict[str, Tensor]:
             random.seed(0)
             carry = twin.reset()
-            keys = Nesting(carry).keys
+            keys = TensorDictLayout(carry).keys
             return {path_name(k if isinstance(k, tuple) else (k,)): carry.get(k) for k in keys}
 
         def step() -> None:
@@ -156,7 +156,7 @@ class StartPool:
         self._written |= {
             path for path, x in after.items() if versions.get(path) != (id(x), x._version)
         }
-        self.nesting = Nesting(carry)
+        self.nesting = TensorDictLayout(carry)
         shape = (self._at_once, self.num_envs)
         matrices = self._packing.read(simulator)[: len(self._packing)]
         return [
@@ -232,7 +232,7 @@ class StartPool:
         self._written = frozenset(tuple(path) for path in about["written"])
         keys = [tuple(key) if isinstance(key, list) else key for key in about["carry"]]
         inner = {tuple(path): torch.Size(size) for path, size in about["inner"]}
-        self.nesting = Nesting.of(keys, inner, self._packing.device)
+        self.nesting = TensorDictLayout.of(keys, inner, self._packing.device)
         device, n = self._packing.device, len(self._packing)
         leaves = [state["drawn"][str(i)].to(device).clone() for i in range(len(state["drawn"]))]
         self.tensors = {
@@ -252,7 +252,7 @@ def begin_episodes(
         ended (Tensor): bool ``[E]``.
         state (list of Tensor): of the running envs, ``[K, E]`` a matrix, shared tensors last.
         carry (dict): what the next step reads, ``[E, ...]`` an entry.
-        pool (dict): ``StartPool.tensors``.
+        pool (dict): ``ResetPool.tensors``.
 
     Returns:
         tuple: state, carry and how many starts each env took.

@@ -22,11 +22,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_marl.errors import UserError
+from torchrl_marl.errors import SimulatorStateError
 
 __all__ = [
     "SimulatorState",
-    "SimulatorStateError",
     "read_tensors",
     "slots_of_envs",
     "write_tensors",
@@ -52,10 +51,6 @@ _OPAQUE = (
 )
 _COLLECTIONS = (dict, list, tuple, deque)
 SCALARS = (int, float, bool, str, type(None))
-
-
-class SimulatorStateError(UserError, RuntimeError):
-    """The simulator keeps its state in a way that cannot be read and written as tensors."""
 
 
 class SimulatorState:

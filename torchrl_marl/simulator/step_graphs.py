@@ -19,9 +19,9 @@ from torchrl_marl.capture.program import Program
 from torchrl_marl.errors import CaptureError, SpecError
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.simulator.captured import CapturedSimulator
-from torchrl_marl.simulator.layout import Nesting
+from torchrl_marl.simulator.layout import TensorDictLayout
 from torchrl_marl.simulator.outer_tensors import OuterTensors
-from torchrl_marl.simulator.reset_pool import StartPool, begin_episodes
+from torchrl_marl.simulator.reset_pool import ResetPool, begin_episodes
 
 __all__ = ["StepGraphs", "refuse_many_structures"]
 
@@ -40,7 +40,7 @@ class StepGraphs:
         advance (callable): ``advance(tensordict)`` makes an eager step, ``[E]``.
         read (callable): ``read()`` gives what a reset would, as the simulator is.
         actions (mapping): key of an action -> its spec.
-        pool (StartPool): fresh starts.
+        pool (ResetPool): fresh starts.
         random (RandomState): what the simulator draws from.
         name (str): what is stepped, in a sentence.
         execution (str): how graphs run.
@@ -52,7 +52,7 @@ class StepGraphs:
         advance: Callable[[TensorDictBase], TensorDictBase],
         read: Callable[[], TensorDictBase],
         actions: Mapping[NestedKey, TensorSpec],
-        pool: StartPool,
+        pool: ResetPool,
         random: RandomState,
         *,
         name: str,
@@ -158,14 +158,14 @@ class StepGraphs:
         return self._programs[self._signature]
 
     def _record(self, state: list[Tensor], actions: list[Tensor]) -> _Step:
-        found: list[Nesting] = []
+        found: list[TensorDictLayout] = []
 
         def step(*given: Tensor) -> list[Tensor]:
             td = TensorDict({}, [state[0].shape[1]], device=state[0].device)
             for key, action in zip(self._actions, given):
                 td.set(key, action)
             stepped = self._advance(td)
-            found.append(Nesting(stepped))
+            found.append(TensorDictLayout(stepped))
             return found[0].leaves(stepped)
 
         outer = OuterTensors(self.captured.simulator, self.captured.simulator_state.exclude)
@@ -199,11 +199,11 @@ class _Step:
 
     Args:
         program (Program): the graph.
-        nesting (Nesting): of what it gives.
+        nesting (TensorDictLayout): of what it gives.
         outer (OuterTensors): what it reads from the simulator.
     """
 
-    def __init__(self, program: Program, nesting: Nesting, outer: OuterTensors) -> None:
+    def __init__(self, program: Program, nesting: TensorDictLayout, outer: OuterTensors) -> None:
         self.program, self.nesting, self.outer = program, nesting, outer
         targets = [node.target for node in program.traced.module.graph.nodes]
         self.draws = any(

@@ -10,7 +10,7 @@ from torchrl.envs.batched_envs import BatchedEnvBase
 
 from torchrl_marl.envs.make import make_env
 from torchrl_marl.envs.objects import as_environment
-from torchrl_marl.envs.torchrl.env import mended
+from torchrl_marl.envs.torchrl.env import adapt
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.run import EVALUATION_SEED
@@ -33,7 +33,7 @@ class Environments:
 
     def __init__(self, config: TrainConfig, env: EnvBase | None, device: torch.device) -> None:
         self._config, self._device = config, device
-        self.own = None if env is None else mended(as_environment(env, config.env, device))
+        self.own = None if env is None else adapt(as_environment(env, config.env, device))
         if self.own is None:
             built = make_env(config.env, seed=config.seed, device=device)
         else:

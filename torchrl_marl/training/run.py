@@ -15,7 +15,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.make import make_env
 from torchrl_marl.envs.objects import as_environment
-from torchrl_marl.envs.torchrl.env import MendedEnv, mended
+from torchrl_marl.envs.torchrl.env import TorchRLEnv, adapt
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import build_learners
@@ -205,7 +205,7 @@ def _own_or_new(
     config: TrainConfig, env: EnvBase | None, device: torch.device | str, num_envs: int
 ) -> EnvBase:
     if env is not None:
-        return with_dense_groups(mended(as_environment(env, config.env, device)))
+        return with_dense_groups(adapt(as_environment(env, config.env, device)))
     if config.env.library == "own":
         raise CheckpointError(
             "this run was trained on an environment of your own; in Python, "
@@ -217,6 +217,6 @@ def _own_or_new(
 
 def _world(env: EnvBase) -> EnvBase:
     """What is inside of transforms and mending."""
-    while isinstance(env, (TransformedEnv, MendedEnv)):
+    while isinstance(env, (TransformedEnv, TorchRLEnv)):
         env = env.base_env if isinstance(env, TransformedEnv) else env._inner
     return env

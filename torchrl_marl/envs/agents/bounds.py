@@ -23,12 +23,12 @@ from torchrl.data import (
 from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.errors import SpecError
 
-__all__ = ["check_team", "check_values"]
+__all__ = ["check_bounds", "check_values"]
 
 _ROUNDING = 1e-5
 
 
-def check_team(
+def check_bounds(
     where: str,
     leaf: str,
     given: Mapping[str, Mapping[str, Any]],

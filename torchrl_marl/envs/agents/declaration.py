@@ -15,12 +15,12 @@ from tensordict import NestedKey
 from torchrl.data import Categorical, Composite, TensorSpec
 
 from torchrl_marl.envs.agents.kinds import GroupKinds, batched
-from torchrl_marl.envs.agents.output_reader import Reader
+from torchrl_marl.envs.agents.output_reader import OutputReader
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.specs import AgentSpec, TeamSpec
 from torchrl_marl.stacking import pad_specs
 
-__all__ = ["Declaration", "refuse_fractions", "refuse_unknown"]
+__all__ = ["Declaration", "check_whole_numbers", "refuse_unknown"]
 
 _FLAGS = ("done", "terminated", "truncated")
 _LEAVES = frozenset({"observation", "action", "mask", "action_mask", "reward", *_FLAGS})
@@ -61,7 +61,7 @@ class Declaration:
         }
         group_specs = {name: self._group_specs(name, own) for name, own in kind_specs.items()}
         self.specs = self._specs(group_specs)
-        self.reader = Reader(owner, num_envs, self.groups, group_specs, kind_specs, state)
+        self.reader = OutputReader(owner, num_envs, self.groups, group_specs, kind_specs, state)
 
     def with_agent(self, spec: AgentSpec, group: str | None = None) -> Declaration:
         """With one more kind of agent."""
@@ -140,7 +140,7 @@ def refuse_unknown(unknown: dict[str, Any], *classes: type) -> None:
         )
 
 
-def refuse_fractions(owner: str, numbers: Mapping[str, Any], least: int = 1) -> None:
+def check_whole_numbers(owner: str, numbers: Mapping[str, Any], least: int = 1) -> None:
     """Refuses arguments that are neither None nor a whole number of at least so much."""
     for name, value in numbers.items():
         whole = isinstance(value, Integral) and not isinstance(value, bool)

@@ -17,7 +17,7 @@ from torchrl_marl.envs.agents.kinds import GroupKinds, joined
 from torchrl_marl.errors import SpecError, nearest
 from torchrl_marl.stacking import is_lazy
 
-__all__ = ["Reader"]
+__all__ = ["OutputReader"]
 
 _ENDS = ("terminated", "truncated")
 _OPTIONAL = ("mask", *_ENDS)
@@ -25,7 +25,7 @@ _OPTIONAL = ("mask", *_ENDS)
 Path = tuple[str, ...]
 
 
-class Reader:
+class OutputReader:
     """Reads what ``_reset`` and ``_step`` give, and the actions of a step.
 
     Args:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
-from torchrl_marl.envs.agents.declaration import Declaration, refuse_fractions, refuse_unknown
+from torchrl_marl.envs.agents.declaration import Declaration, check_whole_numbers, refuse_unknown
 from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags, where_fresh
 from torchrl_marl.envs.agents.spaces import spec_of_space
 from torchrl_marl.envs.auto_reset import AutoResetEnv
@@ -213,7 +213,7 @@ def _chosen(envs: Tensor, new: GroupFlags, old: GroupFlags) -> GroupFlags:
 
 
 def _check(max_steps: int | None, state: Any) -> None:
-    refuse_fractions("IsaacLabEnv", {"max_steps": max_steps})
+    check_whole_numbers("IsaacLabEnv", {"max_steps": max_steps})
     if state not in (None, "observations", "world"):
         raise ConfigError(
             f"IsaacLabEnv: state is {state!r}, expected 'observations', 'world' or None."

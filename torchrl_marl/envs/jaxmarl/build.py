@@ -1,4 +1,4 @@
-"""JaxMARL's worlds: from a name to one, and what its class does not say of itself.
+"""From a name to a world of JaxMARL.
 
 Functions of a world here are of one copy, and run inside a jitted step.
 """
@@ -11,13 +11,14 @@ import inspect
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torchrl_marl.envs.jaxmarl.traits import WORLD_TRAITS, WorldTraits, traits_of
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
 
-__all__ = ["Traits", "World", "import_jaxmarl", "make_world"]
+__all__ = ["World", "import_jaxmarl", "make_world"]
 
 _NO_LIMIT = 2**30
 _BRAX = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
@@ -29,47 +30,12 @@ _OF_MPE = (
 
 
 @dataclass(frozen=True)
-class Traits:
-    """What a class of worlds does not say of itself.
-
-    Args:
-        limit (str, optional): the attribute that holds its time limit.
-        limit_is_seen (bool): observations read the limit, so it is the world's that ends the
-            episode; otherwise the world's own is put out of reach, and ours counts the steps.
-        timed (bool): it ends by time only.
-        action_types (tuple of str, optional): its words for continuous and discrete actions,
-            where ``continuous_actions`` chooses.
-        legal (str): its method that gives the legal actions.
-        state (callable, optional): ``state(env, world, observations)``, for a central critic.
-        acts (callable, optional): ``acts(env, world)``: who acts next, of ``env.agents``.
-        won (callable, optional): ``won(env, world)``: whose side has won, of ``env.agents``.
-        seen (callable, optional): ``seen(env, observations)``: what each of ``env.agents`` sees,
-            where the world gives it in a form of its own.
-        by_place (bool): it takes actions one after the other, not by agent.
-        length (callable, optional): ``length(env)``: steps of its episodes, where that is built
-            in: a shorter limit is ours, a longer one never reached.
-    """
-
-    limit: str | None = None
-    limit_is_seen: bool = False
-    timed: bool = False
-    action_types: tuple[str, str] | None = None
-    legal: str = "get_avail_actions"
-    state: Callable[..., Any] | None = None
-    acts: Callable[..., Any] | None = None
-    won: Callable[..., Any] | None = None
-    seen: Callable[..., Any] | None = None
-    by_place: bool = False
-    length: Callable[[Any], int] | None = None
-
-
-@dataclass(frozen=True)
 class World:
     """A world of JaxMARL, how it is called, and the number of steps of its episodes."""
 
     env: Any
     name: str
-    traits: Traits
+    traits: WorldTraits
     limit: int | None
 
     def reset(self, key: Any) -> tuple[Any, Any]:
@@ -152,7 +118,7 @@ def make_world(
             f"JaxMarlEnv: {type(env).__name__} resets itself, so that the last observation of an "
             "episode is lost; build it with auto_reset=False."
         )
-    traits = _traits_of(env)
+    traits = traits_of(env)
     limit = max_steps
     if limit is None and traits.limit is not None:
         limit = int(getattr(env, traits.limit))
@@ -182,7 +148,9 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
         if max_steps is not None:
             arguments["episode_length"] = max_steps
     _look_up(name, arguments)
-    words = next((t.action_types for key, t in _TRAITS.items() if key in _class_words(name)), None)
+    words = next(
+        (t.action_types for key, t in WORLD_TRAITS.items() if key in _class_words(name)), None
+    )
     if words is not None and continuous is not None:
         arguments.setdefault("action_type", words[0 if continuous else 1])
     try:
@@ -240,11 +208,6 @@ def _refuse_leftover(name: str, env: Any, arguments: dict[str, Any]) -> None:
             )
 
 
-def _traits_of(env: Any) -> Traits:
-    names = [cls.__name__ for cls in type(env).__mro__]
-    return next((_TRAITS[name] for name in names if name in _TRAITS), Traits())
-
-
 def _with_limit(env: Any, attribute: str, limit: int | None) -> Any:
     """A shallow copy with another time limit; the user's own stays as it is."""
     copy = object.__new__(type(env))
@@ -254,76 +217,3 @@ def _with_limit(env: Any, attribute: str, limit: int | None) -> Any:
         return copy
     setattr(copy, attribute, limit)
     return copy
-
-
-# ------------------------------------------------------------------------------ the table
-
-
-def _units(world: Any) -> Any:
-    return getattr(world, "state", world)
-
-
-def _won(env: Any, world: Any) -> Any:
-    import jax.numpy as jnp
-
-    alive = _units(world).unit_alive
-    allies, enemies = alive[: env.num_allies].any(), alive[env.num_allies :].any()
-    ours = [str(agent).startswith("ally") for agent in env.agents]
-    return jnp.where(jnp.array(ours), allies & ~enemies, enemies & ~allies)
-
-
-def _seat(env: Any, world: Any) -> Any:
-    import jax.numpy as jnp
-
-    # The current player is a seat, and the seats may be dealt anew every episode.
-    acting = world.seat_order[jnp.argmax(world.cur_player_idx)]
-    return jnp.arange(env.num_agents) == acting
-
-
-def _entities(env: Any, world: Any, observations: Any) -> Any:
-    import jax.numpy as jnp
-
-    parts = [world.p_pos, world.p_vel, world.c]
-    parts += [] if world.goal is None else [world.goal]
-    return jnp.concatenate([jnp.ravel(part).astype(jnp.float32) for part in parts])
-
-
-def _world_state(env: Any, world: Any, observations: Any) -> Any:
-    return observations["world_state"]
-
-
-def _kitchen(env: Any, world: Any, observations: Any) -> Any:
-    # Each cook sees the whole kitchen.
-    return observations[env.agents[0]].reshape(-1)
-
-
-def _in_the_grid(env: Any, observations: Any) -> Any:
-    # All agents' views are one array, and of what they carry each has a column.
-    grids, inventories = observations["observations"], observations["inventory"]
-    return {
-        agent: {"observation": grids[i], "inventory": inventories[:, i]}
-        for i, agent in enumerate(env.agents)
-    }
-
-
-def _all_rounds(env: Any) -> int:
-    return int(env.num_inner_steps * env.num_outer_steps)
-
-
-_SMAX = Traits(limit="max_steps", state=_world_state, won=_won)
-_TRAITS = {
-    "SimpleMPE": Traits(
-        limit="max_steps", action_types=("Continuous", "Discrete"), state=_entities
-    ),
-    "SMAX": _SMAX,
-    "EnemySMAX": _SMAX,
-    "Overcooked": Traits(limit="max_steps", limit_is_seen=True, timed=True, state=_kitchen),
-    "OvercookedV2": Traits(limit="max_steps", timed=True),
-    "HanabiEnv": Traits(legal="get_legal_moves", acts=_seat),
-    "JaxNav": Traits(limit="max_steps", limit_is_seen=True),
-    "SwitchRiddle": Traits(limit="max_steps"),
-    "CoinGame": Traits(timed=True, length=_all_rounds),
-    "InTheGrid": Traits(timed=True, length=_all_rounds, seen=_in_the_grid),
-    "InTheGrid_2p": Traits(timed=True, length=_all_rounds, by_place=True),
-    "InTheMatrix": Traits(timed=True, length=_all_rounds),
-}

@@ -17,7 +17,7 @@ from torchrl.envs.utils import MarlGroupMapType
 from torchrl_marl.envs.agents.grouping import grouped
 from torchrl_marl.envs.jaxmarl.agents import Kind, kinds_of
 from torchrl_marl.envs.jaxmarl.build import World, make_world
-from torchrl_marl.envs.jaxmarl.step import Program, Shaping
+from torchrl_marl.envs.jaxmarl.step import JaxStep, Shaping
 from torchrl_marl.errors import ConfigError, SpecError
 
 __all__ = ["Compiled", "Settings", "compiled"]
@@ -87,20 +87,20 @@ def _compile(own: Settings) -> Compiled:
     world = make_world(own.world, own.max_steps, own.continuous, dict(own.kwargs))
     kinds = _kinds(world, own.group_map, own.one_hot)
     state = _state_of(world, own.state, kinds)
-    program = Program(world, kinds, own.num_envs, state=state, info=own.info, shaping=own.shaping)
-    if own.shaping.coefficient and "shaped_reward" not in program.told():
+    step = JaxStep(world, kinds, own.num_envs, state=state, info=own.info, shaping=own.shaping)
+    if own.shaping.coefficient and "shaped_reward" not in step.told():
         raise ConfigError(
             f"JaxMarlEnv: shaped_reward is {own.shaping.coefficient}, but {world.name!r} has none "
             "of its own; leave it 0."
         )
-    carry, leaves = jax.eval_shape(program.start, jax.random.PRNGKey(0), jnp.zeros((), jnp.int32))
+    carry, leaves = jax.eval_shape(step.start, jax.random.PRNGKey(0), jnp.zeros((), jnp.int32))
     return Compiled(
         world,
         kinds,
-        program.places,
-        start=jax.jit(program.start),
-        merge=jax.jit(program.merge, donate_argnums=0),
-        step=jax.jit(program.step, donate_argnums=0),
+        step.places,
+        start=jax.jit(step.start),
+        merge=jax.jit(step.merge, donate_argnums=0),
+        step=jax.jit(step.step, donate_argnums=0),
         carry=carry,
         leaves=leaves,
     )

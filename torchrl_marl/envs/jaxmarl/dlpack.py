@@ -1,7 +1,7 @@
 """Arrays of JAX as tensors of torch and back, without a copy on the CPU.
 
 Torch gets arrays by DLPack, and may write to them in place: JAX must not go on from them, which
-:class:`~torchrl_marl.envs.jaxmarl.step.Program` sees to. JAX reads actions where torch has them,
+:class:`~torchrl_marl.envs.jaxmarl.step.JaxStep` sees to. JAX reads actions where torch has them,
 in 32 bits, which is all it takes; they must not be written to until it has, and :func:`to_torch` of
 any result of it waits for that. On a GPU DLPack orders the two streams; this is untested.
 """
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchrl_marl.simulator.state import SimulatorStateError
+from torchrl_marl.errors import SimulatorStateError
 
 __all__ = ["device_of", "read_tree", "to_jax", "to_torch", "write_tree"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchrl.data import Composite, OneHot, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
-from torchrl_marl.envs.agents.declaration import Declaration, refuse_fractions
+from torchrl_marl.envs.agents.declaration import Declaration, check_whole_numbers
 from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.auto_reset import AutoResetEnv
 from torchrl_marl.envs.jaxmarl.build import import_jaxmarl
@@ -100,16 +100,16 @@ class JaxMarlEnv(AutoResetEnv):
         shaped_reward_steps: int | None = None,
         **kwargs: Any,
     ) -> None:
-        refuse_fractions("JaxMarlEnv", {"num_envs": num_envs, "max_steps": max_steps})
+        check_whole_numbers("JaxMarlEnv", {"num_envs": num_envs, "max_steps": max_steps})
         if isinstance(group_map, Mapping):
             group_map = tuple((name, tuple(ids)) for name, ids in group_map.items())  # type: ignore
         import_jaxmarl()
-        from torchrl_marl.envs.jaxmarl import compiled, exchange, program
+        from torchrl_marl.envs.jaxmarl import compiled, dlpack, step
 
         self._carry: Any = None
         self._is_measured = False
-        self._exchange = exchange
-        self._jax_device = exchange.device_of(torch.device(device))
+        self._dlpack = dlpack
+        self._jax_device = dlpack.device_of(torch.device(device))
         self._calls = compiled.compiled(
             compiled.Settings(
                 world,
@@ -120,11 +120,11 @@ class JaxMarlEnv(AutoResetEnv):
                 group_map,
                 continuous_actions,
                 not categorical_actions,
-                program.Shaping(shaped_reward, shaped_reward_steps),
+                step.Shaping(shaped_reward, shaped_reward_steps),
                 tuple(kwargs.items()),
             )
         )
-        self._flags, self._places = program.FLAGS, self._calls.places
+        self._flags, self._places = step.FLAGS, self._calls.places
         self.world_name, self.max_steps = self._calls.world.name, self._calls.world.limit
         kinds, leaves = self._calls.kinds, self._calls.leaves
         super().__init__(
@@ -149,7 +149,7 @@ class JaxMarlEnv(AutoResetEnv):
         if fresh is None or not begun:
             self._carry = carry
             return self._given(leaves)
-        asked = self._exchange.to_jax(fresh, self._jax_device)
+        asked = self._dlpack.to_jax(fresh, self._jax_device)
         self._carry = self._calls.merge(self._carry, carry, asked)
         return where_fresh(fresh, self._given(leaves), self._begun or {})
 
@@ -165,11 +165,11 @@ class JaxMarlEnv(AutoResetEnv):
     def _action(self, action: Tensor, spec: Any) -> Any:
         if isinstance(spec, OneHot):
             action = action.to(torch.int32).argmax(-1)
-        return self._exchange.to_jax(action, self._jax_device)
+        return self._dlpack.to_jax(action, self._jax_device)
 
     def _given(self, leaves: dict[str, Any]) -> dict[str, Any]:
         """The leaves as tensors, the flags beside the others."""
-        given = self._exchange.to_torch(leaves, self.device)
+        given = self._dlpack.to_torch(leaves, self.device)
         flags, root = (zip(names, given.pop(key)) for key, names in self._flags.items())
         rows = {key: x if key == "mask" else x.unsqueeze(-1) for key, x in flags}
         for name, place in self._places.items():
@@ -211,7 +211,7 @@ class JaxMarlEnv(AutoResetEnv):
             self.reset()
         shared = {key: self._carry[key] for key in ("key", "calls")}
         world = {key: x for key, x in self._carry.items() if key not in shared}
-        read = self._exchange.read_tree
+        read = self._dlpack.read_tree
         source = {"world": {"batched": read(world), "shared": read(shared)}}
         if self._begun is not None:
             source["begun"] = _cloned(self._begun)
@@ -225,7 +225,7 @@ class JaxMarlEnv(AutoResetEnv):
             SimulatorStateError: a snapshot of another world or another number of envs.
         """
         saved = {**snapshot["world", "batched"], **snapshot["world", "shared"]}
-        carry = self._exchange.write_tree(self._calls.carry, saved, self._jax_device)
+        carry = self._dlpack.write_tree(self._calls.carry, saved, self._jax_device)
         self._begun, self._ended = None, None
         if "begun" in snapshot.keys():
             self._begun = _cloned(snapshot["begun"].to_dict())

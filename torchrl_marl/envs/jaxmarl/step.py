@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from torchrl_marl.envs.jaxmarl.agents import Kind
 from torchrl_marl.envs.jaxmarl.build import World
 
-__all__ = ["FLAGS", "Program", "Shaping"]
+__all__ = ["FLAGS", "JaxStep", "Shaping"]
 
 # Array of JAX, or nested dicts of such.
 Array = Any
@@ -46,7 +46,7 @@ class Shaping:
         return self.coefficient * jnp.maximum(0.0, 1.0 - frames / self.steps)
 
 
-class Program:
+class JaxStep:
     """Starts and steps E copies of a world.
 
     What goes on (the *carry*) and what is given to torch (*leaves*, nested dicts by group) share no

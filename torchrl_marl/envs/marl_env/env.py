@@ -15,7 +15,7 @@ from torch import Tensor
 from torchrl.data import TensorSpec
 from torchrl.envs import EnvBase
 
-from torchrl_marl.envs.agents.bounds import check_team
+from torchrl_marl.envs.agents.bounds import check_bounds
 from torchrl_marl.envs.agents.declaration import Declaration, refuse_unknown
 from torchrl_marl.envs.agents.kinds import GroupKinds, batched
 from torchrl_marl.envs.agents.life_cycle import (
@@ -27,10 +27,15 @@ from torchrl_marl.envs.agents.life_cycle import (
 )
 from torchrl_marl.envs.agents.random_actions import draw_actions
 from torchrl_marl.envs.marl_env.graphs import WorldGraphs
-from torchrl_marl.envs.marl_env.world import load_world, move_world, save_world, unwritten
+from torchrl_marl.envs.marl_env.world import (
+    forbid_inplace_writes,
+    load_world,
+    move_world,
+    save_world,
+)
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.random_state import RandomState, own_stream
-from torchrl_marl.simulator.reset_bank import RunningEnvs
+from torchrl_marl.simulator.partial_reset import RunningEnvs
 from torchrl_marl.specs import AgentSpec, TeamSpec
 
 __all__ = ["MarlEnv"]
@@ -272,7 +277,7 @@ class MarlEnv(WorldGraphs, EnvBase):
         if fresh is not None:
             exclude = {*self._not_world, ("_episode",)}
             running = RunningEnvs(self, self.num_envs, exclude, self._slots_of_envs())
-        with self._drawing(), unwritten(self._episode, f"{type(self).__name__}._reset"):
+        with self._drawing(), forbid_inplace_writes(self._episode, f"{type(self).__name__}._reset"):
             given = draw(self, tensordict, **kwargs)
         source = self._declaration.reader.read(given, "_reset")
         if fresh is not None and running is not None:
@@ -302,7 +307,7 @@ class MarlEnv(WorldGraphs, EnvBase):
         if not before:
             raise ConfigError(f"{type(self).__name__}: a step before the first reset.")
         tensordict = self._prepare_step(tensordict)
-        with self._drawing(), unwritten(self._episode, f"{type(self).__name__}._step"):
+        with self._drawing(), forbid_inplace_writes(self._episode, f"{type(self).__name__}._step"):
             given = advance(self, tensordict, **kwargs)
         source = self._declaration.reader.read(given, "_step")
         for name in sorted(self._with_mask):
@@ -354,7 +359,7 @@ class MarlEnv(WorldGraphs, EnvBase):
             return
         masks = {name: flags["mask"] for name, flags in self._episode["groups"].items()}
         where = f"{type(self).__name__}.{method}"
-        check_team(where, leaf, given, masks, self._declaration)
+        check_bounds(where, leaf, given, masks, self._declaration)
 
     def _wrap(self, given: dict[str, Any], rewards: dict[str, Tensor] | None = None) -> TensorDict:
         source = dict(given)

@@ -20,7 +20,7 @@ from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.errors import CaptureError
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.simulator.captured import CapturedSimulator
-from torchrl_marl.simulator.copy_settings import follow
+from torchrl_marl.simulator.copy_settings import copy_settings
 from torchrl_marl.simulator.shared_tables import shared_tables
 from torchrl_marl.simulator.state import Path, SimulatorState, slots_of_envs
 
@@ -157,10 +157,10 @@ class WorldGraphs:
             exclude = {*self._not_world, ("_episode",)}
             captured = self._leader._captured
             if captured is None:  # a probe
-                follow(self, self._leader, sizes, exclude)
+                copy_settings(self, self._leader, sizes, exclude)
             else:
                 packing = captured.packing
-                follow(self, self._leader, sizes, exclude, packing.batched, packing.written)
+                copy_settings(self, self._leader, sizes, exclude, packing.batched, packing.written)
             self.max_steps = self._leader.max_steps
 
     @contextlib.contextmanager

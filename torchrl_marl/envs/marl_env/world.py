@@ -15,16 +15,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_marl.errors import SpecError
-from torchrl_marl.simulator.state import (
-    Path,
-    SimulatorState,
-    SimulatorStateError,
-    set_child,
-    walk_simulator,
-)
+from torchrl_marl.errors import SimulatorStateError, SpecError
+from torchrl_marl.simulator.state import Path, SimulatorState, set_child, walk_simulator
 
-__all__ = ["load_world", "move_world", "save_world", "unwritten"]
+__all__ = ["forbid_inplace_writes", "load_world", "move_world", "save_world"]
 
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
@@ -62,7 +56,7 @@ def move_world(owner: Any, exclude: frozenset[str | Path], device: torch.device)
 
 
 @contextlib.contextmanager
-def unwritten(episode: dict[str, Any], method: str) -> Iterator[None]:
+def forbid_inplace_writes(episode: dict[str, Any], method: str) -> Iterator[None]:
     """Refuses writing to what an episode gave: that lies in rollouts, and would spoil them."""
     leaves = list(_leaves(episode.get("given", {})))
     versions = [x._version for _, x in leaves]

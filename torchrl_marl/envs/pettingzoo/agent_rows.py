@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AgentSpaces", "Leaf", "Seat", "field_of", "spaces_of"]
+__all__ = ["AgentSlot", "AgentSpaces", "Leaf", "field_of", "spaces_of"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Seat:
+class AgentSlot:
     """One agent's places in the rows.
 
     Args:

@@ -14,11 +14,11 @@ from torchrl.data import Composite, OneHot, TensorSpec, Unbounded
 
 from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.envs.agents.spaces import spec_of_space
-from torchrl_marl.envs.pettingzoo.agent_rows import AgentSpaces, Leaf, Seat, field_of
+from torchrl_marl.envs.pettingzoo.agent_rows import AgentSlot, AgentSpaces, Leaf, field_of
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.specs import AgentSpec
 
-__all__ = ["declared", "row_fields", "seats_of", "specs_of"]
+__all__ = ["declared", "row_fields", "slots_of", "specs_of"]
 
 
 def declared(
@@ -105,9 +105,11 @@ def _agent_spec(name: str, kind: Sequence[AgentSpaces], one_hot: bool) -> AgentS
     return AgentSpec(name, len(kind), seen, does, action_mask=mask, agent_names=names)
 
 
-def seats_of(declaration: Declaration, groups: Mapping[str, Sequence[AgentSpaces]]) -> list[Seat]:
-    """A seat for each agent of a declaration, in the order of the groups."""
-    seats = []
+def slots_of(
+    declaration: Declaration, groups: Mapping[str, Sequence[AgentSpaces]]
+) -> list[AgentSlot]:
+    """A slot for each agent of a declaration, in the order of the groups."""
+    slots = []
     for name, agents in groups.items():
         kinds = declaration.groups[name]
         for kind, rows in kinds.slices.items():
@@ -123,8 +125,8 @@ def seats_of(declaration: Declaration, groups: Mapping[str, Sequence[AgentSpaces
                 leaves = _leaves(spaces.observation, specs["observation"])
                 field = field_of(name, own["observation"], "observation")
                 masked = spaces.masked is not None
-                seats.append(
-                    Seat(
+                slots.append(
+                    AgentSlot(
                         spaces,
                         name,
                         i,
@@ -139,7 +141,7 @@ def seats_of(declaration: Declaration, groups: Mapping[str, Sequence[AgentSpaces
                         at[own["action_mask"]],
                     )
                 )
-    return seats
+    return slots
 
 
 def _leaves(

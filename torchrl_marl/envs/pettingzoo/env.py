@@ -17,11 +17,11 @@ from torch import Tensor
 from torchrl.data import Composite, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
-from torchrl_marl.envs.agents.declaration import refuse_fractions
+from torchrl_marl.envs.agents.declaration import check_whole_numbers
 from torchrl_marl.envs.agents.grouping import grouped
 from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.auto_reset import AutoResetEnv
-from torchrl_marl.envs.pettingzoo.agents import declared, row_fields, seats_of
+from torchrl_marl.envs.pettingzoo.agents import declared, row_fields, slots_of
 from torchrl_marl.envs.pettingzoo.build import Backend, maker_of
 from torchrl_marl.envs.pettingzoo.one_copy import CopyPlan
 from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
@@ -31,8 +31,7 @@ from torchrl_marl.envs.pettingzoo.tensors import RowTensors
 from torchrl_marl.envs.pettingzoo.turns import TurnCopy
 from torchrl_marl.envs.processes.rows import RowLayout
 from torchrl_marl.envs.processes.workers import Workers
-from torchrl_marl.errors import ConfigError, TrustError, UserError, WorkerError
-from torchrl_marl.simulator.state import SimulatorStateError
+from torchrl_marl.errors import ConfigError, SimulatorStateError, TrustError, UserError, WorkerError
 from torchrl_marl.trust import is_own, signature
 
 __all__ = ["PettingZooEnv"]
@@ -136,11 +135,11 @@ class PettingZooEnv(AutoResetEnv):
             make.name, num_envs, seated, not categorical_actions, features, facts.turns
         )
         keys = info_keys(facts, groups, info)
-        seats = tuple(seats_of(declaration, seated))
+        slots = tuple(slots_of(declaration, seated))
         super().__init__(declaration, device=device, info=_info_specs(keys, groups))
         self._set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
         self.max_steps, self.own_limit = max_steps, facts.limit
-        plan = CopyPlan(make.name, seats, max_steps, keys, state == "world")
+        plan = CopyPlan(make.name, slots, max_steps, keys, state == "world")
         copy = TurnCopy if facts.turns else ParallelCopy
         self._workers = Workers(
             functools.partial(copy, make, plan),
@@ -280,8 +279,8 @@ def _as_bytes(data: Tensor) -> bytes:
 
 
 def _check(numbers: Mapping[str, int | None], workers: int, state: Any) -> None:
-    refuse_fractions("PettingZooEnv", numbers)
-    refuse_fractions("PettingZooEnv", {"workers": workers}, least=0)
+    check_whole_numbers("PettingZooEnv", numbers)
+    check_whole_numbers("PettingZooEnv", {"workers": workers}, least=0)
     if state not in (None, "observations", "world"):
         raise ConfigError(
             f"PettingZooEnv: state is {state!r}, expected 'observations', 'world' or None."

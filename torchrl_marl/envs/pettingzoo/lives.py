@@ -10,13 +10,13 @@ import numpy as np
 
 from torchrl_marl.errors import SpecError
 
-__all__ = ["Life", "flag_of", "refuse_strangers"]
+__all__ = ["LifeCycle", "flag_of", "refuse_strangers"]
 
 _FLAGS = ("terminations", "truncations")
 
 
 @dataclass
-class Life:
+class LifeCycle:
     """The life cycle of the agents of one copy; lists are in the order of ``agents``.
 
     Args:
@@ -31,7 +31,7 @@ class Life:
         all_act (bool): all agents do.
 
     Examples:
-        >>> life = Life.of(["a", "b"])
+        >>> life = LifeCycle.of(["a", "b"])
         >>> life.advance(["a", "b"], {}, {})
         (True, True)
         >>> life.advance(["a"], {"b": True}, {})
@@ -52,7 +52,7 @@ class Life:
     all_act: bool = False
 
     @classmethod
-    def of(cls, agents: Sequence[Any]) -> Life:
+    def of(cls, agents: Sequence[Any]) -> LifeCycle:
         """Before an episode."""
         came, acts, dead, cut, left, gone, born, earns = ([False] * len(agents) for _ in range(8))
         return cls(agents, came, acts, dead, cut, left, gone, born, earns)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from torchrl_marl.envs.pettingzoo.agent_rows import Seat, spaces_of
-from torchrl_marl.envs.pettingzoo.lives import Life, refuse_strangers
+from torchrl_marl.envs.pettingzoo.agent_rows import AgentSlot, spaces_of
+from torchrl_marl.envs.pettingzoo.lives import LifeCycle, refuse_strangers
 from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
 from torchrl_marl.envs.pettingzoo.pickling import pickled, unpickled
 from torchrl_marl.envs.pettingzoo.views import (
@@ -41,14 +41,14 @@ class CopyPlan:
 
     Args:
         name (str): the world's, in messages.
-        seats (sequence of Seat): of all agents.
+        slots (sequence of AgentSlot): of all agents.
         max_steps (int, optional): time limit of an episode.
         infos (mapping): group -> keys of its infos.
         state (bool): the world's own state is written.
     """
 
     name: str
-    seats: Sequence[Seat]
+    slots: Sequence[AgentSlot]
     max_steps: int | None
     infos: Mapping[str, Sequence[str]]
     state: bool
@@ -69,10 +69,10 @@ class OneCopy(ABC):
         self._random = OwnRandom(seed)
         with self._random.active(look=True):
             self.world = make()
-        self.plan, self.seats = plan, plan.seats
-        self.agents = [seat.spaces.agent for seat in plan.seats]
+        self.plan, self.slots = plan, plan.slots
+        self.agents = [slot.spaces.agent for slot in plan.slots]
         self._known = frozenset(self.agents)
-        self.life, self.steps = Life.of(self.agents), 0
+        self.life, self.steps = LifeCycle.of(self.agents), 0
         self._limit = seen_limit(self.world, len(self.agents) if self.in_turns else 1)
         self._spaces: dict[Any, tuple[Any, Any]] = {}
         self._row: Row | None = None
@@ -118,7 +118,7 @@ class OneCopy(ABC):
 
     def _begin(self, seed: int | None) -> None:
         seen, infos = self._reset(self._random.seed_of_episode() if seed is None else seed)
-        self.steps, self.life = 0, Life.of(self.agents)
+        self.steps, self.life = 0, LifeCycle.of(self.agents)
         self._check_names(self.world.agents, seen)
         self._check_spaces(infos)
         for view in self._begun.fields.values():
@@ -164,11 +164,11 @@ class OneCopy(ABC):
         if row is self._row:
             return
         self._row = row
-        self._after = PartViews(row, "after", self.seats)
-        self._begun = PartViews(row, "begun", self.seats)
-        self._actions = action_readers(row, self.seats)
+        self._after = PartViews(row, "after", self.slots)
+        self._begun = PartViews(row, "begun", self.slots)
+        self._actions = action_readers(row, self.slots)
         self._groups = {
-            group: [i for i, seat in enumerate(self.seats) if seat.group == group]
+            group: [i for i, slot in enumerate(self.slots) if slot.group == group]
             for group in self._after.masks
         }
 
@@ -186,7 +186,7 @@ class OneCopy(ABC):
             if life.left[i]:
                 view.see_nothing(i)
             elif (observation := seen.get(agent)) is not None:
-                spaces = self.seats[i].spaces
+                spaces = self.slots[i].spaces
                 if spaces.wrapped:
                     observation = part_of(observation, "observation", agent)
                 view.see(i, agent, observation)
@@ -207,7 +207,7 @@ class OneCopy(ABC):
     def _write_action_mask(self, mask: np.ndarray, i: int, seen: Mapping, infos: Mapping) -> None:
         agent, legal = self.agents[i], None
         if self.life.acts[i]:
-            where = seen if self.seats[i].spaces.masked == "observation" else infos
+            where = seen if self.slots[i].spaces.masked == "observation" else infos
             legal = (where.get(agent) or {}).get("action_mask")
         if legal is None:
             mask[...] = True  # anything will do for those who act not
@@ -237,8 +237,8 @@ class OneCopy(ABC):
 
     def _check_spaces(self, infos: Mapping) -> None:
         """Refuses spaces that are not those of the first episode."""
-        for seat in self.seats:
-            declared = seat.spaces
+        for slot in self.slots:
+            declared = slot.spaces
             agent = declared.agent
             objects = self.world.observation_space(agent), self.world.action_space(agent)
             known = self._spaces.get(agent)

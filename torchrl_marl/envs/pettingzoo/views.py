@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from torchrl_marl.envs.pettingzoo.agent_rows import Seat
+from torchrl_marl.envs.pettingzoo.agent_rows import AgentSlot
 from torchrl_marl.errors import SpecError
 
 __all__ = ["PartViews", "Row", "action_readers", "part_of"]
@@ -24,22 +24,22 @@ class PartViews:
     Args:
         row (dict): of one copy.
         part (str): the part.
-        seats (sequence of Seat): of all agents.
+        slots (sequence of AgentSlot): of all agents.
     """
 
-    def __init__(self, row: Row, part: str, seats: Sequence[Seat]) -> None:
+    def __init__(self, row: Row, part: str, slots: Sequence[AgentSlot]) -> None:
         head = f"{part}/"
         own = {key.removeprefix(head): x for key, x in row.items() if key.startswith(head)}
         self.fields = own
         self.root, self.ended = own["root"], row["ended"]
-        self.flags = {seat.group: own[f"{seat.group}//flags"] for seat in seats}
-        self.masks = {seat.group: own[f"{seat.group}//mask"] for seat in seats}
+        self.flags = {slot.group: own[f"{slot.group}//flags"] for slot in slots}
+        self.masks = {slot.group: own[f"{slot.group}//mask"] for slot in slots}
         self.all_flags = [self.root, *self.flags.values(), *self.masks.values()]
         flags = {id(x) for x in self.all_flags}
         self.data = [x for key, x in own.items() if id(x) not in flags and "//reward" not in key]
         self.leaves = [
-            [(leaf.path, leaf.start, own[leaf.field][seat.place]) for leaf in seat.leaves]
-            for seat in seats
+            [(leaf.path, leaf.start, own[leaf.field][slot.place]) for leaf in slot.leaves]
+            for slot in slots
         ]
         # Observations of one array, the most, are written faster.
         self.plain = [
@@ -48,19 +48,19 @@ class PartViews:
             for path, start, view in leaves[:1]
         ]
         self.action_masks = [
-            None if seat.action_mask is None else own[seat.action_mask][seat.mask_place]
-            for seat in seats
+            None if slot.action_mask is None else own[slot.action_mask][slot.mask_place]
+            for slot in slots
         ]
         # Only a step's outcome has rewards.
-        earners = seats if part == "after" else ()
-        self.rewards = [own[f"{seat.group}//reward"][seat.index] for seat in earners]
+        earners = slots if part == "after" else ()
+        self.rewards = [own[f"{slot.group}//reward"][slot.index] for slot in earners]
         self.infos = {
-            seat.group: {
-                key.removeprefix(f"{seat.group}//info/"): x
+            slot.group: {
+                key.removeprefix(f"{slot.group}//info/"): x
                 for key, x in own.items()
-                if key.startswith(f"{seat.group}//info/")
+                if key.startswith(f"{slot.group}//info/")
             }
-            for seat in seats
+            for slot in slots
         }
 
     def see(self, i: int, agent: Any, observation: Any) -> None:
@@ -134,9 +134,9 @@ def write(view: np.ndarray, value: Any, what: str, start: int | tuple[int, ...] 
         )
 
 
-def action_readers(row: Row, seats: Sequence[Seat]) -> list[Callable[[], Any]]:
+def action_readers(row: Row, slots: Sequence[AgentSlot]) -> list[Callable[[], Any]]:
     """What gives each agent's action, in the form that the world takes."""
-    return [_reader(row[seat.action], seat.action_place, seat.spaces.action) for seat in seats]
+    return [_reader(row[slot.action], slot.action_place, slot.spaces.action) for slot in slots]
 
 
 def _reader(rows: np.ndarray, place: int, space: Any) -> Callable[[], Any]:

@@ -30,7 +30,7 @@ from torchrl_marl.envs.processes.copies import Copies, WorldCopy
 from torchrl_marl.envs.processes.failures import Failure
 from torchrl_marl.envs.processes.rows import RowLayout
 
-__all__ = ["Lost", "Worker", "serve"]
+__all__ = ["Worker", "WorkerLost", "serve"]
 
 PLAY = DONE = None  # as a message: a single byte
 START = (
@@ -42,7 +42,7 @@ SHORTEST_START = 120.0  # seconds: many workers that import a large package at o
 PATIENCE = 5.0  # seconds in which a worker should end, when asked to
 
 
-class Lost(Exception):
+class WorkerLost(Exception):
     """A worker that died or does not answer; it says what happened."""
 
 
@@ -111,7 +111,7 @@ class Worker:
         """The answer.
 
         Raises:
-            Lost: there is none; the process has ended.
+            WorkerLost: there is none; the process has ended.
         """
         try:
             answer = receive(self._socket)
@@ -119,14 +119,14 @@ class Worker:
             limit = self._socket.gettimeout()
             self._ask_for_traceback()
             self.kill()
-            raise Lost(
+            raise WorkerLost(
                 f"did not answer within {limit:g} s (worker_timeout) and was ended"
             ) from None
         except (OSError, EOFError):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(PATIENCE)
             self.kill()
-            raise Lost(_how_it_ended(self._process.returncode)) from None
+            raise WorkerLost(_how_it_ended(self._process.returncode)) from None
         self._waiting = False
         if answer is DONE:
             return {}, []

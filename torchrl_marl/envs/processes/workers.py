@@ -17,7 +17,7 @@ from torchrl_marl.envs.processes.copies import Copies, WorldCopy
 from torchrl_marl.envs.processes.failures import Failure
 from torchrl_marl.envs.processes.repeats import Repeats
 from torchrl_marl.envs.processes.rows import RowLayout, open_block
-from torchrl_marl.envs.processes.worker import PATIENCE, PLAY, Lost, Worker
+from torchrl_marl.envs.processes.worker import PATIENCE, PLAY, Worker, WorkerLost
 from torchrl_marl.errors import ConfigError, UserError, WorkerError
 
 __all__ = ["Workers", "WorldCopy"]
@@ -198,7 +198,7 @@ class Workers:
         for worker in asked:
             try:
                 of_worker, failed = worker.receive()
-            except Lost as lost:
+            except WorkerLost as lost:
                 failures.append(self._lose(worker, str(lost)))
                 continue
             given |= of_worker

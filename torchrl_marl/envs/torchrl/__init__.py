@@ -5,6 +5,6 @@ from typing import TYPE_CHECKING
 from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
-    from torchrl_marl.envs.torchrl.env import mended
+    from torchrl_marl.envs.torchrl.env import adapt
 
-__getattr__, __dir__, __all__ = attach(__name__, {"mending": ["mended"]})
+__getattr__, __dir__, __all__ = attach(__name__, {"mending": ["adapt"]})

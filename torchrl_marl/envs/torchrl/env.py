@@ -23,17 +23,17 @@ from torchrl_marl.envs.torchrl.conventions import Reading, reading_of
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.random_state import RandomState, own_stream
 
-__all__ = ["MendedEnv", "mended"]
+__all__ = ["TorchRLEnv", "adapt"]
 
 _FLAGS = ("done", "terminated", "truncated")
 
 
-def mended(env: EnvBase) -> EnvBase:
+def adapt(env: EnvBase) -> EnvBase:
     """An environment of TorchRL, with its life cycle mended where it has to be.
 
     What is right already is given back as it is. Otherwise agents get flags and masks of their
     own, a time limit is truncated, the dead act no more, and an unbatched environment gets the
-    batch size ``[1]``; see :class:`MendedEnv`. PettingZoo's and OpenSpiel's worlds are taken out
+    batch size ``[1]``; see :class:`TorchRLEnv`. PettingZoo's and OpenSpiel's worlds are taken out
     of TorchRL's wrappers, which send actions of the dead, lose rewards of others' turns, and
     cannot play simultaneous games.
 
@@ -47,7 +47,7 @@ def mended(env: EnvBase) -> EnvBase:
     Examples:
         >>> from torchrl_marl.envs.toy import MatrixGame
         >>> env = MatrixGame(2)
-        >>> mended(env) is env
+        >>> adapt(env) is env
         True
     """
     check_environment(env)
@@ -62,7 +62,7 @@ def mended(env: EnvBase) -> EnvBase:
                 "TransformedEnv(torchrl_marl.envs.make_env(env), transforms)."
             )
         return taken_out
-    return env if _is_right(env, base) else MendedEnv(env, reading_of(env, base))
+    return env if _is_right(env, base) else TorchRLEnv(env, reading_of(env, base))
 
 
 def _taken_out(env: EnvBase) -> EnvBase | None:
@@ -97,7 +97,7 @@ def _is_right(env: EnvBase, base: EnvBase) -> bool:
     )
 
 
-class MendedEnv(AutoResetEnv):
+class TorchRLEnv(AutoResetEnv):
     """An environment of TorchRL whose agents get the life cycle of a team.
 
     Every agent has ``done``, ``terminated`` and ``truncated``, which agree with the root's, and a
@@ -236,7 +236,7 @@ class MendedEnv(AutoResetEnv):
         if not self._inner.is_closed:
             self._inner.close()
 
-    def to(self, device: torch.device | str) -> MendedEnv:
+    def to(self, device: torch.device | str) -> TorchRLEnv:
         """Refused where it would change anything: TorchRL's environments stay where they are."""
         if torch.device(device) != self.device:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""VMAS's simulator: building and stepping it with a random state of one's own.
+"""Builds and steps VMAS's simulators with a random state of one's own.
 
 Stock VMAS keeps one random state for all environments of a process and enters it in every
 call; these functions go round it and draw from whatever state is active.
@@ -7,10 +7,12 @@ call; these functions go round it and draw from whatever state is active.
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import importlib.util
 import io
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,12 +20,26 @@ import torch
 from torch import Tensor
 
 from torchrl_marl.errors import MissingExtraError
+from torchrl_marl.random_state import RandomState, own_stream
+from torchrl_marl.simulator.reset_bank import ResetBank, random_draws
+from torchrl_marl.simulator.state import SimulatorState
 
 if TYPE_CHECKING:
     from vmas.simulator.environment import Environment
     from vmas.simulator.scenario import BaseScenario
 
-__all__ = ["advance", "build_simulator", "import_vmas", "reset_all", "reset_each", "warm_up"]
+__all__ = [
+    "VIEWER",
+    "VmasWorlds",
+    "advance",
+    "build_simulator",
+    "import_vmas",
+    "reset_all",
+    "reset_each",
+    "warm_up",
+]
+
+VIEWER = ("viewer", "visible_display", "text_lines")
 
 
 def import_vmas() -> None:
@@ -88,6 +104,86 @@ def reset_each(env: Environment) -> None:
     """Starts new episodes env by env: some scenarios (passage) draw one layout for all at once."""
     for i in range(env.num_envs):
         env._reset_at(i, return_observations=False)
+
+
+class VmasWorlds:
+    """Builds simulators of one scenario and its arguments, as many and as large as needed.
+
+    Args:
+        scenario (str or BaseScenario): copied, since a scenario belongs to one simulator.
+        seed (int): of what is drawn when a world is built.
+        arguments (mapping): of ``vmas.make_env`` and the scenario.
+        info (bool): whether infos are read.
+    """
+
+    def __init__(
+        self, scenario: str | BaseScenario, seed: int, arguments: Mapping[str, Any], info: bool
+    ) -> None:
+        self.name = scenario if isinstance(scenario, str) else type(scenario).__name__
+        self.seed = seed
+        self._stream = own_stream(seed)
+        self._scenario = copy.deepcopy(scenario)
+        self._arguments = dict(arguments)
+        self._info = info
+        self._state: SimulatorState | None = None
+
+    def scenario(self) -> str | BaseScenario:
+        """The scenario as it was given, for one more simulator."""
+        return copy.deepcopy(self._scenario)
+
+    def build(
+        self, num_envs: int, device: torch.device, scenario: str | BaseScenario | None = None
+    ) -> Environment:
+        """A simulator, drawn from the active random state."""
+        scenario = self.scenario() if scenario is None else scenario
+        return build_simulator(scenario, num_envs, device, self._arguments, self._info)
+
+    def describe(self, num_envs: int) -> str:
+        """A simulator in words, with all that its state must agree in with another one's."""
+        arguments = {"num_envs": num_envs, **self._arguments}
+        return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in sorted(arguments.items()))})"
+
+    def state(self) -> SimulatorState:
+        """Where the tensors of such a simulator are.
+
+        Raises:
+            SimulatorStateError: a scenario whose state cannot be read (``road_traffic``).
+        """
+        if self._state is None:
+
+            def probe(num_envs: int) -> Environment:
+                env = self.build(num_envs, torch.device("cpu"))
+                warm_up(env, self._info)
+                return env
+
+            with RandomState(self._stream).active():
+                self._state = SimulatorState(probe, exclude=VIEWER)
+        return self._state
+
+    def reset_bank(self, simulator: Environment) -> ResetBank:
+        """Fresh starts for a running simulator.
+
+        Raises:
+            SimulatorStateError: a scenario whose state cannot be read.
+        """
+        state, n, device = self.state(), simulator.num_envs, simulator.device
+        # The twin draws its world from the same seed, and its starts from the env's own state.
+        with RandomState(self._stream, device).active():
+            twin = self.build(n, device)
+        step = functools.partial(warm_up, info=self._info)
+        return ResetBank(state, simulator, twin, self.fresh_starts(), n, device, step=step)
+
+    def fresh_starts(self) -> Callable[[Environment], None]:
+        """A reset of all envs that draws a start of its own for each, as single resets do."""
+        n = SimulatorState.PROBES[1]
+        with RandomState(self._stream).active():
+            probe = self.build(n, torch.device("cpu"))
+            together = random_draws(lambda: reset_all(probe))
+            alone = random_draws(lambda: probe._reset_at(0, return_observations=False))
+        shared = [shape for shape in together if n not in shape]
+        # What is drawn in a full reset only, such as which goal is the true one, may be shared.
+        draws_together = not shared or len(alone) <= len(together) - len(shared)
+        return reset_all if draws_together else reset_each
 
 
 @contextlib.contextmanager

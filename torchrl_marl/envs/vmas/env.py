@@ -19,15 +19,22 @@ from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.capture.execution import Execution, check_execution
-from torchrl_marl.envs.vmas.build import advance, import_vmas, reset_all, warm_up
+from torchrl_marl.envs.vmas.build import (
+    VIEWER,
+    VmasWorlds,
+    advance,
+    import_vmas,
+    reset_all,
+    warm_up,
+)
 from torchrl_marl.envs.vmas.graphs import VmasGraphs
 from torchrl_marl.envs.vmas.library import check_scenario, out_of_file
 from torchrl_marl.envs.vmas.reading import ScenarioReader, StateOf, where_begun
-from torchrl_marl.envs.vmas.worlds import VIEWER, VmasWorlds
-from torchrl_marl.errors import BatchSizeError, ConfigError, SpecError
+from torchrl_marl.errors import BatchSizeError, ConfigError, SimulatorStateError, SpecError
 from torchrl_marl.random_state import RandomState, own_stream
-from torchrl_marl.simulator.reset_bank import StartBank, Unmoved
-from torchrl_marl.simulator.state import SimulatorStateError, read_tensors, write_tensors
+from torchrl_marl.simulator.partial_reset import UndoWrites
+from torchrl_marl.simulator.reset_bank import ResetBank
+from torchrl_marl.simulator.state import read_tensors, write_tensors
 from torchrl_marl.stacking import is_lazy
 
 if TYPE_CHECKING:
@@ -112,8 +119,8 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         self._info = info
         self._leader = self._packing = None
         self._reset_envs = reset_all
-        self._bank: StartBank | None = None
-        self._unmoved: Unmoved | None = None
+        self._bank: ResetBank | None = None
+        self._unmoved: UndoWrites | None = None
         # What a step or reset gave last, and the count of steps by which it is still true.
         self._given: tuple[TensorDictBase, Tensor, int] | None = None
         self._refused: str | None = None
@@ -304,7 +311,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         self._drawn = {}
         if self._graphs is not None:
             # Not the old one, emptied: how it has grown is no matter of the seed.
-            self._graphs.pool = self.start_pool()
+            self._graphs.pool = self.reset_pool()
 
     def snapshot(self) -> TensorDict:
         """The environment's whole state: simulator, random state and drawn starts.
@@ -349,12 +356,12 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             self._graphs.load_state_dict(self._drawn)
         self.random_state.load_state_dict(dict(snapshot["random"].items()))
 
-    def _starts(self) -> StartBank | None:
+    def _starts(self) -> ResetBank | None:
         """The bank of start states, or None where the scenario's state cannot be read."""
         if self._bank is None and self._refused is None:
             try:
-                self._bank = self._worlds.start_bank(self._env)
-                self._unmoved = Unmoved(self._env, self._worlds.state())
+                self._bank = self._worlds.reset_bank(self._env)
+                self._unmoved = UndoWrites(self._env, self._worlds.state())
             except SimulatorStateError as refusal:
                 why = f"the simulator's state cannot be written as tensors ({refusal})"
                 self._refuse_bank(why)

@@ -15,16 +15,14 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torchrl.data import Composite
 
 from torchrl_marl.capture.execution import Execution
-from torchrl_marl.envs.vmas.build import warm_up
+from torchrl_marl.envs.vmas.build import VIEWER, VmasWorlds, warm_up
 from torchrl_marl.envs.vmas.reading import ScenarioReader
-from torchrl_marl.envs.vmas.worlds import VIEWER, VmasWorlds
-from torchrl_marl.errors import CaptureError, GraphCheckError
+from torchrl_marl.errors import CaptureError, GraphCheckError, SimulatorStateError
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.simulator.captured import CapturedSimulator
-from torchrl_marl.simulator.copy_settings import follow
+from torchrl_marl.simulator.copy_settings import copy_settings
 from torchrl_marl.simulator.packing import Packing
-from torchrl_marl.simulator.reset_pool import StartPool
-from torchrl_marl.simulator.state import SimulatorStateError
+from torchrl_marl.simulator.reset_pool import ResetPool
 from torchrl_marl.simulator.step_graphs import StepGraphs
 
 if TYPE_CHECKING:
@@ -129,14 +127,14 @@ class VmasGraphs:
         finally:
             self._leader, self._reader, self.random_state = kept
 
-    def start_pool(self) -> StartPool:
+    def reset_pool(self) -> ResetPool:
         """Fresh starts for graphs."""
 
         def make(num_envs: int) -> tuple[VmasEnv, Environment]:
             twin = self.twin(num_envs)
             return twin, twin._env
 
-        return StartPool(self.captured().packing, self._env, make, self._env.num_envs)
+        return ResetPool(self.captured().packing, self._env, make, self._env.num_envs)
 
     def _by_graphs(self, call: Callable[[StepGraphs], TensorDict]) -> TensorDict | None:
         """What graphs give; None for an eager environment, as one becomes that they refuse."""
@@ -170,7 +168,7 @@ class VmasGraphs:
                 self.advance,
                 self._read,
                 specs,
-                self.start_pool(),
+                self.reset_pool(),
                 self.random_state,
                 name=f"VmasEnv({self._worlds.name!r})",
                 execution=self._execution,
@@ -188,7 +186,7 @@ class VmasGraphs:
         if self._leader is not None and self._packing is not None:
             sizes, packing = (self._env.num_envs, self._leader.num_envs), self._packing
             moving = packing.written if rows else None
-            follow(self._env, self._leader, sizes, VIEWER, packing.batched, moving)
+            copy_settings(self._env, self._leader, sizes, VIEWER, packing.batched, moving)
 
     def _read(self) -> TensorDict:
         """What a reset gives, as the simulator is."""

@@ -14,7 +14,7 @@ import torchrl_marl
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector
 from torchrl_marl.envs import VmasEnv, check_marl_env, make_env
-from torchrl_marl.envs.torchrl.env import mended
+from torchrl_marl.envs.torchrl.env import adapt
 from torchrl_marl.envs.torchrl.openspiel import OpenSpielGames
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError, SpecError
@@ -88,7 +88,7 @@ class Dicer(Lonely):
 def test_what_is_right_stays_as_it_is():
     arena = Arena(3, seed=0)
     for env in (arena, TransformedEnv(arena, RewardSum()), SerialEnv(2, lambda: Camp())):
-        assert mended(env) is env
+        assert adapt(env) is env
     pytest.importorskip("vmas")
     env = VmasEnv("balance", num_envs=2, seed=0)
     assert make_env(env) is env
@@ -157,7 +157,7 @@ def test_a_reset_of_some_crews():
 
 def test_what_cannot_be_mended():
     with pytest.raises(ConfigError, match=r"batch size \[2, 3\], expected \[E\]"):
-        mended(Crew(batch_size=(2, 3)))
+        adapt(Crew(batch_size=(2, 3)))
     with pytest.raises(ConfigError, match="num_envs is 4, but the environment given has 3"):
         make_env(Crew(), num_envs=4)
 
@@ -211,10 +211,10 @@ def test_a_world_of_the_same_seed_draws_other_numbers_than_a_policy():
 def test_a_goal_in_the_last_step_of_vmas_is_no_time_limit():
     raw = stock_vmas()
     raw._env.scenario.done = lambda: torch.tensor([True, False, False])
-    after = mended(raw).rollout(1)["next"]
+    after = adapt(raw).rollout(1)["next"]
     assert after["terminated"].flatten().tolist() == [True, False, False]
     raw._env.max_steps = 1
-    after = mended(raw).rollout(1)["next"]
+    after = adapt(raw).rollout(1)["next"]
     assert after["terminated"].flatten().tolist() == [True, False, False]
     assert after["truncated"].flatten().tolist() == [False, True, True]
 
@@ -289,7 +289,7 @@ def test_wrappers_are_mended_before_they_are_transformed():
     pytest.importorskip("pyspiel")
     env = TransformedEnv(torchrl.envs.OpenSpielEnv("tic_tac_toe"), RewardSum())
     with pytest.raises(ConfigError, match="mended before it is transformed"):
-        mended(env)
+        adapt(env)
 
 
 def test_pettingzoo_is_taken_out_of_its_wrapper():
@@ -320,13 +320,13 @@ def test_smac():
     assert td["next", "agents", "reward"][0, 1].flatten().tolist() == [1.0] * 3
     assert td["state"].shape == (1, 8, 7)
     assert all(sent[0] == 0 for sent in game.sent[2:4])  # the no-op, of the dead
-    won = mended(Smac(env=StarCraft(limit=9), categorical_actions=False))
+    won = adapt(Smac(env=StarCraft(limit=9), categorical_actions=False))
     assert won.rollout(6)["next", "terminated"].flatten().tolist() == [False] * 5 + [True]
     assert TeamSpec.from_env(env).groups["agents"].n_actions == 4
 
 
 def test_meltingpot():
-    env = mended(MeltingPot(env=Substrate()))
+    env = adapt(MeltingPot(env=Substrate()))
     td = env.rollout(6, break_when_any_done=False)
     assert td["next", "truncated"][0].flatten().tolist() == [False, False, True] * 2
     assert td["next", "agents", "reward"].dtype == torch.float32
@@ -338,7 +338,7 @@ def test_meltingpot():
 @pytest.mark.parametrize("late", [False, True])
 def test_unity(late):
     engine = Engine(late)
-    env = mended(Unity(env=engine, categorical_actions=True))
+    env = adapt(Unity(env=engine, categorical_actions=True))
     td = env.rollout(8, break_when_any_done=False)
     end = "truncated" if late else "terminated"
     assert td["next", end][0].flatten().tolist() == [False, False, False, True] * 2
@@ -356,16 +356,16 @@ def test_unity(late):
 
 
 def test_unity_agents_of_other_actions():
-    env = mended(Unity(env=Engine(False, branches=(), continuous=2)))
+    env = adapt(Unity(env=Engine(False, branches=(), continuous=2)))
     assert env.rollout(3)["group_0", "action"].shape == (1, 3, 2, 2)
-    env = mended(Unity(env=Engine(False, branches=(2, 3)), categorical_actions=True))
+    env = adapt(Unity(env=Engine(False, branches=(2, 3)), categorical_actions=True))
     assert env.rollout(3)["group_0", "action"].shape == (1, 3, 2, 2)
-    env = mended(Unity(env=Engine(False)))  # one-hot, by default
+    env = adapt(Unity(env=Engine(False)))  # one-hot, by default
     action = env.rollout(3)["group_0", "action"]
     assert action.shape == (1, 3, 2, 3) and (action[..., 2] == 0).all()
-    assert mended(Unity(env=Engine(False, branches=(2, 3)))).rollout(3).shape == (1, 3)
+    assert adapt(Unity(env=Engine(False, branches=(2, 3)))).rollout(3).shape == (1, 3)
     with pytest.raises(ConfigError, match="expected discrete or continuous actions"):
-        mended(Unity(env=Engine(False, continuous=2)))
+        adapt(Unity(env=Engine(False, continuous=2)))
 
 
 # -------------------------------------------------------------------------------- collect, train
@@ -386,10 +386,10 @@ TRAINED = {
     "foraging": (foraging, "team"),
     "tic_tac_toe": (lambda: spiel("tic_tac_toe", categorical_actions=True), "agent"),
     "goofspiel": (lambda: spiel("goofspiel"), "agent"),
-    "smac": (lambda: mended(Smac(env=StarCraft(limit=4))), "team"),
-    "unity": (lambda: mended(Unity(env=Engine(False), categorical_actions=True)), "agent"),
-    "crew": (lambda: mended(Crew()), "team"),
-    "vmas": (lambda: mended(stock_vmas(group_map=MarlGroupMapType.ALL_IN_ONE_GROUP)), "team"),
+    "smac": (lambda: adapt(Smac(env=StarCraft(limit=4))), "team"),
+    "unity": (lambda: adapt(Unity(env=Engine(False), categorical_actions=True)), "agent"),
+    "crew": (lambda: adapt(Crew()), "team"),
+    "vmas": (lambda: adapt(stock_vmas(group_map=MarlGroupMapType.ALL_IN_ONE_GROUP)), "team"),
 }
 
 

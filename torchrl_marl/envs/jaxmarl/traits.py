@@ -1,0 +1,122 @@
+"""What the classes of JaxMARL's worlds do not say of themselves, as a table.
+
+Functions of a world here are of one copy, and run inside a jitted step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["WORLD_TRAITS", "WorldTraits", "traits_of"]
+
+
+@dataclass(frozen=True)
+class WorldTraits:
+    """What a class of worlds does not say of itself.
+
+    Args:
+        limit (str, optional): the attribute that holds its time limit.
+        limit_is_seen (bool): observations read the limit, so it is the world's that ends the
+            episode; otherwise the world's own is put out of reach, and ours counts the steps.
+        timed (bool): it ends by time only.
+        action_types (tuple of str, optional): its words for continuous and discrete actions,
+            where ``continuous_actions`` chooses.
+        legal (str): its method that gives the legal actions.
+        state (callable, optional): ``state(env, world, observations)``, for a central critic.
+        acts (callable, optional): ``acts(env, world)``: who acts next, of ``env.agents``.
+        won (callable, optional): ``won(env, world)``: whose side has won, of ``env.agents``.
+        seen (callable, optional): ``seen(env, observations)``: what each of ``env.agents`` sees,
+            where the world gives it in a form of its own.
+        by_place (bool): it takes actions one after the other, not by agent.
+        length (callable, optional): ``length(env)``: steps of its episodes, where that is built
+            in: a shorter limit is ours, a longer one never reached.
+    """
+
+    limit: str | None = None
+    limit_is_seen: bool = False
+    timed: bool = False
+    action_types: tuple[str, str] | None = None
+    legal: str = "get_avail_actions"
+    state: Callable[..., Any] | None = None
+    acts: Callable[..., Any] | None = None
+    won: Callable[..., Any] | None = None
+    seen: Callable[..., Any] | None = None
+    by_place: bool = False
+    length: Callable[[Any], int] | None = None
+
+
+def traits_of(env: Any) -> WorldTraits:
+    names = [cls.__name__ for cls in type(env).__mro__]
+    return next((WORLD_TRAITS[name] for name in names if name in WORLD_TRAITS), WorldTraits())
+
+
+def _units(world: Any) -> Any:
+    return getattr(world, "state", world)
+
+
+def _won(env: Any, world: Any) -> Any:
+    import jax.numpy as jnp
+
+    alive = _units(world).unit_alive
+    allies, enemies = alive[: env.num_allies].any(), alive[env.num_allies :].any()
+    ours = [str(agent).startswith("ally") for agent in env.agents]
+    return jnp.where(jnp.array(ours), allies & ~enemies, enemies & ~allies)
+
+
+def _seat(env: Any, world: Any) -> Any:
+    import jax.numpy as jnp
+
+    # The current player is a seat, and the seats may be dealt anew every episode.
+    acting = world.seat_order[jnp.argmax(world.cur_player_idx)]
+    return jnp.arange(env.num_agents) == acting
+
+
+def _entities(env: Any, world: Any, observations: Any) -> Any:
+    import jax.numpy as jnp
+
+    parts = [world.p_pos, world.p_vel, world.c]
+    parts += [] if world.goal is None else [world.goal]
+    return jnp.concatenate([jnp.ravel(part).astype(jnp.float32) for part in parts])
+
+
+def _world_state(env: Any, world: Any, observations: Any) -> Any:
+    return observations["world_state"]
+
+
+def _kitchen(env: Any, world: Any, observations: Any) -> Any:
+    # Each cook sees the whole kitchen.
+    return observations[env.agents[0]].reshape(-1)
+
+
+def _in_the_grid(env: Any, observations: Any) -> Any:
+    # All agents' views are one array, and of what they carry each has a column.
+    grids, inventories = observations["observations"], observations["inventory"]
+    return {
+        agent: {"observation": grids[i], "inventory": inventories[:, i]}
+        for i, agent in enumerate(env.agents)
+    }
+
+
+def _all_rounds(env: Any) -> int:
+    return int(env.num_inner_steps * env.num_outer_steps)
+
+
+_SMAX = WorldTraits(limit="max_steps", state=_world_state, won=_won)
+WORLD_TRAITS = {
+    "SimpleMPE": WorldTraits(
+        limit="max_steps", action_types=("Continuous", "Discrete"), state=_entities
+    ),
+    "SMAX": _SMAX,
+    "EnemySMAX": _SMAX,
+    "Overcooked": WorldTraits(limit="max_steps", limit_is_seen=True, timed=True, state=_kitchen),
+    "OvercookedV2": WorldTraits(limit="max_steps", timed=True),
+    "HanabiEnv": WorldTraits(legal="get_legal_moves", acts=_seat),
+    "JaxNav": WorldTraits(limit="max_steps", limit_is_seen=True),
+    "SwitchRiddle": WorldTraits(limit="max_steps"),
+    "CoinGame": WorldTraits(timed=True, length=_all_rounds),
+    "InTheGrid": WorldTraits(timed=True, length=_all_rounds, seen=_in_the_grid),
+    "InTheGrid_2p": WorldTraits(timed=True, length=_all_rounds, by_place=True),
+    "InTheMatrix": WorldTraits(timed=True, length=_all_rounds),
+}
