@@ -210,6 +210,7 @@ def test_ctrl_c_while_an_unfinished_run_is_left_is_not_lost(tmp_path):
         signal.raise_signal(signal.SIGINT)
 
 
+SUPPORT = Path(__file__).parents[1] / "support"
 OPEN = """
 import sys
 from runs import small_config
@@ -221,7 +222,7 @@ next(iterations), next(iterations)
 
 def test_a_script_that_leaves_a_run_open_saves_it(tmp_path):
     command = [sys.executable, "-c", OPEN, str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=__file__.rpartition("/")[0])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=SUPPORT)
     assert (done.returncode, done.stderr) == (0, "")
     assert final_state(tmp_path / "run")["iteration"] == 2
 
