@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torchrl_marl.envs.isaaclab import IsaacLabEnv
     from torchrl_marl.envs.jaxmarl import JaxMarlEnv
     from torchrl_marl.envs.make import make_env
-    from torchrl_marl.envs.marl_env.env import MarlEnv
+    from torchrl_marl.envs.marl_env import MarlEnv
     from torchrl_marl.envs.pettingzoo import PettingZooEnv
     from torchrl_marl.envs.transforms import AgentInitTracker, PadAgents
     from torchrl_marl.envs.vmas import VmasEnv

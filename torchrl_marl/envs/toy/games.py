@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torchrl.data import Categorical, Unbounded
 
-from torchrl_marl.envs.marl_env.env import MarlEnv
+from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.toy.arena import Arena
 from torchrl_marl.envs.toy.speaker_listener import SpeakerListener
 from torchrl_marl.envs.toy.turns import Nim, Paces

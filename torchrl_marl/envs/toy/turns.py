@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torchrl.data import Categorical, Unbounded
 
-from torchrl_marl.envs.marl_env.env import MarlEnv
+from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import AgentSpec
 
