@@ -410,8 +410,8 @@ class TestHelp:
         assert sorted(toy.TOY_ENVS) == sorted(TOY_WORLDS)
 
     def test_the_activations_that_are_named_are_there(self):
-        networks = pytest.importorskip("torchrl_marl.modules.networks")
-        for name in networks.ACTIVATIONS:
+        bodies = pytest.importorskip("torchrl_marl.modules.bodies")
+        for name in bodies.ACTIVATIONS:
             load_config(TOY, [f"learner.actor.activation={name}"])
 
 

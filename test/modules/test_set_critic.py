@@ -6,7 +6,7 @@ import pytest
 import torch
 from samples import POISON, assert_same
 
-from torchrl_marl.modules.networks import ACTIVATIONS
+from torchrl_marl.modules.bodies import ACTIVATIONS
 from torchrl_marl.modules.set_critic import SetNetwork
 
 KINDS = (0, 1, 0, 2, 0, 1)

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from torchrl_marl.modules.critics import make_critic
     from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
     from torchrl_marl.modules.random_actor import RandomActor
-    from torchrl_marl.modules.routing.sequential import RoutedSequential
+    from torchrl_marl.modules.routed.sequential import RoutedSequential
     from torchrl_marl.modules.stacks.building import cat, expand, stack
-    from torchrl_marl.modules.stacks.door import StackModule
     from torchrl_marl.modules.stacks.module_stack import ModuleStack
+    from torchrl_marl.modules.stacks.tensordict_module import StackModule
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
@@ -23,9 +23,9 @@ __getattr__, __dir__, __all__ = attach(
         "critics": ["make_critic"],
         "normalization": ["ObservationNorm", "ValueNorm"],
         "random_actor": ["RandomActor"],
-        "routing.sequential": ["RoutedSequential"],
+        "routed.sequential": ["RoutedSequential"],
         "stacks.building": ["cat", "expand", "stack"],
-        "stacks.door": ["StackModule"],
+        "stacks.tensordict_module": ["StackModule"],
         "stacks.module_stack": ["ModuleStack"],
     },
 )

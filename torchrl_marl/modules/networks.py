@@ -5,22 +5,22 @@ Shapes: B any batch dims, N agents, O observation features, S state features.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torchrl.modules import MLP
 
 from torchrl_marl.joining import check_inputs, flat_observation, own_first
+from torchrl_marl.modules.bodies import make_mlp
 from torchrl_marl.modules.config import NetworkConfig, sharing_of
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.precision import run_in
+from torchrl_marl.modules.sharing import make_shared_mlp
+from torchrl_marl.modules.stacks.building import stack
 from torchrl_marl.specs import GroupSpec
 
 __all__ = [
-    "ACTIVATIONS",
     "AgentInput",
     "AgentNetwork",
     "StateInput",
@@ -29,14 +29,6 @@ __all__ = [
     "make_agent_network",
     "make_central_network",
 ]
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-    "elu": nn.ELU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-}
 
 
 class AgentInput(nn.Module):
@@ -255,9 +247,7 @@ def make_agent_network(
     kinds = _kinds(group)
     shared = sharing_of(config)
     if (shared == "full" or shared == "group" and len(set(kinds)) == 1) and min(own) == max(own):
-        return _mlp(own[0], out_features, config, gain, device)
-    from torchrl_marl.modules.sharing import make_shared_mlp
-
+        return make_mlp(own[0], out_features, config, gain=gain, device=device)
     outputs = [out_features] * group.n_agents
     return make_shared_mlp(own, outputs, kinds, config, gain=gain, device=device)
 
@@ -288,8 +278,6 @@ def make_central_network(
     sizes = [part.n_agents if per_agent else 1 for part in group.parts]
     alike = all(list(own) == list(columns[0]) for own in columns)
     if shared not in ("group", "full"):
-        from torchrl_marl.modules.sharing import make_shared_mlp
-
         own = [columns[part] for part in parts]
         own_networks = make_shared_mlp(
             [len(row) for row in own],
@@ -302,16 +290,17 @@ def make_central_network(
         return nn.Sequential(_Columns(own, device), own_networks)
     if len(sizes) == 1 or (shared == "full" and alike):
         index = list(range(group.n_agents)) if per_agent else list(parts)
-        one = _mlp(len(columns[0]), sum(sizes), config, gain, device)
+        one = make_mlp(len(columns[0]), sum(sizes), config, gain=gain, device=device)
         return nn.Sequential(one, _Outputs(index, False, sum(sizes), device))
     widest = max(sizes)
     network: nn.Module
     if shared == "full":
-        network = _mlp(max(map(len, columns)), widest, config, gain, device)
+        network = make_mlp(max(map(len, columns)), widest, config, gain=gain, device=device)
     else:
-        from torchrl_marl.modules.stacks.building import stack
-
-        members = [_mlp(len(own), n, config, gain, device) for own, n in zip(columns, sizes)]
+        members = [
+            make_mlp(len(own), n, config, gain=gain, device=device)
+            for own, n in zip(columns, sizes)
+        ]
         network = stack(members, pad=True)
     firsts = [parts.index(part) for part in parts]
     index = [
@@ -349,39 +338,6 @@ def columns_of_parts(seen: GroupSpec, group: GroupSpec, own_part: bool) -> list[
 
 def _kinds(group: GroupSpec) -> tuple[int, ...]:
     return group.kinds or (0,) * group.n_agents
-
-
-def _mlp(
-    in_features: int,
-    out_features: int,
-    config: NetworkConfig,
-    gain: float,
-    device: torch.device | str | None,
-) -> MLP:
-    network = MLP(
-        in_features=in_features,
-        out_features=out_features,
-        num_cells=list(config.num_cells),
-        activation_class=ACTIVATIONS[config.activation],
-        device=device,
-    )
-    initialize(network, gain)
-    return network
-
-
-@torch.no_grad()
-def initialize(network: nn.Module, gain: float) -> None:
-    """Orthogonal weights, each of stacked ones, the last scaled by ``gain``; biases 0."""
-    weights = []
-    for name, parameter in network.named_parameters():
-        if name.endswith("bias"):
-            parameter.zero_()
-        else:
-            weights.append(parameter)
-    for weight in weights:
-        scale = gain if weight is weights[-1] else math.sqrt(2.0)
-        for member in weight if weight.ndim == 3 else [weight]:
-            nn.init.orthogonal_(member, scale)
 
 
 def gather_observation(

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrl_marl.modules.networks import ACTIVATIONS, initialize
+from torchrl_marl.modules.bodies import ACTIVATIONS, initialize
 
 __all__ = ["SetNetwork"]
 

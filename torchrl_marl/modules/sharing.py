@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torchrl.modules import MLP
 
 from torchrl_marl.errors import ConfigError, nearest
+from torchrl_marl.modules.bodies import make_mlp
 from torchrl_marl.modules.config import AGENT_IDS, NetworkConfig, sharing_of
-from torchrl_marl.modules.networks import ACTIVATIONS, initialize
 from torchrl_marl.modules.stacks.building import stack
 from torchrl_marl.modules.stacks.module_stack import ModuleStack
 
@@ -231,16 +231,16 @@ class _Maker:
         gain: float | None = None,
         **kwargs: Any,
     ) -> MLP:
-        network = MLP(
-            in_features=in_features,
-            out_features=out_features,
-            num_cells=list(self.config.num_cells if num_cells is None else num_cells),
-            activation_class=ACTIVATIONS[self.config.activation],
+        gain = self.gain if gain is None else gain
+        return make_mlp(
+            in_features,
+            out_features,
+            self.config,
+            num_cells=num_cells,
+            gain=gain,
             device=self.device,
             **kwargs,
         )
-        initialize(network, self.gain if gain is None else gain)
-        return network
 
     def _same(self, module: nn.Module) -> ModuleStack:
         # Padded, though all widths agree: perceptrons are then compared by their layers only, so

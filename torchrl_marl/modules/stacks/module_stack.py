@@ -7,26 +7,29 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDictBase
-from torch import Tensor, nn
+from torch import nn
 
+from torchrl_marl.modules.stacks.batching import Batching, Place
 from torchrl_marl.modules.stacks.execution import EXECUTORS, choose_executor
-from torchrl_marl.modules.stacks.routing import Place, Routing
+from torchrl_marl.modules.stacks.members import DEFAULT_KEYS, Members, StackPart
 from torchrl_marl.modules.stacks.storage import (
     Bucket,
     Slot,
     shared_parameters,
     signature,
 )
+from torchrl_marl.modules.stacks.tensordict_module import StackModule
+from torchrl_marl.modules.stacks.windows import StackMember, StackSelection
 
-__all__ = ["ModuleStack", "StackMember", "StackSelection"]
+__all__ = ["ModuleStack"]
 
 
-class ModuleStack(nn.Module):
+class ModuleStack(StackPart):
     """Modules over an agent dimension, run in one batched call for each structure.
 
     Every distinct module is held once. Parameters are stored stacked, ``[K, ...]`` for each name
@@ -93,10 +96,10 @@ class ModuleStack(nn.Module):
         self.pad = pad
         self.event_dims = event_dims
         self.executor = executor
-        self.keys = (("observation",), ("action",)) if keys is None else keys
+        self.keys = DEFAULT_KEYS if keys is None else keys
         self.places: tuple[Place, ...] = ()
         self.buckets = nn.ModuleList(self._make_buckets(modules))
-        self.routing = self.route(range(len(self)))
+        self.batching = self.route(range(len(self)))
         self._origins = [None if m is None else weakref.ref(m) for m in origins or modules]
         self.training = any(module.training for module in modules)
 
@@ -116,10 +119,10 @@ class ModuleStack(nn.Module):
             yield bucket
         self.places = tuple(places[member] for member in self.index)
 
-    def route(self, agents: Sequence[int]) -> Routing:
+    def route(self, agents: Sequence[int]) -> Batching:
         """The way of some agents through the structures."""
         places = [self.places[agent] for agent in agents]
-        return Routing(places, self._structures(), self.event_dims, self.pad)
+        return Batching(places, self._structures(), self.event_dims, self.pad)
 
     def _structures(self) -> list[Bucket]:
         return [bucket for bucket in self.buckets if isinstance(bucket, Bucket)]
@@ -131,8 +134,47 @@ class ModuleStack(nn.Module):
         ``"observation"`` and ``"action"``.
         """
         if len(inputs) == 1 and isinstance(inputs[0], TensorDictBase):
-            return _through_the_door(self, self.keys, inputs[0])
-        return self.routing(self.buckets, inputs)  # type: ignore[arg-type]
+            return StackModule(self, *self.keys)(inputs[0])
+        return self.batching(self.buckets, inputs)  # type: ignore[arg-type]
+
+    @classmethod
+    def join(
+        cls,
+        parts: Sequence[nn.Module],
+        *,
+        pad: bool = False,
+        event_dims: int | None = None,
+        executor: str | None = None,
+    ) -> ModuleStack:
+        """Joins the agents of all parts in a new stack, as :func:`cat` does."""
+        members = Members()
+        for part in (parts := list(parts)):
+            members.add(part)
+        stacks = [part.stack for part in parts if isinstance(part, StackPart)]
+        dims = {stack.event_dims for stack in stacks}
+        if event_dims is None and len(dims) > 1:
+            raise ValueError(f"parts with event_dims {sorted(dims)}; say which by event_dims=...")
+        if event_dims is None:
+            event_dims = dims.pop() if dims else 1
+        return cls(
+            members.modules,
+            members.index,
+            pad=pad or any(stack.pad for stack in stacks),
+            event_dims=event_dims,
+            executor=executor,
+            origins=members.origins,
+            keys=members.keys,
+        )
+
+    @property
+    def stack(self) -> ModuleStack:  # type: ignore[override]
+        """Itself: what :class:`StackPart` asks of stacks and windows alike."""
+        return self
+
+    @property
+    def agents(self) -> tuple[int, ...]:  # type: ignore[override]
+        """All agents."""
+        return tuple(range(len(self.index)))
 
     @property
     def shape(self) -> torch.Size:
@@ -183,16 +225,29 @@ class ModuleStack(nn.Module):
         """An ordinary module for each distinct member, with shared parameters still shared."""
         memo: dict[int, nn.Parameter] = {}
         agents = [self.index.index(member) for member in range(max(self.index) + 1)]
-        return [self._copy(agent, memo) for agent in agents]
+        return [self.copy_of(agent, memo) for agent in agents]
 
-    def _copy(self, agent: int, memo: dict[int, nn.Parameter] | None = None) -> nn.Module:
+    def copy_of(self, agent: int, memo: dict[int, nn.Parameter] | None = None) -> nn.Module:
         bucket, k = self.bucket(agent)
         return bucket.copy_of(k, memo)
 
-    def unshare(self) -> ModuleStack:
-        """A new stack in which every agent has parameters of its own; outputs stay equal."""
+    def select(self, agents: Sequence[int]) -> ModuleStack:
+        """Returns a stack of copies of some agents' members."""
+        copies, members = self.copies(), [self.index[agent] for agent in agents]
+        distinct = list(dict.fromkeys(members))
         return ModuleStack(
-            [self._copy(agent) for agent in range(len(self))],
+            [copies[member] for member in distinct],
+            [distinct.index(member) for member in members],
+            pad=self.pad,
+            event_dims=self.event_dims,
+            executor=self.executor,
+            keys=self.keys,
+        )
+
+    def unshare(self) -> ModuleStack:
+        """Returns a stack in which every agent has its own parameters; outputs stay equal."""
+        return ModuleStack(
+            [self.copy_of(agent) for agent in range(len(self))],
             range(len(self)),
             pad=self.pad,
             event_dims=self.event_dims,
@@ -225,129 +280,3 @@ class ModuleStack(nn.Module):
             f"{bucket.n_members} by {bucket.executor}" for bucket in self._structures()
         )
         return f"{len(self)} agents, {len(set(self.index))} members: {executors}"
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """``torch.cat`` and ``torch.stack`` of stacks and their members."""
-        from torchrl_marl.modules.stacks.building import cat
-
-        many = ModuleStack | StackSelection
-        if function is torch.cat and len(args) == 1 and not kwargs:
-            return cat(*args)
-        if function is torch.stack and len(args) == 1 and not kwargs:
-            if any(isinstance(part, many) for part in args[0]):
-                raise TypeError("torch.stack takes single members; torch.cat takes stacks.")
-            return cat(*args)
-        return NotImplemented
-
-
-class _Window(nn.Module):
-    """A look at some agents of a stack: shares storage and gradients, owns no parameter.
-
-    Args:
-        stack (ModuleStack): the stack.
-        agents (sequence of int): which.
-    """
-
-    __torch_function__ = ModuleStack.__torch_function__
-
-    def __init__(self, stack: ModuleStack, agents: Sequence[int]) -> None:
-        super().__init__()
-        self.agents = tuple(agents)
-        self.__dict__["stack"] = stack  # hidden: parameters() of a window is empty
-
-    stack: ModuleStack
-
-
-class StackMember(_Window):
-    """``stack[i]``: calls one agent's member; a gradient arrives in the stack.
-
-    Examples:
-        >>> policy = ModuleStack([nn.Linear(4, 2), nn.Linear(4, 2)], index=[0, 1])
-        >>> policy[0](torch.randn(5, 4)).shape, list(policy[0].parameters())
-        (torch.Size([5, 2]), [])
-    """
-
-    def __init__(self, stack: ModuleStack, agent: int) -> None:
-        super().__init__(stack, [agent])
-
-    def forward(self, *inputs: Any) -> Any:
-        """Runs the agent."""
-        bucket, k = self.stack.bucket(self.agents[0])
-        return bucket.call(k, *inputs)
-
-    def row(self) -> dict[str, Tensor]:
-        """Name -> parameter or buffer; views on the stack's."""
-        bucket, k = self.stack.bucket(self.agents[0])
-        return bucket.row(k)
-
-    def detach(self) -> nn.Module:
-        """An ordinary module with copies of the parameters, to save or to train apart."""
-        return self.stack._copy(self.agents[0])
-
-
-class StackSelection(_Window):
-    """``stack[1:3]``, ``stack[[0, 2]]``: calls some agents; a gradient arrives in the stack.
-
-    Examples:
-        >>> policy = ModuleStack([nn.Linear(4, 2), nn.Linear(4, 2)], index=[0, 1, 0])
-        >>> policy[1:](torch.randn(5, 2, 4)).shape
-        torch.Size([5, 2, 2])
-    """
-
-    def __init__(self, stack: ModuleStack, agents: Sequence[int]) -> None:
-        if not agents:
-            raise IndexError(f"no agent of a stack of {len(stack)} is selected.")
-        super().__init__(stack, agents)
-        self.routing = stack.route(self.agents)
-
-    def forward(self, *inputs: Any) -> Any:
-        """Runs the agents."""
-        if len(inputs) == 1 and isinstance(inputs[0], TensorDictBase):
-            return _through_the_door(self, self.stack.keys, inputs[0])
-        return self.routing(self.stack.buckets, inputs)  # type: ignore[arg-type]
-
-    @property
-    def shape(self) -> torch.Size:
-        """``[n]``."""
-        return torch.Size([len(self.agents)])
-
-    def __len__(self) -> int:
-        return len(self.agents)
-
-    def __getitem__(self, agents: int | slice | Sequence[int]) -> StackMember | StackSelection:
-        if isinstance(agents, int):
-            return self.stack[self.agents[agents]]
-        if isinstance(agents, slice):
-            return self.stack[self.agents[agents]]
-        return self.stack[[self.agents[agent] for agent in agents]]
-
-    def __iter__(self) -> Iterator[StackMember]:
-        return (StackMember(self.stack, agent) for agent in self.agents)
-
-    def detach(self) -> ModuleStack:
-        """A stack of copies."""
-        copies, members = self.stack.copies(), [self.stack.index[a] for a in self.agents]
-        distinct = list(dict.fromkeys(members))
-        return ModuleStack(
-            [copies[member] for member in distinct],
-            [distinct.index(member) for member in members],
-            pad=self.stack.pad,
-            event_dims=self.stack.event_dims,
-            executor=self.stack.executor,
-            keys=self.stack.keys,
-        )
-
-
-def _through_the_door(
-    stack: ModuleStack | StackSelection, keys: Any, group: TensorDictBase
-) -> TensorDictBase:
-    from torchrl_marl.modules.stacks.door import StackModule
-
-    return StackModule(stack, *keys)(group)

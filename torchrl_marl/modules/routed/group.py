@@ -18,8 +18,8 @@ from torchrl_marl.specs import GroupSpec
 from torchrl_marl.stacking import is_lazy
 
 __all__ = [
+    "AgentTable",
     "Path",
-    "Roster",
     "Shape",
     "SpecGroup",
     "Step",
@@ -181,7 +181,7 @@ def read_agents(name: str, agents: Any, spec: GroupSpec | None) -> tuple[int, ..
     return tuple(found)
 
 
-class Roster:
+class AgentTable:
     """Which agents of a group a module runs on, and what each agent was given.
 
     Args:
@@ -322,7 +322,7 @@ class Roster:
                 )
 
 
-class SpecGroup(Roster):
+class SpecGroup(AgentTable):
     """A group of which only the specs are known.
 
     Args:

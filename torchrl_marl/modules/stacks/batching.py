@@ -1,4 +1,4 @@
-"""Routing of agents to the members that play them, in as few calls as can be.
+"""Batching of agents by the members that play them, into as few calls as possible.
 
 Shapes: B any batch dims, N agents, F features.
 """
@@ -18,13 +18,13 @@ from torch.utils import _pytree as pytree
 from torchrl_marl.modules.stacks.execution import run
 from torchrl_marl.modules.stacks.storage import Bucket
 
-__all__ = ["Place", "Routing"]
+__all__ = ["Batching", "Place"]
 
 Place = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Route:
+class BatchedCall:
     """Agents that run in one call: members of one structure with equally many agents.
 
     Args:
@@ -40,8 +40,8 @@ class Route:
     agents: tuple[int, ...]
 
 
-def make_routes(places: Sequence[Place]) -> tuple[Route, ...]:
-    """The routes of agents at these places (bucket, member)."""
+def batched_calls(places: Sequence[Place]) -> tuple[BatchedCall, ...]:
+    """Returns the calls that run agents at these places (bucket, member)."""
     agents: dict[Place, list[int]] = {}
     for agent, place in enumerate(places):
         agents.setdefault(place, []).append(agent)
@@ -50,11 +50,11 @@ def make_routes(places: Sequence[Place]) -> tuple[Route, ...]:
     for (bucket, copies), group in groupby(ordered, lambda p: (p[0], len(agents[p]))):
         members = tuple(group)
         own = tuple(agent for place in members for agent in agents[place])
-        routes.append(Route(bucket, tuple(k for _, k in members), copies, own))
+        routes.append(BatchedCall(bucket, tuple(k for _, k in members), copies, own))
     return tuple(sorted(routes, key=lambda route: route.agents[0]))
 
 
-class Routing:
+class Batching:
     """Takes agents' inputs apart, runs the structures and puts the outputs together.
 
     Args:
@@ -70,7 +70,7 @@ class Routing:
         self.n_agents = len(places)
         self.event_dims = event_dims
         self.pad = pad
-        self.routes = make_routes(places)
+        self.routes = batched_calls(places)
         order = [agent for route in self.routes for agent in route.agents]
         self.order: list[int] | None = None if order == sorted(order) else order
         self.inverse = sorted(range(len(order)), key=order.__getitem__)

@@ -14,8 +14,8 @@ from tensordict.nn import CompositeDistribution
 from torch import Tensor
 from torch.distributions import Distribution
 
-from torchrl_marl.modules.routing.data import DataGroup
-from torchrl_marl.modules.routing.group import locate
+from torchrl_marl.modules.routed.data import DataGroup
+from torchrl_marl.modules.routed.group import locate
 
 __all__ = ["DistributionRoute", "RoutedDistribution"]
 

@@ -1,4 +1,4 @@
-"""The TensorDict door of a module stack: reads and writes dense and lazily stacked groups.
+"""A module stack as a TensorDictModule: reads and writes dense and lazily stacked groups.
 
 Shapes: B any batch dims, N agents, F features.
 """
@@ -20,7 +20,7 @@ from tensordict.nn import TensorDictModuleBase, dispatch, set_skip_existing
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torchrl_marl.modules.stacks.module_stack import ModuleStack, StackSelection
+from torchrl_marl.modules.stacks.members import StackPart
 
 __all__ = ["StackModule"]
 
@@ -33,7 +33,7 @@ class StackModule(TensorDictModuleBase):
     ``ProbabilisticActor`` where the agents' outputs agree.
 
     Args:
-        stack (ModuleStack): the modules.
+        stack (ModuleStack or StackSelection): the modules.
         in_keys (sequence of NestedKey): inputs, in order.
         out_keys (sequence of NestedKey): outputs, in order.
 
@@ -59,7 +59,7 @@ class StackModule(TensorDictModuleBase):
 
     def __init__(
         self,
-        stack: ModuleStack | StackSelection,
+        stack: StackPart,
         in_keys: Sequence[NestedKey],
         out_keys: Sequence[NestedKey],
     ) -> None:
@@ -90,11 +90,6 @@ class StackModule(TensorDictModuleBase):
                 target.set(key, value)
         return target
 
-    @property
-    def _event_dims(self) -> int:
-        stack = self.module
-        return stack.event_dims if isinstance(stack, ModuleStack) else stack.stack.event_dims
-
     def _read(self, tensordict: TensorDictBase, path: tuple[str, ...]) -> Tensor | list[Tensor]:
         """A leaf, or each agent's where they are lazily stacked."""
         *group, leaf = path
@@ -117,7 +112,7 @@ class StackModule(TensorDictModuleBase):
         first, dim = parts[0], tensordict.stack_dim
         if isinstance(first, list):  # a batch of lazily stacked groups, as reshape makes it
             return [torch.stack(list(rows), dim) for rows in zip(*parts)]
-        if first.ndim == tensordict.tensordicts[0].ndim + self._event_dims:
+        if first.ndim == tensordict.tensordicts[0].ndim + self.module.event_dims:
             return parts  # type: ignore[return-value]
         return torch.stack(parts, dim)  # type: ignore[arg-type]
 

@@ -24,11 +24,11 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from torchrl_marl.modules.routing.data import DataGroup
-from torchrl_marl.modules.routing.distribution import DistributionRoute, RoutedDistribution
-from torchrl_marl.modules.routing.group import (
+from torchrl_marl.modules.routed.data import DataGroup
+from torchrl_marl.modules.routed.distribution import DistributionRoute, RoutedDistribution
+from torchrl_marl.modules.routed.group import (
+    AgentTable,
     Path,
-    Roster,
     SpecGroup,
     Step,
     as_path,
@@ -161,7 +161,7 @@ class RoutedSequential(TensorDictSequential):
     def _name(self, i: int) -> str:
         return repr(list(self.module)[i]) if isinstance(self.module, nn.ModuleDict) else str(i)
 
-    def _actions_of(self, roster: Roster) -> list[NestedKey]:
+    def _actions_of(self, roster: AgentTable) -> list[NestedKey]:
         """What must be written for every agent if for any."""
         spec = self._specs.get(roster.path)
         if spec is None:

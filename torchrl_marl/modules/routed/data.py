@@ -12,13 +12,13 @@ import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_marl.modules.routing.group import Path, Roster, Shape, Step, locate
+from torchrl_marl.modules.routed.group import AgentTable, Path, Shape, Step, locate
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["DataGroup"]
 
 
-class DataGroup(Roster):
+class DataGroup(AgentTable):
     """A group in a TensorDict during one call; what is written stays here until :meth:`flush`.
 
     Args:
