@@ -32,6 +32,7 @@ def stack(
         executor (str, optional): see :class:`ModuleStack`.
 
     Examples:
+        >>> import torch
         >>> policy = stack([nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 2)])
         >>> policy(torch.randn(5, 3, 4)).shape
         torch.Size([5, 3, 2])
