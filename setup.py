@@ -62,7 +62,7 @@ setup(
     install_requires=[
         "torch>=2.11,<2.14",
         "torchrl>=0.14,<0.15",
-        "omegaconf>=2.4",
+        "pyyaml>=6",
         "numpy",
         "tqdm",
     ],

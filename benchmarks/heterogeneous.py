@@ -231,7 +231,7 @@ def untrained(run: Any) -> Any:
 
 def arena(train: Trainer) -> tuple[str, str]:
     """Agents that die."""
-    from torchrl_marl.config import load_config
+    from torchrl_marl.recipes import load_config
 
     config = load_config(ARENA)
     frames = ARENA_FRAMES

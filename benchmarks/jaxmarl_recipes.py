@@ -45,7 +45,7 @@ def make_env(recipe: str, num_envs: int, **changes: Any) -> Any:
     from dataclasses import replace
 
     import torchrl_marl.envs
-    from torchrl_marl.config import load_config
+    from torchrl_marl.recipes import load_config
 
     config = replace(load_config(recipe).env, info=True, **changes)
     return torchrl_marl.envs.make_env(config, seed=12345, num_envs=num_envs)

@@ -109,7 +109,7 @@ class TrainLoop(Loop):
     """What ``torchrl_marl.train`` repeats."""
 
     def __init__(self, config: TrainConfig) -> None:
-        from torchrl_marl.config import load_config
+        from torchrl_marl.recipes import load_config
         from torchrl_marl.training.trainer import Training
 
         super().__init__()

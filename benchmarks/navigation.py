@@ -97,7 +97,7 @@ def read(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def run_ours(seed: int, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Trains one seed of the recipe, evaluated as BenchMARL's script does it."""
-    from torchrl_marl.config import load_config
+    from torchrl_marl.recipes import load_config
     from torchrl_marl.training.trainer import Training
 
     print(f"torchrl_marl, seed {seed} ...", file=sys.stderr)

@@ -83,7 +83,7 @@ def train_agilerl(seed: int, path: Path, python: Path, args: argparse.Namespace)
 
 def train_ours(seed: int, path: Path, recipe: str, args: argparse.Namespace) -> None:
     """Trains one seed of a recipe, evaluated as AgileRL's script does it."""
-    from torchrl_marl.config import load_config
+    from torchrl_marl.recipes import load_config
     from torchrl_marl.training.trainer import Training
 
     with tempfile.TemporaryDirectory() as folder:

@@ -63,7 +63,7 @@ def mean_returns(config: TrainConfig, loops: dict[str, Loop], episodes: int) -> 
 
 def measure(args: argparse.Namespace) -> list[list[str]]:
     """A row for every candidate."""
-    from torchrl_marl.config import load_config
+    from torchrl_marl.recipes import load_config
 
     overrides = {"env.num_envs": 8, "frames_per_batch": 160, "learner.minibatch_size": 80}
     config = load_config(args.recipe, overrides if args.quick else {})

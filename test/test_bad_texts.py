@@ -5,8 +5,8 @@ import random
 import pytest
 
 from torchrl_marl.cli import main
-from torchrl_marl.config import explain, load_config
 from torchrl_marl.errors import ConfigError, UserError
+from torchrl_marl.recipes import explain, load_config
 
 BASE = "env: {library: toy, name: arena}\nframes_per_batch: 640\nlearner: {minibatch_size: 320}\n"
 KEYS = [setting.key for setting in explain()]

@@ -10,8 +10,8 @@ import pytest
 
 import torchrl_marl
 from torchrl_marl import cli, console
-from torchrl_marl.config import load_config, save_config
 from torchrl_marl.errors import NonFiniteError
+from torchrl_marl.recipes import load_config, save_config
 from torchrl_marl.training.interruption import Terminated
 
 TOY = "toy_arena_mappo"
@@ -92,7 +92,7 @@ def training(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torchrl_marl.training.trainer", trainer)
     monkeypatch.setattr("torchrl_marl.training.trainer", trainer, raising=False)
     monkeypatch.setitem(sys.modules, "torchrl_marl.training.run", run)
-    monkeypatch.setattr("torchrl_marl.config.draw", lambda folder: None)
+    monkeypatch.setattr("torchrl_marl.runs.draw", lambda folder: None)
     monkeypatch.setattr(cli, "silence_others", silence)
     return seen
 
@@ -107,7 +107,7 @@ class TestHelp:
 
     def test_help_of_train_shows_every_setting_and_examples(self):
         out, _, _ = call("train", "--help", code=0)
-        for setting in torchrl_marl.config.explain():
+        for setting in torchrl_marl.recipes.explain():
             assert f"  {setting.key} " in out
             assert setting.help in out
         assert "torchrl-marl train --resume" in out

@@ -6,17 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import torchrl_marl.config as config_module
-from torchrl_marl.config import (
-    check_device,
-    explain,
-    load_config,
-    read_config,
-    recipe_names,
-    save_config,
-)
-from torchrl_marl.config_rules import TOY_WORLDS, group_config
+from torchrl_marl import recipes, runs
+from torchrl_marl.envs.worlds import TOY_WORLDS
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError
+from torchrl_marl.recipes import explain, load_config, read_config, recipe_names, save_config
+from torchrl_marl.runs import check_device
+from torchrl_marl.settings import override
 from torchrl_marl.training.config import TrainConfig, read_run_config
 
 TOY = "toy_arena_mappo"
@@ -104,7 +99,7 @@ class TestReading:
         def not_installed(*_):
             raise MissingExtraError("VMAS", "vmas")
 
-        monkeypatch.setattr("torchrl_marl.config_rules.check_scenario", not_installed)
+        monkeypatch.setattr("torchrl_marl.envs.worlds.check_scenario", not_installed)
         with pytest.raises(MissingExtraError, match=r"pip install 'torchrl_marl\[vmas\]'"):
             load_config("vmas_balance_mappo")
         assert load_config("vmas_balance_mappo", own_env=True).env.name == "balance"
@@ -383,7 +378,7 @@ class TestGroups:
     def test_a_group_differs_in_what_it_says_and_in_nothing_else(self):
         config = load_config(TOY, ["groups.agents.lr=2", "groups.agents.actor.num_cells=[8]"])
         assert config.groups == {"agents": {"lr": 2.0, "actor": {"num_cells": [8]}}}
-        learner = group_config(config, "agents")
+        learner = override(config, "groups", "agents")
         assert learner.lr == 2.0
         assert learner.actor.num_cells == [8]
         assert learner.actor.activation == config.learner.actor.activation
@@ -391,7 +386,7 @@ class TestGroups:
             dataclasses.replace(learner, lr=config.learner.lr, actor=config.learner.actor)
             == config.learner
         )
-        assert group_config(config, "another") == config.learner
+        assert override(config, "groups", "another") == config.learner
 
 
 class TestHelp:
@@ -430,7 +425,7 @@ class TestDoors:
         fake = types.SimpleNamespace(train=train, iterate=train)
         monkeypatch.setitem(sys.modules, "torchrl_marl.training.trainer", fake)
         monkeypatch.setattr("torchrl_marl.training.trainer", fake, raising=False)
-        monkeypatch.setattr(config_module, "draw", lambda folder: None)
+        monkeypatch.setattr(runs, "draw", lambda folder: None)
         return calls
 
     def test_train_hands_on_config_and_env(self, trainer, tmp_path):
@@ -445,17 +440,17 @@ class TestDoors:
         assert (config.seed, config.learner.lr) == (5, 1e-3)
 
     def test_env_settings_may_be_given_as_env(self, trainer):
-        config_module.train(TOY, env={"num_envs": 4})
+        runs.train(TOY, env={"num_envs": 4})
         config, handed = trainer[0]
         assert handed is None
         assert config.env.num_envs == 4
 
     def test_iterate_refuses_at_the_call(self, trainer):
         with pytest.raises(ConfigError, match="unknown setting 'sed'"):
-            config_module.iterate(TOY, sed=1)
+            runs.iterate(TOY, sed=1)
         assert trainer == []
 
     def test_the_default_recipe_is_there(self):
-        assert config_module.DEFAULT_RECIPE in recipe_names()
-        assert isinstance(read_config(config_module.DEFAULT_RECIPE), TrainConfig)
-        assert Path(config_module.__file__).with_name("configs").is_dir()
+        assert recipes.DEFAULT_RECIPE in recipe_names()
+        assert isinstance(read_config(recipes.DEFAULT_RECIPE), TrainConfig)
+        assert Path(recipes.__file__).with_name("configs").is_dir()

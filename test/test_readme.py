@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from torchrl_marl import cli
-from torchrl_marl.config import load_config, recipe_names
+from torchrl_marl.recipes import load_config, recipe_names
 
 pytest.importorskip("vmas")
 from vmas.scenarios import balance  # noqa: E402

@@ -4,11 +4,10 @@ import math
 import re
 
 import pytest
-from omegaconf import OmegaConf
 
 import torchrl_marl
-from torchrl_marl.config import load_config, read_config, recipe_names
-from torchrl_marl.schema import flatten, settings_of
+from torchrl_marl.recipes import load_config, read_config, recipe_names
+from torchrl_marl.settings import flatten, read_yaml, settings_of
 from torchrl_marl.training.config import TrainConfig
 
 EXPECTED = {
@@ -44,9 +43,9 @@ DETAILS = {
 
 
 def recipe_file(name):
-    from torchrl_marl import config
+    from torchrl_marl import recipes
 
-    return next(config._FOLDER.glob(f"{name}.yaml"))
+    return next(recipes._FOLDER.glob(f"{name}.yaml"))
 
 
 def needs(name):
@@ -68,7 +67,7 @@ def test_the_recipes_that_are_promised_are_there():
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_recipe_spells_out_every_setting(name):
-    written = OmegaConf.to_container(OmegaConf.load(recipe_file(name)))
+    written = read_yaml(recipe_file(name))
     keys = {next((free for free in FREE if key.startswith(free)), key) for key in flatten(written)}
     assert keys | DETAILS == set(settings_of(TrainConfig)) | DETAILS
     assert written["recipe"] == name

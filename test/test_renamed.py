@@ -5,9 +5,9 @@ import warnings
 import pytest
 
 from torchrl_marl import cli
-from torchrl_marl.config import load_config
 from torchrl_marl.envs import make_env
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.recipes import load_config
 from torchrl_marl.training.config import read_run_config
 
 TOY = "toy_arena_mappo"

@@ -4,11 +4,10 @@ import dataclasses
 
 import pytest
 
-from torchrl_marl.config import load_config, read_config, recipe_names, save_config
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.schema import settings_of, shown
+from torchrl_marl.recipes import load_config, read_config, recipe_names, save_config
+from torchrl_marl.settings import settings_of, shown, unread
 from torchrl_marl.training.config import TrainConfig
-from torchrl_marl.unread import unread
 
 TOY = "toy_arena_mappo"
 SMAX = "jaxmarl_smax_3m_mappo"
@@ -44,11 +43,11 @@ def refusal(recipe, *texts):
             ["learner.actor.agent_id_size=4", "learner.actor.sharing=agent_id"],
             "learner.actor.agent_id is embedding",
         ),
-        (TOY, ["learner.algorithm=random", "learner.lr=1"], "learner.algorithm is not random"),
+        (TOY, ["learner.algorithm=random", "learner.lr=1"], "learner.algorithm is mappo or ippo"),
         (
             TOY,
             ["groups.agents.algorithm=random", "groups.agents.lr=1"],
-            "groups.agents.algorithm is not random",
+            "groups.agents.algorithm is mappo or ippo",
         ),
         (
             TOY,

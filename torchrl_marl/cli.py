@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import os
 import re
 import sys
@@ -18,6 +19,7 @@ import torchrl_marl
 from torchrl_marl.console import (
     number,
     report,
+    settings_markdown,
     settings_table,
     silence_others,
     table,
@@ -36,7 +38,7 @@ __all__ = ["main"]
 
 _COMMANDS = ("train", "evaluate", "plot", "list")
 _TRUST = "run the code that a run of somebody else's brings: its world's module, pickled worlds"
-_LISTS = ("recipes", "worlds", "scenarios", "algorithms", "settings")
+_LISTS = ("recipes", "worlds", "scenarios", "algorithms", "settings", "schema")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,7 +101,7 @@ def _run(arguments: list[str]) -> int:
 
 def _as_setting(parsed: argparse.Namespace, option: str, arguments: list[str]) -> str:
     """``"did you mean 'seed=1'? "`` for ``--seed 1``, where the command takes settings."""
-    from torchrl_marl.config import explain
+    from torchrl_marl.recipes import explain
 
     name, _, value = option.removeprefix("--").partition("=")
     if parsed.command != "train" or name not in {setting.key for setting in explain()}:
@@ -129,7 +131,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _train_epilog() -> str:
-    from torchrl_marl.config import DEFAULT_RECIPE, explain, read_config
+    from torchrl_marl.recipes import DEFAULT_RECIPE, explain, read_config
 
     return (
         "examples:\n"
@@ -252,10 +254,14 @@ def _add_list(commands: Any) -> None:
     lists = commands.add_parser(
         "list",
         help="see what there is",
-        description="Lists recipes, scenarios and algorithms, or every setting of a recipe.",
+        description="Lists recipes, scenarios and algorithms, every setting of a recipe, or the "
+        "JSON schema of recipes, by which editors complete and check them.",
     )
     lists.add_argument("what", metavar="WHAT", nargs="?", type=_what, help=", ".join(_LISTS))
     lists.add_argument("recipe", metavar="RECIPE", nargs="?", help="whose values `settings` shows")
+    lists.add_argument(
+        "--markdown", action="store_true", help="`settings` as a table, with their defaults"
+    )
     lists.set_defaults(action=_list, rest="")
 
 
@@ -295,17 +301,19 @@ def _train(parsed: argparse.Namespace) -> None:
     if parsed.resume is not None:
         _resume(parsed)
         return
-    from torchrl_marl import config
+    from torchrl_marl import runs as doors
+    from torchrl_marl.recipes import DEFAULT_RECIPE
     from torchrl_marl.training.folder import check_folder
+    from torchrl_marl.training.loggers import check_logging
 
-    recipe, texts = config.DEFAULT_RECIPE, list(parsed.settings)
+    recipe, texts = DEFAULT_RECIPE, list(parsed.settings)
     if texts and "=" not in texts[0]:
         recipe = texts.pop(0)
     with trusting(parsed.trust):  # a recipe may be the config.yaml of somebody's run
         configs = _configs_of_seeds(recipe, texts, parsed.seeds)
     for one in configs:
-        config.check_device(one)
-        config.check_logging(one.logging)
+        doors.check_device(one)
+        check_logging(one.logging)
         check_folder(one)
     silence_others()
     runs: dict[int, Run] = {}
@@ -313,7 +321,7 @@ def _train(parsed: argparse.Namespace) -> None:
     try:
         for one in configs:
             try:
-                runs[one.seed] = config.train(one)
+                runs[one.seed] = doors.train(one)
             except Exception as error:
                 if len(configs) == 1:
                     raise
@@ -329,7 +337,7 @@ def _train(parsed: argparse.Namespace) -> None:
 
 
 def _configs_of_seeds(recipe: str, texts: list[str], seeds: list[int] | None) -> list[TrainConfig]:
-    from torchrl_marl.config import load_config
+    from torchrl_marl.recipes import load_config
 
     if seeds is None:
         return [load_config(recipe, texts)]
@@ -351,19 +359,20 @@ def _resume(parsed: argparse.Namespace) -> None:
             f"--resume {parsed.resume} goes on by the run's own settings, expected settings such "
             f"as total_frames=... alone beside it; drop {recipes[0] if recipes else '--seeds'}."
         )
-    from torchrl_marl import config
-    from torchrl_marl.schema import parse_overrides
+    from torchrl_marl.runs import resume
+    from torchrl_marl.settings import parse_overrides
     from torchrl_marl.training.config import read_run_config
 
     silence_others()
-    run = config.resume(Path(parsed.resume), trust=parsed.trust, **parse_overrides(parsed.settings))
+    run = resume(Path(parsed.resume), trust=parsed.trust, **parse_overrides(parsed.settings))
     print(report([run], [read_run_config(run.folder).seed]))
 
 
 def _evaluate(parsed: argparse.Namespace) -> None:
     import dataclasses
 
-    from torchrl_marl.config import check_device, validate
+    from torchrl_marl.recipes import validate
+    from torchrl_marl.runs import check_device
     from torchrl_marl.training.config import read_run_config
 
     config = read_run_config(parsed.run)
@@ -401,24 +410,47 @@ def _plot(parsed: argparse.Namespace) -> None:
 
 
 def _list(parsed: argparse.Namespace) -> None:
-    from torchrl_marl import config, listing
+    from torchrl_marl import recipes
 
     if parsed.recipe is not None and parsed.what != "settings":
         raise ConfigError(
             f"found {quoted(parsed.recipe)} after {parsed.what!r}, expected nothing; "
             "`torchrl-marl list settings RECIPE` shows the values of a recipe."
         )
+    if parsed.markdown and parsed.what != "settings":
+        raise ConfigError(
+            "--markdown is given without `settings`, expected: list settings --markdown."
+        )
     if parsed.what == "settings":
-        recipe = parsed.recipe or config.DEFAULT_RECIPE
-        print(f"settings, with their values in {recipe}:")
-        print(settings_table(config.explain(config.read_config(recipe))))
+        _list_settings(parsed)
         return
+    if parsed.what == "schema":
+        from torchrl_marl.settings import json_schema
+        from torchrl_marl.training.config import TrainConfig
+
+        print(json.dumps(json_schema(TrainConfig, "a recipe of torchrl_marl"), indent=2))
+        return
+    from torchrl_marl.envs.worlds import world_rows
+    from torchrl_marl.learners.algorithms import ALGORITHMS
+
     lists: dict[str, Callable[[], list[tuple[str, str]]]] = {
-        "recipes": listing.recipes,
-        "worlds": listing.scenarios,
-        "scenarios": listing.scenarios,
-        "algorithms": listing.algorithms,
+        "recipes": recipes.recipe_rows,
+        "worlds": world_rows,
+        "scenarios": world_rows,
+        "algorithms": lambda: list(ALGORITHMS.words().items()),
     }
     for what in [parsed.what] if parsed.what else ("recipes", "scenarios", "algorithms"):
         print(f"{what}:")
         print(table(lists[what]()))
+
+
+def _list_settings(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.recipes import DEFAULT_RECIPE, explain, read_config
+
+    if parsed.markdown:
+        values = None if parsed.recipe is None else read_config(parsed.recipe)
+        print(settings_markdown(explain(values)))
+        return
+    recipe = parsed.recipe or DEFAULT_RECIPE
+    print(f"settings, with their values in {recipe}:")
+    print(settings_table(explain(read_config(recipe)), words=True))

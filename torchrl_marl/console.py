@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from torchrl_marl.errors import UserError
 
 if TYPE_CHECKING:
-    from torchrl_marl.schema import Setting
+    from torchrl_marl.settings import Setting
     from torchrl_marl.training.run import Run
 
 __all__ = [
     "number",
     "report",
+    "settings_markdown",
     "settings_table",
     "silence_others",
     "table",
@@ -42,16 +43,39 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in rows)
 
 
-def settings_table(settings: Sequence[Setting]) -> str:
-    """Key, value and meaning of every setting."""
-    from torchrl_marl.schema import shown
+def settings_table(settings: Sequence[Setting], *, words: bool = False) -> str:
+    """Key, value and meaning of every setting.
 
-    values = [s.default if isinstance(s.default, str) else shown(s.default) for s in settings]
-    rows = [(s.key, value, s.help) for s, value in zip(settings, values)]
-    keys = max(len(key) for key, _, _ in rows)
+    Args:
+        settings (list of Setting): with their values as defaults.
+        words (bool): whether each word to choose among has a line for its meaning.
+    """
+    rows = [(s.key, _value(s), s.help if words else s.explanation, s.words) for s in settings]
+    keys = max(len(key) for key, *_ in rows)
     # The few long values stand out of their column: aligned with them, nothing could be read.
-    width = max((len(value) for _, value, _ in rows if len(value) <= _WIDEST), default=0)
-    return "\n".join(f"  {key:<{keys}}  {value:<{width}}  {text}" for key, value, text in rows)
+    width = max((len(value) for _, value, *_ in rows if len(value) <= _WIDEST), default=0)
+    lines = []
+    for key, value, text, meanings in rows:
+        lines.append(f"  {key:<{keys}}  {value:<{width}}  {text}")
+        if words:
+            lines += [f"{'':<{keys + width + 8}}{w}: {m}" for w, m in meanings.items()]
+    return "\n".join(lines)
+
+
+def settings_markdown(settings: Sequence[Setting]) -> str:
+    """As :func:`settings_table`, as a table of Markdown."""
+    lines = ["| setting | default | meaning |", "|---|---|---|"]
+    for setting in settings:
+        meanings = "".join(f"<br>`{word}`: {text}" for word, text in setting.words.items())
+        cells = f"`{setting.key}`", f"`{_value(setting)}`", setting.help + meanings
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def _value(setting: Setting) -> str:
+    from torchrl_marl.settings import shown
+
+    return setting.default if isinstance(setting.default, str) else shown(setting.default)
 
 
 def report(runs: Sequence[Run], seeds: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchrl_marl.config import read_config, recipe_names
+from torchrl_marl.recipes import read_config, recipe_names
 
 if TYPE_CHECKING:
     from torchrl_marl.plotting import Curves

@@ -16,7 +16,7 @@ import numpy as np
 
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, nearest
 from torchrl_marl.experiments import experiments, world_name
-from torchrl_marl.schema import flatten
+from torchrl_marl.settings import flatten
 from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.files import whole_file, writing
 

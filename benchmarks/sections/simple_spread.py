@@ -83,7 +83,7 @@ def measure_training(settings: Settings) -> Case:
     """A whole iteration."""
     import torch
 
-    from torchrl_marl.config import load_config
+    from torchrl_marl.recipes import load_config
 
     num_envs, n_steps = (8, 8) if settings.quick else (256, 128)
     frames = num_envs * n_steps

@@ -33,7 +33,7 @@ def measure(settings: Settings) -> list[Case]:
 
 def recipe(num_envs: int, frames: int, epochs: int, minibatch: int, cells: int, device: str) -> Any:
     """The default recipe at other sizes."""
-    from torchrl_marl.config import load_config
+    from torchrl_marl.recipes import load_config
 
     return load_config(
         "vmas_balance_mappo",

@@ -15,11 +15,11 @@ from torchrl.envs import TransformedEnv
 
 import torchrl_marl
 from torchrl_marl.collectors import RolloutCollector
-from torchrl_marl.config import read_config
 from torchrl_marl.envs import IsaacLabEnv, PadAgents, make_env
 from torchrl_marl.envs.agents.life_cycle import GroupFlags
 from torchrl_marl.envs.isaaclab.ends import Ends
 from torchrl_marl.errors import ConfigError, SpecError, UserError
+from torchrl_marl.recipes import read_config
 from torchrl_marl.stacking import is_lazy
 
 PENDULUM = "Isaac-Cart-Double-Pendulum-Direct-v0"

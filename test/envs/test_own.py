@@ -8,10 +8,10 @@ import torch
 
 import torchrl_marl
 from torchrl_marl.cli import main
-from torchrl_marl.config import load_config
 from torchrl_marl.envs import EnvConfig, VmasEnv, make_env
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.recipes import load_config
 from torchrl_marl.training.config import read_run_config
 
 REACH = """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from torchrl_marl.config import read_config
+from torchrl_marl.recipes import read_config
 from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint
 
 CLOCK = {"seconds", "frames_per_second"}

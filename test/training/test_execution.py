@@ -7,10 +7,9 @@ from runs import assert_equal, assert_same_run, final_state, small_config, table
 
 from torchrl_marl.capture import count_syncs
 from torchrl_marl.collectors import RolloutCollector
-from torchrl_marl.config import load_config
-from torchrl_marl.config_rules import validate
 from torchrl_marl.envs import MarlEnv, VmasEnv
 from torchrl_marl.errors import ConfigError, GraphCheckError, NonFiniteError, SpecError
+from torchrl_marl.recipes import load_config, validate
 from torchrl_marl.specs import AgentSpec
 from torchrl_marl.training import resume, train
 from torchrl_marl.training.trainer import Training

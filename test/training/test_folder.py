@@ -10,8 +10,8 @@ import warnings
 import pytest
 from runs import small_config
 
-from torchrl_marl.config import read_config, recipe_names, save_config
 from torchrl_marl.errors import CheckpointError, ConfigError
+from torchrl_marl.recipes import read_config, recipe_names, save_config
 from torchrl_marl.training import folder as folders
 from torchrl_marl.training.folder import RunFolder, check_folder
 

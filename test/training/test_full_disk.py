@@ -68,12 +68,12 @@ def test_a_start_on_a_full_disk_is_tried_again(disk):
 
 
 def test_a_picture_that_does_not_fit_fails_no_run(disk, monkeypatch):
-    from torchrl_marl import config as recipes
+    from torchrl_marl.runs import draw
 
     run = train(small_config(folder=str(disk / "run"), total_frames=80))
     fill(disk)
     with pytest.warns(UserWarning, match=r"learning_curve\.png.*No space left"):
-        recipes.draw(run.folder)
+        draw(run.folder)
     assert not list(run.folder.glob("*.part"))
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from torchrl_marl import cli, train
-from torchrl_marl.config import resume
 from torchrl_marl.errors import CheckpointError, ConfigError, WriteError
+from torchrl_marl.runs import resume
 from torchrl_marl.training.config import LoggingConfig
 from torchrl_marl.training.loggers import check_logging, open_backend
 

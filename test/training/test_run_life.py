@@ -13,9 +13,10 @@ import pytest
 import torch
 from runs import assert_equal, assert_same_run, final_state, small_config, table
 
-from torchrl_marl.config import load_config, resume
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import CheckpointError, ConfigError
+from torchrl_marl.recipes import load_config
+from torchrl_marl.runs import resume
 from torchrl_marl.training import Run, iterate, train, training
 from torchrl_marl.training.interruption import Interruption, Terminated
 from torchrl_marl.training.training import Training

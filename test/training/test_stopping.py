@@ -3,7 +3,7 @@
 import pytest
 from runs import assert_equal, final_state, small_config, table
 
-from torchrl_marl.config import resume
+from torchrl_marl.runs import resume
 from torchrl_marl.training import train
 from torchrl_marl.training.stopping import StopAtReturn
 

@@ -6,10 +6,10 @@ from meadow import Meadow
 from runs import assert_equal, assert_same_run, final_state, small_config, table
 from torchrl.envs.utils import MarlGroupMapType
 
-from torchrl_marl.config_rules import validate
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners import RandomPlayers
+from torchrl_marl.recipes import validate
 from torchrl_marl.training import Run, iterate, train
 from torchrl_marl.training.trainer import Training, resume
 

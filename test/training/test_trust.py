@@ -13,7 +13,6 @@ from runs import assert_equal, final_state, small_config, table
 from tensordict import TensorDict
 
 import torchrl_marl
-import torchrl_marl.config
 from torchrl_marl.cli import main
 from torchrl_marl.envs import make_env
 from torchrl_marl.envs.config import EnvConfig
@@ -219,7 +218,7 @@ def test_a_run_s_own_module_asks_a_stranger_only(tmp_path, module, another_user,
     ways = [
         lambda: Run.load(folder),
         lambda: resume(folder),
-        lambda: torchrl_marl.config.resume(folder),
+        lambda: torchrl_marl.runs.resume(folder),
         lambda: torchrl_marl.train(str(folder / "config.yaml"), folder=str(tmp_path / "new")),
     ]
     for way in ways:

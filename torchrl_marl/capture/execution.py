@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 __all__ = ["EXECUTIONS", "Execution", "check_execution"]
 
 Execution = Literal["eager", "trace", "compile", "cudagraph"]
-EXECUTIONS = ("eager", "trace", "compile", "cudagraph")
+EXECUTIONS = {
+    "eager": "step by step",
+    "trace": "graphs, run operation by operation",
+    "compile": "compiled graphs, on CPU or GPU",
+    "cudagraph": "compiled graphs that a GPU replays",
+}
+"""Execution -> how a program runs."""
 
 
 def check_execution(execution: str, device: torch.device | str | None, where: str) -> None:

@@ -3,40 +3,95 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-__all__ = ["EnvConfig"]
+from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.settings import Count, Formerly, OneOf, Positive, Range, ReadWhere
+from torchrl_marl.settings.words import listed
+
+__all__ = ["LIBRARIES", "OWN_WORLD", "EnvConfig"]
+
+LIBRARIES = {
+    "vmas": "VMAS's scenarios, simulated as tensors",
+    "pettingzoo": "PettingZoo's worlds, written in Python",
+    "jaxmarl": "JaxMARL's worlds, one jitted call a step",
+    "isaaclab": "Isaac Lab's multi-agent tasks",
+    "toy": "small worlds whose best return is known",
+}
+"""Library of worlds -> what it is."""
+
+OWN_WORLD = "module:Class"
+"""Stands for any world of one's own; ``path/to/file.py:Class`` is one, too."""
+
+
+class _NotAFile:
+    """A file holds several classes, so the world's has to be named."""
+
+    def misfit(self, key: str, value: Any, default: Any) -> str | None:
+        """Returns what to write behind the path of a file."""
+        if not value.endswith(".py"):
+            return None
+        return (
+            f"{key} is {quoted(value)}, expected what makes the world behind the file, such as "
+            f"{key}={value}:MyWorld."
+        )
+
+
+_COPIED = ReadWhere("library", "pettingzoo", OWN_WORLD)
 
 
 @dataclass(frozen=True)
 class EnvConfig:
     """Which world is played, and how many copies of it side by side."""
 
-    library: str = "vmas"
-    """Where it comes from: ``vmas``, ``pettingzoo``, ``jaxmarl``, ``isaaclab`` or ``toy``; or a
-    world of your own, ``module:Class`` or ``path/to/file.py:Class``."""
+    library: Annotated[str, _NotAFile(), OneOf(LIBRARIES, form=OWN_WORLD)] = "vmas"
+    """Where the world comes from; or a world of your own, ``module:Class`` or
+    ``path/to/file.py:Class``."""
     name: str = "balance"
     """World of the library, such as ``balance`` or ``mpe2/simple_spread_v3``; for VMAS also the
     path of a scenario's Python file."""
-    num_envs: int = 64
+    num_envs: Annotated[Count, Formerly("n_envs")] = 64
     """Number E of vectorized envs."""
-    max_steps: int | None = 100
+    max_steps: Count | None = 100
     """Time limit of an episode (``truncated``); null for none."""
     continuous_actions: bool = True
     """Continuous or discrete actions, where the scenario has both."""
     state: str | None = None
     """What a central critic may see as ``"state"``: ``observations`` (of all agents), ``world``
     (the world's own state, where it has one) or null."""
-    info: bool = False
+    info: Annotated[bool, ReadWhere("library", "vmas", "pettingzoo", "jaxmarl", OWN_WORLD)] = False
     """Whether the scenario's info is computed and collected."""
-    group_map: dict[str, Any] = field(default_factory=dict)
+    group_map: Annotated[
+        dict[str, Any],
+        ReadWhere("library", "vmas", "pettingzoo", "jaxmarl", "isaaclab", OWN_WORLD),
+    ] = field(default_factory=dict)
     """Group -> names of its agents, such as ``{team: [speaker_0, listener_0]}``; empty: by the
     library's own rule (VMAS: the names' prefixes)."""
-    workers: int = 0
+    workers: Annotated[int, Range(0), _COPIED] = 0
     """Processes in which the copies of a world written in Python run; 0: in this one."""
-    worker_timeout: float = 60.0
+    worker_timeout: Annotated[Positive, _COPIED, ReadWhere("workers", 0, but=True)] = 60.0
     """Seconds after which a worker that does not answer is an error."""
-    restart_workers: bool = False
+    restart_workers: Annotated[bool, _COPIED] = False
     """Start a worker that died or hangs anew, and count it, instead of stopping."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the world, such as ``n_agents``."""
+
+    def check(self, at: str = "") -> None:
+        """Refuses a state that the library does not give.
+
+        Raises:
+            ConfigError: naming the states that it gives.
+        """
+        if self.state is None or ":" in self.library:
+            return
+        if self.library == "toy":
+            raise ConfigError(
+                f"{at}state is {quoted(self.state)}, expected null, since toy worlds have a "
+                f"state of their own; use {at}state=null."
+            )
+        states = ["observations"] if self.library == "vmas" else ["observations", "world"]
+        if self.state not in states:
+            raise ConfigError(
+                f"{at}state is {quoted(self.state)}, expected {listed([*states, 'null'])}; "
+                f"use {at}state=observations."
+            )

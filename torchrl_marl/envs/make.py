@@ -10,7 +10,7 @@ from torchrl_marl.envs.objects import adapted, check_environment, library_of
 from torchrl_marl.envs.own import build_own
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
 from torchrl_marl.memory import is_out_of_memory, refuse_too_large
-from torchrl_marl.renamed import tell_new_name
+from torchrl_marl.settings import tell_new_name
 
 if TYPE_CHECKING:
     import torch

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from torchrl_marl.errors import ConfigError, nearest
-from torchrl_marl.learners.config import OnPolicyConfig
-from torchrl_marl.learners.nobody import RandomPlayers
-from torchrl_marl.learners.on_policy import OnPolicyLearner
-from torchrl_marl.schema import merge
+from torchrl_marl.learners.algorithms import ALGORITHMS, group_config
+from torchrl_marl.learners.config import LearnerConfig
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["build_learners"]
@@ -20,17 +17,17 @@ __all__ = ["build_learners"]
 
 def build_learners(
     team: TeamSpec,
-    default: OnPolicyConfig,
+    default: LearnerConfig,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     device: torch.device | str | None = None,
     execution: str = "eager",
-) -> list[OnPolicyLearner | RandomPlayers]:
+) -> list[Any]:
     """One learner for all groups of equal settings.
 
     Args:
         team (TeamSpec): the groups.
-        default (OnPolicyConfig): settings of all groups.
+        default (LearnerConfig): settings of all groups.
         overrides (mapping, optional): group name -> settings that differ.
         device (torch.device, optional): of networks and optimizers.
         execution (str): as in :class:`OnPolicyLearner`.
@@ -40,6 +37,7 @@ def build_learners(
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv
+        >>> from torchrl_marl.learners.config import OnPolicyConfig
         >>> team = TeamSpec.from_env(VmasEnv("simple_tag", num_envs=2, seed=0))
         >>> len(build_learners(team, OnPolicyConfig()))
         1
@@ -47,18 +45,18 @@ def build_learners(
         2
     """
     return [
-        RandomPlayers(groups, config, device=device)
-        if config.algorithm == "random"
-        else OnPolicyLearner(groups, config, team=team, device=device, execution=execution)
+        ALGORITHMS.learner(config.algorithm)(
+            groups, config, team=team, device=device, execution=execution
+        )
         for config, groups in partition(team, default, overrides)
     ]
 
 
 def partition(
     team: TeamSpec,
-    default: OnPolicyConfig,
+    default: LearnerConfig,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
-) -> list[tuple[OnPolicyConfig, dict[str, GroupSpec]]]:
+) -> list[tuple[LearnerConfig, dict[str, GroupSpec]]]:
     """Groups of equal settings, with their settings.
 
     Args:
@@ -74,10 +72,9 @@ def partition(
                 f"groups.{name}: the environment has no group {name!r}; "
                 f"{nearest(name, team.groups)}it has {', '.join(team.groups)}."
             )
-    settings: list[tuple[OnPolicyConfig, dict[str, GroupSpec]]] = []
+    settings: list[tuple[LearnerConfig, dict[str, GroupSpec]]] = []
     for name, group in team.groups.items():
-        own = overrides.get(name) or {}
-        config = merge(OnPolicyConfig, dataclasses.asdict(default), own, prefix=f"groups.{name}.")
+        config = group_config(default, overrides.get(name), name)
         for known, groups in settings:
             if known == config:
                 groups[name] = group

@@ -1,77 +1,195 @@
-"""Settings of the on-policy learner."""
+"""Settings of learners: a dataclass for each kind of algorithm."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from torchrl_marl.modules.config import CriticConfig, NetworkConfig
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.modules.config import CriticConfig, NetworkConfig, sharing_of
+from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share, Weight
 
-__all__ = ["OnPolicyConfig"]
+__all__ = ["LearnerConfig", "OnPolicyConfig", "RandomConfig"]
+
+Schedule = Annotated[
+    str, OneOf({"constant": "stays as it is", "linear": "falls to 0 at the end of training"})
+]
 
 
 @dataclass(frozen=True)
-class OnPolicyConfig:
+class LearnerConfig:
+    """Settings of any learner: the algorithm, by which the other settings are chosen."""
+
+    algorithm: str = ""
+    """How agents learn."""
+
+    def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
+        """Refuses what does not fit the rest of a run.
+
+        Args:
+            run (TrainConfig): the run's settings.
+            at (str): what stands before the names in messages.
+            own_env (bool): the caller brings an environment, so ``run.env`` is not looked at.
+
+        Raises:
+            ConfigError: naming the setting, what was found, what was expected and the fix.
+        """
+
+
+@dataclass(frozen=True)
+class RandomConfig(LearnerConfig):
+    """Actions at random, nothing is learned."""
+
+    algorithm: str = "random"
+    """How agents learn."""
+
+
+@dataclass(frozen=True)
+class OnPolicyConfig(LearnerConfig):
     """MAPPO or IPPO: what is trained, on which advantages, with which steps."""
 
     algorithm: str = "mappo"
-    """``mappo`` (central critic), ``ippo`` (each agent's critic sees what the agent sees) or
-    ``random`` (acts at random, learns nothing)."""
-    central_input: str = "observations"
-    """What a central critic sees: all ``observations`` of the group, those of the whole ``team``
-    (all groups), or the ``state``."""
+    """How agents learn."""
+    central_input: Annotated[
+        str,
+        OneOf(
+            {
+                "observations": "those of all agents of the group",
+                "team": "those of all agents of all groups",
+                "state": "the world's state",
+            }
+        ),
+        ReadWhere("algorithm", "mappo"),
+    ] = "observations"
+    """What a central critic sees."""
     actor: NetworkConfig = field(default_factory=NetworkConfig)
     """The actor's network."""
-    critic: CriticConfig = field(default_factory=CriticConfig)
+    critic: Annotated[
+        CriticConfig, ReadWhere("algorithm", "mappo", of=("architecture", "value_per"))
+    ] = field(default_factory=CriticConfig)
     """The critic's network."""
-    unshare_at: float | None = None
+    unshare_at: Share | None = None
     """Share of the run, 0 to 1, after which every agent goes on with its own copy of the networks
     that it shared; null for never."""
-    gamma: float = 0.99
+    gamma: Share = 0.99
     """Discount."""
-    lmbda: float = 0.95
+    lmbda: Share = 0.95
     """Weight of longer returns in the advantage (GAE)."""
-    bootstrap: str = "team"
-    """Whose ends stop the return: the ``team``'s (shared reward) or each ``agent``'s own."""
-    lr: float = 5e-4
+    bootstrap: Annotated[
+        str, OneOf({"team": "the team's (shared reward)", "agent": "each agent's own"})
+    ] = "team"
+    """Whose ends stop the return."""
+    lr: Positive = 5e-4
     """Learning rate of Adam."""
-    lr_schedule: str = "constant"
-    """``constant`` or ``linear`` (to 0 at the end of training)."""
-    adam_eps: float = 1e-5
+    lr_schedule: Schedule = "constant"
+    """Course of the learning rate."""
+    adam_eps: Positive = 1e-5
     """Adam's epsilon."""
-    max_grad_norm: float | None = 10.0
+    max_grad_norm: Positive | None = 10.0
     """Largest norm of the gradient of each group's actor and critic together; null for none."""
-    num_epochs: int = 6
+    num_epochs: Count = 6
     """Passes over a batch."""
-    minibatch_size: int = 1200
+    minibatch_size: Count = 1200
     """Env steps of a minibatch; the agents of a step stay together."""
-    clip_epsilon: float = 0.2
+    clip_epsilon: Positive = 0.2
     """Clip range of the probability ratio."""
     clip_value: bool = False
     """Clip the change of the value, too."""
-    critic_coeff: float = 1.0
+    critic_coeff: Weight = 1.0
     """Weight of the critic's loss."""
-    loss_critic_type: str = "huber"
-    """``huber``, ``l2`` or ``smooth_l1``."""
-    huber_delta: float = 10.0
+    loss_critic_type: Annotated[
+        str,
+        OneOf(
+            {
+                "huber": "a square up to huber_delta, a line beyond",
+                "l2": "squared error",
+                "smooth_l1": "a square up to 1, a line beyond",
+            }
+        ),
+    ] = "huber"
+    """Loss of the critic."""
+    huber_delta: Annotated[Positive, ReadWhere("loss_critic_type", "huber")] = 10.0
     """Where ``huber`` turns from a square into a line."""
-    entropy_coeff: float = 0.0
+    entropy_coeff: Weight = 0.0
     """Weight of the entropy bonus."""
-    entropy_schedule: str = "constant"
-    """``constant`` or ``linear`` (to 0 at the end of training)."""
-    target_kl: float | None = None
+    entropy_schedule: Annotated[Schedule, ReadWhere("entropy_coeff", 0, but=True)] = "constant"
+    """Course of the entropy bonus."""
+    target_kl: Positive | None = None
     """Stop the epochs of a batch at this KL divergence from the old policy; null for never."""
-    normalize_advantage: str = "pooled"
-    """``pooled`` over the living agents, per ``agent``, or ``none``."""
+    normalize_advantage: Annotated[
+        str,
+        OneOf(
+            {
+                "pooled": "over all living agents",
+                "agent": "over each agent's own",
+                "none": "not at all",
+            }
+        ),
+    ] = "pooled"
+    """Over whom advantages are standardized."""
     value_norm: bool = True
     """The critic works in normalized returns."""
-    value_norm_decay: float = 0.99
+    value_norm_decay: Annotated[float, Range(0, 1, below=True), ReadWhere("value_norm", True)] = (
+        0.99
+    )
     """Memory of the return statistics, per batch."""
     normalize_observations: bool = False
     """Running mean and variance of the observations, over living agents."""
-    precision: str = "float32"
-    """How precisely networks compute: ``float32``, ``tf32`` (matrix products of the learner, on
-    a GPU that has it) or ``bf16`` (their forward and backward in bfloat16, in acting as well)."""
+    precision: Annotated[
+        str,
+        OneOf(
+            {
+                "float32": "as they are",
+                "tf32": "matrix products of the learner in TF32, on a GPU that has it",
+                "bf16": "forward and backward in bfloat16, in acting as well",
+            }
+        ),
+    ] = "float32"
+    """How precisely networks compute."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.critic, CriticConfig):  # a plain network will do, too
             object.__setattr__(self, "critic", CriticConfig(**vars(self.critic)))
+
+    def check(self, at: str = "") -> None:
+        """Refuses critics that their input or their sharing makes impossible.
+
+        Raises:
+            ConfigError: naming the settings that do not fit together.
+        """
+        critic, sharing = self.critic, sharing_of(self.critic)
+        of_agents = self.algorithm == "mappo" and self.central_input != "state"
+        shared = sharing in ("group", "full")
+        if critic.architecture != "mlp" and not of_agents:
+            raise ConfigError(
+                f"{at}critic.architecture is {critic.architecture!r}, which reads the "
+                f"agents' observations; use {at}algorithm=mappo and "
+                f"{at}central_input=observations, or {at}critic.architecture=mlp."
+            )
+        if critic.value_per == "team" and not (self.algorithm == "mappo" and shared):
+            raise ConfigError(
+                f"{at}critic.value_per is 'team', which needs a central critic that no agent "
+                f"has for itself; use {at}algorithm=mappo and {at}critic.sharing=group, "
+                f"or {at}critic.value_per=agent."
+            )
+        if critic.architecture != "mlp" and not shared:
+            raise ConfigError(
+                f"{at}critic.sharing is {sharing!r}, but a critic of architecture "
+                f"{critic.architecture!r} is one network for all; "
+                f"use {at}critic.sharing=group."
+            )
+
+    def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
+        """Refuses minibatches larger than a batch, and a state that the world does not give."""
+        if self.minibatch_size > run.frames_per_batch:
+            raise ConfigError(
+                f"{at}minibatch_size is {self.minibatch_size}, expected at most "
+                f"frames_per_batch, {run.frames_per_batch}; "
+                f"use {at}minibatch_size={run.frames_per_batch}."
+            )
+        central = self.algorithm == "mappo" and self.central_input == "state"
+        if central and not own_env and run.env.library == "vmas" and run.env.state is None:
+            raise ConfigError(
+                f"{at}central_input is 'state', but env.state is null and VMAS gives none; "
+                "use env.state=observations."
+            )

@@ -11,9 +11,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.learners.config import LearnerConfig
 from torchrl_marl.modules.random_actor import RandomActor
-from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["RandomPlayers"]
 
@@ -23,23 +23,27 @@ class RandomPlayers(nn.Module):
 
     Args:
         groups (mapping of name to GroupSpec): who they are.
-        config (OnPolicyConfig): with ``algorithm="random"``; nothing else of it is read.
+        config (LearnerConfig): nothing of it is read.
+        team, execution: taken as of any learner, and not read.
         device (torch.device, optional): of the actions.
 
     Examples:
         >>> from torchrl_marl import TeamSpec
         >>> from torchrl_marl.envs import VmasEnv
         >>> team = TeamSpec.from_env(VmasEnv("simple_tag", num_envs=2, seed=0))
-        >>> list(RandomPlayers({"agent": team.groups["agent"]}, OnPolicyConfig()).actors)
+        >>> from torchrl_marl.learners.config import RandomConfig
+        >>> list(RandomPlayers({"agent": team.groups["agent"]}, RandomConfig()).actors)
         ['agent']
     """
 
     def __init__(
         self,
         groups: Mapping[str, GroupSpec],
-        config: OnPolicyConfig,
+        config: LearnerConfig,
         *,
+        team: TeamSpec | None = None,
         device: torch.device | str | None = None,
+        execution: str = "eager",
     ) -> None:
         super().__init__()
         self.groups = dict(groups)

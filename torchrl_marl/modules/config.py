@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
+from torchrl_marl.settings import Count, Each, OneOf, Range, ReadWhere, Seed
 
 __all__ = [
+    "ACTIVATIONS",
     "AGENT_IDS",
     "ARCHITECTURES",
     "SHARINGS",
@@ -15,56 +18,99 @@ __all__ = [
     "sharing_of",
 ]
 
-SHARINGS = ("none", "full", "group", "trunk", "agent_id", "masks", "clusters", "index")
-ARCHITECTURES = ("mlp", "set", "attention")
-AGENT_IDS = ("onehot", "embedding")
+ACTIVATIONS = {
+    "tanh": "hyperbolic tangent",
+    "relu": "rectified linear unit",
+    "elu": "exponential linear unit",
+    "gelu": "Gaussian error linear unit",
+    "silu": "sigmoid linear unit",
+}
+SHARINGS = {
+    "none": "a network for each agent",
+    "full": "one network for all agents",
+    "group": "a network for each group and kind",
+    "trunk": "hidden layers for all agents, a last layer for each",
+    "agent_id": "one network for all agents, which also reads who the agent is",
+    "masks": "one network for all, of which each agent has its own hidden units (SNP)",
+    "clusters": "a network for all agents that behave alike, found before training (SePS)",
+    "index": "as sharing_index says",
+}
+AGENT_IDS = {"onehot": "a column for each agent", "embedding": "a few features, learned"}
+ARCHITECTURES = {
+    "mlp": "a multi-layer perceptron over all agents side by side",
+    "set": "the mean over a set of living agents",
+    "attention": "attention over a set of living agents",
+}
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
     """A multi-layer perceptron for every agent, and who shares it."""
 
-    num_cells: list[int] = field(default_factory=lambda: [64, 64])
+    num_cells: Annotated[list[int], Each(Range(1), "widths")] = field(
+        default_factory=lambda: [64, 64]
+    )
     """Width of each hidden layer."""
-    activation: str = "tanh"
-    """``tanh``, ``relu``, ``elu``, ``gelu`` or ``silu``."""
-    sharing: str = "group"
-    """Whose network is whose. ``none``: one for each agent; ``full``: one for all; ``group``: one
-    for each group and kind; ``trunk``: hidden layers for all, a last layer for each agent;
-    ``agent_id``: one for all that also reads who the agent is; ``masks``: one for all, of which
-    each agent has its own hidden units (SNP); ``clusters``: one for all that behave alike, found
-    before training (SePS); ``index``: as ``sharing_index`` says."""
-    sharing_index: list[int] | None = None
+    activation: Annotated[str, OneOf(ACTIVATIONS)] = "tanh"
+    """Function between the layers."""
+    sharing: Annotated[str, OneOf(SHARINGS)] = "group"
+    """Which agents share a network."""
+    sharing_index: Annotated[list[int] | None, ReadWhere("sharing", "index", "clusters")] = None
     """Number of each agent's network, from 0; for ``index`` and, once found, ``clusters``."""
-    agent_id: str = "onehot"
-    """``onehot`` or ``embedding``, which is learned; for ``sharing: agent_id``."""
-    agent_id_size: int = 8
+    agent_id: Annotated[str, OneOf(AGENT_IDS), ReadWhere("sharing", "agent_id")] = "onehot"
+    """How the network reads who the agent is; for ``sharing: agent_id``."""
+    agent_id_size: Annotated[
+        Count, ReadWhere("sharing", "agent_id"), ReadWhere("agent_id", "embedding")
+    ] = 8
     """Features of the embedding."""
-    mask_ratio: float = 0.1
+    mask_ratio: Annotated[float, Range(0, 1, below=True), ReadWhere("sharing", "masks")] = 0.1
     """Share of the hidden units that each agent lacks; for ``sharing: masks``."""
-    mask_seed: int = 0
+    mask_seed: Annotated[Seed, ReadWhere("sharing", "masks")] = 0
     """Seed of who lacks which."""
-    n_clusters: int = 2
+    n_clusters: Annotated[Count, ReadWhere("sharing", "clusters")] = 2
     """Number of networks; for ``sharing: clusters``."""
-    clustering_frames: int = 20000
+    clustering_frames: Annotated[Count, ReadWhere("sharing", "clusters")] = 20000
     """Frames from which the clusters are found."""
     share_params: bool | None = None
-    """TorchRL's word: true is ``sharing: group``, false is ``none``; null leaves it to it."""
+    """TorchRL's word: true is ``sharing: group``, false is ``none``; null leaves ``sharing`` as it
+    is."""
+
+    def check(self, at: str = "") -> None:
+        """Refuses ways of sharing that contradict each other or miss their index.
+
+        Raises:
+            ConfigError: naming the two settings.
+        """
+        try:
+            sharing = sharing_of(self)
+        except ConfigError as error:
+            raise ConfigError(f"{at}{error}") from None
+        index = self.sharing_index
+        if sharing == "index" and not index:
+            raise ConfigError(
+                f"{at}sharing is 'index', but {at}sharing_index is null; give the number of "
+                f"each agent's network, such as {at}sharing_index=[0,0,1]."
+            )
+        if index is not None and sorted(set(index)) != list(range(len(set(index)))):
+            raise ConfigError(
+                f"{at}sharing_index is {quoted(list(index))}, expected numbers from 0 without gaps."
+            )
 
 
 @dataclass(frozen=True)
 class CriticConfig(NetworkConfig):
     """A critic's network."""
 
-    architecture: str = "mlp"
-    """What a central critic is: an ``mlp`` over all agents side by side, or a network over a set
-    of living agents, ``set`` (their mean) or ``attention``."""
-    value_per: str = "agent"
-    """A value for each ``agent``, or one for the ``team`` (its group)."""
+    architecture: Annotated[str, OneOf(ARCHITECTURES)] = "mlp"
+    """Network of a central critic."""
+    value_per: Annotated[
+        str, OneOf({"agent": "a value for each agent", "team": "one value for its group"})
+    ] = "agent"
+    """Whose value a central critic gives."""
 
 
 def sharing_of(config: NetworkConfig) -> str:
-    """Who shares what, with ``share_params`` heard.
+    """Returns who shares what, with ``share_params`` heard.
 
     Args:
         config (NetworkConfig): the network.

@@ -17,7 +17,7 @@ from torchrl_marl.collectors.rollout import RolloutCollector
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.joining import flat_observation
 from torchrl_marl.learners.build import partition
-from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.learners.config import LearnerConfig
 from torchrl_marl.modules.clustering import cluster_agents
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import GroupSpec, TeamSpec
@@ -44,8 +44,12 @@ def with_clusters(config: TrainConfig, team: TeamSpec, env: EnvBase) -> TrainCon
     groups = dict(config.groups)
     for learner, own in partition(team, config.learner, config.groups):
         for part in ("actor", "critic"):
-            network = getattr(learner, part)
-            if network.sharing != "clusters" or network.sharing_index is not None:
+            network = getattr(learner, part, None)
+            if (
+                network is None
+                or network.sharing != "clusters"
+                or network.sharing_index is not None
+            ):
                 continue
             index = _find(learner, part, list(own.values()), config, env)
             for name in own:
@@ -56,7 +60,7 @@ def with_clusters(config: TrainConfig, team: TeamSpec, env: EnvBase) -> TrainCon
 
 
 def _find(
-    learner: OnPolicyConfig,
+    learner: LearnerConfig,
     part: str,
     groups: Sequence[GroupSpec],
     config: TrainConfig,

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from torchrl_marl.capture.execution import EXECUTIONS
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.errors import CheckpointError, ConfigError
-from torchrl_marl.learners.config import OnPolicyConfig
-from torchrl_marl.renamed import with_new_names
-from torchrl_marl.schema import merge, read_yaml
+from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, quoted
+from torchrl_marl.learners.algorithms import LearnerSettings
+from torchrl_marl.learners.config import LearnerConfig, OnPolicyConfig
+from torchrl_marl.settings import (
+    AnyOf,
+    Count,
+    Matches,
+    OneOf,
+    Overrides,
+    Positive,
+    Range,
+    Reader,
+    Seed,
+    override,
+    read_yaml,
+)
 
 __all__ = [
+    "BACKENDS",
     "CheckpointConfig",
     "EvaluationConfig",
     "LoggingConfig",
@@ -21,13 +37,21 @@ __all__ = [
 ]
 
 
+BACKENDS = {
+    "tensorboard": "files in the run's folder",
+    "wandb": "Weights & Biases",
+    "mlflow": "MLflow, in the run's folder or at MLFLOW_TRACKING_URI",
+}
+"""Logger -> where metrics go."""
+
+
 @dataclass(frozen=True)
 class EvaluationConfig:
     """How often and on how many whole episodes the policy is measured."""
 
-    every_frames: int | None = None
+    every_frames: Count | None = None
     """Frames between two evaluations in training; null: only before and after."""
-    episodes: int = 200
+    episodes: Count = 200
     """Number of whole episodes, played side by side."""
     deterministic: bool = True
     """The likeliest action, or a sampled one."""
@@ -39,12 +63,12 @@ class EvaluationConfig:
 class CheckpointConfig:
     """How often a run can be resumed from."""
 
-    every_iterations: int = 50
+    every_iterations: Annotated[int, Range(0)] = 50
     """Iterations between two checkpoints; 0: by the clock alone."""
-    every_minutes: float | None = 5.0
+    every_minutes: Positive | None = 5.0
     """Minutes between two checkpoints, whatever the iterations; null: by iterations alone.
     One is written before the first iteration, and one at the end."""
-    keep: int = 2
+    keep: Count = 2
     """How many of the latest checkpoints are kept."""
 
 
@@ -52,12 +76,22 @@ class CheckpointConfig:
 class LoggingConfig:
     """Where metrics go beside ``metrics.csv``."""
 
-    backends: list[str] = field(default_factory=list)
-    """Any of ``tensorboard``, ``wandb``, ``mlflow``."""
+    backends: Annotated[list[str], AnyOf(BACKENDS)] = field(default_factory=list)
+    """Loggers that metrics are sent to."""
     project: str = "torchrl_marl"
     """Project or experiment name for the backends."""
     progress: bool = True
     """Show a progress bar."""
+
+    def check(self, at: str = "") -> None:
+        """Refuses backends that are not installed.
+
+        Raises:
+            MissingExtraError: with the line that installs them.
+        """
+        for backend in self.backends:
+            if importlib.util.find_spec(backend) is None:
+                raise MissingExtraError(backend, "log")
 
 
 @dataclass(frozen=True)
@@ -66,29 +100,30 @@ class TrainConfig:
 
     recipe: str = "custom"
     """The recipe's name."""
-    seed: int = 0
+    seed: Seed = 0
     """Start of every random generator."""
-    device: str = "cpu"
+    device: Annotated[str, Matches(r"cpu|cuda(:\d+)?", "'cpu', 'cuda' or 'cuda:1'")] = "cpu"
     """``cpu``, ``cuda`` or ``cuda:1``."""
-    threads: int | None = None
-    """Threads of torch on the CPU; null: torch's own choice."""
-    execution: str = "eager"
-    """``eager``, ``compile`` (compiled graphs, on CPU or GPU), ``cudagraph`` (graphs that a GPU
-    replays) or ``trace`` (graphs, not compiled): how simulator, policy and update run."""
-    total_frames: int = 1_000_000
+    threads: Count | None = None
+    """Threads of torch on the CPU; null: torch's own choice. Small networks run best on one."""
+    execution: Annotated[str, OneOf(EXECUTIONS)] = "eager"
+    """How simulator, policy and update run."""
+    total_frames: Count = 1_000_000
     """Env steps of the whole run."""
-    stop_at_return: float | None = None
+    stop_at_return: Annotated[float, Range()] | None = None
     """Mean return at which the run ends early: of an evaluation where ``evaluation.every_frames``
     is set, else of the last ``evaluation.episodes`` episodes of training; null for never."""
-    frames_per_batch: int = 6400
+    frames_per_batch: Count = 6400
     """Env steps of one iteration; a multiple of ``env.num_envs``."""
     folder: str | None = None
     """Run folder; null: a new one under ``runs/``."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """The world."""
-    learner: OnPolicyConfig = field(default_factory=OnPolicyConfig)
+    learner: Annotated[LearnerConfig, LearnerSettings] = field(default_factory=OnPolicyConfig)
     """How all groups learn."""
-    groups: dict[str, Any] = field(default_factory=dict)
+    groups: Annotated[dict[str, Any], Overrides("learner", example="lr")] = field(
+        default_factory=dict
+    )
     """Group name -> settings of its learner that differ from ``learner``."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Measuring the policy."""
@@ -96,6 +131,39 @@ class TrainConfig:
     """Saving the run."""
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     """Showing and sending metrics."""
+
+    def check(self, at: str = "", skip: Collection[str] = ()) -> None:
+        """Refuses what does not fit together.
+
+        Args:
+            at (str): what stands before the names in messages.
+            skip (collection of str): holds ``env`` where the caller brings an environment.
+
+        Raises:
+            ConfigError: naming the settings and the fix.
+        """
+        own_env = "env" in skip
+        if self.execution == "cudagraph" and not self.device.startswith("cuda"):
+            raise ConfigError(
+                f"execution is 'cudagraph', expected eager, compile or trace where device is "
+                f"{quoted(self.device)}; use execution=compile, or device=cuda."
+            )
+        if not own_env and self.frames_per_batch % self.env.num_envs:
+            steps = max(1, round(self.frames_per_batch / self.env.num_envs))
+            raise ConfigError(
+                f"frames_per_batch is {self.frames_per_batch}, expected a multiple of "
+                f"env.num_envs, {self.env.num_envs}; "
+                f"use frames_per_batch={steps * self.env.num_envs}."
+            )
+        if self.total_frames < self.frames_per_batch:
+            raise ConfigError(
+                f"total_frames is {self.total_frames}, expected at least frames_per_batch, "
+                f"{self.frames_per_batch}; raise the first or lower the second."
+            )
+        self.learner.check_run(self, "learner.", own_env=own_env)
+        for group in self.groups:
+            learner: LearnerConfig = override(self, "groups", group)
+            learner.check_run(self, f"groups.{group}.", own_env=own_env)
 
 
 def read_run_config(folder: str | Path) -> TrainConfig:
@@ -113,6 +181,7 @@ def read_run_config(folder: str | Path) -> TrainConfig:
             "give the folder that `torchrl-marl train` printed."
         )
     try:
-        return merge(TrainConfig, with_new_names(read_yaml(path), told=False))
+        # What does not apply has never been read, and is left out.
+        return Reader(TrainConfig).read(read_yaml(path), told=False)
     except ConfigError as error:
         raise CheckpointError(f"{str(path)!r} does not fit this version: {error}") from None

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from torchrl_marl.errors import CheckpointError, ConfigError
-from torchrl_marl.schema import to_yaml
+from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.origin import SIGNATURE
 

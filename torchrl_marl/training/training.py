@@ -25,7 +25,7 @@ from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import ConfigError, TrustError
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.random_state import RandomState
-from torchrl_marl.schema import to_yaml
+from torchrl_marl.settings import to_yaml
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.animation import check_drawable
 from torchrl_marl.training.checkpoint import (

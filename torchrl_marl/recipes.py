@@ -1,0 +1,263 @@
+"""Recipes: read, merged with overrides, checked, explained and saved."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.vmas.library import scenario_arguments, scenario_names
+from torchrl_marl.envs.worlds import check_world_name
+from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
+from torchrl_marl.settings import (
+    Reader,
+    Setting,
+    check,
+    flatten,
+    normalized,
+    parse_overrides,
+    read_yaml,
+    settings_of,
+    to_yaml,
+    unfold,
+    unread,
+)
+from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.origin import check_world
+
+__all__ = [
+    "DEFAULT_RECIPE",
+    "explain",
+    "load_config",
+    "read_config",
+    "recipe_names",
+    "recipe_rows",
+    "save_config",
+    "validate",
+]
+
+DEFAULT_RECIPE = "vmas_balance_mappo"
+"""What ``torchrl-marl train`` runs."""
+
+_FOLDER = Path(__file__).parent / "configs"
+
+
+def recipe_names() -> list[str]:
+    """Returns the names of the recipes that come with the package, sorted.
+
+    Examples:
+        >>> "vmas_balance_mappo" in recipe_names()
+        True
+    """
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+def load_config(
+    recipe: str | Path | TrainConfig | Mapping[str, Any],
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    *,
+    own_env: bool = False,
+) -> TrainConfig:
+    """Returns a checked config: a recipe with overrides.
+
+    Args:
+        recipe (str, Path, TrainConfig or dict): a recipe's name, the path of a YAML file, or
+            the settings themselves.
+        overrides (list of str, or dict): ``"learner.lr=1e-3"``, ``{"learner.lr": 1e-3}`` or
+            ``{"learner": {"lr": 1e-3}}``.
+        own_env (bool): the caller brings an environment, so ``env`` is not checked.
+
+    Raises:
+        ConfigError: an unknown recipe, key or value.
+        MissingExtraError: the world or a logging backend is not installed.
+        TrustError: the ``config.yaml`` of a stranger's run names a module to be imported.
+
+    Examples:
+        >>> load_config("toy_matrix_game_mappo", ["learner.lr=1e-3"]).learner.lr
+        0.001
+    """
+    config, *idle = _read(recipe, overrides)
+    if isinstance(recipe, (str, Path)) and Path(recipe).name == "config.yaml" and not own_env:
+        check_world(Path(recipe).parent, config.env)  # a run's, which may be somebody else's
+    validate(config, own_env=own_env)
+    for key, text in (pair for found in idle for pair in found.items()):
+        if not (own_env and key.startswith("env.")):
+            raise ConfigError(f"{text}; leave {key} out.")
+    return config
+
+
+def read_config(
+    recipe: str | Path | TrainConfig | Mapping[str, Any],
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+) -> TrainConfig:
+    """As :func:`load_config`: names and types are checked, values are not."""
+    config, inapplicable, _ = _read(recipe, overrides)
+    for key in inapplicable.keys() & flatten(_given(overrides)).keys():
+        raise ConfigError(f"{inapplicable[key]}; leave {key} out.")
+    return config
+
+
+def validate(config: TrainConfig, *, own_env: bool = False) -> None:
+    """Refuses values that are out of range, unknown, or do not fit together.
+
+    Args:
+        config (TrainConfig): what is to be run.
+        own_env (bool): the caller brings an environment, so ``env`` is not looked at.
+
+    Raises:
+        ConfigError: naming the setting, what was found, what was expected and the fix.
+        MissingExtraError: the world or a logging backend is not installed.
+
+    Examples:
+        >>> validate(TrainConfig(device="gpu"))
+        Traceback (most recent call last):
+            ...
+        torchrl_marl.errors.ConfigError: device is 'gpu', expected 'cpu', 'cuda' or 'cuda:1'; \
+use device=cpu.
+    """
+    check(config, skip=("env",) if own_env else ())
+    if not own_env:
+        check_world_name(config.env)
+
+
+class _Read(NamedTuple):
+    """A config, and in words what was given although it does not apply or nothing reads it."""
+
+    config: TrainConfig
+    inapplicable: dict[str, str]
+    unread: dict[str, str]
+
+
+def _read(
+    recipe: str | Path | TrainConfig | Mapping[str, Any],
+    overrides: Iterable[str] | Mapping[str, Any],
+) -> _Read:
+    own = _given(overrides)
+    base = _without_foreign_arguments(normalized(TrainConfig, _settings(recipe)), own)
+    read = _merged(base, own)
+    idle = (read.inapplicable | read.unread).keys() - flatten(own).keys()
+    if idle and own:
+        # What the recipe's algorithm or world reads and the chosen one does not.
+        before = _merged(base, {})
+        read = _merged(
+            _without(base, idle - before.inapplicable.keys() - before.unread.keys()), own
+        )
+    return read
+
+
+def _merged(base: dict[str, Any], own: dict[str, Any]) -> _Read:
+    reader = Reader(TrainConfig, hints=_scenario_hints(base, own))
+    config = reader.read(base, own)
+    config = dataclasses.replace(config, env=_found_from_anywhere(config.env))
+    return _Read(config, reader.inapplicable, unread(config))
+
+
+def _given(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(overrides, str):
+        overrides = [overrides]
+    own = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    return normalized(TrainConfig, own)
+
+
+def _without(settings: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Returns settings without those of dotted keys."""
+    nested = unfold(settings)
+    for key in keys:
+        *path, leaf = key.split(".")
+        inner = nested
+        for part in path:
+            inner = inner.get(part, {})
+        inner.pop(leaf, None)
+    return nested
+
+
+def save_config(config: TrainConfig, path: str | Path) -> None:
+    """Writes every setting as YAML, explained by comments; :func:`load_config` reads it back."""
+    with whole_file(Path(path)) as file:
+        file.write(to_yaml(config))
+
+
+def explain(config: TrainConfig | None = None) -> list[Setting]:
+    """Returns every setting: its dotted key, type, value and meaning.
+
+    Args:
+        config (TrainConfig, optional): whose values are given; otherwise the defaults.
+
+    Examples:
+        >>> explain()[1].key, explain()[1].default
+        ('seed', 0)
+    """
+    return list(settings_of(TrainConfig if config is None else config).values())
+
+
+def recipe_rows() -> list[tuple[str, str]]:
+    """Returns rows for ``torchrl-marl list recipes``: name, and what it trains."""
+    rows = []
+    for name in recipe_names():
+        recipe = read_config(name)
+        note = "  (default)" if name == DEFAULT_RECIPE else ""
+        frames = f"{recipe.total_frames:,} frames"
+        rows.append((name, f"{recipe.learner.algorithm} on {recipe.env.name}, {frames}{note}"))
+    return rows
+
+
+def _settings(recipe: str | Path | TrainConfig | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(recipe, TrainConfig):
+        return dataclasses.asdict(recipe)
+    if isinstance(recipe, Mapping):
+        return unfold(recipe)
+    path = Path(recipe)
+    if isinstance(recipe, str) and recipe in recipe_names():
+        path = _FOLDER / f"{recipe}.yaml"
+    elif path.suffix not in (".yaml", ".yml") and not os.path.exists(path):
+        names = recipe_names()
+        raise ConfigError(
+            f"unknown recipe {quoted(str(recipe))}; {nearest(str(recipe), names)}"
+            "`torchrl-marl list recipes` shows all, and the path of a YAML file will do, too."
+        )
+    return {"recipe": path.stem, **read_yaml(path)}
+
+
+def _without_foreign_arguments(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Another world than the recipe's takes neither its arguments nor its agents' names."""
+    before = {"env.library": EnvConfig.library, "env.name": EnvConfig.name}
+    before |= flatten(base)
+    after = before | flatten(own)
+    foreign: dict[str, Any] = {}
+    if after["env.library"] != before["env.library"]:
+        foreign["state"] = None
+    if foreign and ":" in str(after["env.library"]):
+        # It reads what its constructor names, and has no use for what the recipe's world needs.
+        kept = ("library", "name", "num_envs", "max_steps")
+        defaults = dataclasses.asdict(EnvConfig()).items()
+        foreign = {key: value for key, value in defaults if key not in kept} | foreign
+    if foreign or after["env.name"] != before["env.name"]:
+        foreign |= {"kwargs": {}, "group_map": {}}
+    return {**base, "env": {**base.get("env", {}), **foreign}} if foreign else base
+
+
+def _found_from_anywhere(env: EnvConfig) -> EnvConfig:
+    """With the whole paths of files, so that a run goes on from another folder, too."""
+    place, colon, kind = env.library.partition(":")
+    if colon:
+        place = os.path.abspath(place) if place.endswith(".py") else place
+        return dataclasses.replace(env, library=f"{place}:{kind}", name=kind)
+    if env.library == "vmas" and env.name.endswith(".py"):
+        return dataclasses.replace(env, name=os.path.abspath(env.name))
+    return env
+
+
+def _scenario_hints(base: dict[str, Any], own: dict[str, Any]) -> Iterator[str]:
+    """``env.kwargs.n_agents`` and the like, for whoever writes ``n_agents=4``."""
+    settings = flatten(base) | flatten(own)
+    name = str(settings.get("env.name", EnvConfig.name))
+    try:
+        if name in scenario_names():
+            for argument in sorted(scenario_arguments(name) or ()):
+                yield f"env.kwargs.{argument}"
+    except MissingExtraError:
+        return

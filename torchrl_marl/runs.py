@@ -1,0 +1,194 @@
+"""Runs: trained, iterated over, resumed, and drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchrl_marl.envs.make import OWN_LIMITS, split_name
+from torchrl_marl.envs.objects import as_environment, library_of
+from torchrl_marl.errors import ConfigError, WriteError, quoted
+from torchrl_marl.recipes import DEFAULT_RECIPE, load_config, read_config, validate
+from torchrl_marl.settings import flatten, shown, unfold
+from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.folder import check_folder
+from torchrl_marl.training.loggers import check_logging
+from torchrl_marl.training.origin import check_world
+
+if TYPE_CHECKING:
+    from torchrl.envs import EnvBase
+
+    from torchrl_marl.training.run import Run
+
+__all__ = ["check_device", "draw", "iterate", "resume", "train"]
+
+# What may change when a run is resumed: nothing of this has a part in what is learned from.
+_NOT_FIXED = ("total_frames", "stop_at_return", "evaluation.", "checkpoint.", "logging.")
+
+
+def train(
+    recipe: str | Path | TrainConfig | Mapping[str, Any] = DEFAULT_RECIPE,
+    *,
+    env: Any = None,
+    **overrides: Any,
+) -> Run:
+    """Trains a team and returns the run: its policy, its folder, its figures.
+
+    Args:
+        recipe (str, Path, TrainConfig or dict): a recipe's name, the path of a YAML file, or
+            the settings themselves.
+        env (EnvBase, world, str or dict, optional): what is played instead of the recipe's: an
+            environment; a world of PettingZoo or JaxMARL or what makes one, of which there are
+            then ``env.num_envs`` copies; a name, such as ``"vmas/wheel"``; or a dict that
+            overrides the recipe's ``env`` settings.
+        overrides: settings, such as ``seed=1``, ``learner={"lr": 1e-3}`` or
+            ``**{"learner.lr": 1e-3}``.
+
+    Raises:
+        UserError: what is asked for cannot be done; the message names the fix.
+
+    Examples:
+        >>> import torchrl_marl
+        >>> run = torchrl_marl.train("vmas_balance_mappo", seed=1)  # doctest: +SKIP
+        >>> run.summary["return_after"]  # doctest: +SKIP
+        41.2
+    """
+    config, env = _prepared(recipe, env, overrides)
+    from torchrl_marl.training import trainer
+
+    run = trainer.train(config, env=env)
+    draw(run.folder)
+    return run
+
+
+def iterate(
+    recipe: str | Path | TrainConfig | Mapping[str, Any] = DEFAULT_RECIPE,
+    *,
+    env: Any = None,
+    **overrides: Any,
+) -> Iterator[Any]:
+    """As :func:`train`, as a generator: yields after every iteration.
+
+    Settings are checked at the call, before the first iteration.
+    """
+    config, env = _prepared(recipe, env, overrides)
+    from torchrl_marl.training import trainer
+
+    return trainer.iterate(config, env=env)
+
+
+def resume(
+    folder: str | Path,
+    /,
+    *,
+    env: EnvBase | Mapping[str, Any] | None = None,
+    trust: bool = False,
+    **overrides: Any,
+) -> Run:
+    """Goes on with a run from its last checkpoint; one without a checkpoint begins anew.
+
+    Args:
+        folder (str or Path): the run's.
+        env (EnvBase, optional): for a run on an environment of one's own.
+        trust (bool): run the code that a run of somebody else's brings: its world's module, and
+            the pickled worlds of a PettingZoo run, whose episodes begin anew otherwise.
+        overrides: settings that change from now on, as ``config.yaml`` then says:
+            ``total_frames``, ``stop_at_return``, and those of ``evaluation``, ``checkpoint`` and
+            ``logging``. Linear schedules and ``unshare_at`` are those of a run of the new
+            ``total_frames``.
+
+    Raises:
+        UserError: what is asked for cannot be done; the message names the fix.
+    """
+    if isinstance(env, Mapping):
+        overrides, env = {**overrides, "env": env}, None
+    before = read_run_config(folder)
+    if env is None:
+        check_world(Path(folder), before.env, trust)
+    config = read_config(before, overrides)
+    old, new = flatten(dataclasses.asdict(before)), flatten(dataclasses.asdict(config))
+    fixed = [key for key in new if new[key] != old.get(key) and not key.startswith(_NOT_FIXED)]
+    if fixed:
+        raise ConfigError(
+            f"{fixed[0]} is {shown(new[fixed[0]])}, but the run has {shown(old.get(fixed[0]))}, "
+            "which stays; resuming may change total_frames, stop_at_return, evaluation.*, "
+            "checkpoint.* and logging.*. For anything else start another run."
+        )
+    if config != before:
+        validate(config, own_env=env is not None or config.env.library == "own")
+    check_device(config)
+    check_logging(config.logging)
+    from torchrl_marl.training import trainer
+
+    run = trainer.resume(Path(folder), env=env, config=config, trust=trust)
+    draw(run.folder)
+    return run
+
+
+def check_device(config: TrainConfig) -> None:
+    """Refuses a CUDA device that is not there; imports torch only where one is asked for.
+
+    Raises:
+        ConfigError: naming the devices that there are.
+    """
+    if not config.device.startswith("cuda"):
+        return
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = int(config.device.partition(":")[2] or 0)
+    if index >= count:
+        there = ", ".join(f"cuda:{i}" for i in range(count)) or "no CUDA device"
+        raise ConfigError(
+            f"device is {quoted(config.device)}, but torch finds {there} here; use device=cpu."
+        )
+
+
+def draw(folder: Path) -> None:
+    """Draws a run's learning curve into its folder, where matplotlib is installed."""
+    if importlib.util.find_spec("matplotlib") is not None:
+        from torchrl_marl.plotting import learning_curve
+
+        try:
+            learning_curve([folder], path=folder / "learning_curve.png")
+        except WriteError as error:  # the run is whole without its picture
+            warnings.warn(str(error), stacklevel=2)
+
+
+def _prepared(
+    recipe: str | Path | TrainConfig | Mapping[str, Any], env: Any, overrides: dict[str, Any]
+) -> tuple[TrainConfig, EnvBase | None]:
+    given, kind = None, None
+    if isinstance(env, Mapping):
+        overrides = {**overrides, "env": env}
+    elif isinstance(env, str):
+        overrides = {**_world_of(recipe, *split_name(env)), **overrides}
+    elif env is not None:
+        given, kind = env, library_of(env)
+        if kind is not None:
+            name = getattr(env, "__name__", type(env).__name__)
+            overrides = {**_world_of(recipe, kind, name), **overrides}
+        elif idle := [key for key in flatten(unfold(overrides)) if key.startswith("env.")]:
+            raise ConfigError(
+                f"{idle[0]} is given beside an environment that is built already; build it so, "
+                f"or leave {idle[0]} out."
+            )
+    built = given is not None and kind in (None, "isaaclab")
+    config = load_config(recipe, overrides, own_env=built)
+    check_device(config)
+    check_logging(config.logging)
+    check_folder(config)
+    return config, given if given is None else as_environment(given, config.env, config.device)
+
+
+def _world_of(
+    recipe: str | Path | TrainConfig | Mapping[str, Any], library: str, name: str
+) -> dict[str, Any]:
+    """Overrides for a world of a library, with its own time limit where it may have one."""
+    before = read_config(recipe).env.library
+    own_limit = {"env.max_steps": None} if library in OWN_LIMITS and library != before else {}
+    return {"env.library": library, "env.name": name, **own_limit}

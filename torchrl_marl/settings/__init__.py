@@ -1,0 +1,70 @@
+"""Settings, declared once: the fields of a frozen dataclass, with their types, rules and meanings.
+
+Reading, checking, help, YAML, JSON schema and errors follow from the fields.
+"""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.settings.checking import check, override, unread
+    from torchrl_marl.settings.fields import Setting, all_settings, settings_of, settings_within
+    from torchrl_marl.settings.files import parse_overrides, read_yaml, to_yaml
+    from torchrl_marl.settings.json_schema import json_schema
+    from torchrl_marl.settings.layers import flatten, merged, unfold
+    from torchrl_marl.settings.reading import Reader, normalized, overridden, read
+    from torchrl_marl.settings.renaming import tell_new_name
+    from torchrl_marl.settings.rules import (
+        AnyOf,
+        Arguments,
+        Count,
+        Each,
+        Formerly,
+        Matches,
+        OneOf,
+        Overrides,
+        Positive,
+        Range,
+        ReadWhere,
+        Rule,
+        Seed,
+        Share,
+        Tagged,
+        Variants,
+        Weight,
+    )
+    from torchrl_marl.settings.words import shown
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "checking": ["check", "override", "unread"],
+        "fields": ["Setting", "all_settings", "settings_of", "settings_within"],
+        "files": ["parse_overrides", "read_yaml", "to_yaml"],
+        "json_schema": ["json_schema"],
+        "layers": ["flatten", "merged", "unfold"],
+        "reading": ["Reader", "normalized", "overridden", "read"],
+        "renaming": ["tell_new_name"],
+        "rules": [
+            "AnyOf",
+            "Arguments",
+            "Count",
+            "Each",
+            "Formerly",
+            "Matches",
+            "OneOf",
+            "Overrides",
+            "Positive",
+            "Range",
+            "ReadWhere",
+            "Rule",
+            "Seed",
+            "Share",
+            "Tagged",
+            "Variants",
+            "Weight",
+        ],
+        "words": ["shown"],
+    },
+)

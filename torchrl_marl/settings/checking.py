@@ -1,0 +1,158 @@
+"""Checks of a config that was read: rules, what must fit together, and what nothing reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.settings.fields import Setting, settings_of, settings_within
+from torchrl_marl.settings.layers import flatten, unfold
+from torchrl_marl.settings.reading import overridden
+from torchrl_marl.settings.rules import Arguments, OneOf, Overrides, ReadWhere, Tagged
+from torchrl_marl.settings.words import shown
+
+__all__ = ["check", "override", "unread"]
+
+
+def check(config: Any, at: str = "", skip: Collection[str] = ()) -> None:
+    """Refuses values that a rule forbids, and settings that do not fit together.
+
+    The latter is what the ``check(at)`` of a dataclass says, where it has one; that of ``config``
+    itself is also given ``skip``, if there is something to skip.
+
+    Args:
+        config (dataclass): what was read.
+        at (str): what stands before the names in messages.
+        skip (collection of str): fields that are not looked at.
+
+    Raises:
+        ConfigError: naming the setting, what was found, what was expected and the fix.
+    """
+    known = {k: s for k, s in settings_within(type(config)).items() if k not in skip}
+    for name, setting in known.items():
+        value = getattr(config, name)
+        if not setting.is_section and value is not None:
+            _check_value(setting, f"{at}{name}", value)
+        if arguments := _typed_arguments(setting, config):
+            for key in arguments[1] & value.keys():
+                _check_value(arguments[1][key], f"{at}{name}.{key}", value[key])
+    for name, setting in known.items():
+        if setting.is_section:
+            check(getattr(config, name), f"{at}{name}.")
+        for group in getattr(config, name) if setting.note(Overrides) else ():
+            check(override(config, name, group), f"{at}{name}.{group}.")
+    fits = getattr(config, "check", None)
+    if fits is not None:
+        fits(at, skip) if skip else fits(at)
+
+
+def override(config: Any, field: str, name: str) -> Any:
+    """Returns the section of ``config`` that ``field`` overrides, as it is for ``name``.
+
+    Args:
+        config (dataclass): what was read.
+        field (str): a mapping of overrides, such as ``groups``.
+        name (str): one of its names; another has the section itself.
+    """
+    known = settings_within(type(config))
+    note = known[field].note(Overrides)
+    tagged = None if note is None else known[note.of].note(Tagged)
+    assert note is not None and tagged is not None
+    own = getattr(config, field).get(name) or {}
+    return overridden(tagged, getattr(config, note.of), own, f"{field}.{name}.")
+
+
+def unread(config: Any, at: str = "") -> dict[str, str]:
+    """Returns settings that differ from their defaults although nothing reads them.
+
+    What stands in a section that a mapping overrides may be read by any of those; what one of
+    them takes over from there is no setting of its own.
+
+    Args:
+        config (dataclass): what was read.
+        at (str): what stands before the names in messages.
+
+    Returns:
+        dict: dotted key -> the setting in words, and where it would be read.
+    """
+    found: dict[str, str] = {}
+    for name, setting in settings_within(type(config)).items():
+        value = getattr(config, name)
+        if overrides := setting.note(Overrides):
+            found = _unread_by_any(config, name, overrides.of, found, at)
+        elif setting.is_section:
+            found |= unread(value, f"{at}{name}.")
+            found |= _idle_within(config, setting, at)
+        elif _is_idle(config, setting, value, setting.default):
+            found[f"{at}{name}"] = _sentence(f"{at}{name}", value, setting, at)
+        if arguments := _typed_arguments(setting, config):
+            section, typed = arguments
+            found |= {
+                f"{at}{name}.{key}": _sentence(f"{at}{name}.{key}", value[key], one, f"{at}{name}.")
+                for key, one in typed.items()
+                if key in value and _is_idle(section, one, value[key], one.default)
+            }
+    return found
+
+
+def _unread_by_any(
+    config: Any, field: str, of: str, found: dict[str, str], at: str
+) -> dict[str, str]:
+    shared = {key: text for key, text in found.items() if key.startswith(f"{at}{of}.")}
+    found = {key: text for key, text in found.items() if key not in shared}
+    for name, own in getattr(config, field).items():
+        section, path = override(config, field, name), f"{at}{field}.{name}."
+        idle, known = unread(section, path), settings_of(section)
+        found |= {path + k: idle[path + k] for k in flatten(unfold(own or {})) if path + k in idle}
+        for key in list(shared):
+            inner = key.removeprefix(f"{at}{of}.")
+            if inner in known and path + inner not in idle:
+                del shared[key]
+    return found | shared
+
+
+def _idle_within(config: Any, setting: Setting, at: str) -> Iterator[tuple[str, str]]:
+    """What conditions on a section say of its settings."""
+    for where in setting.read_where():
+        section = getattr(config, setting.key)
+        for key in where.of:
+            default = settings_within(type(section))[key].default
+            value = getattr(section, key)
+            if value != default and not _holds(where, config):
+                path = f"{at}{setting.key}.{key}"
+                yield path, _sentence(path, value, setting, at)
+
+
+def _is_idle(config: Any, setting: Setting, value: Any, default: Any) -> bool:
+    conditions = setting.read_where()
+    return value != default and not all(_holds(where, config) for where in conditions)
+
+
+def _holds(where: ReadWhere, config: Any) -> bool:
+    rule = settings_within(type(config))[where.key].note(OneOf)
+    return where.holds(config, rule.word_of) if rule else where.holds(config)
+
+
+def _sentence(key: str, value: Any, setting: Setting, at: str) -> str:
+    where = " and ".join(where.in_words(at) for where in setting.read_where())
+    return f"{key} is {shown(value)}, which is read only where {where}"
+
+
+def _check_value(setting: Setting, key: str, value: Any) -> None:
+    for note in setting.notes:
+        misfit = getattr(note, "misfit", None)
+        text = None if misfit is None else misfit(key, value, setting.default)
+        if text is not None:
+            raise ConfigError(text)
+
+
+def _typed_arguments(setting: Setting, config: Any) -> tuple[Any, dict[str, Setting]] | None:
+    """The arguments that are typed, as a section and as settings."""
+    note = setting.note(Arguments)
+    schema = None if note is None else note.variants.schema(getattr(config, note.by))
+    if schema is None:
+        return None
+    known = settings_within(schema)
+    given = getattr(config, setting.key)
+    return schema(**{key: given[key] for key in known if key in given}), known

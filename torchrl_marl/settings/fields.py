@@ -1,0 +1,192 @@
+"""Fields of dataclasses as settings: name, type, rules, default and meaning of each."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import types
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from torchrl_marl.settings.rules import (
+    AnyOf,
+    Arguments,
+    Formerly,
+    OneOf,
+    ReadWhere,
+    Tagged,
+)
+
+__all__ = ["Setting", "all_settings", "settings_of", "settings_within", "with_words"]
+
+_Note = TypeVar("_Note")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One setting, or one section of settings.
+
+    Args:
+        key (str): dotted name.
+        kind (type): without ``None`` and without notes; a dataclass for a section.
+        default: its default, or its value where a config is explained.
+        help (str): its meaning.
+        optional (bool): whether it may be ``None``.
+        notes (tuple): what ``Annotated`` says of it: rules, and how it is read.
+    """
+
+    key: str
+    kind: Any
+    default: Any
+    help: str
+    optional: bool = False
+    notes: tuple[Any, ...] = ()
+
+    @property
+    def is_section(self) -> bool:
+        """Whether it holds settings of its own."""
+        return dataclasses.is_dataclass(self.kind)
+
+    @property
+    def words(self) -> Mapping[str, str]:
+        """Word -> meaning, where words are to be chosen among."""
+        rule = self.note(OneOf)
+        return {} if rule is None else rule.words
+
+    @property
+    def explanation(self) -> str:
+        """The meaning, and the words to choose among."""
+        if not self.words:
+            return self.help
+        number = "Any" if self.note(AnyOf) else "One"
+        return f"{self.help} {number} of {', '.join(self.words)}."
+
+    def note(self, kind: type[_Note]) -> _Note | None:
+        """Returns its note of a kind, or None."""
+        return next((note for note in self.notes if isinstance(note, kind)), None)
+
+    def read_where(self) -> list[ReadWhere]:
+        """Returns the conditions under which it is read."""
+        return [note for note in self.notes if isinstance(note, ReadWhere)]
+
+    def former_names(self) -> list[str]:
+        """Returns the names that it had in its section."""
+        return [n for note in self.notes if isinstance(note, Formerly) for n in note.names]
+
+
+_within: dict[type, dict[str, Setting]] = {}
+
+
+def settings_within(schema: type) -> dict[str, Setting]:
+    """Returns a dataclass's own fields by name; those of its sections are not among them."""
+    if schema not in _within:
+        _within[schema] = _read_fields(schema)
+    return _within[schema]
+
+
+def _read_fields(schema: Any) -> dict[str, Setting]:
+    hints, helps = get_type_hints(schema, include_extras=True), _strings_below(schema)
+    found = {}
+    for field in dataclasses.fields(schema):
+        kind, optional, notes = _taken_apart(hints[field.name])
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        found[field.name] = Setting(
+            field.name, kind, default, helps.get(field.name, ""), optional, notes
+        )
+    return found
+
+
+def settings_of(schema: Any) -> dict[str, Setting]:
+    """Returns all settings of a dataclass and of the sections in it, by their dotted names.
+
+    A section whose schema is chosen by a tag has the settings of its default, or those that a
+    config has.
+
+    Args:
+        schema (type or config): a dataclass whose fields are explained by the string below each;
+            or a config, whose values then take the place of the defaults.
+
+    Examples:
+        >>> from torchrl_marl.training.config import TrainConfig
+        >>> settings_of(TrainConfig)["learner.gamma"].help
+        'Discount.'
+    """
+    is_type = isinstance(schema, type)
+    found: dict[str, Setting] = {}
+    for name, setting in settings_within(schema if is_type else type(schema)).items():
+        if not is_type:
+            setting = dataclasses.replace(setting, default=getattr(schema, name))
+        if not setting.is_section:
+            found[name] = setting
+            continue
+        inner = type(setting.default) if is_type else setting.default
+        for key, one in with_words(setting, settings_of(inner)).items():
+            found[f"{name}.{key}"] = dataclasses.replace(one, key=f"{name}.{key}")
+    return found
+
+
+def all_settings(schema: type) -> dict[str, Setting]:
+    """Returns what :func:`settings_of` returns, and the settings of every other variant."""
+    found: dict[str, Setting] = {}
+    for name, setting in settings_within(schema).items():
+        if not setting.is_section:
+            found[name] = setting
+        for kind in _schemas_of(setting):
+            for key, one in with_words(setting, all_settings(kind)).items():
+                found.setdefault(f"{name}.{key}", dataclasses.replace(one, key=f"{name}.{key}"))
+    return found
+
+
+def _schemas_of(setting: Setting) -> Iterator[type]:
+    """The schemas that a section or a mapping of arguments may have, its default's first."""
+    if setting.is_section:
+        yield type(setting.default)
+    note: Tagged | Arguments | None = setting.note(Tagged) or setting.note(Arguments)
+    if note is not None:
+        schemas = (note.variants.schema(word) for word in note.variants.words())
+        yield from filter(None, schemas)
+
+
+def with_words(setting: Setting, inner: dict[str, Setting]) -> dict[str, Setting]:
+    """Returns the settings of a section, whose tag knows its words."""
+    note = setting.note(Tagged)
+    if note is None:
+        return inner
+    tag = inner[note.by]
+    return {**inner, note.by: dataclasses.replace(tag, notes=(OneOf(note.variants.words),))}
+
+
+def _taken_apart(hint: Any) -> tuple[Any, bool, tuple[Any, ...]]:
+    """``Annotated[int | None, x]`` -> ``(int, True, (x,))``."""
+    optional, notes = False, ()
+    while True:
+        if get_origin(hint) is Annotated:
+            hint, *more = get_args(hint)
+            notes = (*notes, *more)
+        elif get_origin(hint) in (Union, types.UnionType):
+            optional = True
+            hint = next(arg for arg in get_args(hint) if arg is not type(None))
+        else:
+            return hint, optional, notes
+
+
+def _strings_below(schema: type) -> dict[str, str]:
+    """The string below each field of a class and of those that it extends."""
+    found: dict[str, str] = {}
+    for cls in reversed(schema.__mro__[:-1]):
+        try:
+            source = textwrap.dedent(inspect.getsource(cls))
+        except (OSError, TypeError):  # typed into an interpreter
+            continue
+        body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
+        for node, below in zip(body, body[1:]):
+            if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+                continue
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                text = str(below.value.value).replace("``", "")
+                found[node.target.id] = " ".join(text.split())
+    return found

@@ -1,0 +1,148 @@
+"""Settings as texts: YAML files, ``key=value``, and YAML that explains every setting."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.settings.fields import Setting, settings_within, with_words
+from torchrl_marl.settings.layers import merged, unfold
+
+__all__ = ["parse_overrides", "read_yaml", "to_yaml"]
+
+# What a text of YAML may raise: tags that are none, numbers of 5,000 digits, a thousand brackets.
+_UNREADABLE = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError)
+_MOST_NODES = 100_000
+_FLOAT = re.compile(
+    r"""^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+        |[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+
+        |[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
+        |[-+]?\.(?:inf|Inf|INF)
+        |\.(?:nan|NaN|NAN))$""",
+    re.X,
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number, a date a text, and a key that stands twice a mistake."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"found duplicate key {twice}", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what :class:`_Loader` reads."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.yaml_implicit_resolvers = {
+        first: [
+            (tag, pattern) for tag, pattern in rules if not tag.endswith((":float", ":timestamp"))
+        ]
+        for first, rules in _kind.yaml_implicit_resolvers.items()
+    }
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
+    """Returns ``["learner.lr=1e-3"]`` as ``{"learner": {"lr": 0.001}}``; values are YAML.
+
+    Raises:
+        ConfigError: a text that is not ``key=value``.
+    """
+    nested: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not all(key.split(".")):
+            raise ConfigError(f"{quoted(text)} is no setting, expected key=value, such as seed=1.")
+        try:
+            nested = merged(nested, unfold({key: _loaded(value)}))
+        except _UNREADABLE:
+            raise ConfigError(
+                f"{key[:100]} is {quoted(value)}, expected a value as YAML writes it, such as 3, "
+                "true, null or [64,64]; check brackets and quotes."
+            ) from None
+    return nested
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Returns the mapping that a YAML file holds.
+
+    Raises:
+        ConfigError: a file that is missing, broken or holds something else.
+    """
+    if not path.is_file():
+        what = "a folder" if path.is_dir() else "not there"
+        raise ConfigError(f"{str(path)!r} is {what}, expected a YAML file; check the path.")
+    try:
+        read = _loaded(path.read_text(encoding="utf-8"))
+    except (*_UNREADABLE, OSError) as error:
+        reason = " ".join(str(getattr(error, "problem", None) or error).split())
+        mark = getattr(error, "problem_mark", None)
+        line = f" in line {mark.line + 1}" if mark else ""
+        raise ConfigError(
+            f"{str(path)!r} cannot be read as YAML{line}: {reason}; mend the file."
+        ) from None
+    if not isinstance(read, dict) or not read:
+        what = "no settings" if read is None or read == {} else "a list"
+        what = "a text" if isinstance(read, str) else what
+        raise ConfigError(f"{str(path)!r} holds {what}, expected settings such as 'seed: 0'.")
+    return {str(key): value for key, value in read.items()}
+
+
+def to_yaml(config: Any) -> str:
+    """Returns a config dataclass as complete YAML, each setting explained by a comment."""
+    return "\n".join(_lines(config, settings_within(type(config)), "")) + "\n"
+
+
+def _loaded(text: str) -> Any:
+    """What a text holds; a ValueError where aliases make it endless."""
+    value = yaml.load(text, _Loader)
+    waiting, n = [value], 0
+    while waiting:
+        one, n = waiting.pop(), n + 1
+        if n > _MOST_NODES:
+            raise ValueError(f"more than {_MOST_NODES:,} values")
+        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+    return value
+
+
+def _lines(config: Any, known: dict[str, Setting], indent: str) -> Iterator[str]:
+    for name, setting in known.items():
+        value, comment = getattr(config, name), setting.explanation
+        if setting.is_section:
+            yield f"{indent}{name}:  # {comment}"
+            inner = with_words(setting, settings_within(type(value)))
+            yield from _lines(value, inner, f"{indent}  ")
+        elif isinstance(value, dict) and value:
+            yield f"{indent}{name}:  # {comment}"
+            block = yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=sys.maxsize)
+            yield from (f"{indent}  {line}" for line in block.splitlines())
+        else:
+            yield f"{indent}{name}: {_inline(value)}  # {comment}"
+
+
+def _inline(value: Any) -> str:
+    """A value in one line of YAML."""
+    if isinstance(value, str) and not value.isprintable():
+        return json.dumps(value)
+    text = yaml.dump(
+        value, Dumper=_Dumper, default_flow_style=True, width=sys.maxsize, allow_unicode=True
+    )
+    return text.removesuffix("...\n").strip()

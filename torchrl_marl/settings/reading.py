@@ -1,0 +1,350 @@
+"""From layers of plain values to a config: names and types are checked, rules are not yet."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar, get_origin
+
+from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.settings.conversion import UNFIT, converted, plain
+from torchrl_marl.settings.fields import Setting, all_settings, settings_of, settings_within
+from torchrl_marl.settings.layers import WORD, flatten, merged, unfold
+from torchrl_marl.settings.renaming import with_new_names
+from torchrl_marl.settings.rules import Arguments, OneOf, Overrides, Tagged, Variants
+from torchrl_marl.settings.words import expectation, listed, shown, unknown_setting
+
+__all__ = ["Reader", "normalized", "overridden", "read"]
+
+T = TypeVar("T")
+
+
+def read(schema: type[T], *layers: Mapping[str, Any], at: str = "", hints: Iterable[str] = ()) -> T:
+    """Returns a schema's defaults, overridden by one layer after the other.
+
+    Args:
+        schema (type): a dataclass.
+        layers (mapping): nested, or with dotted keys, or both.
+        at (str): what comes before the keys in messages, such as ``"groups.agents."``.
+        hints (iterable of str): further names to suggest instead of an unknown one.
+
+    Raises:
+        ConfigError: an unknown setting, one that does not apply, or a value of a wrong type.
+
+    Examples:
+        >>> from torchrl_marl.training.config import TrainConfig
+        >>> read(TrainConfig, {"seed": 1}, {"learner.lr": 1e-3}).learner.lr
+        0.001
+    """
+    reader = Reader(schema, at, hints)
+    config = reader.read(*layers)
+    for key, text in reader.inapplicable.items():
+        raise ConfigError(f"{text}; leave {key} out.")
+    return config
+
+
+def normalized(schema: type, layer: Mapping[str, Any], *, told: bool = True) -> dict[str, Any]:
+    """Returns a layer nested, under today's names, each section's plain word in its place.
+
+    Args:
+        schema (type): a dataclass.
+        layer (mapping): nested, or with dotted keys, or both.
+        told (bool): whether former names are warned of.
+
+    Examples:
+        >>> from torchrl_marl.training.config import TrainConfig
+        >>> normalized(TrainConfig, {"learner": "ippo", "learner.lr": 1e-3})
+        {'learner': {'algorithm': 'ippo', 'lr': 0.001}}
+    """
+    return with_new_names(schema, _words_in_place(schema, unfold(layer)), told=told)
+
+
+def overridden(note: Tagged, base: Any, own: Mapping[str, Any], at: str = "") -> Any:
+    """Returns a section's settings with some that differ, by whose tag the schema is chosen.
+
+    Settings of ``base`` that the chosen schema does not have are left out.
+
+    Args:
+        note (Tagged): how the schema is chosen.
+        base (config): the section.
+        own (mapping): what differs.
+        at (str): as in :func:`read`.
+
+    Raises:
+        ConfigError: an unknown setting or a value of a wrong type.
+    """
+    own = unfold(own)
+    schema = _schema(note, own.get(note.by, getattr(base, note.by)), f"{at}{note.by}")
+    known = settings_of(schema)
+    values = {key: one.default for key, one in settings_of(base).items() if key in known}
+    return read(schema, values, own, at=at)
+
+
+class Reader:
+    """Reads layers of settings.
+
+    Args:
+        schema, at, hints: as in :func:`read`.
+
+    After :meth:`read`, ``inapplicable`` holds what was given although the chosen algorithm or
+    library does not have it: dotted key -> the beginning of a sentence. The config goes without.
+    """
+
+    def __init__(self, schema: type[T], at: str = "", hints: Iterable[str] = ()) -> None:
+        self.schema, self.at, self.hints = schema, at, hints
+        self.inapplicable: dict[str, str] = {}
+        self._layer: dict[str, Any] = {}
+        self._foreign: dict[str, dict[str, Any]] = {}  # section -> settings of other variants
+
+    def read(self, *layers: Mapping[str, Any], told: bool = True) -> Any:
+        """Returns the config.
+
+        Args:
+            layers (mapping): nested, or with dotted keys, or both.
+            told (bool): whether former names are warned of.
+        """
+        try:
+            for layer in layers:
+                self._layer = merged(self._layer, normalized(self.schema, layer, told=told))
+            return self._section(self.schema, self._layer, "")
+        except RecursionError:
+            raise ConfigError("settings are nested too deeply; check their brackets.") from None
+
+    def _section(self, schema: type, layer: Mapping[str, Any], path: str) -> Any:
+        known = settings_within(schema)
+        values = {}
+        for name in layer:
+            if name not in known:
+                raise self._unknown(next(iter(flatten({f"{path}{name}": layer[name]}))))
+        for name, setting in known.items():
+            if name not in layer:
+                continue
+            value, key = layer[name], f"{path}{name}"
+            if setting.is_section:
+                values[name] = self._subsection(setting, value, key)
+            elif overrides := setting.note(Overrides):
+                base = values.get(overrides.of, known[overrides.of].default)
+                values[name] = self._overrides(setting, value, key, base, known[overrides.of])
+            else:
+                values[name] = self._leaf(setting, value, key)
+        for name, setting in known.items():
+            if arguments := setting.note(Arguments):
+                word = values.get(arguments.by, known[arguments.by].default)
+                given = values.get(name, setting.default)
+                values[name] = self._arguments(arguments, word, given, f"{path}{name}.")
+        return schema(**values)
+
+    def _subsection(self, setting: Setting, layer: Any, key: str) -> Any:
+        if not isinstance(layer, Mapping):
+            example = next(iter(settings_within(type(setting.default))))
+            raise ConfigError(
+                f"{self.at}{key} is {shown(layer)}, expected settings under it; "
+                f"set one of them, such as {self.at}{key}.{example}."
+            )
+        note = setting.note(Tagged)
+        if note is None:
+            return self._section(type(setting.default), layer, f"{key}.")
+        word = layer.get(note.by, getattr(setting.default, note.by))
+        schema = _schema(note, self._given(word, f"{key}.{note.by}"), f"{self.at}{key}.{note.by}")
+        layer, foreign = _applicable(note.variants, schema, layer)
+        self._foreign[key] = foreign
+        self._refuse(note, foreign, f"{key}.", f"{key}.{note.by}")
+        return self._section(schema, layer, f"{key}.")
+
+    def _overrides(self, setting: Setting, layer: Any, key: str, base: Any, of: Setting) -> Any:
+        if not isinstance(layer, Mapping):
+            raise self._wrong(setting, layer, key)
+        note, read = of.note(Tagged), {}
+        overrides = setting.note(Overrides)
+        assert note is not None and overrides is not None
+        for name, own in layer.items():
+            own = {} if own is None else own
+            at = f"{key}.{name}."
+            if not isinstance(own, Mapping):
+                raise ConfigError(
+                    f"{self.at}{key}.{name} is {quoted(own)}, expected settings under it; "
+                    f"set one of them, such as {self.at}{at}{overrides.example}."
+                )
+            own = self._given(own, f"{key}.{name}")
+            schema = _schema(
+                note, own.get(note.by, getattr(base, note.by)), f"{self.at}{at}{note.by}"
+            )
+            own, foreign = _applicable(note.variants, schema, own)
+            self._refuse(note, foreign, at, f"{at}{note.by}")
+            own = merged(self._of_another(overrides.of, settings_of(schema)), own)
+            config = Reader(schema, f"{self.at}{at}")._section(schema, own, "")
+            typed = settings_of(config)
+            read[name] = unfold({key: typed[key].default for key in flatten(own, stop=typed)})
+        return read
+
+    def _of_another(self, section: str, known: Mapping[str, Setting]) -> dict[str, Any]:
+        """What stands in a section for the groups that have another algorithm."""
+        found = {}
+        for key, value in self._foreign.get(section, {}).items():
+            if key in known:
+                self.inapplicable.pop(f"{self.at}{section}.{key}", None)
+                if converted(known[key].kind, value) != known[key].default:
+                    found[key] = value
+        return unfold(found)
+
+    def _arguments(self, note: Arguments, word: Any, given: Any, path: str) -> dict[str, Any]:
+        schema = note.variants.schema(word)
+        known = {} if schema is None else settings_within(schema)
+        return {
+            name: self._leaf(known[name], value, f"{path}{name}") if name in known else value
+            for name, value in given.items()
+        }
+
+    def _refuse(self, note: Tagged, foreign: Mapping[str, Any], path: str, tag: str) -> None:
+        """Notes settings that only other variants have."""
+        for key, value in foreign.items():
+            words = [word for word, known in _variants(note.variants) if key in known]
+            self.inapplicable[f"{self.at}{path}{key}"] = (
+                f"{self.at}{path}{key} is {shown(value)}, which is read only where "
+                f"{self.at}{tag} is {listed(words)}"
+            )
+
+    def _leaf(self, setting: Setting, value: Any, key: str) -> Any:
+        value = self._given(value, key)
+        if value is None and setting.optional:
+            return None
+        fit = converted(setting.kind, value)
+        if fit is not UNFIT:
+            return fit
+        if isinstance(value, Mapping):
+            if get_origin(setting.kind) is dict:
+                raise self._unreadable(value, key)
+            raise self._unknown(f"{key}.{next(iter(value), '')}")
+        raise self._wrong(setting, value, key)
+
+    def _given(self, value: Any, key: str) -> Any:
+        """A value as plain Python, with the settings that it names put in."""
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+            value = value.tolist()
+        if isinstance(value, str) and "${" in value:
+            return self._interpolated(value, key, ())
+        if isinstance(value, Mapping):
+            return {name: self._given(x, f"{key}.{name}") for name, x in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._given(x, key) for x in value]
+        return value
+
+    def _interpolated(self, text: str, key: str, seen: tuple[str, ...]) -> Any:
+        """``${seed}`` in a text is the value of another setting."""
+
+        def value_of(name: str) -> Any:
+            value: Any = self._layer
+            for part in name.split("."):
+                value = value.get(part, UNFIT) if isinstance(value, Mapping) else UNFIT
+            known = all_settings(self.schema)
+            if value is UNFIT and name in known:
+                value = known[name].default
+            if value is UNFIT or isinstance(value, (Mapping, list)) or name in seen:
+                raise ConfigError(
+                    f"{self.at}{key}: Interpolation key {quoted(name)} not found; "
+                    "name a setting as ${seed} does."
+                )
+            if isinstance(value, str) and "${" in value:
+                return self._interpolated(value, key, (*seen, name))
+            return value
+
+        if whole := re.fullmatch(r"\$\{([^{}$]+)\}", text):
+            return value_of(whole[1])
+        put = re.sub(r"\$\{([^{}$]+)\}", lambda match: str(value_of(match[1])), text)
+        if "${" in put:
+            raise ConfigError(
+                f"{self.at}{key} is {quoted(text)}, expected a setting's name between braces, "
+                "as in ${seed}."
+            )
+        return put
+
+    def _unknown(self, key: str) -> ConfigError:
+        known = [*all_settings(self.schema), *self.hints]
+        return ConfigError(unknown_setting(key, known, self.at))
+
+    def _wrong(self, setting: Setting, value: Any, key: str) -> ConfigError:
+        default = setting.default
+        example = "" if default in (None, {}, []) else f", such as {shown(default)}"
+        expected = expectation(setting.kind, setting.optional)
+        return ConfigError(f"{self.at}{key} is {shown(value)}, expected {expected}{example}.")
+
+    def _unreadable(self, value: Mapping[str, Any], key: str) -> ConfigError:
+        """Names the first thing in a mapping that YAML cannot hold."""
+        inside, wrong = next(
+            ((k, x) for k, x in flatten(value).items() if plain(x) is UNFIT), (key, value)
+        )
+        return ConfigError(
+            f"{self.at}{key}.{inside} cannot be read ({quoted(wrong)}); "
+            "expected numbers, texts, true, false, null, and lists or dicts of such."
+        )
+
+
+def _schema(note: Tagged, word: Any, key: str) -> type:
+    """The schema of a word.
+
+    Raises:
+        ConfigError: the word is unknown.
+    """
+    schema = note.variants.schema(word) if isinstance(word, str) else None
+    if schema is None:
+        raise ConfigError(OneOf(note.variants.words).misfit(key, word, None))
+    return schema
+
+
+def _variants(variants: Variants) -> Iterator[tuple[str, dict[str, Setting]]]:
+    """Every word that has a schema, with its settings."""
+    for word in variants.words():
+        schema = variants.schema(word)
+        if schema is not None:
+            yield word, settings_of(schema)
+
+
+def _applicable(
+    variants: Variants, schema: type, layer: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings that a schema has or that none has, and flat those that only others have.
+
+    What another has by default says nothing, and is left out.
+    """
+    known = settings_of(schema)
+    flat = flatten(layer, stop=known)
+    strange = [key for key in flat if key not in known]
+    if not strange:
+        return dict(layer), {}
+    foreign = {}
+    others = [settings for _, settings in _variants(variants)]
+    for key in strange:
+        having = [settings[key] for settings in others if key in settings]
+        if having:
+            value = flat.pop(key)
+            if all(converted(one.kind, value) != one.default for one in having):
+                foreign[key] = value
+    return unfold(flat), foreign
+
+
+def _words_in_place(schema: type, layer: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer in which the plain word of a section is the value of the section's first setting."""
+    placed = dict(layer)
+    for name, setting in settings_within(schema).items():
+        value = placed.get(name)
+        if setting.is_section:
+            placed |= {name: _worded(type(setting.default), value)} if name in placed else {}
+        elif (overrides := setting.note(Overrides)) and isinstance(value, Mapping):
+            of = type(settings_within(schema)[overrides.of].default)
+            placed[name] = {group: _worded(of, own) for group, own in value.items()}
+    return placed
+
+
+def _worded(schema: type, value: Any) -> Any:
+    first = next(iter(settings_within(schema)))
+    if isinstance(value, str):
+        return {first: value}
+    if not isinstance(value, Mapping):
+        return value
+    value = dict(value)
+    if WORD in value:
+        value = {first: value.pop(WORD), **value}
+    return _words_in_place(schema, value)

@@ -1,0 +1,77 @@
+"""Settings in words: values, types, and unknown names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, get_origin
+
+from torchrl_marl.errors import closest, quoted
+
+__all__ = ["expectation", "listed", "shown", "unknown_setting"]
+
+_TYPES = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    list[int]: "a list of integers",
+    list[str]: "a list of texts",
+}
+
+
+def shown(value: Any) -> str:
+    """Returns a value as YAML writes it: ``null``, ``true``, ``'text'``; cut where it is long.
+
+    Examples:
+        >>> shown(None), shown(True), shown("a"), shown([1, 2])
+        ('null', 'true', "'a'", '[1, 2]')
+    """
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else quoted(value)
+
+
+def listed(words: Iterable[str]) -> str:
+    """Returns words as they stand in a sentence.
+
+    Examples:
+        >>> listed(["a", "b", "c"]), listed(["a"])
+        ('a, b or c', 'a')
+    """
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def expectation(kind: Any, optional: bool = False) -> str:
+    """Returns a type in words: ``"an integer"``, ``"a number or null"``."""
+    text = _TYPES.get(kind, "key: value pairs" if get_origin(kind) is dict else str(kind))
+    return f"{text} or null" if optional else text
+
+
+def unknown_setting(key: str, known: Iterable[str], at: str = "") -> str:
+    """Returns that a setting is unknown, with the known ones that may be meant.
+
+    Args:
+        key (str): as it was given.
+        known (iterable of str): dotted names of all settings.
+        at (str): what stands before the names in messages, such as ``"groups.agents."``.
+
+    Examples:
+        >>> unknown_setting("gama", ["learner.gamma", "seed"])[:52]
+        "unknown setting 'gama'; did you mean 'learner.gamma'"
+    """
+    known = list(known)
+    inside, _, leaf = key.rpartition(".")
+    if inside in known:
+        names = [inside]
+    else:
+        leaves = {name: name.rpartition(".")[2] for name in known}
+        near = leaf if leaf in leaves.values() else closest(leaf, leaves.values())
+        names = [name for name in known if leaves[name] == near]
+        names = difflib.get_close_matches(key[:100], names, n=1, cutoff=0.85) or names
+    meant = " or ".join(repr(f"{at}{name}") for name in names[:3])
+    suggestion = f"did you mean {meant}? " if meant else ""
+    return (
+        f"unknown setting {quoted(at + key)}; {suggestion}`torchrl-marl list settings` shows all."
+    )
