@@ -1,13 +1,17 @@
-"""Every recipe is complete, loads, and runs one iteration."""
+"""Every recipe holds what differs, means what it meant, loads, and runs one iteration."""
 
+import json
 import math
 import re
+import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 import torchrl_marl
 from torchrl_marl.recipes import load_config, read_config, recipe_names
-from torchrl_marl.settings import flatten, read_yaml, settings_of
+from torchrl_marl.settings import flatten, settings_of
 from torchrl_marl.training.config import TrainConfig
 
 EXPECTED = {
@@ -30,22 +34,32 @@ EXPECTED = {
     *(f"jaxmarl_{world}_mappo" for world in ("smax_3m", "smax_2s3z", "simple_spread")),
     "jaxmarl_overcooked_cramped_room_ippo",
 }
-FREE = ("env.kwargs", "env.group_map", "groups")
-# What some ways of sharing need, and share_params, which is another word for two of them.
-DETAILS = {
-    f"learner.{network}.{key}"
-    for network in ("actor", "critic")
-    for key in (
-        *("sharing_index", "agent_id", "agent_id_size", "mask_ratio", "mask_seed"),
-        *("n_clusters", "clustering_frames", "share_params"),
-    )
-}
+GOLDEN = Path(__file__).with_name("recipes.json")
+WRITE = "python test/test_recipes.py --write"
 
 
-def recipe_file(name):
-    from torchrl_marl import recipes
+def effective():
+    """Every recipe -> section -> every setting in it with its value."""
+    found = {}
+    for name in recipe_names():
+        sections = found[name] = {}
+        for key, setting in settings_of(read_config(name)).items():
+            section, _, leaf = key.rpartition(".")
+            sections.setdefault(section, {})[leaf] = setting.default
+    return found
 
-    return next(recipes._FOLDER.glob(f"{name}.yaml"))
+
+def golden_text(recipes):
+    """A line a section, so that a change is seen where it is."""
+    blocks = []
+    for name, sections in recipes.items():
+        lines = [f"    {json.dumps(key)}: {json.dumps(value)}" for key, value in sections.items()]
+        blocks.append(f"  {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n  }")
+    return "{\n" + ",\n".join(blocks) + "\n}\n"
+
+
+def recipe_text(name):
+    return (Path(torchrl_marl.__file__).parent / "configs" / f"{name}.yaml").read_text()
 
 
 def needs(name):
@@ -66,11 +80,27 @@ def test_the_recipes_that_are_promised_are_there():
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_recipe_spells_out_every_setting(name):
-    written = read_yaml(recipe_file(name))
-    keys = {next((free for free in FREE if key.startswith(free)), key) for key in flatten(written)}
-    assert keys | DETAILS == set(settings_of(TrainConfig)) | DETAILS
-    assert written["recipe"] == name
+def test_effective_settings_of_a_recipe_stay(name):
+    """However little a recipe says, what it means changes on purpose only."""
+    kept = json.loads(GOLDEN.read_text())
+    now = json.loads(json.dumps(effective()[name]))
+    assert now == kept.get(name), f"if this change is meant, write it down: {WRITE}"
+
+
+def test_every_golden_recipe_is_there():
+    assert list(json.loads(GOLDEN.read_text())) == recipe_names(), f"write it down: {WRITE}"
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipe_holds_only_what_differs_and_says_what_it_is(name):
+    known, text = settings_of(TrainConfig), recipe_text(name)
+    written = flatten(yaml.safe_load(text), stop=known)
+    same = [key for key, value in written.items() if value == known[key].default]
+    assert same == [], "these are the defaults: leave them out"
+    assert "recipe" not in written  # it is called as its file is
+    comments = [line for line in text.splitlines() if line.startswith("# ")]
+    assert sum(map(len, comments)) > 50
+    assert 5 <= len(text.splitlines()) - len(comments) <= 25
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -112,3 +142,9 @@ def test_recipe_runs_one_iteration(name, tmp_path):
     assert header.startswith("iteration,frames,agent_frames,seconds,frames_per_second")
     assert len(rows) == 1
     assert load_config(run.folder / "config.yaml").recipe == name
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        raise SystemExit(f"usage: {WRITE}")
+    GOLDEN.write_text(golden_text(effective()))
