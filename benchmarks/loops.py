@@ -110,7 +110,7 @@ class TrainLoop(Loop):
 
     def __init__(self, config: TrainConfig) -> None:
         from torchrl_marl.recipes import load_config
-        from torchrl_marl.training.trainer import Training
+        from torchrl_marl.training.start import start_training
 
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
@@ -120,7 +120,7 @@ class TrainLoop(Loop):
             "checkpoint.every_iterations": 0,
             "threads": None,
         }
-        self.training = Training.start(load_config(config, overrides), None)
+        self.training = start_training(load_config(config, overrides), None)
         self.policy = self.training.policy
 
     def iterate(self) -> None:

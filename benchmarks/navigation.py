@@ -98,7 +98,7 @@ def read(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 def run_ours(seed: int, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Trains one seed of the recipe, evaluated as BenchMARL's script does it."""
     from torchrl_marl.recipes import load_config
-    from torchrl_marl.training.trainer import Training
+    from torchrl_marl.training.start import start_training
 
     print(f"torchrl_marl, seed {seed} ...", file=sys.stderr)
     overrides = {
@@ -109,7 +109,7 @@ def run_ours(seed: int, folder: Path, args: argparse.Namespace) -> dict[str, Any
         "logging.progress": False,
         "checkpoint.every_iterations": 0,
     }
-    training = Training.start(load_config(args.recipe, overrides), None)
+    training = start_training(load_config(args.recipe, overrides), None)
     measure = evaluation(training.config.env, args.episodes)
     curve = [{"frames": 0, **measure(training.policy), "seconds_training": 0.0}]
     while not training.done:

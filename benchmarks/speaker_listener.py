@@ -84,7 +84,7 @@ def train_agilerl(seed: int, path: Path, python: Path, args: argparse.Namespace)
 def train_ours(seed: int, path: Path, recipe: str, args: argparse.Namespace) -> None:
     """Trains one seed of a recipe, evaluated as AgileRL's script does it."""
     from torchrl_marl.recipes import load_config
-    from torchrl_marl.training.trainer import Training
+    from torchrl_marl.training.start import start_training
 
     with tempfile.TemporaryDirectory() as folder:
         overrides = {
@@ -94,7 +94,7 @@ def train_ours(seed: int, path: Path, recipe: str, args: argparse.Namespace) -> 
             "logging.progress": False,
             "checkpoint.every_iterations": 0,
         }
-        training = Training.start(load_config(recipe, overrides), None)
+        training = start_training(load_config(recipe, overrides), None)
         measure = measuring(training, Episodes(args.episodes, EVALUATION_SEED))
         curve = [measure()]
         while not training.done:

@@ -15,7 +15,8 @@ from torchrl_marl.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from torchrl_marl.training.trainer import Training, resume
+from torchrl_marl.training.start import resume_training
+from torchrl_marl.training.trainer import resume
 
 STATE = {"iteration": 1, "weights": {"w": torch.arange(3.0)}, "nested": [1, "a", None, 2.5]}
 
@@ -228,7 +229,7 @@ def test_foreign_contents_are_one_sentence(tmp_path, trained, kind):
         save_checkpoint(folder, 1, {}, keep=1)
         torch.save(with_other(state, path, FOREIGN[kind]), latest_checkpoint(folder))
         try:
-            training = Training.resume(folder, None)
+            training = resume_training(folder, None)
         except UserError as error:
             told += 1
             assert "\n" not in str(error), path

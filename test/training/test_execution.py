@@ -12,7 +12,7 @@ from torchrl_marl.errors import ConfigError, GraphCheckError, NonFiniteError, Sp
 from torchrl_marl.recipes import load_config, validate
 from torchrl_marl.specs import AgentSpec
 from torchrl_marl.training import resume, train
-from torchrl_marl.training.trainer import Training
+from torchrl_marl.training.start import start_training
 
 SCENARIO = {"library": "vmas", "name": "dropout", "kwargs": {"n_agents": 2}, "info": False}
 
@@ -35,7 +35,7 @@ def test_a_world_without_chance_trains_as_it_does_eagerly(tmp_path):
 @pytest.mark.parametrize("recipe", ["vmas_balance_mappo", "toy_arena_mappo"])
 def test_stop_and_resume_is_going_on(recipe, tmp_path):
     whole = train(config_of(tmp_path / "whole", recipe=recipe))
-    training = Training.start(config_of(tmp_path / "parts", recipe=recipe), None)
+    training = start_training(config_of(tmp_path / "parts", recipe=recipe), None)
     training.begin()
     for _ in range(3):
         training.step()
@@ -48,7 +48,7 @@ def test_stop_and_resume_is_going_on(recipe, tmp_path):
 
 def test_a_run_goes_on_with_another_execution(tmp_path):
     config = config_of(tmp_path / "run")
-    training = Training.start(config, None)
+    training = start_training(config, None)
     training.step()
     training.save()
     training.close()
@@ -59,7 +59,7 @@ def test_a_run_goes_on_with_another_execution(tmp_path):
 
 
 def test_nothing_waits_between_the_start_of_a_batch_and_its_metrics(tmp_path):
-    training = Training.start(config_of(tmp_path / "run"), None)
+    training = start_training(config_of(tmp_path / "run"), None)
     training.step()
     [learner] = training.learners
     with count_syncs() as syncs:
@@ -91,7 +91,7 @@ class Poisoned(MarlEnv):
 
 
 def test_nan_inside_a_graph_is_named(tmp_path):
-    training = Training.start(config_of(tmp_path / "run", recipe="toy_arena_mappo"), Poisoned(8))
+    training = start_training(config_of(tmp_path / "run", recipe="toy_arena_mappo"), Poisoned(8))
     training.step()
     training.step()
     with pytest.raises(NonFiniteError, match=r"\('rover', 'observation'\) of the environment"):
@@ -107,7 +107,7 @@ class Careful(Poisoned):
 
 
 def test_an_assert_of_the_world_is_named(tmp_path):
-    training = Training.start(config_of(tmp_path / "run", recipe="toy_arena_mappo"), Careful(8))
+    training = start_training(config_of(tmp_path / "run", recipe="toy_arena_mappo"), Careful(8))
     training.step()
     training.step()
     with pytest.raises(GraphCheckError, match=r"assert \(self.age < 23\).*test_execution.py"):

@@ -89,7 +89,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_begins_anew(again, tmp_pa
 
 
 def test_a_start_that_cannot_be_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(Training, "_open", lambda self: power_cut())
+    monkeypatch.setattr(Training, "open", lambda self: power_cut())
     with pytest.raises(RuntimeError):
         train(at(tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []

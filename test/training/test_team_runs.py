@@ -11,7 +11,8 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners import RandomPlayers
 from torchrl_marl.recipes import validate
 from torchrl_marl.training import Run, iterate, train
-from torchrl_marl.training.trainer import Training, resume
+from torchrl_marl.training.start import resume_training
+from torchrl_marl.training.trainer import resume
 
 COMM = {"num_adversaries": 2, "num_good_agents": 1, "num_food": 1, "num_forests": 1}
 
@@ -78,7 +79,7 @@ def test_twice_the_same(tmp_path):
 
 def test_a_random_group_learns_nothing(tmp_path):
     run = train(at(WORLDS["one random"](), tmp_path / "run"))
-    training = Training.resume(tmp_path / "run", None)
+    training = resume_training(tmp_path / "run", None)
     assert [type(x) is RandomPlayers for x in training.learners] == [False, True]
     learned = {key.split("/")[0] for row in table(run.folder / "metrics.csv") for key in row}
     assert {"agents_0", "agents_1"} <= learned

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import re
 import time
 import uuid
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +22,7 @@ from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError
 from torchrl_marl.training.config import LoggingConfig
 from torchrl_marl.training.files import whole_file
 
-__all__ = ["BACKENDS", "Backend", "check_logging", "open_backend"]
+__all__ = ["BACKENDS", "Backend", "Loggers", "check_logging", "open_backend"]
 
 
 class Backend(Protocol):
@@ -177,3 +179,57 @@ class _MlflowRun:
 
 BACKENDS = {"tensorboard": _open_tensorboard, "wandb": _open_wandb, "mlflow": _open_mlflow}
 """Name of a backend -> what opens it."""
+
+
+class Loggers:
+    """Backends such as TensorBoard, all fed at once.
+
+    One that fails in mid-run is left out from then on, with a warning: ``metrics.csv`` has it all.
+
+    Args:
+        config (LoggingConfig): which.
+        folder (Path): the run folder; where it has logged before, that goes on.
+
+    Raises:
+        MissingExtraError: a backend that is not installed.
+        ConfigError: a backend that refuses.
+    """
+
+    def __init__(self, config: LoggingConfig, folder: Path) -> None:
+        self.backends: dict[str, Backend] = {}
+        try:
+            for name in dict.fromkeys(config.backends):
+                self.backends[name] = open_backend(name, config, folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def log(self, metrics: Mapping[str, Any], frames: int) -> None:
+        """Sends the finite ones."""
+        finite = {
+            name: value
+            for name, value in metrics.items()
+            if isinstance(value, (int, float)) and math.isfinite(value)
+        }
+        for name, backend in list(self.backends.items()):
+            try:
+                backend.log_metrics(finite, step=frames)
+            except Exception as error:
+                del self.backends[name]
+                warnings.warn(_left_out(name, error), stacklevel=2)
+
+    def close(self) -> None:
+        """Writes what is left, and ends all backends."""
+        while self.backends:
+            name, backend = self.backends.popitem()
+            try:
+                backend.shutdown()
+            except Exception as error:
+                warnings.warn(_left_out(name, error), stacklevel=2)
+
+
+def _left_out(name: str, error: Exception) -> str:
+    return (
+        f"logging backend {name!r} failed ({type(error).__name__}: {error}) and is left out from "
+        "here; metrics.csv has all that it lacks."
+    )

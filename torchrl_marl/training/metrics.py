@@ -1,35 +1,26 @@
-"""Metrics: episodes as they end, rows of a CSV file, what goes to other loggers.
+"""Metrics of batches: episodes as they end, agent frames, values that are not finite.
 
 Shapes: E envs, T steps, N agents of a group.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from torchrl_marl.errors import CheckpointError, NonFiniteError, SpecError
+from torchrl_marl.errors import NonFiniteError, SpecError
 from torchrl_marl.functional import masked_mean
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.stacking import Padding
 from torchrl_marl.training.births import Births
-from torchrl_marl.training.config import LoggingConfig
-from torchrl_marl.training.files import append, whole_file
-from torchrl_marl.training.loggers import Backend, open_backend
 
 __all__ = [
-    "CsvTable",
     "EpisodeTracker",
-    "Loggers",
     "check_finite",
     "count_agent_frames",
     "group_reward",
@@ -111,121 +102,6 @@ class EpisodeTracker:
         """Goes on with saved sums."""
         self._births.load_state_dict(state)
         self._running = {key: x for key, x in state.items() if not key.endswith("/born")}
-
-
-class CsvTable:
-    """A CSV file that is readable after every row.
-
-    Args:
-        path (Path): the file.
-        keep_iterations (int, optional): go on with an earlier file, cut back to so many.
-    """
-
-    def __init__(self, path: Path, keep_iterations: int | None = None) -> None:
-        self.path = path
-        self.columns: list[str] = []
-        if keep_iterations is not None and path.exists():
-            self._cut_back(keep_iterations)
-
-    def _cut_back(self, iterations: int) -> None:
-        columns, rows = self._read()
-        if rows and "iteration" not in columns:
-            raise CheckpointError(
-                f"{str(self.path)!r} is no table of metrics: it has no column 'iteration'; "
-                "move it away to go on."
-            )
-        # A row that was being written when the machine stopped lacks columns.
-        whole = [row for row in rows if None not in row and None not in row.values()]
-        kept = [
-            r for r in whole if r["iteration"].isdecimal() and int(r["iteration"]) <= iterations
-        ]
-        # Without a row the head may be half-written, too.
-        self.columns = columns if rows else []
-        with whole_file(self.path, newline="") as file:
-            writer = csv.DictWriter(file, self.columns)
-            if rows:
-                writer.writeheader()
-            writer.writerows(kept)
-
-    def _read(self) -> tuple[list[str], list[dict[str, str]]]:
-        try:
-            with self.path.open(newline="", encoding="utf-8", errors="replace") as file:
-                reader = csv.DictReader(file)
-                rows = list(reader)
-                return list(reader.fieldnames or ()), rows
-        except (OSError, csv.Error) as error:
-            raise CheckpointError(
-                f"{str(self.path)!r} cannot be read ({error}); move it away to go on."
-            ) from None
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Appends a row, all of it or nothing; columns are those of the first one.
-
-        Raises:
-            WriteError: a full disk.
-        """
-        columns = self.columns or list(row)
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, columns, extrasaction="ignore")
-        if not self.columns:
-            writer.writeheader()
-        writer.writerow({key: _cell(value) for key, value in row.items()})
-        append(self.path, text.getvalue())
-        self.columns = columns
-
-
-class Loggers:
-    """Backends such as TensorBoard, all fed at once.
-
-    One that fails in mid-run is left out from then on, with a warning: ``metrics.csv`` has it all.
-
-    Args:
-        config (LoggingConfig): which.
-        folder (Path): the run folder; where it has logged before, that goes on.
-
-    Raises:
-        MissingExtraError: a backend that is not installed.
-        ConfigError: a backend that refuses.
-    """
-
-    def __init__(self, config: LoggingConfig, folder: Path) -> None:
-        self.backends: dict[str, Backend] = {}
-        try:
-            for name in dict.fromkeys(config.backends):
-                self.backends[name] = open_backend(name, config, folder)
-        except BaseException:
-            self.close()
-            raise
-
-    def log(self, metrics: Mapping[str, Any], frames: int) -> None:
-        """Sends the finite ones."""
-        finite = {
-            name: value
-            for name, value in metrics.items()
-            if isinstance(value, (int, float)) and math.isfinite(value)
-        }
-        for name, backend in list(self.backends.items()):
-            try:
-                backend.log_metrics(finite, step=frames)
-            except Exception as error:
-                del self.backends[name]
-                warnings.warn(_left_out(name, error), stacklevel=2)
-
-    def close(self) -> None:
-        """Writes what is left, and ends all backends."""
-        while self.backends:
-            name, backend = self.backends.popitem()
-            try:
-                backend.shutdown()
-            except Exception as error:
-                warnings.warn(_left_out(name, error), stacklevel=2)
-
-
-def _left_out(name: str, error: Exception) -> str:
-    return (
-        f"logging backend {name!r} failed ({type(error).__name__}: {error}) and is left out from "
-        "here; metrics.csv has all that it lacks."
-    )
 
 
 def count_agent_frames(team: TeamSpec, batch: TensorDictBase) -> Tensor:
@@ -369,9 +245,3 @@ def _episode_sums(value: Tensor, done: Tensor, start: Tensor) -> tuple[Tensor, T
 
 def _as_tuple(key: Any) -> tuple[str, ...]:
     return key if isinstance(key, tuple) else (key,)
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.6g}"
-    return value

@@ -11,6 +11,7 @@ from torchrl.envs import EnvBase
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.interruption import terminable
 from torchrl_marl.training.run import Run
+from torchrl_marl.training.start import resume_training, start_training
 from torchrl_marl.training.training import Iteration, Training
 
 __all__ = ["Iteration", "Training", "iterate", "resume", "train"]
@@ -28,7 +29,7 @@ def train(config: TrainConfig, *, env: EnvBase | None = None) -> Run:
     Raises:
         UserError: what is asked for cannot be done; the message names the fix.
     """
-    return _finish(Training.start(config, env))
+    return _finish(start_training(config, env))
 
 
 def resume(
@@ -53,7 +54,7 @@ def resume(
         TrustError: a module would be imported that nobody has said may be.
         ConfigError: fewer ``total_frames`` than there are already.
     """
-    return _finish(Training.resume(Path(folder), env, config, trust))
+    return _finish(resume_training(Path(folder), env, config, trust))
 
 
 def iterate(config: TrainConfig, *, env: EnvBase | None = None) -> Iterator[Iteration]:
@@ -63,7 +64,7 @@ def iterate(config: TrainConfig, *, env: EnvBase | None = None) -> Iterator[Iter
         config (TrainConfig): a recipe.
         env (EnvBase, optional): an environment of one's own instead of the recipe's.
     """
-    training = Training.start(config, env)
+    training = start_training(config, env)
     iterations = _iterate(training)
     # One that is never begun, or held until the interpreter ends, runs no `finally`.
     training.left = weakref.finalize(iterations, training.leave)

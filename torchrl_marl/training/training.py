@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
-import math
-import random
-import sys
 import time
 import warnings
 import weakref
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -22,42 +19,27 @@ from torchrl.envs import EnvBase
 
 from torchrl_marl.collectors.rollout import RolloutCollector
 from torchrl_marl.collectors.team import TeamPolicy
-from torchrl_marl.errors import ConfigError, TrustError
+from torchrl_marl.errors import TrustError
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.random_state import RandomState
-from torchrl_marl.settings import to_yaml
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.animation import check_drawable
 from torchrl_marl.training.checkpoint import (
-    fitting,
-    latest_checkpoint,
-    load_latest,
     load_learners,
     save_checkpoint,
-    set_aside_later,
 )
 from torchrl_marl.training.clusters import with_clusters
-from torchrl_marl.training.config import TrainConfig, read_run_config
-from torchrl_marl.training.environments import Environments, time_limit
+from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.environments import Environments
 from torchrl_marl.training.evaluation import evaluate, put_back
 from torchrl_marl.training.files import whole_file
-from torchrl_marl.training.folder import RunFolder, has_checkpoint
+from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
-from torchrl_marl.training.metrics import (
-    CsvTable,
-    EpisodeTracker,
-    Loggers,
-    check_finite,
-    count_agent_frames,
-)
-from torchrl_marl.training.origin import check_world, sign_world
+from torchrl_marl.training.metrics import EpisodeTracker, check_finite, count_agent_frames
+from torchrl_marl.training.process_state import ProcessState
+from torchrl_marl.training.recorder import Recorder, say
 from torchrl_marl.training.run import EVALUATION_SEED, Run
 from torchrl_marl.training.stopping import StopAtReturn
-from torchrl_marl.trust import trusting
-
-with warnings.catch_warnings():  # in a notebook without ipywidgets the bar is text, which will do
-    warnings.simplefilter("ignore")
-    from tqdm.auto import tqdm
 
 __all__ = ["Iteration", "Training"]
 
@@ -78,8 +60,25 @@ class Iteration:
     """What was collected, ``[E, T]``, with advantages."""
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _in_its_own_state(method: Method) -> Method:
+    """Runs a method with the random generators and threads of the training."""
+
+    @functools.wraps(method)
+    def run(self: Training, *args: Any, **kwargs: Any) -> Any:
+        with self.process.active():
+            return method(self, *args, **kwargs)
+
+    return cast(Method, run)
+
+
 class Training:
     """Everything that a run consists of, and its one step.
+
+    It works with random generators and threads of its own, so that several trainings in one
+    process, and the code around them, do not disturb each other.
 
     Args:
         config (TrainConfig): a recipe.
@@ -88,18 +87,24 @@ class Training:
     """
 
     def __init__(self, config: TrainConfig, folder: RunFolder, env: EnvBase | None) -> None:
-        self._threads_before = torch.get_num_threads()
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
         self.config = config
-        self._folder = folder
+        self._kept = folder
         self.folder = folder.path
         self.interruption = Interruption()
         self.left: weakref.finalize | None = None
         self.device = torch.device(config.device)
-        torch.manual_seed(config.seed)
-        np.random.seed(config.seed % 2**32)
-        random.seed(config.seed)
+        self.process = ProcessState(config.seed, self.device, config.threads)
+        with self.process.active():
+            self._build(env)
+        self.iteration = 0
+        self.agent_frames = 0
+        self.seconds = 0.0
+        self.saved_at: int | None = None
+        self._saved_when = time.monotonic()
+        self._evaluated: tuple[int, dict[str, float]] | None = None
+
+    def _build(self, env: EnvBase | None) -> None:
+        config = self.config
         self.environments = Environments(config, env, self.device)
         self.env = self.environments.training
         if config.evaluation.gif:
@@ -127,132 +132,15 @@ class Training:
         self.stopping = StopAtReturn(config)
         self.run = Run(self.folder, config, self.policy, {}, self.environments.own)
         self.run.trained_on = self.env if self.environments.shared else None
-        self.iteration = 0
-        self.agent_frames = 0
-        self.seconds = 0.0
-        self.saved_at: int | None = None
-        self._saved_when = time.monotonic()
-        self._evaluated: tuple[int, dict[str, float]] | None = None
 
-    @classmethod
-    def start(cls, config: TrainConfig, env: EnvBase | None) -> Training:
-        """A new run in a new folder."""
-        folder = RunFolder.new(config)
-        try:
-            return cls._begin_in(folder, config, env)
-        except BaseException:
-            folder.give_up()
-            raise
-
-    @classmethod
-    def _begin_in(cls, folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Training:
-        if env is not None:
-            own = dataclasses.replace(
-                config.env,
-                library="own",
-                name=type(env).__name__,
-                num_envs=env.batch_size.numel(),
-                max_steps=time_limit(env),
-                kwargs={},
-            )
-            config = dataclasses.replace(config, env=own)
-        training = cls(config, folder, env)
-        training._write_config()  # as it is run: clusters of agents are found by now
-        sign_world(training.folder, config.env)
-        training._open()
-        frames, batch = config.total_frames, training.collector.frames_per_batch
-        if frames % batch:
-            n = math.ceil(frames / batch)
-            _say(f"total_frames is {frames:,}; {n * batch:,} are trained: {n} times {batch:,}")
-        return training
-
-    @classmethod
-    def resume(
-        cls,
-        path: Path,
-        env: EnvBase | None,
-        config: TrainConfig | None = None,
-        trust: bool = False,
-    ) -> Training:
-        """A run as its last checkpoint has it; one that has none begins anew."""
-        before = read_run_config(path)
-        if env is None:
-            check_world(path, before.env, trust)
-        folder = RunFolder(path)
-        try:
-            if before.env.library == "own" and env is None:
-                raise ConfigError(
-                    "this run was trained on an environment of your own; in Python, "
-                    "torchrl_marl.training.resume(folder, env=...) takes it."
-                )
-            if not has_checkpoint(path):
-                return cls._begin_anew(folder, config or before, env)
-            used, state = load_latest(path)
-            training = cls(config or before, folder, env)
-            with trusting(trust), fitting(used):
-                training.load_state_dict(state)
-            set_aside_later(used)
-            training._go_on(before)
-        except BaseException:
-            folder.release()
-            raise
-        return training
-
-    @classmethod
-    def _begin_anew(cls, folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Training:
-        if (folder.path / "summary.json").exists():
-            latest_checkpoint(folder.path)  # says that there is none
-        folder.clear()
-        _say(f"run {str(folder.path)!r} has no checkpoint yet and begins anew")
-        return cls._begin_in(folder, config, env)
-
-    def _go_on(self, before: TrainConfig) -> None:
-        """Continues by settings that may have changed."""
-        total, was = self.config.total_frames, before.total_frames
-        if total != was and total < self.frames:
-            raise ConfigError(
-                f"total_frames is {total}, but the run has {self.frames} already; give more, or "
-                "leave it out."
-            )
-        if self.environments.own is None:
-            sign_world(self.folder, self.config.env)  # it is trusted by now
-        if not self.done:
-            for key in [k for k in self.run.summary if k.endswith("return_after")]:
-                del self.run.summary[key]
-        elif "return_after" in self.run.summary:
-            more = f"total_frames={2 * total}"
-            if self.stopping.reached:
-                more = f"a higher stop_at_return than {self.stopping.limit:g}"
-            _say(
-                f"run {str(self.folder)!r} is finished, with {self.frames:,} frames; "
-                f"{more} beside --resume trains on"
-            )
-        if total != was and not self.done:
-            _say(
-                f"trains on from {self.frames:,} to {total:,} frames; linear schedules and "
-                "unshare_at go on as in a run of that length"
-            )
-        self._open()
-        if self.config != before:  # only now: tables or loggers may have refused to go on
-            self._write_config()
-
-    def _write_config(self) -> None:
-        with whole_file(self.folder / "config.yaml") as file:
-            file.write(to_yaml(self.config))
-
-    def _open(self) -> None:
-        kept = self.iteration
-        self.metrics_table = CsvTable(self.folder / "metrics.csv", keep_iterations=kept)
-        self.evaluation_table = CsvTable(self.folder / "evaluation.csv", keep_iterations=kept)
-        self.loggers = Loggers(self.config.logging, self.folder)
-        self.bar = tqdm(
-            desc=f"seed {self.config.seed}",
-            total=self.config.total_frames,
-            initial=self.frames,
-            unit=" frames",
-            unit_scale=True,
-            dynamic_ncols=True,
-            disable=self.done or not self.config.logging.progress,
+    def open(self) -> None:
+        """Opens the tables, cut back to this iteration, and the loggers."""
+        self.recorder = Recorder(
+            self.config,
+            self.folder,
+            iterations=self.iteration,
+            frames=self.frames,
+            done=self.done,
         )
 
     @property
@@ -265,6 +153,7 @@ class Training:
         """Whether all frames were collected, or the return is high enough."""
         return self.frames >= self.config.total_frames or self.stopping.reached
 
+    @_in_its_own_state
     def begin(self) -> None:
         """Measures the untrained, the random and the heuristic policy, once, and saves."""
         if "return_before" in self.run.summary:
@@ -283,6 +172,7 @@ class Training:
         for name in self.team.groups if len(self.team.groups) > 1 else ():
             self.run.summary[f"{name}/return_{when}"] = result[f"{name}/episode_reward"]
 
+    @_in_its_own_state
     def step(self) -> Iteration:
         """Collects a batch, learns from it, writes a row; evaluates and saves when due."""
         began = time.perf_counter()
@@ -312,9 +202,7 @@ class Training:
             **values,
             **self.environments.restarts(),
         }
-        self.metrics_table.write(row)
-        self.loggers.log(row, self.frames)
-        self._show(row)
+        self.recorder.iteration(row, [row[f"{name}/episode_reward"] for name in self.team.groups])
         self._do_what_is_due(batch.numel())
         return Iteration(self.run, self.iteration, self.frames, row, batch)
 
@@ -361,20 +249,13 @@ class Training:
         total = sum(row[f"{name}/episode_reward"] * group.n_agents for name, group in groups)
         return total / self.team.n_agents
 
-    def _show(self, row: dict[str, Any]) -> None:
-        returns = [row[f"{name}/episode_reward"] for name in self.team.groups]
-        self.bar.update(self.frames - self.bar.n)
-        self.bar.set_postfix_str(
-            "return " + ", ".join("-" if math.isnan(value) else f"{value:.2f}" for value in returns)
-        )
-
+    @_in_its_own_state
     def evaluate(self) -> dict[str, float]:
         """Measures the policy and writes a row of ``evaluation.csv``."""
         result = self._measure(self.policy)
-        row: dict[str, float] = {"iteration": self.iteration, "frames": self.frames}
-        row |= {"seconds": round(self.seconds, 3), **result}
-        self.evaluation_table.write(row)
-        self.loggers.log({f"evaluation/{k}": v for k, v in result.items()}, self.frames)
+        seconds = round(self.seconds, 3)
+        progress = {"iteration": self.iteration, "frames": self.frames, "seconds": seconds}
+        self.recorder.evaluation(progress, result)
         self._evaluated = self.iteration, result
         return result
 
@@ -396,14 +277,15 @@ class Training:
             self.tracker.load_state_dict({})  # its episodes were cut off
         return result
 
+    @_in_its_own_state
     def end(self) -> None:
         """Measures the trained policy, saves and sums up."""
-        self.bar.close()
+        self.recorder.close_bar()
         if "return_after" not in self.run.summary:
             at, result = self._evaluated or (None, {})
             self._note("after", result if at == self.iteration else self.evaluate())
             if self.stopping.reached:
-                _say(
+                say(
                     f"ends after {self.frames:,} frames: the return, {self.stopping.value:.4g}, "
                     f"has reached stop_at_return, {self.stopping.limit:g}"
                 )
@@ -434,23 +316,21 @@ class Training:
 
     def leave(self) -> None:
         """Saves and closes a run that nobody goes on with."""
-        if self._folder.release.alive:
+        if self._kept.release.alive:
             if "return_before" in self.run.summary and not self.interruption.entered:
                 self.save()
             self.close()
 
     def close(self) -> None:
-        """Closes the progress bar, the loggers and the run's environments; gives torch its threads
-        back, and the folder to who resumes the run."""
-        self.bar.close()
-        self.loggers.close()
+        """Closes tables, loggers and the run's environments; gives the folder to who resumes."""
+        self.recorder.close()
         self.environments.close()
         self.run.trained_on = None
-        torch.set_num_threads(self._threads_before)
-        self._folder.release()
+        self._kept.release()
         if self.left is not None:
             self.left.detach()
 
+    @_in_its_own_state
     def state_dict(self) -> dict[str, Any]:
         """Everything that resuming needs, to the bit."""
         collector = self.collector.state_dict()
@@ -467,6 +347,7 @@ class Training:
             "random": RandomState.of_process(self.device).state_dict(),
         }
 
+    @_in_its_own_state
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a checkpoint."""
         self.iteration = self.saved_at = state["iteration"]
@@ -493,7 +374,3 @@ class Training:
         process.load_state_dict(state["random"])
         process.install()
         self.run.frames = self.frames
-
-
-def _say(text: str) -> None:
-    tqdm.write(f"torchrl_marl: {text}.", file=sys.stderr)

@@ -1,0 +1,68 @@
+"""Trainings in one process: they disturb neither each other nor the code around them."""
+
+import random
+
+import numpy as np
+import torch
+from runs import assert_same_run, small_config
+
+from torchrl_marl.training import iterate, train
+from torchrl_marl.training.process_state import ProcessState
+
+
+def draws():
+    return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()
+
+
+def test_two_at_once_are_as_each_alone(tmp_path):
+    def config(name, seed):
+        return small_config(folder=str(tmp_path / name), seed=seed)
+
+    for seed in (3, 4):
+        train(config(f"alone {seed}", seed))
+    together = [iterate(config(f"together {seed}", seed)) for seed in (3, 4)]
+    for _ in zip(*together):
+        draws(), torch.manual_seed(11)
+    for seed in (3, 4):
+        assert_same_run(tmp_path / f"alone {seed}", tmp_path / f"together {seed}")
+
+
+def test_the_code_around_it_draws_as_without_it(tmp_path):
+    def seeded():
+        torch.manual_seed(1)
+        np.random.seed(2)
+        random.seed(3)
+
+    seeded()
+    expected = [draws() for _ in range(8)]
+    seeded()
+    drawn = [draws()]
+    for _ in iterate(small_config(folder=str(tmp_path / "run"))):
+        drawn.append(draws())
+    drawn.append(draws())
+    assert drawn == expected
+
+
+def test_threads_are_the_trainings_only_while_it_works(tmp_path):
+    seen = []
+    torch.set_num_threads(2)
+    for _ in iterate(small_config(folder=str(tmp_path / "run"), threads=1)):
+        seen.append(torch.get_num_threads())
+    assert seen == [2] * 6 and torch.get_num_threads() == 2
+    state = ProcessState(0, threads=1)
+    with state.active(), state.active():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+
+
+def test_what_fails_within_it_puts_everything_back():
+    torch.manual_seed(0)
+    expected = torch.rand(2)
+    torch.manual_seed(0)
+    try:
+        with ProcessState(5, threads=1).active():
+            torch.rand(7)
+            raise KeyError
+    except KeyError:
+        pass
+    assert torch.equal(torch.rand(2), expected)

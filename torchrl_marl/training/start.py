@@ -1,0 +1,133 @@
+"""Starts a training in a new folder, or resumes one from its last checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+from torchrl.envs import EnvBase
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.settings import to_yaml
+from torchrl_marl.training.checkpoint import (
+    fitting,
+    latest_checkpoint,
+    load_latest,
+    set_aside_later,
+)
+from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.environments import time_limit
+from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.folder import RunFolder, has_checkpoint
+from torchrl_marl.training.origin import check_world, sign_world
+from torchrl_marl.training.recorder import say
+from torchrl_marl.training.training import Training
+from torchrl_marl.trust import trusting
+
+__all__ = ["resume_training", "start_training"]
+
+
+def start_training(config: TrainConfig, env: EnvBase | None) -> Training:
+    """Starts a run in a new folder."""
+    folder = RunFolder.new(config)
+    try:
+        return _begin(folder, config, env)
+    except BaseException:
+        folder.give_up()
+        raise
+
+
+def resume_training(
+    path: Path, env: EnvBase | None, config: TrainConfig | None = None, trust: bool = False
+) -> Training:
+    """Resumes a run from its last checkpoint; one that has none begins anew."""
+    before = read_run_config(path)
+    if env is None:
+        check_world(path, before.env, trust)
+    folder = RunFolder(path)
+    try:
+        if before.env.library == "own" and env is None:
+            raise ConfigError(
+                "this run was trained on an environment of your own; in Python, "
+                "torchrl_marl.training.resume(folder, env=...) takes it."
+            )
+        if not has_checkpoint(path):
+            return _begin_anew(folder, config or before, env)
+        used, state = load_latest(path)
+        training = Training(config or before, folder, env)
+        with trusting(trust), fitting(used):
+            training.load_state_dict(state)
+        set_aside_later(used)
+        _go_on(training, before)
+    except BaseException:
+        folder.release()
+        raise
+    return training
+
+
+def _begin(folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Training:
+    if env is not None:
+        own = dataclasses.replace(
+            config.env,
+            library="own",
+            name=type(env).__name__,
+            num_envs=env.batch_size.numel(),
+            max_steps=time_limit(env),
+            kwargs={},
+        )
+        config = dataclasses.replace(config, env=own)
+    training = Training(config, folder, env)
+    _write_config(training)  # as it is run: clusters of agents are found by now
+    sign_world(training.folder, config.env)
+    training.open()
+    frames, batch = config.total_frames, training.collector.frames_per_batch
+    if frames % batch:
+        n = math.ceil(frames / batch)
+        say(f"total_frames is {frames:,}; {n * batch:,} are trained: {n} times {batch:,}")
+    return training
+
+
+def _begin_anew(folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Training:
+    if (folder.path / "summary.json").exists():
+        latest_checkpoint(folder.path)  # says that there is none
+    folder.clear()
+    say(f"run {str(folder.path)!r} has no checkpoint yet and begins anew")
+    return _begin(folder, config, env)
+
+
+def _go_on(training: Training, before: TrainConfig) -> None:
+    """Continues by settings that may have changed."""
+    frames, summary, stopping = training.frames, training.run.summary, training.stopping
+    total, was = training.config.total_frames, before.total_frames
+    if total != was and total < frames:
+        raise ConfigError(
+            f"total_frames is {total}, but the run has {frames} already; give more, or "
+            "leave it out."
+        )
+    if training.environments.own is None:
+        sign_world(training.folder, training.config.env)  # it is trusted by now
+    if not training.done:
+        for key in [k for k in summary if k.endswith("return_after")]:
+            del summary[key]
+    elif "return_after" in summary:
+        more = f"total_frames={2 * total}"
+        if stopping.reached:
+            more = f"a higher stop_at_return than {stopping.limit:g}"
+        say(
+            f"run {str(training.folder)!r} is finished, with {frames:,} frames; "
+            f"{more} beside --resume trains on"
+        )
+    if total != was and not training.done:
+        say(
+            f"trains on from {frames:,} to {total:,} frames; linear schedules and "
+            "unshare_at go on as in a run of that length"
+        )
+    training.open()
+    if training.config != before:  # only now: tables or loggers may have refused to go on
+        _write_config(training)
+
+
+def _write_config(training: Training) -> None:
+    with whole_file(training.folder / "config.yaml") as file:
+        file.write(to_yaml(training.config))
