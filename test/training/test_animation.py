@@ -16,8 +16,8 @@ from runs import small_config
 import torchrl_marl
 from torchrl_marl import TeamSpec
 from torchrl_marl.envs import VmasEnv
+from torchrl_marl.envs.scene import Shape, scene, stage
 from torchrl_marl.envs.toy import Arena
-from torchrl_marl.envs.vmas.scene import Shape, scene, stage
 from torchrl_marl.errors import ConfigError, MissingExtraError
 from torchrl_marl.training import animation
 from torchrl_marl.training.animation import animate, draw_frames, play

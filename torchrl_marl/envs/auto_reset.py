@@ -13,17 +13,14 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite
-from torchrl.envs import EnvBase
 
 from torchrl_marl.envs.agents.declaration import Declaration
-from torchrl_marl.envs.agents.kinds import GroupKinds, batched
-from torchrl_marl.envs.agents.random_actions import draw_actions
-from torchrl_marl.specs import TeamSpec
+from torchrl_marl.envs.agents.declared_env import DeclaredEnv
 
 __all__ = ["AutoResetEnv"]
 
 
-class AutoResetEnv(EnvBase):
+class AutoResetEnv(DeclaredEnv):
     """A vectorized world that somebody else wrote, in groups, with the life cycle of a team.
 
     An adapter declares the agents and gives two methods; both deal in nested dicts, group ->
@@ -56,12 +53,7 @@ class AutoResetEnv(EnvBase):
     ) -> None:
         super().__init__(device=torch.device(device), batch_size=(declaration.num_envs,))
         self.is_closed = False  # there is something to close
-        self._declaration = declaration
-        self.group_map = {n: list(g.agent_names) for n, g in declaration.team.groups.items()}
-        for part, spec in declaration.specs.items():
-            for group, leaves in (info or {}).items() if part == "observation" else ():
-                spec[group]["info"] = leaves
-            setattr(self, f"full_{part}_spec", batched(spec.to(self.device), self.batch_size))
+        self._set_declaration(declaration, info)
         self._begun: dict[str, Any] | None = None
         self._ended: Tensor | None = None
 
@@ -74,24 +66,9 @@ class AutoResetEnv(EnvBase):
     ) -> tuple[dict[str, Any], dict[str, Any]]: ...
 
     @property
-    def team(self) -> TeamSpec:
-        """The agents by group."""
-        return self._declaration.team
-
-    @property
     def in_turns(self) -> bool:
         """Whether agents move one after another: then all are born with the episode."""
         return self._declaration.in_turns
-
-    @property
-    def group_kinds(self) -> dict[str, GroupKinds]:
-        """Group -> how its agents divide into kinds."""
-        return self._declaration.groups
-
-    @property
-    def num_envs(self) -> int:
-        """Number E of vectorized envs."""
-        return self.batch_size[0]
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDict:
         fresh = None if tensordict is None else tensordict.get("_reset", None)
@@ -136,10 +113,6 @@ class AutoResetEnv(EnvBase):
                 continue
             source[name] = _nested(given[name], self.batch_size + (group.n_agents,), self.device)
         return TensorDict._new_unsafe(source, batch_size=self.batch_size, device=self.device)
-
-    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Random actions, legal ones where there are action masks."""
-        return draw_actions(self._declaration, tensordict, self.batch_size, self.device)
 
 
 def _updated(before: TensorDictBase, new: TensorDictBase) -> TensorDictBase:

@@ -6,8 +6,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.objects import adapted, check_environment, library_of
-from torchrl_marl.envs.own import build_own
+from torchrl_marl.envs.own.named import build_own
+from torchrl_marl.envs.own.objects import adapted, check_environment, library_of
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
 from torchrl_marl.memory import is_out_of_memory, refuse_too_large
 from torchrl_marl.settings import tell_new_name

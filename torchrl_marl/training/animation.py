@@ -17,7 +17,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import step_mdp
 
-from torchrl_marl.envs.vmas.scene import Shape, Stage, scene, stage
+from torchrl_marl.envs.scene import Shape, Stage, scene, stage
 from torchrl_marl.errors import ConfigError, MissingExtraError
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.births import begun
@@ -60,7 +60,7 @@ def animate(env: EnvBase, act: Policy, path: Path) -> None:
     An episode of more than 300 steps is shown in larger strides.
 
     Args:
-        env (VmasEnv): played from a reset.
+        env (EnvBase): one that can be drawn, played from a reset.
         act (callable): writes the actions.
         path (Path): the file.
 

@@ -9,7 +9,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 
 from torchrl_marl.envs.make import make_env
-from torchrl_marl.envs.objects import as_environment
+from torchrl_marl.envs.own.objects import as_environment
 from torchrl_marl.envs.torchrl.env import adapt
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.training.config import TrainConfig
@@ -65,13 +65,10 @@ class Environments:
 
     def heuristic(self) -> Any:
         """The world's own heuristic policy, or None."""
-        if self.own is not None or self._config.env.library != "vmas":
-            return None
-        from torchrl_marl.envs.vmas.heuristic import heuristic_policy
-
-        # Heuristics know agents of one shape.
-        env = self.evaluation
-        return None if isinstance(env, TransformedEnv) else heuristic_policy(env)
+        # The heuristics that worlds ship know agents of one shape: no padding.
+        env = None if self.own is not None else self.evaluation
+        make = None if isinstance(env, TransformedEnv) else getattr(env, "heuristic", None)
+        return None if make is None else make()
 
     def restarts(self) -> dict[str, int]:
         """How many workers were started anew; nothing where there are none."""

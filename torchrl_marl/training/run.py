@@ -14,7 +14,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.make import make_env
-from torchrl_marl.envs.objects import as_environment
+from torchrl_marl.envs.own.objects import as_environment
 from torchrl_marl.envs.torchrl.env import TorchRLEnv, adapt
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import CheckpointError, ConfigError

@@ -5,7 +5,6 @@ Shapes: E envs, N agents of a group, O observation features, S state features.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +12,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import TensorSpec
-from torchrl.envs import EnvBase
 
 from torchrl_marl.envs.agents.bounds import check_bounds
 from torchrl_marl.envs.agents.declaration import Declaration, refuse_unknown
-from torchrl_marl.envs.agents.kinds import GroupKinds, batched
+from torchrl_marl.envs.agents.declared_env import DeclaredEnv
 from torchrl_marl.envs.agents.life_cycle import (
     GroupFlags,
     TeamFlags,
@@ -25,7 +23,7 @@ from torchrl_marl.envs.agents.life_cycle import (
     episode_of,
     where_fresh,
 )
-from torchrl_marl.envs.agents.random_actions import draw_actions
+from torchrl_marl.envs.marl_env.completed import completed
 from torchrl_marl.envs.marl_env.graphs import WorldGraphs
 from torchrl_marl.envs.marl_env.world import (
     forbid_inplace_writes,
@@ -36,7 +34,7 @@ from torchrl_marl.envs.marl_env.world import (
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.random_state import RandomState, own_stream
 from torchrl_marl.simulator.partial_reset import RunningEnvs
-from torchrl_marl.specs import AgentSpec, TeamSpec
+from torchrl_marl.specs import AgentSpec
 
 __all__ = ["MarlEnv"]
 
@@ -45,7 +43,7 @@ _NOT_WORLD = ("_cache_in_keys", "_state_keys", "_collector", "_is_spec_locked", 
 _WORLD = {("_episode",), ("_buffers",), ("_modules",)}
 
 
-class MarlEnv(WorldGraphs, EnvBase):
+class MarlEnv(WorldGraphs, DeclaredEnv):
     """A vectorized world of one's own, for any team.
 
     A subclass declares its agents in ``__init__`` and writes two methods, batched over E envs:
@@ -152,7 +150,7 @@ class MarlEnv(WorldGraphs, EnvBase):
         super().__init_subclass__(**kwargs)
         for name, complete in (("_reset", "_complete_reset"), ("_step", "_complete_step")):
             if name in vars(cls):
-                setattr(cls, name, _completed(vars(cls)[name], complete))
+                setattr(cls, name, completed(vars(cls)[name], complete))
 
     def __init__(
         self,
@@ -221,20 +219,7 @@ class MarlEnv(WorldGraphs, EnvBase):
                 f"{type(self).__name__}: {what} is registered too late; do it in __init__, "
                 "before the specs are used."
             )
-        self._declaration = declaration
-        self.group_map = {n: list(g.agent_names) for n, g in declaration.team.groups.items()}
-        for name, spec in declaration.specs.items():
-            setattr(self, f"full_{name}_spec", batched(spec.to(self.device), self.batch_size))
-
-    @property
-    def team(self) -> TeamSpec:
-        """The agents that were registered, by group."""
-        return self._declaration.team
-
-    @property
-    def group_kinds(self) -> dict[str, GroupKinds]:
-        """Group -> how its agents divide into kinds."""
-        return self._declaration.groups
+        self._set_declaration(declaration)
 
     def by_kind(self, tensordict: TensorDictBase, group: str) -> dict[str, TensorDictBase]:
         """A group's data by kind of agent, dense whatever the group is.
@@ -247,11 +232,6 @@ class MarlEnv(WorldGraphs, EnvBase):
             - tensordict: ``[*B]``; returns ``[*B, M]`` a kind
         """
         return self.group_kinds[group].split(tensordict.get(group))
-
-    @property
-    def num_envs(self) -> int:
-        """Number E of vectorized envs."""
-        return self.batch_size[0]
 
     @property
     def steps(self) -> Tensor:
@@ -374,10 +354,6 @@ class MarlEnv(WorldGraphs, EnvBase):
 
     # -------------------------------------------------------------- random state and snapshot
 
-    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Random actions, legal ones where there are action masks."""
-        return draw_actions(self._declaration, tensordict, self.batch_size, self.device)
-
     def _set_seed(self, seed: int | None) -> None:
         self._seed = 0 if seed is None else seed
         self.random_state.seed(own_stream(self._seed))
@@ -415,18 +391,3 @@ class MarlEnv(WorldGraphs, EnvBase):
             self.random_state = RandomState(own_stream(self._seed), device)
             self._captured = None
         return super().to(device)
-
-
-def _completed(method: Callable[..., Any], complete: str) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def completed(self: MarlEnv, tensordict: TensorDictBase | None = None, **kwargs: Any) -> Any:
-        # A subclass's super()._step(...) is a part of the step that is under way.
-        if self._inside:
-            return method(self, tensordict, **kwargs)
-        self._inside = True
-        try:
-            return getattr(self, complete)(method, tensordict, **kwargs)
-        finally:
-            self._inside = False
-
-    return completed

@@ -18,7 +18,7 @@ from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags, earned, where_fresh
 from torchrl_marl.envs.auto_reset import AutoResetEnv
 from torchrl_marl.envs.marl_env import MarlEnv
-from torchrl_marl.envs.objects import check_environment
+from torchrl_marl.envs.own.objects import check_environment
 from torchrl_marl.envs.torchrl.conventions import Reading, reading_of
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.random_state import RandomState, own_stream

@@ -19,7 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchrl_marl.errors import MissingExtraError
+from torchrl_marl.capture.execution import check_execution
+from torchrl_marl.envs.vmas.library import check_scenario
+from torchrl_marl.errors import ConfigError, MissingExtraError
 from torchrl_marl.random_state import RandomState, own_stream
 from torchrl_marl.simulator.reset_bank import ResetBank, random_draws
 from torchrl_marl.simulator.state import SimulatorState
@@ -33,6 +35,7 @@ __all__ = [
     "VmasWorlds",
     "advance",
     "build_simulator",
+    "check_vmas",
     "import_vmas",
     "reset_all",
     "reset_each",
@@ -52,6 +55,35 @@ def import_vmas() -> None:
         raise MissingExtraError("VMAS", "vmas")
     with contextlib.redirect_stderr(io.StringIO()):
         import vmas  # noqa: F401
+
+
+def check_vmas(
+    scenario: str | BaseScenario,
+    scenario_kwargs: dict[str, Any],
+    num_envs: int,
+    state: Any,
+    execution: Any,
+    device: Any,
+) -> None:
+    """Refuses arguments of a VMAS environment that do not fit, before anything is built.
+
+    Raises:
+        ConfigError: naming the argument.
+        MissingExtraError: VMAS is not installed.
+    """
+    check_scenario(scenario, scenario_kwargs)
+    if num_envs < 1:
+        raise ConfigError(f"VmasEnv: num_envs is {num_envs}, expected 1 or more.")
+    if state is not None and state != "observations" and not callable(state):
+        raise ConfigError(
+            f"VmasEnv: state is {state!r}, expected 'observations', a callable or None."
+        )
+    check_execution(execution, device, "VmasEnv")
+    if execution != "eager" and scenario_kwargs.get("grad_enabled"):
+        raise ConfigError(
+            f"VmasEnv: grad_enabled=True asks for gradients through steps, which execution="
+            f"{execution!r} does not give; use execution='eager'."
+        )
 
 
 def build_simulator(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,23 +19,25 @@ from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.capture.execution import Execution, check_execution
+from torchrl_marl.envs.scene import Shape, Stage
 from torchrl_marl.envs.vmas.build import (
     VIEWER,
     VmasWorlds,
     advance,
+    check_vmas,
     import_vmas,
     reset_all,
     warm_up,
 )
 from torchrl_marl.envs.vmas.graphs import VmasGraphs
-from torchrl_marl.envs.vmas.library import check_scenario, out_of_file
-from torchrl_marl.envs.vmas.reading import ScenarioReader, StateOf, where_begun
-from torchrl_marl.errors import BatchSizeError, ConfigError, SimulatorStateError, SpecError
+from torchrl_marl.envs.vmas.library import out_of_file
+from torchrl_marl.envs.vmas.reading import ScenarioReader, StateOf, action_rows, where_begun
+from torchrl_marl.envs.vmas.scene import VmasScene
+from torchrl_marl.errors import BatchSizeError, SimulatorStateError
 from torchrl_marl.random_state import RandomState, own_stream
 from torchrl_marl.simulator.partial_reset import UndoWrites
 from torchrl_marl.simulator.reset_bank import ResetBank
 from torchrl_marl.simulator.state import read_tensors, write_tensors
-from torchrl_marl.stacking import is_lazy
 
 if TYPE_CHECKING:
     from vmas.simulator.environment import Environment
@@ -110,7 +112,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     ) -> None:
         env_kwargs = {name: kwargs.pop(name) for name in _ENV_ARGUMENTS if name in kwargs}
         scenario_kwargs = {**(scenario_kwargs or {}), **kwargs}
-        _check(scenario, scenario_kwargs, num_envs, state, execution, env_kwargs.get("device"))
+        check_vmas(scenario, scenario_kwargs, num_envs, state, execution, env_kwargs.get("device"))
         import_vmas()
         scenario = out_of_file(scenario)
         seed = int(torch.randint(2**31, ())) if seed is None else seed
@@ -256,30 +258,10 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         """One step of the simulator itself, drawing from the active random state."""
         actions: list[Tensor] = [None] * self._env.n_agents  # type: ignore[list-item]
         for group, places in self._reader.groups.items():
-            for i, row in zip(places, self._action_rows(tensordict, group)):
+            for i, row in zip(places, action_rows(self, tensordict, group)):
                 actions[i] = row.unsqueeze(-1) if row.ndim == 1 else row
         advance(self._env, actions)
         return self._reader.read(self._env, rewards=True)
-
-    def _action_rows(self, tensordict: TensorDictBase, group: str) -> Sequence[Tensor]:
-        """Each agent's action, ``[E, A]`` or ``[E]``."""
-        own = tensordict.get(group)
-        if is_lazy(own):
-            one_hot = not (self.continuous_actions or self.categorical_actions)
-            rows = [member.get("action", None) for member in own.unbind(1)]
-            self._refuse_nothing(group, rows[0])
-            return [row.int().argmax(-1) for row in rows] if one_hot else rows
-        action = own.get("action", None)
-        self._refuse_nothing(group, action)
-        return self.read_action(action, group=group)
-
-    @staticmethod
-    def _refuse_nothing(group: str, action: Tensor | None) -> None:
-        if action is None:
-            raise SpecError(
-                f"VmasEnv.step: group {group!r} has no action, expected {(group, 'action')!r}; "
-                "the policy must act for every group."
-            )
 
     def _start_episodes(self, envs: Tensor) -> None:
         bank = self._starts()
@@ -372,6 +354,22 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         name = self._worlds.name
         warnings.warn(f"{name}: envs are reset one by one, since {why}", stacklevel=2)
 
+    # ------------------------------------------------------------------- what else it offers
+
+    def heuristic(self) -> Callable[[TensorDictBase], TensorDictBase] | None:
+        """Returns the policy that VMAS ships with the scenario, or None."""
+        from torchrl_marl.envs.vmas.heuristic import heuristic_policy
+
+        return heuristic_policy(self)
+
+    def scene(self, index: int = 0) -> list[Shape]:
+        """Returns the entities of one of the envs as shapes."""
+        return VmasScene(self).scene(index)
+
+    def stage(self) -> Stage:
+        """Returns the view of the scenario."""
+        return VmasScene(self).stage()
+
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Closes the environment, which goes on to be readable.
 
@@ -393,19 +391,3 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         super().to(device)
         self._reader = replace(self._reader, device=self.device)
         return self
-
-
-def _check(scenario, scenario_kwargs, num_envs, state, execution, device) -> None:
-    check_scenario(scenario, scenario_kwargs)
-    if num_envs < 1:
-        raise ConfigError(f"VmasEnv: num_envs is {num_envs}, expected 1 or more.")
-    if state is not None and state != "observations" and not callable(state):
-        raise ConfigError(
-            f"VmasEnv: state is {state!r}, expected 'observations', a callable or None."
-        )
-    check_execution(execution, device, "VmasEnv")
-    if execution != "eager" and scenario_kwargs.get("grad_enabled"):
-        raise ConfigError(
-            f"VmasEnv: grad_enabled=True asks for gradients through steps, which execution="
-            f"{execution!r} does not give; use execution='eager'."
-        )

@@ -8,11 +8,13 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDictBase
 
-from torchrl_marl.envs.vmas import VmasEnv
+if TYPE_CHECKING:
+    from torchrl_marl.envs.vmas import VmasEnv
 
 __all__ = ["heuristic_policy"]
 
@@ -28,6 +30,7 @@ def heuristic_policy(env: VmasEnv) -> Callable[[TensorDictBase], TensorDictBase]
         - writes: ``(group, "action")``
 
     Examples:
+        >>> from torchrl_marl.envs import VmasEnv
         >>> env = VmasEnv("balance", num_envs=2, seed=0)
         >>> env.rollout(3, heuristic_policy(env))["agents", "action"].shape
         torch.Size([2, 3, 3, 2])

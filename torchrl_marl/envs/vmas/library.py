@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrl_marl.envs.own import import_file
+from torchrl_marl.envs.own.named import import_file
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
 
 if TYPE_CHECKING:

@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torchrl.envs
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.stacking import is_lazy
 
 if TYPE_CHECKING:
     from vmas.simulator.environment import Environment
 
-__all__ = ["ScenarioReader", "StateOf", "where_begun"]
+__all__ = ["ScenarioReader", "StateOf", "action_rows", "where_begun"]
 
 StateOf = Literal["observations"] | Callable[["Environment"], Tensor] | None
 
@@ -120,6 +122,29 @@ def where_begun(begun: Tensor, new: TensorDictBase, old: TensorDictBase) -> Tens
             rows = begun.view(-1, *[1] * (x.ndim - 1))
             source[key] = x if before is None else torch.where(rows, x, before)
     return TensorDict._new_unsafe(source, batch_size=new.batch_size, device=new.device)
+
+
+def action_rows(
+    env: torchrl.envs.VmasEnv, tensordict: TensorDictBase, group: str
+) -> Sequence[Tensor]:
+    """Returns each agent's action as VMAS takes it, ``[E, A]`` or ``[E]``.
+
+    Raises:
+        SpecError: a group without actions.
+    """
+    entry = tensordict.get(group)
+    lazy = is_lazy(entry)
+    rows = [member.get("action", None) for member in entry.unbind(1)] if lazy else []
+    action = rows[0] if lazy else entry.get("action", None)
+    if action is None:
+        raise SpecError(
+            f"VmasEnv.step: group {group!r} has no action, expected {(group, 'action')!r}; "
+            "the policy must act for every group."
+        )
+    if not lazy:
+        return env.read_action(action, group=group)
+    one_hot = not (env.continuous_actions or env.categorical_actions)
+    return [row.int().argmax(-1) for row in rows] if one_hot else rows
 
 
 def _floats(info: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.objects import adapted, settings_read
+from torchrl_marl.envs.own.objects import adapted, settings_read
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
 
 if TYPE_CHECKING:
