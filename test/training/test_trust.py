@@ -16,7 +16,7 @@ import torchrl_marl
 from torchrl_marl.cli import main
 from torchrl_marl.envs import make_env
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.foreign import foreign_code
+from torchrl_marl.envs.own.foreign import foreign_code
 from torchrl_marl.errors import TrustError, UserError
 from torchrl_marl.plotting import read_run
 from torchrl_marl.training import Run, iterate, train

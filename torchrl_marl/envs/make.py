@@ -6,9 +6,16 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.libraries import (
+    check_world,
+    find_library,
+    library_names,
+    library_of,
+    refuse_repeated,
+)
 from torchrl_marl.envs.own.named import build_own
-from torchrl_marl.envs.own.objects import adapted, check_environment, library_of
-from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
+from torchrl_marl.envs.own.objects import adapted, check_environment
+from torchrl_marl.errors import ConfigError, UserError, quoted
 from torchrl_marl.memory import is_out_of_memory, refuse_too_large
 from torchrl_marl.settings import tell_new_name
 
@@ -16,12 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torchrl.envs import EnvBase
 
-__all__ = ["OWN_LIMITS", "make_env", "split_name"]
-
-LIBRARIES = ("toy", "vmas", "pettingzoo", "jaxmarl", "isaaclab")
-
-# Their worlds end by themselves, or say that they do not.
-OWN_LIMITS = ("pettingzoo", "jaxmarl", "isaaclab")
+__all__ = ["make_env", "split_name"]
 
 
 def make_env(
@@ -69,8 +71,10 @@ def make_env(
         num_envs = settings.pop("n_envs")
     if isinstance(env, str):
         env = _named(env, settings)
-    elif library_of(env) is not None:
-        return adapted(env, seed=seed, device=device, num_envs=num_envs or 1, **settings)
+    elif (library := library_of(env)) is not None:
+        if "num_envs" in find_library(library).of_objects:
+            settings["num_envs"] = num_envs or 1
+        return adapted(env, library, seed=seed, device=device, **settings)
     elif settings:
         raise ConfigError(
             f"make_env takes {', '.join(sorted(settings))} with a name such as 'vmas/balance' "
@@ -88,19 +92,9 @@ def make_env(
 
 
 def _built(env: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str) -> EnvBase:
-    make = build_own if ":" in env.library else _MAKERS.get(env.library)
-    if make is None:
-        raise ConfigError(
-            f"unknown library of environments {quoted(env.library)}; "
-            f"{nearest(env.library, LIBRARIES)}expected of {', '.join(LIBRARIES)}; worlds of "
-            "PettingZoo are called 'pettingzoo/package/world'."
-        )
-    own = {field.name for field in fields(EnvConfig)}.intersection(env.kwargs)
-    if own and env.library not in ("vmas", "toy"):
-        name = min(own)
-        raise ConfigError(
-            f"env.kwargs has {name!r}, which is a setting of its own; set env.{name} instead."
-        )
+    own = ":" in env.library
+    make = build_own if own else _make
+    (refuse_repeated if own else check_world)(env)
     try:
         _check_memory(env, num_envs, make)
         return make(env, num_envs, seed, device)
@@ -141,7 +135,7 @@ def _named(name: str, settings: dict[str, Any]) -> EnvConfig:
     library, world = split_name(name)
     known = {field.name for field in fields(EnvConfig)} - {"library", "name", "kwargs"}
     own = {key: settings[key] for key in settings if key in known}
-    if library in OWN_LIMITS:
+    if library in library_names() and find_library(library).own_limit:
         own.setdefault("max_steps", None)
     kwargs = {**settings.get("kwargs", {})}
     kwargs.update({key: settings[key] for key in settings if key not in {*known, "kwargs"}})
@@ -196,105 +190,9 @@ def _take(env: Any, seed: int | None, device: torch.device | str, num_envs: int 
     return env
 
 
-def _make_vmas(
+def _make(
     config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
 ) -> EnvBase:
-    from torchrl_marl.envs.vmas import VmasEnv
-
-    return VmasEnv(
-        config.name,
-        num_envs=num_envs,
-        continuous_actions=config.continuous_actions,
-        max_steps=config.max_steps,
-        seed=seed,
-        device=device,
-        state=config.state,  # type: ignore[arg-type]
-        info=config.info,
-        group_map=dict(config.group_map) or None,
-        scenario_kwargs=dict(config.kwargs),
-    )
-
-
-def _make_toy(
-    config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
-) -> EnvBase:
-    from torchrl_marl.envs.toy import TOY_ENVS
-
-    if config.name not in TOY_ENVS:
-        raise ConfigError(
-            f"unknown toy environment {config.name!r}; {nearest(config.name, TOY_ENVS)}"
-            f"expected of {', '.join(TOY_ENVS)}."
-        )
-    kwargs: dict[str, Any] = dict(config.kwargs)
-    for name in ("num_envs", "max_steps", "seed", "device"):
-        if name in kwargs:
-            raise ConfigError(
-                f"env.kwargs has {name!r}, which is no argument of the world; "
-                f"set env.{name} or the run's own."
-            )
-    if config.name == "arena":
-        kwargs.setdefault("continuous_actions", config.continuous_actions)
-    return TOY_ENVS[config.name](
-        num_envs, max_steps=config.max_steps, seed=seed, device=device, **kwargs
-    )
-
-
-def _make_pettingzoo(
-    config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
-) -> EnvBase:
-    from torchrl_marl.envs.pettingzoo import PettingZooEnv
-
-    return PettingZooEnv(
-        config.name,
-        continuous_actions=config.continuous_actions,
-        info=config.info,
-        workers=config.workers,
-        worker_timeout=config.worker_timeout,
-        restart_workers=config.restart_workers,
-        **_of_any_world(config, num_envs, seed, device),
-    )
-
-
-def _make_jaxmarl(
-    config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
-) -> EnvBase:
-    from torchrl_marl.envs.jaxmarl import JaxMarlEnv
-
-    return JaxMarlEnv(
-        config.name,
-        continuous_actions=config.continuous_actions,
-        info=config.info,
-        **_of_any_world(config, num_envs, seed, device),
-    )
-
-
-def _make_isaaclab(
-    config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
-) -> EnvBase:
-    from torchrl_marl.envs.isaaclab import IsaacLabEnv
-
-    return IsaacLabEnv(config.name, **_of_any_world(config, num_envs, seed, device))
-
-
-def _of_any_world(
-    config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
-) -> dict[str, Any]:
-    """Arguments that all these adapters take, and those of the world."""
-    return {
-        "num_envs": num_envs,
-        "max_steps": config.max_steps,
-        "seed": seed,
-        "device": device,
-        "state": config.state,
-        "group_map": dict(config.group_map) or None,
-        **config.kwargs,
-    }
-
-
-_MAKERS = {
-    "toy": _make_toy,
-    "vmas": _make_vmas,
-    "pettingzoo": _make_pettingzoo,
-    "jaxmarl": _make_jaxmarl,
-    "isaaclab": _make_isaaclab,
-}
+    library = find_library(config.library)
+    settings = {**library.read(config), "num_envs": num_envs, "seed": seed, "device": device}
+    return library.make(config.name, settings, config.kwargs)

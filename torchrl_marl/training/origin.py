@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.foreign import foreign_code
+from torchrl_marl.envs.own.foreign import foreign_code
 from torchrl_marl.errors import TrustError
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.trust import is_own, signature

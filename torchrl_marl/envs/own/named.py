@@ -19,7 +19,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.own.objects import adapted, settings_read
+from torchrl_marl.envs.libraries import find_library
+from torchrl_marl.envs.own.objects import adapted
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
 
 if TYPE_CHECKING:
@@ -127,8 +128,8 @@ def build_own(
     maker = import_own(config.library)
     taken = _arguments_of(maker)
     if not (inspect.isclass(maker) and issubclass(maker, EnvBase)) and "num_envs" not in taken:
-        read = settings_read("pettingzoo", config, num_envs, seed, device)
-        return adapted(maker, **read, **config.kwargs)
+        read = find_library("pettingzoo").read(config, of_object=True) | {"num_envs": num_envs}
+        return adapted(maker, "pettingzoo", seed=seed, device=device, **read, **config.kwargs)
     offered: dict[str, Any] = {"num_envs": num_envs, "seed": seed, "device": device}
     defaults = EnvConfig()
     for field in fields(EnvConfig):

@@ -2,77 +2,30 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.libraries import find_library, library_of
 from torchrl_marl.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
     from torchrl.envs import EnvBase
 
-__all__ = ["adapted", "as_environment", "check_environment", "library_of", "settings_read"]
-
-_READ = {
-    "pettingzoo": ("max_steps", "info", "workers", "worker_timeout", "restart_workers"),
-    "jaxmarl": ("max_steps", "info"),
-    "isaaclab": (),
-}
+__all__ = ["adapted", "as_environment", "check_environment"]
 
 
-def library_of(world: Any) -> str | None:
-    """Whose world an object is, or what makes worlds of it; None of all else.
-
-    Examples:
-        >>> library_of(3), library_of(lambda: "a world")
-        (None, 'pettingzoo')
-    """
-    kind = world if inspect.isclass(world) else type(world)
-    modules = {cls.__module__.partition(".")[0] for cls in kind.__mro__}
-    if {"torchrl", "torchrl_marl"} & modules:
-        return None
-    if "isaaclab" in modules:
-        return "isaaclab"
-    if callable(getattr(world, "step_env", None)):
-        return "jaxmarl"
-    played = all(callable(getattr(kind, name, None)) for name in ("reset", "step"))
-    if played and (kind is world or hasattr(world, "possible_agents") or hasattr(world, "agents")):
-        return "pettingzoo"
-    makes = inspect.isroutine(world) or isinstance(world, functools.partial)
-    return "pettingzoo" if makes or inspect.ismodule(world) else None
-
-
-def adapted(world: Any, **settings: Any) -> EnvBase:
-    """The adapter of its library around a world.
+def adapted(world: Any, library: str, **settings: Any) -> EnvBase:
+    """Returns the adapter of a library around a world of it.
 
     Args:
-        world (world, class, callable or module): of which :func:`library_of` knows the library.
+        world (world, class, callable or module): of which
+            :func:`~torchrl_marl.envs.libraries.library_of` knows the library.
+        library (str): that library.
         settings: arguments of the adapter.
     """
-    library = library_of(world)
-    if library == "isaaclab":
-        from torchrl_marl.envs.isaaclab import IsaacLabEnv
-
-        settings.pop("num_envs", None)  # it has as many as it was built with
-        return IsaacLabEnv(world, **settings)
-    if library == "jaxmarl":
-        from torchrl_marl.envs.jaxmarl import JaxMarlEnv
-
-        return JaxMarlEnv(world, **settings)
-    from torchrl_marl.envs.pettingzoo import PettingZooEnv
-
-    return PettingZooEnv(world, **settings)
-
-
-def settings_read(
-    library: str, config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
-) -> dict[str, Any]:
-    """Arguments of a library's adapter, by the settings of a run."""
-    read = {name: getattr(config, name) for name in ("state", *_READ[library])}
-    group_map = dict(config.group_map) or None
-    return {**read, "group_map": group_map, "num_envs": num_envs, "seed": seed, "device": device}
+    return find_library(library).make(world, settings, {})
 
 
 def as_environment(env: Any, config: EnvConfig, device: torch.device | str) -> EnvBase:
@@ -85,7 +38,8 @@ def as_environment(env: Any, config: EnvConfig, device: torch.device | str) -> E
     if library is None:
         check_environment(env)
         return env
-    return adapted(env, **settings_read(library, config, config.num_envs, None, device))
+    settings = find_library(library).read(config, of_object=True)
+    return adapted(env, library, **settings, seed=None, device=device)
 
 
 def check_environment(env: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -13,9 +14,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
+from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.libraries import Library
+from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
 
 __all__ = [
+    "LIBRARY",
     "Backend",
     "by_name",
     "continuous_argument",
@@ -227,3 +231,42 @@ def known_names() -> list[str]:
         names |= {f"{package}/{world}" for world in found if _WORLD.fullmatch(world)}
     names |= {f"gymnasium_robotics/{robot}" for robot in _MUJOCO_ROBOTS}
     return sorted(names)
+
+
+def _owns(world: Any) -> bool:
+    """Whether it is a world, a class of worlds, a function or a module that makes one."""
+    kind = world if inspect.isclass(world) else type(world)
+    played = all(callable(getattr(kind, name, None)) for name in ("reset", "step"))
+    if played and (kind is world or hasattr(world, "possible_agents") or hasattr(world, "agents")):
+        return True
+    makes = inspect.isroutine(world) or isinstance(world, functools.partial)
+    return makes or inspect.ismodule(world)
+
+
+def _check(config: EnvConfig) -> None:
+    if config.workers < 0 or config.worker_timeout <= 0:
+        raise ConfigError(
+            f"env.workers is {quoted(config.workers)} and env.worker_timeout "
+            f"{quoted(config.worker_timeout)}, expected 0 or more and a number of seconds above 0."
+        )
+
+
+def _foreign(config: EnvConfig) -> str | None:
+    backend = config.kwargs.get("backend")
+    return foreign_module(config.name, backend if backend in ("parallel", "aec") else "auto")
+
+
+_OF_OBJECTS = (
+    *("num_envs", "max_steps", "state", "info", "group_map"),
+    *("workers", "worker_timeout", "restart_workers"),
+)
+
+LIBRARY = Library(
+    "torchrl_marl.envs.pettingzoo:PettingZooEnv",
+    settings=("continuous_actions", *_OF_OBJECTS),
+    of_objects=_OF_OBJECTS,
+    worlds=known_names,
+    owns=_owns,
+    check=_check,
+    foreign=_foreign,
+)

@@ -9,13 +9,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.libraries import Library
 from torchrl_marl.envs.own.named import import_file
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
 
 if TYPE_CHECKING:
     from vmas.simulator.scenario import BaseScenario
 
-__all__ = ["check_scenario", "out_of_file", "scenario_arguments", "scenario_names"]
+__all__ = ["LIBRARY", "check_scenario", "out_of_file", "scenario_arguments", "scenario_names"]
 
 # Arguments of vmas.make_env itself that a drop-in for TorchRL's VmasEnv hands on.
 _SIMULATOR_ARGUMENTS = frozenset({"multidiscrete_actions", "clamp_actions", "grad_enabled"})
@@ -202,3 +204,23 @@ class _ArgumentReader(ast.NodeVisitor):
 def _text(node: ast.expr) -> str | None:
     """The text that a literal is, or None."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _check(config: EnvConfig) -> None:
+    check_scenario(config.name, config.kwargs)
+
+
+def _foreign(config: EnvConfig) -> str | None:
+    return config.name if config.name.endswith(".py") else None
+
+
+LIBRARY = Library(
+    "torchrl_marl.envs.vmas:VmasEnv",
+    settings=("num_envs", "max_steps", "continuous_actions", "state", "info", "group_map"),
+    states=("observations",),
+    worlds=scenario_names,
+    own_limit=False,
+    check=_check,
+    foreign=_foreign,
+    kwargs_name="scenario_kwargs",
+)

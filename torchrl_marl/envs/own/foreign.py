@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.pettingzoo.library import foreign_module
+from torchrl_marl.envs.libraries import find_library, library_names
 
 __all__ = ["foreign_code"]
 
@@ -28,18 +28,21 @@ def foreign_code(env: EnvConfig) -> str | None:
         "module 'json.decoder' (in ...)"
     """
     own, colon, _ = env.library.partition(":")
-    path = env.name if env.library == "vmas" else own
-    if path.endswith(".py"):
-        return f"file {str(Path(path).resolve())!r}"
-    if env.library == "pettingzoo":
-        backend = env.kwargs.get("backend")
-        module = foreign_module(env.name, backend if backend in ("parallel", "aec") else "auto")
-        place = None if module is None else _place(module.partition(".")[0])
-        return None if place is None else f"module {module!r} (in {place!r})"
-    if not colon:
-        return None
-    place = _place(own.partition(".")[0], [os.getcwd(), *sys.path]) or os.getcwd()
-    return f"module {own!r} (in {place!r})"
+    if colon:
+        if own.endswith(".py"):
+            return _file(own)
+        place = _place(own.partition(".")[0], [os.getcwd(), *sys.path]) or os.getcwd()
+        return f"module {own!r} (in {place!r})"
+    find = find_library(env.library).foreign if env.library in library_names() else None
+    module = None if find is None else find(env)
+    if module is None or module.endswith(".py"):
+        return None if module is None else _file(module)
+    there = _place(module.partition(".")[0])
+    return None if there is None else f"module {module!r} (in {there!r})"
+
+
+def _file(path: str) -> str:
+    return f"file {str(Path(path).resolve())!r}"
 
 
 def _place(package: str, path: list[str] | None = None) -> str | None:

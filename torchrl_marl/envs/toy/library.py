@@ -1,0 +1,62 @@
+"""The toy worlds by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.libraries import Library
+from torchrl_marl.errors import ConfigError, nearest, quoted
+
+__all__ = ["LIBRARY", "TOY_WORLDS", "make_toy"]
+
+TOY_WORLDS = ("arena", "matrix_game", "nim", "paces", "speaker_listener", "two_step_game")
+"""Names of the toy worlds."""
+
+
+def make_toy(name: str, **arguments: Any) -> Any:
+    """Builds a toy world by its name.
+
+    Args:
+        name (str): one of :data:`TOY_WORLDS`.
+        **arguments: of its class.
+    """
+    from torchrl_marl.envs.toy.games import TOY_ENVS
+
+    continuous = arguments.pop("continuous_actions")
+    if name == "arena":
+        arguments.setdefault("continuous_actions", continuous)
+    return TOY_ENVS[name](**arguments)
+
+
+def check_toy(config: EnvConfig) -> None:
+    """Refuses an unknown toy world, and settings that toy worlds do not take.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    if config.name not in TOY_WORLDS:
+        raise ConfigError(
+            f"unknown toy world {quoted(config.name)}; {nearest(config.name, TOY_WORLDS)}"
+            f"expected one of {', '.join(TOY_WORLDS)}."
+        )
+    if config.state is not None:
+        raise ConfigError(
+            f"env.state is {quoted(config.state)}, expected null, since toy worlds have a "
+            "state of their own; use env.state=null."
+        )
+    for name in ("seed", "device"):
+        if name in config.kwargs:
+            raise ConfigError(
+                f"env.kwargs has {name!r}, which is no argument of the world; set the run's own."
+            )
+
+
+LIBRARY = Library(
+    "torchrl_marl.envs.toy.library:make_toy",
+    settings=("num_envs", "max_steps", "continuous_actions"),
+    states=(),
+    worlds=lambda: list(TOY_WORLDS),
+    own_limit=False,
+    check=check_toy,
+)
