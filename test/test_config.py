@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torchrl_marl import recipes, runs
-from torchrl_marl.envs.worlds import TOY_WORLDS
+from torchrl_marl.envs.toy.library import TOY_WORLDS
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError
 from torchrl_marl.recipes import explain, load_config, read_config, recipe_names, save_config
 from torchrl_marl.runs import check_device
@@ -99,7 +99,7 @@ class TestReading:
         def not_installed(*_):
             raise MissingExtraError("VMAS", "vmas")
 
-        monkeypatch.setattr("torchrl_marl.envs.worlds.check_scenario", not_installed)
+        monkeypatch.setattr("torchrl_marl.envs.vmas.library.check_scenario", not_installed)
         with pytest.raises(MissingExtraError, match=r"pip install 'torchrl_marl\[vmas\]'"):
             load_config("vmas_balance_mappo")
         assert load_config("vmas_balance_mappo", own_env=True).env.name == "balance"

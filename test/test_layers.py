@@ -13,7 +13,7 @@ MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 # What stands in one set of a layer may import each other; what stands in two may not.
 LAYERS = [
     [{"_lazy"}, {"errors"}, {"trust"}, {"random_state"}],
-    [{"settings"}, {"memory"}],
+    [{"registry"}, {"settings"}, {"memory"}],
     [{"stacking"}],
     [{"specs"}],
     [{"functional", "kernels"}, {"joining"}, {"capture"}],
@@ -40,13 +40,14 @@ PLACE = {part: (i, j) for i, layer in enumerate(LAYERS) for j, s in enumerate(la
 # The settings of a component lie beside it, and are read without it.
 SETTINGS = {
     "envs.config",
+    "envs.libraries",
     "modules.config",
     "learners.config",
     "learners.algorithms",
     "training.config",
 }
 # What they may import besides each other: words that are known without torch.
-WITHOUT_TORCH = {"errors", "settings", "settings.words", "capture.execution"}
+WITHOUT_TORCH = {"errors", "registry", "settings", "settings.words", "capture.execution"}
 
 
 def name_of(path):

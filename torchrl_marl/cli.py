@@ -430,7 +430,7 @@ def _list(parsed: argparse.Namespace) -> None:
 
         print(json.dumps(json_schema(TrainConfig, "a recipe of torchrl_marl"), indent=2))
         return
-    from torchrl_marl.envs.worlds import world_rows
+    from torchrl_marl.envs.libraries import world_rows
     from torchrl_marl.learners.algorithms import ALGORITHMS
 
     lists: dict[str, Callable[[], list[tuple[str, str]]]] = {

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.make import check_world_name
 from torchrl_marl.envs.vmas.library import scenario_arguments, scenario_names
-from torchrl_marl.envs.worlds import check_world_name
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
 from torchrl_marl.settings import (
     Reader,

@@ -54,7 +54,7 @@ def test_the_arena_has_both_kinds_of_actions():
         ({"name": "blance"}, "did you mean 'balance'"),
         ({"kwargs": {"n_agent": 2}}, "did you mean 'n_agents'"),
         ({"kwargs": {"num_envs": 2}}, "no argument 'num_envs'"),
-        ({"state": "everything"}, "expected 'observations'"),
+        ({"state": "everything"}, "expected observations or null"),
     ],
 )
 def test_what_is_refused(config, message):

@@ -5,20 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from torchrl_marl.envs.libraries import LIBRARIES, library_meanings
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.settings import Count, Formerly, OneOf, Positive, Range, ReadWhere
 from torchrl_marl.settings.words import listed
 
-__all__ = ["LIBRARIES", "OWN_WORLD", "EnvConfig"]
-
-LIBRARIES = {
-    "vmas": "VMAS's scenarios, simulated as tensors",
-    "pettingzoo": "PettingZoo's worlds, written in Python",
-    "jaxmarl": "JaxMARL's worlds, one jitted call a step",
-    "isaaclab": "Isaac Lab's multi-agent tasks",
-    "toy": "small worlds whose best return is known",
-}
-"""Library of worlds -> what it is."""
+__all__ = ["OWN_WORLD", "EnvConfig"]
 
 OWN_WORLD = "module:Class"
 """Stands for any world of one's own; ``path/to/file.py:Class`` is one, too."""
@@ -37,14 +29,25 @@ class _NotAFile:
         )
 
 
-_COPIED = ReadWhere("library", "pettingzoo", OWN_WORLD)
+class _TakenBy(ReadWhere):
+    """A setting that is read where the library's adapter takes it, or by a world of one's own."""
+
+    def __init__(self, setting: str) -> None:
+        self.key, self.but, self.of = "library", False, ()
+        self._setting = setting
+
+    @property
+    def values(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The libraries, and the form of worlds of one's own."""
+        taking = (name for name, library in LIBRARIES.items() if self._setting in library.settings)
+        return (*taking, OWN_WORLD)
 
 
 @dataclass(frozen=True)
 class EnvConfig:
     """Which world is played, and how many copies of it side by side."""
 
-    library: Annotated[str, _NotAFile(), OneOf(LIBRARIES, form=OWN_WORLD)] = "vmas"
+    library: Annotated[str, _NotAFile(), OneOf(library_meanings, form=OWN_WORLD)] = "vmas"
     """Where the world comes from; or a world of your own, ``module:Class`` or
     ``path/to/file.py:Class``."""
     name: str = "balance"
@@ -59,19 +62,18 @@ class EnvConfig:
     state: str | None = None
     """What a central critic may see as ``"state"``: ``observations`` (of all agents), ``world``
     (the world's own state, where it has one) or null."""
-    info: Annotated[bool, ReadWhere("library", "vmas", "pettingzoo", "jaxmarl", OWN_WORLD)] = False
+    info: Annotated[bool, _TakenBy("info")] = False
     """Whether the scenario's info is computed and collected."""
-    group_map: Annotated[
-        dict[str, Any],
-        ReadWhere("library", "vmas", "pettingzoo", "jaxmarl", "isaaclab", OWN_WORLD),
-    ] = field(default_factory=dict)
+    group_map: Annotated[dict[str, Any], _TakenBy("group_map")] = field(default_factory=dict)
     """Group -> names of its agents, such as ``{team: [speaker_0, listener_0]}``; empty: by the
     library's own rule (VMAS: the names' prefixes)."""
-    workers: Annotated[int, Range(0), _COPIED] = 0
+    workers: Annotated[int, Range(0), _TakenBy("workers")] = 0
     """Processes in which the copies of a world written in Python run; 0: in this one."""
-    worker_timeout: Annotated[Positive, _COPIED, ReadWhere("workers", 0, but=True)] = 60.0
+    worker_timeout: Annotated[
+        Positive, _TakenBy("worker_timeout"), ReadWhere("workers", 0, but=True)
+    ] = 60.0
     """Seconds after which a worker that does not answer is an error."""
-    restart_workers: Annotated[bool, _COPIED] = False
+    restart_workers: Annotated[bool, _TakenBy("restart_workers")] = False
     """Start a worker that died or hangs anew, and count it, instead of stopping."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the world, such as ``n_agents``."""
@@ -82,16 +84,15 @@ class EnvConfig:
         Raises:
             ConfigError: naming the states that it gives.
         """
-        if self.state is None or ":" in self.library:
+        library = None if ":" in self.library else LIBRARIES.find(self.library)
+        if self.state is None or library is None or self.state in library.states:
             return
-        if self.library == "toy":
+        if not library.states:
             raise ConfigError(
-                f"{at}state is {quoted(self.state)}, expected null, since toy worlds have a "
-                f"state of their own; use {at}state=null."
+                f"{at}state is {quoted(self.state)}, expected null, since {self.library} worlds "
+                f"have a state of their own; use {at}state=null."
             )
-        states = ["observations"] if self.library == "vmas" else ["observations", "world"]
-        if self.state not in states:
-            raise ConfigError(
-                f"{at}state is {quoted(self.state)}, expected {listed([*states, 'null'])}; "
-                f"use {at}state=observations."
-            )
+        raise ConfigError(
+            f"{at}state is {quoted(self.state)}, expected {listed([*library.states, 'null'])}; "
+            f"use {at}state={library.states[0]}."
+        )

@@ -6,24 +6,18 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.libraries import (
-    check_world,
-    find_library,
-    library_names,
-    library_of,
-    refuse_repeated,
-)
-from torchrl_marl.envs.own.named import build_own
-from torchrl_marl.envs.own.objects import adapted, check_environment
+from torchrl_marl.envs.libraries import LIBRARIES, find_library, library_of
+from torchrl_marl.envs.own.named import build_own, check_own
+from torchrl_marl.envs.own.objects import adapted
 from torchrl_marl.errors import ConfigError, UserError, quoted
 from torchrl_marl.memory import is_out_of_memory, refuse_too_large
-from torchrl_marl.settings import tell_new_name
+from torchrl_marl.settings import tell_new_name, unread
 
 if TYPE_CHECKING:
     import torch
     from torchrl.envs import EnvBase
 
-__all__ = ["make_env", "split_name"]
+__all__ = ["check_world_name", "make_env", "split_name"]
 
 
 def make_env(
@@ -94,7 +88,7 @@ def make_env(
 def _built(env: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str) -> EnvBase:
     own = ":" in env.library
     make = build_own if own else _make
-    (refuse_repeated if own else check_world)(env)
+    _check_settings(env)
     try:
         _check_memory(env, num_envs, make)
         return make(env, num_envs, seed, device)
@@ -111,6 +105,40 @@ def _built(env: EnvConfig, num_envs: int, seed: int | None, device: torch.device
             f"{env.library} {quoted(env.name)} cannot be built with "
             f"env.kwargs={quoted(dict(env.kwargs))} ({why}); check these values."
         ) from error
+
+
+def check_world_name(env: EnvConfig) -> None:
+    """Refuses a world that its library does not have, and arguments that it would not read.
+
+    Imports neither torch nor the world.
+
+    Args:
+        env (EnvConfig): of a known library, or with a world of one's own.
+
+    Raises:
+        ConfigError: naming what is unknown and what comes nearest.
+        MissingExtraError: the library is not installed.
+    """
+    if ":" in env.library:
+        return check_own(env.library)
+    check = find_library(env.library).check
+    return None if check is None else check(env)
+
+
+def _check_settings(env: EnvConfig) -> None:
+    """Refuses settings that the world's adapter does not take, or that are no arguments of it."""
+    own = ":" in env.library
+    if not own:
+        check_world_name(env)
+        for key, text in unread(env, "env.").items():
+            raise ConfigError(f"{text}; leave {key} out.")
+        env.check("env.")
+    repeated = {field.name for field in fields(EnvConfig)}.intersection(env.kwargs)
+    if repeated and (own or find_library(env.library).kwargs_name is None):
+        name = min(repeated)
+        raise ConfigError(
+            f"env.kwargs has {name!r}, which is a setting of its own; set env.{name} instead."
+        )
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -135,7 +163,7 @@ def _named(name: str, settings: dict[str, Any]) -> EnvConfig:
     library, world = split_name(name)
     known = {field.name for field in fields(EnvConfig)} - {"library", "name", "kwargs"}
     own = {key: settings[key] for key in settings if key in known}
-    if library in library_names() and find_library(library).own_limit:
+    if library in LIBRARIES.names() and find_library(library).own_limit:
         own.setdefault("max_steps", None)
     kwargs = {**settings.get("kwargs", {})}
     kwargs.update({key: settings[key] for key in settings if key not in {*known, "kwargs"}})
@@ -177,7 +205,7 @@ def _check_actions(env: EnvConfig, built: EnvBase) -> None:
 
 
 def _take(env: Any, seed: int | None, device: torch.device | str, num_envs: int | None) -> EnvBase:
-    from torchrl_marl.envs.torchrl.env import adapt
+    from torchrl_marl.envs.torchrl.env import adapt, check_environment
 
     check_environment(env)
     if num_envs is not None and env.batch_size.numel() != num_envs:

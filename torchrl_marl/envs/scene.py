@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torchrl.envs
 from torchrl.envs import EnvBase
 
 from torchrl_marl.errors import ConfigError
@@ -77,7 +76,7 @@ def scene(env: EnvBase, index: int = 0) -> list[Shape]:
 
     Args:
         env (EnvBase): a world with a method ``scene(index)`` and a method ``stage()``, such as
-            :class:`~torchrl_marl.envs.VmasEnv`, also under transforms; or TorchRL's ``VmasEnv``.
+            :class:`~torchrl_marl.envs.VmasEnv`, also under transforms.
         index (int): which of its E envs.
 
     Raises:
@@ -109,10 +108,6 @@ def _drawable(env: EnvBase) -> Any:
     while inner is not None:
         if callable(getattr(type(inner), "scene", None)):
             return inner
-        if isinstance(inner, torchrl.envs.VmasEnv):
-            from torchrl_marl.envs.vmas.scene import VmasScene
-
-            return VmasScene(inner)
         inner = getattr(inner, "base_env", None)
     raise ConfigError(
         f"{type(env).__name__} cannot be drawn, expected a VMAS world, or one with methods scene "

@@ -20,6 +20,7 @@ def _owns(world: Any) -> bool:
 
 
 LIBRARY = Library(
+    "Isaac Lab's multi-agent tasks",
     "torchrl_marl.envs.isaaclab:IsaacLabEnv",
     of_objects=("state", "group_map"),  # a simulation has its envs and its limit
     worlds=_worlds,

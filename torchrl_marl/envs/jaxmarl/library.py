@@ -21,6 +21,7 @@ def _owns(world: Any) -> bool:
 
 
 LIBRARY = Library(
+    "JaxMARL's worlds, one jitted call a step",
     "torchrl_marl.envs.jaxmarl:JaxMarlEnv",
     settings=("num_envs", "max_steps", "continuous_actions", "info", "state", "group_map"),
     of_objects=("num_envs", "max_steps", "info", "state", "group_map"),

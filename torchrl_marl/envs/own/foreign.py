@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.libraries import find_library, library_names
+from torchrl_marl.envs.libraries import LIBRARIES
 
 __all__ = ["foreign_code"]
 
@@ -33,8 +33,8 @@ def foreign_code(env: EnvConfig) -> str | None:
             return _file(own)
         place = _place(own.partition(".")[0], [os.getcwd(), *sys.path]) or os.getcwd()
         return f"module {own!r} (in {place!r})"
-    find = find_library(env.library).foreign if env.library in library_names() else None
-    module = None if find is None else find(env)
+    library = LIBRARIES.find(env.library)
+    module = None if library is None or library.foreign is None else library.foreign(env)
     if module is None or module.endswith(".py"):
         return None if module is None else _file(module)
     there = _place(module.partition(".")[0])

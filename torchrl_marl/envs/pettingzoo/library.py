@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.envs.libraries import Library
-from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
+from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
 
 __all__ = [
     "LIBRARY",
@@ -243,14 +243,6 @@ def _owns(world: Any) -> bool:
     return makes or inspect.ismodule(world)
 
 
-def _check(config: EnvConfig) -> None:
-    if config.workers < 0 or config.worker_timeout <= 0:
-        raise ConfigError(
-            f"env.workers is {quoted(config.workers)} and env.worker_timeout "
-            f"{quoted(config.worker_timeout)}, expected 0 or more and a number of seconds above 0."
-        )
-
-
 def _foreign(config: EnvConfig) -> str | None:
     backend = config.kwargs.get("backend")
     return foreign_module(config.name, backend if backend in ("parallel", "aec") else "auto")
@@ -262,11 +254,11 @@ _OF_OBJECTS = (
 )
 
 LIBRARY = Library(
+    "PettingZoo's worlds, written in Python",
     "torchrl_marl.envs.pettingzoo:PettingZooEnv",
     settings=("continuous_actions", *_OF_OBJECTS),
     of_objects=_OF_OBJECTS,
     worlds=known_names,
     owns=_owns,
-    check=_check,
     foreign=_foreign,
 )

@@ -5,6 +5,7 @@ Shapes: E envs, N agents of a group.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
@@ -18,12 +19,11 @@ from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags, earned, where_fresh
 from torchrl_marl.envs.auto_reset import AutoResetEnv
 from torchrl_marl.envs.marl_env import MarlEnv
-from torchrl_marl.envs.own.objects import check_environment
 from torchrl_marl.envs.torchrl.conventions import Reading, reading_of
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.random_state import RandomState, own_stream
 
-__all__ = ["TorchRLEnv", "adapt"]
+__all__ = ["TorchRLEnv", "adapt", "check_environment"]
 
 _FLAGS = ("done", "terminated", "truncated")
 
@@ -63,6 +63,21 @@ def adapt(env: EnvBase) -> EnvBase:
             )
         return taken_out
     return env if _is_right(env, base) else TorchRLEnv(env, reading_of(env, base))
+
+
+def check_environment(env: Any) -> None:
+    """Refuses what is no environment of TorchRL.
+
+    Raises:
+        ConfigError: naming what it is.
+    """
+    if not isinstance(env, EnvBase):
+        what = f"the class {env.__name__}" if inspect.isclass(env) else f"a {type(env).__name__}"
+        raise ConfigError(
+            f"the environment is {what}, expected a name such as 'vmas/balance', an EnvConfig, an "
+            "environment of TorchRL, such as YourEnv(num_envs=64), or a world of PettingZoo or "
+            "JaxMARL."
+        )
 
 
 def _taken_out(env: EnvBase) -> EnvBase | None:

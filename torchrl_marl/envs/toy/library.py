@@ -38,12 +38,7 @@ def check_toy(config: EnvConfig) -> None:
     if config.name not in TOY_WORLDS:
         raise ConfigError(
             f"unknown toy world {quoted(config.name)}; {nearest(config.name, TOY_WORLDS)}"
-            f"expected one of {', '.join(TOY_WORLDS)}."
-        )
-    if config.state is not None:
-        raise ConfigError(
-            f"env.state is {quoted(config.state)}, expected null, since toy worlds have a "
-            "state of their own; use env.state=null."
+            f"choose among {', '.join(TOY_WORLDS)}."
         )
     for name in ("seed", "device"):
         if name in config.kwargs:
@@ -53,6 +48,7 @@ def check_toy(config: EnvConfig) -> None:
 
 
 LIBRARY = Library(
+    "small worlds whose best return is known",
     "torchrl_marl.envs.toy.library:make_toy",
     settings=("num_envs", "max_steps", "continuous_actions"),
     states=(),

@@ -215,6 +215,7 @@ def _foreign(config: EnvConfig) -> str | None:
 
 
 LIBRARY = Library(
+    "VMAS's scenarios, simulated as tensors",
     "torchrl_marl.envs.vmas:VmasEnv",
     settings=("num_envs", "max_steps", "continuous_actions", "state", "info", "group_map"),
     states=("observations",),

@@ -1,0 +1,101 @@
+"""Registries: a word, and what it stands for, from this package, a user's code or a package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
+
+from torchrl_marl.errors import ConfigError, UserError, quoted
+
+__all__ = ["Registry"]
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Words with a record each, imported when they are first asked for.
+
+    A word is known by one line in this package, by :meth:`add`, or by an entry point of an
+    installed package, ``word = module:NAME``.
+
+    Args:
+        what (str): what a word names, for messages, such as ``"algorithm"``.
+        kind (type): the class of the records.
+        group (str): group of the entry points.
+        known (mapping): word -> record, or ``"module:NAME"`` where it lies.
+    """
+
+    def __init__(self, what: str, kind: type[T], group: str, known: Mapping[str, T | str]) -> None:
+        self.what, self.kind, self.group = what, kind, group
+        self._known: dict[str, T | str] = dict(known)
+
+    def names(self) -> tuple[str, ...]:
+        """Returns all words, those of installed packages last."""
+        return tuple(dict.fromkeys([*self._known, *self._points()]))
+
+    def items(self) -> Iterator[tuple[str, T]]:
+        """Yields every word and its record."""
+        for word in self.names():
+            found = self.find(word)
+            assert found is not None
+            yield word, found
+
+    def find(self, word: str) -> T | None:
+        """Returns the record of a word, or None for an unknown one.
+
+        Raises:
+            ConfigError: it cannot be imported, or is something else.
+        """
+        found: Any = self._known.get(word)
+        if found is None:
+            point = self._points().get(word)
+            if point is None:
+                return None
+            found = point.value
+        if isinstance(found, str):
+            found = self.load(word, found)
+        if not isinstance(found, self.kind):
+            raise ConfigError(
+                f"{self.what} {quoted(word)} is {quoted(found)}, expected a "
+                f"{self.kind.__module__}.{self.kind.__name__}."
+            )
+        return found
+
+    def load(self, word: str, place: str) -> Any:
+        """Returns what lies at ``"module:NAME"``.
+
+        Raises:
+            ConfigError: its module cannot be imported, or has no such name.
+        """
+        module, _, name = place.partition(":")
+        try:
+            return getattr(import_module(module), name)
+        except UserError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{self.what} {quoted(word)} needs {place}, which cannot be imported "
+                f"({type(error).__name__}: {error}); mend it, or uninstall its package."
+            ) from error
+
+    def add(self, word: str, record: T) -> None:
+        """Adds a word.
+
+        Raises:
+            ConfigError: the word is taken.
+        """
+        taken = self._known.get(word, record) != record or word in self._points()
+        if taken:
+            raise ConfigError(
+                f"{self.what} {quoted(word)} is registered already; choose another name."
+            )
+        self._known[word] = record
+
+    def remove(self, word: str) -> None:
+        """Removes a word that was added."""
+        del self._known[word]
+
+    def _points(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=self.group)}
