@@ -98,7 +98,10 @@ def _adam_(parameters, gradients, means, squares, steps, lr, skip, frozen, beta1
 
 
 def _fused_step(parameters, gradients, means, squares, steps, lr, skip, beta1, beta2, eps):
-    torch._foreach_add_(steps, [1 - skip] * len(steps))
+    if skip.device.type == "cpu":  # which need not wait, and adds a number faster
+        torch._foreach_add_(steps, 1.0 - skip.item())
+    else:
+        torch._foreach_add_(steps, [1 - skip] * len(steps))
     # The fused step reads memory as it lies; a gradient may come transposed.
     gradients = [_as_laid(g, p) for g, p in zip(gradients, parameters)]
     # A step is skipped as a gradient scaler skips one that overflowed.

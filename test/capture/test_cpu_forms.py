@@ -1,0 +1,122 @@
+"""Forms that are fast on a CPU give the numbers of the recorded graph."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from torchrl_marl.capture import capture, trace
+from torchrl_marl.capture.cpu_forms import rational_tanh, rewrite_for_cpu
+
+aten = torch.ops.aten
+LARGEST_ERROR = 4.2e-7  # in the docstring
+
+
+def targets(module):
+    return [node.target for node in module.graph.nodes if node.op == "call_function"]
+
+
+def rewritten(function, *inputs):
+    """The recorded graph's outputs, those of its other form, and that form."""
+    traced = trace(function, *inputs)
+    module = rewrite_for_cpu(traced.module)
+    return traced.module(*inputs), module(*inputs), module
+
+
+def test_rational_tanh_is_tanh_to_a_few_units_in_the_last_place():
+    # every 4001st float from 1e-30 to 20
+    bits = torch.tensor([1e-30, 20.0]).view(torch.int32)
+    x = torch.arange(int(bits[0]), int(bits[1]), 4001, dtype=torch.int32).view(torch.float32)
+    expected = x.double().tanh()
+    error = (rational_tanh(x).double() - expected).abs()
+    assert error.max() < LARGEST_ERROR
+    assert (error / expected).max() < LARGEST_ERROR
+
+
+def test_rational_tanh_is_never_beyond_one_where_it_is_flat():
+    bits = torch.tensor([6.0, 8.0]).view(torch.int32)
+    x = torch.arange(int(bits[0]), int(bits[1]), dtype=torch.int32).view(torch.float32)
+    assert rational_tanh(x).max() <= 1.0
+
+
+def test_rational_tanh_of_special_values():
+    x = torch.tensor([0.0, 1e-38, 1e-30, 20.0, 1e30, math.inf])
+    expected = torch.tensor([0.0, 1e-38, 1e-30, 1.0, 1.0, 1.0])
+    torch.testing.assert_close(rational_tanh(x), expected, rtol=LARGEST_ERROR, atol=1e-40)
+    assert rational_tanh(torch.tensor([math.nan])).isnan().all()
+    assert torch.signbit(rational_tanh(torch.tensor([-0.0]))).all()
+
+
+def test_rational_tanh_is_odd():
+    x = torch.cat([torch.randn(10_000) * 4, torch.tensor([math.inf])])
+    assert torch.equal(rational_tanh(-x), -rational_tanh(x))
+
+
+def test_a_compiled_tanh_and_its_gradient_are_within_the_tolerance():
+    def value_and_slope(x):
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            y = x.tanh()
+        return y.detach(), torch.autograd.grad(y.sum(), x)[0]
+
+    x = torch.linspace(-9, 9, 4001)
+    program = capture(value_and_slope, x, name="a tanh with its slope")
+    value, slope = program(x)
+    exact = x.double().tanh()
+    assert (value.double() - exact).abs().max() < LARGEST_ERROR
+    assert (slope.double() - (1 - exact**2)).abs().max() < 1e-6
+    assert program.traced.module(x)[0].equal(x.tanh())  # the recorded graph stays as it was
+
+
+def test_run_operation_by_operation_a_graph_stays_torchs():
+    x = torch.randn(100)
+    program = capture(torch.tanh, x, name="a tanh", execution="trace")
+    assert program(x).equal(x.tanh())
+
+
+def test_tanh_in_double_precision_stays_torchs():
+    [expected], [found], module = rewritten(torch.tanh, torch.randn(10, dtype=torch.float64))
+    assert aten.tanh.default in targets(module)
+    assert found.equal(expected)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 5), (3, 2, 5)])
+def test_a_linear_layer_adds_its_bias_apart(shape):
+    torch.manual_seed(0)
+    layer, x = nn.Linear(5, 4), torch.randn(*shape)
+    traced = trace(lambda x: layer(x).detach(), x)
+    module = rewrite_for_cpu(traced.module)
+    assert aten.addmm.default not in targets(module)
+    found = module(x, *traced.captured)[0]
+    torch.testing.assert_close(found, layer(x).detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_rows_of_many_inputs_are_gathered_by_one_operation():
+    def pick(index, x, y):
+        return x.index_select(0, index) * 2, y.index_select(0, index)
+
+    inputs = torch.tensor([2, 0]), torch.arange(6.0).view(3, 2), torch.arange(3)
+    expected, found, module = rewritten(pick, *inputs)
+    assert all(map(torch.equal, expected, found))
+    assert targets(module).count(torch.ops.torchrl_marl.rows.default) == 1
+    assert aten.index_select.default not in targets(module)
+
+
+def test_rows_of_what_is_written_to_are_selected_where_they_stood():
+    def pick(index, x):
+        before = x.index_select(0, index)
+        x.add_(1)
+        return before, x.index_select(0, index)
+
+    index, x = torch.tensor([1]), torch.arange(2.0)
+    module = rewrite_for_cpu(trace(pick, index, x.clone()).module)
+    assert [y.tolist() for y in module(index, x.clone())] == [[1.0], [2.0]]
+
+
+def test_norms_of_a_list_are_those_of_its_tensors():
+    [expected], [found], module = rewritten(
+        lambda x, y: torch.stack(torch._foreach_norm([x, y])), torch.ones(4), torch.ones(9, 1)
+    )
+    assert found.equal(expected) and found.tolist() == [2.0, 3.0]
+    assert aten._foreach_norm.Scalar not in targets(module)
