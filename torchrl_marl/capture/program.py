@@ -165,9 +165,14 @@ def _cacheable() -> AbstractContextManager[Any]:
 
 def _inductor(module: fx.GraphModule, leaves: list[Tensor], exact: bool) -> Any:
     if not exact:
+        options = OPTIONS
         if all(x.device.type == "cpu" for x in leaves):
             module = rewrite_for_cpu(module)
-        return torch._inductor.compile(module, list(leaves), options=OPTIONS)
+            if not _calls_python(module):
+                options = {**OPTIONS, "cpp_wrapper": True}
+                for node in module.graph.find_nodes(op="placeholder"):
+                    node.meta.pop("val", None)  # of some only; what is given tells all
+        return torch._inductor.compile(module, list(leaves), options=options)
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.lowering import lowerings, make_fallback
@@ -180,6 +185,19 @@ def _inductor(module: fx.GraphModule, leaves: list[Tensor], exact: bool) -> Any:
     # The cache does not know of decompositions, and would give the graph with the others.
     options = {**OPTIONS, "force_disable_caches": True}
     return compile_fx(module, leaves, config_patches=options, decompositions=table)
+
+
+def _calls_python(module: fx.GraphModule) -> bool:
+    """Whether an operation is not torch's own, so that kernels are best called from Python, too.
+
+    Called from C++, the step of a simulator, with its hundreds of small buffers, takes two thirds
+    of the time (balance, 60 envs: 1.03 -> 0.71 ms).
+    """
+    operators = (node.target for node in module.graph.nodes if node.op == "call_function")
+    return any(
+        isinstance(x, torch._ops.OpOverload) and x.namespace not in ("aten", "prims")
+        for x in operators
+    )
 
 
 def _written_on_replay(traced: Trace, leaves: Sequence[Tensor], name: str) -> set[int]:
