@@ -97,7 +97,7 @@ def test_learning_is_what_a_bare_script_does(value_norm, normalize, critic_loss)
 
     def network(net, observation, mask):
         features = torch.where(mask.unsqueeze(-1), observation, 0.0)
-        return net.network(features if net is actor_net else features.flatten(-2))
+        return net.network(features if net is actor_net else features.flatten(-2))[0]
 
     def shared_with_the_dead(value, living):
         """Who is masked here is dead, and worth what the living are on average."""

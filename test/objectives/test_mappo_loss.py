@@ -460,7 +460,7 @@ def test_with_a_value_norm_it_is_the_papers_loss():
     with torch.no_grad():
         actor(td)
         raw = critic.module  # features, network, head
-        old_normalized = raw.network(raw.features(td["car", "observation"], td["car", "mask"]))
+        old_normalized = raw.network(*raw.features(td["car", "observation"], td["car", "mask"]))[0]
     mean, variance = norm._running_stats()
     loss.value_estimator(td)
     # The returns were made with values in reward units.
@@ -481,7 +481,7 @@ def test_with_a_value_norm_it_is_the_papers_loss():
     with torch.no_grad():
         for parameter in critic.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
-    value = raw.network(raw.features(td["car", "observation"], td["car", "mask"]))
+    value = raw.network(*raw.features(td["car", "observation"], td["car", "mask"]))[0]
     normalized = (target - new_mean) / deviation
     near = old_normalized + (value - old_normalized).clamp(-0.2, 0.2)
     huber = nn.functional.huber_loss

@@ -27,9 +27,9 @@ from torchrl_marl.learners.turns import warn_of_turns
 from torchrl_marl.learners.unshare import unshare_networks
 from torchrl_marl.modules.actors import JoinedActor, make_actor
 from torchrl_marl.modules.critics import make_critic
-from torchrl_marl.modules.networks import gather_observation
+from torchrl_marl.modules.inputs import gather_observation
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
-from torchrl_marl.modules.precision import matmuls_in, set_precision
+from torchrl_marl.modules.precision import matmul_precision, set_precision
 from torchrl_marl.objectives.estimator import last_seen, learned_mask, loss_mask_key
 from torchrl_marl.objectives.ppo import MAPPOLoss
 from torchrl_marl.specs import GroupSpec, TeamSpec
@@ -237,7 +237,7 @@ class OnPolicyLearner(nn.Module):
 
     def learn(self, batch: TensorDictBase) -> TensorDict:
         """Trains on a batch; metrics are tensors, ``(group, name)``."""
-        with matmuls_in(self.config.precision):
+        with matmul_precision(self.config.precision):
             return self._learn(batch)
 
     def _learn(self, batch: TensorDictBase) -> TensorDict:

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchrl_marl.modules.networks import AgentInput, AgentNetwork
+from torchrl_marl.modules.bodies import Feedforward
+from torchrl_marl.modules.inputs import AgentInput
+from torchrl_marl.modules.networks import AgentNetwork
 from torchrl_marl.modules.unsharing import carry_state, unshare
 
 __all__ = ["unshare_networks"]
@@ -37,6 +39,8 @@ def unshare_networks(
         for module in network.modules():
             if not isinstance(module, AgentNetwork) or not isinstance(module.features, AgentInput):
                 continue
+            if not isinstance(module.network, Feedforward):
+                continue
             own, origins = unshare(module.network, n_agents)
             named = dict(module.network.named_parameters())
             before = {name: optimizer.state.get(p, {}) for name, p in named.items()}
@@ -45,7 +49,7 @@ def unshare_networks(
                 state[new[name]] = moments
             old = [p for p in named.values() if p.requires_grad]
             replaced |= {id(p): [] for p in old} | {id(old[0]): list(new.values())}
-            module.network = own
+            module.network = Feedforward(*own)
     settings = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
     parameters = [
         new for p in optimizer.param_groups[0]["params"] for new in replaced.get(id(p), [p])

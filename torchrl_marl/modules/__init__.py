@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torchrl_marl.modules.critics import make_critic
     from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
     from torchrl_marl.modules.random_actor import RandomActor
+    from torchrl_marl.modules.registry import register_body, register_sharing
     from torchrl_marl.modules.routed.sequential import RoutedSequential
     from torchrl_marl.modules.stacks.building import cat, expand, stack
     from torchrl_marl.modules.stacks.module_stack import ModuleStack
@@ -23,6 +24,7 @@ __getattr__, __dir__, __all__ = attach(
         "critics": ["make_critic"],
         "normalization": ["ObservationNorm", "ValueNorm"],
         "random_actor": ["RandomActor"],
+        "registry": ["register_body", "register_sharing"],
         "routed.sequential": ["RoutedSequential"],
         "stacks.building": ["cat", "expand", "stack"],
         "stacks.tensordict_module": ["StackModule"],

@@ -5,7 +5,7 @@ Shapes: B any batch dims, N agents, O observation features, A action features.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -16,7 +16,7 @@ from tensordict.nn import (
     TensorDictSequential,
     dispatch,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Categorical
 from torchrl.data import Bounded
 from torchrl.modules import (
@@ -27,10 +27,12 @@ from torchrl.modules import (
     TanhNormal,
 )
 
-from torchrl_marl.joining import JoinedGroup, check_action_mask, padded, write_rows
+from torchrl_marl.joining import JoinedGroup, padded, write_rows
 from torchrl_marl.modules.config import NetworkConfig
 from torchrl_marl.modules.distributions import PaddedNormal, PaddedTanhNormal
-from torchrl_marl.modules.networks import AgentInput, AgentNetwork, make_agent_network
+from torchrl_marl.modules.heads import LegalLogits
+from torchrl_marl.modules.inputs import AgentInput
+from torchrl_marl.modules.networks import AgentNetwork, links_of, make_agent_network
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.size import check_size
 from torchrl_marl.specs import GroupSpec
@@ -66,7 +68,7 @@ class GroupActor(ProbabilisticActor):
         return tensordict
 
     def get_dist(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> Any:
-        """The distribution, over padded actions."""
+        """Returns the distribution over padded actions."""
         return super().get_dist(padded(self.group, tensordict), *args, **kwargs)
 
 
@@ -107,7 +109,7 @@ def make_actor(
     observation_norm: ObservationNorm | None = None,
     device: torch.device | str | None = None,
 ) -> ProbabilisticActor:
-    """A stochastic policy for every agent of a group.
+    """Builds a stochastic policy for every agent of a group.
 
     Bounded continuous actions get a :class:`~torchrl.modules.TanhNormal` over the group's
     bounds, unbounded ones a normal, discrete ones a categorical in which illegal actions have
@@ -155,18 +157,22 @@ def make_actor(
             "distribution here, expected Bounded, Unbounded, Categorical or OneHot."
         )
     check_size("actor", group, config, device)
-    network = make_agent_network(
+    body = make_agent_network(
         group,
         group.n_actions if group.discrete else 2 * group.action_dim,
         config,
         gain=0.01,
+        standardized=observation_norm is not None,
         device=device,
     )
-    features = AgentInput(group, observation_norm, device)
-    if group.discrete:
-        module, parameters, distribution, settings = _discrete(group, features, network, device)
-    else:
-        module, parameters, distribution, settings = _continuous(group, features, network, device)
+    network = AgentNetwork(
+        AgentInput(group, observation_norm, device),
+        body,
+        None if group.discrete else NormalParamExtractor(),
+        links=links_of(group, config, device),
+    )
+    make = _discrete if group.discrete else _continuous
+    module, parameters, distribution, settings = make(group, network, device)
     return GroupActor(
         group,
         module=module,
@@ -180,13 +186,9 @@ def make_actor(
     )
 
 
-def _continuous(group, features, network, device):
+def _continuous(group, network, device):
     outputs = [group.key("loc"), group.key("scale")]
-    module = TensorDictModule(
-        AgentNetwork(features, network, NormalParamExtractor()),
-        in_keys=AgentInput.keys(group),
-        out_keys=outputs,
-    )
+    module = TensorDictModule(network, in_keys=AgentInput.keys(group), out_keys=outputs)
     parameters = {"loc": outputs[0], "scale": outputs[1]}
     bounds, own = group.action_bounds, group.action_padding
     if bounds is None:
@@ -212,52 +214,15 @@ def _refuse_half_bounded(group: GroupSpec) -> None:
         )
 
 
-def _discrete(group, features, network, device):
+def _discrete(group, network, device):
     logits = group.key("logits")
-    module = TensorDictModule(
-        AgentNetwork(features, network), in_keys=AgentInput.keys(group), out_keys=[logits]
-    )
+    module = TensorDictModule(network, in_keys=AgentInput.keys(group), out_keys=[logits])
     if group.action_mask_key is not None or group.action_padding is not None:
         keys = [logits, *([group.action_mask_key] if group.action_mask_key else [])]
         legal = TensorDictModule(LegalLogits(group, device), in_keys=keys, out_keys=[logits])
         module = TensorDictSequential(module, legal)
     distribution = OneHotCategorical if group.one_hot else Categorical
     return module, {"logits": logits}, distribution, {}
-
-
-class LegalLogits(nn.Module):
-    """Takes the probability of illegal actions away, unless none is legal.
-
-    Args:
-        group (GroupSpec): whose actions; padding is never legal.
-        device (torch.device, optional): of the logits.
-
-    Shapes:
-        - logits: ``[*B, N, n_actions]``; action_mask: the same, bool
-
-    Raises:
-        SpecError: an action mask of another shape or type.
-    """
-
-    own: Tensor | None
-
-    def __init__(self, group: GroupSpec, device: torch.device | str | None = None) -> None:
-        super().__init__()
-        self.group = group
-        own = group.action_padding
-        own = None if own is None else own.to(device)
-        self.register_buffer("own", own, persistent=False)
-
-    def forward(self, logits: Tensor, action_mask: Tensor | None = None) -> Tensor:
-        """Lowers illegal logits to the least finite number."""
-        if action_mask is None:
-            legal = cast(Tensor, self.own)
-        else:
-            check_action_mask(self.group, action_mask, logits.shape[:-2])
-            own = action_mask if self.own is None else action_mask & self.own
-            legal = own | ~own.any(-1, keepdim=True)
-            legal = legal if self.own is None else legal & self.own
-        return torch.where(legal, logits, torch.finfo(logits.dtype).min)
 
 
 def _scalar_or_tensor(

@@ -1,21 +1,40 @@
-"""Bodies: the networks between what goes in and the heads.
+"""Bodies: the networks between inputs and heads.
 
-Shapes: B any batch dims, I input features, O output features.
+A body is a module ``body(features, mask, context) -> (features, state)``: of what all agents
+read, who of them is alive (or None), and what else there is to know. What it returns as ``state``
+is what it wants to find in the context of the next step; None for a body without memory.
+:mod:`.registry` has the words that choose a body.
+
+Shapes: B any batch dims, N agents, I input features, O output features.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchrl.modules import MLP
 
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.config import NetworkConfig
+from torchrl_marl.modules.inputs import Features
 
-__all__ = ["ACTIVATIONS", "initialize", "make_mlp"]
+__all__ = [
+    "ACTIVATIONS",
+    "Context",
+    "Feedforward",
+    "PictureEncoder",
+    "PictureNetwork",
+    "initialize",
+    "make_cnn",
+    "make_mlp",
+]
+
+CHANNELS = (16, 32, 32)
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -26,41 +45,226 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
+@dataclass(frozen=True)
+class Context:
+    """What a body may know beside features and mask.
+
+    Args:
+        links (Tensor, optional): True where the agent of a row may hear the agent of a column;
+            None: all may hear all. Groups that are trained as one do not hear each other.
+        state (optional): what the body returned in the step before.
+        is_init (Tensor, optional): True where an episode begins.
+
+    Shapes:
+        - links: ``[N, N]``; is_init: ``[*B, 1]``
+    """
+
+    links: Tensor | None = None
+    state: Any = None
+    is_init: Tensor | None = None
+
+
+class Feedforward(nn.Sequential):
+    """Layers that read features alone, in a row; the body of perceptrons and convolutions.
+
+    Examples:
+        >>> features, state = Feedforward(nn.Linear(3, 2))(torch.zeros(5, 4, 3))
+        >>> features.shape, state
+        (torch.Size([5, 4, 2]), None)
+    """
+
+    def forward(  # type: ignore[override]
+        self, features: Tensor, mask: Tensor | None = None, context: Context | None = None
+    ) -> tuple[Tensor, None]:
+        """Runs the layers."""
+        return super().forward(features), None
+
+
 def make_mlp(
-    in_features: int,
+    inputs: Features,
     out_features: int,
     config: NetworkConfig,
     *,
     gain: float,
     num_cells: Sequence[int] | None = None,
+    activate_last_layer: bool = False,
     device: torch.device | str | None = None,
-    **kwargs: Any,
-) -> MLP:
+) -> nn.Module:
     """Builds a multi-layer perceptron, ``[*B, I] -> [*B, O]``.
 
     Args:
-        in_features (int): inputs I.
+        inputs (Features): what it reads.
         out_features (int): outputs O.
         config (NetworkConfig): widths and activation.
         gain (float): scale of the last layer's orthogonal start; hidden layers have sqrt(2).
         num_cells (sequence of int, optional): widths of hidden layers other than the config's.
+        activate_last_layer (bool): there is an activation behind the last layer, too.
         device (torch.device, optional): of the parameters.
-        **kwargs: of :class:`torchrl.modules.MLP`.
 
     Examples:
-        >>> make_mlp(3, 2, NetworkConfig([8]), gain=1.0)(torch.zeros(5, 3)).shape
+        >>> make_mlp(Features(3), 2, NetworkConfig([8]), gain=1.0)(torch.zeros(5, 3)).shape
         torch.Size([5, 2])
     """
     network = MLP(
-        in_features=in_features,
+        in_features=inputs.width,
         out_features=out_features,
         num_cells=list(config.num_cells if num_cells is None else num_cells),
         activation_class=ACTIVATIONS[config.activation],
+        activate_last_layer=activate_last_layer,
         device=device,
-        **kwargs,
     )
     initialize(network, gain)
     return network
+
+
+def make_cnn(
+    inputs: Features,
+    out_features: int,
+    config: NetworkConfig,
+    *,
+    gain: float,
+    num_cells: Sequence[int] | None = None,
+    activate_last_layer: bool = False,
+    device: torch.device | str | None = None,
+) -> PictureNetwork:
+    """Builds convolutions over the pictures of a row and a perceptron behind them.
+
+    Args:
+        inputs, out_features, config, gain, num_cells, activate_last_layer, device: of
+            :func:`make_mlp`.
+
+    Raises:
+        ConfigError: no picture, or agents of one network with pictures of different shapes.
+
+    Examples:
+        >>> from torchrl_marl.modules.inputs import Picture
+        >>> row = Features(77, (Picture(0, (5, 5, 3), "camera"),))  # and two numbers
+        >>> make_cnn(row, 2, NetworkConfig([8]), gain=1.0)(torch.zeros(4, 77)).shape
+        torch.Size([4, 2])
+    """
+    if inputs.pictures is None:
+        raise ConfigError(
+            "body is 'cnn', but agents that share a network have pictures of different shapes; "
+            "use sharing=group, with a network for each kind, or body=mlp."
+        )
+    if not inputs.pictures:
+        raise ConfigError(
+            "body is 'cnn', but no observation is a picture, [H, W, C] or [C, H, W]; use body=mlp."
+        )
+    activation = ACTIVATIONS[config.activation]
+    encoders = {
+        (picture.leaf, picture.shape): PictureEncoder(picture.shape, activation, device)
+        for picture in inputs.pictures
+    }
+    encoded = sum(encoders[picture.leaf, picture.shape].width for picture in inputs.pictures)
+    others = inputs.width - sum(math.prod(picture.shape) for picture in inputs.pictures)
+    mlp = make_mlp(
+        Features(encoded + others),
+        out_features,
+        config,
+        gain=gain,
+        num_cells=num_cells,
+        activate_last_layer=activate_last_layer,
+        device=device,
+    )
+    return PictureNetwork(inputs, encoders, mlp)
+
+
+class PictureEncoder(nn.Module):
+    """Three convolutions, which halve a picture's sides while one is longer than 8.
+
+    Args:
+        shape (tuple of int): ``(H, W, C)`` or ``(C, H, W)``: the smaller of the outer sizes is
+            that of the channels, the last if they are equal.
+        activation (type): behind each convolution.
+        device (torch.device, optional): of the parameters.
+
+    Shapes:
+        - pictures: ``[M, *shape]``; returns ``[M, width]``
+
+    Examples:
+        >>> encoder = PictureEncoder((20, 30, 3), nn.ReLU)
+        >>> encoder(torch.zeros(4, 20, 30, 3)).shape, encoder.width  # 32 channels of 5 x 8
+        (torch.Size([4, 1280]), 1280)
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        activation: type[nn.Module],
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.channels_last = shape[-1] <= shape[0]
+        channels, *sides = (shape[-1], *shape[:2]) if self.channels_last else shape
+        layers: list[nn.Module] = []
+        for out_channels in CHANNELS:
+            stride = 2 if max(sides) > 8 else 1
+            layers += [
+                nn.Conv2d(channels, out_channels, 3, stride, padding=1, device=device),
+                activation(),
+            ]
+            channels, sides = out_channels, [(side - 1) // stride + 1 for side in sides]
+        self.layers = nn.Sequential(*layers)
+        self.width = channels * sides[0] * sides[1]
+        initialize(self, math.sqrt(2.0))
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Runs the convolutions."""
+        pictures = pictures.movedim(-1, -3) if self.channels_last else pictures
+        return self.layers(pictures).flatten(-3)
+
+
+class PictureNetwork(nn.Module):
+    """Encodes the pictures in a row of features; a perceptron reads them and the rest.
+
+    Pictures of one leaf and one shape go through the same convolutions, such as those of all
+    agents that a central critic sees.
+
+    Args:
+        inputs (Features): where the pictures are.
+        encoders (mapping): (leaf, shape) -> what encodes such pictures.
+        head (nn.Module): reads the encodings in order, then all other features.
+
+    Shapes:
+        - features: ``[*B, I]``; returns ``[*B, O]``
+    """
+
+    def __init__(
+        self,
+        inputs: Features,
+        encoders: Mapping[tuple[str, tuple[int, int, int]], nn.Module],
+        head: nn.Module,
+    ) -> None:
+        super().__init__()
+        assert inputs.pictures is not None
+        self.in_features = inputs.width
+        self.pictures = inputs.pictures
+        self.encoders = nn.ModuleList(encoders.values())
+        self.encoder_of = [[*encoders].index((p.leaf, p.shape)) for p in self.pictures]
+        self.head = head
+        edges = [0]
+        for picture in sorted(self.pictures):
+            edges += [picture.start, picture.start + math.prod(picture.shape)]
+        self.others = [*zip(edges[::2], [*edges[1::2], inputs.width])]
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Encodes the pictures and reads everything."""
+        batch, rows = features.shape[:-1], features.reshape(-1, self.in_features)
+        encodings: dict[int, Tensor] = {}
+        for k, encoder in enumerate(self.encoders):
+            own = [i for i, number in enumerate(self.encoder_of) if number == k]
+            together = encoder(torch.cat([self._picture(rows, i) for i in own]))
+            encodings |= dict(zip(own, together.chunk(len(own))))
+        parts = [encodings[i] for i in range(len(self.pictures))]
+        parts += [rows[:, start:end] for start, end in self.others if end > start]
+        output = self.head(torch.cat(parts, -1))
+        return output.reshape(*batch, output.shape[-1])
+
+    def _picture(self, rows: Tensor, i: int) -> Tensor:
+        start, shape, _, scale = self.pictures[i]
+        picture = rows[:, start : start + math.prod(shape)].unflatten(-1, shape)
+        return picture if scale == 1.0 else picture * scale
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ def cluster_agents(
     latent: int = 4,
     steps: int = 1000,
 ) -> tuple[int, ...]:
-    """Number of each agent's cluster: agents whose world answers alike are in one.
+    """Returns the cluster of each agent; agents whose world answers alike share one.
 
     An encoder gives each agent a Gaussian over latents, from nothing but who it is; a decoder
     predicts what follows from the latent, the observation and the action. Trained together by
@@ -100,7 +100,7 @@ def _transitions(
     mask: Tensor | None,
     observation_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Living rows on the CPU, standardized: what is given, what follows, whose it is."""
+    """Returns living rows on the CPU, standardized: inputs, targets and their agents."""
     lived = observation.new_ones(observation.shape[:2], dtype=torch.bool) if mask is None else mask
     who = torch.arange(observation.shape[1], device=lived.device).expand_as(lived)[lived]
     rows = {
@@ -125,7 +125,7 @@ def _transitions(
 
 
 def _standardize(rows: Tensor, real: Tensor | None = None) -> Tensor:
-    """Each feature over the rows in which it is real; 0 where it is not."""
+    """Standardizes each feature over the rows in which it is real; 0 where it is not."""
     real = torch.ones_like(rows, dtype=torch.bool) if real is None else real
     count = real.sum(0).clamp(min=1)
     centered = torch.where(real, rows - torch.where(real, rows, 0.0).sum(0) / count, 0.0)
@@ -180,7 +180,7 @@ def _predictions(
 
 
 def _decoder(widths: list[int], generator: torch.Generator) -> list[Tensor]:
-    """Weight, bias, weight, ...; drawn by hand, since modules draw from the global generator."""
+    """Draws weight, bias, weight, ... by hand, since modules draw from the global generator."""
     tensors: list[Tensor] = []
     for fan_in, fan_out in zip(widths, widths[1:]):
         tensors.append(torch.randn(fan_out, fan_in, generator=generator) / math.sqrt(fan_in))
@@ -196,7 +196,7 @@ def _decode(decoder: list[Tensor], rows: Tensor) -> Tensor:
 
 
 def _k_means(points: Tensor, n_clusters: int, generator: torch.Generator) -> list[int]:
-    """The best of several starts drawn far apart (k-means++); no cluster stays empty."""
+    """Returns the best of several starts drawn far apart (k-means++); no cluster is empty."""
     best, labels = math.inf, torch.zeros(len(points), dtype=torch.long)
     for _ in range(RESTARTS):
         centers = _far_apart(points, n_clusters, generator)
@@ -215,7 +215,7 @@ def _k_means(points: Tensor, n_clusters: int, generator: torch.Generator) -> lis
 
 
 def _far_apart(points: Tensor, n_clusters: int, generator: torch.Generator) -> Tensor:
-    """Each further start is drawn by its squared distance from those before."""
+    """Draws each further start by its squared distance from those before."""
     chosen = [int(torch.randint(len(points), (1,), generator=generator))]
     while len(chosen) < n_clusters:
         weight = torch.cdist(points, points[chosen]).amin(1).square()
@@ -225,6 +225,6 @@ def _far_apart(points: Tensor, n_clusters: int, generator: torch.Generator) -> T
 
 
 def _by_first_appearance(labels: list[int]) -> tuple[int, ...]:
-    """``[2, 0, 2]`` becomes ``(0, 1, 0)``."""
+    """Renumbers by first appearance: ``[2, 0, 2]`` becomes ``(0, 1, 0)``."""
     names: dict[int, int] = {}
     return tuple(names.setdefault(label, len(names)) for label in labels)

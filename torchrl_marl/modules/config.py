@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
+from torchrl_marl.modules.registry import SHARINGS, body_words, sharing_words
 from torchrl_marl.settings import Count, Each, OneOf, Range, ReadWhere, Seed
 
 __all__ = [
@@ -25,16 +26,6 @@ ACTIVATIONS = {
     "gelu": "Gaussian error linear unit",
     "silu": "sigmoid linear unit",
 }
-SHARINGS = {
-    "none": "a network for each agent",
-    "full": "one network for all agents",
-    "group": "a network for each group and kind",
-    "trunk": "hidden layers for all agents, a last layer for each",
-    "agent_id": "one network for all agents, which also reads who the agent is",
-    "masks": "one network for all, of which each agent has its own hidden units (SNP)",
-    "clusters": "a network for all agents that behave alike, found before training (SePS)",
-    "index": "as sharing_index says",
-}
 AGENT_IDS = {"onehot": "a column for each agent", "embedding": "a few features, learned"}
 ARCHITECTURES = {
     "mlp": "a multi-layer perceptron over all agents side by side",
@@ -45,7 +36,7 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """A multi-layer perceptron for every agent, and who shares it."""
+    """A network for every agent, and who shares it."""
 
     num_cells: Annotated[list[int], Each(Range(1), "widths")] = field(
         default_factory=lambda: [64, 64]
@@ -53,7 +44,9 @@ class NetworkConfig:
     """Width of each hidden layer."""
     activation: Annotated[str, OneOf(ACTIVATIONS)] = "tanh"
     """Function between the layers."""
-    sharing: Annotated[str, OneOf(SHARINGS)] = "group"
+    body: Annotated[str, OneOf(body_words)] = "mlp"
+    """Kind of network between observations and outputs."""
+    sharing: Annotated[str, OneOf(sharing_words)] = "group"
     """Which agents share a network."""
     sharing_index: Annotated[list[int] | None, ReadWhere("sharing", "index", "clusters")] = None
     """Number of each agent's network, from 0; for ``index`` and, once found, ``clusters``."""
@@ -137,7 +130,7 @@ def sharing_of(config: NetworkConfig) -> str:
                 f"but sharing is {quoted(sharing)}; leave out one of the two."
             )
         sharing = word
-    if config.sharing_index is not None and sharing not in ("index", "clusters"):
+    if config.sharing_index is not None and not SHARINGS[sharing].needs_index:
         raise ConfigError(
             f"sharing_index is given, but sharing is {quoted(sharing)}; use sharing=index or leave "
             "sharing_index out."

@@ -9,86 +9,26 @@ from typing import Literal
 
 import torch
 from tensordict.nn import TensorDictModule
-from torch import Tensor, nn
+from torch import nn
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.modules.config import CriticConfig, NetworkConfig, sharing_of
-from torchrl_marl.modules.networks import (
-    AgentInput,
-    AgentNetwork,
-    StateInput,
-    TeamInput,
+from torchrl_marl.modules.central import (
     columns_of_parts,
-    make_agent_network,
+    inputs_of_parts,
     make_central_network,
+    make_set_network,
+    pick_of,
 )
+from torchrl_marl.modules.config import CriticConfig, NetworkConfig, sharing_of
+from torchrl_marl.modules.heads import Denormalize
+from torchrl_marl.modules.inputs import AgentInput, StateInput, TeamInput, state_features
+from torchrl_marl.modules.networks import AgentNetwork, links_of, make_agent_network
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
-from torchrl_marl.modules.precision import run_in
+from torchrl_marl.modules.registry import body_of
 from torchrl_marl.modules.size import check_size
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["make_critic"]
-
-
-class Denormalize(nn.Module):
-    """The end of a critic: from normalized returns to reward units."""
-
-    def __init__(self, value_norm: ValueNorm) -> None:
-        super().__init__()
-        self.value_norm = value_norm
-
-    def forward(self, value: Tensor) -> Tensor:
-        """Applies the affine of the statistics."""
-        return self.value_norm.denormalize(value)
-
-
-class _Shown(nn.Module):
-    """A value for every agent from a network over a set of agents, of which some are shown.
-
-    Args:
-        features (AgentInput): of all agents that the critic sees.
-        network (SetNetwork): ``[*B, M, O]`` and a mask ``[*B, M]`` to ``[*B, M, K]``.
-        shown (tuple of int): whose values are wanted.
-        outputs (tuple of int): which of the K outputs is whose value.
-        head (nn.Module, optional): what ends it.
-    """
-
-    index: Tensor | None
-    output: Tensor | None
-
-    def __init__(
-        self,
-        features: AgentInput,
-        network: nn.Module,
-        shown: tuple[int, ...],
-        outputs: tuple[int, ...],
-        head: nn.Module | None,
-        device: torch.device | str | None,
-    ) -> None:
-        super().__init__()
-        self.features = features
-        self.network = network
-        self.head = head
-        self.precision = "float32"
-        everyone = shown == tuple(range(features.n_agents))
-        index = None if everyone else torch.tensor(shown, device=device)
-        self.register_buffer("index", index, persistent=False)
-        several = len(set(outputs)) > 1
-        output = torch.tensor(outputs, device=device).unsqueeze(-1) if several else None
-        self.register_buffer("output", output, persistent=False)
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Reads the living, of all that it sees."""
-        features = self.features(*inputs)
-        living = inputs[-1] if self.features.masked else None
-        if living is None:
-            living = torch.ones(features.shape[:-1], dtype=torch.bool, device=features.device)
-        value = run_in(self.precision, self.network, features, living)
-        if self.index is not None:
-            value = value.index_select(-2, self.index)
-        if self.output is not None:
-            value = value.gather(-1, self.output.expand(*value.shape[:-1], 1))
-        return value if self.head is None else self.head(value)
 
 
 def make_critic(
@@ -101,7 +41,7 @@ def make_critic(
     observation_norm: ObservationNorm | None = None,
     device: torch.device | str | None = None,
 ) -> TensorDictModule:
-    """A value for every agent of a group.
+    """Builds a critic with a value for every agent of a group.
 
     What the critic sees is what makes MAPPO (``True`` or ``"state"``) or IPPO (``False``). A
     shared central critic has an output for each agent: rewards of their own have values of
@@ -157,32 +97,73 @@ def make_critic(
     _check_values(group, config, centralized is not False, per_agent)
     check_size("critic", group, config, device)
     head = None if value_norm is None else Denormalize(value_norm)
+    keys = AgentInput.keys(group if team is None or centralized is not True else team)
     if centralized == "state":
-        if group.state_spec is None:
-            raise ConfigError(
-                f"group {group.name!r}: this environment gives no 'state' for a critic to see; "
-                "VmasEnv(state='observations') adds one, or use central_input=observations."
-            )
-        columns = [list(range(group.state_dim))] * len(group.parts)
-        network = make_central_network(
-            group, columns, config, per_agent=per_agent, gain=1.0, device=device
-        )
-        critic: nn.Module = AgentNetwork(StateInput(group.state_spec.ndim), network, head)
-        return TensorDictModule(critic, [group.state_key], [group.key("state_value")])
-    seen = team if centralized is True and team is not None else group
-    agents = AgentInput(seen, observation_norm, device)
-    if centralized is False:
-        network = make_agent_network(group, 1, config, gain=1.0, device=device)
-        critic = AgentNetwork(agents, network, head)
-    elif architecture == "mlp":
-        columns = columns_of_parts(seen, group, own_part=team is None)
-        network = make_central_network(
-            group, columns, config, per_agent=per_agent, gain=1.0, device=device
-        )
-        critic = AgentNetwork(TeamInput(agents, seen.observation_dims), network, head)
+        keys = [group.state_key]
+        critic = _state_critic(group, config, per_agent, head, device)
+    elif centralized is False:
+        agents = AgentInput(group, observation_norm, device)
+        norm = observation_norm is not None
+        network = make_agent_network(group, 1, config, gain=1.0, standardized=norm, device=device)
+        critic = AgentNetwork(agents, network, head, links=links_of(group, config, device))
     else:
-        critic = _set_critic(group, seen, agents, config, head, device)
-    return TensorDictModule(critic, AgentInput.keys(seen), [group.key("state_value")])
+        critic = _central_critic(group, team, config, observation_norm, head, device)
+    return TensorDictModule(critic, keys, [group.key("state_value")])
+
+
+def _state_critic(group, config, per_agent, head, device) -> AgentNetwork:
+    if group.state_spec is None:
+        raise ConfigError(
+            f"group {group.name!r}: this environment gives no 'state' for a critic to see; "
+            "VmasEnv(state='observations') adds one, or use central_input=observations."
+        )
+    if body_of(config).make_body is not None:
+        raise ConfigError(
+            f"group {group.name!r}: a critic's body is {config.body!r}, which reads agents, but it "
+            "sees the state; use body=mlp, or central_input=observations."
+        )
+    columns = [list(range(group.state_dim))] * len(group.parts)
+    inputs = [state_features(group)] * len(group.parts)
+    network = make_central_network(
+        group, columns, inputs, config, per_agent=per_agent, gain=1.0, device=device
+    )
+    return AgentNetwork(StateInput(group.state_spec.ndim), network, head)
+
+
+def _central_critic(group, team, config, norm, head, device) -> AgentNetwork:
+    """Sees all agents of the group, or of the team: side by side, as a set, or by a body."""
+    seen = group if team is None else team
+    agents = AgentInput(seen, norm, device)
+    per_agent = getattr(config, "value_per", "agent") == "agent"
+    if getattr(config, "architecture", "mlp") != "mlp":
+        network: nn.Module = make_set_network(group, seen, config, device)
+        return AgentNetwork(agents, network, head, pick=pick_of(group, seen, per_agent, device))
+    body = body_of(config).make_body
+    if body is not None:
+        _check_body(group, config, per_agent)
+        network = body(seen, 1, config, gain=1.0, device=device)
+        links = links_of(group, config, device) if team is None else None
+        return AgentNetwork(
+            agents, network, head, pick=pick_of(group, seen, device=device), links=links
+        )
+    network = make_central_network(
+        group,
+        columns_of_parts(seen, group, own_part=team is None),
+        inputs_of_parts(seen, group, own_part=team is None, standardized=norm is not None),
+        config,
+        per_agent=per_agent,
+        gain=1.0,
+        device=device,
+    )
+    return AgentNetwork(TeamInput(agents, seen.observation_dims), network, head)
+
+
+def _check_body(group: GroupSpec, config: NetworkConfig, per_agent: bool) -> None:
+    if not per_agent:
+        raise ConfigError(
+            f"group {group.name!r}: a critic's value_per is 'team', but its body "
+            f"{config.body!r} has a value for each agent; use value_per=agent."
+        )
 
 
 def _check_values(group: GroupSpec, config: NetworkConfig, central: bool, per_agent: bool) -> None:
@@ -196,34 +177,3 @@ def _check_values(group: GroupSpec, config: NetworkConfig, central: bool, per_ag
             f"group {group.name!r}: a critic's value_per is 'team', which no agent has a network "
             f"for, but sharing is {sharing_of(config)!r}; use sharing=group."
         )
-
-
-def _set_critic(group, seen, agents, config, head, device) -> nn.Module:
-    if sharing_of(config) not in ("group", "full"):
-        raise ValueError(
-            f"group {group.name!r}: a critic of architecture {config.architecture!r} is one "
-            f"network for all, but sharing is {sharing_of(config)!r}; use sharing=group."
-        )
-    if seen is group and len(group.parts) > 1:
-        raise ValueError(
-            f"group {group.name!r}: a critic of architecture {config.architecture!r} would let "
-            "groups see each other; give each its own critic, or team= to let them."
-        )
-    from torchrl_marl.modules.set_critic import SetNetwork
-
-    # A team's value is its group's: one output for each, where several are trained as one.
-    per_agent = config.value_per == "agent"
-    outputs = (0,) * group.n_agents if per_agent else group.part_index
-    network = SetNetwork(
-        seen.observation_dim,
-        max(outputs) + 1,
-        seen.kinds or (0,) * seen.n_agents,
-        num_cells=config.num_cells,
-        activation=config.activation,
-        pooling="attention" if config.architecture == "attention" else "mean",
-        per_agent=per_agent,
-        device=device,
-    )
-    names = [part.name for part in group.parts]
-    shown = tuple(i for i, part in enumerate(seen.part_index) if seen.parts[part].name in names)
-    return _Shown(agents, network, shown, outputs, head, device)

@@ -18,7 +18,7 @@ Scale = Tensor | float | Callable[[Tensor], Tensor]
 
 
 class _Padded(Distribution):
-    """What padded distributions share: whatever they draw is 0 where there is padding."""
+    """The part that padded distributions share: their draws are 0 at padding."""
 
     mask: Tensor
 
@@ -31,7 +31,7 @@ class _Padded(Distribution):
         return torch.where(self.mask, super().rsample(torch.Size(sample_shape)), 0.0)
 
     def expand(self, batch_shape: Sequence[int], _instance: Distribution | None = None):
-        """The same distribution with larger batch dims."""
+        """Returns the same distribution with larger batch dims."""
         if _instance is None:
             _instance = self.__new__(type(self))
             _instance.__dict__.update(self.__dict__)
@@ -90,15 +90,15 @@ class PaddedNormal(_Padded, IndependentNormal):
 
     @property
     def variance(self) -> Tensor:
-        """Variance of each feature."""
+        """Returns the variance of each feature."""
         return torch.where(self.mask, self.base_dist.variance, 0.0)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of each agent's action."""
+        """Returns the log-probability of each agent's action."""
         return self._sum(self.base_dist.log_prob(torch.where(self.mask, value, 0.0)))
 
     def entropy(self) -> Tensor:
-        """Entropy of each agent's action."""
+        """Returns the entropy of each agent's action."""
         return self._sum(self.base_dist.entropy())
 
 
@@ -158,14 +158,14 @@ class PaddedTanhNormal(_Padded, TanhNormal):
         super().update(*self._replace_padding(loc, scale))
 
     def expand(self, batch_shape: Sequence[int], _instance: Distribution | None = None):
-        """The same distribution with larger batch dims."""
+        """Returns the same distribution with larger batch dims."""
         new = super().expand(batch_shape, _instance)
         new.loc, new.scale = new.root_dist.loc, new.root_dist.scale
         return new
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """The squashed mean."""
+        """Returns the squashed mean."""
         return torch.where(self.mask, self.transforms[0](self.root_dist.mean), 0.0)
 
     def get_mode(self) -> Tensor:
@@ -175,7 +175,7 @@ class PaddedTanhNormal(_Padded, TanhNormal):
         return torch.where(self.mask, plain.get_mode(), 0.0)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of each agent's action."""
+        """Returns the log-probability of each agent's action."""
         # The middle of the bounds, where the inverse is finite.
         value = torch.where(self.mask, value, (self.low + self.high) / 2)
         normal = self.transforms[0].inv(value)

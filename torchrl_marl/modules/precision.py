@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["matmuls_in", "run_in", "set_precision"]
+__all__ = ["autocast_in", "matmul_precision", "set_precision"]
 
 
 def set_precision(network: nn.Module, precision: str) -> None:
@@ -23,27 +24,31 @@ def set_precision(network: nn.Module, precision: str) -> None:
             setattr(module, "precision", precision)  # noqa: B010
 
 
-def run_in(precision: str, network: nn.Module, features: Tensor, *others: Tensor) -> Tensor:
-    """Runs a network; what it gives is as wide as its features.
+def autocast_in(
+    precision: str, body: nn.Module, features: Tensor, *others: Any
+) -> tuple[Tensor, Any]:
+    """Runs a body; its outputs are as wide as its features.
 
     Args:
         precision (str): ``bf16`` computes in bfloat16; others leave everything as it is.
-        network (nn.Module): takes the features and others.
+        body (nn.Module): takes the features and others, returns outputs and a state.
 
     Examples:
-        >>> run_in("bf16", nn.Linear(2, 1), torch.ones(1, 2)).dtype
+        >>> from torchrl_marl.modules.bodies import Feedforward
+        >>> autocast_in("bf16", Feedforward(nn.Linear(2, 1)), torch.ones(1, 2))[0].dtype
         torch.float32
     """
     if precision != "bf16":
-        return network(features, *others)
+        return body(features, *others)
     # Without a cache: a weight's copy would outlive the step that changes the weight.
     with torch.autocast(features.device.type, torch.bfloat16, cache_enabled=False):
-        return network(features, *others).to(features.dtype)
+        output, state = body(features, *others)
+        return output.to(features.dtype), state
 
 
 @contextlib.contextmanager
-def matmuls_in(precision: str) -> Iterator[None]:
-    """Matrix products on a GPU in TF32, for a while, if that is the precision."""
+def matmul_precision(precision: str) -> Iterator[None]:
+    """Computes matrix products on a GPU in TF32, for a while, if that is the precision."""
     if precision != "tf32":
         yield
         return

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrl_marl.modules.bodies import ACTIVATIONS, initialize
+from torchrl_marl.modules.bodies import ACTIVATIONS, Context, initialize
 
 __all__ = ["SetNetwork"]
 
@@ -46,7 +46,7 @@ class SetNetwork(nn.Module):
         device (torch.device, optional): of the parameters.
 
     Shapes:
-        - features: ``[*B, N, F]``; mask: ``[*B, N]``, bool; returns ``[*B, N, out]``
+        - features: ``[*B, N, F]``; mask: ``[*B, N]``, bool; returns ``[*B, N, out]`` and no state
 
     Raises:
         ValueError: settings that make no network, features or a mask that do not fit ``kinds``.
@@ -62,11 +62,11 @@ class SetNetwork(nn.Module):
         ...                      pooling="mean")
         >>> mask = torch.tensor([True, False, True])
         >>> features = torch.randn(3, 5)
-        >>> value = network(features, mask)
+        >>> value, _ = network(features, mask)
         >>> value.shape
         torch.Size([3, 1])
         >>> features[1] = float("nan")
-        >>> torch.equal(network(features, mask)[mask], value[mask])
+        >>> torch.equal(network(features, mask)[0][mask], value[mask])
         True
     """
 
@@ -100,18 +100,22 @@ class SetNetwork(nn.Module):
         )
         initialize(self, 1.0)
 
-    def forward(self, features: Tensor, mask: Tensor) -> Tensor:
-        """Reads the living agents of every team."""
+    def forward(
+        self, features: Tensor, mask: Tensor | None = None, context: Context | None = None
+    ) -> tuple[Tensor, None]:
+        """Reads the living agents of every team; all, without a mask."""
+        if mask is None:
+            mask = torch.ones(features.shape[:-1], dtype=torch.bool, device=features.device)
         self._check_inputs(features, mask)
         features = torch.where(mask.unsqueeze(-1), features, 0.0)
         encoding = self.encoder(features)
         attended = encoding if self.attention is None else self.attention(encoding, mask)
         if not self.per_agent:
             output = self.head(_mean_of_living(attended, mask))
-            return output.expand(*mask.shape, output.shape[-1])
+            return output.expand(*mask.shape, output.shape[-1]), None
         if self.attention is None:
             attended = _mean_of_living(encoding, mask).expand_as(encoding)
-        return self.head(torch.cat([encoding, attended], -1))
+        return self.head(torch.cat([encoding, attended], -1)), None
 
     def _check_inputs(self, features: Tensor, mask: Tensor) -> None:
         if features.shape[-2:] != (self.n_agents, self.in_features):
@@ -209,14 +213,14 @@ class _LivingAttention(nn.Module):
 
 
 def _mean_of_living(value: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the living agents, ``[*B, 1, H]``; 0 where there are none."""
+    """Returns the mean over the living agents, ``[*B, 1, H]``; 0 where there are none."""
     living = mask.unsqueeze(-1)
     total = torch.where(living, value, 0.0).sum(-2, keepdim=True)
     return total / living.sum(-2, keepdim=True).clamp_min(1)
 
 
 def _routes(kinds: Sequence[int]) -> tuple[list[list[slice]], list[tuple[int, slice]]]:
-    """Runs of neighbors of one kind: the agents of each kind, and each run's rows in its kind."""
+    """Returns the agents of each kind as slices, and each slice's rows within its kind."""
     agents: list[list[slice]] = [[] for _ in range(max(kinds) + 1)]
     rows, filled, start = [], [0] * len(agents), 0
     for kind, run in groupby(kinds):

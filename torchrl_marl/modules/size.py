@@ -1,4 +1,4 @@
-"""How large networks will be, before they are made."""
+"""The size of networks, checked before they are built."""
 
 from __future__ import annotations
 

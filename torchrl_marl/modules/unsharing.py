@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from torchrl_marl.modules.bodies import Feedforward
 from torchrl_marl.modules.stacks.building import stack
 from torchrl_marl.modules.stacks.module_stack import ModuleStack
 from torchrl_marl.modules.stacks.storage import Bucket
@@ -35,7 +36,7 @@ class Origin:
     stacked: bool = True
 
     def take(self, tensor: Tensor) -> Tensor:
-        """The old parameter, or anything of its shape, as the new one's.
+        """Returns the rows of the new parameter from the old one, or from a tensor of its shape.
 
         Examples:
             >>> import torch
@@ -49,7 +50,7 @@ class Origin:
 def unshare(
     network: nn.Module, n_agents: int | None = None
 ) -> tuple[nn.Sequential, dict[str, Origin]]:
-    """The network with all parameters of each agent to itself, and where each of them was.
+    """Returns a network in which each agent has its own parameters, and their origins.
 
     Outputs stay equal. A trunk is copied for each agent; a network that reads who the agent is
     still does, an agent's copy with it; an agent keeps its mask. Nothing of the given network is
@@ -95,6 +96,8 @@ def _unshare_module(
 ) -> tuple[nn.Sequential, dict[str, Origin]]:
     if n_agents is None:
         raise TypeError(f"how many agents share the {type(module).__name__}? Pass n_agents.")
+    # Layers in a row run as one batched call if they are nothing more.
+    module = nn.Sequential(*module) if isinstance(module, Feedforward) else module
     own = stack([copy.deepcopy(module) for _ in range(n_agents)], pad=True)
     names = _names(own)
     origins = {
@@ -121,7 +124,7 @@ def _origins(shared: ModuleStack, own: ModuleStack) -> dict[str, Origin]:
 
 
 def _members(own: ModuleStack) -> Iterator[tuple[Bucket, list[int]]]:
-    """Each structure with the agents whose its rows are."""
+    """Yields each structure with the agents of its rows."""
     order = sorted(range(len(own)), key=lambda agent: own.places[agent])
     for _, agents in groupby(order, key=lambda agent: own.places[agent][0]):
         members = list(agents)
@@ -135,7 +138,7 @@ def _names(network: nn.Module) -> dict[int, str]:
 def carry_state(
     state: Mapping[str, Mapping[str, Any]], origins: Mapping[str, Origin]
 ) -> dict[str, dict[str, Any]]:
-    """An optimizer's state of a shared network as that of the un-shared one.
+    """Returns an optimizer's state of a shared network as that of the un-shared one.
 
     Each agent's copy goes on with the moments of what it was copied from, and so moves at first
     as that would have moved from this agent's gradient.

@@ -68,7 +68,7 @@ class DataGroup(AgentTable):
     # ------------------------------------------------------------------------------- reading
 
     def shapes(self, leaf: NestedKey) -> Sequence[Shape | None]:
-        """Each agent's own shape of a leaf; empty placeholders do not count."""
+        """Returns each agent's own shape of a leaf; empty placeholders do not count."""
         if self.lazy or leaf in self.written:
             start, column = self.own_dim - 1, self.column(leaf)
             found = [None if value is None else tuple(value.shape[start:]) for value in column]
@@ -78,17 +78,17 @@ class DataGroup(AgentTable):
         return [None if shape is None or 0 in shape else shape for shape in found]
 
     def has(self, agents: Sequence[int], leaf: NestedKey) -> bool:
-        """Whether all of these agents have an entry."""
+        """Returns whether all of these agents have an entry."""
         shapes = self.shapes(leaf)
         return all(shapes[agent] is not None for agent in agents)
 
     def describe_keys(self, agent: int) -> str:
-        """What an agent has, in a sentence."""
+        """Describes what an agent has, in a sentence."""
         keys = self.members[agent].keys() if self.lazy else self.data.keys()
         return f"{self.describe([agent])} has {', '.join(sorted(keys))}"
 
     def column(self, leaf: NestedKey) -> list[Tensor | None]:
-        """Each agent's entry, as it was written last."""
+        """Returns each agent's entry, as it was written last."""
         known = self.columns.get(leaf)
         if known is not None:
             return known
@@ -104,7 +104,7 @@ class DataGroup(AgentTable):
         return column
 
     def take(self, agents: tuple[int, ...], leaf: NestedKey) -> Tensor:
-        """The agents' entries as one.
+        """Returns the agents' entries as one tensor.
 
         Shapes:
             - returns: ``[*B, n, *own]``
@@ -117,7 +117,7 @@ class DataGroup(AgentTable):
         return torch.stack([cast(Tensor, column[agent]) for agent in agents], self.dim)
 
     def view(self, root: TensorDictBase, step: Step, agents: tuple[int, ...]) -> TensorDictBase:
-        """What a module reads of these agents and of the root, under its own keys."""
+        """Returns what a module reads of these agents and of the root, under its own keys."""
         known = self.views.get(agents)
         if known is None:
             source = {leaf: self.take(agents, leaf) for leaf in step.reads}
@@ -146,7 +146,7 @@ class DataGroup(AgentTable):
     def write(
         self, root: TensorDictBase, step: Step, agents: tuple[int, ...], out: TensorDictBase
     ) -> None:
-        """Keeps what a module gave these agents.
+        """Keeps what a module wrote for these agents.
 
         Raises:
             ValueError: an entry without a row an agent; one outside of the group that is not of
@@ -202,7 +202,7 @@ class DataGroup(AgentTable):
             self._attach(root, found[1])
 
     def _joined(self, leaf: NestedKey) -> Tensor | None:
-        """All agents' entries as one, or None where they differ or an agent has none."""
+        """Returns all agents' entries as one; None where they differ or an agent has none."""
         parts = self.written[leaf]
         if [agent for agents, _ in parts for agent in agents] == list(self.everyone):
             values = [value for _, value in parts]

@@ -64,7 +64,7 @@ class RoutedDistribution(Distribution):
         return all(dist.has_rsample for _, dist, _ in self.routes)
 
     def log_prob(self, value: TensorDictBase | Tensor | Sequence[Tensor]) -> Tensor:
-        """The agents' log-probabilities.
+        """Returns the agents' log-probabilities.
 
         Args:
             value (TensorDictBase, Tensor or sequence of Tensor): the root, with the actions in
@@ -91,7 +91,7 @@ class RoutedDistribution(Distribution):
         return self._per_agent(parts)
 
     def entropy(self) -> Tensor:
-        """The agents' entropies; an estimate of one sample where there is no closed form."""
+        """Returns the agents' entropies, or estimates of one sample without a closed form."""
         parts = []
         for agents, dist, _ in self.routes:
             try:
@@ -112,7 +112,7 @@ class RoutedDistribution(Distribution):
 
     @property
     def deterministic_sample(self) -> Any:
-        """Each agent's action without chance."""
+        """Returns each agent's action without chance."""
         return self._actions([(agents, _deterministic(dist)) for agents, dist, _ in self.routes])
 
     def _per_agent(self, parts: Parts) -> Tensor:

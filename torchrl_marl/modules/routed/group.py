@@ -1,4 +1,4 @@
-"""A group whose agents are played by several modules: who runs on whom, who was given what.
+"""A group whose agents are played by several modules: which runs on which agents.
 
 Shapes: B any batch dims, N agents of a group.
 """
@@ -38,12 +38,12 @@ GIVEN = ("mask", "action_mask", "reward", "done", "terminated", "truncated")
 
 
 def as_path(key: NestedKey) -> Path:
-    """A key as a tuple."""
+    """Returns a key as a tuple."""
     return (key,) if isinstance(key, str) else cast(Path, key)
 
 
 def path_of(module: TensorDictModuleBase, fixed: Sequence[Path] | None = None) -> Path:
-    """Where a module's group is: what its nested keys share; () where they share nothing.
+    """Returns the path of a module's group, which its nested keys share; () without one.
 
     Args:
         module (TensorDictModuleBase): with keys from the root.
@@ -64,7 +64,7 @@ def path_of(module: TensorDictModuleBase, fixed: Sequence[Path] | None = None) -
 def locate(
     root: TensorDictBase, path: Path, exact: bool = False
 ) -> tuple[Path, TensorDictBase] | None:
-    """The group on the way along a path, and where it is.
+    """Returns the first group along a path, and its own path.
 
     It is the first entry that is stacked lazily or has more batch dims than the root, else the
     first; with ``exact``, it is what lies at the end.
@@ -113,7 +113,7 @@ class Step:
 def make_step(
     name: str, module: TensorDictModuleBase, path: Path, agents: tuple[int, ...] | None
 ) -> Step:
-    """A module's :class:`Step` in the group at a path."""
+    """Builds a module's :class:`Step` in the group at a path."""
     reads, reads_outside = _split(module.in_keys, path)
     writes, writes_outside = _split(module.out_keys, path)
     keys = (reads, writes, reads_outside, writes_outside)
@@ -142,7 +142,7 @@ def _first_width(module: nn.Module) -> int | None:
 
 
 def read_agents(name: str, agents: Any, spec: GroupSpec | None) -> tuple[int, ...] | None:
-    """The indices of the agents on a module's route; None without one.
+    """Returns the indices of the agents on a module's route; None without one.
 
     Args:
         name (str): the module's place in the policy.
@@ -199,16 +199,16 @@ class AgentTable:
         self.writers: dict[NestedKey, dict[int, str]] = {}
 
     def shapes(self, leaf: NestedKey) -> Sequence[Shape | None]:
-        """Each agent's own shape of a leaf; None where it has none."""
+        """Returns each agent's own shape of a leaf; None where it has none."""
         raise NotImplementedError
 
     def key(self, leaf: NestedKey) -> NestedKey:
-        """A leaf's key from the root."""
+        """Returns a leaf's key from the root."""
         path = (*self.path, *as_path(leaf))
         return path[0] if len(path) == 1 else path
 
     def describe(self, agents: Sequence[int]) -> str:
-        """Agents of this group, in a sentence."""
+        """Describes agents of this group, in a sentence."""
         who = [agent if self.names is None else self.names[agent] for agent in agents]
         return f"agent{'s' * (len(who) > 1)} {', '.join(map(str, who))} of {self}"
 
@@ -217,13 +217,13 @@ class AgentTable:
         return f"group {path!r}" if path else "the lazy stack"
 
     def describe_keys(self, agent: int) -> str:
-        """What an agent has, in a sentence."""
+        """Describes what an agent has, in a sentence."""
         raise NotImplementedError
 
     # ----------------------------------------------------------------------------- who runs
 
     def choose(self, step: Step, tolerant: bool) -> tuple[int, ...] | None:
-        """The agents that a module runs on; None where shapes do not say it yet.
+        """Returns the agents that a module runs on; None where shapes do not say it yet.
 
         Raises:
             ValueError: no such agents, or some that cannot be.
@@ -274,7 +274,7 @@ class AgentTable:
     # -------------------------------------------------------------------- what they were given
 
     def note(self, step: Step, agents: Sequence[int], strict: bool = True) -> None:
-        """Keeps who was given what by a module.
+        """Notes what a module writes for which agents.
 
         Args:
             step (Step): the module.
@@ -335,7 +335,7 @@ class SpecGroup(AgentTable):
         self.spec = spec
 
     def shapes(self, leaf: NestedKey) -> Sequence[Shape | None]:
-        """Each agent's own shape of a leaf; what a module writes has an unknown one."""
+        """Returns each agent's own shape of a leaf; unknown for what a module writes."""
         members = self.spec.members
         own: list[Shape | None] = [(UNKNOWN,)] * self.n
         if members is not None and leaf not in GIVEN:
@@ -345,7 +345,7 @@ class SpecGroup(AgentTable):
         return [(UNKNOWN, written[a]) if a in written else own[a] for a in self.everyone]
 
     def describe_keys(self, agent: int) -> str:
-        """What an agent has, in a sentence."""
+        """Describes what an agent has, in a sentence."""
         members = self.spec.members
         if members is None:
             return "its specs say nothing of it"

@@ -144,7 +144,7 @@ class RoutedSequential(TensorDictSequential):
         ]
 
     def _check_specs(self) -> None:
-        """Plays a call with shapes alone, as far as they are known."""
+        """Checks a call with shapes alone, as far as they are known."""
         for path, spec in self._specs.items():
             roster = SpecGroup(path, spec)
             own = [pair for pair in zip(self._steps, self._module_iter()) if pair[0].path == path]
@@ -162,7 +162,7 @@ class RoutedSequential(TensorDictSequential):
         return repr(list(self.module)[i]) if isinstance(self.module, nn.ModuleDict) else str(i)
 
     def _actions_of(self, roster: AgentTable) -> list[NestedKey]:
-        """What must be written for every agent if for any."""
+        """Returns the keys that must be written for every agent if for any."""
         spec = self._specs.get(roster.path)
         if spec is None:
             return [leaf for leaf in roster.writers if as_path(leaf)[-1] == "action"]
@@ -277,7 +277,7 @@ class RoutedSequential(TensorDictSequential):
     # --------------------------------------------------------------------- probabilistic parts
 
     def get_dist(self, tensordict: TensorDictBase) -> Distribution:
-        """The agents' distributions; nothing is written.
+        """Returns the agents' distributions; nothing is written.
 
         Raises:
             ValueError: no probabilistic module, or those of more than one group.
@@ -297,7 +297,7 @@ class RoutedSequential(TensorDictSequential):
         return RoutedDistribution(DataGroup(root, *found, self._specs.get(found[0])), dists)
 
     def log_prob(self, tensordict: TensorDictBase, *, dist: Distribution | None = None) -> Tensor:
-        """The log-probabilities of the actions that the agents have, ``[*B, N]``."""
+        """Returns the log-probabilities of the actions that the agents have, ``[*B, N]``."""
         dist = self.get_dist(tensordict) if dist is None else dist
         return dist.log_prob(tensordict)
 

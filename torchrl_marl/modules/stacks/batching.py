@@ -102,7 +102,7 @@ class Batching:
         return self._merge(outputs, dim, batch, ragged)
 
     def _check(self, leaves: Sequence[Any], n_inputs: int) -> int:
-        """The number of batch dims, if all leaves have the right number of agents and width."""
+        """Checks numbers of agents and widths; returns the number of batch dims."""
         first = next((x for x in leaves if x is not None), None)
         if first is None:
             raise ValueError("a module stack needs an input, found none.")
@@ -145,7 +145,7 @@ class Batching:
         return self._indices_on[device]
 
     def _take(self, leaf: Any, dim: int, buckets: Sequence[Bucket]) -> Sequence[Any]:
-        """The part of each route."""
+        """Returns the part of a leaf that each call reads."""
         if leaf is None:
             return [None] * len(self.routes)
         if isinstance(leaf, list):
@@ -164,13 +164,13 @@ class Batching:
         return torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)
 
     def _narrow(self, part: Tensor, width: int | None) -> Tensor:
-        """Without the padding that only wider structures need."""
+        """Cuts the padding that only wider structures need."""
         if not self.pad or width is None or part.shape[-1] <= width:
             return part
         return part.narrow(-1, 0, width)
 
     def _merge(self, outputs: list[Any], dim: int, batch: int, ragged: bool) -> Any:
-        """All agents' outputs in their order; lists where they differ in shape."""
+        """Returns all agents' outputs in their order; lists where they differ in shape."""
         if len(outputs) == 1 and self.order is None and not ragged:
             return outputs[0]
         flat = [pytree.tree_flatten(output) for output in outputs]
@@ -195,7 +195,7 @@ class Batching:
         return y.movedim(0, batch) if ragged and batch else y
 
     def _merge_rows(self, leaves: list[Tensor], dim: int) -> list[Tensor]:
-        """A list of the agents' outputs without their padding."""
+        """Returns a list of the agents' outputs without their padding."""
         rows = [row for leaf in leaves for row in leaf.unbind(dim)]
         rows = [rows[i] for i in self.inverse]
         if not self.uneven:

@@ -44,7 +44,7 @@ def run(bucket: Bucket, members: Sequence[int], copies: int, dim: int, inputs: A
 def run_vmap(
     bucket: Bucket, values: dict[str, Tensor], shape: tuple[int, int], dim: int, inputs: Any
 ) -> Any:
-    """One call for all; copies see unbatched parameters, so none are gathered."""
+    """Runs all by one call; copies see unbatched parameters, so none are gathered."""
     members, copies = shape
     leaves, structure = pytree.tree_flatten(tuple(inputs))
     template = bucket.template
@@ -76,7 +76,7 @@ def run_vmap(
 def run_loop(
     bucket: Bucket, values: dict[str, Tensor], shape: tuple[int, int], dim: int, inputs: Any
 ) -> Any:
-    """One agent after the other: the slow twin of the others."""
+    """Runs one agent after the other: the slow twin of the others."""
     members, copies = shape
     leaves, structure = pytree.tree_flatten(tuple(inputs))
     agents = [_unbind(leaf, dim, members * copies) for leaf in leaves]
@@ -110,7 +110,7 @@ def _rows(value: Tensor, stacked: bool, members: int) -> Sequence[Tensor]:
 
 
 def choose_executor(bucket: Bucket, copies: int, event_dims: int) -> str:
-    """The fastest executor that can run a structure; vmap is tried on zeros.
+    """Returns the fastest executor that can run a structure; vmap is tried on zeros.
 
     Args:
         bucket (Bucket): the structure.
@@ -131,7 +131,7 @@ def choose_executor(bucket: Bucket, copies: int, event_dims: int) -> str:
 
 @torch.no_grad()
 def _vmap_can(bucket: Bucket, copies: int, event_dims: int) -> bool:
-    """Tries it where the width of a single input can be read off; else takes it for granted."""
+    """Tries vmap where the width of a single input can be read off; else assumes it works."""
     widths = (input_width(module) for module in bucket.template.modules())
     width = next((width for width in widths if width is not None), None)
     if event_dims != 1 or width is None:

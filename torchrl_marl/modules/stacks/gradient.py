@@ -87,11 +87,11 @@ class Layer:
     activations: tuple[nn.Module, ...] = ()
 
     def gradient(self) -> _Gradient | None:
-        """The activation's hand-written gradient."""
+        """Returns the activation's hand-written gradient."""
         return _GRADIENTS[type(self.activations[0])] if self.activations else None
 
     def has_gradient(self) -> bool:
-        """Whether the hand-written gradient knows what is behind."""
+        """Returns whether the activations behind have a hand-written gradient."""
         if not self.activations:
             return True
         first = self.activations[0]
@@ -103,7 +103,7 @@ class Layer:
 def run_layers(
     layers: Sequence[Layer], pads: Pads, x: Tensor, tensors: Sequence[Tensor | None]
 ) -> Tensor:
-    """Stacked layers ``[K, M, I] -> [K, M, O]``.
+    """Runs stacked layers, ``[K, M, I] -> [K, M, O]``.
 
     Args:
         layers (sequence of Layer): the steps.
@@ -126,7 +126,7 @@ def run_layers(
 
 
 def _members_in_cache(x: Tensor, tensors: Sequence[Tensor | None]) -> int:
-    """Members to run at once on a CPU, so that each core keeps a layer's output in its cache."""
+    """Returns how many members to run at once on a CPU, for a layer's output to fit the cache."""
     if x.device.type != "cpu":
         return x.shape[0]
     widest = max(weight.shape[1] for weight in tensors[::2] if weight is not None)
@@ -135,7 +135,7 @@ def _members_in_cache(x: Tensor, tensors: Sequence[Tensor | None]) -> int:
 
 
 def _wants_plain(x: Tensor) -> bool:
-    """Compilers, function transforms and autocast see through plain operations only."""
+    """Returns whether a compiler, function transform or autocast needs plain operations."""
     return (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
@@ -211,7 +211,7 @@ class _Layers(torch.autograd.Function):
 
 
 def _differentiable(ctx, needs, x, tensors, g):  # type: ignore[no-untyped-def]
-    """The same gradient by autograd, which can go on from there."""
+    """Returns the same gradient by autograd, which can be differentiated further."""
     wanted = [t for t, need in zip((x, *tensors), needs) if need]
     y = _plain(ctx.layers, ctx.pads, x, tensors)
     found = iter(torch.autograd.grad(y, wanted, g, create_graph=True))

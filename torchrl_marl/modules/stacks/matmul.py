@@ -79,7 +79,7 @@ class Perceptron(Executor):
 
     @staticmethod
     def plan(module: nn.Module) -> Perceptron | None:
-        """None where the module is no perceptron."""
+        """Returns how a module runs; None where it is no perceptron."""
         steps = _steps(module, "")
         if steps is None:
             return None
@@ -100,18 +100,18 @@ class Perceptron(Executor):
         return Perceptron(tuple(leading), tuple(layers)) if layers else None
 
     def signature(self) -> Hashable:
-        """Everything but the widths."""
+        """Returns what perceptrons of one call have in common: all but the widths."""
         return (
             tuple(map(repr, self.leading)),
             tuple((x.weight, x.bias, tuple(map(repr, x.activations))) for x in self.layers),
         )
 
     def width(self, shapes: Mapping[str, torch.Size], output: bool) -> int:
-        """Input or output features of a member with these shapes."""
+        """Returns input or output features of a member with these shapes."""
         return shapes[self.layers[-1].weight][0] if output else shapes[self.layers[0].weight][1]
 
     def pads(self, shapes: Sequence[Mapping[str, torch.Size]], device: torch.device) -> Pads:
-        """``[K, 1, F]``, True where padding, before each layer and at the end; None for none."""
+        """Returns ``[K, 1, F]``, True at padding, before each layer and at the end; or None."""
         widths = [[s[layer.weight][1] for s in shapes] for layer in self.layers]
         widths.append([s[self.layers[-1].weight][0] for s in shapes])
         return tuple(_pad(w, device) for w in widths)
@@ -153,7 +153,7 @@ class GatedCell(Executor):
 
     @staticmethod
     def plan(module: nn.Module) -> GatedCell | None:
-        """None where the module is no GRU cell."""
+        """Returns how a module runs; None where it is no GRU cell."""
         return GatedCell() if type(module) is nn.GRUCell else None
 
     def run(
@@ -180,7 +180,7 @@ class GatedCell(Executor):
 
 
 def _steps(module: nn.Module, name: str) -> list[tuple[str, nn.Module]] | None:
-    """Linear maps and activations in order, None where something else is between."""
+    """Returns linear maps and activations in order; None where something else is between."""
     if type(module) is nn.Identity:
         return []
     if type(module) is nn.Linear or type(module) in ELEMENTWISE:
@@ -217,13 +217,13 @@ def _blank(x: Tensor, pad: Tensor | None, one: bool) -> Tensor:
 
 
 def _fold(x: Tensor, shape: tuple[int, int], dim: int) -> Tensor:
-    """``[*, A, *, I] -> [K, n * M, I]``."""
+    """Folds ``[*, A, *, I]`` to ``[K, n * M, I]``."""
     x = x.movedim(dim, 0) if dim else x
     return x if x.ndim == 3 and shape[1] == 1 else x.reshape(shape[0], -1, x.shape[-1])
 
 
 def _unfold(y: Tensor, x: Tensor, dim: int) -> Tensor:
-    """``[K, n * M, O]`` to the layout of the input."""
+    """Unfolds ``[K, n * M, O]`` to the layout of the input."""
     lead = [x.shape[dim], *x.shape[:dim], *x.shape[dim + 1 : -1]]
     if len(lead) != 2 or y.shape[0] != lead[0]:
         y = y.reshape(*lead, y.shape[-1])
@@ -233,7 +233,7 @@ def _unfold(y: Tensor, x: Tensor, dim: int) -> Tensor:
 def _expanded(
     layers: Sequence[Layer], values: Mapping[str, Tensor], stacked: Mapping[str, bool], k: int
 ) -> list[Tensor | None]:
-    """Weight, bias, weight, ..., all stacked."""
+    """Returns weight, bias, weight, ..., all stacked."""
     names = [name for layer in layers for name in (layer.weight, layer.bias)]
     return [
         None if n is None else values[n] if stacked[n] else values[n].expand(k, *values[n].shape)

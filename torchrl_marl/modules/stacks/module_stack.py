@@ -120,7 +120,7 @@ class ModuleStack(StackPart):
         self.places = tuple(places[member] for member in self.index)
 
     def route(self, agents: Sequence[int]) -> Batching:
-        """The way of some agents through the structures."""
+        """Returns how some agents are batched by structure."""
         places = [self.places[agent] for agent in agents]
         return Batching(places, self._structures(), self.event_dims, self.pad)
 
@@ -206,7 +206,7 @@ class ModuleStack(StackPart):
         return (StackMember(self, agent) for agent in range(len(self)))
 
     def bucket(self, agent: int) -> tuple[Bucket, int]:
-        """Where an agent's member lies."""
+        """Returns where an agent's member lies."""
         b, k = self.places[agent]
         bucket = self.buckets[b]
         assert isinstance(bucket, Bucket)
@@ -222,7 +222,7 @@ class ModuleStack(StackPart):
         bucket.load(k, module)
 
     def copies(self) -> list[nn.Module]:
-        """An ordinary module for each distinct member, with shared parameters still shared."""
+        """Returns an ordinary module for each distinct member, shared parameters still shared."""
         memo: dict[int, nn.Parameter] = {}
         agents = [self.index.index(member) for member in range(max(self.index) + 1)]
         return [self.copy_of(agent, memo) for agent in agents]
@@ -267,7 +267,7 @@ class ModuleStack(StackPart):
             self.load(self.index.index(member), module)
 
     def origin(self, member: int) -> nn.Module | None:
-        """The module from which a member was copied, while it lives."""
+        """Returns the module from which a member was copied, while it lives."""
         reference = self._origins[member]
         return None if reference is None else reference()
 

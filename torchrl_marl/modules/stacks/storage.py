@@ -27,7 +27,7 @@ Slot = tuple[nn.Module, str]
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers; tied ones under each name, those of a module that comes twice once.
+    """Yields parameters and buffers; tied ones under each name, repeated modules once.
 
     Both names of such a module in one ``functional_call`` would leave it damaged.
     """
@@ -38,7 +38,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def shared_parameters(members: Sequence[nn.Module]) -> frozenset[int]:
-    """``id`` of the parameters that are one object in several members, as a shared trunk's are."""
+    """Returns ``id`` of the parameters that are one object in several members (a trunk's)."""
     seen: set[int] = set()
     shared: set[int] = set()
     for member in members:
@@ -49,12 +49,12 @@ def shared_parameters(members: Sequence[nn.Module]) -> frozenset[int]:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether someone listens to its calls."""
+    """Returns whether a module has hooks."""
     return any(getattr(m, name) for m in module.modules() for name in _HOOKS)
 
 
 def signature(module: nn.Module, shared: frozenset[int], pad: bool = False) -> Hashable:
-    """What two modules have in common if one batched call runs both.
+    """Returns what two modules have in common if one batched call runs both.
 
     Args:
         module (nn.Module): the member.
@@ -169,11 +169,11 @@ class Bucket(nn.Module):
         return self._templates[0]
 
     def template_of(self, k: int) -> nn.Module:
-        """The code of a member, with its own widths."""
+        """Returns the code of a member, with its own widths."""
         return self._templates[k if self.padded else 0]
 
     def train(self, mode: bool = True) -> Bucket:
-        """Also for the hidden code."""
+        """Sets the mode, also of the hidden code."""
         for template in self._templates:
             template.train(mode)
         return super().train(mode)
@@ -185,7 +185,7 @@ class Bucket(nn.Module):
         return super()._apply(fn, recurse)
 
     def read(self, members: Sequence[int] | None = None) -> dict[str, Tensor]:
-        """Name -> tensor of all or some members.
+        """Returns name -> tensor of all or some members.
 
         Always by ``getattr``: while TensorDict has others swapped in, they are plain attributes.
         """
@@ -209,7 +209,7 @@ class Bucket(nn.Module):
         return self._stacked
 
     def pads(self, device: torch.device, members: Sequence[int]) -> Pads:
-        """Where the features of some members of a padded perceptron are padding."""
+        """Returns where features of some members of a padded perceptron are padding."""
         pads, every = self._pads_on.get(device), len(members) == self.n_members
         if pads is None:
             assert isinstance(self.plan, Perceptron)
@@ -219,18 +219,18 @@ class Bucket(nn.Module):
         return pads if every else tuple(None if p is None else p[list(members)] for p in pads)
 
     def width(self, k: int, output: bool = False) -> int | None:
-        """Input or output features of a member, where that is known."""
+        """Returns input or output features of a member, where that is known."""
         if isinstance(self.plan, Perceptron):
             return self.plan.width(self._shapes[k], output)
         return None if output else input_width(self.template)
 
     def stored_width(self, output: bool = False) -> int | None:
-        """Features of the widest member, where that is known."""
+        """Returns the features of the widest member, where that is known."""
         widths = [self.width(k, output) for k in range(self.n_members if self.padded else 1)]
         return max((width for width in widths if width is not None), default=None)
 
     def row(self, k: int) -> dict[str, Tensor]:
-        """Name -> tensor of one member without its padding; views that carry gradients."""
+        """Returns name -> tensor of one member without padding; views that carry gradients."""
         shapes = self._shapes[k if self.padded else 0]
         row = {}
         for name, value in self.read().items():
@@ -243,7 +243,7 @@ class Bucket(nn.Module):
         return functional_call(self.template_of(k), self.row(k), inputs, tie_weights=False)
 
     def copy_of(self, k: int, memo: dict[int, nn.Parameter] | None = None) -> nn.Module:
-        """An ordinary module with copies of a member's tensors.
+        """Returns an ordinary module with copies of a member's tensors.
 
         Args:
             k (int): which.
@@ -286,7 +286,7 @@ class Bucket(nn.Module):
 
 
 def _stack_rows(rows: Sequence[Tensor]) -> Tensor:
-    """One tensor ``[K, ...]``, smaller rows with zeros behind."""
+    """Stacks to one tensor ``[K, ...]``, smaller rows with zeros behind."""
     if all(row.shape == rows[0].shape for row in rows):
         return torch.stack([row.detach() for row in rows])
     stacked = rows[0].new_zeros(len(rows), *map(max, *(row.shape for row in rows)))
@@ -296,14 +296,14 @@ def _stack_rows(rows: Sequence[Tensor]) -> Tensor:
 
 
 def _corner(value: Tensor, shape: torch.Size) -> Tensor:
-    """What is left without the padding behind."""
+    """Returns what is left without the padding behind."""
     for dim, size in enumerate(shape):
         value = value.narrow(dim, 0, size)
     return value
 
 
 def _empty_copy(member: nn.Module) -> nn.Module:
-    """The member's code without its numbers; not on ``meta``, which ``.to`` could not move."""
+    """Returns a member's code without numbers; not on ``meta``, which ``.to`` could not move."""
     template = copy.deepcopy(member)
     for name, tensor in list(named_tensors(template)):
         path, _, leaf = name.rpartition(".")
@@ -315,7 +315,7 @@ def _empty_copy(member: nn.Module) -> nn.Module:
 
 
 def input_width(module: nn.Module) -> int | None:
-    """Features that a module of torch takes, None where that cannot be read off."""
+    """Returns the features that a module of torch takes; None where that is unknown."""
     if isinstance(module, nn.Sequential):
         return next((w for w in map(input_width, module) if w is not None), None)
     if isinstance(module, nn.LayerNorm):

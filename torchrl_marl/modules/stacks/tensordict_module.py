@@ -91,7 +91,7 @@ class StackModule(TensorDictModuleBase):
         return target
 
     def _read(self, tensordict: TensorDictBase, path: tuple[str, ...]) -> Tensor | list[Tensor]:
-        """A leaf, or each agent's where they are lazily stacked."""
+        """Returns a leaf, or each agent's where they are lazily stacked."""
         *group, leaf = path
         for i, part in enumerate(group):
             inner = tensordict.get(part, None)
@@ -122,7 +122,7 @@ def _path(key: Any) -> tuple[str, ...]:
 
 
 def _write_each(tensordict: TensorDictBase, path: tuple[str, ...], rows: list[Tensor]) -> None:
-    """Each agent's leaf into its own TensorDict."""
+    """Writes each agent's leaf into its own TensorDict."""
     *names, leaf = path
     group = tensordict.get(tuple(names), None) if names else tensordict
     if not isinstance(group, LazyStackedTensorDict):

@@ -57,12 +57,12 @@ class StackMember(Window):
         return bucket.call(k, *inputs)
 
     def row(self) -> dict[str, Tensor]:
-        """Name -> parameter or buffer; views on the stack's."""
+        """Returns name -> parameter or buffer, views on the stack's."""
         bucket, k = self.stack.bucket(self.agents[0])
         return bucket.row(k)
 
     def detach(self) -> nn.Module:
-        """An ordinary module with copies of the parameters, to save or to train apart."""
+        """Returns an ordinary module with copies of the parameters, to save or to train apart."""
         return self.stack.copy_of(self.agents[0])
 
 

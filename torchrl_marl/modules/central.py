@@ -1,0 +1,215 @@
+"""Central critics: what they see, and the values of several agents from one network.
+
+Shapes: B any batch dims, N agents, F features of all agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.modules.bodies import Feedforward
+from torchrl_marl.modules.config import CriticConfig, NetworkConfig, sharing_of
+from torchrl_marl.modules.heads import AgentValues, PickAgents
+from torchrl_marl.modules.inputs import Features, agent_features, side_by_side, widest
+from torchrl_marl.modules.networks import kinds_of
+from torchrl_marl.modules.registry import body_of
+from torchrl_marl.modules.set_critic import SetNetwork
+from torchrl_marl.modules.sharing.builder import share
+from torchrl_marl.modules.stacks.building import stack
+from torchrl_marl.specs import GroupSpec
+
+__all__ = [
+    "columns_of_parts",
+    "inputs_of_parts",
+    "make_central_network",
+    "make_set_network",
+    "pick_of",
+]
+
+
+class PartColumns(nn.Module):
+    """Picks different columns of one row for each of several networks.
+
+    Args:
+        columns (sequence of sequence of int): of each network.
+
+    Shapes:
+        - features: ``[*B, F]``; returns ``[*B, K, widest]``, zeros behind what is narrower
+    """
+
+    index: Tensor
+    own: Tensor | None
+
+    def __init__(self, columns: Sequence[Sequence[int]], device: torch.device | str | None) -> None:
+        super().__init__()
+        widths = torch.tensor([len(own) for own in columns], device=device)
+        widest = int(widths.max())
+        rows = [[*own, *[0] * (widest - len(own))] for own in columns]
+        self.register_buffer("index", torch.tensor(rows, device=device), persistent=False)
+        own = torch.arange(widest, device=device) < widths.unsqueeze(-1)
+        self.register_buffer("own", None if bool(own.all()) else own, persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        picked = features.index_select(-1, self.index.flatten())
+        picked = picked.unflatten(-1, tuple(self.index.shape))
+        return picked if self.own is None else torch.where(self.own, picked, 0.0)
+
+
+def make_central_network(
+    group: GroupSpec,
+    columns: Sequence[Sequence[int]],
+    inputs: Sequence[Features],
+    config: NetworkConfig,
+    *,
+    per_agent: bool,
+    gain: float,
+    device: torch.device | str | None = None,
+) -> Feedforward:
+    """Builds a network that sees everything, with a value for every agent.
+
+    One network serves each part of the group (``sharing: group``) or all (``full``), with an
+    output for each agent; otherwise the agents have networks as ``config.sharing`` says.
+
+    Args:
+        group (GroupSpec): whose values.
+        columns (sequence of sequence of int): the features that each part's network reads.
+        inputs (sequence of Features): what they are.
+        config (NetworkConfig): body, widths, activation, sharing.
+        per_agent (bool): a value for each agent, or one for each part.
+        gain (float): scale of the last layer's orthogonal start.
+        device (torch.device, optional): of the parameters.
+
+    Shapes:
+        - features: ``[*B, F]``; returns ``[*B, N, 1]``
+    """
+    make, shared, parts = body_of(config).make_network, sharing_of(config), group.part_index
+    assert make is not None
+    sizes = [part.n_agents if per_agent else 1 for part in group.parts]
+    alike = all(list(own) == list(columns[0]) for own in columns)
+    settings: dict = {"gain": gain, "device": device}
+    if shared not in ("group", "full"):
+        own = [columns[part] for part in parts]
+        rows = [inputs[part] for part in parts]
+        networks = share(make, rows, [1] * len(own), kinds_of(group), config, **settings)
+        return Feedforward(PartColumns(own, device), networks)
+    if len(sizes) == 1 or (shared == "full" and alike):
+        index = list(range(group.n_agents)) if per_agent else list(parts)
+        one = make(inputs[0], sum(sizes), config, **settings)
+        return Feedforward(one, AgentValues(index, False, sum(sizes), device))
+    most = max(sizes)
+    if shared == "full":
+        network: nn.Module = make(widest(inputs), most, config, **settings)
+    else:
+        members = [make(row, n, config, **settings) for row, n in zip(inputs, sizes)]
+        network = stack(members, pad=True)
+    firsts = [parts.index(part) for part in parts]
+    index = [
+        part * most + (i - first if per_agent else 0)
+        for i, (part, first) in enumerate(zip(parts, firsts))
+    ]
+    picked = AgentValues(index, True, most * len(sizes), device)
+    return Feedforward(PartColumns(columns, device), network, picked)
+
+
+def columns_of_parts(seen: GroupSpec, group: GroupSpec, own_part: bool) -> list[list[int]]:
+    """Returns the columns of a :class:`TeamInput` of ``seen`` that each part of ``group`` reads.
+
+    Args:
+        seen (GroupSpec): whose observations are in the row.
+        group (GroupSpec): whose values are wanted.
+        own_part (bool): only the part's own agents, or all.
+    """
+    own = seen.observation_dims
+    starts = [sum(own[:i]) for i in range(len(own))]
+    everything = list(range(sum(own)))
+    if not own_part:
+        return [everything for _ in group.parts]
+    names = [seen.parts[i].name for i in seen.part_index]
+    return [
+        [
+            start + j
+            for name, start, width in zip(names, starts, own)
+            if name == part.name
+            for j in range(width)
+        ]
+        for part in group.parts
+    ]
+
+
+def inputs_of_parts(
+    seen: GroupSpec, group: GroupSpec, own_part: bool, standardized: bool
+) -> list[Features]:
+    """Returns what the columns of :func:`columns_of_parts` hold, for each part of ``group``."""
+    rows = agent_features(seen, standardized)
+    names = [seen.parts[i].name for i in seen.part_index]
+    return [
+        side_by_side(row for name, row in zip(names, rows) if name == part.name or not own_part)
+        for part in group.parts
+    ]
+
+
+def make_set_network(
+    group: GroupSpec,
+    seen: GroupSpec,
+    config: CriticConfig,
+    device: torch.device | str | None = None,
+) -> SetNetwork:
+    """Builds a critic's network over the set of living agents.
+
+    Args:
+        group (GroupSpec): whose values.
+        seen (GroupSpec): the agents that the critic sees.
+        config (CriticConfig): widths, activation, architecture.
+        device (torch.device, optional): of the parameters.
+
+    Raises:
+        ConfigError: a body or a way of sharing that such a network does not have.
+        ValueError: groups that would see each other.
+    """
+    if config.body != "mlp":
+        raise ConfigError(
+            f"group {group.name!r}: a critic of architecture {config.architecture!r} has "
+            f"perceptrons, but body is {config.body!r}; use architecture=mlp or body=mlp."
+        )
+    if sharing_of(config) not in ("group", "full"):
+        raise ValueError(
+            f"group {group.name!r}: a critic of architecture {config.architecture!r} is one "
+            f"network for all, but sharing is {sharing_of(config)!r}; use sharing=group."
+        )
+    if seen is group and len(group.parts) > 1:
+        raise ValueError(
+            f"group {group.name!r}: a critic of architecture {config.architecture!r} would let "
+            "groups see each other; give each its own critic, or team= to let them."
+        )
+    per_agent = config.value_per == "agent"
+    return SetNetwork(
+        seen.observation_dim,
+        max(_outputs_of(group, per_agent)) + 1,
+        kinds_of(seen),
+        num_cells=config.num_cells,
+        activation=config.activation,
+        pooling="attention" if config.architecture == "attention" else "mean",
+        per_agent=per_agent,
+        device=device,
+    )
+
+
+def pick_of(
+    group: GroupSpec,
+    seen: GroupSpec,
+    per_agent: bool = True,
+    device: torch.device | str | None = None,
+) -> PickAgents:
+    """Returns what picks a group's values from those of all agents that a critic sees."""
+    names = [part.name for part in group.parts]
+    agents = [i for i, part in enumerate(seen.part_index) if seen.parts[part].name in names]
+    return PickAgents(agents, _outputs_of(group, per_agent), seen.n_agents, device)
+
+
+def _outputs_of(group: GroupSpec, per_agent: bool) -> tuple[int, ...]:
+    """A team's value is its group's: one output for each, where several are trained as one."""
+    return (0,) * group.n_agents if per_agent else group.part_index

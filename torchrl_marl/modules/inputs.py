@@ -1,0 +1,272 @@
+"""Inputs: what goes into a network, from the leaves of a group to rows of features.
+
+An input module returns ``(features, mask)``: who is alive, or None where the group has no mask.
+
+Shapes: B any batch dims, N agents, O observation features, S state features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorDictBase, unravel_key
+from torch import Tensor, nn
+from torchrl.data import TensorSpec
+
+from torchrl_marl.joining import check_inputs, flat_observation, own_first
+from torchrl_marl.modules.normalization import ObservationNorm
+from torchrl_marl.specs import GroupSpec
+
+__all__ = [
+    "AgentInput",
+    "Features",
+    "Picture",
+    "StateInput",
+    "TeamInput",
+    "agent_features",
+    "gather_observation",
+    "side_by_side",
+    "state_features",
+    "widest",
+]
+
+Rows = tuple[Tensor, Tensor | None]
+
+
+class Picture(NamedTuple):
+    """A picture in a row of features.
+
+    Args:
+        start (int): its first feature.
+        shape (tuple of int): as the environment gives it, ``(H, W, C)`` or ``(C, H, W)``.
+        leaf (str): whose pictures of one shape are read alike.
+        scale (float): what its values are multiplied by.
+    """
+
+    start: int
+    shape: tuple[int, int, int]
+    leaf: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a network reads: a row of features, some of which are pictures.
+
+    Args:
+        width (int): number of features.
+        pictures (tuple of Picture, optional): where the pictures are; None where agents of one
+            network have them in different places.
+
+    Examples:
+        >>> Features(4).wider(2)
+        Features(width=6, pictures=())
+    """
+
+    width: int
+    pictures: tuple[Picture, ...] | None = ()
+
+    def wider(self, n: int) -> Features:
+        """Returns the same features with others behind."""
+        return replace(self, width=self.width + n)
+
+
+def widest(rows: Iterable[Features]) -> Features:
+    """Returns what one network reads that serves agents of all these features.
+
+    Examples:
+        >>> widest([Features(4), Features(6)])
+        Features(width=6, pictures=())
+    """
+    rows = list(rows)
+    alike = all(row.pictures == rows[0].pictures for row in rows)
+    return Features(max(row.width for row in rows), rows[0].pictures if alike else None)
+
+
+def side_by_side(rows: Iterable[Features]) -> Features:
+    """Returns the features of several agents in one row.
+
+    Examples:
+        >>> side_by_side([Features(4), Features(6)])
+        Features(width=10, pictures=())
+    """
+    width, pictures = 0, []
+    for row in rows:
+        pictures += [p._replace(start=p.start + width) for p in row.pictures or ()]
+        width += row.width
+    return Features(width, tuple(pictures))
+
+
+def agent_features(group: GroupSpec, standardized: bool = False) -> list[Features]:
+    """Returns what each agent of a group observes, as :class:`AgentInput` lays it out.
+
+    Args:
+        group (GroupSpec): the agents; also several groups as one.
+        standardized (bool): pictures of bytes need no scaling then.
+    """
+    if len(group.parts) > 1:
+        return [own for part in group.parts for own in agent_features(part, standardized)]
+    found = []
+    for agent, width in enumerate(group.observation_dims):
+        pictures: list[Picture] = []
+        start = 0
+        for key, leaf in _leaves_of(group, agent):
+            pictures += _pictures(leaf, start, key, standardized)
+            start += leaf.shape.numel()
+        found.append(Features(width, tuple(pictures)))
+    return found
+
+
+def _leaves_of(group: GroupSpec, agent: int) -> Iterable[tuple[str, TensorSpec]]:
+    """Returns name and spec of each observation leaf that an agent has."""
+    own = None if group.members is None else group.members[agent]
+    for key in group.observation_keys:
+        name, path = ".".join(key[1:]), unravel_key(key[1:])
+        if own is None:
+            yield name, group.padded_spec[path][agent]
+        elif path in own.keys(True, True):
+            yield name, own[path]
+
+
+def state_features(group: GroupSpec) -> Features:
+    """Returns what a critic of the state reads."""
+    assert group.state_spec is not None
+    return Features(group.state_dim, tuple(_pictures(group.state_spec, 0, "state", False)))
+
+
+def _pictures(leaf: TensorSpec, start: int, name: str, standardized: bool) -> list[Picture]:
+    if len(leaf.shape) != 3:
+        return []
+    scale = 1 / 255 if leaf.dtype is torch.uint8 and not standardized else 1.0
+    return [Picture(start, tuple(leaf.shape), name, scale)]
+
+
+class AgentInput(nn.Module):
+    """Reads a group's observations: flattened, side by side, masked, standardized.
+
+    Features of masked agents and of padding become 0; an agent's own come first.
+
+    Args:
+        group (GroupSpec): whose observations; the last input is the mask where it has one.
+        norm (ObservationNorm, optional): standardizes.
+
+    Shapes:
+        - leaves: ``[*B, N, *features]``; mask: ``[*B, N]``; returns ``[*B, N, O]`` and the mask
+
+    Raises:
+        SpecError: inputs of other shapes or types than the group's specs say.
+    """
+
+    own: Tensor | None
+    order: Tensor | None
+
+    def __init__(
+        self,
+        group: GroupSpec,
+        norm: ObservationNorm | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.group = group
+        self.ndims = group.observation_ndims
+        self.n_agents = group.n_agents
+        self.masked = group.mask_key is not None
+        self.norm = norm
+        dims = torch.tensor(group.observation_dims, device=device)
+        padded = group.observation_mask is not None
+        own = torch.arange(group.observation_dim, device=device) < dims.unsqueeze(-1)
+        self.register_buffer("own", own if padded else None, persistent=False)
+        order = group.observation_order
+        order = None if order is None else order.to(device)
+        self.register_buffer("order", order, persistent=False)
+
+    @staticmethod
+    def keys(group: GroupSpec) -> list:
+        """Returns the keys of its inputs."""
+        return [*group.observation_keys, *([group.mask_key] if group.mask_key else [])]
+
+    def forward(self, *inputs: Tensor) -> Rows:
+        """Puts the leaves side by side."""
+        leaves = inputs[: len(self.ndims)]
+        mask = inputs[len(self.ndims)] if self.masked else None
+        check_inputs(self.group, leaves, mask)
+        rows = [self._flat(leaf, ndim) for leaf, ndim in zip(leaves, self.ndims)]
+        features = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
+        if self.order is not None:
+            features = own_first(features, self.order)
+        real = None if mask is None else mask.unsqueeze(-1)
+        if self.own is not None:
+            real = self.own if real is None else real & self.own
+        if self.norm is not None:
+            features = self.norm(features)
+        if real is not None:
+            features = torch.where(real, features, 0.0)
+        return features, mask
+
+    @staticmethod
+    def _flat(leaf: Tensor, ndim: int) -> Tensor:
+        leaf = leaf if leaf.is_floating_point() else leaf.to(torch.get_default_dtype())
+        if ndim == 1:
+            return leaf
+        return leaf.unsqueeze(-1) if ndim == 0 else leaf.flatten(-ndim)
+
+
+class TeamInput(nn.Module):
+    """Reads all agents' observations as one row.
+
+    Args:
+        agents (AgentInput): brings them to ``[*B, N, O]``.
+        own (sequence of int): how many of an agent's features are its own, for each agent.
+
+    Shapes:
+        - inputs: of ``agents``; returns ``[*B, F]`` with F the sum of ``own``, and the mask
+    """
+
+    index: Tensor | None
+
+    def __init__(self, agents: AgentInput, own: Sequence[int]) -> None:
+        super().__init__()
+        self.agents = agents
+        most = max(own)
+        index = [i * most + j for i, width in enumerate(own) for j in range(width)]
+        device = None if agents.own is None else agents.own.device
+        packed = None if min(own) == most else torch.tensor(index, device=device)
+        self.register_buffer("index", packed, persistent=False)
+
+    def forward(self, *inputs: Tensor) -> Rows:
+        """Puts the agents side by side, without their padding."""
+        features, mask = self.agents(*inputs)
+        features = features.flatten(-2)
+        return features if self.index is None else features.index_select(-1, self.index), mask
+
+
+class StateInput(nn.Module):
+    """Reads the state.
+
+    Shapes:
+        - state: ``[*B, *state]``; returns ``[*B, S]`` and no mask
+    """
+
+    def __init__(self, ndim: int) -> None:
+        super().__init__()
+        self.ndim = ndim
+
+    def forward(self, state: Tensor) -> Rows:
+        """Flattens the state."""
+        return state.flatten(-self.ndim) if self.ndim > 1 else state, None
+
+
+def gather_observation(
+    group: GroupSpec, tensordict: TensorDictBase
+) -> tuple[Tensor, Tensor | None]:
+    """Returns a group's observation leaves side by side, ``[*B, N, O]``, and its mask."""
+    mask = None if group.mask_key is None else tensordict.get(group.mask_key)
+    observation = flat_observation(group, tensordict)
+    if group.observation_mask is not None:
+        dims = torch.tensor(group.observation_dims, device=observation.device)
+        own = torch.arange(group.observation_dim, device=observation.device) < dims.unsqueeze(-1)
+        observation = torch.where(own, observation, 0.0)
+    return observation, mask

@@ -1,0 +1,189 @@
+"""Bodies and ways of sharing, by the words that choose them in the settings. Imports no torch.
+
+A new one is a maker and one line: below, or by :func:`register_body` and
+:func:`register_sharing` for one's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from torchrl_marl.errors import ConfigError, nearest, quoted
+
+__all__ = [
+    "BODIES",
+    "SHARINGS",
+    "Body",
+    "Sharing",
+    "body_of",
+    "body_words",
+    "register_body",
+    "register_sharing",
+    "sharing_words",
+]
+
+Maker = Callable[..., Any] | str
+
+
+@dataclass(frozen=True)
+class Body:
+    """A body of actors and critics: what it is, and what builds it.
+
+    Args:
+        meaning (str): one line of help.
+        network (callable, or ``"module:name"``): builds one agent's network, as
+            :func:`~torchrl_marl.modules.bodies.make_mlp` does; ``sharing`` says which agents have
+            the same one.
+        body (callable, or ``"module:name"``): builds a network over all agents at once, which may
+            let them hear each other: ``body(group, out_features, config, *, gain, device)``
+            returns a module of the signature that :mod:`~torchrl_marl.modules.bodies` states.
+    """
+
+    meaning: str
+    network: Maker | None = None
+    body: Maker | None = None
+
+    @property
+    def make_network(self) -> Callable[..., Any] | None:
+        """The maker of one agent's network; None for a body over all agents."""
+        return _loaded(self.network)
+
+    @property
+    def make_body(self) -> Callable[..., Any] | None:
+        """The maker of a body over all agents; None for networks of single agents."""
+        return _loaded(self.body)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """A way in which agents share networks: what it is, and what builds them.
+
+    Args:
+        meaning (str): one line of help.
+        way (callable, or ``"module:name"``): takes a
+            :class:`~torchrl_marl.modules.sharing.builder.NetworkBuilder` and returns the networks
+            of all agents as one module.
+        needs_index (bool): it reads ``sharing_index``.
+    """
+
+    meaning: str
+    way: Maker
+    needs_index: bool = False
+
+    @property
+    def make(self) -> Callable[..., Any]:
+        """The function that builds the networks."""
+        way = _loaded(self.way)
+        assert way is not None
+        return way
+
+
+_BODIES, _WAYS = "torchrl_marl.modules.bodies", "torchrl_marl.modules.sharing.ways"
+
+BODIES = {
+    "mlp": Body("a multi-layer perceptron", network=f"{_BODIES}:make_mlp"),
+    "cnn": Body(
+        "convolutions over pictures, then a multi-layer perceptron", network=f"{_BODIES}:make_cnn"
+    ),
+}
+"""Word -> body."""
+
+SHARINGS = {
+    "none": Sharing("a network for each agent", f"{_WAYS}:none"),
+    "full": Sharing("one network for all agents", f"{_WAYS}:full"),
+    "group": Sharing("a network for each group and kind", f"{_WAYS}:group"),
+    "trunk": Sharing("hidden layers for all agents, a last layer for each", f"{_WAYS}:trunk"),
+    "agent_id": Sharing(
+        "one network for all agents, which also reads who the agent is", f"{_WAYS}:agent_id"
+    ),
+    "masks": Sharing(
+        "one network for all, of which each agent has its own hidden units (SNP)", f"{_WAYS}:masks"
+    ),
+    "clusters": Sharing(
+        "a network for all agents that behave alike, found before training (SePS)",
+        f"{_WAYS}:index",
+        needs_index=True,
+    ),
+    "index": Sharing("as sharing_index says", f"{_WAYS}:index", needs_index=True),
+}
+"""Word -> way of sharing."""
+
+
+def body_words() -> dict[str, str]:
+    """Returns the word of each body and what it is."""
+    return {word: body.meaning for word, body in BODIES.items()}
+
+
+def sharing_words() -> dict[str, str]:
+    """Returns the word of each way of sharing and what it is.
+
+    Examples:
+        >>> sharing_words()["none"]
+        'a network for each agent'
+    """
+    return {word: sharing.meaning for word, sharing in SHARINGS.items()}
+
+
+def body_of(config: Any) -> Body:
+    """Returns the body that a network's settings name.
+
+    Raises:
+        ConfigError: an unknown word.
+    """
+    if config.body not in BODIES:
+        raise ConfigError(
+            f"body is {quoted(config.body)}; {nearest(str(config.body), BODIES)}"
+            f"expected one of {', '.join(BODIES)}."
+        )
+    return BODIES[config.body]
+
+
+def register_body(
+    word: str, meaning: str, *, network: Maker | None = None, body: Maker | None = None
+) -> None:
+    """Adds a body of one's own, which ``actor.body`` and ``critic.body`` then know.
+
+    Args:
+        word (str): its name in the settings.
+        meaning, network, body: of :class:`Body`; either a network or a body.
+
+    Raises:
+        ConfigError: both makers or none, or a word that means something else already.
+    """
+    if (network is None) == (body is None):
+        raise ConfigError(
+            f"body {word!r} has {'no maker' if body is None else 'two makers'}, expected one: "
+            "network=, of one agent's network, or body=, of a network over all agents."
+        )
+    _add(BODIES, "body", word, Body(meaning, network, body))
+
+
+def register_sharing(word: str, meaning: str, way: Maker, *, needs_index: bool = False) -> None:
+    """Adds a way of sharing of one's own, which ``actor.sharing`` and ``critic.sharing`` then know.
+
+    Args:
+        word (str): its name in the settings.
+        meaning, way, needs_index: of :class:`Sharing`.
+
+    Raises:
+        ConfigError: a word that means something else already.
+    """
+    _add(SHARINGS, "sharing", word, Sharing(meaning, way, needs_index))
+
+
+def _add(registry: dict[str, Any], what: str, word: str, entry: Any) -> None:
+    if registry.get(word, entry) != entry:
+        raise ConfigError(
+            f"{what} {word!r} is {quoted(registry[word].meaning)} already; choose another word."
+        )
+    registry[word] = entry
+
+
+def _loaded(maker: Maker | None) -> Callable[..., Any] | None:
+    if not isinstance(maker, str):
+        return maker
+    module, _, name = maker.partition(":")
+    return getattr(import_module(module), name)

@@ -1,0 +1,213 @@
+"""Builder of the networks of all agents as one batched network, whoever shares what.
+
+Shapes: B any batch dims, N agents, I input features of the widest agent, O outputs of the widest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from torchrl_marl.modules.bodies import make_mlp
+from torchrl_marl.modules.config import NetworkConfig, sharing_of
+from torchrl_marl.modules.inputs import Features, widest
+from torchrl_marl.modules.registry import SHARINGS
+from torchrl_marl.modules.sharing.layers import AgentMask
+from torchrl_marl.modules.stacks.building import stack
+from torchrl_marl.modules.stacks.module_stack import ModuleStack
+
+__all__ = ["HIDDEN_GAIN", "NetworkBuilder", "make_shared_mlp", "share"]
+
+HIDDEN_GAIN = 2**0.5
+
+NetworkMaker = Callable[..., nn.Module]
+
+
+@dataclass(frozen=True)
+class NetworkBuilder:
+    """Builds networks of N agents; a way of sharing says which.
+
+    Args:
+        make (callable): builds one network, as :func:`~torchrl_marl.modules.bodies.make_mlp`.
+        inputs (tuple of Features): what each agent reads.
+        out_features (tuple of int): outputs of each agent.
+        groups (tuple): the group and kind of each agent.
+        config (NetworkConfig): widths, activation, settings of the way of sharing.
+        gain (float): scale of the last layers' orthogonal start.
+        device (torch.device, optional): of the parameters.
+    """
+
+    make: NetworkMaker
+    inputs: tuple[Features, ...]
+    out_features: tuple[int, ...]
+    groups: tuple[Hashable, ...]
+    config: NetworkConfig
+    gain: float
+    device: torch.device | str | None = None
+
+    @property
+    def n_agents(self) -> int:
+        """Number N of agents."""
+        return len(self.inputs)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Input features of each agent."""
+        return tuple(row.width for row in self.inputs)
+
+    @property
+    def common(self) -> Features:
+        """What one network reads that serves all agents."""
+        return widest(self.inputs)
+
+    def network(
+        self,
+        inputs: Features | None = None,
+        out_features: int | None = None,
+        *,
+        gain: float | None = None,
+        **kwargs: object,
+    ) -> nn.Module:
+        """Builds one network; without more, one that can serve all agents.
+
+        Args:
+            inputs (Features, optional): what it reads.
+            out_features (int, optional): its outputs.
+            gain (float, optional): other than the builder's.
+            **kwargs: ``num_cells`` and ``activate_last_layer`` of the maker.
+        """
+        return self.make(
+            self.common if inputs is None else inputs,
+            max(self.out_features) if out_features is None else out_features,
+            self.config,
+            gain=self.gain if gain is None else gain,
+            device=self.device,
+            **kwargs,
+        )
+
+    def last_layer(self, in_features: int, out_features: int) -> nn.Module:
+        """Builds a single linear layer."""
+        return make_mlp(
+            Features(in_features),
+            out_features,
+            self.config,
+            gain=self.gain,
+            num_cells=[],
+            device=self.device,
+        )
+
+    def by_index(self, index: Sequence[int]) -> nn.Sequential:
+        """Builds networks by number, each as wide as the widest of its agents."""
+        members = {
+            number: [agent for agent, k in enumerate(index) if k == number] for number in index
+        }
+        inputs = [widest(self.inputs[agent] for agent in members[number]) for number in index]
+        outputs = [max(self.out_features[agent] for agent in members[number]) for number in index]
+        firsts = [index.index(number) for number in range(max(index) + 1)]
+        networks = [self.network(inputs[first], outputs[first]) for first in firsts]
+        together = stack([networks[number] for number in index], pad=True)
+        return self.bounded([together], [row.width for row in inputs], outputs)
+
+    def same(self, module: nn.Module) -> ModuleStack:
+        """Returns one module for all agents."""
+        # Padded, though all widths agree: perceptrons are then compared by their layers only, so
+        # that un-shared copies also run as one call.
+        return stack([module] * self.n_agents, pad=True)
+
+    def heads(self, modules: Sequence[nn.Module]) -> ModuleStack:
+        """Returns a module for each agent."""
+        return stack(modules, pad=True)
+
+    def bounded(
+        self, steps: Sequence[nn.Module], widths_in: Sequence[int], widths_out: Sequence[int]
+    ) -> nn.Sequential:
+        """Adds masks before and after, where an agent is narrower than the network it uses."""
+        before = self._own(self.widths, widths_in)
+        after = self._own(self.out_features, widths_out)
+        return nn.Sequential(*before, *steps, *after)
+
+    def for_all(self, steps: Sequence[nn.Module]) -> nn.Sequential:
+        """As :meth:`bounded`, where every agent uses a network as wide as the widest agent."""
+        n = self.n_agents
+        return self.bounded(steps, [max(self.widths)] * n, [max(self.out_features)] * n)
+
+    def _own(self, own: Sequence[int], widths: Sequence[int]) -> Iterator[AgentMask]:
+        if list(own) != list(widths):
+            feature = torch.arange(max(widths), device=self.device)
+            yield AgentMask(feature < torch.tensor(own, device=self.device).unsqueeze(-1))
+
+
+def share(
+    make: NetworkMaker,
+    inputs: Sequence[Features],
+    out_features: Sequence[int],
+    groups: Sequence[Hashable],
+    config: NetworkConfig,
+    *,
+    gain: float,
+    device: torch.device | str | None = None,
+) -> nn.Sequential:
+    """Builds networks of N agents that share parameters as the config says, run in one call.
+
+    Agents may differ in widths. Where they share a network, it is as wide as the widest of them;
+    where they do not, narrower ones are stored padded. Either way nothing of what stands behind
+    an agent's own input reaches anything, and the outputs behind its own are 0.
+
+    Args:
+        make (callable): builds one network, as :func:`~torchrl_marl.modules.bodies.make_mlp`.
+        inputs (sequence of Features): what each agent reads.
+        out_features (sequence of int): outputs of each agent.
+        groups (sequence): the group and kind of each agent, for ``sharing: group``.
+        config (NetworkConfig): widths, activation, sharing.
+        gain (float): scale of the last layer's orthogonal start; hidden layers have sqrt(2).
+        device (torch.device, optional): of the parameters.
+
+    Shapes:
+        - features: ``[*B, N, I]``; returns ``[*B, N, O]``
+
+    Reference: ``masks`` is SNP-PS of Kim and Sung, 2023, https://arxiv.org/abs/2303.00912;
+    ``clusters`` is SePS of Christianos et al., 2021, https://arxiv.org/abs/2102.07475, whose
+    index :func:`cluster_agents` finds.
+
+    Raises:
+        ConfigError: a sharing that is unknown or does not fit the agents, or contradictions.
+        ValueError: arguments that differ in their number of agents.
+    """
+    if len({len(inputs), len(out_features), len(groups)}) > 1 or not inputs:
+        raise ValueError(
+            f"{len(inputs)} in_features, {len(out_features)} out_features and "
+            f"{len(groups)} groups, expected one of each for every agent."
+        )
+    sharing = SHARINGS[sharing_of(config)]
+    builder = NetworkBuilder(
+        make, tuple(inputs), tuple(out_features), tuple(groups), config, gain, device
+    )
+    return sharing.make(builder)
+
+
+def make_shared_mlp(
+    in_features: Sequence[int],
+    out_features: Sequence[int],
+    index_of_group: Sequence[Hashable],
+    config: NetworkConfig,
+    *,
+    gain: float,
+    device: torch.device | str | None = None,
+) -> nn.Sequential:
+    """Builds multi-layer perceptrons of N agents, see :func:`share`.
+
+    Args:
+        in_features (sequence of int): input features of each agent.
+        out_features, index_of_group, config, gain, device: of :func:`share`.
+
+    Examples:
+        >>> config = NetworkConfig([8], sharing="trunk")
+        >>> network = make_shared_mlp([5, 5, 3], [2, 2, 1], [0, 0, 1], config, gain=0.01)
+        >>> network(torch.randn(7, 3, 5)).shape
+        torch.Size([7, 3, 2])
+    """
+    inputs = [Features(width) for width in in_features]
+    return share(make_mlp, inputs, out_features, index_of_group, config, gain=gain, device=device)
