@@ -14,6 +14,7 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.joining import join
 from torchrl_marl.modules import (
     CriticConfig,
+    ModuleStack,
     NetworkConfig,
     ObservationNorm,
     make_actor,
@@ -22,7 +23,10 @@ from torchrl_marl.modules import (
 )
 from torchrl_marl.modules.bodies import PictureEncoder, initialize, make_cnn, make_mlp
 from torchrl_marl.modules.inputs import Features, Picture, agent_features
-from torchrl_marl.modules.registry import register_body
+from torchrl_marl.modules.networks import make_agent_network
+from torchrl_marl.modules.registry import register_body, register_sharing
+from torchrl_marl.modules.unsharing import unshare
+from torchrl_marl.recipes import load_config
 from torchrl_marl.specs.reading import group_from_agents
 
 BYTES = Bounded(0, 255, (6, 5, 3), dtype=torch.uint8)
@@ -151,6 +155,15 @@ class TestPictures:
         n = {"none": 3, "index": 2}.get(sharing, 1)
         kernels = [p for p in actor.parameters() if p.shape[-2:] == (3, 3)]
         assert sum(p.numel() for p in kernels) == n * 9 * (16 * 3 + 32 * 16 + 32 * 32)
+
+    @pytest.mark.parametrize("sharing", ["full", "none", "trunk"])
+    def test_unshared_networks_answer_as_before(self, sharing):
+        network = lively(make_agent_network(picture_group(), 4, config_with(sharing), gain=1.0))
+        features = torch.randn(5, 3, 90)
+        own, _ = unshare(network, 3)
+        torch.testing.assert_close(own(features), network(features)[0])
+        kernels = [p for p in own.parameters() if p.shape[-2:] == (3, 3)]
+        assert all(len(p) == 3 for p in kernels)
 
     def test_masks_need_perceptrons(self):
         with pytest.raises(ConfigError, match=r"sharing is 'masks'.*use body=mlp"):
@@ -413,6 +426,23 @@ class TestBodyOfOnesOwn:
         config = CriticConfig([8], body="mean", value_per="team")
         with pytest.raises(ConfigError, match="value_per is 'team', but its body 'mean'"):
             make_critic(picture_group(Unbounded((3,))), config)
+
+
+def halves(builder):
+    """Builds a network for each half of the agents."""
+    return builder.by_index([2 * i // builder.n_agents for i in range(builder.n_agents)])
+
+
+def test_a_way_of_sharing_of_ones_own():
+    register_sharing("halves", "a network for each half of the agents", halves)
+    try:
+        config = load_config("toy_arena_mappo", ["learner.actor.sharing=halves"]).learner.actor
+        group = picture_group(Unbounded((5,)), n=4)
+        actor = make_actor(group, config)
+        (network,) = [m for m in actor.modules() if isinstance(m, ModuleStack)]
+        assert network.index == (0, 0, 1, 1)
+    finally:
+        del registry.SHARINGS["halves"]
 
 
 def test_hidden_layers_start_orthogonal():
