@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from torchrl_marl.envs.libraries import LIBRARIES, library_meanings
+from torchrl_marl.envs.libraries import LIBRARIES
 from torchrl_marl.errors import ConfigError, quoted
-from torchrl_marl.settings import Count, Formerly, OneOf, Positive, Range, ReadWhere
+from torchrl_marl.settings import Arguments, Count, Formerly, OneOf, Positive, Range, ReadWhere
 from torchrl_marl.settings.words import listed
 
 __all__ = ["OWN_WORLD", "EnvConfig"]
@@ -47,7 +47,7 @@ class _TakenBy(ReadWhere):
 class EnvConfig:
     """Which world is played, and how many copies of it side by side."""
 
-    library: Annotated[str, _NotAFile(), OneOf(library_meanings, form=OWN_WORLD)] = "vmas"
+    library: Annotated[str, _NotAFile(), OneOf(LIBRARIES.words, form=OWN_WORLD)] = "vmas"
     """Where the world comes from; or a world of your own, ``module:Class`` or
     ``path/to/file.py:Class``."""
     name: str = "balance"
@@ -75,7 +75,7 @@ class EnvConfig:
     """Seconds after which a worker that does not answer is an error."""
     restart_workers: Annotated[bool, _TakenBy("restart_workers")] = False
     """Start a worker that died or hangs anew, and count it, instead of stopping."""
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: Annotated[dict[str, Any], Arguments("library", LIBRARIES)] = field(default_factory=dict)
     """Arguments of the world, such as ``n_agents``."""
 
     def check(self, at: str = "") -> None:

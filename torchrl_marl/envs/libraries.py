@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LIBRARIES",
+    "Libraries",
     "Library",
     "find_library",
-    "library_meanings",
     "library_of",
     "register_library",
     "world_rows",
@@ -51,6 +51,8 @@ class Library:
         check (callable, optional): ``check(config)`` refuses a name or argument that it has not.
         foreign (callable, optional): ``foreign(config)`` returns the module or ``.py`` file that
             a name would run which is no known package's, or None.
+        arguments (str, optional): ``"module:Class"`` of a dataclass with settings of the adapter
+            itself that stand in ``env.kwargs``: their types, ranges and meanings.
         kwargs_name (str, optional): the argument as which ``env.kwargs`` are handed on; by
             default each under its own name.
 
@@ -69,6 +71,7 @@ class Library:
     owns: Callable[[Any], bool] | None = None
     check: Callable[[EnvConfig], None] | None = None
     foreign: Callable[[EnvConfig], str | None] | None = None
+    arguments: str | None = None
     kwargs_name: str | None = None
 
     def make(self, world: Any, settings: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Any:
@@ -98,7 +101,22 @@ class Library:
         return read
 
 
-LIBRARIES: Registry[Library] = Registry(
+class Libraries(Registry[Library]):
+    """Registry of libraries; the variants of ``env.kwargs``."""
+
+    def words(self) -> dict[str, str]:
+        """Returns the name of every library, and what it is."""
+        return {name: library.meaning for name, library in self.items()}
+
+    def schema(self, word: str) -> type | None:
+        """Returns the dataclass of the adapter's own arguments, or None where it has none."""
+        library = self.find(word)
+        if library is None or library.arguments is None:
+            return None
+        return self.load(word, library.arguments)
+
+
+LIBRARIES = Libraries(
     "library of worlds",
     Library,
     "torchrl_marl.libraries",
@@ -146,11 +164,6 @@ def find_library(name: str) -> Library:
             f"of {', '.join(names)}; worlds of PettingZoo are called 'pettingzoo/package/world'."
         )
     return library
-
-
-def library_meanings() -> dict[str, str]:
-    """Returns the name of every library, and what it is."""
-    return {name: library.meaning for name, library in LIBRARIES.items()}
 
 
 def library_of(world: Any) -> str | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 from torchrl_marl.envs.libraries import Library
 
-__all__ = ["LIBRARY"]
+__all__ = ["LIBRARY", "IsaacLabArguments"]
 
 
 def _worlds() -> list[str]:
@@ -19,10 +20,19 @@ def _owns(world: Any) -> bool:
     return any(cls.__module__.partition(".")[0] == "isaaclab" for cls in kind.__mro__)
 
 
+@dataclass(frozen=True)
+class IsaacLabArguments:
+    """Arguments of the adapter itself, beside settings of the task."""
+
+    terminal_observations: bool = True
+    """Whether the last observation of an episode is read before the reset."""
+
+
 LIBRARY = Library(
     "Isaac Lab's multi-agent tasks",
     "torchrl_marl.envs.isaaclab:IsaacLabEnv",
     of_objects=("state", "group_map"),  # a simulation has its envs and its limit
+    arguments="torchrl_marl.envs.isaaclab.library:IsaacLabArguments",
     worlds=_worlds,
     owns=_owns,
 )

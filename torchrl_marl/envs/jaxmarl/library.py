@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torchrl_marl.envs.libraries import Library
+from torchrl_marl.settings import Count
 
-__all__ = ["LIBRARY"]
+__all__ = ["LIBRARY", "JaxMarlArguments"]
 
 
 def _worlds() -> list[str]:
@@ -20,11 +22,24 @@ def _owns(world: Any) -> bool:
     return callable(getattr(world, "step_env", None))
 
 
+@dataclass(frozen=True)
+class JaxMarlArguments:
+    """Arguments of the adapter itself, beside those of the world."""
+
+    categorical_actions: bool = True
+    """Discrete actions as an index, otherwise one-hot."""
+    shaped_reward: float = 0.0
+    """Weight of the world's shaped reward, where it has one, in training."""
+    shaped_reward_steps: Count | None = None
+    """Env steps over which that weight falls to 0; null: it stays."""
+
+
 LIBRARY = Library(
     "JaxMARL's worlds, one jitted call a step",
     "torchrl_marl.envs.jaxmarl:JaxMarlEnv",
     settings=("num_envs", "max_steps", "continuous_actions", "info", "state", "group_map"),
     of_objects=("num_envs", "max_steps", "info", "state", "group_map"),
+    arguments="torchrl_marl.envs.jaxmarl.library:JaxMarlArguments",
     worlds=_worlds,
     owns=_owns,
 )

@@ -12,15 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.envs.libraries import Library
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
+from torchrl_marl.settings import OneOf
 
 __all__ = [
     "LIBRARY",
     "Backend",
+    "PettingZooArguments",
     "by_name",
     "continuous_argument",
     "foreign_module",
@@ -248,6 +250,25 @@ def _foreign(config: EnvConfig) -> str | None:
     return foreign_module(config.name, backend if backend in ("parallel", "aec") else "auto")
 
 
+@dataclass(frozen=True)
+class PettingZooArguments:
+    """Arguments of the adapter itself, beside those of the world."""
+
+    backend: Annotated[
+        str,
+        OneOf(
+            {
+                "auto": "the parallel form, where the world has one",
+                "parallel": "all agents move at once",
+                "aec": "one agent after the other",
+            }
+        ),
+    ] = "auto"
+    """Which form of the world is played."""
+    categorical_actions: bool = True
+    """Discrete actions as an index, otherwise one-hot."""
+
+
 _OF_OBJECTS = (
     *("num_envs", "max_steps", "state", "info", "group_map"),
     *("workers", "worker_timeout", "restart_workers"),
@@ -261,4 +282,5 @@ LIBRARY = Library(
     worlds=known_names,
     owns=_owns,
     foreign=_foreign,
+    arguments="torchrl_marl.envs.pettingzoo.library:PettingZooArguments",
 )
