@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from torchrl_marl.settings.checking import check, override, unread
     from torchrl_marl.settings.fields import Setting, all_settings, settings_of, settings_within
     from torchrl_marl.settings.files import parse_overrides, read_yaml, to_yaml
-    from torchrl_marl.settings.json_schema import json_schema
     from torchrl_marl.settings.layers import flatten, merged, unfold
     from torchrl_marl.settings.reading import Reader, normalized, overridden, read
     from torchrl_marl.settings.renaming import tell_new_name
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
         Variants,
         Weight,
     )
+    from torchrl_marl.settings.schema import json_schema
     from torchrl_marl.settings.words import shown
 
 __getattr__, __dir__, __all__ = attach(
@@ -42,7 +42,6 @@ __getattr__, __dir__, __all__ = attach(
         "checking": ["check", "override", "unread"],
         "fields": ["Setting", "all_settings", "settings_of", "settings_within"],
         "files": ["parse_overrides", "read_yaml", "to_yaml"],
-        "json_schema": ["json_schema"],
         "layers": ["flatten", "merged", "unfold"],
         "reading": ["Reader", "normalized", "overridden", "read"],
         "renaming": ["tell_new_name"],
@@ -65,6 +64,7 @@ __getattr__, __dir__, __all__ = attach(
             "Variants",
             "Weight",
         ],
+        "schema": ["json_schema"],
         "words": ["shown"],
     },
 )

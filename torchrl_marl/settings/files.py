@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.settings.conversion import UNFIT, plain
 from torchrl_marl.settings.fields import Setting, settings_within, with_words
 from torchrl_marl.settings.layers import merged, unfold
 
@@ -19,7 +20,7 @@ __all__ = ["parse_overrides", "read_yaml", "to_yaml"]
 
 # What a text of YAML may raise: tags that are none, numbers of 5,000 digits, a thousand brackets.
 _UNREADABLE = (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError)
-_MOST_NODES = 100_000
+_MOST_VALUES = 100_000
 _FLOAT = re.compile(
     r"""^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
         |[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+
@@ -112,14 +113,21 @@ def to_yaml(config: Any) -> str:
 
 
 def _loaded(text: str) -> Any:
-    """What a text holds; a ValueError where aliases make it endless."""
+    """What a text holds; a ValueError where it is endless, or more than numbers, texts and such."""
     value = yaml.load(text, _Loader)
     waiting, n = [value], 0
     while waiting:
         one, n = waiting.pop(), n + 1
-        if n > _MOST_NODES:
-            raise ValueError(f"more than {_MOST_NODES:,} values")
-        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        if n > _MOST_VALUES:
+            raise ValueError(f"more than {_MOST_VALUES:,} values")
+        if isinstance(one, dict):
+            waiting += [*one.keys(), *one.values()]
+            if None in one:
+                raise ValueError("a key is missing")
+        elif isinstance(one, list):
+            waiting += one
+        elif plain(one) is UNFIT:
+            raise ValueError(f"{quoted(one)} is none of numbers, texts, true, false and null")
     return value
 
 

@@ -184,7 +184,7 @@ class Reader:
         for key, value in self._foreign.get(section, {}).items():
             if key in known:
                 self.inapplicable.pop(f"{self.at}{section}.{key}", None)
-                if converted(known[key].kind, value) != known[key].default:
+                if not _is_default(known[key], value):
                     found[key] = value
         return unfold(found)
 
@@ -215,7 +215,8 @@ class Reader:
         if isinstance(value, Mapping):
             if get_origin(setting.kind) is dict:
                 raise self._unreadable(value, key)
-            raise self._unknown(f"{key}.{next(iter(value), '')}")
+            inside = next((name for name in value if name != WORD), "")
+            raise self._unknown(f"{key}.{inside}")
         raise self._wrong(setting, value, key)
 
     def _given(self, value: Any, key: str) -> Any:
@@ -320,9 +321,13 @@ def _applicable(
         having = [settings[key] for settings in others if key in settings]
         if having:
             value = flat.pop(key)
-            if all(converted(one.kind, value) != one.default for one in having):
+            if not any(_is_default(one, value) for one in having):
                 foreign[key] = value
     return unfold(flat), foreign
+
+
+def _is_default(setting: Setting, value: Any) -> bool:
+    return value == setting.default or converted(setting.kind, value) == setting.default
 
 
 def _words_in_place(schema: type, layer: Mapping[str, Any]) -> dict[str, Any]:

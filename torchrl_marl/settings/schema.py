@@ -49,7 +49,11 @@ def _property(setting: Setting, known: dict[str, Setting]) -> dict[str, Any]:
     if note := setting.note(Tagged):
         return {**about, **_tagged(note, type(setting.default))}
     if setting.is_section:
-        return {**about, **_section(setting.kind)}
+        first = next(iter(settings_within(setting.kind).values()))
+        section = _section(setting.kind)
+        if first.kind is str:  # a plain word sets it
+            section = {"anyOf": [_value(first), section]}
+        return {**about, **section}
     if overrides := setting.note(Overrides):
         of = known[overrides.of]
         tagged = of.note(Tagged)

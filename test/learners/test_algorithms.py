@@ -1,0 +1,171 @@
+"""The registry of algorithms: one line of one's own, and it is trained, listed and saved."""
+
+import dataclasses
+import importlib.metadata
+import types
+from dataclasses import dataclass
+
+import pytest
+import yaml
+
+from torchrl_marl.cli import main
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners.algorithms import ALGORITHMS, Algorithm, register_algorithm
+from torchrl_marl.learners.config import LearnerConfig, OnPolicyConfig, RandomConfig
+from torchrl_marl.learners.nobody import RandomPlayers
+from torchrl_marl.recipes import load_config, read_config, save_config
+from torchrl_marl.settings import Positive, override, read_yaml
+from torchrl_marl.training.config import read_run_config
+
+TOY = "toy_arena_mappo"
+
+
+@dataclass(frozen=True)
+class LazyConfig(LearnerConfig):
+    """Settings of an algorithm of one's own."""
+
+    algorithm: str = "lazy"
+    """How agents learn."""
+    sloth: Positive = 0.5
+    """How little is done."""
+
+
+class LazyPlayers(RandomPlayers):
+    """Learns nothing, and knows how lazily."""
+
+
+@pytest.fixture
+def lazy():
+    register_algorithm(
+        "lazy", "rests", config=f"{__name__}:LazyConfig", learner=f"{__name__}:LazyPlayers"
+    )
+    yield
+    ALGORITHMS.remove("lazy")
+
+
+def refusal(*texts):
+    with pytest.raises(ConfigError) as error:
+        load_config(TOY, texts)
+    return str(error.value)
+
+
+class TestOnesOwn:
+    def test_it_is_read_saved_and_read_back(self, lazy, tmp_path):
+        config = load_config(TOY, ["learner=lazy", "learner.sloth=2"])
+        assert config.learner == LazyConfig("lazy", 2.0)
+        save_config(config, tmp_path / "config.yaml")
+        assert "sloth: 2.0  # How little is done." in (tmp_path / "config.yaml").read_text()
+        assert "lr" not in read_yaml(tmp_path / "config.yaml")["learner"]
+        assert load_config(tmp_path / "config.yaml") == config
+
+    def test_options_of_others_do_not_exist(self, lazy):
+        assert refusal("learner=lazy", "learner.lr=1") == (
+            "learner.lr is 1, which is read only where learner.algorithm is mappo or ippo; "
+            "leave learner.lr out."
+        )
+        assert "is read only where learner.algorithm is lazy" in refusal("learner.sloth=1")
+        assert refusal("learner=lazy", "learner.sloth=0").startswith("learner.sloth is 0.0, exp")
+        assert "'learner.sloth'" in refusal("sloht=1")
+
+    def test_it_is_listed(self, lazy, capsys):
+        assert main(["list", "algorithms"]) == 0
+        assert "lazy    rests" in capsys.readouterr().out
+
+    def test_its_groups_are_trained_beside_others(self, lazy, tmp_path):
+        import torchrl_marl
+
+        run = torchrl_marl.train(
+            "toy_speaker_listener_mappo",
+            **{"groups.speaker": "lazy"},
+            env={"num_envs": 4},
+            frames_per_batch=40,
+            total_frames=40,
+            learner={"minibatch_size": 20},
+            evaluation={"episodes": 4},
+            logging={"progress": False},
+            folder=str(tmp_path / "run"),
+        )
+        assert run.summary["frames"] == 40
+        assert read_run_config(run.folder).groups == {"speaker": {"algorithm": "lazy"}}
+
+    def test_a_name_is_given_once(self, lazy):
+        with pytest.raises(ConfigError, match=r"'lazy' is registered already \(rests\)"):
+            register_algorithm("lazy", "other", config="a:B", learner="a:C")
+
+    def test_what_is_not_there_is_told(self):
+        register_algorithm("lost", "?", config="no_such_module:X", learner="no_such_module:Y")
+        try:
+            assert "needs no_such_module:X, which cannot be imported" in refusal("learner=lost")
+        finally:
+            ALGORITHMS.remove("lost")
+
+
+class TestEntryPoints:
+    @pytest.fixture
+    def installed(self, monkeypatch):
+        def install(found):
+            point = types.SimpleNamespace(name="lazy", load=lambda: found)
+            monkeypatch.setattr(
+                "torchrl_marl.learners.algorithms.entry_points", lambda group: [point]
+            )
+
+        return install
+
+    def test_an_installed_algorithm_is_known(self, installed):
+        installed(Algorithm("rests", f"{__name__}:LazyConfig", f"{__name__}:LazyPlayers"))
+        assert ALGORITHMS.words()["lazy"] == "rests"
+        assert load_config(TOY, ["learner=lazy"]).learner == LazyConfig()
+
+    def test_one_that_is_none_is_told(self, installed):
+        installed(3)
+        assert "expected a torchrl_marl.learners.algorithms.Algorithm" in refusal("learner=lazy")
+
+    def test_the_group_of_entry_points_is_the_documented_one(self, monkeypatch):
+        asked = []
+        monkeypatch.setattr(
+            "torchrl_marl.learners.algorithms.entry_points",
+            lambda group: asked.append(group) or importlib.metadata.entry_points(group=group),
+        )
+        ALGORITHMS.words()
+        assert asked == ["torchrl_marl.algorithms"]
+
+
+class TestFoldersOfBefore:
+    """Runs of a version whose learners all had the settings of MAPPO."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        def write(**learner):
+            settings = dataclasses.asdict(load_config(TOY))
+            settings["learner"] = dataclasses.asdict(OnPolicyConfig(**learner))
+            (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+            return tmp_path
+
+        return write
+
+    def test_defaults_of_another_algorithm_say_nothing(self, folder):
+        path = folder(algorithm="random")
+        assert read_run_config(path).learner == RandomConfig()
+        assert load_config(path / "config.yaml").learner == RandomConfig()
+
+    def test_values_that_were_never_read_are_left_out_in_resuming(self, folder):
+        path = folder(algorithm="random", lr=0.25)
+        assert read_run_config(path).learner == RandomConfig()
+        with pytest.raises(ConfigError, match=r"learner\.lr is 0\.25, which is read only where"):
+            load_config(path / "config.yaml")  # as a recipe for something new
+
+
+def test_what_learner_says_for_the_groups_that_learn():
+    config = load_config(
+        TOY, ["learner=random", "learner.lr=0.25", "groups.agents.algorithm=mappo"]
+    )
+    assert config.learner == RandomConfig()
+    learner = override(config, "groups", "agents")
+    assert learner == dataclasses.replace(load_config(TOY).learner, lr=0.25)
+
+
+def test_a_plain_word():
+    assert read_config(TOY, ["learner=ippo"]).learner.algorithm == "ippo"
+    assert read_config(TOY, ["learner=ippo", "learner.lr=1e-3"]).learner.lr == 1e-3
+    assert read_config(TOY, ["groups.agents=random"]).groups == {"agents": {"algorithm": "random"}}
+    assert read_config(TOY, ["env=jaxmarl"]).env.library == "jaxmarl"

@@ -1,0 +1,338 @@
+"""The reader on a schema of its own: sections, tags, overrides, arguments, former names."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import pytest
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.settings import (
+    Arguments,
+    Count,
+    Formerly,
+    OneOf,
+    Overrides,
+    Positive,
+    Range,
+    Reader,
+    ReadWhere,
+    Share,
+    Tagged,
+    check,
+    json_schema,
+    override,
+    parse_overrides,
+    read,
+    settings_of,
+    to_yaml,
+    unread,
+)
+from torchrl_marl.settings.files import _loaded
+
+
+@dataclass(frozen=True)
+class Fast:
+    method: str = "fast"
+    """Which way."""
+    speed: Positive = 1.0
+    """How fast."""
+    steps: Count = 3
+    """How often."""
+
+
+@dataclass(frozen=True)
+class Slow:
+    method: str = "slow"
+    """Which way."""
+    patience: Count = 5
+    """How long."""
+    steps: Count = 3
+    """How often."""
+
+
+class Methods:
+    def words(self):
+        return {"fast": "at once", "quick": "at once, too", "slow": "later"}
+
+    def schema(self, word):
+        return {"fast": Fast, "quick": Fast, "slow": Slow}.get(word)
+
+
+@dataclass(frozen=True)
+class Cars:
+    wheels: Annotated[int, Range(2, 8), Formerly("wheels")] = 4
+    """Number of wheels."""
+    spare: Annotated[bool, ReadWhere("wheels", 2, but=True)] = False
+    """One more wheel."""
+
+
+class Vehicles:
+    def words(self):
+        return {"car": "on the road", "boat": "on the water"}
+
+    def schema(self, word):
+        return Cars if word == "car" else None
+
+
+@dataclass(frozen=True)
+class Memory:
+    cell: Annotated[str, OneOf({"none": "forgets", "gru": "remembers"})] = "none"
+    """What remembers."""
+    size: Annotated[Count, ReadWhere("cell", "gru"), Formerly("width")] = 8
+    """How much."""
+
+
+@dataclass(frozen=True)
+class World:
+    vehicle: Annotated[str, OneOf(Vehicles().words, form="module:Class")] = "car"
+    """What drives."""
+    kwargs: Annotated[dict[str, Any], Arguments("vehicle", Vehicles())] = field(
+        default_factory=dict
+    )
+    """Arguments of the vehicle."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    seed: int = 0
+    """Start."""
+    name: str = "x"
+    """What it is called."""
+    memory: Memory = field(default_factory=Memory)
+    """What is remembered."""
+    world: World = field(default_factory=World)
+    """Where."""
+    learner: Annotated[Fast, Tagged("method", Methods())] = field(default_factory=Fast)
+    """How."""
+    groups: Annotated[dict[str, Any], Overrides("learner", example="steps")] = field(
+        default_factory=dict
+    )
+    """Who differs."""
+    rate: Share | None = None
+    """How much."""
+
+    def check(self, at="", skip=()):
+        if "world" not in skip and self.seed > 9:
+            raise ConfigError(f"{at}seed is too large.")
+
+
+def refusal(*texts):
+    with pytest.raises(ConfigError) as error:
+        config = read(Schema, parse_overrides(texts))
+        check(config)
+        for text in unread(config).values():
+            raise ConfigError(text)
+    return str(error.value)
+
+
+class TestPlainWords:
+    @pytest.mark.parametrize("texts", [["memory=gru"], ["memory.cell=gru"]])
+    def test_a_word_for_a_section_sets_its_first_field(self, texts):
+        assert read(Schema, parse_overrides(texts)).memory == Memory("gru", 8)
+
+    @pytest.mark.parametrize(
+        "texts", [["memory=gru", "memory.size=3"], ["memory.size=3", "memory=gru"]]
+    )
+    def test_beside_other_settings_of_it(self, texts):
+        assert read(Schema, parse_overrides(texts)).memory == Memory("gru", 3)
+
+    def test_a_later_layer_wins(self):
+        assert read(Schema, {"memory": "gru"}, {"memory.cell": "none"}).memory.cell == "none"
+        assert read(Schema, {"memory.cell": "none"}, {"memory": "gru"}).memory.cell == "gru"
+
+    def test_a_word_that_is_none(self):
+        assert refusal("memory=lstm").startswith("memory.cell is 'lstm', expected none or gru;")
+        assert refusal("memory=3") == (
+            "memory is 3, expected settings under it; set one of them, such as memory.cell."
+        )
+
+
+class TestTags:
+    def test_the_tag_chooses_the_schema(self):
+        assert read(Schema, {"learner": "slow", "learner.patience": 2}).learner == Slow("slow", 2)
+        assert read(Schema, {"learner": "quick"}).learner == Fast("quick")
+
+    def test_what_another_has_says_so(self):
+        assert refusal("learner.patience=2") == (
+            "learner.patience is 2, which is read only where learner.method is slow; "
+            "leave learner.patience out."
+        )
+        assert "is read only where learner.method is fast or quick" in refusal(
+            "learner=slow", "learner.speed=2"
+        )
+        assert refusal("learner.patienc=2").startswith(
+            "unknown setting 'learner.patienc'; did you mean 'learner.patience'?"
+        )
+
+    def test_what_another_has_by_default_says_nothing(self):
+        assert read(Schema, {"learner": {"method": "slow", "speed": 1, "steps": 4}}).learner == (
+            Slow("slow", steps=4)
+        )
+
+    def test_what_does_not_apply_is_left_out_and_noted(self):
+        reader = Reader(Schema)
+        assert reader.read({"learner.patience": 2}).learner == Fast()
+        assert list(reader.inapplicable) == ["learner.patience"]
+
+    def test_an_unknown_word(self):
+        assert refusal("learner=fest") == (
+            "learner.method is 'fest', expected fast, quick or slow; did you mean 'fast'? "
+            "use learner.method=fast."
+        )
+
+
+class TestOverrides:
+    def test_a_group_has_the_schema_of_its_own_tag(self):
+        config = read(Schema, {"learner.steps": 4, "groups": {"a": "slow", "b": {"speed": 2}}})
+        assert config.groups == {"a": {"method": "slow"}, "b": {"speed": 2.0}}
+        assert override(config, "groups", "a") == Slow("slow", steps=4)
+        assert override(config, "groups", "b") == Fast("fast", 2.0, 4)
+        assert override(config, "groups", "c") == config.learner
+
+    def test_what_the_section_says_for_groups_is_theirs(self):
+        config = read(Schema, {"learner.patience": 2, "groups": {"a": "slow", "b": {"steps": 1}}})
+        assert config.learner == Fast()
+        assert override(config, "groups", "a") == Slow("slow", 2)
+        assert override(config, "groups", "b") == Fast(steps=1)
+
+    def test_refusals(self):
+        assert refusal("groups.a.patience=2").startswith(
+            "groups.a.patience is 2, which is read only where groups.a.method is slow;"
+        )
+        assert refusal("groups.a.speed=0") == (
+            "groups.a.speed is 0.0, expected above 0; use groups.a.speed=1.0."
+        )
+        assert refusal("groups.a=3").endswith("set one of them, such as groups.a.steps.")
+
+
+class TestArguments:
+    def test_they_are_typed_by_another_setting(self):
+        config = read(Schema, {"world.kwargs": {"wheels": 6.0, "color": "red"}})
+        assert config.world.kwargs == {"wheels": 6, "color": "red"}
+        assert isinstance(config.world.kwargs["wheels"], int)
+        other = read(Schema, {"world": {"vehicle": "boat", "kwargs": {"wheels": "none"}}})
+        assert other.world.kwargs == {"wheels": "none"}
+
+    def test_refusals(self):
+        assert refusal("world.kwargs.wheels=x") == (
+            "world.kwargs.wheels is 'x', expected an integer, such as 4."
+        )
+        assert refusal("world.kwargs.wheels=9") == (
+            "world.kwargs.wheels is 9, expected from 2 to 8; use world.kwargs.wheels=4."
+        )
+        assert refusal("world.kwargs.wheels=2", "world.kwargs.spare=true") == (
+            "world.kwargs.spare is true, which is read only where world.kwargs.wheels is not 2"
+        )
+        assert "did you mean 'world.kwargs.spare'?" in refusal("spare=true")
+
+    def test_a_setting_that_moved_there(self):
+        with pytest.warns(FutureWarning, match=r"world\.wheels is called world\.kwargs\.wheels"):
+            assert read(Schema, {"world.wheels": 3}).world.kwargs == {"wheels": 3}
+        old = {"world": {"vehicle": "boat", "wheels": 4}}  # as a run's complete config.yaml has it
+        assert read(Schema, old).world == World("boat")
+        with pytest.raises(ConfigError, match=r"world\.wheels and world\.kwargs\.wheels are both"):
+            read(Schema, {"world.wheels": 3, "world.kwargs.wheels": 2})
+
+
+class TestFormerNames:
+    def test_the_old_name_is_understood_and_told(self):
+        with pytest.warns(FutureWarning, match=r"memory\.width is called memory\.size now"):
+            assert read(Schema, {"memory": {"cell": "gru", "width": 3}}).memory.size == 3
+
+    def test_not_where_a_program_wrote_it(self, recwarn):
+        assert Reader(Schema).read({"memory.width": 3}, told=False).memory.size == 3
+        assert not recwarn
+
+
+class TestNames:
+    """``${name}`` in a text is another setting."""
+
+    def test_as_it_is_or_within_a_text(self):
+        config = read(Schema, {"seed": 7, "name": "run_${seed}", "learner.steps": "${seed}"})
+        assert (config.name, config.learner.steps) == ("run_7", 7)
+        assert read(Schema, {"name": "${memory.cell}_${learner.speed}"}).name == "none_1.0"
+        assert read(Schema, {"groups.a.steps": "${learner.steps}"}).groups == {"a": {"steps": 3}}
+
+    @pytest.mark.parametrize("text", ["${none}", "${memory}", "${name}", "${", "${}", "a${b"])
+    def test_what_names_none(self, text):
+        with pytest.raises(ConfigError, match=r"^name(: Interpolation key| is '.*', expected)"):
+            read(Schema, {"name": text})
+
+
+def test_checks_of_rules_and_of_the_whole():
+    assert refusal("rate=2") == "rate is 2.0, expected from 0 to 1; use rate=null."
+    assert refusal("seed=10") == "seed is too large."
+    check(read(Schema, {"seed": 10}), skip=("world",))
+    assert refusal("memory.size=3") == (
+        "memory.size is 3, which is read only where memory.cell is gru"
+    )
+    assert refusal("world.vehicle=plane").startswith("world.vehicle is 'plane', expected car or")
+    check(read(Schema, {"world.vehicle": "my:Plane"}))
+
+
+@pytest.mark.parametrize(
+    "text", ["1e-3", "x # y", "null", "2026-01-01", "a: b", "", " ", "a\nb", "\ud800", "é", "yes"]
+)
+def test_yaml_gives_back_what_was_written(text):
+    config = read(Schema, {"name": text, "world.kwargs": {"a": text, "b": [text, 1e-05]}})
+    assert read(Schema, _loaded(to_yaml(config))) == config
+
+
+def test_yaml_says_every_word():
+    assert "cell: none  # What remembers. One of none, gru." in to_yaml(Schema())
+    assert "method: fast  # Which way. One of fast, quick, slow." in to_yaml(Schema())
+
+
+@pytest.mark.parametrize(
+    "text", ["&a {b: *a}", "!!set {a}", "!!binary aGk=", "{null: 1}", "{a: 1, a: 2}", "[" * 5000]
+)
+def test_yaml_that_is_no_setting(text):
+    assert "expected a value as YAML writes it" in refusal(f"world.kwargs.x={text}")
+
+
+def test_aliases_that_grow_without_end():
+    bomb = "[&a [x, x, x, x, x, x, x, x, x, x]"
+    for one, more in zip("abcdef", "bcdefg"):
+        bomb += f", &{more} [{', '.join([f'*{one}'] * 10)}]"
+    assert "expected a value as YAML writes it" in refusal(f"world.kwargs.x={bomb}]")
+
+
+class TestJsonSchema:
+    @pytest.fixture
+    def valid(self):
+        validator = pytest.importorskip("jsonschema").Draft202012Validator
+        schema = json.loads(json.dumps(json_schema(Schema)))
+        validator.check_schema(schema)
+        return validator(schema).is_valid
+
+    @pytest.mark.parametrize(
+        ("settings", "right"),
+        [
+            ({"seed": 3, "rate": None, "name": "a"}, True),
+            ({"sed": 3}, False),
+            ({"seed": "x"}, False),
+            ({"rate": 1.5}, False),
+            ({"memory": {"cell": "gru", "size": 2}}, True),
+            ({"memory": {"cell": "lstm"}}, False),
+            ({"memory": {"size": 0}}, False),
+            ({"memory": "gru"}, True),
+            ({"memory": "lstm"}, False),
+            ({"learner": {"speed": 2}}, True),
+            ({"learner": {"method": "slow", "speed": 2}}, False),
+            ({"learner": {"method": "slow", "patience": 2}}, True),
+            ({"learner": "slow"}, True),
+            ({"groups": {"a": {"method": "slow", "patience": 1}, "b": "fast"}}, True),
+            ({"groups": {"a": {"nothing": 1}}}, False),
+            ({"world": {"vehicle": "my:Plane", "kwargs": {"a": 1}}}, True),
+            ({"world": {"vehicle": "plane"}}, False),
+        ],
+    )
+    def test_it_takes_what_the_reader_takes(self, valid, settings, right):
+        assert valid(settings) is right
+
+
+def test_a_schema_typed_into_an_interpreter_has_no_meanings():
+    names = {"dataclass": dataclass}
+    exec("@dataclass(frozen=True)\nclass Typed:\n    a: int = 1\n    '''Not found.'''", names)
+    assert settings_of(names["Typed"])["a"].help == ""
