@@ -11,12 +11,8 @@ from torchrl.objectives.value.functional import generalized_advantage_estimate
 from torchrl_marl.functional import (
     gae,
     masked_mean,
-    masked_mean_by_part,
     masked_moments,
-    masked_moments_by_part,
     masked_standardize,
-    sum_by_part,
-    to_agents,
 )
 
 GAMMA, LMBDA = 0.5, 0.5
@@ -434,95 +430,3 @@ def test_masks_are_checked():
     for shape in [(3,), (2, 1), (3, 2), (2, 3, 2), (1, 2, 3, 1)]:
         with pytest.raises(ValueError, match="does not fit"):
             masked_mean(value, torch.ones(shape, dtype=torch.bool))
-
-
-# ------------------------------------------------------------------------------------ by part
-
-INDEX = torch.tensor([0, 0, 1, 2, 2, 2])
-PARTS = torch.eye(3, dtype=torch.float64)[INDEX]
-
-
-def values(*batch, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    value = torch.randn(*batch, 6, dtype=torch.float64, generator=generator) * 3 + 1
-    return value, torch.rand(*batch, 6, generator=generator) < 0.6
-
-
-def test_by_part_by_hand():
-    value = torch.tensor([[1.0, 3, 5, 7, 9, 11], [3, 5, 7, 9, 11, 13]], dtype=torch.float64)
-    mask = torch.tensor([[1, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 1]]).bool()
-    assert masked_mean_by_part(value, None, PARTS).tolist() == [3, 6, 10]
-    assert masked_mean_by_part(value, mask, PARTS).tolist() == [2, 0, 29 / 3]
-    mean, variance = masked_moments_by_part(value, mask, PARTS)
-    assert mean.tolist() == [2, 0, 29 / 3]
-    assert variance.tolist() == pytest.approx([1, 0, 56 / 9])
-    assert sum_by_part(value, PARTS).tolist() == [[4, 5, 27], [8, 7, 33]]
-    assert to_agents(torch.tensor([[1.0, 2, 3]]), PARTS).tolist() == [[1, 1, 2, 3, 3, 3]]
-
-
-@pytest.mark.parametrize("batch", [(), (4,), (2, 5)])
-@pytest.mark.parametrize("trailing", [True, False])
-@pytest.mark.parametrize("masked", [True, False])
-def test_by_part_is_each_part_alone(batch, trailing, masked):
-    value, mask = values(*batch)
-    mask = mask if masked else None
-    given = value.unsqueeze(-1) if trailing else value
-    masks = [mask] if mask is None else [mask, mask.unsqueeze(-1)]
-    for given_mask in masks:
-        mean = masked_mean_by_part(given, given_mask, PARTS)
-        again, variance = masked_moments_by_part(given, given_mask, PARTS)
-        assert mean.shape == variance.shape == (3,)
-        assert torch.equal(mean, again)
-        for part in range(3):
-            own = part == INDEX
-            one, two = masked_moments(value[..., own], None if mask is None else mask[..., own])
-            torch.testing.assert_close(mean[part], one)
-            torch.testing.assert_close(variance[part], two)
-            torch.testing.assert_close(
-                sum_by_part(value, PARTS)[..., part], value[..., own].sum(-1)
-            )
-
-
-@pytest.mark.parametrize("poison", POISON)
-@pytest.mark.parametrize("masked", [True, False])
-def test_what_is_not_finite_stays_in_its_part(poison, masked):
-    """In the value and in the gradient; where it is masked, it reaches nothing at all."""
-
-    def run(value, mask):
-        value = value.clone().requires_grad_()
-        mean, variance = masked_moments_by_part(value, mask, PARTS)
-        total = mean + variance + masked_mean_by_part(2 * value, mask, PARTS)
-        total[[0, 2]].sum().backward()
-        return total.detach(), value.grad
-
-    value, mask = values(4)
-    mask[1, 2] = not masked
-    poisoned = value.clone()
-    poisoned[1, 2] = poison
-    clean, gradient = run(value, mask)
-    total, other = run(poisoned, mask)
-    assert torch.equal(total[[0, 2]], clean[[0, 2]])
-    assert torch.equal(total[1], clean[1]) is masked
-    seen = slice(None) if masked else [0, 1, 3, 4, 5]
-    assert torch.equal(gradient[:, seen], other[:, seen])
-    spread = to_agents(torch.tensor([[1.0, poison, 3.0]], dtype=torch.float64), PARTS)
-    assert spread[0, [0, 1, 3, 4, 5]].tolist() == [1, 1, 3, 3, 3]
-    if masked:
-        value[~mask] = poison
-        assert torch.equal(run(value, mask)[0], clean)
-
-
-def test_parts_where_nobody_lives_are_0():
-    value = torch.full((2, 6, 1), math.nan, dtype=torch.float64)
-    nobody = torch.zeros(2, 6, dtype=torch.bool)
-    assert masked_mean_by_part(value, nobody, PARTS).tolist() == [0, 0, 0]
-    assert [x.tolist() for x in masked_moments_by_part(value, nobody, PARTS)] == [[0] * 3] * 2
-
-
-def test_values_and_masks_of_parts_are_checked():
-    with pytest.raises(ValueError, match=r"\(2, 5\), expected \[\*B, 6\] or \[\*B, 6, 1\]"):
-        masked_mean_by_part(torch.zeros(2, 5, 1), None, PARTS)
-    with pytest.raises(ValueError, match="expected torch.bool"):
-        masked_mean_by_part(torch.zeros(2, 6), torch.ones(2, 6), PARTS)
-    with pytest.raises(ValueError, match="does not fit"):
-        masked_mean_by_part(torch.zeros(2, 6), torch.ones(3, 6).bool(), PARTS)

@@ -88,8 +88,8 @@ def test_what_is_gathered_and_scattered_is_what_was(layout, batch, lazy):
     given = lazily(team, td) if lazy else td.clone()
     gathered = joined.gather(given, leaves=(*LEAVES, "reward"), flags=True)
     assert gathered.batch_size == batch
-    for name, agents in zip(team.groups, joined.slices):
-        own = gathered[joined.name][..., agents]
+    for i, name in enumerate(team.groups):
+        own = gathered[joined.name][..., torch.tensor(joined.group_index) == i]
         for leaf in td[name].keys():
             x = td[name, leaf]
             width = x.shape[-1] if leaf in ("observation", "action") else None
@@ -249,8 +249,7 @@ def test_specs_of_joined_groups():
     assert isinstance(joined, JoinedGroup)
     assert joined.name == "cat+mouse"
     assert joined.agent_names == ("cat_0", "cat_1", "mouse_0")
-    assert joined.slices == (slice(0, 2), slice(2, 3))
-    assert joined.part_index == (0, 0, 1)
+    assert joined.group_index == (0, 0, 1)
     assert joined.membership.tolist() == [[1, 0], [1, 0], [0, 1]]
     assert joined.kinds == (0, 0, 1)
     assert joined.observation_dims == (4, 4, 6)
@@ -290,7 +289,7 @@ def test_kinds_are_those_of_each_part():
 def test_a_group_alone_stays_as_it_is():
     (group,) = TeamSpec([kind("cat")]).groups.values()
     assert join((group,)) is group
-    assert group.parts == (group,)
+    assert group.groups == (group,)
     assert group.membership is None
 
 

@@ -12,15 +12,46 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "expand_mask",
+    "fit_mask",
     "gae",
     "masked_mean",
-    "masked_mean_by_part",
     "masked_moments",
-    "masked_moments_by_part",
     "masked_standardize",
-    "sum_by_part",
-    "to_agents",
 ]
+
+
+def expand_mask(mask: Tensor, value: Tensor) -> Tensor:
+    """Adds trailing dims to a mask, so that it broadcasts to a value.
+
+    Examples:
+        >>> expand_mask(torch.ones(4, 3, dtype=torch.bool), torch.zeros(4, 3, 2, 5)).shape
+        torch.Size([4, 3, 1, 1])
+    """
+    return mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
+
+
+def fit_mask(mask: Tensor, value: Tensor) -> Tensor:
+    """Expands a mask to a value's shape, checked dim by dim.
+
+    Raises:
+        ValueError: a mask that is not bool or does not fit the value.
+    """
+    if mask.dtype is not torch.bool:
+        raise ValueError(f"a mask is {mask.dtype}, expected torch.bool; call .bool().")
+    shape = mask.shape
+    if mask.shape != value.shape:
+        mask = expand_mask(mask, value)
+    fits = mask.ndim == value.ndim and all(
+        m == v or (m == 1 and i >= len(shape))
+        for i, (m, v) in enumerate(zip(mask.shape, value.shape))
+    )
+    if not fits:
+        raise ValueError(
+            f"a mask of shape {tuple(shape)} does not fit a value of shape {tuple(value.shape)}; "
+            "expected the value's shape with or without its trailing dims."
+        )
+    return mask.expand_as(value)
 
 
 def masked_mean(
@@ -47,7 +78,7 @@ def masked_mean(
     dims = _dims(value, dim)
     if mask is None:
         return value.mean(dims) if dims else value
-    mask = _like(mask, value)
+    mask = fit_mask(mask, value)
     total = torch.where(mask, value, 0.0).sum(dims)
     return total / mask.sum(dims).clamp_min(1)
 
@@ -77,92 +108,13 @@ def masked_moments(
         (2.0, 1.0)
     """
     dims = _dims(value, dim)
-    mask = torch.ones_like(value, dtype=torch.bool) if mask is None else _like(mask, value)
+    mask = torch.ones_like(value, dtype=torch.bool) if mask is None else fit_mask(mask, value)
     count = mask.sum(dims, keepdim=True).clamp_min(1)
     mean = torch.where(mask, value, 0.0).sum(dims, keepdim=True) / count
     variance = torch.where(mask, value - mean, 0.0).square().sum(dims, keepdim=True) / count
     if keepdim:
         return mean, variance
     return mean.squeeze(dims), variance.squeeze(dims)
-
-
-def sum_by_part(value: Tensor, parts: Tensor) -> Tensor:
-    """Sums over the agents of each part; what is not finite stays in its part.
-
-    Shapes:
-        - value: ``[*B, N]``; parts: ``[N, G]``, 1 where an agent belongs to a part, 0 elsewhere
-        - returns: ``[*B, G]``
-    """
-    return torch.where(parts > 0, value.unsqueeze(-1), 0.0).sum(-2)
-
-
-def to_agents(value: Tensor, parts: Tensor) -> Tensor:
-    """Gives every agent what is its part's.
-
-    Shapes:
-        - value: ``[*B, G]``; parts: ``[N, G]``; returns ``[*B, N]``
-    """
-    return torch.where(parts > 0, value.unsqueeze(-2), 0.0).sum(-1)
-
-
-def masked_mean_by_part(value: Tensor, mask: Tensor | None, parts: Tensor) -> Tensor:
-    """Mean of each part of the agents, over all other dims too; 0 where there are none.
-
-    Args:
-        value (Tensor): what to average; may hold anything where masked.
-        mask (Tensor, optional): bool.
-        parts (Tensor): 1 where an agent belongs to a part, 0 elsewhere.
-
-    Shapes:
-        - value, mask: ``[*B, N]`` or ``[*B, N, 1]``; parts: ``[N, G]``; returns ``[G]``
-
-    Reduces to: :func:`masked_mean` of each part's agents.
-
-    Examples:
-        >>> parts = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-        >>> masked_mean_by_part(torch.tensor([[1.0, 3.0, 5.0]]), None, parts)
-        tensor([2., 5.])
-    """
-    rows, alive = _agent_rows(value, mask, parts)
-    if alive is None:
-        return sum_by_part(rows.sum(0), parts) / (parts.sum(0) * rows.shape[0])
-    count = sum_by_part(alive.sum(0).to(rows.dtype), parts)
-    return sum_by_part(torch.where(alive, rows, 0.0).sum(0), parts) / count.clamp_min(1)
-
-
-def masked_moments_by_part(
-    value: Tensor, mask: Tensor | None, parts: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Mean and (population) variance of each part of the agents.
-
-    Args:
-        value, mask, parts: as in :func:`masked_mean_by_part`.
-
-    Shapes:
-        - returns: mean and variance, each ``[G]``
-
-    Reduces to: :func:`masked_moments` of each part's agents.
-    """
-    rows, alive = _agent_rows(value, mask, parts)
-    mean = masked_mean_by_part(rows, alive, parts)
-    centered = rows - to_agents(mean, parts)
-    if alive is not None:
-        centered = torch.where(alive, centered, 0.0)
-    return mean, masked_mean_by_part(centered.square(), alive, parts)
-
-
-def _agent_rows(value: Tensor, mask: Tensor | None, parts: Tensor) -> tuple[Tensor, Tensor | None]:
-    """``[*B, N]`` or ``[*B, N, 1]`` as ``[M, N]``."""
-    n = parts.shape[0]
-    if value.shape[-1] != n:
-        value = value.squeeze(-1)
-    if value.shape[-1] != n:
-        raise ValueError(
-            f"a value has shape {tuple(value.shape)}, expected [*B, {n}] or [*B, {n}, 1]."
-        )
-    if mask is not None:
-        mask = _like(mask if mask.ndim == value.ndim else mask.squeeze(-1), value).reshape(-1, n)
-    return value.reshape(-1, n), mask
 
 
 def masked_standardize(
@@ -195,7 +147,7 @@ def masked_standardize(
     mean, variance = masked_moments(value, mask, dim, keepdim=True)
     centered = value - mean
     if mask is not None:
-        centered = torch.where(_like(mask, value), centered, 0.0)
+        centered = torch.where(fit_mask(mask, value), centered, 0.0)
     return centered / (variance.sqrt() + eps)
 
 
@@ -256,7 +208,7 @@ def gae(
     """
     _check_gae_inputs(reward, value, next_value, done, terminated)
     if mask is not None:
-        mask = _like(mask, reward)
+        mask = fit_mask(mask, reward)
     if reward.is_cuda and not isinstance(gamma, Tensor) and not isinstance(lmbda, Tensor):
         from torchrl_marl import kernels  # imports Triton
 
@@ -357,25 +309,6 @@ def _check_gae_inputs(reward, value, next_value, done, terminated) -> None:
     for name, flag in (("done", done), ("terminated", terminated)):
         if flag.dtype is not torch.bool:
             raise ValueError(f"gae: {name} is {flag.dtype}, expected torch.bool; call .bool().")
-
-
-def _like(mask: Tensor, value: Tensor) -> Tensor:
-    """The mask with as many dims as the value, checked dim by dim."""
-    if mask.dtype is not torch.bool:
-        raise ValueError(f"a mask is {mask.dtype}, expected torch.bool; call .bool().")
-    shape = mask.shape
-    if mask.shape != value.shape:
-        mask = mask.reshape(shape + (1,) * (value.ndim - mask.ndim))
-    fits = mask.ndim == value.ndim and all(
-        m == v or (m == 1 and i >= len(shape))
-        for i, (m, v) in enumerate(zip(mask.shape, value.shape))
-    )
-    if not fits:
-        raise ValueError(
-            f"a mask of shape {tuple(shape)} does not fit a value of shape {tuple(value.shape)}; "
-            "expected the value's shape with or without its trailing dims."
-        )
-    return mask.expand_as(value)
 
 
 def _dims(value: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -14,13 +14,13 @@ from functools import cached_property
 
 import torch
 import torch.nn.functional as F
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Bounded, Composite, Unbounded
 
 from torchrl_marl.errors import SpecError
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.stacking import Padding, is_lazy, pad_group
+from torchrl_marl.specs.groups import own_first
 
 __all__ = [
     "JoinedGroup",
@@ -29,6 +29,7 @@ __all__ = [
     "check_inputs",
     "flat_observation",
     "join",
+    "own_first",
     "padded",
 ]
 
@@ -36,54 +37,17 @@ _FLAGS = ("done", "terminated", "truncated")
 
 
 def flat_observation(group: GroupSpec, tensordict: TensorDictBase) -> Tensor:
-    """A group's observation leaves side by side, each agent's own features first.
-
-    Shapes:
-        - leaves: ``[*B, N, *features]``, dense or lazily stacked; returns ``[*B, N, O]``
-    """
-    return _flat(group, dense_group(group, tensordict))
-
-
-def _flat(group: GroupSpec, own: TensorDictBase) -> Tensor:
-    rows = []
-    for key, ndim in zip(group.observation_keys, group.observation_ndims):
-        leaf = own.get(key[1:])
-        leaf = leaf if leaf.is_floating_point() else leaf.to(torch.get_default_dtype())
-        rows.append(leaf.unsqueeze(-1) if ndim == 0 else leaf.flatten(-ndim) if ndim > 1 else leaf)
-    features = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
-    order = group.observation_order
-    return features if order is None else own_first(features, order.to(features.device))
-
-
-def own_first(features: Tensor, order: Tensor) -> Tensor:
-    """Takes features of each agent, of ``[*B, N, F]``, in an order, ``[N, O]``."""
-    return features.gather(-1, order.expand(*features.shape[:-1], order.shape[-1]))
+    """``group.flat_observation(tensordict)``."""
+    return group.flat_observation(tensordict)
 
 
 def dense_group(group: GroupSpec, tensordict: TensorDictBase) -> TensorDictBase:
     """A group's TensorDict ``[*B, N]``, padded where it is stacked lazily."""
-    own = tensordict.get(group.name, None)
-    if own is None:
-        raise KeyError(f"there is no group {group.name!r}, found {list(tensordict.keys())}.")
-    if not is_lazy(own):
-        return own
-    try:
-        return pad_group(own, {**_equal_shapes(group), **group.paddings})
-    except ValueError as error:
-        raise SpecError(f"group {group.name!r}: {error}") from None
-
-
-def _equal_shapes(group: GroupSpec) -> dict[NestedKey, Padding]:
-    """The observations that are promised to have one shape for all agents."""
-    keys = [key[1] if len(key) == 2 else key[1:] for key in group.observation_keys]
-    return {
-        key: Padding((shape[1:],) * group.n_agents)
-        for key, shape in zip(keys, group.observation_shapes)
-    }
+    return group.data(tensordict)
 
 
 def check_inputs(group: GroupSpec, observations: Sequence[Tensor], mask: Tensor | None) -> None:
-    """Compares what a network of a group reads with the group's specs; reads no values.
+    """Checks what a network of a group reads against the group's specs; looks at no values.
 
     Args:
         group (GroupSpec): whose.
@@ -109,7 +73,7 @@ def check_inputs(group: GroupSpec, observations: Sequence[Tensor], mask: Tensor 
 
 
 def check_action_mask(group: GroupSpec, action_mask: Tensor, batch: torch.Size) -> None:
-    """Compares an action mask with the group's specs.
+    """Checks an action mask against the group's specs.
 
     Shapes:
         - action_mask: ``[*B, N, n_actions]``
@@ -132,23 +96,12 @@ def _refuse(group: GroupSpec, key: object, found: object, expected: object) -> N
 
 
 def padded(group: GroupSpec | None, tensordict: TensorDictBase) -> TensorDictBase:
-    """The same TensorDict, or a shallow copy in which a lazily stacked group is padded.
-
-    Args:
-        group (GroupSpec, optional): the group; also under ``"next"``.
-        tensordict (TensorDictBase): ``[*B]``.
-    """
-    if group is None or not is_lazy(tensordict.get(group.name, None)):
-        return tensordict
-    copied = tensordict.exclude(group.name).set(group.name, dense_group(group, tensordict))
-    following = copied.get("next", None)
-    if following is not None and following.get(group.name, None) is not None:
-        copied.set("next", padded(group, following))
-    return copied
+    """``group.dense(tensordict)``."""
+    return tensordict if group is None else group.dense(tensordict)
 
 
 def can_join(first: GroupSpec, second: GroupSpec) -> bool:
-    """Whether one actor and one loss can serve the agents of both groups."""
+    """Returns whether one actor and one loss can serve the agents of both groups."""
 
     def of(group: GroupSpec) -> tuple:
         bounded = not group.discrete and group.action_bounds is not None
@@ -166,10 +119,10 @@ class JoinedGroup(GroupSpec):
     """Several groups as one, from :func:`join`.
 
     Args:
-        groups (tuple of GroupSpec): its parts, side by side in this order.
+        groups (tuple of GroupSpec): those of which it is made, side by side in this order.
 
     Shapes:
-        - its leaves: ``[*B, N, ...]`` with N the agents of all parts
+        - its leaves: ``[*B, N, ...]`` with N the agents of all groups
 
     Examples:
         >>> from torchrl_marl import AgentSpec, TeamSpec
@@ -186,26 +139,15 @@ class JoinedGroup(GroupSpec):
 
     groups: tuple[GroupSpec, ...] = ()
 
-    @property
-    def parts(self) -> tuple[GroupSpec, ...]:
-        """The groups of which it is made."""
-        return self.groups
-
-    @cached_property
-    def slices(self) -> tuple[slice, ...]:
-        """Where each part's agents are."""
-        ends = torch.tensor([part.n_agents for part in self.groups]).cumsum(0).tolist()
-        return tuple(slice(end - part.n_agents, end) for part, end in zip(self.groups, ends))
-
     # ------------------------------------------------------------------------- to one group
 
     def gather(
         self, tensordict: TensorDictBase, *, leaves: Sequence[str] = (), flags: bool = False
     ) -> TensorDict:
-        """What a joined network reads, under this group's keys.
+        """Returns what a joined network reads, under this group's keys.
 
         Args:
-            tensordict (TensorDictBase): with the parts, dense or lazily stacked.
+            tensordict (TensorDictBase): with the groups, dense or lazily stacked.
             leaves (sequence of str): what is taken beside observations and masks, of
                 ``action``, ``action_log_prob`` and ``reward``.
             flags (bool): take the agents' done flags, too.
@@ -214,16 +156,16 @@ class JoinedGroup(GroupSpec):
             - tensordict, returns: ``[*B]``
         """
         batch = tensordict.batch_size
-        own = [dense_group(part, tensordict) for part in self.groups]
-        for part, td in zip(self.groups, own):
-            seen = [td.get(key[1:]) for key in part.observation_keys]
-            check_inputs(part, seen, None if part.mask_key is None else td.get("mask"))
+        own = [group.data(tensordict) for group in self.groups]
+        for group, td in zip(self.groups, own):
+            seen = [td.get(key[1:]) for key in group.observation_keys]
+            check_inputs(group, seen, None if group.mask_key is None else td.get("mask"))
         source = {"observation": self._cat_observations(own)}
         if self.mask_key is not None:
             source["mask"] = torch.cat(
                 [
-                    _ones(batch, part, td) if part.mask_key is None else td.get("mask")
-                    for part, td in zip(self.groups, own)
+                    _ones(batch, group, td) if group.mask_key is None else td.get("mask")
+                    for group, td in zip(self.groups, own)
                 ],
                 -1,
             )
@@ -240,30 +182,30 @@ class JoinedGroup(GroupSpec):
 
     def _cat_observations(self, own: Sequence[TensorDictBase]) -> Tensor:
         rows = [
-            td.get("observation") if plain else _flat(part, td)
-            for part, td, plain in zip(self.groups, own, self._plain)
+            td.get("observation") if plain else group.flat(td)
+            for group, td, plain in zip(self.groups, own, self._plain)
         ]
         return _cat(rows, rows[0].ndim - 2)
 
     @cached_property
     def _plain(self) -> tuple[bool, ...]:
-        """Whose observation is one vector of floats, with each agent's own features first."""
+        """Whether each group's observation is one vector of floats, with own features first."""
         return tuple(
-            part.observation_ndims == (1,)
-            and part.observation_order is None
-            and part.observation_keys == (part.observation_key,)
-            and part.padded_spec["observation"].dtype.is_floating_point
-            for part in self.groups
+            group.observation_ndims == (1,)
+            and group.observation_order is None
+            and group.observation_keys == (group.observation_key,)
+            and group.padded_spec["observation"].dtype.is_floating_point
+            for group in self.groups
         )
 
     def _cat_action_masks(self, own: Sequence[TensorDictBase], batch: torch.Size) -> Tensor:
         rows = []
-        for part, td in zip(self.groups, own):
-            if part.action_mask_key is not None:
+        for group, td in zip(self.groups, own):
+            if group.action_mask_key is not None:
                 legal = td.get("action_mask")
-                check_action_mask(part, legal, batch)
+                check_action_mask(group, legal, batch)
             else:
-                legal = _ones(batch, part, td).unsqueeze(-1).expand(*batch, -1, part.n_actions)
+                legal = _ones(batch, group, td).unsqueeze(-1).expand(*batch, -1, group.n_actions)
             rows.append(legal)
         return _cat(rows, len(batch))
 
@@ -271,52 +213,42 @@ class JoinedGroup(GroupSpec):
         self, tensordict: TensorDictBase, own: Sequence[TensorDictBase]
     ) -> dict[str, Tensor]:
         flags: dict[str, list[Tensor]] = {name: [] for name in _FLAGS}
-        for part, td in zip(self.groups, own):
-            source = td if part.agent_done else tensordict
+        for group, td in zip(self.groups, own):
+            source = td if group.agent_done else tensordict
             done, terminated = source.get("done"), source.get("terminated")
             truncated = source.get("truncated", None)
             truncated = done & ~terminated if truncated is None else truncated
             for name, flag in zip(_FLAGS, (done, terminated, truncated)):
-                if not part.agent_done:
-                    flag = flag.unsqueeze(-2).expand(*flag.shape[:-1], part.n_agents, 1)
+                if not group.agent_done:
+                    flag = flag.unsqueeze(-2).expand(*flag.shape[:-1], group.n_agents, 1)
                 flags[name].append(flag)
         return {name: torch.cat(rows, -2) for name, rows in flags.items()}
 
     # ----------------------------------------------------------------------- to several groups
 
-    def scatter(self, joined: TensorDictBase, tensordict: TensorDictBase, leaves: Sequence[str]):
-        """Writes leaves of the joined group into its parts.
+    def scatter(
+        self, data: TensorDictBase, tensordict: TensorDictBase, leaves: Sequence[str]
+    ) -> TensorDictBase:
+        """Writes leaves of the joined group into the groups of which it is made.
 
         Args:
-            joined (TensorDictBase): from :meth:`gather`, and what was written since.
-            tensordict (TensorDictBase): the parts, dense or lazily stacked; written to.
+            data (TensorDictBase): from :meth:`gather`, and what was written since.
+            tensordict (TensorDictBase): the groups, dense or lazily stacked; written to.
             leaves (sequence of str): such as ``action`` and ``action_log_prob``.
         """
-        dim, sizes = tensordict.ndim, [part.n_agents for part in self.groups]
-        values = [joined.get((self.name, leaf)).split(sizes, dim) for leaf in leaves]
-        for part, *rows in zip(self.groups, *values):
-            own = tensordict.get(part.name)
+        dim, sizes = tensordict.ndim, [group.n_agents for group in self.groups]
+        values = [data.get((self.name, leaf)).split(sizes, dim) for leaf in leaves]
+        for group, *rows in zip(self.groups, *values):
             for leaf, row in zip(leaves, rows):
-                width = max(part.action_dims) if leaf == "action" else None
+                width = max(group.action_dims) if leaf == "action" else None
                 if width is not None and row.ndim > dim + 1 and row.shape[-1] > width:
                     row = row[..., :width]
-                write_rows(part, own, leaf, row)
+                group.write(tensordict, leaf, row)
         return tensordict
 
 
-def write_rows(group: GroupSpec, own: TensorDictBase, leaf: str, rows: Tensor) -> None:
-    """Writes a leaf ``[*B, N, ...]`` into a group's TensorDict, cut to each agent's own if lazy."""
-    if not is_lazy(own):
-        own.set(leaf, rows)
-        return
-    padding, dim = group.paddings.get(leaf), own.ndim - 1
-    for i, (member, row) in enumerate(zip(own.unbind(dim), rows.unbind(dim))):
-        region: tuple = () if padding is None else padding.own(i) or ()
-        member.set(leaf, row[(..., *region)])
-
-
 def join(groups: Sequence[GroupSpec], *, same_actions: bool = True) -> GroupSpec:
-    """Several groups as one; a single one as it is.
+    """Joins groups into one; a single one is returned as it is.
 
     Args:
         groups (sequence of GroupSpec): that :func:`can_join`.
@@ -370,7 +302,7 @@ def join(groups: Sequence[GroupSpec], *, same_actions: bool = True) -> GroupSpec
 
 
 def _members(group: GroupSpec, acts: bool) -> list[Composite]:
-    """Each agent with a flat observation."""
+    """Returns the specs of each agent with a flat observation."""
     if not acts:
         return [Composite(observation=Unbounded((width,))) for width in group.observation_dims]
     actions = (
@@ -384,8 +316,8 @@ def _members(group: GroupSpec, acts: bool) -> list[Composite]:
     ]
 
 
-def _ones(batch: torch.Size, part: GroupSpec, td: TensorDictBase) -> Tensor:
-    return torch.ones(*batch, part.n_agents, dtype=torch.bool, device=td.device)
+def _ones(batch: torch.Size, group: GroupSpec, td: TensorDictBase) -> Tensor:
+    return torch.ones(*batch, group.n_agents, dtype=torch.bool, device=td.device)
 
 
 def _cat(rows: Sequence[Tensor], dim: int) -> Tensor:

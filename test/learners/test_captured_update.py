@@ -171,7 +171,7 @@ def test_compiled_graphs_learn_as_eager_updates_do(case):
     settings = {**settings, "minibatch_size": 40}
     one, other = (train(make_env, execution, **settings) for execution in ("eager", "compile"))
     assert_equal_training(one, other, rtol=1e-3, atol=1e-4)
-    [program] = other[0]._captured.programs.values()
+    [program] = other[0].updates.programs.values()
     assert 0 < program.n_kernels < program.n_operations / 2
     assert not program.traced.checks
 

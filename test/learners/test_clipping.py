@@ -42,14 +42,14 @@ def test_groups_with_legal_actions_under_a_critic_on_the_whole_team():
     assert group.name == seen.name and seen.action_mask_key is None
     actor = make_actor(group, NetworkConfig([H]))
     critic = make_critic(group, CriticConfig([H]), centralized=True, team=seen)
-    clip = GradientClip(group, seen, actor, critic, 0.5)
-    for owner in clip.owner.split(clip.sizes):
+    clip = GradientClip.of_networks(group, seen, actor, critic, 0.5)
+    for owner in clip.row_groups.split(clip.sizes):
         assert owner.tolist() == [0, 1]
 
 
 def clip_of(limit, **kwargs):
     group, seen, actor, critic = networks_of(**kwargs)
-    clip = GradientClip(group, seen, actor, critic, limit)
+    clip = GradientClip.of_networks(group, seen, actor, critic, limit)
     generator = torch.Generator().manual_seed(1)
     for parameter in clip.parameters:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
@@ -82,7 +82,7 @@ def test_of_several_groups_it_is_torchs_for_each(limit, sees):
     """Nothing is shared: every row is some group's."""
     clip, group = clip_of(limit, sees=sees)
     assert {len(p) for p in clip.parameters} == {2}
-    for parameter, owner in zip(clip.parameters, clip.owner.split(clip.sizes)):
+    for parameter, owner in zip(clip.parameters, clip.row_groups.split(clip.sizes)):
         assert owner.tolist() == [0, 1]
         parameter.grad[0] *= 3
     before = [[g.clone() for g in rows_of(clip, part)] for part in range(2)]
@@ -103,12 +103,12 @@ def test_of_several_groups_it_is_torchs_for_each(limit, sees):
 @pytest.mark.parametrize("sharing", ["none", "group", "full", "trunk", "agent_id", "masks"])
 def test_whose_rows_are_whose(layout, sharing):
     clip, group = clip_of(1.0, layout=layout, actor=sharing)
-    owners = clip.owner.split(clip.sizes)[:-4]  # of the actor
-    common = len(group.parts)
+    owners = clip.row_groups.split(clip.sizes)[:-4]  # of the actor
+    common = len(group.groups)
     kinds, n_kinds = torch.tensor(group.kinds), len(set(group.kinds))
-    by_kind = [group.part_index[group.kinds.index(kind)] for kind in range(n_kinds)]
+    by_kind = [group.group_index[group.kinds.index(kind)] for kind in range(n_kinds)]
     for parameter, owner in zip(clip.parameters, owners):
-        wanted = {len(kinds): list(group.part_index), n_kinds: by_kind}.get(len(parameter))
+        wanted = {len(kinds): list(group.group_index), n_kinds: by_kind}.get(len(parameter))
         if len(parameter) == 1 or sharing in ("full", "agent_id", "masks"):
             wanted = [common] * len(parameter)
         assert owner.tolist() == wanted
@@ -117,7 +117,7 @@ def test_whose_rows_are_whose(layout, sharing):
 def test_rows_of_a_central_critic_for_all():
     """One network, an output for each agent: the last rows are their group's."""
     clip, group = clip_of(1.0, critic="full", sees="team")
-    *_, first, first_bias, last, last_bias = clip.owner.split(clip.sizes)
+    *_, first, first_bias, last, last_bias = clip.row_groups.split(clip.sizes)
     n = [n for n, _, _ in KINDS.values()]
     assert set(first.tolist()) == set(first_bias.tolist()) == {2}
     assert last.tolist() == last_bias.tolist() == [0] * n[0] + [1] * n[1]
@@ -126,7 +126,7 @@ def test_rows_of_a_central_critic_for_all():
 @pytest.mark.parametrize("architecture", ["set", "attention"])
 def test_a_network_over_a_set_serves_all(architecture):
     clip, _ = clip_of(1.0, sees="team", architecture=architecture)
-    rows = zip(clip.parameters, clip.owner.split(clip.sizes))
+    rows = zip(clip.parameters, clip.row_groups.split(clip.sizes))
     of_critic = [(parameter, owner) for parameter, owner in rows][4:]
     for parameter, owner in of_critic:
         # What is added to all keys changes no attention: its gradient is 0, but for rounding.
@@ -140,7 +140,7 @@ def test_shared_rows_are_limited_together():
     clip, _ = clip_of(limit, actor="trunk")
     before = [p.grad.clone() for p in clip.parameters]
     norms = clip()
-    owners = clip.owner.split(clip.sizes)
+    owners = clip.row_groups.split(clip.sizes)
     totals = torch.zeros(3)
     for gradient, owner in zip(before, owners):
         totals.index_add_(0, owner, gradient.reshape(len(owner), -1).square().sum(1))
@@ -182,7 +182,7 @@ def test_finding_the_owners_draws_nothing():
     torch.manual_seed(7)
     wanted = torch.rand(3)
     torch.manual_seed(7)
-    GradientClip(group, seen, actor, critic, 1.0)
+    GradientClip.of_networks(group, seen, actor, critic, 1.0)
     assert torch.equal(torch.rand(3), wanted)
     assert all(p.grad is None for p in (*actor.parameters(), *critic.parameters()))
 
@@ -193,7 +193,7 @@ def test_units_that_sleep_are_still_their_groups():
     with torch.no_grad():
         for parameter in (*actor.parameters(), *critic.parameters()):
             parameter.zero_()
-    clip = GradientClip(group, seen, actor, critic, 1.0)
-    for parameter, owner in zip(clip.parameters, clip.owner.split(clip.sizes)):
+    clip = GradientClip.of_networks(group, seen, actor, critic, 1.0)
+    for parameter, owner in zip(clip.parameters, clip.row_groups.split(clip.sizes)):
         assert owner.tolist() == [0, 1]
         assert not parameter.any()

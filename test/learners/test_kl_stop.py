@@ -35,10 +35,10 @@ def learn(limit, num_epochs=3, layout="two", execution="eager", n=1, sharing="gr
 
 def rows(learner, name):
     """What of the parameters serves one group only."""
-    (clip,) = learner._clips.values()
-    (joined,) = learner._joined.values()
-    part = [group.name for group in joined.parts].index(name)
-    owners = clip.owner.split(clip.sizes)
+    (clip,) = learner.updates.clips.values()
+    (joined,) = learner.block.joined.values()
+    part = [group.name for group in joined.groups].index(name)
+    owners = clip.row_groups.split(clip.sizes)
     own = [
         p.detach().reshape(len(o), -1)[o == part].flatten()
         for p, o in zip(clip.parameters, owners)
@@ -114,7 +114,7 @@ def test_the_divergence_is_never_negative():
 
 def test_flags_by_hand():
     learner, _ = learn(0.5)
-    stop = learner._stop
+    stop = learner.updates.stop
     stop.begin()
     stop.count()
     stop.look(tensor([[0.4, 0.2], [0.6, 0.9]]))  # means 0.5, not above it, and 0.55

@@ -14,6 +14,7 @@ from torchrl_marl.envs.toy import Arena, MatrixGame, TwoStepGame
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.functional import gae
 from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner, build_learners
+from torchrl_marl.learners.updates import Updates
 from torchrl_marl.modules import NetworkConfig
 from torchrl_marl.modules.config import CriticConfig
 
@@ -250,13 +251,13 @@ def test_number_of_updates(monkeypatch):
     env = make_arena()
     learner = make_learner(env, num_epochs=3, minibatch_size=32)
     sizes = []
-    plain = OnPolicyLearner.update
+    plain = Updates.step
 
-    def update(self, minibatch):
+    def step(self, minibatch):
         sizes.append(minibatch.shape[0])
         return plain(self, minibatch)
 
-    monkeypatch.setattr(OnPolicyLearner, "update", update)
+    monkeypatch.setattr(Updates, "step", step)
     metrics = learn(learner, make_batch(env, learner))
     assert sizes == [32, 32, 16] * 3
     assert metrics["agents", "epochs"].item() == 3
@@ -313,10 +314,8 @@ def test_the_observation_norm_changes_after_the_batch():
     norm = learner.observation_norms["agents"]
     batch = make_batch(env, learner)
     seen = []
-    plain = OnPolicyLearner.update
-    learner.update = lambda minibatch: (seen.append(norm.count.item()), plain(learner, minibatch))[
-        1
-    ]
+    plain = learner.updates.step
+    learner.updates.step = lambda minibatch: (seen.append(norm.count.item()), plain(minibatch))[1]
     learn(learner, batch)
     assert len(seen) == 8
     assert set(seen) == {0.0}

@@ -10,13 +10,14 @@ from torchrl.envs import Transform, TransformedEnv
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.collectors.finiteness import check_finite
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner, build_learners
 from torchrl_marl.modules import NetworkConfig, RandomActor, make_actor, make_critic
 from torchrl_marl.modules.config import CriticConfig
 from torchrl_marl.objectives import MAPPOLoss
-from torchrl_marl.training.metrics import EpisodeTracker, check_finite, count_agent_frames
+from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
 
 E, T = 8, 10
 
@@ -249,9 +250,9 @@ def share_of(joined, part, index, whole, own):
 
     ``index``: 0 to 3 of the actor, 4 to 7 of the critic; weight and bias of two layers.
     """
-    group = joined.parts[part]
-    kinds = [kind for kind, i in zip(joined.kinds, joined.part_index) if i == part]
-    central = index > 3 and whole.shape[0] == len(joined.parts)
+    group = joined.groups[part]
+    kinds = [kind for kind, i in zip(joined.kinds, joined.group_index) if i == part]
+    central = index > 3 and whole.shape[0] == len(joined.groups)
     rows = whole[part : part + 1] if central else whole[min(kinds) : max(kinds) + 1]
     is_weight = index % 2 == 0
     outputs = list(range(own.shape[-2 if is_weight else -1]))
@@ -289,7 +290,7 @@ def test_groups_of_other_shapes_learn_as_alone(layout, actions, sees, bootstrap,
         name: OnPolicyLearner({name: group}, config, team=team)
         for name, group in team.groups.items()
     }
-    (joined,) = together._joined.values()
+    (joined,) = together.block.joined.values()
     ours = together.optimizer.param_groups[0]["params"]
     assert len(ours) == 8
     with torch.no_grad():
@@ -420,14 +421,14 @@ def test_a_critic_across_groups_sees_who_was_cut_off():
         learners = [together]
         if apart:
             learners = learners_of(team, config, apart=["mice"])
-            (joined,) = together._joined.values()
+            (joined,) = together.block.joined.values()
             ours = together.optimizer.param_groups[0]["params"]
             for i, alone in enumerate(learners):
                 for k, own in enumerate(alone.optimizer.param_groups[0]["params"]):
                     own.data.copy_(share_of(joined, i, k, ours[k], own).data)
-                alone._losses[next(iter(alone._losses))].value_estimator._discount = (0.9, 0.9)
+                alone.losses[next(iter(alone.losses))].value_estimator._discount = (0.9, 0.9)
         else:
-            together._losses["cats+mice"].value_estimator._discount = (0.9, 0.9)
+            together.losses["cats+mice"].value_estimator._discount = (0.9, 0.9)
         torch.manual_seed(1)
         batch = RolloutCollector(env, policy_of([together]), frames_per_batch=E * T).next()
         # As environments do that know no masks at the end: nobody acts after a time limit.

@@ -30,8 +30,8 @@ def batch_of(env, learner):
 
 
 def outputs(learner, batch):
-    data = learner._gather(batch)
-    (loss,) = learner._losses.values()
+    data = learner.block.gather(batch)
+    (loss,) = learner.losses.values()
     logits = loss.actor_network.get_dist(data).logits
     return logits.detach().clone(), loss.critic_network(data)[loss.tensor_keys.value].detach()
 

@@ -12,8 +12,8 @@ from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.joining import dense_group, join
 from torchrl_marl.modules import NetworkConfig, RandomActor, ValueNorm, make_actor, make_critic
-from torchrl_marl.modules.actors import JoinedActor
 from torchrl_marl.modules.config import CriticConfig
+from torchrl_marl.modules.joined_actor import JoinedActor
 from torchrl_marl.stacking import unpad_group
 
 ALL = ("bounded", "wide", "unbounded", "categorical", "one_hot")
@@ -335,11 +335,11 @@ def test_sharing_of_central_critics(layout, sharing, sees):
     centralized = "state" if sees == "state" else True
     critic = lively(make_critic(group, config, centralized=centralized, team=seen))
     widths = {
-        "state": [7] * len(group.parts),
-        "team": [sum(joined_of(team).observation_dims)] * len(group.parts),
-        "observations": [sum(part.observation_dims) for part in group.parts],
+        "state": [7] * len(group.groups),
+        "team": [sum(joined_of(team).observation_dims)] * len(group.groups),
+        "observations": [sum(part.observation_dims) for part in group.groups],
     }[sees]
-    sizes = [part.n_agents for part in group.parts]
+    sizes = [part.n_agents for part in group.groups]
     if sharing == "group":
         wanted = len(sizes) * mlp_size(max(widths), max(sizes))
     elif sharing == "full":
@@ -451,9 +451,9 @@ def test_order_within_a_kind_and_death(architecture, value_per, alone, norm):
         assert value.isfinite().all()
         other = values_of(critic, seen, group, permuted)
         places = list(range(group.n_agents))
-        if "mice" in [part.name for part in group.parts]:
+        if "mice" in [part.name for part in group.groups]:
             places[-3:] = [places[-3:][i] for i in order]
-        mask = torch.cat([td[part.name, "mask"] for part in group.parts], -1)
+        mask = torch.cat([td[part.name, "mask"] for part in group.groups], -1)
         torch.testing.assert_close(value[:, places][mask[:, places]], other[mask[:, places]])
         # What the dead hold reaches nobody; nobody at all is fine, too.
         for poison in POISON:
@@ -491,15 +491,15 @@ def test_a_value_per_team(architecture, sees, sharing, alone):
         lively(critic, seed=i)
         value = values_of(critic, seen, group, td)[..., 0]
         assert value.shape == (16, group.n_agents)
-        parts = torch.tensor(group.part_index)
-        for part in range(len(group.parts)):
+        parts = torch.tensor(group.group_index)
+        for part in range(len(group.groups)):
             own = value[:, parts == part]
             assert (own == own[:, :1]).all()
             rows.append(own[:, 0])
         outputs = 1 if alone or (sharing == "full" and sees == "observations") else 2
         if architecture == "mlp" and sees == "state":
             one = mlp_size(7, 1)
-            wanted = {"group": len(group.parts) * one, "full": mlp_size(7, outputs)}[sharing]
+            wanted = {"group": len(group.groups) * one, "full": mlp_size(7, outputs)}[sharing]
             assert n_parameters(critic) == wanted
     assert (rows[0] != rows[1]).any()
 

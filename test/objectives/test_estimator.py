@@ -10,7 +10,7 @@ from torchrl.objectives.value import MultiAgentGAE
 
 from torchrl_marl.modules import NetworkConfig, ValueNorm, make_critic
 from torchrl_marl.objectives import TeamGAE
-from torchrl_marl.objectives.estimator import blank_masked
+from torchrl_marl.objectives.masking import blank_masked_inputs
 
 
 class Echo(nn.Module):
@@ -114,7 +114,9 @@ def test_the_dead_are_worth_the_mean_of_those_who_act():
     value = torch.tensor([[[3.0], [100.0], [float("nan")]]])
 
     def share(told):
-        return estimator._share(value, living, estimator._known(told, living)).flatten().tolist()
+        return (
+            estimator._share(value, living, estimator._best_valued(told, living)).flatten().tolist()
+        )
 
     assert share(acting) == [3.0, 100.0, 3.0]
     assert share(living) == [3.0, 100.0, 51.5]
@@ -132,7 +134,7 @@ def test_a_state_of_as_many_features_as_there_are_agents_is_not_masked():
     value = estimator(td)["car", "state_value"]
     living = ~td["car"].get("done", ~td["car", "mask"].unsqueeze(-1))
     torch.testing.assert_close(value[living], seen[living])
-    inputs = blank_masked(td.select("state", ("car", "observation")), ("car", "mask"), td)
+    inputs = blank_masked_inputs(td.select("state", ("car", "observation")), ("car", "mask"), td)
     assert torch.equal(inputs["state"], td["state"])
     assert (inputs["car", "observation"][~td["car", "mask"]] == 0).all()
 

@@ -15,7 +15,7 @@ from torchrl_marl.envs.toy import Nim
 from torchrl_marl.functional import gae
 from torchrl_marl.modules import NetworkConfig, ValueNorm, make_actor, make_critic
 from torchrl_marl.objectives import MAPPOLoss, TeamGAE
-from torchrl_marl.objectives.estimator import closes
+from torchrl_marl.objectives.estimator import transition_complete
 
 GAMMA, LMBDA = 0.9, 0.5
 
@@ -185,7 +185,7 @@ def test_closing_is_found_as_a_loop_finds_it(batch):
     for t in reversed(range(7)):
         later = terminated[..., t, :, :] | seen[..., t, :, :] | (~done[..., t, :, :] & later)
         expected[..., t, :, :] = later
-    assert torch.equal(closes(done, terminated, seen), expected)
+    assert torch.equal(transition_complete(done, terminated, seen), expected)
     assert 0 < expected.sum() < expected.numel()
 
 

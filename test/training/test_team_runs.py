@@ -8,7 +8,7 @@ from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.learners import RandomPlayers
+from torchrl_marl.learners import FixedPolicy
 from torchrl_marl.recipes import validate
 from torchrl_marl.training import Run, iterate, train
 from torchrl_marl.training.start import resume_training
@@ -80,7 +80,7 @@ def test_twice_the_same(tmp_path):
 def test_a_random_group_learns_nothing(tmp_path):
     run = train(at(WORLDS["one random"](), tmp_path / "run"))
     training = resume_training(tmp_path / "run", None)
-    assert [type(x) is RandomPlayers for x in training.learners] == [False, True]
+    assert [type(x) is FixedPolicy for x in training.learners] == [False, True]
     learned = {key.split("/")[0] for row in table(run.folder / "metrics.csv") for key in row}
     assert {"agents_0", "agents_1"} <= learned
     columns = table(run.folder / "metrics.csv")[0]

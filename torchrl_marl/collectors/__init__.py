@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
+    from torchrl_marl.collectors.collector import Collector
     from torchrl_marl.collectors.rollout import RolloutCollector
     from torchrl_marl.collectors.team import TeamPolicy
 
 __getattr__, __dir__, __all__ = attach(
-    __name__, {"rollout": ["RolloutCollector"], "team": ["TeamPolicy"]}
+    __name__, {"collector": ["Collector"], "rollout": ["RolloutCollector"], "team": ["TeamPolicy"]}
 )

@@ -16,7 +16,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.capture.cuda_graph import CudaGraph
 from torchrl_marl.capture.program import Program
-from torchrl_marl.collectors.policies import fingerprint
+from torchrl_marl.collectors.fingerprint import fingerprint
 from torchrl_marl.collectors.team import TeamPolicy, check_actions
 from torchrl_marl.errors import CaptureError, UserError
 from torchrl_marl.modules.random_actor import RandomActor
@@ -85,7 +85,7 @@ class CapturedRollout:
         carry: TensorDictBase,
         exploration: ExplorationType,
     ) -> tuple[TensorDict, TensorDict]:
-        """A batch, and the step from which to go on.
+        """Returns a batch, and the step from which to go on.
 
         Args:
             policy (callable, optional): acts for all groups; at random without one.
@@ -117,7 +117,7 @@ class CapturedRollout:
         return batch, self.pool.nesting.build(now, size)
 
     def _loop(self, program: Program, n_state: int, n_carry: int) -> Loop:
-        """T steps as a function of flat tensors; on a GPU one graph."""
+        """Returns T steps as a function of flat tensors; on a GPU one graph."""
         moving = n_state + n_carry + 1  # with the starts that were used
 
         def loop(*inputs: Tensor) -> list[Tensor]:
@@ -231,7 +231,7 @@ class CapturedRollout:
         return program, found[0]
 
     def _try(self, policy: Policy, exploration: ExplorationType, now: list[Tensor]) -> None:
-        """Two eager steps: are all groups' actions there, and does the policy carry anything on?"""
+        """Checks by two eager steps that all groups act and that the policy remembers nothing."""
         captured, nesting = self.captured, self.pool.nesting
         size = self.env.batch_size
 
@@ -264,7 +264,7 @@ class CapturedRollout:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The starts that are left."""
+        """Returns the starts that are left."""
         return {"pool": self.pool.state_dict(), "drawn_for": self._drawn_for}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -283,7 +283,7 @@ class CapturedRollout:
 
 
 def _tried(call: Callable[[], Any], what: str) -> Any:
-    """Whatever a policy, a transform or a world raises here, eager execution may do without."""
+    """Turns what a policy, a transform or a world raises into a reason to run eagerly."""
     try:
         return call()
     except UserError:
@@ -302,7 +302,7 @@ def _versions(module: torch.nn.Module) -> list[int]:
 
 
 def _random_policy(env: EnvBase) -> Policy:
-    """``env.rand_action``, without its look at what it has drawn."""
+    """Returns ``env.rand_action``, without its look at what it has drawn."""
     team = TeamSpec.from_env(env)
     try:
         return TeamPolicy(RandomActor(group, env.device) for group in team.groups.values())

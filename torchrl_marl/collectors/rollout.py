@@ -14,13 +14,22 @@ import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
-from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.capture.execution import Execution, check_execution
 from torchrl_marl.collectors.captured import CapturedRollout
+from torchrl_marl.collectors.finiteness import check_finite
+from torchrl_marl.collectors.snapshots import (
+    carry_from_dict,
+    carry_to_dict,
+    check_carry,
+    restore_env,
+    snapshot_env,
+)
 from torchrl_marl.collectors.team import check_actions
-from torchrl_marl.errors import CaptureError, GraphCheckError, SimulatorStateError, SpecError
+from torchrl_marl.errors import CaptureError, GraphCheckError, SimulatorStateError
+from torchrl_marl.specs import TeamSpec
 from torchrl_marl.stacking import is_lazy
 
 __all__ = ["RolloutCollector"]
@@ -50,6 +59,8 @@ class RolloutCollector:
             environment runs: as usual, or as one graph, episodes' ends included; run operation by
             operation, compiled, or replayed by a GPU. The first batch records and compiles it.
             An environment that cannot be captured says so and runs eagerly.
+        team (TeamSpec, optional): the groups, of which :meth:`rollout` and :meth:`finish` then
+            check that what they see and earn is finite.
 
     Shapes:
         - every entry of a batch: ``[E, T, ...]``; ``("collector", "traj_ids")``: ``[E, T]``
@@ -85,6 +96,7 @@ class RolloutCollector:
         replay_buffer: ReplayBuffer | None = None,
         storing_device: torch.device | str | None = None,
         execution: Execution = "eager",
+        team: TeamSpec | None = None,
     ) -> None:
         if frames_per_batch < 1 or (total_frames < 1 and total_frames != -1):
             raise ValueError(
@@ -107,6 +119,7 @@ class RolloutCollector:
         self.storing_device = storing_device
         check_execution(execution, self.env.device, "RolloutCollector")
         self.execution = execution
+        self.team = team
         self._captured: CapturedRollout | None = None
         self._captured_state: dict[str, Any] = {}
         self.frames = 0
@@ -126,7 +139,7 @@ class RolloutCollector:
                 yield batch
 
     def next(self) -> TensorDictBase | None:
-        """The next batch, or None after the last."""
+        """Returns the next batch, or None after the last."""
         try:
             return self.__next__()
         except StopIteration:
@@ -144,7 +157,40 @@ class RolloutCollector:
             raise
 
     def rollout(self) -> TensorDictBase:
-        """Collects one batch, whatever the number of frames."""
+        """Collects one batch, whatever the number of frames.
+
+        Raises:
+            NonFiniteError: naming what is not finite, if a ``team`` is given; of a graph's batch
+                :meth:`finish` says so.
+        """
+        try:
+            batch = self._collect()
+        except Exception:
+            # A simulator fails somewhere on NaN actions: say what made them.
+            if self.team is not None and self._carry is not None:
+                check_finite(self.team, self._carry)
+            raise
+        if self.team is not None and self.execution == "eager":
+            check_finite(self.team, batch)
+        return batch
+
+    def finish(self, batch: TensorDictBase) -> None:
+        """Checks a batch that has been learned from, and prepares the next one.
+
+        What would wait for the device within a batch of graphs is done here: a look at the
+        checks that a simulator left for later, at the batch, and at the starts drawn ahead.
+
+        Raises:
+            GraphCheckError: a check of the simulator failed in the batch.
+            NonFiniteError: naming what is not finite, if a ``team`` is given.
+        """
+        if self.execution != "eager":
+            self.raise_failed()
+            if self.team is not None:
+                check_finite(self.team, batch)
+        self.prepare()
+
+    def _collect(self) -> TensorDictBase:
         if self._carry is None or self.reset_at_each_iter:
             self._start()
         at_random = self.policy is None or self.frames < self.init_random_frames
@@ -203,7 +249,7 @@ class RolloutCollector:
             self._captured.raise_failed()
 
     def prepare(self) -> None:
-        """Does between two batches what would wait for the device within one: reads the checks
+        """Does between two batches what would wait for the device within one: it reads the checks
         that a simulator left for later, and looks after the starts that are drawn ahead.
 
         Batches do it by themselves where it was not done.
@@ -219,7 +265,7 @@ class RolloutCollector:
                 self._go_on_eagerly(refusal)
 
     def _check_actions(self, acted: TensorDictBase) -> None:
-        """A policy that does not say what it writes may leave out a group, too."""
+        """Checks the actions of a policy that does not say what it writes."""
         given = [key for key in self.env.action_keys if _has(acted, key)]
         check_actions(given, self.env.action_keys)
 
@@ -236,7 +282,7 @@ class RolloutCollector:
         self._traj_ids = ids + first
 
     def _name_trajectories(self, batch: TensorDictBase) -> None:
-        """Numbers the episodes, all envs and steps at once."""
+        """Numbers the episodes of all envs and steps at once."""
         assert self._traj_ids is not None  # set by the reset
         done = self._ends(batch).reshape(-1, self.n_steps).transpose(0, 1)
         numbers = done.flatten().cumsum(0).view_as(done) + self._traj_ids.max()
@@ -246,7 +292,7 @@ class RolloutCollector:
         batch.set(("collector", "traj_ids"), ids[:-1].transpose(0, 1).reshape(batch.shape))
 
     def _ends(self, batch: TensorDictBase) -> Tensor:
-        """Where episodes end: as the root says; without its flag, where all agents end."""
+        """Returns where episodes end: as the root says; without its flag, where all agents end."""
         keys = ["done"] if "done" in self.env.done_keys else self.env.done_keys
         ends = [batch.get(("next", key)).reshape(*batch.shape, -1).all(-1) for key in keys]
         return torch.stack(ends).all(0)
@@ -282,32 +328,37 @@ class RolloutCollector:
         if isinstance(self.policy, torch.nn.Module):
             state["policy_state_dict"] = self.policy.state_dict()
         if self._carry is not None:
-            state["carry"] = _carry_to_dict(self._carry)
+            state["carry"] = carry_to_dict(self._carry)
             state["traj_ids"] = self._traj_ids
         if self._captured is not None:
             state["starts"] = self._captured.state_dict()
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a saved state; episodes start anew where the env has no snapshot."""
-        self.frames = state["frames"]
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Goes on from a saved state; from an empty one, new episodes begin.
+
+        Returns:
+            bool: whether episodes go on; they start anew where the env has no snapshot.
+        """
+        self.frames = state.get("frames", self.frames)
         if "policy_state_dict" in state and isinstance(self.policy, torch.nn.Module):
             self.policy.load_state_dict(state["policy_state_dict"])
         self._carry, self._iterator = None, None
         self._captured_state = state.get("starts", {})
         if self._captured is not None:
             self._captured.load_state_dict(self._captured_state)
-        if state["env"] is None or "carry" not in state:
-            return
+        if state.get("env") is None or "carry" not in state:
+            return False
         restore_env(self.env, state["env"])
-        carry = _carry_from_dict(state["carry"], self.env.batch_size, self.env.device)
+        carry = carry_from_dict(state["carry"], self.env.batch_size, self.env.device)
         for group, names in getattr(self.env, "group_map", {}).items():
             if not is_lazy(carry.get(group)):
                 carry.get(group).batch_size = (*self.env.batch_size, len(names))
-        _check_carry(carry, self.env)
+        check_carry(carry, self.env)
         self._carry = carry
         ids = state["traj_ids"].reshape(self.env.batch_size.numel())
         self._traj_ids = ids.to(carry.get(self.env.done_keys[0]).device)
+        return True
 
     def shutdown(self, *args: Any, **kwargs: Any) -> None:
         """Closes the environment."""
@@ -316,74 +367,12 @@ class RolloutCollector:
 
 
 def _has(tensordict: TensorDictBase, key: NestedKey) -> bool:
-    """Whether an entry is there, for the first agent of a group that is stacked lazily."""
+    """Returns whether an entry is there, of the first agent where a group is stacked lazily."""
     if not isinstance(key, tuple):
         return key in tensordict.keys()
     group = tensordict.get(key[:-1], None)
     group = group.unbind(group.ndim - 1)[0] if is_lazy(group) else group
     return group is not None and key[-1] in group.keys()
-
-
-def snapshot_env(env: EnvBase) -> dict[str, Any] | None:
-    """An environment's state and that of its transforms, or None where it has no snapshot."""
-    base = env.base_env if isinstance(env, TransformedEnv) else env
-    if not hasattr(type(base), "snapshot"):
-        return None
-    try:
-        state: dict[str, Any] = {"base": base.snapshot().to_dict()}
-    except SimulatorStateError:
-        return None
-    if isinstance(env, TransformedEnv):
-        state["transforms"] = env.transform.state_dict()
-    return state
-
-
-def restore_env(env: EnvBase, state: dict[str, Any]) -> None:
-    """Puts back what :func:`snapshot_env` gave."""
-    base = env.base_env if isinstance(env, TransformedEnv) else env
-    base.restore(TensorDict(state["base"]))
-    if isinstance(env, TransformedEnv):
-        env.transform.load_state_dict(state["transforms"])
-
-
-def _carry_to_dict(carry: TensorDictBase) -> dict[str, Any]:
-    """A step as a dict; a lazily stacked group is a list of its agents."""
-    state: dict[str, Any] = {}
-    for key, value in carry.items():
-        if is_lazy(value):
-            state[key] = [member.to_dict() for member in value.unbind(value.ndim - 1)]
-        else:
-            state[key] = value.to_dict() if isinstance(value, TensorDictBase) else value
-    return state
-
-
-def _carry_from_dict(
-    state: dict[str, Any], batch_size: torch.Size, device: torch.device | None
-) -> TensorDict:
-    """The inverse of :func:`_carry_to_dict`."""
-    carry = TensorDict({}, batch_size, device=device)
-    for key, value in state.items():
-        if isinstance(value, list):
-            members = [TensorDict(member, batch_size, device=device) for member in value]
-            value = LazyStackedTensorDict(*members, stack_dim=len(batch_size))
-        carry.set(key, value)
-    return carry
-
-
-def _check_carry(carry: TensorDictBase, env: EnvBase) -> None:
-    """Refuses a saved step of another environment, before somebody acts on it."""
-    expected = [*env.full_observation_spec.items(True, True), *env.full_done_spec.items(True, True)]
-    for key, spec in expected:
-        group = carry.get(key[0]) if isinstance(key, tuple) else None
-        if is_lazy(group):
-            continue
-        value = carry.get(key, None)
-        if value is None or value.shape != spec.shape or value.dtype != spec.dtype:
-            found = "nothing" if value is None else f"{list(value.shape)} of {value.dtype}"
-            raise SpecError(
-                f"the saved step has {found} as {key!r}, expected {list(spec.shape)} of "
-                f"{spec.dtype}; go on with the environment that it was saved with."
-            )
 
 
 def _stack_steps(steps: list[TensorDictBase], dim: int) -> TensorDictBase:

@@ -8,6 +8,7 @@ from tensordict import NestedKey, unravel_key
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 
 from torchrl_marl.errors import SpecError
+from torchrl_marl.modules.joined_actor import merge_parts
 from torchrl_marl.specs import TeamSpec
 
 __all__ = ["TeamPolicy"]
@@ -17,7 +18,8 @@ class TeamPolicy(TensorDictSequential):
     """The actors of all groups of a team, one after the other on one TensorDict.
 
     Args:
-        actors (iterable of TensorDictModuleBase): one for each group; their keys differ.
+        actors (iterable of TensorDictModuleBase): one for each group; their keys differ. The
+            parts of a joined actor act together, in one call.
         team (TeamSpec, optional): whose groups all must act.
 
     Raises:
@@ -39,7 +41,7 @@ class TeamPolicy(TensorDictSequential):
     def __init__(
         self, actors: Iterable[TensorDictModuleBase], team: TeamSpec | None = None
     ) -> None:
-        actors = list(actors)
+        actors = merge_parts(actors)
         written = [key for actor in actors for key in actor.out_keys]
         twice = sorted({str(key) for key in written if written.count(key) > 1})
         if not actors or twice:

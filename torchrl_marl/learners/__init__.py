@@ -7,7 +7,8 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.learners.build import build_learners
     from torchrl_marl.learners.config import OnPolicyConfig
-    from torchrl_marl.learners.nobody import RandomPlayers
+    from torchrl_marl.learners.fixed_policy import FixedPolicy, RandomPlayers
+    from torchrl_marl.learners.learner import Learner
     from torchrl_marl.learners.on_policy import OnPolicyLearner
 
 __getattr__, __dir__, __all__ = attach(
@@ -15,7 +16,8 @@ __getattr__, __dir__, __all__ = attach(
     {
         "build": ["build_learners"],
         "config": ["OnPolicyConfig"],
-        "nobody": ["RandomPlayers"],
+        "fixed_policy": ["FixedPolicy", "RandomPlayers"],
+        "learner": ["Learner"],
         "on_policy": ["OnPolicyLearner"],
     },
 )

@@ -46,7 +46,10 @@ _PPO = (
     "torchrl_marl.learners.config:OnPolicyConfig",
     "torchrl_marl.learners.on_policy:OnPolicyLearner",
 )
-_RANDOM = "torchrl_marl.learners.config:RandomConfig", "torchrl_marl.learners.nobody:RandomPlayers"
+_RANDOM = (
+    "torchrl_marl.learners.config:RandomConfig",
+    "torchrl_marl.learners.fixed_policy:FixedPolicy",
+)
 
 
 class Algorithms(Registry[Algorithm]):

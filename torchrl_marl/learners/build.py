@@ -10,6 +10,7 @@ import torch
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.learners.algorithms import ALGORITHMS, group_config
 from torchrl_marl.learners.config import LearnerConfig
+from torchrl_marl.learners.learner import Learner
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["build_learners"]
@@ -22,8 +23,8 @@ def build_learners(
     *,
     device: torch.device | str | None = None,
     execution: str = "eager",
-) -> list[Any]:
-    """One learner for all groups of equal settings.
+) -> list[Learner]:
+    """Builds one learner for all groups of equal settings.
 
     Args:
         team (TeamSpec): the groups.
@@ -57,7 +58,7 @@ def partition(
     default: LearnerConfig,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[tuple[LearnerConfig, dict[str, GroupSpec]]]:
-    """Groups of equal settings, with their settings.
+    """Returns the groups of equal settings, with their settings.
 
     Args:
         team, default, overrides: as in :func:`build_learners`.

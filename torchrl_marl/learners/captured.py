@@ -1,12 +1,12 @@
-"""The update as one graph: minibatch, losses, gradients, limits and Adam of all groups.
+"""Updates as one graph each: minibatch, losses, gradients, limits and Adam of all objectives.
 
-Shapes: F frames of a batch, M frames of a minibatch, U updates, G groups that are trained as one.
+Shapes: F frames of a batch, M frames of a minibatch, U updates, G groups of all objectives.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, cast
 
@@ -17,13 +17,22 @@ from torch.distributions import Distribution
 
 from torchrl_marl.capture import Program, capture
 from torchrl_marl.learners.adam import adam_
-from torchrl_marl.learners.clipping import GradientClip
-from torchrl_marl.learners.config import OnPolicyConfig
-from torchrl_marl.learners.stopping import KLStop
 from torchrl_marl.learners.summary import must_be_finite
-from torchrl_marl.objectives.ppo import MAPPOLoss
+from torchrl_marl.learners.updates import History, Updates, evaluate
 
-__all__ = ["CapturedUpdate", "evaluate_losses", "kl_of"]
+__all__ = ["CapturedUpdates", "make_updates"]
+
+
+def make_updates(*args: Any, execution: str = "eager", **kwargs: Any) -> Updates:
+    """Builds updates that run operation by operation, or as graphs.
+
+    Args:
+        *args, **kwargs: of :class:`~torchrl_marl.learners.updates.Updates`.
+        execution (str): ``eager``, or of :func:`~torchrl_marl.capture.capture`.
+    """
+    if execution == "eager":
+        return Updates(*args, **kwargs)
+    return CapturedUpdates(*args, execution=execution, **kwargs)
 
 
 class _Programs(dict[Any, Program]):
@@ -33,8 +42,8 @@ class _Programs(dict[Any, Program]):
         return _Programs()
 
 
-class CapturedUpdate:
-    """The epochs of a batch; each update is one graph, and nothing waits for the device between.
+class CapturedUpdates(Updates):
+    """Runs each update as one graph; nothing waits for the device between them.
 
     A graph is recorded for each size of a minibatch, when it is first met. Parameters, the
     optimizer's state, statistics and schedules are its inputs, some written in place, so that
@@ -42,85 +51,94 @@ class CapturedUpdate:
     updates still run, but change nothing.
 
     Args:
-        losses (dict): name of a group -> its loss.
-        clips (dict): name of a group -> the limit of its gradient.
-        optimizer (Adam): of all their parameters.
-        config (OnPolicyConfig): minibatches and epochs.
         execution (str): of :func:`~torchrl_marl.capture.capture`.
-        stop (KLStop): which groups have moved too far to go on with a batch.
+        *args, **kwargs: of :class:`~torchrl_marl.learners.updates.Updates`.
 
     Attributes:
         programs (dict): (M, F) -> its graph.
 
-    Reduces to: the learner's eager updates; to the bit, where graphs are not compiled.
+    Reduces to: ``Updates``; to the bit, where graphs are not compiled.
     """
 
-    def __init__(
-        self,
-        losses: dict[str, MAPPOLoss],
-        clips: dict[str, GradientClip],
-        optimizer: torch.optim.Adam,
-        config: OnPolicyConfig,
-        execution: Any,
-        stop: KLStop,
-    ) -> None:
-        self.stop = stop
-        self.losses, self.clips, self.optimizer = losses, clips, optimizer
-        self.config, self.execution = config, execution
+    def __init__(self, *args: Any, execution: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.execution = execution
         self.programs = _Programs()
         self._columns: dict[NestedKey, slice] = {}
         self._placed: list[Tensor] = []
-        self._device = optimizer.param_groups[0]["params"][0].device
         # A CPU reads it as the number that the optimizer has, to the bit; a GPU wants floats.
-        wide = torch.float64 if self._device.type == "cpu" else torch.float32
-        self._lr = torch.zeros((), dtype=wide, device=self._device)
+        wide = torch.float64 if self.device.type == "cpu" else torch.float32
+        self._lr = torch.zeros((), dtype=wide, device=self.device)
 
-    def epochs(self, frames: TensorDictBase) -> tuple[dict[NestedKey, Tensor], bool]:
-        """Trains on the frames of a batch, ``[F]``; ``stop.epochs`` then tells how often.
+    def run(
+        self, frames: TensorDictBase, epochs: Iterable[Iterable[Tensor]]
+    ) -> tuple[History, bool]:
+        """Trains on the frames of a batch, ``[F]``; ``stop.epochs`` then says how often.
+
+        Args:
+            frames, epochs: as eager updates take them; all epochs are drawn.
 
         Returns:
-            metrics of all updates that counted for a group, ``[U]`` or ``[U, G]``, and whether
-            all is finite that must be.
+            dict, bool: metrics of all updates that counted, (name, metric) -> ``[U]`` or
+            ``[U, G]``, and whether all is finite that must be.
         """
-        stop, size = self.stop, self.config.minibatch_size
+        stop = self.stop
         keys = list(frames.keys(True, True))
         values = self._place([cast(Tensor, frames.get(key)) for key in keys])
         self._lr.fill_(self.optimizer.param_groups[0]["lr"])
         stop.begin()
         leaves: list[Tensor] = []
         rows: list[Tensor] = []
+        ends: list[int] = []  # number of updates up to each epoch's end
         random_states: list[Tensor] = []
-        for _ in range(self.config.num_epochs):
-            if stop.limit is not None:
-                random_states.append(self._random_state())
+        for epoch in self._noting_random_states(epochs, random_states):
             stop.count()
             first = len(rows)
-            for indices in torch.randperm(frames.shape[0], device=self._device).split(size):
+            for indices in epoch:
                 if not leaves:
                     self._start_optimizer(_minibatch(keys, values, indices))
-                    leaves = [indices, *values, *self._state()]
+                    leaves = [indices, *values, *self._inputs()]
                 leaves[0] = indices
                 rows.append(self._program(keys, leaves).flat(leaves)[0])
-            stop.look(torch.stack(rows[first:])[:, : len(stop.stopped)])
+            ends.append(len(rows))
+            if stop.limit is not None:
+                stop.look(torch.stack(rows[first:])[:, : len(stop.stopped)])
         table = torch.stack(rows)
-        n_epochs, finite = self._read(table)
+        n_epochs, finite = self._read(table, ends)
         if n_epochs < len(random_states):  # as if nothing had been drawn for those that did not
             self._set_random_state(random_states[n_epochs])
-        table = table[: n_epochs * len(rows) // self.config.num_epochs]
+        table = table[: ends[n_epochs - 1]]
         metrics = {key: table[:, columns].contiguous() for key, columns in self._columns.items()}
         return (
             {key: x.squeeze(1) if x.shape[1] == 1 else x for key, x in metrics.items()},
             finite,
         )
 
-    def _read(self, table: Tensor) -> tuple[int, bool]:
+    def _noting_random_states(
+        self, epochs: Iterable[Iterable[Tensor]], states: list[Tensor]
+    ) -> Iterator[Iterable[Tensor]]:
+        """Notes the random state before each epoch is drawn, where groups may stop."""
+        remaining = iter(epochs)
+        while True:
+            state = None if self.stop.limit is None else self._random_state()
+            epoch = next(remaining, None)
+            if epoch is None:
+                return
+            if state is not None:
+                states.append(state)
+            yield epoch
+
+    def _read(self, table: Tensor, ends: list[int]) -> tuple[int, bool]:
         """Waits for the device, once: how many epochs counted, and whether they are finite."""
         epochs = self.stop.epochs.amax()
         watched = [c for key, c in self._columns.items() if must_be_finite(key[1])]
         finite = torch.cat([table[:, columns] for columns in watched], 1).isfinite().all(1)
-        counted = torch.arange(self.config.num_epochs, device=self._device) < epochs
-        finite = (finite.view(len(counted), -1) | ~counted.unsqueeze(1)).all()
-        n_epochs, all_finite = torch.stack([epochs, finite.to(epochs)]).tolist()
+        sizes = [end - begin for begin, end in pairwise([0, *ends])]
+        of_epochs = torch.stack([rows.all() for rows in finite.split(sizes)])
+        counted = torch.arange(len(ends), device=self.device) < epochs
+        n_epochs, all_finite = torch.stack(
+            [epochs, (of_epochs | ~counted).all().to(epochs)]
+        ).tolist()
         for program in self.programs.values():
             program.raise_failed()
         return int(n_epochs), bool(all_finite)
@@ -144,16 +162,16 @@ class CapturedUpdate:
 
         def update(*inputs: Tensor) -> Tensor:
             # Networks, limits and optimizer hold the other inputs themselves.
-            return self._update(_minibatch(keys, inputs[1 : 1 + len(keys)], inputs[0]))
+            return self._row(_minibatch(keys, inputs[1 : 1 + len(keys)], inputs[0]))
 
-        name = f"the update of {', '.join(self.losses)} on {shape[0]:,} frames"
+        name = f"the update of {', '.join(self.objectives)} on {shape[0]:,} frames"
         with self._unchanged(leaves[1 + len(keys) :]):
             self.programs[shape] = capture(update, *leaves, name=name, execution=self.execution)
         return self.programs[shape]
 
-    def _update(self, minibatch: TensorDictBase) -> Tensor:
-        """One step of the optimizer; metrics as one row, the KL of each loss first."""
-        total, metrics = evaluate_losses(self.losses, minibatch)
+    def _row(self, minibatch: TensorDictBase) -> Tensor:
+        """Takes one step of the optimizer; returns metrics as one row, what is watched first."""
+        total, metrics = evaluate(self.objectives, minibatch)
         parameters, means, squares, steps = self._moments()
         found = dict(zip(parameters, torch.autograd.grad(total, parameters)))
         with torch.no_grad():
@@ -173,39 +191,49 @@ class CapturedUpdate:
                 settings["betas"],
                 settings["eps"],
             )
-            kl = kl_of(metrics, self.losses)
-            columns = [kl, *(value.reshape(-1) for value in metrics.values())]
+            self._call_after()
+            columns = [self.stop.watched(metrics)]
+            columns += [value.reshape(-1) for value in metrics.values()]
             ends = pairwise(accumulate(map(len, columns)))
             self._columns = {key: slice(*own) for key, own in zip(metrics, ends)}
             return torch.cat(columns)
 
-    def _state(self) -> list[Tensor]:
-        """All that an update reads or writes beside the frames."""
+    def _call_after(self) -> None:
+        """Calls ``after``, which changes nothing once all groups have stopped."""
+        if self.after is None:
+            return
+        before = [] if self.stop.limit is None else [x.clone() for x in self.state]
+        self.after()
+        for x, old in zip(self.state, before):
+            x.copy_(torch.where(self.stop.all > 0, old, x))
+
+    def _inputs(self) -> list[Tensor]:
+        """Returns all that an update reads or writes beside the frames."""
         everything = self.optimizer.param_groups[0]["params"]
         moments = [x for own in self._moments()[1:] for x in own]
-        buffers = [buffer for loss in self.losses.values() for buffer in loss.buffers()]
-        found = [*everything, *moments, *buffers, self._lr, self.stop.stopped]
+        buffers = [buffer for loss in self.objectives.values() for buffer in loss.buffers()]
+        found = [*everything, *moments, *buffers, *self.state, self._lr, self.stop.stopped]
         return list({id(x): x for x in found}.values())
 
     def _moments(self) -> tuple[list[Tensor], ...]:
-        """Parameters that a gradient reaches, and Adam's state of them."""
+        """Returns the parameters that a gradient reaches, and Adam's state of them."""
         state = self.optimizer.state
         parameters = [p for p in self.optimizer.param_groups[0]["params"] if state.get(p)]
         names = ("exp_avg", "exp_avg_sq", "step")
         return parameters, *([state[p][name] for p in parameters] for name in names)
 
     def _start_optimizer(self, minibatch: TensorDictBase) -> None:
-        """Gives Adam's state to the parameters that a gradient reaches, as its first step does."""
+        """Makes Adam's state for the parameters that a gradient reaches, as its first step does."""
         if self.optimizer.state:
             return
         parameters = [p for p in self.optimizer.param_groups[0]["params"] if p.requires_grad]
         with self._unchanged([]):
-            total, _ = evaluate_losses(self.losses, minibatch)
+            total, _ = evaluate(self.objectives, minibatch)
             gradients = torch.autograd.grad(total, parameters, allow_unused=True)
         for parameter, gradient in zip(parameters, gradients):
             if gradient is not None:
                 self.optimizer.state[parameter] = {
-                    "step": torch.zeros((), device=self._device),
+                    "step": torch.zeros((), device=self.device),
                     "exp_avg": torch.zeros_like(parameter).detach(),
                     "exp_avg_sq": torch.zeros_like(parameter).detach(),
                 }
@@ -214,7 +242,7 @@ class CapturedUpdate:
 
     @contextlib.contextmanager
     def _unchanged(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Recording runs an update, which is undone; distributions do not look at values."""
+        """Undoes the update that recording runs; distributions do not look at values."""
         before = [x.detach().clone() for x in tensors]
         validates, state = Distribution._validate_args, self._random_state()
         Distribution.set_default_validate_args(False)
@@ -228,35 +256,15 @@ class CapturedUpdate:
                     x.copy_(value)
 
     def _random_state(self) -> Tensor:
-        if self._device.type == "cuda":
-            return torch.cuda.get_rng_state(self._device)
+        if self.device.type == "cuda":
+            return torch.cuda.get_rng_state(self.device)
         return torch.get_rng_state()
 
     def _set_random_state(self, state: Tensor) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(state, self._device)
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state, self.device)
         else:
             torch.set_rng_state(state)
-
-
-@torch.enable_grad()
-def evaluate_losses(
-    losses: Mapping[str, MAPPOLoss], minibatch: TensorDictBase
-) -> tuple[Tensor, dict[NestedKey, Tensor]]:
-    """The sum of all losses, and the metrics of each."""
-    metrics: dict[NestedKey, Tensor] = {}
-    total: Tensor | float = 0.0
-    for name, loss in losses.items():
-        for key, value in loss(minibatch).items():
-            if key.startswith("loss_"):
-                total = total + value.sum()
-            metrics[name, key] = value.detach()
-    return cast(Tensor, total), metrics
-
-
-def kl_of(metrics: Mapping[NestedKey, Tensor], losses: Iterable[str]) -> Tensor:
-    """The divergence of every group of all losses after an update, ``[G]``."""
-    return torch.cat([metrics[name, "kl_approx"].reshape(-1) for name in losses])
 
 
 def _minibatch(

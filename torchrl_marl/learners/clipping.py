@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from tensordict import TensorDict
@@ -21,36 +21,63 @@ __all__ = ["GradientClip"]
 
 
 class GradientClip:
-    """Limits the norm of the gradient of each group's actor and critic together.
+    """Limits the norm of the gradient of each group's parameters together.
 
     Where groups are trained as one, parameters are stacked, and their rows belong to groups;
     rows that serve several groups are limited together.
 
     Args:
-        group (GroupSpec): the agents; several groups where it is a joined one.
-        seen (GroupSpec, optional): the agents that a critic across groups sees.
-        actor, critic (TensorDictModule): their networks.
+        parameters (iterable of Parameter): of the networks of all groups.
         limit (float, optional): the largest norm; None for none.
+        n_groups (int): number G of groups.
+        rows (sequence of Tensor, optional): for each row of each parameter the group that it
+            serves, G where it serves several; from :meth:`of_networks`. None: one group.
+
+    Attributes:
+        row_groups (Tensor or None): ``rows`` of all parameters, one after the other.
 
     Reduces to: ``torch.nn.utils.clip_grad_norm_`` for each group, where no row serves two.
     """
 
     def __init__(
         self,
+        parameters: Iterable[nn.Parameter],
+        limit: float | None = None,
+        *,
+        n_groups: int = 1,
+        rows: Sequence[Tensor] | None = None,
+    ) -> None:
+        self.parameters = list(dict.fromkeys(parameters))
+        self.limit = float("inf") if limit is None else limit
+        self.n_groups = n_groups
+        self.row_groups: Tensor | None = None
+        if rows is not None:
+            self.sizes = [len(own) for own in rows]
+            self.row_groups = torch.cat(list(rows))
+
+    @classmethod
+    def of_networks(
+        cls,
         group: GroupSpec,
         seen: GroupSpec | None,
         actor: ProbabilisticActor,
         critic: TensorDictModule,
         limit: float | None,
-    ) -> None:
-        self.parameters = list(dict.fromkeys([*actor.parameters(), *critic.parameters()]))
-        self.limit = float("inf") if limit is None else limit
-        self.n_parts = len(group.parts)
-        self.owner: Tensor | None = None
-        if self.n_parts > 1:
-            owners = _owners(group, seen, actor, critic, self.parameters)
-            self.sizes = [len(rows) for rows in owners]
-            self.owner = torch.cat(owners)
+    ) -> GradientClip:
+        """Finds out which rows of an actor and a critic serve which group.
+
+        Args:
+            group (GroupSpec): the agents; several groups where it is a joined one.
+            seen (GroupSpec, optional): the agents that a critic across groups sees.
+            actor, critic (TensorDictModule): their networks.
+            limit (float, optional): the largest norm; None for none.
+        """
+        parameters = list(dict.fromkeys([*actor.parameters(), *critic.parameters()]))
+        n_groups = len(group.groups)
+        if n_groups == 1:
+            return cls(parameters, limit)
+        rows = _rows_served(group, seen, actor, critic, parameters)
+        return cls(parameters, limit, n_groups=n_groups, rows=rows)
 
     def __call__(self) -> Tensor:
         """Scales the parameters' gradients; returns the norms before, a scalar or ``[G]``."""
@@ -63,7 +90,7 @@ class GradientClip:
         Args:
             gradients: of ``parameters``, None where one has none.
         """
-        if self.owner is None:
+        if self.row_groups is None:
             found = [g for g in gradients if g is not None]
             norm = nn.utils.get_total_norm(found, foreach=True)
             if not math.isinf(self.limit):
@@ -74,42 +101,59 @@ class GradientClip:
         ]
         flat = [g.reshape(g.shape[0] if g.ndim else 1, -1) for g in of_all]
         squares = torch.cat([torch.linalg.vector_norm(g, dim=1) for g in flat]).square()
-        norms = squares.new_zeros(self.n_parts + 1).index_add(0, self.owner, squares).sqrt()
+        norms = squares.new_zeros(self.n_groups + 1).index_add(0, self.row_groups, squares).sqrt()
         factors = (self.limit / (norms + 1e-6)).clamp(max=1.0)
-        for gradient, factor in zip(flat, factors[self.owner].split(self.sizes)):
+        for gradient, factor in zip(flat, factors[self.row_groups].split(self.sizes)):
             gradient.mul_(factor.unsqueeze(-1))
         own, common = norms[:-1], norms[-1:]
         return (own.square() + common.square()).sqrt()
 
+    def rows_of(self, flags: Tensor) -> list[Tensor]:
+        """Returns the rows of each parameter that serve a flagged group.
 
-def _owners(
+        Args:
+            flags (Tensor): bool, ``[G]``.
+
+        Shapes:
+            - each: bool, a scalar, or as many dims as the parameter, 1 behind the first
+        """
+        if self.row_groups is None:
+            return [flags[0]] * len(self.parameters)
+        served = torch.cat([flags, flags.any().unsqueeze(0)])[self.row_groups].split(self.sizes)
+        return [
+            rows.reshape(-1, *(1,) * (p.ndim - 1)) if p.ndim else rows[0]
+            for p, rows in zip(self.parameters, served)
+        ]
+
+
+def _rows_served(
     group: GroupSpec,
     seen: GroupSpec | None,
     actor: ProbabilisticActor,
     critic: TensorDictModule,
     parameters: list[nn.Parameter],
 ) -> list[Tensor]:
-    """For each row of each parameter the group that it serves; G where it serves several.
+    """Returns for each row of each parameter the group that it serves, G where it serves several.
 
-    Autograd is asked: a row serves those whose outputs depend on it.
+    By autograd: a row serves those whose outputs depend on it.
     """
-    serves = [torch.zeros(_n_rows(p), len(group.parts), device=p.device) for p in parameters]
+    serves = [torch.zeros(_n_rows(p), len(group.groups), device=p.device) for p in parameters]
     device = parameters[0].device
-    with torch.random.fork_rng(), _any_weights(parameters):
-        td = _anything(group, seen, device)
+    with torch.random.fork_rng(), _awake_weights(parameters):
+        td = _random_batch(group, seen, device)
         distribution = actor.get_dist(td)
         acts = distribution.log_prob(distribution.sample())
         value = critic(td).get(group.key("state_value")).squeeze(-1)
-        _ask(serves, acts + value, group, parameters)
-    return [torch.where(rows.sum(1) == 1, rows.argmax(1), len(group.parts)) for rows in serves]
+        _mark_served(serves, acts + value, group, parameters)
+    return [torch.where(rows.sum(1) == 1, rows.argmax(1), len(group.groups)) for rows in serves]
 
 
-def _ask(
+def _mark_served(
     serves: list[Tensor], outputs: Tensor, group: GroupSpec, parameters: list[nn.Parameter]
 ) -> None:
     device = outputs.device
-    index = torch.tensor(group.part_index, device=device)
-    for i in range(len(group.parts)):
+    index = torch.tensor(group.group_index, device=device)
+    for i in range(len(group.groups)):
         total = outputs[..., index == i].sum()
         for rows, gradient in zip(
             serves, torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)
@@ -119,8 +163,8 @@ def _ask(
 
 
 @contextlib.contextmanager
-def _any_weights(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Weights with which no unit sleeps, for a while."""
+def _awake_weights(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Puts in weights with which no unit is always 0, for a while."""
     torch.manual_seed(0)
     before = [parameter.detach().clone() for parameter in parameters]
     with torch.no_grad():
@@ -139,7 +183,7 @@ def _n_rows(parameter: nn.Parameter) -> int:
     return parameter.shape[0] if parameter.ndim else 1
 
 
-def _anything(group: GroupSpec, seen: GroupSpec | None, device: torch.device) -> TensorDict:
+def _random_batch(group: GroupSpec, seen: GroupSpec | None, device: torch.device) -> TensorDict:
     batch = 64
     td = TensorDict({}, [batch], device=device)
     # Where both are the same agents they have one name, and the actor reads more.

@@ -1,4 +1,4 @@
-"""When a group stops to learn from a batch: its policy has moved too far.
+"""Ends the epochs of a group whose policy has moved too far.
 
 Shapes: U updates of an epoch, G groups of all losses.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from tensordict import NestedKey
 from torch import Tensor
 
 from torchrl_marl.learners.adam import freeze
@@ -26,6 +27,7 @@ class KLStop:
         clips (mapping): name of a loss -> which rows of its parameters serve which group.
         limit (float, optional): the largest mean divergence of an epoch; None for none.
         device (torch.device): where the flags are.
+        metric (str): the loss's entry that is the divergence, read where there is a limit.
 
     Attributes:
         stopped (Tensor): 1 for groups that have stopped, else 0, ``[G]``.
@@ -33,21 +35,31 @@ class KLStop:
     """
 
     def __init__(
-        self, clips: Mapping[str, GradientClip], limit: float | None, device: torch.device
+        self,
+        clips: Mapping[str, GradientClip],
+        limit: float | None,
+        device: torch.device,
+        metric: str = "kl_approx",
     ) -> None:
-        self.limit = limit
+        self.limit, self.metric = limit, metric
         self.clips = dict(clips)
-        self.stopped = torch.zeros(sum(c.n_parts for c in clips.values()), device=device)
+        self.stopped = torch.zeros(sum(c.n_groups for c in clips.values()), device=device)
         self.epochs = torch.zeros_like(self.stopped)
 
     def begin(self) -> None:
-        """A new batch: everyone learns."""
+        """Begins a batch, from which all groups learn."""
         self.stopped.zero_()
         self.epochs.zero_()
 
     def count(self) -> None:
-        """An epoch begins."""
+        """Counts an epoch that begins."""
         self.epochs += 1 - self.stopped
+
+    def watched(self, metrics: Mapping[NestedKey, Tensor]) -> Tensor:
+        """Returns the divergences of an update, ``[G]``; nothing, ``[0]``, without a limit."""
+        if self.limit is None:
+            return self.stopped.new_zeros(0)
+        return torch.cat([metrics[name, self.metric].reshape(-1) for name in self.clips])
 
     def look(self, kl: Tensor) -> None:
         """Stops groups after an epoch.
@@ -60,16 +72,16 @@ class KLStop:
 
     @property
     def all(self) -> Tensor:
-        """1 where everyone has stopped, else 0; a scalar."""
+        """1 where all groups have stopped, else 0; a scalar."""
         return self.stopped.amin()
 
     def by_loss(self, values: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Takes values ``[G]`` apart: the name of a loss, and those of its groups."""
-        sizes = [clip.n_parts for clip in self.clips.values()]
+        """Splits values ``[G]``: the name of a loss, and those of its groups."""
+        sizes = [clip.n_groups for clip in self.clips.values()]
         return zip(self.clips, values.split(sizes))
 
     def step(self, optimizer: torch.optim.Adam) -> None:
-        """A step of the optimizer, after which groups that have stopped are as they were."""
+        """Takes a step of the optimizer that leaves groups that have stopped as they were."""
         moved = [p for p in optimizer.param_groups[0]["params"] if p in optimizer.state]
         names = ("exp_avg", "exp_avg_sq", "step")
         states = [[optimizer.state[p][name] for p in moved] for name in names]
@@ -77,7 +89,7 @@ class KLStop:
             optimizer.step()
 
     def frozen(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Which rows of each parameter stay as they are; nothing where one flag tells all.
+        """Returns which rows of each parameter stay as they are; nothing where one flag says it.
 
         Shapes:
             - each: bool, a scalar, or as many dims as the parameter, 1 behind the first
@@ -87,10 +99,5 @@ class KLStop:
         flags: dict[int, Tensor] = {}
         for name, stopped in self.by_loss(self.stopped > 0):
             clip = self.clips[name]
-            if clip.owner is None:
-                flags.update({id(p): stopped[0] for p in clip.parameters})
-                continue
-            rows = torch.cat([stopped, stopped.any().unsqueeze(0)])[clip.owner].split(clip.sizes)
-            for p, own in zip(clip.parameters, rows):
-                flags[id(p)] = own.reshape(-1, *(1,) * (p.ndim - 1)) if p.ndim else own[0]
+            flags.update(zip(map(id, clip.parameters), clip.rows_of(stopped)))
         return [flags[id(p)] for p in parameters]

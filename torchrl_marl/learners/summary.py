@@ -1,4 +1,4 @@
-"""What a learner says of a batch: one number for each metric of each group.
+"""Metrics of a batch: one number for each metric of each group.
 
 Shapes: U updates, G groups that are trained as one.
 """
@@ -27,7 +27,7 @@ def summarize(
     lr: float,
     epochs: Mapping[str, Tensor],
 ) -> TensorDict:
-    """Metrics of a batch as tensors, ``(group, name)``.
+    """Returns the metrics of a batch as tensors, ``(group, name)``.
 
     Args:
         history (mapping): (name of groups that are trained as one, metric) -> ``[U]``, or
@@ -49,13 +49,13 @@ def summarize(
             value = values.masked_fill(~counts, -torch.inf).amax(0)
         else:
             value = masked_mean(values, counts, 0)
-        for part, own in zip(joined[name].parts, value):
-            summary[part.name, key] = own
+        for group, own in zip(joined[name].groups, value):
+            summary[group.name, key] = own
     for name, passes in epochs.items():
-        for part, own in zip(joined[name].parts, passes):
+        for group, own in zip(joined[name].groups, passes):
             # Filled on the device: nothing is copied there.
-            summary[part.name, "lr"] = torch.full((), lr, device=device)
-            summary[part.name, "epochs"] = own.clone()
+            summary[group.name, "lr"] = torch.full((), lr, device=device)
+            summary[group.name, "epochs"] = own.clone()
     return summary
 
 

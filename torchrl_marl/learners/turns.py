@@ -1,4 +1,4 @@
-"""A warning where agents act in turns and are credited as a team that knows none.
+"""A warning where agents act in turns, but are credited by ``bootstrap="team"``.
 
 Shapes: E envs, T steps, N agents of a group.
 """
@@ -18,7 +18,7 @@ __all__ = ["acts_in_turns", "warn_of_turns"]
 
 
 def acts_in_turns(group: GroupSpec, batch: TensorDictBase) -> Tensor:
-    """Whether an agent waits in a batch after it has acted, in one episode; waits for no device.
+    """Returns whether an agent waits after it has acted, in one episode; waits for no device.
 
     Who is not born yet waits, too, but has not acted; who is dead does not wait.
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.nn import (
     InteractionType,
     TensorDictModule,
-    TensorDictModuleBase,
     TensorDictSequential,
     dispatch,
 )
@@ -27,7 +26,6 @@ from torchrl.modules import (
     TanhNormal,
 )
 
-from torchrl_marl.joining import JoinedGroup, padded, write_rows
 from torchrl_marl.modules.config import NetworkConfig
 from torchrl_marl.modules.distributions import PaddedNormal, PaddedTanhNormal
 from torchrl_marl.modules.heads import LegalLogits
@@ -38,7 +36,7 @@ from torchrl_marl.modules.size import check_size
 from torchrl_marl.specs import GroupSpec
 from torchrl_marl.stacking import is_lazy
 
-__all__ = ["GroupActor", "JoinedActor", "make_actor"]
+__all__ = ["GroupActor", "make_actor"]
 
 
 class GroupActor(ProbabilisticActor):
@@ -61,45 +59,14 @@ class GroupActor(ProbabilisticActor):
         """Acts."""
         if not is_lazy(tensordict.get(self.group.name, None)):
             return super().forward(tensordict, *args, **kwargs)
-        acted = super().forward(padded(self.group, tensordict), *args, **kwargs)
+        acted = super().forward(self.group.dense(tensordict), *args, **kwargs)
         for leaf in ("action", "action_log_prob"):
-            rows = acted.get((self.group.name, leaf))
-            write_rows(self.group, tensordict.get(self.group.name), leaf, rows)
+            self.group.write(tensordict, leaf, acted.get((self.group.name, leaf)))
         return tensordict
 
     def get_dist(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> Any:
         """Returns the distribution over padded actions."""
-        return super().get_dist(padded(self.group, tensordict), *args, **kwargs)
-
-
-class JoinedActor(TensorDictModuleBase):
-    """One actor for several groups: reads them, acts for all agents at once, writes to each.
-
-    Args:
-        actor (ProbabilisticActor): of the joined group.
-        group (JoinedGroup): the groups.
-
-    Keys:
-        - reads: each group's observation, mask and action mask
-        - writes: each group's ``action`` and ``action_log_prob``
-    """
-
-    def __init__(self, actor: ProbabilisticActor, group: JoinedGroup) -> None:
-        super().__init__()
-        self.actor = actor
-        self.group = group
-        keys: list[NestedKey] = []
-        for part in group.parts:
-            keys += [*AgentInput.keys(part)]
-            keys += [part.action_mask_key] if part.action_mask_key else []
-        self.in_keys = keys
-        leaves = ("action", "action_log_prob")
-        self.out_keys = [part.key(leaf) for part in group.parts for leaf in leaves]
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Acts."""
-        joined = self.actor(self.group.gather(tensordict))
-        return self.group.scatter(joined, tensordict, ("action", "action_log_prob"))
+        return super().get_dist(self.group.dense(tensordict), *args, **kwargs)
 
 
 def make_actor(

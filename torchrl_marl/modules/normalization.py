@@ -12,12 +12,8 @@ import torch
 import torchrl.modules
 from torch import Tensor, nn
 
-from torchrl_marl.functional import (
-    masked_moments,
-    masked_moments_by_part,
-    sum_by_part,
-    to_agents,
-)
+from torchrl_marl.functional import masked_moments
+from torchrl_marl.per_group import PerGroup
 
 __all__ = ["ObservationNorm", "ValueNorm"]
 
@@ -33,8 +29,8 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
         decay (float): weight of what was; near 1 remembers long, 0.99 is usual for one update
             a batch.
         epsilon (float): smallest variance.
-        membership (Tensor, optional): 1 where an agent belongs to a part of the team; each part
-            then has statistics of its own.
+        membership (Tensor, optional): 1 where an agent belongs to a group; each group then has
+            statistics of its own.
         device (torch.device, optional): of the statistics.
 
     Shapes:
@@ -59,27 +55,17 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
         membership: Tensor | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        n_parts = 1 if membership is None else membership.shape[-1]
-        super().__init__(shape=n_parts, beta=decay, epsilon=epsilon, device=device)
+        n_groups = 1 if membership is None else membership.shape[-1]
+        super().__init__(shape=n_groups, beta=decay, epsilon=epsilon, device=device)
         if membership is not None:
-            self.debiasing_term = torch.zeros(n_parts, device=device)
-            membership = membership.to(device)
-        self.register_buffer("membership", membership, persistent=False)
+            self.debiasing_term = torch.zeros(n_groups, device=device)
+        self.per_group = PerGroup(membership, device)
 
     @torch.no_grad()
     def update(self, value_target: Tensor, mask: Tensor | None = None) -> None:
-        """Takes in one batch of returns; nothing changes where nobody lives."""
-        someone: Tensor | float
-        if self.membership is None:
-            mean, variance = masked_moments(value_target, mask)
-            someone = 1.0 if mask is None else mask.any().to(mean.dtype)
-        else:
-            parts = self.membership
-            mean, variance = masked_moments_by_part(value_target, mask, parts)
-            alive = mask if mask is None or mask.ndim < value_target.ndim else mask.squeeze(-1)
-            rows = torch.ones_like(parts[:, 0]) if alive is None else alive.flatten(0, -2).any(0)
-            someone = (sum_by_part(rows.to(mean.dtype), parts) > 0).to(mean.dtype)
-        weight = (1.0 - self.beta) * someone
+        """Takes in one batch of returns; nothing changes for a group in which nobody is alive."""
+        mean, variance = self.per_group.moments(value_target, mask)
+        weight = (1.0 - self.beta) * (1.0 if mask is None else self.per_group.any(mask))
         for statistic, value in (
             (self.running_mean, mean),
             (self.running_mean_sq, variance + mean.square()),
@@ -93,11 +79,11 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
         mean = self.running_mean / debias
         variance = (self.running_mean_sq / debias - mean.square()).clamp_min(self.epsilon)
         variance = torch.where(started, variance, 1.0)
-        if self.membership is None:
+        if self.per_group.n_groups == 1:
             return mean, variance
         # Each agent's, ``[N, 1]``.
-        parts = self.membership
-        return to_agents(mean, parts).unsqueeze(-1), to_agents(variance, parts).unsqueeze(-1)
+        spread = self.per_group.to_agents
+        return spread(mean).unsqueeze(-1), spread(variance).unsqueeze(-1)
 
 
 class ObservationNorm(nn.Module):

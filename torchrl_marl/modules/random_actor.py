@@ -11,7 +11,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.data import Bounded
 
-from torchrl_marl.joining import check_action_mask, dense_group, write_rows
+from torchrl_marl.joining import check_action_mask
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["RandomActor"]
@@ -70,10 +70,10 @@ class RandomActor(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Draws."""
         group = self.group
-        own = dense_group(group, tensordict)
+        own = group.data(tensordict)
         shape = torch.Size((*tensordict.batch_size, group.n_agents))
         action = self._discrete(own, shape) if group.discrete else self._continuous(own, shape)
-        write_rows(group, tensordict.get(group.name), "action", action)
+        group.write(tensordict, "action", action)
         return tensordict
 
     def _continuous(self, own: TensorDictBase, shape: torch.Size) -> Tensor:

@@ -14,12 +14,13 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor
 from torchrl.objectives.value import MultiAgentGAE
 
-from torchrl_marl.functional import gae, sum_by_part, to_agents
-from torchrl_marl.joining import padded
+from torchrl_marl.functional import gae
 from torchrl_marl.modules.normalization import ValueNorm
+from torchrl_marl.objectives.masking import blank_masked_inputs, bootstrap_mask, loss_mask_key
+from torchrl_marl.per_group import PerGroup
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["TeamGAE", "learned_mask"]
+__all__ = ["TeamGAE", "transition_complete"]
 
 
 class TeamGAE(MultiAgentGAE):
@@ -80,10 +81,8 @@ class TeamGAE(MultiAgentGAE):
         self.bootstrap, self.group = bootstrap, group
         self.mask_key: NestedKey | None = None if group is None else group.mask_key
         self._own_flags = None if group is None or not group.agent_done else group
-        parts = None if group is None else group.membership
-        if parts is not None:
-            parts = parts.to(next((p.device for p in value_network.parameters()), None))
-        self.register_buffer("_parts", parts, persistent=False)
+        device = next((p.device for p in value_network.parameters()), None)
+        self.per_group = PerGroup(None if group is None else group.membership, device)
         # Held in a tuple: the norm is a part of the critic, not of the estimator.
         self._value_norm = (value_norm,)
         if group is not None:
@@ -98,31 +97,35 @@ class TeamGAE(MultiAgentGAE):
         time_dim: int | None = None,
     ) -> TensorDictBase:
         """Writes advantage, value target and value into a batch ``[*B, T]``."""
-        keys, data = self.tensor_keys, padded(self.group, tensordict)
+        keys = self.tensor_keys
+        data = tensordict if self.group is None else self.group.dense(tensordict)
         mask = None if self.mask_key is None else data.get(self.mask_key)
         with torch.no_grad():
             value = self._value(data, params)
             following = self._next(data)
             next_value = self._value(following, params if target_params is None else target_params)
             reward, done, terminated = (
-                self._signal(data, key, value) for key in (keys.reward, keys.done, keys.terminated)
+                self._team_or_agent(data, key, value)
+                for key in (keys.reward, keys.done, keys.terminated)
             )
             own_rewards = data.get(("next", keys.reward)).ndim == value.ndim
             turns, learned = mask if self.bootstrap == "agent" else None, mask
             if mask is not None and turns is None:
-                living, seen = self._living(data), following.get(self.mask_key)
-                value = self._share(value, living, self._known(mask, living))
-                then = seen | self._living(following)
-                next_value = self._share(next_value, then, self._known(seen, then))
+                alive, seen = self._alive(data), following.get(self.mask_key)
+                value = self._share(value, alive, self._best_valued(mask, alive))
+                then = seen | self._alive(following)
+                next_value = self._share(next_value, then, self._best_valued(seen, then))
                 if own_rewards:
-                    reward = self._share(reward, living, mask)
+                    reward = self._share(reward, alive, mask)
             elif turns is not None:
-                closed = closes(done, terminated, following.get(self.mask_key).unsqueeze(-1))
-                learned = turns & closed.squeeze(-1)
+                complete = transition_complete(
+                    done, terminated, following.get(self.mask_key).unsqueeze(-1)
+                )
+                learned = turns & complete.squeeze(-1)
                 tensordict.set(loss_mask_key(cast(NestedKey, self.mask_key)), learned)
                 # What is open is worth what it was thought to be.
-                reward = torch.where(closed, reward, value)
-                done, terminated = done | ~closed, terminated | ~closed
+                reward = torch.where(complete, reward, value)
+                done, terminated = done | ~complete, terminated | ~complete
             advantage, value_target = gae(
                 reward,
                 value,
@@ -133,7 +136,7 @@ class TeamGAE(MultiAgentGAE):
                 lmbda=self._discount[1],
                 mask=turns,
             )
-            value = self._take_in(value_target, value, learned)
+            value = self._update_value_norm(value_target, value, learned)
         tensordict.set(keys.advantage, advantage)
         tensordict.set(keys.value_target, value_target)
         tensordict.set(keys.value, value)
@@ -141,27 +144,27 @@ class TeamGAE(MultiAgentGAE):
 
     def _value(self, tensordict: TensorDictBase, params: TensorDictBase | None) -> Tensor:
         network = self.value_network
-        inputs = blank_masked(tensordict.select(*network.in_keys), self.mask_key, tensordict)
+        inputs = blank_masked_inputs(tensordict.select(*network.in_keys), self.mask_key, tensordict)
         stateless = contextlib.nullcontext() if params is None else params.to_module(network)
         with stateless:
             return network(inputs).get(self.tensor_keys.value)
 
     def _next(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """The next step as the critic should see it."""
+        """Returns the next step as the critic should see it."""
         following, group = tensordict.get("next"), self._own_flags
         if self.mask_key is None or group is None or group.truncated_key is None:
             return following
         following = following.clone(recurse=False)
         flags = (following.get(key) for key in (group.truncated_key, group.terminated_key))
-        living, next_mask = self._living(tensordict), following.get(self.mask_key)
-        return following.set(self.mask_key, last_seen(living, next_mask, *flags))
+        alive, next_mask = self._alive(tensordict), following.get(self.mask_key)
+        return following.set(self.mask_key, bootstrap_mask(alive, next_mask, *flags))
 
-    def _living(self, tensordict: TensorDictBase) -> Tensor:
-        living = None if self.group is None else self.group.living(tensordict)
-        return tensordict.get(self.mask_key) if living is None else living
+    def _alive(self, tensordict: TensorDictBase) -> Tensor:
+        alive = None if self.group is None else self.group.living(tensordict)
+        return tensordict.get(self.mask_key) if alive is None else alive
 
     @staticmethod
-    def _signal(tensordict: TensorDictBase, key: NestedKey, value: Tensor) -> Tensor:
+    def _team_or_agent(tensordict: TensorDictBase, key: NestedKey, value: Tensor) -> Tensor:
         signal = tensordict.get(("next", key))
         if signal.ndim == value.ndim - 1:
             signal = signal.unsqueeze(-2)
@@ -172,29 +175,29 @@ class TeamGAE(MultiAgentGAE):
             )
         return signal.expand_as(value)
 
-    def _share(self, signal: Tensor, living: Tensor, told: Tensor) -> Tensor:
-        """Gives the dead the mean of those of their group that are told; 0 where nobody is.
+    def _share(self, signal: Tensor, alive: Tensor, sources: Tensor) -> Tensor:
+        """Gives the dead the mean of their group's sources; 0 where there are none.
 
         Shapes:
-            - signal: ``[*B, N, 1]``; living, told: ``[*B, N]``; returns ``[*B, N, 1]``
+            - signal: ``[*B, N, 1]``; alive, sources: ``[*B, N]``; returns ``[*B, N, 1]``
         """
-        told = told.unsqueeze(-1)
-        total = self._sum_of_group(torch.where(told, signal, 0.0))
-        count = self._sum_of_group(told.to(signal.dtype)).clamp_min(1.0)
-        return torch.where(living.unsqueeze(-1), signal, total / count)
+        rows = signal.squeeze(-1)
+        total = self._sum_of_own_group(torch.where(sources, rows, 0.0))
+        count = self._sum_of_own_group(sources.to(signal.dtype)).clamp_min(1.0)
+        return torch.where(alive, rows, total / count).unsqueeze(-1)
 
-    def _known(self, seen: Tensor, living: Tensor) -> Tensor:
-        """Whose values are known best: of those a critic sees; of all living where it sees none."""
-        some = self._sum_of_group(seen.unsqueeze(-1).to(torch.get_default_dtype())) > 0
-        return torch.where(some.squeeze(-1), seen, living)
+    def _best_valued(self, seen: Tensor, alive: Tensor) -> Tensor:
+        """Returns whom a critic sees, or all alive of a group of which it sees nobody."""
+        some = self._sum_of_own_group(seen.to(torch.get_default_dtype())) > 0
+        return torch.where(some, seen, alive)
 
-    def _sum_of_group(self, value: Tensor) -> Tensor:
-        """The sum over the agents of each agent's group, ``[*B, N, 1]``, or ``[*B, 1, 1]``."""
-        if self._parts is None:
-            return value.sum(-2, keepdim=True)
-        return to_agents(sum_by_part(value.squeeze(-1), self._parts), self._parts).unsqueeze(-1)
+    def _sum_of_own_group(self, value: Tensor) -> Tensor:
+        """Sums over the agents of each agent's group, ``[*B, N]`` to ``[*B, N]`` or ``[*B, 1]``."""
+        return self.per_group.to_agents(self.per_group.sum(value))
 
-    def _take_in(self, value_target: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def _update_value_norm(
+        self, value_target: Tensor, value: Tensor, mask: Tensor | None
+    ) -> Tensor:
         """Updates the value norm; the value is then what the critic says with the new one."""
         norm = self._value_norm[0]
         if norm is None or not self.training:
@@ -207,20 +210,8 @@ class TeamGAE(MultiAgentGAE):
         return norm.denormalize(normalized)
 
 
-def last_seen(living: Tensor, next_mask: Tensor, truncated: Tensor, terminated: Tensor) -> Tensor:
-    """Whose next observation a critic reads: of those whose turn is next, and of those cut off.
-
-    An agent cut off by a time limit, in its turn or not, has a last observation to bootstrap from.
-
-    Shapes:
-        - living (when the step began), next_mask: ``[*B, N]``; returns ``[*B, N]``
-        - truncated, terminated: ``[*B, N, 1]``
-    """
-    return next_mask | (living & (truncated & ~terminated).squeeze(-1))
-
-
-def closes(done: Tensor, terminated: Tensor, seen: Tensor) -> Tensor:
-    """Whether, from a step on, an agent's next turn or its end comes before the batch ends.
+def transition_complete(done: Tensor, terminated: Tensor, seen: Tensor) -> Tensor:
+    """Returns whether an agent's next turn, or its end, comes before the batch ends.
 
     Args:
         done, terminated (Tensor): bool, as :func:`~torchrl_marl.functional.gae` takes them.
@@ -233,7 +224,7 @@ def closes(done: Tensor, terminated: Tensor, seen: Tensor) -> Tensor:
     Examples:
         >>> never = torch.zeros(4, 1, 1, dtype=torch.bool)
         >>> turn_is_next = torch.tensor([False, True, False, False]).view(4, 1, 1)
-        >>> closes(never, never, turn_is_next).flatten()
+        >>> transition_complete(never, never, turn_is_next).flatten()
         tensor([ True,  True, False, False])
     """
     n_steps = done.shape[-3]
@@ -244,21 +235,8 @@ def closes(done: Tensor, terminated: Tensor, seen: Tensor) -> Tensor:
     return (first < n_steps) & closing.gather(-3, first.clamp_max(n_steps - 1))
 
 
-def learned_mask(tensordict: TensorDictBase, mask_key: NestedKey) -> Tensor:
-    """The steps to learn from: own turns whose outcome is in the batch; ``[*B, N]``.
-
-    Those that an estimator of turns marked, or else all in which an agent acts.
-    """
-    return tensordict.get(loss_mask_key(mask_key), tensordict.get(mask_key))
-
-
-def loss_mask_key(mask_key: NestedKey) -> NestedKey:
-    """Where the steps to learn from are: ``loss_mask`` beside the mask."""
-    return "loss_mask" if isinstance(mask_key, str) else (*mask_key[:-1], "loss_mask")
-
-
 def estimator_keys(group: GroupSpec, bootstrap: str) -> dict[str, NestedKey]:
-    """Keys of an estimator or a loss for a group."""
+    """Returns the keys of an estimator or a loss for a group."""
     team = bootstrap == "team" or not group.agent_done
     return {
         "advantage": group.key("advantage"),
@@ -268,32 +246,3 @@ def estimator_keys(group: GroupSpec, bootstrap: str) -> dict[str, NestedKey]:
         "done": "done" if team else group.done_key,
         "terminated": "terminated" if team else group.terminated_key,
     }
-
-
-def blank_masked(
-    inputs: TensorDictBase, mask_key: NestedKey | None, source: TensorDictBase
-) -> TensorDictBase:
-    """Networks' inputs without what stands in masked slots: 0 times NaN would be NaN.
-
-    The agents' entries are those that stand beside their mask. The ``"state"`` is nobody's, and
-    stays as it is, whatever its shape.
-
-    Args:
-        inputs (TensorDictBase): a selection, changed in place.
-        mask_key (NestedKey, optional): of the mask ``[*B, N]`` in ``source``.
-        source (TensorDictBase): where the mask is.
-    """
-    mask = None if mask_key is None else source.get(mask_key, None)
-    if mask is None:
-        return inputs
-    beside = mask_key[:-1] if isinstance(mask_key, tuple) else ()
-    for key in list(inputs.keys(True, True)):
-        path = (key,) if isinstance(key, str) else key
-        value = inputs.get(key)
-        if path[: len(beside)] != beside or path == ("state",) or not value.is_floating_point():
-            continue
-        if value.shape[: mask.ndim] != mask.shape:
-            continue
-        rows = mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
-        inputs.set(key, torch.where(rows, value, 0.0))
-    return inputs

@@ -16,17 +16,11 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, d
 from torch import Tensor
 from torchrl.objectives import ValueEstimators
 
-from torchrl_marl.functional import (
-    masked_mean,
-    masked_mean_by_part,
-    masked_moments,
-    masked_moments_by_part,
-    masked_standardize,
-    sum_by_part,
-)
-from torchrl_marl.joining import padded
+from torchrl_marl.functional import expand_mask
 from torchrl_marl.modules.normalization import ValueNorm
-from torchrl_marl.objectives.estimator import TeamGAE, blank_masked, estimator_keys, learned_mask
+from torchrl_marl.objectives.estimator import TeamGAE, estimator_keys
+from torchrl_marl.objectives.masking import blank_masked_inputs, loss_mask, loss_mask_key
+from torchrl_marl.per_group import PerGroup
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["MAPPOLoss"]
@@ -147,23 +141,21 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         self.huber_delta = huber_delta
         # What TorchRL keeps is a tensor, and to ask it would be to wait for the device.
         self._clips_value = bool(kwargs.get("clip_value"))
-        self.register_buffer("_legal_action", torch.zeros(()), persistent=False)
-        self.register_buffer("_parts", None, persistent=False)
-        self.register_buffer("_own_actions", None, persistent=False)
+        where = next((p.device for p in critic_network.parameters()), None)
+        self.per_group = PerGroup(None if group is None else group.membership, where)
+        self.register_buffer("_placeholder_action", torch.zeros(()), persistent=False)
+        self.register_buffer("_valid_actions", None, persistent=False)
         if group is not None:
-            parts = group.membership
-            where = next((p.device for p in critic_network.parameters()), None)
-            self._parts = None if parts is None else parts.to(where)
             self.set_keys(
                 action=group.action_key,
                 sample_log_prob=group.key("action_log_prob"),
                 **estimator_keys(group, bootstrap),
             )
             self.loss_mask_key = group.mask_key
-            self._legal_action = _some_action(group).to(where)
+            self._placeholder_action = _placeholder_action(group).to(where)
             if group.one_hot and group.action_padding is not None:
                 # Padded distributions of numbers look at an agent's own actions themselves.
-                self._own_actions = group.action_padding.to(where)
+                self._valid_actions = group.action_padding.to(where)
 
     def make_value_estimator(
         self, value_type: ValueEstimators | None = None, **hyperparams: Any
@@ -193,8 +185,10 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """The losses and metrics of a batch or minibatch."""
-        tensordict = padded(self.group, tensordict.copy())
+        """Returns the losses and metrics of a batch or minibatch."""
+        tensordict = (
+            tensordict.copy() if self.group is None else self.group.dense(tensordict.copy())
+        )
         keys = self.tensor_keys
         if tensordict.get(keys.advantage, None) is None:
             self.value_estimator(
@@ -204,19 +198,20 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             )
         mask = None if self._mask_key is None else tensordict.get(self._mask_key)
         if mask is not None:
-            mask = self._enter(tensordict, mask)
+            mask = self._blank_masked(tensordict, mask)
         advantage = tensordict.get(keys.advantage)
         if self.normalize_advantage:
-            advantage = self._standardize(advantage, mask)
+            exclude = self.normalize_advantage_exclude_dims
+            advantage = self.per_group.standardize(advantage, mask, exclude)
         distribution, log_prob, log_ratio = self._ratio(tensordict, advantage)
         terms = self._objective(log_ratio, advantage, mask)
         with torch.no_grad():
             # The entropy at the actions that were taken; the bonus draws actions of its own.
-            terms["entropy"] = self._mean(-log_prob, mask)
+            terms["entropy"] = self.per_group.mean(-log_prob, mask)
         if self.entropy_bonus:
             entropy = self._entropy(distribution).unsqueeze(-1)
             terms["loss_entropy"] = self._reduce(-self.entropy_coeff * entropy, mask)
-            terms["entropy"] = self._mean(entropy.detach(), mask)
+            terms["entropy"] = self.per_group.mean(entropy.detach(), mask)
         if self._has_critic:
             terms.update(self._critic_terms(tensordict, mask))
         return TensorDict(terms, [])
@@ -233,31 +228,37 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         self._in_keys = list(dict.fromkeys(self._in_keys + [unravel_key(key) for key in keys]))
 
     @property
+    def minibatch_keys(self) -> list[NestedKey]:
+        """What a minibatch with advantages holds, as far as there is such."""
+        keys = self.tensor_keys
+        needed = [*self.actor_network.in_keys, *self.critic_network.in_keys]
+        needed += [keys.action, keys.sample_log_prob, keys.advantage, keys.value_target, keys.value]
+        if self._mask_key is not None:
+            needed += [self._mask_key, loss_mask_key(self._mask_key)]
+        return list(dict.fromkeys(needed))
+
+    @property
     def _mask_key(self) -> NestedKey | None:
         key = self.loss_mask_key
         return None if key is None or key == "auto" else key
 
-    def _enter(self, tensordict: TensorDictBase, mask: Tensor) -> Tensor:
-        """Replaces what stands in masked slots: even 0 times NaN would be NaN in a gradient."""
-        keys, learned = self.tensor_keys, learned_mask(tensordict, cast(NestedKey, self._mask_key))
+    def _blank_masked(self, tensordict: TensorDictBase, mask: Tensor) -> Tensor:
+        """Replaces what stands in masked slots; returns the steps to learn from.
+
+        Even 0 times NaN would be NaN in a gradient.
+        """
+        keys, learned = self.tensor_keys, loss_mask(tensordict, cast(NestedKey, self._mask_key))
         for key in (keys.sample_log_prob, keys.advantage, keys.value_target, keys.value):
             value = tensordict.get(key, None)
             if value is not None:
-                rows = learned.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
-                tensordict.set(key, torch.where(rows, value, 0.0))
+                tensordict.set(key, torch.where(expand_mask(learned, value), value, 0.0))
         for network in (self.actor_network, self.critic_network):
-            blank = blank_masked(tensordict.select(*network.in_keys), self._mask_key, tensordict)
-            tensordict.update(blank)
+            inputs = tensordict.select(*network.in_keys)
+            tensordict.update(blank_masked_inputs(inputs, self._mask_key, tensordict))
         action = tensordict.get(keys.action)
-        rows = mask.reshape(mask.shape + (1,) * (action.ndim - mask.ndim))
-        legal = self._legal_action.to(action)
-        tensordict.set(keys.action, torch.where(rows, action, legal))
+        placeholder = self._placeholder_action.to(action)
+        tensordict.set(keys.action, torch.where(expand_mask(mask, action), action, placeholder))
         return learned
-
-    def _standardize(self, advantage: Tensor, mask: Tensor | None) -> Tensor:
-        excluded = {dim % advantage.ndim for dim in self.normalize_advantage_exclude_dims}
-        dims = [dim for dim in range(advantage.ndim) if dim not in excluded]
-        return masked_standardize(advantage, mask, dims)
 
     def _ratio(self, tensordict: TensorDictBase, advantage: Tensor):
         keys = self.tensor_keys
@@ -267,8 +268,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         with self._parameters_of("actor_network"):
             distribution = self.actor_network.get_dist(tensordict)
         action = tensordict.get(keys.action)
-        if self._own_actions is not None:
-            action = torch.where(self._own_actions, action, 0)
+        if self._valid_actions is not None:
+            action = torch.where(self._valid_actions, action, 0)
         log_prob = distribution.log_prob(action)
         if log_prob.shape != advantage.shape[:-1] or previous.shape != log_prob.shape:
             raise ValueError(
@@ -306,8 +307,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             value = self.critic_network(tensordict.select(*self.critic_network.in_keys))
         value = value.get(keys.value)
         if mask is not None:
-            rows = mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
-            value = torch.where(rows, value, 0.0)
+            value = torch.where(expand_mask(mask, value), value, 0.0)
         scale = 1.0 if self.value_norm is None else self.value_norm.scale()
         error = self._distance(value / scale, target / scale)
         terms = {}
@@ -317,13 +317,13 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             radius = self.clip_value * scale
             near = old + torch.maximum(torch.minimum(value - old, radius), -radius)
             clipped_error = self._distance(near / scale, target / scale)
-            terms["value_clip_fraction"] = self._mean((near != value).float(), mask)
+            terms["value_clip_fraction"] = self.per_group.mean((near != value).float(), mask)
             error = torch.maximum(error, clipped_error)
         terms["loss_critic"] = self._reduce(self.critic_coeff * error, mask)
         if self.log_explained_variance:
             with torch.no_grad():
-                residual = self._variance(target - value, mask)
-                total = self._variance(target, mask)
+                residual = self.per_group.moments(target - value, mask)[1]
+                total = self.per_group.moments(target, mask)[1]
                 terms["explained_variance"] = 1.0 - residual / (total + 1e-8)
         return terms
 
@@ -335,59 +335,27 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
 
     def _reduce(self, loss: Tensor, mask: Tensor | None) -> Tensor:
         if self.reduction == "mean":
-            return self._mean(loss, mask)
+            return self.per_group.mean(loss, mask)
         if mask is not None:
-            rows = mask.reshape(mask.shape + (1,) * (loss.ndim - mask.ndim))
-            loss = torch.where(rows, loss, 0.0)
+            loss = torch.where(expand_mask(mask, loss), loss, 0.0)
         return loss.sum() if self.reduction == "sum" else loss
-
-    def _mean(self, value: Tensor, mask: Tensor | None) -> Tensor:
-        if self._parts is None:
-            return masked_mean(value, mask)
-        return masked_mean_by_part(value, mask, self._parts)
-
-    def _variance(self, value: Tensor, mask: Tensor | None) -> Tensor:
-        if self._parts is None:
-            return masked_moments(value, mask)[1]
-        return masked_moments_by_part(value, mask, self._parts)[1]
 
     def _ratio_metrics(
         self, log_ratio: Tensor, clipped: Tensor, mask: Tensor | None
     ) -> dict[str, Tensor]:
-        ratio = log_ratio.exp()
+        per, ratio = self.per_group, log_ratio.exp()
         alive = None if mask is None else mask.reshape(log_ratio.shape)
+        # As logarithms, in which a masked ratio of 0 counts for nothing.
         counted = log_ratio if alive is None else log_ratio.masked_fill(~alive, -torch.inf)
-        # One row for each agent, or for all of them; then one number for each part.
-        rows = counted.flatten(0, -3) if counted.ndim > 2 else counted.unsqueeze(0)
-        rows = rows.squeeze(-1).transpose(0, 1) if self._parts is not None else rows.reshape(1, -1)
-        squares, sums = (2 * rows).logsumexp(-1), rows.logsumexp(-1)
-        count, largest = self._count(log_ratio, alive), rows.amax(-1)
-        if self._parts is not None:
-            sums, squares, largest = (self._over_parts(x) for x in (sums, squares, largest))
-            largest = largest.amax(-1)
-            sums, squares = sums.logsumexp(-1), squares.logsumexp(-1)
-        else:
-            sums, squares, largest = sums[0], squares[0], largest[0]
+        effective = (2 * per.logsumexp(counted) - per.logsumexp(2 * counted)).exp()
         return {
             # Schulman, 2020, http://joschu.net/blog/kl-approx.html: never negative.
-            "kl_approx": self._mean(ratio - 1.0 - log_ratio, mask),
-            "clip_fraction": self._mean((clipped != log_ratio).float(), mask),
-            "ESS": (2 * sums - squares).exp().nan_to_num() / count,
-            "max_ratio": largest.exp(),
-            "mean_ratio": self._mean(ratio, mask),
+            "kl_approx": per.mean(ratio - 1.0 - log_ratio, mask),
+            "clip_fraction": per.mean((clipped != log_ratio).float(), mask),
+            "ESS": effective.nan_to_num() / per.count(log_ratio, alive),
+            "max_ratio": per.amax(counted).exp(),
+            "mean_ratio": per.mean(ratio, mask),
         }
-
-    def _count(self, log_ratio: Tensor, alive: Tensor | None) -> Tensor | int:
-        if self._parts is None:
-            return log_ratio.numel() if alive is None else alive.sum().clamp_min(1)
-        rows = torch.ones_like(log_ratio) if alive is None else alive.to(log_ratio.dtype)
-        of_agents = rows.squeeze(-1).reshape(-1, self._parts.shape[0]).sum(0)
-        return sum_by_part(of_agents, self._parts).clamp_min(1)
-
-    def _over_parts(self, of_agents: Tensor) -> Tensor:
-        """``[N]`` to ``[G, N]``, with minus infinity outside each part."""
-        assert self._parts is not None
-        return torch.where(self._parts.T > 0, of_agents, -torch.inf)
 
     def _parameters_of(self, network: str):
         if not self.functional:
@@ -396,8 +364,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         return params.to_module(getattr(self, network), preserve_module_state=False)
 
 
-def _some_action(group: GroupSpec) -> Tensor:
-    """An action of which every distribution knows the log-probability."""
+def _placeholder_action(group: GroupSpec) -> Tensor:
+    """Returns an action of which every distribution knows the log-probability."""
     if group.one_hot:
         return F.one_hot(torch.tensor(0), group.n_actions)
     if group.discrete or group.action_bounds is None:

@@ -5,11 +5,12 @@ Shapes: E envs, N agents of a group, O observation features, A action features, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import (
     Bounded,
@@ -18,8 +19,9 @@ from torchrl.data import (
     TensorSpec,
 )
 
+from torchrl_marl.errors import SpecError
 from torchrl_marl.specs.agents import is_discrete
-from torchrl_marl.stacking import Padding, pad_specs, paddings_of
+from torchrl_marl.stacking import Padding, is_lazy, pad_group, pad_specs, paddings_of
 
 __all__ = ["GroupSpec"]
 
@@ -82,21 +84,31 @@ class GroupSpec:
         return len(self.agent_names)
 
     @property
-    def parts(self) -> tuple[GroupSpec, ...]:
+    def groups(self) -> tuple[GroupSpec, ...]:
         """The groups of which a joined group is made; itself, for an ordinary one."""
         return (self,)
 
     @property
-    def part_index(self) -> tuple[int, ...]:
-        """Which part each agent belongs to."""
-        return tuple(i for i, part in enumerate(self.parts) for _ in range(part.n_agents))
+    def group_index(self) -> tuple[int, ...]:
+        """Which of ``groups`` each agent belongs to."""
+        return tuple(i for i, group in enumerate(self.groups) for _ in range(group.n_agents))
 
     @property
     def membership(self) -> Tensor | None:
-        """1 where an agent belongs to a part, ``[N, G]``; None for an ordinary group."""
-        if len(self.parts) == 1:
+        """1 where an agent belongs to a group, ``[N, G]``; None for an ordinary group."""
+        if len(self.groups) == 1:
             return None
-        return torch.eye(len(self.parts))[torch.tensor(self.part_index)]
+        return torch.eye(len(self.groups))[torch.tensor(self.group_index)]
+
+    @property
+    def parts(self) -> tuple[GroupSpec, ...]:
+        """``groups``."""
+        return self.groups
+
+    @property
+    def part_index(self) -> tuple[int, ...]:
+        """``group_index``."""
+        return self.group_index
 
     def key(self, leaf: str) -> tuple[str, str]:
         """The key of a leaf of this group, such as ``(name, "advantage")``."""
@@ -108,6 +120,112 @@ class GroupSpec:
         if done is not None:
             return ~done.squeeze(-1)
         return None if self.mask_key is None else tensordict.get(self.mask_key)
+
+    # -------------------------------------------------------------------------------- its data
+
+    def dense(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Returns the TensorDict, or a shallow copy in which the lazily stacked group is padded.
+
+        Args:
+            tensordict (TensorDictBase): ``[*B]``, with the group, here and under ``"next"``.
+
+        Raises:
+            SpecError: agents of other shapes than the specs say.
+        """
+        dense = tensordict
+        for key in ((self.name,), ("next", self.name)):
+            own = dense.get(key, None)
+            if is_lazy(own):
+                dense = dense.copy() if dense is tensordict else dense
+                dense.set(key, self._padded(own))
+        return dense
+
+    def gather(
+        self, tensordict: TensorDictBase, *, leaves: Sequence[str] = (), flags: bool = False
+    ) -> TensorDictBase:
+        """Returns the group alone, dense; a joined group takes named leaves side by side.
+
+        Args:
+            tensordict (TensorDictBase): ``[*B]``, with the group.
+            leaves, flags: of :meth:`~torchrl_marl.joining.JoinedGroup.gather`; here, everything
+                that the group has is there.
+        """
+        own = {self.name: self.data(tensordict).copy()}
+        return TensorDict(own, tensordict.batch_size, device=tensordict.device)
+
+    def scatter(
+        self, data: TensorDictBase, tensordict: TensorDictBase, leaves: Sequence[str]
+    ) -> TensorDictBase:
+        """Writes leaves of a dense group into a TensorDict, where it may be stacked lazily.
+
+        Args:
+            data (TensorDictBase): from :meth:`gather`, and what was written since.
+            tensordict (TensorDictBase): ``[*B]``, with the group; written to.
+            leaves (sequence of str): such as ``action`` and ``action_log_prob``.
+        """
+        for leaf in leaves:
+            self.write(tensordict, leaf, data.get((self.name, leaf)))
+        return tensordict
+
+    def write(self, tensordict: TensorDictBase, leaf: str, rows: Tensor) -> None:
+        """Writes a leaf ``[*B, N, ...]``, cut to each agent's own if the group is lazy."""
+        own = self._own(tensordict)
+        if not is_lazy(own):
+            own.set(leaf, rows)
+            return
+        padding, dim = self.paddings.get(leaf), own.ndim - 1
+        for i, (member, row) in enumerate(zip(own.unbind(dim), rows.unbind(dim))):
+            region: tuple = () if padding is None else padding.own(i) or ()
+            member.set(leaf, row[(..., *region)])
+
+    def data(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Returns the group's own TensorDict ``[*B, N]``, dense.
+
+        Raises:
+            KeyError: there is no such group.
+            SpecError: agents of other shapes than the specs say.
+        """
+        return self._padded(self._own(tensordict))
+
+    def flat_observation(self, tensordict: TensorDictBase) -> Tensor:
+        """Returns the observation leaves side by side, each agent's own features first.
+
+        Shapes:
+            - leaves: ``[*B, N, *features]``, dense or lazily stacked; returns ``[*B, N, O]``
+        """
+        return self.flat(self.data(tensordict))
+
+    def flat(self, own: TensorDictBase) -> Tensor:
+        """Returns the flat observation of the group's own dense TensorDict."""
+        leaves = [own.get(key[1:]) for key in self.observation_keys]
+        rows = [flat_leaf(leaf, ndim) for leaf, ndim in zip(leaves, self.observation_ndims)]
+        features = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
+        order = self.observation_order
+        return features if order is None else own_first(features, order.to(features.device))
+
+    def _own(self, tensordict: TensorDictBase) -> TensorDictBase:
+        own = tensordict.get(self.name, None)
+        if own is None:
+            raise KeyError(f"there is no group {self.name!r}, found {list(tensordict.keys())}.")
+        return own
+
+    def _padded(self, own: TensorDictBase) -> TensorDictBase:
+        if not is_lazy(own):
+            return own
+        try:
+            return pad_group(own, {**self._equal_shapes(), **self.paddings})
+        except ValueError as error:
+            raise SpecError(f"group {self.name!r}: {error}") from None
+
+    def _equal_shapes(self) -> dict[NestedKey, Padding]:
+        """The observations that are promised to have one shape for all agents."""
+        keys = [key[1] if len(key) == 2 else key[1:] for key in self.observation_keys]
+        return {
+            key: Padding((shape[1:],) * self.n_agents)
+            for key, shape in zip(keys, self.observation_shapes)
+        }
+
+    # ------------------------------------------------------------------------- sizes and bounds
 
     @property
     def observation_key(self) -> NestedKey:
@@ -244,3 +362,14 @@ class GroupSpec:
                 "VmasEnv(state='observations') adds one."
             )
         return self.state_spec.shape.numel()
+
+
+def flat_leaf(leaf: Tensor, ndim: int) -> Tensor:
+    """Returns a leaf with ``ndim`` feature dims as floats with one, ``[*B, N, F]``."""
+    leaf = leaf if leaf.is_floating_point() else leaf.to(torch.get_default_dtype())
+    return leaf.unsqueeze(-1) if ndim == 0 else leaf.flatten(-ndim) if ndim > 1 else leaf
+
+
+def own_first(features: Tensor, order: Tensor) -> Tensor:
+    """Takes features of each agent, of ``[*B, N, F]``, in an order, ``[N, O]``."""
+    return features.gather(-1, order.expand(*features.shape[:-1], order.shape[-1]))

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchrl_marl.errors import CheckpointError, UserError
+from torchrl_marl.learners.learner import Learner
 from torchrl_marl.training.files import whole_file, writing
 from torchrl_marl.training.sealing import damage, seal
 
@@ -172,7 +173,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     return state
 
 
-def load_learners(learners: Sequence[nn.Module], states: Sequence[dict[str, Any]]) -> None:
+def load_learners(learners: Sequence[Learner], states: Sequence[dict[str, Any]]) -> None:
     """Gives learners the states that a checkpoint has of them.
 
     Raises:

@@ -18,7 +18,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_marl.collectors.rollout import restore_env, snapshot_env
+from torchrl_marl.collectors.snapshots import restore_env, snapshot_env
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec

@@ -81,7 +81,8 @@ def _begin(folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Train
     _write_config(training)  # as it is run: clusters of agents are found by now
     sign_world(training.folder, config.env)
     training.open()
-    frames, batch = config.total_frames, training.collector.frames_per_batch
+    frames, num_envs = config.total_frames, training.env.batch_size.numel()
+    batch = math.ceil(config.frames_per_batch / num_envs) * num_envs
     if frames % batch:
         n = math.ceil(frames / batch)
         say(f"total_frames is {frames:,}; {n * batch:,} are trained: {n} times {batch:,}")

@@ -35,7 +35,7 @@ from torchrl_marl.training.evaluation import evaluate, put_back
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
-from torchrl_marl.training.metrics import EpisodeTracker, check_finite, count_agent_frames
+from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
 from torchrl_marl.training.process_state import ProcessState
 from torchrl_marl.training.recorder import Recorder, say
 from torchrl_marl.training.run import EVALUATION_SEED, Run
@@ -127,6 +127,7 @@ class Training:
             frames_per_batch=config.frames_per_batch,
             total_frames=config.total_frames,
             execution=config.execution,  # type: ignore[arg-type]
+            team=self.team,
         )
         self.tracker = EpisodeTracker(self.team)
         self.stopping = StopAtReturn(config)
@@ -176,7 +177,7 @@ class Training:
     def step(self) -> Iteration:
         """Collects a batch, learns from it, writes a row; evaluates and saves when due."""
         began = time.perf_counter()
-        batch = self._collect()
+        batch = self.collector.rollout()
         episodes = self.tracker.update(batch)
         learned = self._learn(batch)
         counts = {
@@ -186,7 +187,6 @@ class Training:
         values = {**episodes, **learned, **counts}
         values = dict(zip(values, torch.stack([v.double() for v in values.values()]).tolist()))
         self.tracker.warn_of_games()
-        self.collector.prepare()
         seconds = time.perf_counter() - began
         self.iteration += 1
         self.agent_frames += int(values.pop("agent_frames"))
@@ -215,23 +215,8 @@ class Training:
                 for (group, name), value in learner.learn(batch).items(True, True):
                     learned[f"{group}/{name}"] = value
         finally:
-            if self.collector.execution != "eager":
-                # Only now, since to look at a batch is to wait for it.
-                self.collector.raise_failed()
-                check_finite(self.team, batch)
+            self.collector.finish(batch)
         return learned
-
-    def _collect(self) -> TensorDictBase:
-        try:
-            batch = self.collector.rollout()
-        except Exception:
-            # A simulator fails somewhere on NaN actions: say what made them.
-            if self.collector.carry is not None:
-                check_finite(self.team, self.collector.carry)
-            raise
-        if self.collector.execution == "eager":
-            check_finite(self.team, batch)
-        return batch
 
     def _do_what_is_due(self, collected: int) -> None:
         settings = self.config.checkpoint
@@ -273,7 +258,8 @@ class Training:
             )
         # Where training and measuring share one, training goes on where it was, or starts anew.
         if not goes_on:
-            self.collector.set_seed(self.config.seed + self.iteration)
+            self.collector.load_state_dict({})
+            self.env.set_seed(self.config.seed + self.iteration)
             self.tracker.load_state_dict({})  # its episodes were cut off
         return result
 
@@ -357,8 +343,9 @@ class Training:
         if "stopping" in state:  # not in version 0.1's
             self.stopping.load_state_dict(state["stopping"])
         load_learners(self.learners, state["learners"])
+        resumed = False
         try:
-            self.collector.load_state_dict(state["collector"])
+            resumed = self.collector.load_state_dict(state["collector"])
         except TrustError as error:
             warnings.warn(
                 f"{error} Episodes begin anew; to go on exactly, resume with --trust (in Python: "
@@ -368,7 +355,6 @@ class Training:
         tracker = {name: value.to(self.device) for name, value in state["tracker"].items()}
         if any(len(value) != self.env.batch_size.numel() for value in tracker.values()):
             raise ValueError("running episodes of another number of envs")
-        resumed = self.collector.carry is not None
         self.tracker.load_state_dict(tracker if resumed else {})
         process = RandomState(0, self.device)
         process.load_state_dict(state["random"])

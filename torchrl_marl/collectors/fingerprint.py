@@ -12,7 +12,7 @@ _SCALARS = (bool, int, float, str, type(None))
 
 
 def fingerprint(thing: Any) -> tuple:
-    """Which modules, parameters and buffers something consists of, and its plain attributes.
+    """Returns the modules, parameters and buffers of something, and its plain attributes.
 
     What tensors hold is left out: a graph reads them where they are.
 

@@ -1,0 +1,98 @@
+"""The groups of a learner side by side: what is gathered from a batch, and scattered back.
+
+Shapes: E envs, T steps, N agents of a group, G groups that are trained as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tensordict import TensorDictBase
+
+from torchrl_marl.joining import can_join, join
+from torchrl_marl.objectives.masking import bootstrap_mask
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["Block"]
+
+
+class Block:
+    """As few joined groups as their actions allow, and a batch in their layout.
+
+    Args:
+        groups (mapping of name to GroupSpec): the groups of a learner.
+        apart (bool): leave every group by itself.
+        seen (GroupSpec, optional): the agents that critics across groups see.
+
+    Attributes:
+        joined (dict): name of one or several groups, ``"a+b"`` -> the group that is trained.
+
+    Examples:
+        >>> from torchrl_marl import TeamSpec
+        >>> from torchrl_marl.envs import VmasEnv
+        >>> groups = TeamSpec.from_env(VmasEnv("simple_tag", num_envs=2, seed=0)).groups
+        >>> list(Block(groups).joined), list(Block(groups, apart=True).joined)
+        (['adversary+agent'], ['adversary', 'agent'])
+    """
+
+    def __init__(
+        self,
+        groups: Mapping[str, GroupSpec],
+        *,
+        apart: bool = False,
+        seen: GroupSpec | None = None,
+    ) -> None:
+        self.groups, self.seen = dict(groups), seen
+        alike = [[group] for group in groups.values()] if apart else _alike(groups.values())
+        self.joined = {group.name: group for group in map(join, alike)}
+
+    def gather(self, batch: TensorDictBase) -> TensorDictBase:
+        """Returns the batch with the groups that are trained, dense; the batch stays as it is.
+
+        Shapes:
+            - batch, returns: ``[E, T]``
+        """
+        data = batch.copy()
+        for group in self.joined.values():
+            now = group.gather(batch, leaves=("action", "action_log_prob"), flags=True)
+            then = group.gather(batch.get("next"), leaves=("reward",), flags=True)
+            data.set(group.name, now.get(group.name))
+            data.set(("next", group.name), then.get(group.name))
+        if self.seen is not None and self.seen.name not in self.joined:
+            self._gather_seen(self.seen, batch, data)
+        return data
+
+    def _gather_seen(self, group: GroupSpec, batch: TensorDictBase, data: TensorDictBase) -> None:
+        now = group.gather(batch, flags=True).get(group.name)
+        then = group.gather(batch.get("next"), flags=True).get(group.name)
+        if group.mask_key is not None:
+            alive = ~now.get("done").squeeze(-1)
+            ends = then.get("truncated"), then.get("terminated")
+            then.set("mask", bootstrap_mask(alive, then.get("mask"), *ends))
+        data.set(group.name, now)
+        data.set(("next", group.name), then)
+
+    def scatter(self, data: TensorDictBase, batch: TensorDictBase, leaves: Sequence[str]) -> None:
+        """Writes leaves, as far as there are such, from the joined groups into the batch's.
+
+        Args:
+            data (TensorDictBase): from :meth:`gather`, and what was written since.
+            batch (TensorDictBase): its groups dense or lazily stacked; written to.
+            leaves (sequence of str): such as ``advantage``.
+        """
+        for group in self.joined.values():
+            written = [leaf for leaf in leaves if data.get(group.key(leaf), None) is not None]
+            group.scatter(data, batch, written)
+
+
+def _alike(groups: Iterable[GroupSpec]) -> list[list[GroupSpec]]:
+    """Sorts groups by whether they can be joined."""
+    alike: list[list[GroupSpec]] = []
+    for group in groups:
+        for known in alike:
+            if can_join(known[0], group):
+                known.append(group)
+                break
+        else:
+            alike.append([group])
+    return alike

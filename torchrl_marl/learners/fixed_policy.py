@@ -1,0 +1,66 @@
+"""Groups that do not learn.
+
+Shapes: E envs, T steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import nn
+
+from torchrl_marl.learners.config import LearnerConfig
+from torchrl_marl.modules.random_actor import RandomActor
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["FixedPolicy", "RandomPlayers"]
+
+
+class FixedPolicy(nn.Module):
+    """Groups whose policy stays as it is, such as the opponents of those who learn.
+
+    Args:
+        groups (mapping of name to GroupSpec): who they are.
+        config (LearnerConfig, optional): kept, not read.
+        actors (mapping of name to module, optional): how they act; at random by default.
+        device (torch.device, optional): of the random actions.
+        **others: of other learners, not read.
+
+    Examples:
+        >>> from torchrl_marl import TeamSpec
+        >>> from torchrl_marl.envs import VmasEnv
+        >>> team = TeamSpec.from_env(VmasEnv("simple_tag", num_envs=2, seed=0))
+        >>> list(FixedPolicy({"agent": team.groups["agent"]}).actors)
+        ['agent']
+    """
+
+    def __init__(
+        self,
+        groups: Mapping[str, GroupSpec],
+        config: LearnerConfig | None = None,
+        *,
+        actors: Mapping[str, TensorDictModuleBase] | None = None,
+        device: torch.device | str | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init__()
+        self.groups = dict(groups)
+        self.config = config
+        if actors is None:
+            actors = {name: RandomActor(group, device) for name, group in groups.items()}
+        self.actors = nn.ModuleDict(actors)
+
+    def set_progress(self, fraction: float) -> None:
+        """Does nothing: there are no schedules."""
+
+    def learn(self, batch: TensorDictBase) -> TensorDict:
+        """Returns no metrics."""
+        return TensorDict({}, [])
+
+
+RandomPlayers = FixedPolicy
+"""The former name."""

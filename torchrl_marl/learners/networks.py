@@ -1,0 +1,134 @@
+"""Actors and critics of a learner's groups, as its settings say.
+
+Shapes: N agents of a group, G groups that are trained as one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.modules import ProbabilisticActor
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.joining import join
+from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.modules.actors import make_actor
+from torchrl_marl.modules.critics import make_critic
+from torchrl_marl.modules.inputs import gather_observation
+from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
+from torchrl_marl.modules.precision import set_precision
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["ObservationNorms", "build_actor", "build_critic", "must_stay_apart", "seen_by_critics"]
+
+
+class ObservationNorms(nn.ModuleDict):
+    """The running statistics of the observations of groups, one for each, made when asked for.
+
+    Args:
+        enabled (bool): False: there are none.
+        device (torch.device, optional): of the statistics.
+    """
+
+    def __init__(self, enabled: bool, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.enabled, self.device = enabled, device
+        self.groups: dict[str, GroupSpec] = {}
+
+    def of(self, group: GroupSpec) -> ObservationNorm | None:
+        """Returns the statistics of a group, or of several groups as one."""
+        if not self.enabled:
+            return None
+        if group.name not in self:
+            self.groups[group.name] = group
+            self[group.name] = ObservationNorm(
+                group.observation_dim, kinds=group.kinds, device=self.device
+            )
+        return cast(ObservationNorm, self[group.name])
+
+    def update_all(self, data: TensorDictBase) -> None:
+        """Takes in the observations of a batch, with all groups gathered."""
+        for name, group in self.groups.items():
+            cast(ObservationNorm, self[name]).update(*gather_observation(group, data))
+
+
+def build_actor(
+    group: GroupSpec,
+    config: OnPolicyConfig,
+    norms: ObservationNorms,
+    device: torch.device | str | None = None,
+) -> ProbabilisticActor:
+    """Builds the actor of a group.
+
+    Raises:
+        ConfigError: settings that do not fit, with the group and ``actor``.
+    """
+    with _naming(group, "actor"):
+        norm = norms.of(group)
+        actor = make_actor(group, config.actor, observation_norm=norm, device=device)
+    set_precision(actor, config.precision)
+    return actor
+
+
+def build_critic(
+    group: GroupSpec,
+    seen: GroupSpec | None,
+    config: OnPolicyConfig,
+    norms: ObservationNorms,
+    device: torch.device | str | None = None,
+) -> TensorDictModule:
+    """Builds the critic of a group, with its value norm.
+
+    Args:
+        group (GroupSpec): whose values.
+        seen (GroupSpec, optional): the agents that a critic across groups sees.
+        config, norms, device: as in :func:`build_actor`.
+
+    Raises:
+        ConfigError: settings that do not fit, with the group and ``critic``.
+    """
+    value_norm = None
+    if config.value_norm:
+        value_norm = ValueNorm(config.value_norm_decay, membership=group.membership, device=device)
+    centralized: Any = config.algorithm == "mappo"
+    if centralized and config.central_input == "state":
+        centralized = "state"
+    with _naming(group, "critic"):
+        critic = make_critic(
+            group,
+            config.critic,
+            centralized=centralized,
+            team=seen,
+            value_norm=value_norm,
+            observation_norm=norms.of(group if seen is None else seen),
+            device=device,
+        )
+    set_precision(critic, config.precision)
+    return critic
+
+
+def seen_by_critics(groups: Iterable[GroupSpec], config: OnPolicyConfig) -> GroupSpec | None:
+    """Returns the agents that a critic across groups sees, as one group; None without one."""
+    across = config.algorithm == "mappo" and config.central_input == "team"
+    return join(list(groups), same_actions=False) if across else None
+
+
+def must_stay_apart(config: OnPolicyConfig) -> bool:
+    """Whether each group needs networks of its own: one over a set of agents would see them all."""
+    return config.critic.architecture != "mlp" and config.central_input != "team"
+
+
+@contextlib.contextmanager
+def _naming(group: GroupSpec, network: str) -> Iterator[None]:
+    """Names the group and the network whose settings do not fit."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error).removeprefix(f"group {group.name!r}: ")
+        raise ConfigError(f"group {group.name!r}: {network}: {text}") from None

@@ -1,0 +1,177 @@
+"""One actor for several groups, and the part of it that acts for one of them.
+
+Shapes: B any batch dims, N agents of all groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import nn
+from torchrl.modules import ProbabilisticActor
+
+from torchrl_marl.joining import JoinedGroup
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["ActorPart", "GroupActors", "JoinedActor", "merge_parts"]
+
+_WRITTEN = ("action", "action_log_prob")
+
+
+class JoinedActor(TensorDictModuleBase):
+    """One actor for several groups: reads them, acts for all agents at once, writes to each.
+
+    Args:
+        actor (ProbabilisticActor): of the joined group.
+        group (JoinedGroup): the groups.
+
+    Keys:
+        - reads: each group's observation, mask and action mask
+        - writes: each group's ``action`` and ``action_log_prob``
+    """
+
+    def __init__(self, actor: ProbabilisticActor, group: JoinedGroup) -> None:
+        super().__init__()
+        self.actor = actor
+        self.group = group
+        self.in_keys = [key for own in group.groups for key in _read(own)]
+        self.out_keys = [own.key(leaf) for own in group.groups for leaf in _WRITTEN]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Acts."""
+        joined = self.actor(self.group.gather(tensordict))
+        return self.group.scatter(joined, tensordict, _WRITTEN)
+
+    def part(self, name: str) -> ActorPart:
+        """Returns the actor of one group."""
+        return ActorPart(self, name)
+
+
+class ActorPart(TensorDictModuleBase):
+    """The part of a joined actor that acts for one group, where the others may be missing.
+
+    All parts together in a :class:`~torchrl_marl.collectors.TeamPolicy` act as the whole, in one
+    call.
+
+    Args:
+        whole (JoinedActor): of this and other groups.
+        name (str): the group.
+
+    Keys:
+        - reads: the group's observation, mask and action mask
+        - writes: its ``action`` and ``action_log_prob``
+    """
+
+    def __init__(self, whole: JoinedActor, name: str) -> None:
+        super().__init__()
+        self.whole = whole
+        [self.group] = [group for group in whole.group.groups if group.name == name]
+        self.in_keys = _read(self.group)
+        self.out_keys = [self.group.key(leaf) for leaf in _WRITTEN]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Acts."""
+        team = TensorDict({}, tensordict.batch_size, device=tensordict.device)
+        for group in self.whole.group.groups:
+            present = group.name == self.group.name
+            team.set(group.name, group.data(tensordict).copy() if present else _blank(group, team))
+        acted = self.whole(team)
+        return self.group.scatter(acted, tensordict, _WRITTEN)
+
+
+class GroupActors(nn.Module):
+    """The actors of a learner by group, of which several may be parts of one.
+
+    Reads as a mapping of names of groups. What is saved are the actors that are trained, under the
+    name of a group or of several groups, ``"a+b"``.
+
+    Examples:
+        >>> from torchrl.data import Bounded, Unbounded
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> from torchrl_marl.joining import join
+        >>> from torchrl_marl.modules import make_actor
+        >>> bounded = Bounded(-1, 1, (2,))
+        >>> team = TeamSpec([AgentSpec("cat", 1, Unbounded((4,)), bounded),
+        ...                  AgentSpec("mouse", 2, Unbounded((3,)), bounded)])
+        >>> group = join(tuple(team.groups.values()))
+        >>> actors = GroupActors()
+        >>> actors.add(group, make_actor(group))
+        >>> list(actors), actors["mouse"].out_keys[0]
+        (['cat', 'mouse'], ('mouse', 'action'))
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._names: dict[str, str] = {}
+
+    def add(self, group: GroupSpec, actor: TensorDictModuleBase) -> None:
+        """Adds the actor of a group, or of several groups as one."""
+        whole = JoinedActor(actor, group) if isinstance(group, JoinedGroup) else actor
+        self.add_module(group.name, whole)
+        self._names.update({own.name: group.name for own in group.groups})
+
+    def __getitem__(self, name: str) -> TensorDictModuleBase:
+        whole = self._modules[self._names[name]]
+        return whole.part(name) if isinstance(whole, JoinedActor) else whole  # type: ignore[return-value]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def keys(self) -> list[str]:
+        """Returns the names of the groups."""
+        return list(self._names)
+
+    def values(self) -> list[TensorDictModuleBase]:
+        """Returns the actor of each group."""
+        return [self[name] for name in self._names]
+
+    def items(self) -> list[tuple[str, TensorDictModuleBase]]:
+        """Returns the name and the actor of each group."""
+        return [(name, self[name]) for name in self._names]
+
+
+def merge_parts(actors: Iterable[TensorDictModuleBase]) -> list[TensorDictModuleBase]:
+    """Returns the actors, with a joined actor for its parts where all of them are there."""
+    actors = list(actors)
+    found: dict[int, list[ActorPart]] = {}
+    for actor in actors:
+        if isinstance(actor, ActorPart):
+            found.setdefault(id(actor.whole), []).append(actor)
+    merged: list[TensorDictModuleBase] = []
+    for actor in actors:
+        parts = found.get(id(actor.whole), []) if isinstance(actor, ActorPart) else []
+        groups = parts[0].whole.group.groups if parts else ()
+        if not parts or len(parts) < len(groups):
+            merged.append(actor)
+        elif actor is parts[0]:
+            merged.append(parts[0].whole)
+    return merged
+
+
+def _read(group: GroupSpec) -> list[NestedKey]:
+    masks = (group.mask_key, group.action_mask_key)
+    return [*group.observation_keys, *(key for key in masks if key is not None)]
+
+
+def _blank(group: GroupSpec, like: TensorDictBase) -> TensorDict:
+    """Returns a group in which nobody is alive, and which any network reads."""
+    batch, n = like.batch_size, group.n_agents
+    blank = TensorDict({}, [*batch, n], device=like.device)
+    for key in group.observation_keys:
+        leaf = group.padded_spec[key[1:]]
+        blank.set(key[1:], torch.zeros(*batch, *leaf.shape, dtype=leaf.dtype, device=like.device))
+    if group.mask_key is not None:
+        blank.set("mask", torch.zeros(*batch, n, dtype=torch.bool, device=like.device))
+    if group.action_mask_key is not None:
+        shape = (*batch, n, group.n_actions)
+        blank.set("action_mask", torch.ones(shape, dtype=torch.bool, device=like.device))
+    return blank

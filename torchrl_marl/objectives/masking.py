@@ -1,0 +1,69 @@
+"""Which steps estimators and losses read and learn from, and inputs without masked slots.
+
+Shapes: B any batch dims, N agents.
+"""
+
+from __future__ import annotations
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+
+from torchrl_marl.functional import expand_mask
+
+__all__ = ["blank_masked_inputs", "bootstrap_mask", "loss_mask", "loss_mask_key"]
+
+
+def bootstrap_mask(
+    alive: Tensor, next_mask: Tensor, truncated: Tensor, terminated: Tensor
+) -> Tensor:
+    """Returns whose next observation is bootstrapped from: whose turn is next, or who was cut off.
+
+    An agent cut off by a time limit, in its turn or not, has a last observation to bootstrap from.
+
+    Shapes:
+        - alive (when the step began), next_mask: ``[*B, N]``; returns ``[*B, N]``
+        - truncated, terminated: ``[*B, N, 1]``
+    """
+    return next_mask | (alive & (truncated & ~terminated).squeeze(-1))
+
+
+def loss_mask(tensordict: TensorDictBase, mask_key: NestedKey) -> Tensor:
+    """Returns the steps to learn from: own turns whose outcome is in the batch; ``[*B, N]``.
+
+    Those that an estimator of turns marked, or else all in which an agent acts.
+    """
+    return tensordict.get(loss_mask_key(mask_key), tensordict.get(mask_key))
+
+
+def loss_mask_key(mask_key: NestedKey) -> NestedKey:
+    """Returns the key of the steps to learn from: ``loss_mask`` beside the mask."""
+    return "loss_mask" if isinstance(mask_key, str) else (*mask_key[:-1], "loss_mask")
+
+
+def blank_masked_inputs(
+    inputs: TensorDictBase, mask_key: NestedKey | None, source: TensorDictBase
+) -> TensorDictBase:
+    """Puts 0 into the masked slots of networks' inputs, where 0 times NaN would be NaN.
+
+    The agents' entries are those that stand beside their mask. The ``"state"`` is no agent's, and
+    stays as it is, whatever its shape.
+
+    Args:
+        inputs (TensorDictBase): a selection, changed in place.
+        mask_key (NestedKey, optional): of the mask ``[*B, N]`` in ``source``.
+        source (TensorDictBase): where the mask is.
+    """
+    mask = None if mask_key is None else source.get(mask_key, None)
+    if mask is None:
+        return inputs
+    beside = mask_key[:-1] if isinstance(mask_key, tuple) else ()
+    for key in list(inputs.keys(True, True)):
+        path = (key,) if isinstance(key, str) else key
+        value = inputs.get(key)
+        if path[: len(beside)] != beside or path == ("state",) or not value.is_floating_point():
+            continue
+        if value.shape[: mask.ndim] != mask.shape:
+            continue
+        inputs.set(key, torch.where(expand_mask(mask, value), value, 0.0))
+    return inputs

@@ -1,0 +1,170 @@
+"""Statistics over agents, one for each of the groups that are trained side by side.
+
+Shapes: B any batch dims, N agents of all groups, G groups, M all other elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from torchrl_marl.functional import (
+    fit_mask,
+    masked_mean,
+    masked_moments,
+    masked_standardize,
+)
+
+__all__ = ["PerGroup"]
+
+
+class PerGroup(nn.Module):
+    """Reduces over all dims but the groups: to a scalar for one group, to ``[G]`` for several.
+
+    What is not finite stays in its group, in values and in gradients; what is masked reaches
+    nothing.
+
+    Args:
+        membership (Tensor, optional): 1 where an agent belongs to a group, 0 elsewhere, from
+            :attr:`GroupSpec.membership`; groups lie side by side. None: one group.
+        device (torch.device, optional): where the membership is kept.
+
+    Shapes:
+        - membership: ``[N, G]``
+        - value, mask: ``[*B, N]`` or ``[*B, N, 1]``, unless a method says otherwise
+
+    Reduces to: the masked statistics of :mod:`torchrl_marl.functional` of each group's agents.
+
+    Examples:
+        >>> membership = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> value = torch.tensor([[1.0, 3.0, 5.0]])
+        >>> PerGroup(membership).mean(value), PerGroup().mean(value)
+        (tensor([2., 5.]), tensor(3.))
+    """
+
+    membership: Tensor | None
+
+    def __init__(
+        self, membership: Tensor | None = None, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__()
+        self.n_groups = 1 if membership is None else membership.shape[-1]
+        self.sizes = [] if membership is None else (membership > 0).sum(0).tolist()
+        if membership is not None and device is not None:
+            membership = membership.to(device)
+        self.register_buffer("membership", membership, persistent=False)
+
+    # -------------------------------------------------------------------- agents to groups
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Sums over the agents of each group, ``[*B, N]`` to ``[*B, G]``."""
+        if self.membership is None:
+            return value.sum(-1, keepdim=True)
+        return torch.where(self.membership > 0, value.unsqueeze(-1), 0.0).sum(-2)
+
+    def to_agents(self, value: Tensor) -> Tensor:
+        """Broadcasts a value per group to its agents, ``[*B, G]`` to ``[*B, N]``.
+
+        Where there is one group, the value comes back as it is, and broadcasts.
+        """
+        if self.membership is None:
+            return value
+        return torch.where(self.membership > 0, value.unsqueeze(-2), 0.0).sum(-1)
+
+    # -------------------------------------------------------------------------- statistics
+
+    def mean(self, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Returns the mean over elements whose mask is True; 0 where there are none."""
+        if self.membership is None:
+            return masked_mean(value, mask)
+        rows, alive = self._rows(value, mask)
+        if alive is None:
+            return self.sum(rows.sum(0)) / (self.membership.sum(0) * rows.shape[0])
+        count = self.sum(alive.sum(0).to(rows.dtype))
+        return self.sum(torch.where(alive, rows, 0.0).sum(0)) / count.clamp_min(1)
+
+    def moments(self, value: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Returns the mean and the (population) variance over elements whose mask is True."""
+        if self.membership is None:
+            return masked_moments(value, mask)
+        rows, alive = self._rows(value, mask)
+        mean = self.mean(rows, alive)
+        centered = rows - self.to_agents(mean)
+        if alive is not None:
+            centered = torch.where(alive, centered, 0.0)
+        return mean, self.mean(centered.square(), alive)
+
+    def count(self, value: Tensor, mask: Tensor | None = None) -> Tensor | int:
+        """Returns the number of elements whose mask is True, at least 1."""
+        if self.membership is None:
+            return value.numel() if mask is None else mask.sum().clamp_min(1)
+        rows, alive = self._rows(value, mask)
+        alive = torch.ones_like(rows) if alive is None else alive.to(rows.dtype)
+        return self.sum(alive.sum(0)).clamp_min(1)
+
+    def any(self, mask: Tensor) -> Tensor:
+        """Returns 1 where the mask of a group is True anywhere, else 0; floats."""
+        dtype = torch.get_default_dtype()
+        if self.membership is None:
+            return mask.any().to(dtype)
+        rows, _ = self._rows(mask, None)
+        return (self.sum(rows.any(0).to(dtype)) > 0).to(dtype)
+
+    def logsumexp(self, value: Tensor) -> Tensor:
+        """Returns the logarithm of the summed exponentials; minus infinity counts for nothing."""
+        if self.membership is None:
+            return value.reshape(1, -1).logsumexp(-1)[0]
+        return self._of_groups(self._rows(value, None)[0].T.logsumexp(-1)).logsumexp(-1)
+
+    def amax(self, value: Tensor) -> Tensor:
+        """Returns the largest element."""
+        if self.membership is None:
+            return value.reshape(1, -1).amax(-1)[0]
+        return self._of_groups(self._rows(value, None)[0].T.amax(-1)).amax(-1)
+
+    def standardize(
+        self, value: Tensor, mask: Tensor | None = None, exclude_dims: Sequence[int] = ()
+    ) -> Tensor:
+        """Scales to zero mean and unit variance over elements whose mask is True; 0 where masked.
+
+        Args:
+            value (Tensor): such as an advantage.
+            mask (Tensor, optional): bool.
+            exclude_dims (sequence of int): dims that are not pooled; ``(-2,)`` standardizes each
+                agent by itself.
+
+        Shapes:
+            - value, returns: ``[*B, N, 1]``; mask: ``[*B, N]``
+
+        Reduces to: :func:`~torchrl_marl.functional.masked_standardize` of each group's agents.
+        """
+        excluded = {dim % value.ndim for dim in exclude_dims}
+        dims = [dim for dim in range(value.ndim) if dim not in excluded]
+        if self.membership is None:
+            return masked_standardize(value, mask, dims)
+        values = value.split(self.sizes, -2)
+        masks = [None] * self.n_groups if mask is None else mask.split(self.sizes, -1)
+        rows = [masked_standardize(own, alive, dims) for own, alive in zip(values, masks)]
+        return torch.cat(rows, -2)
+
+    def _rows(self, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """``[*B, N]`` or ``[*B, N, 1]`` as ``[M, N]``."""
+        assert self.membership is not None
+        n = self.membership.shape[0]
+        if value.shape[-1] != n:
+            value = value.squeeze(-1)
+        if value.shape[-1] != n:
+            raise ValueError(
+                f"a value has shape {tuple(value.shape)}, expected [*B, {n}] or [*B, {n}, 1]."
+            )
+        if mask is not None:
+            mask = mask if mask.ndim == value.ndim else mask.squeeze(-1)
+            mask = fit_mask(mask, value).reshape(-1, n)
+        return value.reshape(-1, n), mask
+
+    def _of_groups(self, of_agents: Tensor) -> Tensor:
+        """``[N]`` to ``[G, N]``, with minus infinity outside each group."""
+        assert self.membership is not None
+        return torch.where(self.membership.T > 0, of_agents, -torch.inf)
