@@ -181,9 +181,11 @@ def load_learners(learners: Sequence[Learner], states: Sequence[dict[str, Any]])
     """
     try:
         for learner, state in zip(learners, states, strict=True):
-            before = learner.state_dict().get("_extra_state", {}).get("optimizer", {})
+            settings = _settings(learner)
             learner.load_state_dict(state)
-            _check_optimizer(getattr(learner, "optimizer", None), before)
+            if _kinds(_settings(learner)) != _kinds(settings):
+                raise ValueError("other settings of the optimizer")
+            _check_moments(getattr(learner, "optimizer", None))
     except UserError:
         raise
     except Exception:  # of a stranger's state torch raises whatever comes
@@ -258,14 +260,16 @@ def _not_finite(value: Any, name: str) -> str | None:
     return next((wrong for wrong in found if wrong is not None), None)
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer | None, before: dict[str, Any]) -> None:
-    """Refuses what an optimizer takes without a look: other settings, moments of other tensors."""
-    if optimizer is None:
-        return
-    found = optimizer.state_dict()["param_groups"]
-    if _kinds(found) != _kinds(before["param_groups"]):
-        raise ValueError("other settings of the optimizer")
-    for parameter, moments in optimizer.state.items():
+def _settings(learner: Learner) -> list[dict[str, Any]]:
+    """Returns the settings of a learner's optimizer, if it has one."""
+    optimizer = getattr(learner, "optimizer", None)
+    return [] if optimizer is None else optimizer.state_dict()["param_groups"]
+
+
+def _check_moments(optimizer: torch.optim.Optimizer | None) -> None:
+    """Refuses moments of other tensors, which an optimizer takes without a look."""
+    state = {} if optimizer is None else optimizer.state
+    for parameter, moments in state.items():
         for moment in moments.values():
             if moment.shape not in ((), parameter.shape) or not moment.is_floating_point():
                 raise ValueError("moments of other parameters")
