@@ -12,7 +12,7 @@ from torchrl_marl.cli import main
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.algorithms import ALGORITHMS, Algorithm, register_algorithm
 from torchrl_marl.learners.config import LearnerConfig, OnPolicyConfig, RandomConfig
-from torchrl_marl.learners.nobody import RandomPlayers
+from torchrl_marl.learners.fixed_policy import FixedPolicy
 from torchrl_marl.recipes import load_config, read_config, save_config
 from torchrl_marl.settings import Positive, override, read_yaml
 from torchrl_marl.training.config import read_run_config
@@ -30,7 +30,7 @@ class LazyConfig(LearnerConfig):
     """How little is done."""
 
 
-class LazyPlayers(RandomPlayers):
+class LazyPlayers(FixedPolicy):
     """Learns nothing, and knows how lazily."""
 
 

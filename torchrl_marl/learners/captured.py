@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 from torchrl_marl.capture import Program, capture
 from torchrl_marl.learners.adam import adam_
 from torchrl_marl.learners.summary import must_be_finite
-from torchrl_marl.learners.updates import History, Updates, evaluate
+from torchrl_marl.learners.updates import History, Updates, evaluate, minibatch_keys
 
 __all__ = ["CapturedUpdates", "make_updates"]
 
@@ -55,7 +55,7 @@ class CapturedUpdates(Updates):
         *args, **kwargs: of :class:`~torchrl_marl.learners.updates.Updates`.
 
     Attributes:
-        programs (dict): (M, F) -> its graph.
+        programs (dict): (M, F, and what frames hold) -> its graph.
 
     Reduces to: ``Updates``; to the bit, where graphs are not compiled.
     """
@@ -83,7 +83,9 @@ class CapturedUpdates(Updates):
             ``[U, G]``, and whether all is finite that must be.
         """
         stop = self.stop
-        keys = list(frames.keys(True, True))
+        # In one order, whichever a batch's entries have.
+        needed = minibatch_keys(self.objectives.values())
+        keys = [key for key in needed if frames.get(key, None) is not None]
         values = self._place([cast(Tensor, frames.get(key)) for key in keys])
         self._lr.fill_(self.optimizer.param_groups[0]["lr"])
         stop.begin()
@@ -156,7 +158,8 @@ class CapturedUpdates(Updates):
     # ------------------------------------------------------------------------------ one update
 
     def _program(self, keys: Sequence[NestedKey], leaves: list[Tensor]) -> Program:
-        shape = len(leaves[0]), len(leaves[1])
+        n_frames = len(leaves[0])
+        shape = n_frames, len(leaves[1]), *keys
         if shape in self.programs:
             return self.programs[shape]
 
@@ -164,7 +167,7 @@ class CapturedUpdates(Updates):
             # Networks, limits and optimizer hold the other inputs themselves.
             return self._row(_minibatch(keys, inputs[1 : 1 + len(keys)], inputs[0]))
 
-        name = f"the update of {', '.join(self.objectives)} on {shape[0]:,} frames"
+        name = f"the update of {', '.join(self.objectives)} on {n_frames:,} frames"
         with self._unchanged(leaves[1 + len(keys) :]):
             self.programs[shape] = capture(update, *leaves, name=name, execution=self.execution)
         return self.programs[shape]

@@ -100,6 +100,7 @@ class Updates:
             ``[U, G]``, and whether all is known to be finite that must be.
         """
         rows: list[History] = []
+        frames = frames.select(*minibatch_keys(self.objectives.values()), strict=False)
         self.stop.begin()
         for epoch in epochs:
             self.stop.count()
