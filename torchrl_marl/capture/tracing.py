@@ -20,6 +20,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -142,7 +144,9 @@ def trace(function: Callable[..., Any], *inputs: Any) -> Trace:
         tensors = [x for x in out_leaves if isinstance(x, Tensor)]
         return tensors + ([torch.stack(branches.failed)] if checks else [])
 
-    module = make_fx(flat_function, tracing_mode="real", _allow_non_fake_inputs=True)(*flat)
+    # One mode for what the compiler is told of each result; by default each has a new one.
+    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        module = make_fx(flat_function, tracing_mode="real", _allow_non_fake_inputs=True)(*flat)
     module.graph.eliminate_dead_code()
     captured = _lift_outer_tensors(module, result["watch"])
     module.recompile()
