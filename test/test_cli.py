@@ -1,5 +1,6 @@
 """The command line: what it prints, where to, and with which exit code."""
 
+import json
 import subprocess
 import sys
 import types
@@ -7,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import yaml
 
 import torchrl_marl
 from torchrl_marl import cli, console
@@ -364,6 +366,31 @@ class TestList:
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].endswith(f"{TOY}:")
         assert ["env.name", "arena"] in [line.split()[:2] for line in lines]
+
+    def test_settings_say_what_each_word_means(self, capsys):
+        assert cli.main(["list", "settings", TOY]) == 0
+        assert "    trunk: hidden layers for all agents, a last layer for each" in (
+            capsys.readouterr().out
+        )
+
+    def test_settings_as_markdown(self, capsys):
+        assert cli.main(["list", "settings", "--markdown"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[:2] == ["| setting | default | meaning |", "|---|---|---|"]
+        assert "| `learner.gamma` | `0.99` | Discount. |" in lines
+        assert len(lines) == 2 + len(torchrl_marl.recipes.explain())
+        assert cli.main(["list", "recipes", "--markdown"]) == 2
+
+    def test_the_schema_of_recipes_takes_every_recipe(self, capsys):
+        validator = pytest.importorskip("jsonschema").Draft202012Validator
+        assert cli.main(["list", "schema"]) == 0
+        valid = validator(json.loads(capsys.readouterr().out)).is_valid
+        for name in torchrl_marl.recipes.recipe_names():
+            path = Path(torchrl_marl.__file__).parent / "configs" / f"{name}.yaml"
+            assert valid(yaml.safe_load(path.read_text())), name
+        assert valid({"learner": {"lr": 0.1}})
+        assert not valid({"learner": {"algorithm": "random", "lr": 0.1}})
+        assert not valid({"learner": {"actor": {"sharing": "trunc"}}})
 
 
 class TestNoise:

@@ -59,3 +59,14 @@ def test_the_command_line_says_it_in_a_line(capsys, tmp_path, monkeypatch):
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "use env.num_envs alone" in error
+
+
+def test_the_former_place_of_recipes_and_runs():
+    from torchrl_marl import config, recipes, runs
+
+    with pytest.warns(FutureWarning, match=r"config\.load_config is torchrl_marl\.recipes\.load"):
+        assert config.load_config is recipes.load_config
+    with pytest.warns(FutureWarning, match=r"config\.train is torchrl_marl\.runs\.train now"):
+        assert config.train is runs.train
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        config.nothing  # noqa: B018
