@@ -23,11 +23,13 @@ class Registry(Generic[T]):
     Args:
         what (str): what a word names, for messages, such as ``"algorithm"``.
         kind (type): the class of the records.
-        group (str): group of the entry points.
+        group (str, optional): group of the entry points; None: packages add no words.
         known (mapping): word -> record, or ``"module:NAME"`` where it lies.
     """
 
-    def __init__(self, what: str, kind: type[T], group: str, known: Mapping[str, T | str]) -> None:
+    def __init__(
+        self, what: str, kind: type[T], group: str | None, known: Mapping[str, T | str]
+    ) -> None:
         self.what, self.kind, self.group = what, kind, group
         self._known: dict[str, T | str] = dict(known)
 
@@ -98,4 +100,5 @@ class Registry(Generic[T]):
         del self._known[word]
 
     def _points(self) -> dict[str, EntryPoint]:
-        return {point.name: point for point in entry_points(group=self.group)}
+        points = () if self.group is None else entry_points(group=self.group)
+        return {point.name: point for point in points}

@@ -367,7 +367,7 @@ class MeanBody(nn.Module):
 def mean_body():
     register_body("mean", "the mean of the living, beside one's own features", body=MeanBody)
     yield
-    del registry.BODIES["mean"]
+    registry.BODIES.remove("mean")
 
 
 class TestBodyOfOnesOwn:
@@ -415,7 +415,7 @@ class TestBodyOfOnesOwn:
         assert any(isinstance(module, MeanBody) for module in run.policy.modules())
 
     def test_a_word_has_one_meaning(self, mean_body):
-        with pytest.raises(ConfigError, match="body 'mlp' is 'a multi-layer perceptron' already"):
+        with pytest.raises(ConfigError, match="body 'mlp' is registered already"):
             register_body("mlp", "another", body=MeanBody)
         with pytest.raises(ConfigError, match="body 'two' has two makers, expected one"):
             register_body("two", "both", network=make_mlp, body=MeanBody)
@@ -428,21 +428,23 @@ class TestBodyOfOnesOwn:
             make_critic(picture_group(Unbounded((3,))), config)
 
 
-def halves(builder):
-    """Builds a network for each half of the agents."""
-    return builder.by_index([2 * i // builder.n_agents for i in range(builder.n_agents)])
+def mirrored(builder):
+    """Builds the networks of ``sharing_index`` for the agents from the last to the first."""
+    return builder.by_index(builder.config.sharing_index[::-1])
 
 
 def test_a_way_of_sharing_of_ones_own():
-    register_sharing("halves", "a network for each half of the agents", halves)
+    register_sharing("mirrored", "as sharing_index says, backwards", mirrored, needs_index=True)
     try:
-        config = load_config("toy_arena_mappo", ["learner.actor.sharing=halves"]).learner.actor
-        group = picture_group(Unbounded((5,)), n=4)
-        actor = make_actor(group, config)
+        words = ["learner.actor.sharing=mirrored", "learner.actor.sharing_index=[1,0,0,0]"]
+        config = load_config("toy_arena_mappo", words).learner.actor
+        actor = make_actor(picture_group(Unbounded((5,)), n=4), config)
         (network,) = [m for m in actor.modules() if isinstance(m, ModuleStack)]
-        assert network.index == (0, 0, 1, 1)
+        assert network.index == (0, 0, 0, 1)
+        with pytest.raises(ConfigError, match="sharing_index"):
+            load_config("toy_arena_mappo", words[1:])
     finally:
-        del registry.SHARINGS["halves"]
+        registry.SHARINGS.remove("mirrored")
 
 
 def test_hidden_layers_start_orthogonal():

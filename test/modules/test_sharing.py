@@ -437,7 +437,7 @@ def test_any_module_that_all_share_can_be_unshared():
         unshare(network)
 
 
-@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("sharing", SHARINGS.names())
 @pytest.mark.parametrize("share_params", [None, True, False])
 def test_share_params_is_heard(sharing, share_params):
     config = NetworkConfig(sharing=sharing, share_params=share_params)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
-from torchrl_marl.modules.registry import SHARINGS, body_words, sharing_words
+from torchrl_marl.modules.registry import BODIES, SHARINGS
 from torchrl_marl.settings import Count, Each, OneOf, Range, ReadWhere, Seed
 
 __all__ = [
@@ -34,6 +34,18 @@ ARCHITECTURES = {
 }
 
 
+class _NeedsIndex(ReadWhere):
+    """A setting that the ways of sharing by an index read."""
+
+    def __init__(self) -> None:
+        self.key, self.but, self.of = "sharing", False, ()
+
+    @property
+    def values(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The words of those ways."""
+        return tuple(word for word, sharing in SHARINGS.items() if sharing.needs_index)
+
+
 @dataclass(frozen=True)
 class NetworkConfig:
     """A network for every agent, and who shares it."""
@@ -44,11 +56,11 @@ class NetworkConfig:
     """Width of each hidden layer."""
     activation: Annotated[str, OneOf(ACTIVATIONS)] = "tanh"
     """Function between the layers."""
-    body: Annotated[str, OneOf(body_words)] = "mlp"
+    body: Annotated[str, OneOf(BODIES.words)] = "mlp"
     """Kind of network between observations and outputs."""
-    sharing: Annotated[str, OneOf(sharing_words)] = "group"
+    sharing: Annotated[str, OneOf(SHARINGS.words)] = "group"
     """Which agents share a network."""
-    sharing_index: Annotated[list[int] | None, ReadWhere("sharing", "index", "clusters")] = None
+    sharing_index: Annotated[list[int] | None, _NeedsIndex()] = None
     """Number of each agent's network, from 0; for ``index`` and, once found, ``clusters``."""
     agent_id: Annotated[str, OneOf(AGENT_IDS), ReadWhere("sharing", "agent_id")] = "onehot"
     """How the network reads who the agent is; for ``sharing: agent_id``."""
@@ -115,11 +127,11 @@ def sharing_of(config: NetworkConfig) -> str:
         >>> sharing_of(NetworkConfig(share_params=False))
         'none'
     """
-    sharing = config.sharing
-    if sharing not in SHARINGS:
+    sharing, words = config.sharing, SHARINGS.names()
+    if sharing not in words:
         raise ConfigError(
-            f"sharing is {quoted(sharing)}; {nearest(str(sharing), SHARINGS)}"
-            f"expected one of {', '.join(SHARINGS)}."
+            f"sharing is {quoted(sharing)}; {nearest(str(sharing), words)}"
+            f"expected one of {', '.join(words)}."
         )
     if config.share_params is not None:
         word = "group" if config.share_params else "none"
@@ -130,7 +142,7 @@ def sharing_of(config: NetworkConfig) -> str:
                 f"but sharing is {quoted(sharing)}; leave out one of the two."
             )
         sharing = word
-    if config.sharing_index is not None and not SHARINGS[sharing].needs_index:
+    if config.sharing_index is not None and not SHARINGS.of(sharing).needs_index:
         raise ConfigError(
             f"sharing_index is given, but sharing is {quoted(sharing)}; use sharing=index or leave "
             "sharing_index out."

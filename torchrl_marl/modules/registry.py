@@ -12,17 +12,18 @@ from importlib import import_module
 from typing import Any
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
+from torchrl_marl.registry import Registry
 
 __all__ = [
     "BODIES",
     "SHARINGS",
+    "Bodies",
     "Body",
     "Sharing",
+    "Sharings",
     "body_of",
-    "body_words",
     "register_body",
     "register_sharing",
-    "sharing_words",
 ]
 
 Maker = Callable[..., Any] | str
@@ -83,15 +84,44 @@ class Sharing:
 
 _BODIES, _WAYS = "torchrl_marl.modules.bodies", "torchrl_marl.modules.sharing.ways"
 
-BODIES = {
+
+class Bodies(Registry[Body]):
+    """Registry of bodies."""
+
+    def words(self) -> dict[str, str]:
+        """Returns the word of each body and what it is."""
+        return {word: body.meaning for word, body in self.items()}
+
+
+class Sharings(Registry[Sharing]):
+    """Registry of ways of sharing."""
+
+    def of(self, word: str) -> Sharing:
+        """Returns the way of sharing of a known word."""
+        found = self.find(word)
+        assert found is not None
+        return found
+
+    def words(self) -> dict[str, str]:
+        """Returns the word of each way of sharing and what it is.
+
+        Examples:
+            >>> SHARINGS.words()["none"]
+            'a network for each agent'
+        """
+        return {word: sharing.meaning for word, sharing in self.items()}
+
+
+_KNOWN_BODIES = {
     "mlp": Body("a multi-layer perceptron", network=f"{_BODIES}:make_mlp"),
     "cnn": Body(
         "convolutions over pictures, then a multi-layer perceptron", network=f"{_BODIES}:make_cnn"
     ),
 }
-"""Word -> body."""
+BODIES = Bodies("body", Body, None, _KNOWN_BODIES)
+"""Every body that there is."""
 
-SHARINGS = {
+_KNOWN_SHARINGS = {
     "none": Sharing("a network for each agent", f"{_WAYS}:none"),
     "full": Sharing("one network for all agents", f"{_WAYS}:full"),
     "group": Sharing("a network for each group and kind", f"{_WAYS}:group"),
@@ -109,22 +139,8 @@ SHARINGS = {
     ),
     "index": Sharing("as sharing_index says", f"{_WAYS}:index", needs_index=True),
 }
-"""Word -> way of sharing."""
-
-
-def body_words() -> dict[str, str]:
-    """Returns the word of each body and what it is."""
-    return {word: body.meaning for word, body in BODIES.items()}
-
-
-def sharing_words() -> dict[str, str]:
-    """Returns the word of each way of sharing and what it is.
-
-    Examples:
-        >>> sharing_words()["none"]
-        'a network for each agent'
-    """
-    return {word: sharing.meaning for word, sharing in SHARINGS.items()}
+SHARINGS = Sharings("sharing", Sharing, None, _KNOWN_SHARINGS)
+"""Every way of sharing that there is."""
 
 
 def body_of(config: Any) -> Body:
@@ -133,12 +149,13 @@ def body_of(config: Any) -> Body:
     Raises:
         ConfigError: an unknown word.
     """
-    if config.body not in BODIES:
+    body = BODIES.find(config.body)
+    if body is None:
         raise ConfigError(
-            f"body is {quoted(config.body)}; {nearest(str(config.body), BODIES)}"
-            f"expected one of {', '.join(BODIES)}."
+            f"body is {quoted(config.body)}; {nearest(str(config.body), BODIES.names())}"
+            f"expected one of {', '.join(BODIES.names())}."
         )
-    return BODIES[config.body]
+    return body
 
 
 def register_body(
@@ -158,7 +175,7 @@ def register_body(
             f"body {word!r} has {'no maker' if body is None else 'two makers'}, expected one: "
             "network=, of one agent's network, or body=, of a network over all agents."
         )
-    _add(BODIES, "body", word, Body(meaning, network, body))
+    BODIES.add(word, Body(meaning, network, body))
 
 
 def register_sharing(word: str, meaning: str, way: Maker, *, needs_index: bool = False) -> None:
@@ -171,15 +188,7 @@ def register_sharing(word: str, meaning: str, way: Maker, *, needs_index: bool =
     Raises:
         ConfigError: a word that means something else already.
     """
-    _add(SHARINGS, "sharing", word, Sharing(meaning, way, needs_index))
-
-
-def _add(registry: dict[str, Any], what: str, word: str, entry: Any) -> None:
-    if registry.get(word, entry) != entry:
-        raise ConfigError(
-            f"{what} {word!r} is {quoted(registry[word].meaning)} already; choose another word."
-        )
-    registry[word] = entry
+    SHARINGS.add(word, Sharing(meaning, way, needs_index))
 
 
 def _loaded(maker: Maker | None) -> Callable[..., Any] | None:

@@ -181,7 +181,7 @@ def share(
             f"{len(inputs)} in_features, {len(out_features)} out_features and "
             f"{len(groups)} groups, expected one of each for every agent."
         )
-    sharing = SHARINGS[sharing_of(config)]
+    sharing = SHARINGS.of(sharing_of(config))
     builder = NetworkBuilder(
         make, tuple(inputs), tuple(out_features), tuple(groups), config, gain, device
     )
