@@ -79,9 +79,9 @@ class RoutedSequential(TensorDictSequential):
           they are given, their group is stacked lazily afterwards.
 
     Raises:
-        ValueError: a member without a module or without an action, a module without a member,
-            two modules that write one entry, an agent on a route without the key that is read,
-            or widths that fit no module: at once where specs are given, else in the first call.
+        ValueError: a member without module or action, a module without member, two modules that
+            write one entry, an agent on a route without the key that is read, or widths that fit
+            no module: at once where specs are given, else in the first call.
 
     Examples:
         >>> import torch
