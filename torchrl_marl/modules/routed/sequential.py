@@ -146,27 +146,26 @@ class RoutedSequential(TensorDictSequential):
     def _check_specs(self) -> None:
         """Checks a call with shapes alone, as far as they are known."""
         for path, spec in self._specs.items():
-            roster = SpecGroup(path, spec)
+            table = SpecGroup(path, spec)
             own = [pair for pair in zip(self._steps, self._module_iter()) if pair[0].path == path]
             for step, module in own:
                 nested = isinstance(module, RoutedSequential)
-                agents = None if nested else roster.choose(step, False)
+                agents = None if nested else table.choose(step, False)
                 if agents is None:
                     break
-                roster.note(step, agents)
+                table.note(step, agents)
             else:
                 if own:
-                    roster.check_complete(self._actions_of(roster))
+                    table.check_complete(self._actions_of(table))
 
     def _name(self, i: int) -> str:
         return repr(list(self.module)[i]) if isinstance(self.module, nn.ModuleDict) else str(i)
 
-    def _actions_of(self, roster: AgentTable) -> list[NestedKey]:
+    def _actions_of(self, table: AgentTable) -> list[NestedKey]:
         """Returns the keys that must be written for every agent if for any."""
-        spec = self._specs.get(roster.path)
-        if spec is None:
-            return [leaf for leaf in roster.writers if as_path(leaf)[-1] == "action"]
-        return [leaf for leaf in roster.writers if roster.key(leaf) == spec.action_key]
+        if (spec := self._specs.get(table.path)) is None:
+            return [leaf for leaf in table.writers if as_path(leaf)[-1] == "action"]
+        return [leaf for leaf in table.writers if table.key(leaf) == spec.action_key]
 
     # ------------------------------------------------------------------------------ a call
 
