@@ -23,15 +23,15 @@ from torchrl_marl.modules.stacks.building import stack
 from torchrl_marl.specs import GroupSpec
 
 __all__ = [
-    "columns_of_parts",
-    "inputs_of_parts",
+    "columns_of_groups",
+    "inputs_of_groups",
     "make_central_network",
     "make_set_network",
     "pick_of",
 ]
 
 
-class PartColumns(nn.Module):
+class GroupColumns(nn.Module):
     """Picks different columns of one row for each of several networks.
 
     Args:
@@ -71,33 +71,34 @@ def make_central_network(
 ) -> Feedforward:
     """Builds a network that sees everything, with a value for every agent.
 
-    One network serves each part of the group (``sharing: group``) or all (``full``), with an
-    output for each agent; otherwise the agents have networks as ``config.sharing`` says.
+    One network serves each of the groups that are trained as one (``sharing: group``), or all
+    (``full``), with an output for each agent; otherwise the agents have networks as
+    ``config.sharing`` says.
 
     Args:
-        group (GroupSpec): whose values.
-        columns (sequence of sequence of int): the features that each part's network reads.
+        group (GroupSpec): whose values; also several groups as one.
+        columns (sequence of sequence of int): the features that each group's network reads.
         inputs (sequence of Features): what they are.
         config (NetworkConfig): body, widths, activation, sharing.
-        per_agent (bool): a value for each agent, or one for each part.
+        per_agent (bool): a value for each agent, or one for each group.
         gain (float): scale of the last layer's orthogonal start.
         device (torch.device, optional): of the parameters.
 
     Shapes:
         - features: ``[*B, F]``; returns ``[*B, N, 1]``
     """
-    make, shared, parts = body_of(config).make_network, sharing_of(config), group.part_index
+    make, shared, owner = body_of(config).make_network, sharing_of(config), group.group_index
     assert make is not None
-    sizes = [part.n_agents if per_agent else 1 for part in group.parts]
+    sizes = [own.n_agents if per_agent else 1 for own in group.groups]
     alike = all(list(own) == list(columns[0]) for own in columns)
     settings: dict = {"gain": gain, "device": device}
     if shared not in ("group", "full"):
-        own = [columns[part] for part in parts]
-        rows = [inputs[part] for part in parts]
+        own = [columns[k] for k in owner]
+        rows = [inputs[k] for k in owner]
         networks = share(make, rows, [1] * len(own), kinds_of(group), config, **settings)
-        return Feedforward(PartColumns(own, device), networks)
+        return Feedforward(GroupColumns(own, device), networks)
     if len(sizes) == 1 or (shared == "full" and alike):
-        index = list(range(group.n_agents)) if per_agent else list(parts)
+        index = list(range(group.n_agents)) if per_agent else list(owner)
         one = make(inputs[0], sum(sizes), config, **settings)
         return Feedforward(one, AgentValues(index, False, sum(sizes), device))
     most = max(sizes)
@@ -106,49 +107,49 @@ def make_central_network(
     else:
         members = [make(row, n, config, **settings) for row, n in zip(inputs, sizes)]
         network = stack(members, pad=True)
-    firsts = [parts.index(part) for part in parts]
+    firsts = [owner.index(k) for k in owner]
     index = [
-        part * most + (i - first if per_agent else 0)
-        for i, (part, first) in enumerate(zip(parts, firsts))
+        k * most + (i - first if per_agent else 0)
+        for i, (k, first) in enumerate(zip(owner, firsts))
     ]
     picked = AgentValues(index, True, most * len(sizes), device)
-    return Feedforward(PartColumns(columns, device), network, picked)
+    return Feedforward(GroupColumns(columns, device), network, picked)
 
 
-def columns_of_parts(seen: GroupSpec, group: GroupSpec, own_part: bool) -> list[list[int]]:
-    """Returns the columns of a :class:`TeamInput` of ``seen`` that each part of ``group`` reads.
+def columns_of_groups(seen: GroupSpec, group: GroupSpec, own_group: bool) -> list[list[int]]:
+    """Returns the columns of a :class:`TeamInput` of ``seen`` that each of ``group.groups`` reads.
 
     Args:
         seen (GroupSpec): whose observations are in the row.
         group (GroupSpec): whose values are wanted.
-        own_part (bool): only the part's own agents, or all.
+        own_group (bool): only a group's own agents, or all.
     """
     own = seen.observation_dims
     starts = [sum(own[:i]) for i in range(len(own))]
     everything = list(range(sum(own)))
-    if not own_part:
-        return [everything for _ in group.parts]
-    names = [seen.parts[i].name for i in seen.part_index]
+    if not own_group:
+        return [everything for _ in group.groups]
+    names = [seen.groups[i].name for i in seen.group_index]
     return [
         [
             start + j
             for name, start, width in zip(names, starts, own)
-            if name == part.name
+            if name == one.name
             for j in range(width)
         ]
-        for part in group.parts
+        for one in group.groups
     ]
 
 
-def inputs_of_parts(
-    seen: GroupSpec, group: GroupSpec, own_part: bool, standardized: bool
+def inputs_of_groups(
+    seen: GroupSpec, group: GroupSpec, own_group: bool, standardized: bool
 ) -> list[Features]:
-    """Returns what the columns of :func:`columns_of_parts` hold, for each part of ``group``."""
+    """Returns what the columns of :func:`columns_of_groups` hold, for each of ``group.groups``."""
     rows = agent_features(seen, standardized)
-    names = [seen.parts[i].name for i in seen.part_index]
+    names = [seen.groups[i].name for i in seen.group_index]
     return [
-        side_by_side(row for name, row in zip(names, rows) if name == part.name or not own_part)
-        for part in group.parts
+        side_by_side(row for name, row in zip(names, rows) if name == one.name or not own_group)
+        for one in group.groups
     ]
 
 
@@ -180,7 +181,7 @@ def make_set_network(
             f"group {group.name!r}: a critic of architecture {config.architecture!r} is one "
             f"network for all, but sharing is {sharing_of(config)!r}; use sharing=group."
         )
-    if seen is group and len(group.parts) > 1:
+    if seen is group and len(group.groups) > 1:
         raise ValueError(
             f"group {group.name!r}: a critic of architecture {config.architecture!r} would let "
             "groups see each other; give each its own critic, or team= to let them."
@@ -205,11 +206,11 @@ def pick_of(
     device: torch.device | str | None = None,
 ) -> PickAgents:
     """Returns what picks a group's values from those of all agents that a critic sees."""
-    names = [part.name for part in group.parts]
-    agents = [i for i, part in enumerate(seen.part_index) if seen.parts[part].name in names]
+    names = [one.name for one in group.groups]
+    agents = [i for i, k in enumerate(seen.group_index) if seen.groups[k].name in names]
     return PickAgents(agents, _outputs_of(group, per_agent), seen.n_agents, device)
 
 
 def _outputs_of(group: GroupSpec, per_agent: bool) -> tuple[int, ...]:
     """A team's value is its group's: one output for each, where several are trained as one."""
-    return (0,) * group.n_agents if per_agent else group.part_index
+    return (0,) * group.n_agents if per_agent else group.group_index

@@ -13,8 +13,8 @@ from torch import nn
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.central import (
-    columns_of_parts,
-    inputs_of_parts,
+    columns_of_groups,
+    inputs_of_groups,
     make_central_network,
     make_set_network,
     pick_of,
@@ -122,8 +122,8 @@ def _state_critic(group, config, per_agent, head, device) -> AgentNetwork:
             f"group {group.name!r}: a critic's body is {config.body!r}, which reads agents, but it "
             "sees the state; use body=mlp, or central_input=observations."
         )
-    columns = [list(range(group.state_dim))] * len(group.parts)
-    inputs = [state_features(group)] * len(group.parts)
+    columns = [list(range(group.state_dim))] * len(group.groups)
+    inputs = [state_features(group)] * len(group.groups)
     network = make_central_network(
         group, columns, inputs, config, per_agent=per_agent, gain=1.0, device=device
     )
@@ -148,8 +148,8 @@ def _central_critic(group, team, config, norm, head, device) -> AgentNetwork:
         )
     network = make_central_network(
         group,
-        columns_of_parts(seen, group, own_part=team is None),
-        inputs_of_parts(seen, group, own_part=team is None, standardized=norm is not None),
+        columns_of_groups(seen, group, own_group=team is None),
+        inputs_of_groups(seen, group, own_group=team is None, standardized=norm is not None),
         config,
         per_agent=per_agent,
         gain=1.0,

@@ -107,8 +107,8 @@ def agent_features(group: GroupSpec, standardized: bool = False) -> list[Feature
         group (GroupSpec): the agents; also several groups as one.
         standardized (bool): pictures of bytes need no scaling then.
     """
-    if len(group.parts) > 1:
-        return [own for part in group.parts for own in agent_features(part, standardized)]
+    if len(group.groups) > 1:
+        return [own for one in group.groups for own in agent_features(one, standardized)]
     found = []
     for agent, width in enumerate(group.observation_dims):
         pictures: list[Picture] = []

@@ -110,7 +110,7 @@ def links_of(
 
     None where all may hear all, and for networks of single agents.
     """
-    if len(group.parts) == 1 or body_of(config).make_body is None:
+    if len(group.groups) == 1 or body_of(config).make_body is None:
         return None
-    part = torch.tensor(group.part_index, device=device)
-    return part.unsqueeze(-1) == part
+    owner = torch.tensor(group.group_index, device=device)
+    return owner.unsqueeze(-1) == owner
