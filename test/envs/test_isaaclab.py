@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from contract import Case, CountOperations, EnvContract, asking_reset, draw_actions, reset_some
+from contract import Case, EnvContract, asking_reset, draw_actions, reset_some
 from isaac import tasks
 from isaac.standins import HOW, isaac_lab, source_of_isaac_lab
+from operations import CountOperations
 from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl.envs import TransformedEnv
 
@@ -100,7 +101,7 @@ CASES = {
 
 
 class TestContract(EnvContract):
-    @pytest.fixture(params=CASES)
+    @pytest.fixture(scope="class", params=CASES)
     def case(self, isaac, request):
         return CASES[request.param](isaac)
 

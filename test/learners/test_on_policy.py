@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from samples import POISON, assert_same, poisoned
+from samples import POISON, assert_same, poisoned, states
 from torch import nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
@@ -41,24 +41,6 @@ def make_batch(env, learner, steps=10, seed=0):
 
 def weights(learner):
     return [p.detach().clone() for p in learner.parameters()]
-
-
-def states(learner):
-    """All that resuming needs, as a flat list of tensors."""
-    found = []
-
-    def walk(x):
-        if isinstance(x, torch.Tensor):
-            found.append(x.detach().clone())
-        elif isinstance(x, dict):
-            for key in sorted(x, key=str):
-                walk(x[key])
-        elif isinstance(x, (list, tuple)):
-            for y in x:
-                walk(y)
-
-    walk(dict(learner.state_dict()))
-    return found
 
 
 def learn(learner, batch, seed=1):
@@ -234,7 +216,7 @@ def test_poison_through_a_whole_batch(algorithm, bootstrap, value):
                 batch = poisoned(batch, ("next", "agents", "observation"), following, poison)
                 batch = poisoned(batch, ("next", "agents", "reward"), mask, poison)
             metrics = learn(learner, batch, seed=i)
-        return states(learner), metrics
+        return states([learner]), metrics
 
     (one, metrics), (other, after) = run(None), run(value)
     assert len(one) == len(other) > 20
@@ -378,11 +360,11 @@ def test_state_round_trip(tmp_path):
     other = make_learner(env, seed=5, **settings)
     learn(other, batches[2].clone())
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    for a, b in zip(states(learner), states(other)):
+    for a, b in zip(states([learner]), states([other])):
         assert_same(a, b)
     for one in (learner, other):
         learn(one, batches[1].clone())
-    for a, b in zip(states(learner), states(other)):
+    for a, b in zip(states([learner]), states([other])):
         assert_same(a, b)
     assert other.optimizer.param_groups[0]["lr"] == learner.optimizer.param_groups[0]["lr"]
 

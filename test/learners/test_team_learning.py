@@ -3,7 +3,7 @@
 import pytest
 import torch
 from meadow import make_meadow, make_team
-from samples import POISON, assert_same
+from samples import POISON, assert_same, states
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.data.replay_buffers import SamplerWithoutReplacement
 from torchrl.envs import Transform, TransformedEnv
@@ -42,24 +42,6 @@ def learners_of(team, config, apart=(), seed=0):
 
 def policy_of(learners):
     return TeamPolicy(actor for learner in learners for actor in learner.actors.values())
-
-
-def states(learners):
-    """All that resuming needs, as a flat list of tensors."""
-    found = []
-
-    def walk(x):
-        if isinstance(x, torch.Tensor):
-            found.append(x.detach().clone())
-        elif isinstance(x, dict):
-            for key in sorted(x, key=str):
-                walk(x[key])
-        elif isinstance(x, (list, tuple)):
-            for y in x:
-                walk(y)
-
-    walk([dict(learner.state_dict()) for learner in learners])
-    return found
 
 
 # ------------------------------------------------------------------------------------- poison

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import pairwise
 from samples import ACTIONS, DISCRETE, POISON, assert_same, make_group, make_observed, poisoned
 from tensordict import TensorDict
 from torchrl.data import Bounded, Composite, MultiCategorical, Unbounded
@@ -29,10 +30,7 @@ def gradients(actor, td, weight):
     return [p.grad.clone() for p in actor.parameters()]
 
 
-@pytest.mark.parametrize("kind", ALL)
-@pytest.mark.parametrize("mask", [True, False])
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("batch", [(), (5,), (2, 3)])
+@pairwise(kind=ALL, mask=[True, False], share=[True, False], batch=[(), (5,), (2, 3)])
 def test_shapes_and_keys(kind, mask, share, batch):
     group = make_group(kind, mask=mask, action_mask=kind in DISCRETE)
     actor = make_actor(group, NetworkConfig([8], share_params=share))
@@ -186,10 +184,7 @@ def test_each_agent_has_weights_of_its_own():
         assert moved.tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("kind", ALL)
-@pytest.mark.parametrize("value", POISON)
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("norm", [True, False])
+@pairwise(kind=ALL, value=POISON, share=[True, False], norm=[True, False])
 def test_masked_observations_reach_nobody(kind, value, share, norm):
     group = make_group(kind, action_mask=kind in DISCRETE)
     norm = ObservationNorm(5) if norm else None

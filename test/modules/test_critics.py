@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import pairwise
 from samples import POISON, assert_same, make_group, make_observed, poisoned
 
 from torchrl_marl.modules import NetworkConfig, ObservationNorm, ValueNorm, make_critic
@@ -17,10 +18,7 @@ def critic_of(group, share=True, **kwargs):
     return critic
 
 
-@pytest.mark.parametrize("sees", SEES)
-@pytest.mark.parametrize("mask", [True, False])
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("batch", [(), (5,), (2, 3)])
+@pairwise(sees=SEES, mask=[True, False], share=[True, False], batch=[(), (5,), (2, 3)])
 def test_shapes_and_keys(sees, mask, share, batch):
     group = make_group(mask=mask, state=7)
     critic = critic_of(group, share, centralized=sees)

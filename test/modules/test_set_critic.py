@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from cover import pairwise
 from samples import POISON, assert_same
 
 from torchrl_marl.modules.bodies import ACTIVATIONS
@@ -50,9 +51,12 @@ def run(network, features, mask, call=None):
     return output, [features.grad, *(p.grad.clone() for p in network.parameters())]
 
 
-@every
-@pytest.mark.parametrize("kinds", SPLITS)
-@pytest.mark.parametrize("batch", [(), (4,), (2, 3), (0,)])
+@pairwise(
+    pooling=["mean", "attention"],
+    per_agent=[True, False],
+    kinds=SPLITS,
+    batch=[(), (4,), (2, 3), (0,)],
+)
 def test_shapes(pooling, per_agent, kinds, batch):
     features, mask = team(*batch, n=len(kinds))
     output = make(pooling, per_agent, kinds)(features, mask)

@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+from cover import pairwise
+from operations import CountOperations
 from samples import POISON
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import pad
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules import ModuleStack, NetworkConfig
@@ -93,9 +94,7 @@ def n_parameters(in_features, out_features, cells=CELLS):
     return sum(a * b + b for a, b in zip(widths, widths[1:]))
 
 
-@modes
-@teams
-@pytest.mark.parametrize("batch", [(), (7,), (2, 3)])
+@pairwise(mode=SETTINGS, team=[SAME, MIXED], batch=[(), (7,), (2, 3)])
 def test_equals_the_loop_over_agents(mode, team, batch):
     network = make(mode, team)
     features = features_of(team, *batch)
@@ -137,9 +136,7 @@ def test_number_of_parameters_of_agents_that_differ():
         assert sorted(found) == sorted(n_parameters(*widths) for widths in expected)
 
 
-@modes
-@teams
-@pytest.mark.parametrize("agent", range(N))
+@pairwise(mode=SETTINGS, team=[SAME, MIXED], agent=range(N))
 def test_whose_gradient_reaches_what(mode, team, agent):
     network = make(mode, team)
     network(features_of(team, 16))[:, agent].sum().backward()
@@ -261,16 +258,6 @@ def test_distinct_networks_start_apart():
     assert len({tuple(row.flatten().tolist()) for row in weights}) == N
 
 
-class Counted(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.n = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.n += 1
-        return func(*args, **(kwargs or {}))
-
-
 @modes
 def test_operations_do_not_grow_with_agents(mode):
     counts = []
@@ -280,9 +267,9 @@ def test_operations_do_not_grow_with_agents(mode):
         network = make(mode, team, **settings)
         features = features_of(team, 3)
         network(features)
-        with Counted() as counted:
+        with CountOperations() as counted:
             network(features).sum().backward()
-        counts.append(counted.n)
+        counts.append(counted.count)
     assert counts[0] == counts[1]
 
 
@@ -372,9 +359,7 @@ def carried(network, alone, origins, optimizer, lr=0.01):
     return new
 
 
-@modes
-@teams
-@pytest.mark.parametrize("agent", [0, 1])
+@pairwise(mode=SETTINGS, team=[SAME, MIXED], agent=[0, 1])
 def test_adam_goes_on_after_unsharing(mode, team, agent):
     network = make(mode, team)
     optimizer = trained(network, team)

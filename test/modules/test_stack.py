@@ -5,8 +5,9 @@ import pickle
 
 import pytest
 import torch
+from cover import pairwise
+from operations import CountOperations
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchrl.modules import MLP
 
 from torchrl_marl.modules import ModuleStack, cat, expand, stack
@@ -126,9 +127,7 @@ def test_every_activation(activation, pad):
     torch.testing.assert_close(found, of_inputs([m(x) for m, x in zip(modules, inputs)]))
 
 
-@pytest.mark.parametrize("batch", [(), (0,), (2, 3), (2, 1, 3)])
-@pytest.mark.parametrize("index", SHARING, ids=str)
-@pytest.mark.parametrize("kind", ["perceptron", "norm"])
+@pairwise(batch=[(), (0,), (2, 3), (2, 1, 3)], index=SHARING, kind=["perceptron", "norm"])
 def test_any_batch_dims(kind, index, batch):
     modules = [MEMBERS[kind]() for _ in range(3)]
     x = torch.randn(*batch, len(index), IN)
@@ -261,18 +260,6 @@ def test_members_in_evaluation():
     assert not torch.equal(mixed(x)[:, 1], mixed(x)[:, 1])
 
 
-class Operations(TorchDispatchMode):
-    """Counts what is run."""
-
-    def __init__(self):
-        super().__init__()
-        self.n = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.n += 1
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("make", [perceptron, MEMBERS["norm"]])
 @pytest.mark.parametrize("copies", [1, 3])
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -281,9 +268,9 @@ def test_operations_do_not_grow_with_agents(make, copies, interleaved):
         modules = [make() for _ in range(n)]
         agents = modules * copies if interleaved else [m for m in modules for _ in range(copies)]
         stacked, x = stack(agents), torch.randn(BATCH, n * copies, IN)
-        with Operations() as operations:
+        with CountOperations() as operations:
             stacked(x).sum().backward()
-        return operations.n
+        return operations.count
 
     assert count(2) == count(4) == count(9) < 130
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import pairwise
 from meadow import KINDS, make_team
 from samples import DISCRETE, POISON, assert_same, make_group
 from tensordict import LazyStackedTensorDict, TensorDict
@@ -72,9 +73,7 @@ def actor_of(team, config=None):
 # ------------------------------------------------------------------------------------- actors
 
 
-@pytest.mark.parametrize("layout", ["one", "two", "three"])
-@pytest.mark.parametrize("kind", ALL)
-@pytest.mark.parametrize("batch", [(6,), (2, 3)])
+@pairwise(layout=["one", "two", "three"], kind=ALL, batch=[(6,), (2, 3)])
 def test_lazy_and_dense_input_are_the_same(layout, kind, batch):
     team = make_team(layout, kind, kind in DISCRETE)
     actor, _ = actor_of(team)
@@ -323,13 +322,14 @@ def test_sharing_of_local_critics(layout, sharing):
     assert_reach(critic, reached, sharing, kinds[0] == kinds[-1])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("sharing", SHARINGS)
-@pytest.mark.parametrize("sees", ["observations", "team", "state"])
+@pairwise(
+    lambda layout, sharing, sees: sees != "state" or layout != "single",
+    layout=LAYOUTS,
+    sharing=SHARINGS,
+    sees=["observations", "team", "state"],
+)
 def test_sharing_of_central_critics(layout, sharing, sees):
     team, group, n_kinds = group_of(layout)
-    if sees == "state" and team.state_spec is None:
-        return
     config = config_with(sharing, group.n_agents, CriticConfig)
     seen = joined_of(team, same_actions=False) if sees == "team" else None
     centralized = "state" if sees == "state" else True
@@ -385,15 +385,19 @@ def values_of(critic, seen, group, td):
     return critic(data)[group.key("state_value")]
 
 
-@pytest.mark.parametrize("architecture", ["mlp", "set", "attention"])
-@pytest.mark.parametrize("sees", ["own", "observations", "team", "state"])
-@pytest.mark.parametrize("alone", [True, False])
+def can_see(architecture, sees, alone, **others):
+    """Whether there is a critic like that; over a set it sees agents, of one group or the team."""
+    return architecture == "mlp" or sees == "team" or (sees == "observations" and alone)
+
+
+@pairwise(
+    can_see,
+    architecture=["mlp", "set", "attention"],
+    sees=["own", "observations", "team", "state"],
+    alone=[True, False],
+)
 def test_who_sees_what(architecture, sees, alone):
     """Whose observation reaches whose value; ``alone``: the groups have critics of their own."""
-    if architecture != "mlp" and (
-        sees in ("own", "state") or (sees == "observations" and not alone)
-    ):
-        return
     team = make_team("two")
     td = observed(team, 4, alive=2.0)
     groups = list(team.groups.values()) if alone else [joined_of(team)]
@@ -429,10 +433,12 @@ def test_who_sees_what(architecture, sees, alone):
     assert torch.equal(by_state, torch.full((5,), sees == "state"))
 
 
-@pytest.mark.parametrize("architecture", ["set", "attention"])
-@pytest.mark.parametrize("value_per", ["agent", "team"])
-@pytest.mark.parametrize("alone", [True, False])
-@pytest.mark.parametrize("norm", [True, False])
+@pairwise(
+    architecture=["set", "attention"],
+    value_per=["agent", "team"],
+    alone=[True, False],
+    norm=[True, False],
+)
 def test_order_within_a_kind_and_death(architecture, value_per, alone, norm):
     team = make_team("two")
     groups = list(team.groups.values()) if alone else [joined_of(team)]
@@ -474,14 +480,15 @@ def test_order_within_a_kind_and_death(architecture, value_per, alone, norm):
         assert (after[somebody] != value[somebody]).any()
 
 
-@pytest.mark.parametrize("architecture", ["mlp", "set", "attention"])
-@pytest.mark.parametrize("sees", ["observations", "team", "state"])
-@pytest.mark.parametrize("sharing", ["group", "full"])
-@pytest.mark.parametrize("alone", [True, False])
+@pairwise(
+    can_see,
+    architecture=["mlp", "set", "attention"],
+    sees=["observations", "team", "state"],
+    sharing=["group", "full"],
+    alone=[True, False],
+)
 def test_a_value_per_team(architecture, sees, sharing, alone):
     """Equal for all agents of a group, another one for the other group."""
-    if architecture != "mlp" and (sees == "state" or (sees == "observations" and not alone)):
-        return
     team = make_team("two")
     td = observed(team, 16, alive=2.0)
     config = CriticConfig([H], architecture=architecture, value_per="team", sharing=sharing)

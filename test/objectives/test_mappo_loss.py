@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torchrl.objectives
+from cover import pairwise
 from samples import (
     DISCRETE,
     POISON,
@@ -222,9 +223,11 @@ def test_advantage_is_standardized_over_the_living(exclude, pooled):
 # --------------------------------------------------------------------------- against TorchRL's
 
 
-@pytest.mark.parametrize("kind", ["bounded", "unbounded", "categorical", "one_hot"])
-@pytest.mark.parametrize("critic_loss", ["l2", "smooth_l1", "l1"])
-@pytest.mark.parametrize("clip_value", [False, True, 0.1])
+@pairwise(
+    kind=["bounded", "unbounded", "categorical", "one_hot"],
+    critic_loss=["l2", "smooth_l1", "l1"],
+    clip_value=[False, True, 0.1],
+)
 def test_one_agent_is_clip_ppo(kind, critic_loss, clip_value):
     group = make_group(kind, 1)
     actor, critic = make_networks(group)
@@ -336,10 +339,12 @@ def test_an_all_true_mask_is_no_mask(kind, normalize, exclude):
     assert_same_outcome(*outcomes)
 
 
-@pytest.mark.parametrize("kind", ["bounded", "wide", "unbounded", "categorical", "one_hot"])
-@pytest.mark.parametrize("centralized", [True, False])
-@pytest.mark.parametrize("value", POISON)
-@pytest.mark.parametrize("share", [True, False])
+@pairwise(
+    kind=["bounded", "wide", "unbounded", "categorical", "one_hot"],
+    centralized=[True, False],
+    value=POISON,
+    share=[True, False],
+)
 def test_poison_in_masked_slots_of_a_minibatch(kind, centralized, value, share):
     group = make_group(kind, action_mask=kind in DISCRETE)
     actor, critic = make_networks(

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from contract import asking_reset, draw_actions, reset_some
+from operations import CountOperations
 from torchrl.data import Bounded, Unbounded
 from torchrl.envs.utils import step_mdp
 
@@ -285,8 +286,6 @@ def test_settings_change_in_place_and_out_of_place():
 
 def test_a_reset_asks_for_no_more(monkeypatch):
     """What is looked at for changes is read from the device only where it is another tensor."""
-    from contract import CountOperations
-
     env, td = made(Ring(), "eager")
     td = reset_some(env, td, [1])
     env._reset(asking_reset(env, td, [0]))

@@ -95,3 +95,21 @@ def assert_same(one, other, what=""):
         other,
     )
     assert torch.equal(one.isnan(), other.isnan()), what
+
+
+def states(learners):
+    """All that learners need to resume, as a flat list of tensors."""
+    found = []
+
+    def walk(x):
+        if isinstance(x, torch.Tensor):
+            found.append(x.detach().clone())
+        elif isinstance(x, dict):
+            for key in sorted(x, key=str):
+                walk(x[key])
+        elif isinstance(x, (list, tuple)):
+            for y in x:
+                walk(y)
+
+    walk([dict(learner.state_dict()) for learner in learners])
+    return found
