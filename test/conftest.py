@@ -1,9 +1,10 @@
-"""Runs tests on one thread, since all is small, and signs runs with a key of the tests' own."""
+"""Runs tests on one thread, signs runs with a key of the tests' own, and marks slow tests."""
 
 import atexit
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,26 @@ os.environ.setdefault(
 # The key with which runs are signed is the tests' own.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp()
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
+SLOW = {
+    line
+    for line in (Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+}
+
+
+def names_of(nodeid):
+    """What a case may be listed by: itself, its test, its file."""
+    test = nodeid.partition("[")[0]
+    return {nodeid, test, test.partition("::")[0]}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks the tests in ``slow.txt``."""
+    for item in items:
+        if names_of(item.nodeid) & SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib import import_module, metadata
+from importlib.metadata import EntryPoint
 from typing import Any, Generic, TypeVar
 
 from torchrl_marl.errors import ConfigError, UserError, quoted
@@ -12,6 +13,12 @@ from torchrl_marl.errors import ConfigError, UserError, quoted
 __all__ = ["Registry"]
 
 T = TypeVar("T")
+
+
+@cache
+def entry_points(group: str) -> tuple[EntryPoint, ...]:
+    """Returns those of a group; looked up once, since looking takes longer than all the rest."""
+    return tuple(metadata.entry_points(group=group))
 
 
 class Registry(Generic[T]):
@@ -100,5 +107,5 @@ class Registry(Generic[T]):
         del self._known[word]
 
     def _points(self) -> dict[str, EntryPoint]:
-        points = () if self.group is None else entry_points(group=self.group)
+        points = () if self.group is None else entry_points(self.group)
         return {point.name: point for point in points}

@@ -170,7 +170,28 @@ for name, case in JAXMARL.items():
     CASES[f"jaxmarl_{name}"] = case
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES, scope="class")
+# One case or two an adapter, a kind of action and a way of stacking; the others are slow together.
+QUICK = {
+    "arena_late",
+    "arena_masked_one_hot_padded",
+    "balance_discrete",
+    "nim",
+    "paces",
+    "pettingzoo_spread_aec",
+    "pettingzoo_tictactoe_one_hot",
+    "simple_adversary_lazy",
+    "simple_adversary_padded",
+    "simple_spread",
+    "speaker_listener_lazy",
+    "two_step_game",
+}
+PARAMS = [
+    pytest.param(case, id=name, marks=[] if name in QUICK else pytest.mark.slow)
+    for name, case in CASES.items()
+]
+
+
+@pytest.mark.parametrize("case", PARAMS, scope="class")
 class TestContract(EnvContract):
     pass
 
