@@ -11,7 +11,7 @@ from torchrl.data import Bounded, Categorical, Composite, MultiCategorical, OneH
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.errors import SpecError
-from torchrl_marl.joining import JoinedGroup, can_join, dense_group, flat_observation, join
+from torchrl_marl.joining import JoinedGroup, can_join, join
 from torchrl_marl.stacking import unpad_group
 
 LEAVES = ("action", "action_log_prob")
@@ -148,9 +148,9 @@ def test_dict_observations_of_keys_of_their_own_and_images():
     wanted[0], wanted[1, :5], wanted[2, :2] = rows[0], rows[1], torch.tensor([5.0, 6.0])
     assert_same(joined.gather(td)[joined.name, "observation"], wanted)
     dense = td.clone()
-    dense["animals"] = dense_group(group, td)
+    dense["animals"] = group.data(td)
     assert_same(joined.gather(dense)[joined.name, "observation"], wanted)
-    flat = flat_observation(group, td)
+    flat = group.flat_observation(td)
     assert_same(flat, wanted[:2])
 
 
@@ -375,4 +375,4 @@ def test_wrong_lazy_data_name_the_agent():
         SpecError,
         match=r"group 'herd': 'observation' of agent 3 has shape \(5,\), expected \(6,\)",
     ):
-        dense_group(group, td)
+        group.data(td)

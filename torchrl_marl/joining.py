@@ -18,86 +18,16 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Bounded, Composite, Unbounded
 
-from torchrl_marl.errors import SpecError
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.groups import own_first
+from torchrl_marl.specs.checks import check_action_mask, check_inputs
 
 __all__ = [
     "JoinedGroup",
     "can_join",
-    "check_action_mask",
-    "check_inputs",
-    "flat_observation",
     "join",
-    "own_first",
-    "padded",
 ]
 
 _FLAGS = ("done", "terminated", "truncated")
-
-
-def flat_observation(group: GroupSpec, tensordict: TensorDictBase) -> Tensor:
-    """``group.flat_observation(tensordict)``."""
-    return group.flat_observation(tensordict)
-
-
-def dense_group(group: GroupSpec, tensordict: TensorDictBase) -> TensorDictBase:
-    """A group's TensorDict ``[*B, N]``, padded where it is stacked lazily."""
-    return group.data(tensordict)
-
-
-def check_inputs(group: GroupSpec, observations: Sequence[Tensor], mask: Tensor | None) -> None:
-    """Checks what a network of a group reads against the group's specs; looks at no values.
-
-    Args:
-        group (GroupSpec): whose.
-        observations (sequence of Tensor): its observation leaves.
-        mask (Tensor, optional): where it has one.
-
-    Shapes:
-        - observations: ``[*B, N, *features]``; mask: ``[*B, N]``
-
-    Raises:
-        SpecError: naming group, key, and the shape or type that was found and expected.
-    """
-    for key, shape, leaf in zip(group.observation_keys, group.observation_shapes, observations):
-        if leaf.shape[-len(shape) :] != shape:
-            _refuse(group, key, tuple(leaf.shape), f"(*batch, {', '.join(map(str, shape))})")
-    if mask is None:
-        return
-    ndim = observations[0].ndim - len(group.observation_shapes[0]) + 1
-    if mask.dtype is not torch.bool:
-        _refuse(group, group.mask_key, mask.dtype, "torch.bool")
-    if mask.shape != observations[0].shape[:ndim]:
-        _refuse(group, group.mask_key, tuple(mask.shape), tuple(observations[0].shape[:ndim]))
-
-
-def check_action_mask(group: GroupSpec, action_mask: Tensor, batch: torch.Size) -> None:
-    """Checks an action mask against the group's specs.
-
-    Shapes:
-        - action_mask: ``[*B, N, n_actions]``
-
-    Raises:
-        SpecError: naming group, key, and the shape or type that was found and expected.
-    """
-    key, expected = group.action_mask_key, (*batch, group.n_agents, group.n_actions)
-    if action_mask.dtype is not torch.bool:
-        _refuse(group, key, action_mask.dtype, "torch.bool")
-    if tuple(action_mask.shape) != expected:
-        _refuse(group, key, tuple(action_mask.shape), expected)
-
-
-def _refuse(group: GroupSpec, key: object, found: object, expected: object) -> None:
-    raise SpecError(
-        f"group {group.name!r}: {key!r} is {found}, expected {expected}, as the specs say that "
-        "the policy was built for."
-    )
-
-
-def padded(group: GroupSpec | None, tensordict: TensorDictBase) -> TensorDictBase:
-    """``group.dense(tensordict)``."""
-    return tensordict if group is None else group.dense(tensordict)
 
 
 def can_join(first: GroupSpec, second: GroupSpec) -> bool:

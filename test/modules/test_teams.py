@@ -11,7 +11,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.joining import dense_group, join
+from torchrl_marl.joining import join
 from torchrl_marl.modules import NetworkConfig, RandomActor, ValueNorm, make_actor, make_critic
 from torchrl_marl.modules.config import CriticConfig
 from torchrl_marl.modules.joined_actor import JoinedActor
@@ -593,7 +593,7 @@ def test_agents_with_observations_of_their_own_keys():
     alive = torch.ones(4).bool()
     members = [TensorDict({"observation": row, "mask": alive}, [4]) for row in rows]
     lazy = TensorDict({"animals": LazyStackedTensorDict(*members, stack_dim=1)}, [4])
-    dense = TensorDict({"animals": dense_group(group, lazy)}, [4])
+    dense = TensorDict({"animals": group.data(lazy)}, [4])
     poisoned = dense.clone()
     for key, padding in group.paddings.items():
         leaf = poisoned["animals"].get(key)

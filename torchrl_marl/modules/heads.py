@@ -11,9 +11,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from torchrl_marl.joining import check_action_mask
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs.checks import check_action_mask
 
 __all__ = ["AgentValues", "Denormalize", "LegalLogits", "PickAgents"]
 

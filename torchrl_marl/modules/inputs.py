@@ -16,9 +16,10 @@ from tensordict import TensorDictBase, unravel_key
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
-from torchrl_marl.joining import check_inputs, flat_observation, own_first
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs.checks import check_inputs
+from torchrl_marl.specs.groups import flat_leaf, own_first
 
 __all__ = [
     "AgentInput",
@@ -193,7 +194,7 @@ class AgentInput(nn.Module):
         leaves = inputs[: len(self.ndims)]
         mask = inputs[len(self.ndims)] if self.masked else None
         check_inputs(self.group, leaves, mask)
-        rows = [self._flat(leaf, ndim) for leaf, ndim in zip(leaves, self.ndims)]
+        rows = [flat_leaf(leaf, ndim) for leaf, ndim in zip(leaves, self.ndims)]
         features = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
         if self.order is not None:
             features = own_first(features, self.order)
@@ -205,13 +206,6 @@ class AgentInput(nn.Module):
         if real is not None:
             features = torch.where(real, features, 0.0)
         return features, mask
-
-    @staticmethod
-    def _flat(leaf: Tensor, ndim: int) -> Tensor:
-        leaf = leaf if leaf.is_floating_point() else leaf.to(torch.get_default_dtype())
-        if ndim == 1:
-            return leaf
-        return leaf.unsqueeze(-1) if ndim == 0 else leaf.flatten(-ndim)
 
 
 class TeamInput(nn.Module):
@@ -264,7 +258,7 @@ def gather_observation(
 ) -> tuple[Tensor, Tensor | None]:
     """Returns a group's observation leaves side by side, ``[*B, N, O]``, and its mask."""
     mask = None if group.mask_key is None else tensordict.get(group.mask_key)
-    observation = flat_observation(group, tensordict)
+    observation = group.flat_observation(tensordict)
     if group.observation_mask is not None:
         dims = torch.tensor(group.observation_dims, device=observation.device)
         own = torch.arange(group.observation_dim, device=observation.device) < dims.unsqueeze(-1)

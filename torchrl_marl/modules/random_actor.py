@@ -11,8 +11,8 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.data import Bounded
 
-from torchrl_marl.joining import check_action_mask
 from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs.checks import check_action_mask
 
 __all__ = ["RandomActor"]
 

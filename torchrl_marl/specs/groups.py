@@ -100,16 +100,6 @@ class GroupSpec:
             return None
         return torch.eye(len(self.groups))[torch.tensor(self.group_index)]
 
-    @property
-    def parts(self) -> tuple[GroupSpec, ...]:
-        """``groups``."""
-        return self.groups
-
-    @property
-    def part_index(self) -> tuple[int, ...]:
-        """``group_index``."""
-        return self.group_index
-
     def key(self, leaf: str) -> tuple[str, str]:
         """The key of a leaf of this group, such as ``(name, "advantage")``."""
         return (self.name, leaf)

@@ -15,7 +15,6 @@ from torchrl.envs import EnvBase
 
 from torchrl_marl.collectors.rollout import RolloutCollector
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.joining import flat_observation
 from torchrl_marl.learners.build import partition
 from torchrl_marl.learners.config import LearnerConfig
 from torchrl_marl.modules.clustering import cluster_agents
@@ -80,9 +79,9 @@ def _find(
         env.reset()
     flat = batch.reshape(-1)
     following = flat.get("next")
-    observed = [_rows(flat_observation(group, flat)) for group in groups]
+    observed = [_rows(group.flat_observation(flat)) for group in groups]
     width = max(rows.shape[-1] for rows in observed)
-    seen = [_rows(flat_observation(group, following), width) for group in groups]
+    seen = [_rows(group.flat_observation(following), width) for group in groups]
     real = [
         torch.arange(width) < torch.tensor(group.observation_dims).unsqueeze(-1) for group in groups
     ]
