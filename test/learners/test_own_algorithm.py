@@ -23,7 +23,7 @@ from torchrl_marl.modules import make_actor
 from torchrl_marl.runs import resume
 from torchrl_marl.settings import Positive
 
-# --------------------------------------------------------------- the algorithm: 48 lines
+# --------------------------------------------------------------- the algorithm: 43 lines
 
 
 @dataclass(frozen=True)
