@@ -28,6 +28,7 @@ LAYERS = [
             "config",
             "recipes",
             "runs",
+            "curves",
             "experiments",
             "plotting",
             "console",

@@ -8,9 +8,10 @@ import pytest
 from meadow import Meadow
 
 from torchrl_marl import cli
+from torchrl_marl.curves import read_csv, read_run
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError
 from torchrl_marl.experiments import experiments, world_name
-from torchrl_marl.plotting import aggregate, learning_curve, read_csv, read_run
+from torchrl_marl.plotting import aggregate, learning_curve
 from torchrl_marl.recipes import load_config, save_config
 from torchrl_marl.runs import train
 

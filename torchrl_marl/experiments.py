@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchrl_marl.recipes import read_config, recipe_names
 
 if TYPE_CHECKING:
-    from torchrl_marl.plotting import Curves
+    from torchrl_marl.curves import Curves
 
 __all__ = ["experiments", "short_names", "world_name"]
 
@@ -26,7 +26,7 @@ def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
     same, it is the settings in which they differ.
 
     Args:
-        runs (list of Curves): as :func:`~torchrl_marl.plotting.read_run` gives them.
+        runs (list of Curves): as :func:`~torchrl_marl.curves.read_run` gives them.
     """
     together: dict[str, list[Curves]] = {}
     for run in runs:

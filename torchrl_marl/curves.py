@@ -1,0 +1,103 @@
+"""Reads the tables of run folders: what plots are drawn from."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchrl_marl.errors import CheckpointError
+from torchrl_marl.settings import flatten
+from torchrl_marl.training.config import read_run_config
+
+__all__ = ["Curves", "read_csv", "read_run"]
+
+# Settings in which runs of one experiment may differ.
+_NOT_COMPARED = ("seed", "device", "threads", "folder")
+_SECTIONS_NOT_COMPARED = ("checkpoint.", "logging.", "evaluation.")
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What a run folder holds: settings, both tables, and the policies it is compared with."""
+
+    folder: Path
+    recipe: str
+    settings: dict[str, Any]
+    training: dict[str, np.ndarray]
+    evaluation: dict[str, np.ndarray]
+    summary: dict[str, Any]
+
+
+def read_run(folder: str | Path) -> Curves:
+    """Reads a run folder; a last line that is still being written is left out.
+
+    Raises:
+        CheckpointError: a folder that is no run, or has no rows yet.
+    """
+    folder = Path(folder)
+    config = read_run_config(folder)
+    training, evaluation = read_csv(folder / "metrics.csv"), read_csv(folder / "evaluation.csv")
+    if not len(training.get("frames", ())) and not len(evaluation.get("frames", ())):
+        raise CheckpointError(
+            f"{str(folder)!r} has no row in metrics.csv yet, expected one or more; "
+            "wait for its first iteration."
+        )
+    settings = {
+        name: value
+        for name, value in flatten(dataclasses.asdict(config)).items()
+        if name not in _NOT_COMPARED and not name.startswith(_SECTIONS_NOT_COMPARED)
+    }
+    return Curves(
+        folder, config.recipe, settings, training, evaluation, _read_json(folder / "summary.json")
+    )
+
+
+def read_csv(path: Path) -> dict[str, np.ndarray]:
+    """Columns of a table of numbers by name, empty cells as NaN; nothing if there is no file.
+
+    Raises:
+        CheckpointError: a line that is not numbers, or no column of frames.
+    """
+    if not path.is_file():
+        return {}
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()  # half written: a number in it may be cut, too
+    try:
+        rows = list(csv.reader(lines))
+    except csv.Error as error:
+        raise CheckpointError(
+            f"{str(path)!r} is no table of metrics ({error}); move it away."
+        ) from None
+    if not rows:
+        return {}
+    head, *body = rows
+    if "frames" not in head:
+        raise CheckpointError(
+            f"{str(path)!r} is no table of metrics: it has no column 'frames'; move it away."
+        )
+    table = np.full((len(body), len(head)), np.nan)
+    for i, row in enumerate(body):
+        try:
+            if len(row) != len(head):
+                raise ValueError
+            table[i] = [float(cell) if cell else np.nan for cell in row]
+        except ValueError:
+            raise CheckpointError(
+                f"{str(path)!r} is broken in line {i + 2}, expected {len(head)} numbers; "
+                "delete the line."
+            ) from None
+    return dict(zip(head, table.T))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):  # a run that has not ended has none
+        return {}
