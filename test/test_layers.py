@@ -28,6 +28,7 @@ LAYERS = [
             "config",
             "recipes",
             "runs",
+            "arguments",
             "curves",
             "experiments",
             "plotting",

@@ -102,7 +102,7 @@ def test_commands_are_known(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert len(commands()) >= 8
     for command, *rest in commands():
-        parsed, more = cli._parser().parse_known_args([command, *rest])
+        parsed, more = cli.make_parser().parse_known_args([command, *rest])
         assert parsed.command == command
         settings = [text for text in [*getattr(parsed, "settings", []), *more] if "=" in text]
         recipes = [text for text in getattr(parsed, "settings", []) if "=" not in text]

@@ -6,16 +6,14 @@ Nothing heavy is imported before the arguments are known to be right.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
-import torchrl_marl
+from torchrl_marl.arguments import COMMANDS, make_parser
 from torchrl_marl.console import (
     number,
     report,
@@ -35,10 +33,6 @@ if TYPE_CHECKING:
     from torchrl_marl.training.run import Run
 
 __all__ = ["main"]
-
-_COMMANDS = ("train", "evaluate", "plot", "list")
-_TRUST = "run the code that a run of somebody else's brings: its world's module, pickled worlds"
-_LISTS = ("recipes", "worlds", "scenarios", "algorithms", "settings", "schema")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,12 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     command = next((text for text in arguments if not text.startswith("-")), None)
-    if command is not None and command not in _COMMANDS:
+    if command is not None and command not in COMMANDS:
         raise ConfigError(
-            f"unknown command {quoted(command)}; {nearest(command, _COMMANDS)}"
-            f"choose among {', '.join(_COMMANDS)}."
+            f"unknown command {quoted(command)}; {nearest(command, COMMANDS)}"
+            f"choose among {', '.join(COMMANDS)}."
         )
-    parser = _parser()
+    parser = make_parser()
     parsed, rest = parser.parse_known_args(arguments)
     if parsed.command is None and not rest:
         parser.print_help(sys.stderr)
@@ -95,7 +89,7 @@ def _run(arguments: list[str]) -> int:
         )
     if more is not None:
         more.extend(rest)
-    parsed.action(parsed)
+    _ACTIONS[parsed.command](parsed)
     return 0
 
 
@@ -108,193 +102,6 @@ def _as_setting(parsed: argparse.Namespace, option: str, arguments: list[str]) -
         return ""
     value = value or "".join(arguments[arguments.index(option) + 1 :][:1])
     return f"did you mean '{name}={value or '...'}'? "
-
-
-# ---------------------------------------------------------------------------------- the arguments
-
-
-class _Parser(argparse.ArgumentParser):
-    """Tells a wrong argument as every other error is told."""
-
-    late_epilog: Callable[[], str] | None = None
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)  # `--seed` is not `--seeds`
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; `{self.prog} --help` shows how.")
-
-    def format_help(self) -> str:
-        if self.late_epilog is not None:
-            self.epilog = self.late_epilog()
-        return super().format_help()
-
-
-def _train_epilog() -> str:
-    from torchrl_marl.recipes import DEFAULT_RECIPE, explain, read_config
-
-    return (
-        "examples:\n"
-        "  torchrl-marl train\n"
-        "  torchrl-marl train vmas_navigation_ippo seed=1 learner.lr=1e-3\n"
-        "  torchrl-marl train vmas_balance_mappo env.kwargs.n_agents=4 --seeds 0,1,2\n"
-        "  torchrl-marl train my_recipe.yaml device=cuda\n"
-        "  torchrl-marl train --resume runs/my_run\n"
-        "  torchrl-marl train --resume runs/my_run total_frames=2000000\n\n"
-        f"settings, with their values in {DEFAULT_RECIPE}:\n"
-        + settings_table(explain(read_config(DEFAULT_RECIPE)))
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="torchrl-marl",
-        description="Multi-agent reinforcement learning on TorchRL.",
-        epilog="first steps:\n"
-        "  torchrl-marl train              train the default recipe\n"
-        "  torchrl-marl list               see recipes, scenarios and algorithms\n"
-        "  torchrl-marl train --help       see every setting",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action=_Version)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for add in (_add_train, _add_evaluate, _add_plot, _add_list):
-        add(commands)
-    return parser
-
-
-class _Version(argparse.Action):
-    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, help="show the versions and leave")
-
-    def __call__(self, *_: Any) -> NoReturn:
-        versions = [f"torchrl-marl {torchrl_marl.__version__}"]
-        for package in ("torchrl", "torch"):
-            try:
-                versions.append(f"{package} {importlib.metadata.version(package)}")
-            except importlib.metadata.PackageNotFoundError:
-                versions.append(f"{package} is not installed")
-        print(f"{versions[0]} ({', '.join(versions[1:])})")
-        raise SystemExit(0)
-
-
-def _add_train(commands: Any) -> None:
-    train = commands.add_parser(
-        "train",
-        help="train a team",
-        description="Trains a team by a recipe, and any settings that differ from it.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    train.add_argument(
-        "settings",
-        nargs="*",
-        metavar="RECIPE|key=value",
-        help="a recipe's name or a YAML file (first; default: vmas_balance_mappo), "
-        "and settings as key=value",
-    )
-    train.add_argument(
-        "--seeds", metavar="0,1,2", type=_seeds, help="one run for each of these seeds"
-    )
-    train.add_argument(
-        "--resume",
-        metavar="RUN",
-        help="go on with a run, by its own settings; total_frames, stop_at_return, evaluation.*, "
-        "checkpoint.* and logging.* may be given anew",
-    )
-    train.add_argument("--trust", action="store_true", help=_TRUST)
-    train.late_epilog = _train_epilog
-    train.set_defaults(action=_train, rest="settings")
-
-
-def _add_evaluate(commands: Any) -> None:
-    evaluate = commands.add_parser(
-        "evaluate",
-        help="measure a trained team",
-        description="Plays whole episodes with the policy of a run's last checkpoint, and adds "
-        "the result to RUN/evaluations.jsonl.",
-    )
-    evaluate.add_argument("run", metavar="RUN", help="the folder that `train` printed")
-    evaluate.add_argument("--episodes", metavar="N", type=_count, help="default: as in the run")
-    how = evaluate.add_mutually_exclusive_group()
-    how.add_argument("--stochastic", action="store_true", help="sample the actions")
-    how.add_argument(
-        "--deterministic",
-        action="store_true",
-        help="the likeliest actions; default: as in the run",
-    )
-    evaluate.add_argument(
-        "--seed", metavar="S", type=_seed, help="other episodes; default: the run's seed"
-    )
-    evaluate.add_argument("--gif", action="store_true", help="write RUN/episode.gif, too")
-    evaluate.add_argument("--device", metavar="DEVICE", help="cpu or cuda; default: as in the run")
-    evaluate.add_argument("--trust", action="store_true", help=_TRUST)
-    evaluate.set_defaults(action=_evaluate, rest="")
-
-
-def _add_plot(commands: Any) -> None:
-    plot = commands.add_parser(
-        "plot",
-        help="draw learning curves",
-        description="Draws the learning curves of runs; seeds of a recipe become mean and range.",
-    )
-    plot.add_argument("runs", metavar="RUN", nargs="+", help="folders that `train` printed")
-    plot.add_argument(
-        "--out",
-        metavar="FILE",
-        type=Path,
-        help="default: learning_curve.png, in the run's folder if it is one run",
-    )
-    plot.add_argument(
-        "--key", metavar="COLUMN", help="a column of metrics.csv or evaluation.csv; default: return"
-    )
-    plot.set_defaults(action=_plot, rest="runs")
-
-
-def _add_list(commands: Any) -> None:
-    lists = commands.add_parser(
-        "list",
-        help="see what there is",
-        description="Lists recipes, scenarios and algorithms, every setting of a recipe, or the "
-        "JSON schema of recipes, by which editors complete and check them.",
-    )
-    lists.add_argument("what", metavar="WHAT", nargs="?", type=_what, help=", ".join(_LISTS))
-    lists.add_argument("recipe", metavar="RECIPE", nargs="?", help="whose values `settings` shows")
-    lists.add_argument(
-        "--markdown", action="store_true", help="`settings` as a table, with their defaults"
-    )
-    lists.set_defaults(action=_list, rest="")
-
-
-def _seeds(text: str) -> list[int]:
-    if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise argparse.ArgumentTypeError(f"found {quoted(text)}, expected numbers such as 0,1,2")
-    seeds = [int(seed) for seed in text.split(",")]
-    if len(set(seeds)) < len(seeds):
-        raise argparse.ArgumentTypeError(f"found {quoted(text)}, expected each seed once")
-    return seeds
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {quoted(text)}, expected a number of 1 or more")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number from 0 to {2**32 - 1}")
-    return int(text)
-
-
-def _what(text: str) -> str:
-    if text not in _LISTS:
-        raise argparse.ArgumentTypeError(
-            f"found {quoted(text)}; {nearest(text, _LISTS)}choose among {', '.join(_LISTS)}"
-        )
-    return text
-
-
-# ----------------------------------------------------------------------------------- the commands
 
 
 def _train(parsed: argparse.Namespace) -> None:
@@ -454,3 +261,6 @@ def _list_settings(parsed: argparse.Namespace) -> None:
     recipe = parsed.recipe or DEFAULT_RECIPE
     print(f"settings, with their values in {recipe}:")
     print(settings_table(explain(read_config(recipe)), words=True))
+
+
+_ACTIONS = {"train": _train, "evaluate": _evaluate, "plot": _plot, "list": _list}
