@@ -15,30 +15,32 @@ logging.getLogger("torchrl_marl.capture").setLevel("WARNING")
 """
 RUN = """
 import torchrl_marl
-iterations = torchrl_marl.iterate(
-    {recipe!r}, total_frames=160, frames_per_batch=40, env={{"num_envs": 4}},
+{name} = torchrl_marl.iterate(
+    {recipe!r}, total_frames=160, frames_per_batch=40, env={{"num_envs": 4, **{env}}},
     learner={{"minibatch_size": 40}}, evaluation={{"episodes": 2}},
-    logging={{"progress": False}}, execution={execution!r}, folder="run")
-next(iterations)
+    logging={{"progress": False}}, execution={execution!r}, folder="run_{name}")
+next({name})
 """
+DROPOUT = {"name": "dropout", "kwargs": {"n_agents": 2}, "info": False}
 SCRIPTS = {
     "env, compiled": """
 from torchrl_marl.envs import VmasEnv
 env = VmasEnv("dropout", num_envs=4, max_steps=5, seed=0, n_agents=2, execution="compile")
 env.rollout(7, break_when_any_done=False)
 """,
-    "env, traced": """
-from torchrl_marl.envs import VmasEnv
-env = VmasEnv("balance", num_envs=4, max_steps=5, seed=0, execution="trace")
-env.rollout(7, break_when_any_done=False)
-""",
-    "collector": """
+    "an env and collectors, traced": """
 from torchrl_marl.collectors import RolloutCollector
 from torchrl_marl.envs import VmasEnv
-env = VmasEnv("dropout", num_envs=4, max_steps=5, seed=0, n_agents=2)
-collector = RolloutCollector(env, frames_per_batch=40, execution="trace")
+from torchrl_marl.envs.toy import Arena
+env = VmasEnv("dropout", num_envs=4, max_steps=5, seed=0, n_agents=2, execution="trace")
+env.rollout(7, break_when_any_done=False)
+world = VmasEnv("dropout", num_envs=4, max_steps=5, seed=0, n_agents=2)
+collector = RolloutCollector(world, frames_per_batch=40, execution="trace")
 batches = iter(collector)
 next(batches)
+own = Arena(4, max_steps=5, seed=0)
+other = RolloutCollector(own, frames_per_batch=40, execution="trace")
+other.next()
 """,
     "workers' envs": """
 from torchrl.envs import ParallelEnv
@@ -52,15 +54,12 @@ if __name__ == "__main__":
     env.rollout(3)
     env.close()  # TorchRL waits for workers for ever otherwise, whatever they hold
 """,
-    "a world of one's own": """
-from torchrl_marl.collectors import RolloutCollector
-from torchrl_marl.envs.toy import Arena
-env = Arena(4, max_steps=5, seed=0)
-collector = RolloutCollector(env, frames_per_batch=40, execution="trace")
-collector.next()
-""",
-    "a training": RUN.format(recipe="toy_arena_mappo", execution="eager"),
-    "a training, traced": RUN.format(recipe="vmas_balance_mappo", execution="trace"),
+    "trainings": "\n".join(
+        [
+            RUN.format(name="eager", recipe="toy_arena_mappo", execution="eager", env={}),
+            RUN.format(name="traced", recipe="vmas_balance_mappo", execution="trace", env=DROPOUT),
+        ]
+    ),
     "pettingzoo": """
 from torchrl_marl.envs import PettingZooEnv
 env = PettingZooEnv("mpe2/simple_spread_v3", num_envs=4, workers=2, seed=0)
@@ -90,5 +89,5 @@ def test_a_script_that_leaves_it_open_ends_well(left, tmp_path):
         timeout=300,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-    if left.startswith("a training"):
-        assert list(tmp_path.glob("run/checkpoints/iteration_*1.pt"))
+    if left == "trainings":
+        assert len(list(tmp_path.glob("run_*/checkpoints/iteration_*1.pt"))) == 2

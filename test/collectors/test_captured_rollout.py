@@ -16,7 +16,7 @@ from torchrl.envs import (
     TransformedEnv,
     VecNorm,
 )
-from torchrl.envs.utils import ExplorationType
+from torchrl.envs.utils import ExplorationType, MarlGroupMapType
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.capture import count_syncs
@@ -69,14 +69,15 @@ CASES = {
     "with a state and info": lambda: dropout(state="observations", info=True),
     "discrete": lambda: dropout(continuous_actions=False),
     "balance": lambda: VmasEnv("balance", num_envs=6, seed=0, max_steps=7),
-    "a goal object": lambda: VmasEnv("simple_adversary", num_envs=6, seed=0, max_steps=7),
+    "a goal object": lambda: VmasEnv("simple_push", num_envs=6, seed=0, max_steps=7),
     "kinds, padded": lambda: with_dense_groups(
         VmasEnv(
-            "simple_tag",
+            "simple_adversary",
             num_envs=6,
             seed=0,
             max_steps=7,
-            group_map={"all": [*(f"adversary_{i}" for i in range(3)), "agent_0"]},
+            group_map=MarlGroupMapType.ALL_IN_ONE_GROUP,
+            info=False,
         )
     ),
     "transforms": lambda: TransformedEnv(

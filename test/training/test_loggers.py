@@ -133,21 +133,24 @@ READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", READERS)
-def test_what_is_logged_is_what_the_tables_hold(tmp_path, backend):
+def test_what_is_logged_is_what_the_tables_hold(tmp_path):
     """After training, and after training on; the processes end by themselves."""
-    pytest.importorskip(backend)
+    backends = [name for name in READERS if importlib.util.find_spec(name) is not None]
+    if not backends:
+        pytest.skip("no backend is installed")
     folder = tmp_path / "run"
-    assert run_small(folder, f"logging.backends=[{backend}]")[0] == 0
-    assert_logged(READERS[backend](folder), folder)
+    assert run_small(folder, f"logging.backends=[{','.join(backends)}]")[0] == 0
+    for backend in backends:
+        assert_logged(READERS[backend](folder), folder)
     names = folder / "loggers.json"
     before = names.read_text() if names.exists() else None
     assert run_small(folder, "--resume", str(folder), "total_frames=1280")[0] == 0
-    found = READERS[backend](folder)
-    assert_logged(found, folder)
-    assert max(frames for _, frames, _ in found) == 1280
+    for backend in backends:
+        found = READERS[backend](folder)
+        assert_logged(found, folder)
+        assert max(frames for _, frames, _ in found) == 1280
     assert (names.read_text() if names.exists() else None) == before
-    if backend == "wandb":
+    if "wandb" in backends:
         assert len({p.name for p in (folder / "wandb").glob("offline-run-*/run-*.wandb")}) == 1
 
 
