@@ -1,28 +1,46 @@
-"""What the README promises: its Python runs, its commands are known, its messages are true."""
+"""What README and docs promise: their Python runs, commands are known, messages and links hold."""
 
 import ast
+import contextlib
+import csv
+import importlib.util
 import re
 import shlex
+import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+import torchrl_marl
 from torchrl_marl import cli
+from torchrl_marl.envs.libraries import LIBRARIES
+from torchrl_marl.learners.algorithms import ALGORITHMS
+from torchrl_marl.modules import registry
 from torchrl_marl.recipes import load_config, recipe_names
 
 pytest.importorskip("vmas")
 from vmas.scenarios import balance  # noqa: E402
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in FILES}
+README = PAGES["README.md"]
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
+def blocks(language, page):
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], re.M | re.S)
 
 
-def commands():
+def cases(language):
+    return [(page, i) for page in PAGES for i in range(len(blocks(language, page)))]
+
+
+def commands(page):
     lines = [
-        line.partition("#")[0].strip() for block in blocks("bash") for line in block.split("\n")
+        line.partition("#")[0].strip()
+        for block in blocks("bash", page)
+        for line in block.split("\n")
     ]
     return [shlex.split(line)[1:] for line in lines if line.startswith("torchrl-marl ")]
 
@@ -71,37 +89,56 @@ def test_shapes_in_comments_are_read():
             assert_as_said(printed, comment)
 
 
-@pytest.mark.parametrize("i", range(len(blocks("python"))))
-def test_python_runs(i, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def as_before():
+    """What an example registers is forgotten after it, and its module is no more."""
+    registers = ALGORITHMS._known, LIBRARIES._known, registry.BODIES, registry.SHARINGS
+    with contextlib.ExitStack() as stack:
+        for register in registers:
+            stack.enter_context(mock.patch.dict(register))
+        yield
+    sys.modules.pop("readme", None)
+
+
+def run_as_module(program, path, printed):
+    """Runs a program from a file of its own, which its classes are imported from, and read."""
+    path.write_text(program, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("readme", path)
+    module = sys.modules["readme"] = importlib.util.module_from_spec(spec)
+    module.print = lambda *values: printed.append(" ".join(map(str, values)))
+    spec.loader.exec_module(module)
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize(("page", "i"), cases("python"))
+def test_python_runs(page, i, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    program = re.sub(r"total_frames=\d+_000", "total_frames=9_600", blocks("python")[i])
-    assert len(blocks("python")[0].splitlines()) < 15
+    program = re.sub(r"total_frames=\d+_000", "total_frames=9_600", blocks("python", page)[i])
     printed = []
-
-    def record(*values):
-        printed.append(" ".join(map(str, values)))
-
-    names = {"__name__": "readme", "print": record}
-    exec(compile(program, f"README.md, example {i}", "exec"), names)
+    run_as_module(program, tmp_path / "readme.py", printed)
     comments = comments_of_prints(program)
-    assert len(printed) == len(comments) > 0
+    assert len(printed) >= len(comments) > 0
     for text, comment in zip(printed, comments):
         assert_as_said(text, comment)
     capsys.readouterr()
-    if "torchrl_marl.train(" in program:
+    if "torchrl_marl.train(" in program or "torchrl_marl.iterate(" in program:
         (run,) = (tmp_path / "runs").iterdir()
         assert (run / "summary.json").is_file()
 
 
-def test_commands_are_known(tmp_path, monkeypatch):
+def test_the_first_example_is_short():
+    assert len(blocks("python", "README.md")[0].splitlines()) < 15
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+def test_commands_are_known(page, tmp_path, monkeypatch):
     scenario = tmp_path / "path" / "to" / "scenario.py"
     scenario.parent.mkdir(parents=True)
     scenario.write_text(Path(balance.__file__).read_text())
-    (reach,) = (block for block in blocks("python") if "class Reach" in block)
+    (reach,) = (block for block in blocks("python", "README.md") if "class Reach" in block)
     (tmp_path / "reach.py").write_text(reach.partition("\nenv = ")[0])
     monkeypatch.chdir(tmp_path)
-    assert len(commands()) >= 8
-    for command, *rest in commands():
+    for command, *rest in commands(page):
         parsed, more = cli.make_parser().parse_known_args([command, *rest])
         assert parsed.command == command
         settings = [text for text in [*getattr(parsed, "settings", []), *more] if "=" in text]
@@ -110,20 +147,86 @@ def test_commands_are_known(tmp_path, monkeypatch):
             load_config(recipes[0] if recipes else "vmas_balance_mappo", settings)
 
 
-def test_every_recipe_is_in_the_table():
-    table = README.partition("## Recipes")[2].partition("\n## ")[0]
-    library = "vmas|pettingzoo|jaxmarl|isaaclab|toy"
-    assert set(re.findall(rf"`((?:{library})_\w+)`", table)) == set(recipe_names())
+def test_there_are_commands():
+    assert len(commands("README.md")) >= 5 and len(commands("docs/runs.md")) >= 15
 
 
-def test_messages_are_those_that_are_given(tmp_path, monkeypatch, capsys):
+def test_the_picture_is_of_a_command_that_is_known():
+    (command,) = re.findall(r"^`torchrl-marl train (.*)`$", README, re.M)
+    recipe, *settings = shlex.split(command)
+    assert load_config(recipe, settings).evaluation.gif
+    (picture,) = re.findall(r'<img src="([^"]+)"', README)
+    assert (ROOT / picture).stat().st_size < 1_000_000
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks("console", page)])
+def test_messages_are_those_that_are_given(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (block,) = blocks("console")
-    pairs = re.findall(r"^\$ torchrl-marl (.*)\n(.*)\n", block, re.M)
-    assert len(pairs) >= 5
+    pairs = re.findall(r"^\$ torchrl-marl (.*)\n(.*)\n", "".join(blocks("console", page)), re.M)
+    assert pairs
     for command, message in pairs:
         assert cli.main(shlex.split(command)) == 2
         assert capsys.readouterr().err.strip() == message
+
+
+def test_there_are_messages():
+    assert len(re.findall(r"^\$ ", "".join(blocks("console", "docs/errors.md")), re.M)) >= 5
+
+
+def anchors(text):
+    """Headings as GitHub links to them."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def links(page):
+    text = re.sub(r"^```.*?^```", "", PAGES[page], flags=re.M | re.S)
+    found = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text)
+    return [link for link in found if not link.startswith("https://")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for link in links(page):
+        name, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), link
+
+
+def test_a_newcomer_reads_a_short_page_that_leads_to_all_others():
+    assert README.count("\n") <= 200
+    reached = {link.partition("#")[0] for link in links("README.md")}
+    assert set(PAGES) - {"README.md"} <= reached
+
+
+def test_generated_pages_are_up_to_date():
+    """Otherwise: ``python docs/generate.py``."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    for name, page in generate.PAGES.items():
+        assert page() == PAGES[f"docs/{name}"], "run: python docs/generate.py"
+
+
+def test_every_recipe_is_in_the_table():
+    library = "vmas|pettingzoo|jaxmarl|isaaclab|toy"
+    names = re.findall(rf"`((?:{library})_\w+)`", PAGES["docs/recipes.md"])
+    assert set(names) == set(recipe_names())
+
+
+def test_every_metric_is_in_the_glossary(tmp_path):
+    settings = {"learner.entropy_coeff": 0.01, "learner.clip_value": True}
+    run = torchrl_marl.train(
+        "toy_arena_mappo", total_frames=640, folder=str(tmp_path / "run"), **settings
+    )
+    with open(run.folder / "metrics.csv") as file:
+        columns = {name.rpartition("/")[2] for name in next(csv.reader(file))}
+    table = PAGES["docs/algorithms/mappo.md"].partition("## What is logged")[2]
+    names = re.findall(r"`(\w+)`", table.partition("\n## ")[0])
+    assert columns <= set(names)
 
 
 def test_ci_finds_its_command():
