@@ -22,7 +22,7 @@ SETTINGS = """\
 
 Every setting with its default. A recipe holds what differs from these; `torchrl-marl list settings
 RECIPE` shows its values, `torchrl-marl list schema` is a JSON schema for editors, and a run's
-`config.yaml` has every setting. The settings of `learner` are those of its `algorithm`, here `mappo`.
+`config.yaml` has every setting. Those of `learner` are its `algorithm`'s, here `mappo`.
 
 """
 

@@ -121,7 +121,7 @@ def test_python_runs(page, i, tmp_path, monkeypatch, capsys):
     for text, comment in zip(printed, comments):
         assert_as_said(text, comment)
     capsys.readouterr()
-    if "torchrl_marl.train(" in program or "torchrl_marl.iterate(" in program:
+    if "torchrl_marl.train(" in program:
         (run,) = (tmp_path / "runs").iterdir()
         assert (run / "summary.json").is_file()
 
