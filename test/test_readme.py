@@ -16,7 +16,7 @@ import torchrl_marl
 from torchrl_marl import cli
 from torchrl_marl.envs.libraries import LIBRARIES
 from torchrl_marl.learners.algorithms import ALGORITHMS
-from torchrl_marl.modules import registry
+from torchrl_marl.modules.registry import BODIES, SHARINGS
 from torchrl_marl.recipes import load_config, recipe_names
 
 pytest.importorskip("vmas")
@@ -92,10 +92,9 @@ def test_shapes_in_comments_are_read():
 @pytest.fixture
 def as_before():
     """What an example registers is forgotten after it, and its module is no more."""
-    registers = ALGORITHMS._known, LIBRARIES._known, registry.BODIES, registry.SHARINGS
     with contextlib.ExitStack() as stack:
-        for register in registers:
-            stack.enter_context(mock.patch.dict(register))
+        for register in (ALGORITHMS, LIBRARIES, BODIES, SHARINGS):
+            stack.enter_context(mock.patch.dict(register._known))
         yield
     sys.modules.pop("readme", None)
 
