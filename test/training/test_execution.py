@@ -19,7 +19,8 @@ SCENARIO = {"library": "vmas", "name": "dropout", "kwargs": {"n_agents": 2}, "in
 
 def config_of(folder, execution="trace", recipe="vmas_balance_mappo", **overrides):
     settings = {"execution": execution, "folder": str(folder), **overrides}
-    if recipe == "vmas_balance_mappo":
+    if recipe == "vmas_balance_mappo":  # of minibatches of one size, which is recorded once
+        settings = {"learner.minibatch_size": 40, **settings}
         settings["env"] = {**SCENARIO, **settings.get("env", {})}
     return small_config(recipe, **settings)
 
@@ -137,7 +138,7 @@ def test_executions_that_cannot_be():
 
 @pytest.mark.slow
 def test_a_compiled_run_learns_what_an_eager_one_learns(tmp_path):
-    settings = {"total_frames": 160}
+    settings = {"total_frames": 160, "learner.minibatch_size": 40}
     for execution in ("eager", "compile"):
         config = config_of(tmp_path / execution, execution, "toy_matrix_game_mappo", **settings)
         train(config)
