@@ -217,7 +217,7 @@ def test_every_recipe_is_in_the_table():
 
 
 def test_every_metric_is_in_the_glossary(tmp_path):
-    settings = {"learner.entropy_coeff": 0.01, "learner.clip_value": True}
+    settings = {"learner.entropy_coeff": 0.01, "learner.clip_value": True, "evaluation.episodes": 2}
     run = torchrl_marl.train(
         "toy_arena_mappo", total_frames=640, folder=str(tmp_path / "run"), **settings
     )
