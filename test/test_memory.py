@@ -3,7 +3,6 @@
 import pytest
 from torchrl.data import Bounded, Unbounded
 
-import torchrl_marl.envs.make
 from torchrl_marl import AgentSpec, TeamSpec, memory
 from torchrl_marl.cli import main
 from torchrl_marl.envs import make_env
@@ -68,10 +67,10 @@ def test_the_command_line_says_it(capsys, tmp_path):
     ],
 )
 def test_memory_that_runs_out_names_the_envs(error, monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
-    monkeypatch.setitem(torchrl_marl.envs.make._MAKERS, "toy", fail)
+    monkeypatch.setattr("torchrl_marl.envs.toy.library.make_toy", fail)
     with pytest.raises(
         ConfigError, match="env.num_envs is 5, for which there is not memory enough"
     ):
