@@ -40,7 +40,7 @@ def check_execution(execution: str, device: torch.device | str | None, where: st
     if execution not in EXECUTIONS:
         raise ConfigError(
             f"{where}: execution is {execution!r}; {nearest(str(execution), EXECUTIONS)}"
-            f"expected of {', '.join(EXECUTIONS)}."
+            f"expected one of {', '.join(EXECUTIONS)}."
         )
     if execution != "cudagraph":
         return

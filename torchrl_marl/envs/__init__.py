@@ -1,4 +1,4 @@
-"""Worlds: a simulator becomes a TorchRL environment."""
+"""Environments: adapters of simulators, and bases for new ones, as TorchRL environments."""
 
 from typing import TYPE_CHECKING
 

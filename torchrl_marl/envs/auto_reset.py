@@ -1,4 +1,4 @@
-"""The base of adapters: worlds that begin the next episode in the step that ends one.
+"""Base of adapters for worlds that begin the next episode in the step that ends one.
 
 Shapes: E envs, N agents of a group.
 """
@@ -21,7 +21,7 @@ __all__ = ["AutoResetEnv"]
 
 
 class AutoResetEnv(DeclaredEnv):
-    """A vectorized world that somebody else wrote, in groups, with the life cycle of a team.
+    """Vectorized adapter of another library's world: groups, and the life cycle of a team.
 
     An adapter declares the agents and gives two methods; both deal in nested dicts, group ->
     leaf -> tensor (of a heterogeneous group: kind -> leaf), with all leaves of the specs, flags
@@ -52,7 +52,7 @@ class AutoResetEnv(DeclaredEnv):
         info: Mapping[str, Composite] | None = None,
     ) -> None:
         super().__init__(device=torch.device(device), batch_size=(declaration.num_envs,))
-        self.is_closed = False  # there is something to close
+        self.is_closed = False  # only an open world needs closing
         self._set_declaration(declaration, info)
         self._begun: dict[str, Any] | None = None
         self._ended: Tensor | None = None
@@ -67,7 +67,7 @@ class AutoResetEnv(DeclaredEnv):
 
     @property
     def in_turns(self) -> bool:
-        """Whether agents move one after another: then all are born with the episode."""
+        """Returns whether agents move in turns; then all are born at the episode's start."""
         return self._declaration.in_turns
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDict:
@@ -83,7 +83,7 @@ class AutoResetEnv(DeclaredEnv):
 
     def _step(self, tensordict: TensorDictBase, **kwargs: Any) -> TensorDict:
         if self._begun is None:
-            self._start(None)  # TorchRL steps what nobody reset, too
+            self._start(None)  # TorchRL also steps environments that were not reset
         actions = self._declaration.reader.read_actions(tensordict)
         after, self._begun = self._play(actions)
         self._ended = after["done"].reshape(self.batch_size)
@@ -92,7 +92,7 @@ class AutoResetEnv(DeclaredEnv):
     def step_and_maybe_reset(
         self, tensordict: TensorDictBase
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        """A step, and what the next one goes on from, of a new episode where one ended.
+        """Makes a step, and returns it with the next step's root, of a new episode where one ended.
 
         Reduces to: TorchRL's, with one call of the world.
         """
@@ -116,7 +116,7 @@ class AutoResetEnv(DeclaredEnv):
 
 
 def _updated(before: TensorDictBase, new: TensorDictBase) -> TensorDictBase:
-    """A copy with the new leaves; the tensors themselves are shared.
+    """Returns a copy with new leaves; the tensors are shared.
 
     Reduces to: ``before.clone(recurse=False).update(new)``, in a fifth of the time.
     """

@@ -17,7 +17,7 @@ OWN_WORLD = "module:Class"
 
 
 class _NotAFile:
-    """A file holds several classes, so the world's has to be named."""
+    """A file defines several classes, so the name must contain the world's class."""
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
         """Returns what to write behind the path of a file."""
@@ -30,7 +30,7 @@ class _NotAFile:
 
 
 class _TakenBy(ReadWhere):
-    """A setting that is read where the library's adapter takes it, or by a world of one's own."""
+    """A setting that some libraries' adapters read, and worlds of one's own."""
 
     def __init__(self, setting: str) -> None:
         self.key, self.but, self.of = "library", False, ()
@@ -38,7 +38,7 @@ class _TakenBy(ReadWhere):
 
     @property
     def values(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The libraries, and the form of worlds of one's own."""
+        """Returns the libraries, and the form of the names of worlds of one's own."""
         taking = (name for name, library in LIBRARIES.items() if self._setting in library.settings)
         return (*taking, OWN_WORLD)
 
@@ -79,7 +79,7 @@ class EnvConfig:
     """Arguments of the world, such as ``n_agents``."""
 
     def check(self, at: str = "") -> None:
-        """Refuses a state that the library does not give.
+        """Refuses a state that the library does not have.
 
         Raises:
             ConfigError: naming the states that it gives.

@@ -1,4 +1,4 @@
-"""The libraries of worlds by their names: what is known of each before it is imported.
+"""Registry of the libraries of worlds: a description of each, available before its import.
 
 Imports neither torch nor a library. A new library is a folder with an adapter and a record, and
 one line: below, by :func:`register_library`, or in the ``setup.py`` of a package of one's own::
@@ -34,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Library:
-    """What is known of a library of worlds before it is imported.
+    """Description of a library of worlds, available before it is imported.
 
     Args:
         meaning (str): one line for ``torchrl-marl list settings``.
@@ -105,7 +105,7 @@ class Libraries(Registry[Library]):
     """Registry of libraries; the variants of ``env.kwargs``."""
 
     def words(self) -> dict[str, str]:
-        """Returns the name of every library, and what it is."""
+        """Returns the name and the summary of every library."""
         return {name: library.meaning for name, library in self.items()}
 
     def schema(self, word: str) -> type | None:
@@ -132,7 +132,7 @@ LIBRARIES = Libraries(
 
 
 def register_library(name: str, library: Library) -> None:
-    """Makes a library of worlds of one's own known: its worlds are then ``"name/world"``.
+    """Registers a library of worlds; its worlds are then ``"name/world"``.
 
     Args:
         name (str): as in ``env.library``.
@@ -167,7 +167,7 @@ def find_library(name: str) -> Library:
 
 
 def library_of(world: Any) -> str | None:
-    """Returns the library of an object that is a world or makes worlds; None of all else.
+    """Returns the library of a world or of its maker; None for other objects.
 
     Examples:
         >>> library_of(3), library_of(lambda: "a world")
@@ -177,7 +177,7 @@ def library_of(world: Any) -> str | None:
     modules = {cls.__module__.partition(".")[0] for cls in kind.__mro__}
     if {"torchrl", "torchrl_marl"} & modules:
         return None
-    # PettingZoo's is the widest: any class with reset and step, any function.
+    # PettingZoo's test is the widest: any class with reset and step, any function.
     for name in sorted(LIBRARIES.names(), key=lambda name: name == "pettingzoo"):
         owns = find_library(name).owns
         if owns is not None and owns(world):

@@ -1,4 +1,4 @@
-"""From a config to an environment."""
+"""Builds environments from settings."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def make_env(
     num_envs: int | None = None,
     **settings: Any,
 ) -> EnvBase:
-    """Builds an environment, or takes one of TorchRL's, in the layout of this package.
+    """Builds an environment, or adapts one of TorchRL's to the layout of this package.
 
     Args:
         env (str, EnvConfig, EnvBase or world): ``"library/world"``, such as ``"vmas/balance"``,
             or ``"module:Class"``; a config; a TorchRL environment of one's own, whose life cycle
-            is then mended where it has to be; or a world of PettingZoo or JaxMARL, or what makes
+            is then corrected where necessary; or a world of PettingZoo or JaxMARL, or what makes
             one, of which there are then ``num_envs`` copies.
 
     Keyword Args:
@@ -108,7 +108,7 @@ def _built(env: EnvConfig, num_envs: int, seed: int | None, device: torch.device
 
 
 def check_world_name(env: EnvConfig) -> None:
-    """Refuses a world that its library does not have, and arguments that it would not read.
+    """Refuses a world that its library does not have, and arguments that the world does not read.
 
     Imports neither torch nor the world.
 
@@ -126,7 +126,7 @@ def check_world_name(env: EnvConfig) -> None:
 
 
 def _check_settings(env: EnvConfig) -> None:
-    """Refuses settings that the world's adapter does not take, or that are no arguments of it."""
+    """Refuses settings that the world's adapter does not take, and unknown arguments."""
     own = ":" in env.library
     if not own:
         check_world_name(env)
@@ -142,7 +142,7 @@ def _check_settings(env: EnvConfig) -> None:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """``"vmas/balance"`` as ``("vmas", "balance")``, ``"mine:Reach"`` as itself and its class.
+    """Splits ``"vmas/balance"`` into library and name; ``"mine:Reach"`` into itself and its class.
 
     Raises:
         ConfigError: anything else.
@@ -159,7 +159,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def _named(name: str, settings: dict[str, Any]) -> EnvConfig:
-    """A world's name as a config; what is no setting is an argument of the world."""
+    """Returns the config of a name; keywords that are no settings become its arguments."""
     library, world = split_name(name)
     known = {field.name for field in fields(EnvConfig)} - {"library", "name", "kwargs"}
     own = {key: settings[key] for key in settings if key in known}
@@ -171,7 +171,7 @@ def _named(name: str, settings: dict[str, Any]) -> EnvConfig:
 
 
 def _check_words(env: EnvConfig) -> None:
-    """Python takes any text for true."""
+    """Refuses texts for bools: any text counts as true in Python."""
     for name in ("continuous_actions", "restart_workers"):
         value = getattr(env, name)
         if not isinstance(value, bool):
@@ -179,7 +179,7 @@ def _check_words(env: EnvConfig) -> None:
 
 
 def _check_memory(env: EnvConfig, num_envs: int, make: Any) -> None:
-    """Refuses more envs than there is memory for a single step of."""
+    """Refuses more envs than memory can hold for one step."""
     if num_envs < 100_000 or env.library == "isaaclab":
         return
     one = make(env, 1, 0, "cpu")
@@ -191,7 +191,7 @@ def _check_memory(env: EnvConfig, num_envs: int, make: Any) -> None:
 
 
 def _check_actions(env: EnvConfig, built: EnvBase) -> None:
-    """Refuses to play continuous actions where discrete ones are asked for."""
+    """Refuses continuous actions where the settings ask for discrete ones."""
     from torchrl_marl.specs import TeamSpec
 
     if env.continuous_actions:

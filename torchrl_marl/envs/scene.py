@@ -1,4 +1,4 @@
-"""What there is to see in a world: its entities as plain shapes, and the view of them."""
+"""Drawing of worlds: entities as plain shapes, and the view of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Shape", "Stage", "scene", "stage"]
 
 @dataclass(frozen=True)
 class Shape:
-    """One entity of a world at one time: where it is and how it looks.
+    """One entity of a world at one time: its place and its look.
 
     Lengths are the world's; a length lies along x where ``rotation`` is 0.
     """
@@ -47,7 +47,7 @@ class Shape:
 
     @property
     def reach(self) -> tuple[float, float]:
-        """Half the extent along x and y."""
+        """Returns half the extent along x and y."""
         if self.kind == "circle":
             return self.radius, self.radius
         cos, sin = abs(math.cos(self.rotation)), abs(math.sin(self.rotation))

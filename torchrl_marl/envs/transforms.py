@@ -21,7 +21,7 @@ __all__ = ["AgentInitTracker", "PadAgents", "with_dense_groups"]
 
 
 class PadAgents(Transform):
-    """Lazily stacked groups of an environment as dense, padded ones.
+    """Converts lazily stacked groups of an environment to dense, padded ones.
 
     What the environment gives is padded to the largest agent with zeros; actions are cut back
     to each agent's own before the environment sees them. Buffers, losses and compiled code take
@@ -50,7 +50,7 @@ class PadAgents(Transform):
 
     @property
     def groups(self) -> dict[str, GroupSpec]:
-        """The heterogeneous groups, as the environment has them."""
+        """Returns the heterogeneous groups of the environment."""
         if self._groups is None:
             parent = self.parent
             groups = {} if parent is None else TeamSpec.from_env(parent).groups
@@ -59,7 +59,7 @@ class PadAgents(Transform):
 
     @property
     def members(self) -> dict[str, tuple[Composite, ...]]:
-        """Heterogeneous group -> each agent's own specs."""
+        """Returns each agent's own specs by heterogeneous group."""
         return {n: group.members for n, group in self.groups.items() if group.members is not None}
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -78,24 +78,24 @@ class PadAgents(Transform):
         for name, spec in self.groups.items():
             group = tensordict.get(name, None)
             if group is not None and not is_lazy(group):
-                # All leaves: transforms read what they carry on (sums, counts) from here.
+                # All leaves: transforms read their carried values (sums, counts) from here.
                 tensordict.set(name, unpad_group(group, spec.paddings))
         return tensordict
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Dense observations."""
+        """Returns the spec with dense observations."""
         return self._dense_groups(observation_spec)
 
     def transform_reward_spec(self, reward_spec: Composite) -> Composite:
-        """Dense rewards."""
+        """Returns the spec with dense rewards."""
         return self._dense_groups(reward_spec)
 
     def transform_done_spec(self, done_spec: Composite) -> Composite:
-        """Dense flags."""
+        """Returns the spec with dense flags."""
         return self._dense_groups(done_spec)
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
-        """Dense actions."""
+        """Returns the spec with dense actions."""
         for key in ("full_action_spec", "full_state_spec"):
             if input_spec.get(key, None) is not None:
                 input_spec[key] = self._dense_groups(input_spec[key])
@@ -112,7 +112,7 @@ class PadAgents(Transform):
 
 
 class AgentInitTracker(Transform):
-    """Tells each agent's first step, by which recurrent policies begin anew agent by agent.
+    """Marks each agent's first step, at which recurrent policies reset their state.
 
     ``(group, "is_init")`` is True from the reset of an agent's episode until it has acted: in its
     first own step, and before, while it waits to be born. TorchRL's ``InitTracker`` tells the
@@ -166,7 +166,7 @@ class AgentInitTracker(Transform):
         return tensordict_reset
 
     def _fresh(self, tensordict: TensorDictBase, n_agents: int) -> Tensor:
-        """Whose episode starts, ``[E, N, 1]``."""
+        """Returns which agents' episodes start, ``[E, N, 1]``."""
         shape = (*self.parent.batch_size, n_agents, 1)
         reset = tensordict.get("_reset", None)
         if reset is None:
@@ -174,7 +174,7 @@ class AgentInitTracker(Transform):
         return reset.view(*self.parent.batch_size, 1, 1).expand(shape).clone()
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """With ``(group, "is_init")``."""
+        """Adds ``(group, "is_init")`` to the spec."""
         for name, group in self._groups.items():
             shape = (*observation_spec.shape, group.n_agents, 1)
             observation_spec[name, self.init_key] = Categorical(
@@ -184,7 +184,7 @@ class AgentInitTracker(Transform):
 
 
 def with_dense_groups(env: EnvBase) -> EnvBase:
-    """The environment itself, or padded where groups of it are stacked lazily."""
+    """Returns the environment, padded where its groups are stacked lazily."""
     groups = TeamSpec.from_env(env).groups.values()
     lazy = any(
         _is_stacked(spec[group.name])
@@ -195,7 +195,7 @@ def with_dense_groups(env: EnvBase) -> EnvBase:
 
 
 class _PaddedComposite(Composite):
-    """A padded group's spec; equals the lazily stacked one whose padded form it is.
+    """Spec of a padded group; equals the lazily stacked one that it pads.
 
     TorchRL lets an environment draw its own random actions under a transform only where the
     action specs are equal; one that knows which actions are legal must draw them itself.

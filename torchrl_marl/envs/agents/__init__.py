@@ -1,4 +1,4 @@
-"""What a world declares of its agents, and how they live."""
+"""Declarations of a world's agents, and their life cycle."""
 
 from torchrl_marl._lazy import attach
 

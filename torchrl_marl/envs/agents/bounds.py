@@ -1,4 +1,4 @@
-"""Are observations and actions inside their specs?
+"""Checks that observations and actions lie inside their specs.
 
 Shapes: E envs, M agents of a kind (or of a dense group).
 """
@@ -35,7 +35,7 @@ def check_bounds(
     masks: Mapping[str, Tensor],
     declaration: Declaration,
 ) -> None:
-    """:func:`check_values` of a leaf of all groups.
+    """Applies :func:`check_values` to one leaf of every group.
 
     Args:
         where (str): the method, in the message.
@@ -57,7 +57,7 @@ def check_bounds(
 def check_values(
     where: str, key: tuple, spec: TensorSpec, value: Any, mask: Tensor, agents: Sequence[str]
 ) -> None:
-    """Refuses what a living agent sees or does outside its spec; NaN is outside of every spec.
+    """Refuses values of acting agents outside their spec; NaN is outside of every spec.
 
     It reads values, so it waits for the device.
 
@@ -91,7 +91,7 @@ def check_values(
 
 
 def _fits(spec: TensorSpec, value: Tensor) -> Tensor:
-    """Which entries are inside; ``[E, M]`` for one-hot vectors."""
+    """Returns which entries lie inside a spec; ``[E, M]`` for one-hot vectors."""
     if isinstance(spec, Bounded) and value.dtype != torch.bool:
         low, high = (getattr(spec.space, side).to(value.device) for side in ("low", "high"))
         slack = _ROUNDING if value.is_floating_point() else 0

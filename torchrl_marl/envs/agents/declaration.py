@@ -1,4 +1,4 @@
-"""What a world declares: its agents, and the specs that follow from them.
+"""Declarations: a world's agents, and the specs that follow from them.
 
 Shapes: E envs, N agents of a group, M agents of a kind, O observation features, S state features.
 """
@@ -27,7 +27,7 @@ _LEAVES = frozenset({"observation", "action", "mask", "action_mask", "reward", *
 
 
 class Declaration:
-    """The agents and the state of a world: its specs, and a reader of what it gives.
+    """The agents and the state of a world: their specs, and a reader of the world's output.
 
     Args:
         owner (str): the world's name in messages.
@@ -64,7 +64,7 @@ class Declaration:
         self.reader = OutputReader(owner, num_envs, self.groups, group_specs, kind_specs, state)
 
     def with_agent(self, spec: AgentSpec, group: str | None = None) -> Declaration:
-        """With one more kind of agent."""
+        """Returns the declaration with one more kind of agent."""
         group = spec.name if group is None else group
         for name, kinds in self.kinds.items():
             if any(kind.name == spec.name for kind in kinds):
@@ -78,7 +78,7 @@ class Declaration:
         return Declaration(self.owner, self.num_envs, all_kinds, self.state, self.in_turns)
 
     def with_state(self, spec: TensorSpec) -> Declaration:
-        """With what only a critic sees."""
+        """Returns the declaration with a state for the critic."""
         if self.state is not None:
             raise ConfigError(f"{self.owner}: a state is registered already; there is one.")
         simple = isinstance(spec, TensorSpec) and not isinstance(spec, Composite)
@@ -91,7 +91,7 @@ class Declaration:
         return Declaration(self.owner, self.num_envs, self.kinds, spec, self.in_turns)
 
     def _group_specs(self, name: str, kinds: dict[str, Composite]) -> Composite:
-        """Specs of all leaves in which a group's kinds agree, ``[N]``."""
+        """Returns specs ``[N]`` of all leaves in which a group's kinds agree."""
         first = next(iter(kinds.values()))
         if len(kinds) == 1:
             return first
@@ -99,7 +99,7 @@ class Declaration:
         return pad_specs(self._members(name, leaves), f"group {name!r}")
 
     def _specs(self, groups: dict[str, Composite]) -> dict[str, Composite]:
-        """What TorchRL is told, without batch dims; stacked specs where shapes differ."""
+        """Returns TorchRL's specs without batch dims; stacked specs where shapes differ."""
         specs = {key: Composite() for key in ("observation", "action", "reward", "done")}
         for key in _FLAGS:
             specs["done"][key] = _flag(1)
@@ -120,7 +120,7 @@ class Declaration:
         return specs
 
     def _members(self, name: str, leaves: list[str]) -> list[Composite]:
-        """Each agent's specs."""
+        """Returns the specs of each agent."""
         return [
             _select(_agent_specs(kind), leaves)
             for kind in self.kinds[name]
@@ -129,7 +129,7 @@ class Declaration:
 
 
 def refuse_unknown(unknown: dict[str, Any], *classes: type) -> None:
-    """Refuses arguments that no constructor of the classes has; the first one is named."""
+    """Refuses arguments that no constructor of the classes has; names the first one."""
     inits = (inspect.signature(cls.__init__) for cls in classes)  # type: ignore[misc]
     names = {name for init in inits for name in init.parameters}
     known = sorted(names - {"self", "args", "kwargs", "unknown"})
@@ -141,7 +141,7 @@ def refuse_unknown(unknown: dict[str, Any], *classes: type) -> None:
 
 
 def check_whole_numbers(owner: str, numbers: Mapping[str, Any], least: int = 1) -> None:
-    """Refuses arguments that are neither None nor a whole number of at least so much."""
+    """Refuses arguments that are neither None nor a whole number of at least the minimum."""
     for name, value in numbers.items():
         whole = isinstance(value, Integral) and not isinstance(value, bool)
         if value is not None and not (whole and value >= least):
@@ -151,7 +151,7 @@ def check_whole_numbers(owner: str, numbers: Mapping[str, Any], least: int = 1) 
 
 
 def _check_one_group(where: str, kinds: Sequence[AgentSpec]) -> None:
-    """Refuses kinds that no stacked spec could hold."""
+    """Refuses kinds that cannot share a stacked spec."""
     first = kinds[0]
     for kind in kinds:
         if len(kinds) > 1 and kind.name in _LEAVES:
@@ -173,7 +173,7 @@ def _check_one_group(where: str, kinds: Sequence[AgentSpec]) -> None:
 
 
 def _structure(spec: TensorSpec, key: NestedKey) -> tuple:
-    """In what all agents of a group must agree; of the reward that is the shape, too."""
+    """Returns what all agents of a group must agree in; for the reward also its shape."""
     if isinstance(spec, Composite):
         return (Composite,)
     return (type(spec), spec.dtype, spec.ndim, spec.shape if key == "reward" else None)
@@ -186,7 +186,7 @@ def _describe(spec: TensorSpec) -> str:
 
 
 def _agent_specs(kind: AgentSpec) -> Composite:
-    """What one finds under a group, of one agent."""
+    """Returns the specs of one agent under its group."""
     own = {
         "observation": kind.observation_spec,
         "action": kind.action_spec,
@@ -200,7 +200,7 @@ def _agent_specs(kind: AgentSpec) -> Composite:
 
 
 def _kind_specs(kind: AgentSpec) -> Composite:
-    """What one finds under a group, of all agents of a kind, ``[M]``."""
+    """Returns the specs ``[M]`` of all agents of a kind under their group."""
     return batched(_agent_specs(kind), torch.Size([kind.n_agents]))
 
 

@@ -1,4 +1,4 @@
-"""The part of an environment that follows from the agents that it declares."""
+"""The part of an environment that follows from its declared agents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["DeclaredEnv"]
 
 
 class DeclaredEnv(EnvBase):
-    """An environment of E envs whose specs, groups and random actions follow from a declaration."""
+    """Environment of E envs whose specs, groups and random actions follow from a declaration."""
 
     _declaration: Declaration
     group_map: dict[str, list[str]]
@@ -25,7 +25,7 @@ class DeclaredEnv(EnvBase):
     def _set_declaration(
         self, declaration: Declaration, info: Mapping[str, Composite] | None = None
     ) -> None:
-        """Takes over a declaration: specs and groups.
+        """Sets the specs and groups of a declaration.
 
         Args:
             declaration (Declaration): the agents and the state.

@@ -1,4 +1,4 @@
-"""Which agents are a group: by their ids, or as one says."""
+"""Groups of agents: by the prefix of their ids, or from a given map."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["grouped"]
 def grouped(
     agents: Sequence[Any], group_map: MarlGroupMapType | Mapping[str, Sequence[Any]] | None
 ) -> dict[str, list[Any]]:
-    """Group -> ids of its agents.
+    """Returns the agent ids of each group.
 
     Args:
         agents (sequence): ids of all agents of a world.

@@ -23,7 +23,7 @@ __all__ = ["GroupKinds", "batched", "joined", "map_leaves"]
 
 @dataclass(frozen=True)
 class GroupKinds:
-    """How the agents of one group divide into kinds, in the order of registration.
+    """The kinds of agents within one group, in the order of registration.
 
     Args:
         names (tuple of str): the kinds.
@@ -38,7 +38,7 @@ class GroupKinds:
 
     @classmethod
     def of(cls, kinds: Sequence[AgentSpec], group: GroupSpec) -> GroupKinds:
-        """Of a group that was declared."""
+        """Builds the kinds of a declared group."""
         names = tuple(kind.name for kind in kinds)
         return cls(names, tuple(kind.n_agents for kind in kinds), group.paddings)
 
@@ -55,17 +55,17 @@ class GroupKinds:
         return dict(zip(self.names, places))
 
     def ragged(self, leaf: str) -> bool:
-        """Whether a leaf, or one inside it, differs in shape between the kinds."""
+        """Returns whether a leaf, or one inside it, differs in shape between the kinds."""
         return any(leaf == (key if isinstance(key, str) else key[0]) for key in self.paddings)
 
     def parts(self, leaves: Mapping[str, Any], leaf: str) -> dict[str, Any]:
-        """Kind -> a leaf ``[E, M, ...]``, or ``""`` -> that of all agents ``[E, N, ...]``."""
+        """Maps kinds to their leaves ``[E, M, ...]``, or ``""`` to all agents' ``[E, N, ...]``."""
         if leaf in leaves:
             return {"": leaves[leaf]}
         return {name: leaves[name][leaf] for name in self.names}
 
     def acting(self, actions: Mapping[str, Any], mask: Tensor) -> dict[str, Any]:
-        """The actions, with zeros for those who act not; mask: ``[E, N]``."""
+        """Returns the actions, with zeros for agents that do not act; mask: ``[E, N]``."""
         zeroed: dict[str, Any] = {}
         for kind, action in self.parts(actions, "action").items():
             acts = mask[:, self.slices[kind]] if kind else mask
@@ -75,7 +75,7 @@ class GroupKinds:
         return zeroed
 
     def split(self, group: TensorDictBase) -> dict[str, TensorDictBase]:
-        """Kind -> its agents' data, dense; of a lazily stacked group, a padded or a dense one.
+        """Splits a group by kind into dense data; the group may be lazy, padded or dense.
 
         Shapes:
             - group: ``[*B, N]``; returns ``[*B, M]`` a kind
@@ -91,7 +91,7 @@ class GroupKinds:
     def stacked(
         self, leaves: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None
     ) -> LazyStackedTensorDict:
-        """A lazily stacked group, of views.
+        """Stacks a group lazily from views.
 
         Args:
             leaves (mapping): kind -> its own leaves ``[E, M, ...]``, and leaves of all agents
@@ -109,7 +109,7 @@ class GroupKinds:
         return LazyStackedTensorDict(*members, stack_dim=len(batch_size))
 
     def written(self, group: TensorDictBase, leaves: Mapping[str, Any]) -> TensorDictBase:
-        """A copy of a group with the leaves of all agents, and of the kinds, set."""
+        """Returns a copy of a group with new leaves, of all agents or by kind."""
         if not self.lazy:
             return group.clone(recurse=False).update(dict(leaves))
         own = self.stacked(leaves, group.batch_size[:-1], group.device).unbind(1)
@@ -123,7 +123,7 @@ def _stacked(members: list[TensorDictBase], dim: int) -> TensorDictBase:
 
 
 def map_leaves(nested: Mapping[str, Any], function: Any) -> dict[str, Any]:
-    """A function of every tensor of nested dicts."""
+    """Applies a function to every tensor of nested dicts."""
     return {
         key: map_leaves(x, function) if isinstance(x, Mapping) else function(x)
         for key, x in nested.items()
@@ -131,14 +131,14 @@ def map_leaves(nested: Mapping[str, Any], function: Any) -> dict[str, Any]:
 
 
 def joined(values: Sequence[Any]) -> Any:
-    """The kinds' leaves ``[E, M, ...]``, or dicts of such, as one of all agents ``[E, N, ...]``."""
+    """Concatenates leaves ``[E, M, ...]`` of the kinds, or dicts of them, to ``[E, N, ...]``."""
     if isinstance(values[0], Tensor):
         return torch.cat(list(values), 1)
     return {key: joined([value[key] for value in values]) for key in values[0]}
 
 
 def batched(spec: TensorSpec, batch_size: torch.Size) -> TensorSpec:
-    """A spec with batch dims in front; unlike TorchRL's ``expand`` it keeps masks of choices."""
+    """Adds batch dims in front of a spec; unlike TorchRL's ``expand`` it keeps masks of choices."""
     if isinstance(spec, (Stacked, StackedComposite)):
         members = [batched(member, batch_size) for member in spec.unbind(spec.dim)]
         return torch.stack(members, spec.dim + len(batch_size))

@@ -1,4 +1,4 @@
-"""Who lives, who acts and how an episode ends: the flags of a team, as tensor maths.
+"""Life cycle of a team: which agents live and act, and how an episode ends, as tensor maths.
 
 Shapes: E envs, N agents of a group.
 """
@@ -35,7 +35,7 @@ class GroupFlags:
     def living(
         cls, batch_size: torch.Size, n_agents: int, device: torch.device | None
     ) -> GroupFlags:
-        """All agents live and act."""
+        """Returns flags of agents that all live and act."""
         shape = (*batch_size, n_agents)
         false = torch.zeros(*shape, 1, dtype=torch.bool, device=device)
         return cls(false, false.clone(), torch.ones(shape, dtype=torch.bool, device=device))
@@ -46,7 +46,7 @@ class GroupFlags:
         return self.terminated | self.truncated
 
     def ended_by(self, terminated: Tensor | None, truncated: Tensor | None) -> GroupFlags:
-        """After the agents' own ends in a step; what an agent reports after its end is ignored."""
+        """Adds the agents' ends in a step; ignores reports after an agent's end."""
         living = ~self.done
         now_terminated, now_truncated = self.terminated, self.truncated
         if terminated is not None:
@@ -56,7 +56,7 @@ class GroupFlags:
         return GroupFlags(now_terminated, now_truncated, self.mask)
 
     def closed_by(self, root: TeamFlags, acts: Tensor | None) -> GroupFlags:
-        """Agreeing with the episode's end, with the mask of the next step.
+        """Adds the episode's end, and sets the mask of the next step.
 
         Agents that a time limit stops have a mask, also those that waited: their last
         observation is bootstrapped.
@@ -93,7 +93,7 @@ class TeamFlags:
         truncated: Tensor | None = None,
         limit: Tensor | None = None,
     ) -> TeamFlags:
-        """Terminated where all agents are, or the env says so; truncated where done otherwise.
+        """Terminates where all agents are terminated or the env says so; truncates other ends.
 
         Args:
             groups (sequence of GroupFlags): of all groups, after the step.
@@ -112,7 +112,7 @@ class TeamFlags:
 
 
 def earned(reward: Tensor, before: GroupFlags, born: Tensor) -> Tensor:
-    """What agents earn in a step: nothing before their birth and after their end.
+    """Returns the rewards of a step, with zeros before an agent's birth and after its end.
 
     Who waits for its next turn lives and earns.
 
@@ -134,13 +134,13 @@ def episode_of(
     source: dict[str, Any],
     born: dict[str, Tensor],
 ) -> dict[str, Any]:
-    """Where the running episodes are, and what the env gives of it, as nested dicts."""
+    """Returns the state of the running episodes and the env's output as nested dicts."""
     given = {**source, "done": root.done, **root.__dict__}
     for name, flags in groups.items():
         given[name] = {**source[name], "done": flags.done, **flags.__dict__}
     return {
         "steps": steps,
-        # Copies, since anyone may write to what is given.
+        # Copies, since users may write to the env's output.
         "root": _cloned(root.__dict__),
         "groups": {name: _cloned(flags.__dict__) for name, flags in groups.items()},
         "born": {name: x.clone() for name, x in born.items()},
@@ -153,7 +153,7 @@ def _cloned(flags: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def where_fresh(fresh: Tensor, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    """The new values in the envs ``fresh`` ``[E]``, the old ones elsewhere."""
+    """Selects new values in the envs ``fresh`` ``[E]``, and old ones elsewhere."""
     merged: dict[str, Any] = {}
     for key, x in new.items():
         if isinstance(x, dict):

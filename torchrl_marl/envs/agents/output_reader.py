@@ -1,4 +1,4 @@
-"""The reader of what a world gives: every key, shape and dtype as it was declared.
+"""Reader of a world's output: checks every key, shape and dtype against the declaration.
 
 Shapes: E envs, N agents of a group, M agents of a kind.
 """
@@ -26,7 +26,7 @@ Path = tuple[str, ...]
 
 
 class OutputReader:
-    """Reads what ``_reset`` and ``_step`` give, and the actions of a step.
+    """Reader of the output of ``_reset`` and ``_step``, and of the actions of a step.
 
     Args:
         owner (str): the world's name in messages.
@@ -50,10 +50,10 @@ class OutputReader:
         self.owner, self.num_envs, self.groups = owner, num_envs, groups
         self.specs, self.kind_specs, self.state = specs, kind_specs, state
 
-    # ------------------------------------------------------------------------ what worlds give
+    # ------------------------------------------------------------------------- output of worlds
 
     def read(self, given: Any, method: str) -> dict[str, Any]:
-        """What ``_reset`` or ``_step`` gave, checked, as nested dicts.
+        """Returns the checked output of ``_reset`` or ``_step`` as nested dicts.
 
         A leaf in which the kinds of a group differ stands under the kind's name, as
         ``(group, kind, "observation")``; all others are of the whole group.
@@ -106,13 +106,13 @@ class OutputReader:
         return source
 
     def _wanted(self, name: str, step: bool) -> set[str]:
-        """Leaves that a group may have."""
+        """Returns the names of the leaves that a group may have."""
         kind = next(iter(self.kind_specs[name].values()))
         outputs = {"reward", *_ENDS}
         return set(kind.keys()) - {"action", "done", *(() if step else outputs)}
 
     def _by_kind(self, where: str, name: str, given: Any) -> tuple[Any, dict[str, Any]]:
-        """What was given of the whole group, and what by kind."""
+        """Splits a group's output into leaves of all agents and leaves by kind."""
         kinds = self.groups[name]
         if not isinstance(given, (TensorDictBase, Mapping)):
             self._check_keys(where, (name,), given, set())
@@ -129,7 +129,7 @@ class OutputReader:
         return {key: given.get(key) for key in given.keys() if key not in own}, own
 
     def _read_kinds(self, where: str, name: str, leaf: str, own: dict[str, Any]) -> dict[str, Any]:
-        """Kind -> the leaf; nothing where no kind has it and none needs it."""
+        """Returns an output leaf by kind; empty where it is optional and no kind has it."""
         given = [kind for kind, mapping in own.items() if leaf in mapping.keys()]
         if leaf in _OPTIONAL and not given:
             return {}
@@ -162,7 +162,7 @@ class OutputReader:
     # -------------------------------------------------------------------------------- actions
 
     def read_actions(self, tensordict: TensorDictBase) -> dict[str, dict[str, Any]]:
-        """Group -> its ``"action"``, or kind -> ``"action"`` of a lazily stacked group; checked.
+        """Returns checked actions: group -> ``"action"``, or by kind of a lazily stacked group.
 
         Raises:
             SpecError: a group without actions, or actions of a wrong shape or type.
@@ -202,7 +202,7 @@ class OutputReader:
 
     def _check_action(self, where: str, key: Path, value: Any, spec: TensorSpec) -> None:
         self._check_tensor(where, key, value, (self.num_envs, *spec.shape), None)
-        # Policies give one-hot vectors and numbers in several precisions.
+        # Policies return one-hot vectors and numbers in several precisions.
         index = spec.domain == "discrete" and spec.dtype != torch.bool
         if spec.dtype.is_floating_point > value.is_floating_point() or (
             index and not spec.dtype.is_floating_point and value.is_floating_point()
@@ -237,7 +237,7 @@ class OutputReader:
             known = sorted({*needed, *optional})
             raise SpecError(
                 f"{where} gave {_text((*path, key))}, which was not declared; "
-                f"{nearest(key, known)}expected of {known}."
+                f"{nearest(key, known)}expected one of {known}."
             )
 
     def _check_tensor(

@@ -1,4 +1,4 @@
-"""Random actions that every agent may do.
+"""Random legal actions for every agent.
 
 Shapes: E envs, N agents of a group, M agents of a kind.
 """
@@ -25,7 +25,7 @@ def draw_actions(
     batch_size: torch.Size,
     device: torch.device | None,
 ) -> TensorDictBase:
-    """Random actions of a team, legal ones where there are action masks.
+    """Draws random actions of a team, legal ones where there are action masks.
 
     Args:
         declaration (Declaration): of the world.
@@ -54,7 +54,7 @@ def _draw_group(
     batch_size: torch.Size,
     device: torch.device | None,
 ) -> TensorDictBase:
-    """``[E, N]`` with the leaf ``"action"``."""
+    """Draws the actions of a group: ``[E, N]`` with the leaf ``"action"``."""
     masks = dict.fromkeys(kinds.names)
     if group is not None and "action_mask" in group.keys():
         own = kinds.split(group.select("action_mask"))
@@ -78,7 +78,7 @@ def _draw(
     if legal is None or several or not isinstance(spec, (Categorical, OneHot)):
         return batched(spec, batch_size).rand().to(device)
     legal = legal if spec.mask is None else legal & spec.mask.to(legal.device)
-    # Agents without a legal action do not act: any will do.
+    # Agents without a legal action do not act, so any action is fine.
     weights = (legal | ~legal.any(-1, keepdim=True)).float()
     action = torch.multinomial(weights.flatten(0, -2), 1).view(legal.shape[:-1])
     if isinstance(spec, OneHot):

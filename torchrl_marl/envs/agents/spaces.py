@@ -1,4 +1,4 @@
-"""From Gymnasium's spaces to TorchRL's specs."""
+"""Conversion of Gymnasium's spaces to TorchRL's specs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["spec_of_space"]
 def spec_of_space(
     where: str, space: Any, *, action: bool = False, one_hot: bool = False
 ) -> TensorSpec:
-    """The spec of one agent's observations or actions.
+    """Returns the spec of one agent's observations or actions.
 
     Floats are float32 whatever the world computes in; a choice is an int64.
 

@@ -1,4 +1,4 @@
-"""Does an environment keep the rules of a team's life? In words, with how to mend it."""
+"""Checks that environments follow the multi-agent conventions, and explains violations."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What a check of an environment finds, and how it says it."""
+"""Findings of an environment check, and their wording."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Finding", "Findings"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that is broken: where, what was found and expected, and how to mend it."""
+    """A broken rule: where, found, expected, and the fix."""
 
     key: NestedKey
     found: str
@@ -26,7 +26,7 @@ class Finding:
 
 @dataclass
 class Findings:
-    """All that is wrong, once each, and what may be wrong.
+    """All broken rules, once each, and hints at possible mistakes.
 
     Examples:
         >>> findings = Findings()
@@ -40,24 +40,24 @@ class Findings:
     hints: dict[str, None] = field(default_factory=dict)
 
     def add(self, key: NestedKey, found: str, expected: str, fix: str) -> None:
-        """Notes a problem; a rule that is broken again at the same key is not said twice."""
+        """Adds a problem; a rule broken again at the same key is listed once."""
         self.problems.setdefault((key, fix), Finding(key, found, expected, fix))
 
     def where(
         self, broken: Tensor, key: NestedKey, step: int, found: str, expected: str, fix: str
     ) -> None:
-        """Notes a problem where a tensor of bools says so, with the first place of it."""
+        """Adds a problem where a tensor of bools is true, with its first place."""
         if bool(broken.any()):
             place = broken.nonzero()[0].tolist()
             at = f"in step {step} at {place}" if place else f"in step {step}"
             self.add(key, f"{at} {found}", expected, fix)
 
     def hint(self, words: str) -> None:
-        """Notes what may be meant so."""
+        """Adds a hint: something unusual that may be intended."""
         self.hints.setdefault(words, None)
 
     def message(self, name: str) -> str:
-        """All of it, numbered."""
+        """Returns all findings as a numbered text."""
         n = len(self.problems)
         lines = [f"{name} breaks {n} rule{'s' * (n != 1)} of a team's environment:"]
         lines += [f"{i}. {finding}" for i, finding in enumerate(self.problems.values(), 1)]
@@ -65,12 +65,12 @@ class Findings:
 
 
 def shape_of(value: Tensor) -> str:
-    """A shape and dtype in words."""
+    """Returns a tensor's shape and dtype as text."""
     return f"{list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
 
 
 def differs(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors differ anywhere; NaN is equal to NaN."""
+    """Returns whether two tensors differ anywhere; NaN equals NaN."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return True
     if first.is_floating_point():

@@ -1,4 +1,4 @@
-"""The rules of an environment's keys and specs: what can be seen before it is played.
+"""Rules of an environment's keys and specs: checks that need no step.
 
 Shapes: B any batch dims, N agents of a group.
 """
@@ -25,7 +25,7 @@ FLAGS = ("done", "terminated", "truncated")
 
 
 def check_layout(env: EnvBase, findings: Findings) -> TeamSpec | None:
-    """Groups, keys and flags as declared; None where nobody could play by them."""
+    """Checks groups, keys and flags; returns None where an environment cannot be played."""
     _check_group_map(env, findings)
     if findings.problems:
         return None
@@ -142,7 +142,7 @@ def _check_shape(
 
 
 def leaves(td: TensorDictBase, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple, Tensor]]:
-    """All tensors; of a lazily stacked group agent by agent, since they may differ in shape."""
+    """Returns all tensors; those of a lazily stacked group agent by agent, as shapes may differ."""
     if is_lazy(td):
         for i, member in enumerate(td.unbind(td.stack_dim)):
             yield from leaves(member, (*path, i))
@@ -155,7 +155,7 @@ def leaves(td: TensorDictBase, path: tuple[Any, ...] = ()) -> Iterator[tuple[tup
 
 
 def spec_leaves(spec: TensorSpec, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple, TensorSpec]]:
-    """The specs of :func:`leaves`, at the same paths."""
+    """Returns the specs of :func:`leaves`, at the same paths."""
     if isinstance(spec, StackedComposite):
         for i, member in enumerate(spec.unbind(spec.dim)):
             yield from spec_leaves(member, (*path, i))
@@ -167,7 +167,7 @@ def spec_leaves(spec: TensorSpec, path: tuple[Any, ...] = ()) -> Iterator[tuple[
 
 
 def check_specs(td: TensorDictBase, specs: list[Composite], step: int, findings: Findings) -> bool:
-    """Whether the data have the keys, shapes and dtypes that were declared."""
+    """Checks that data have the declared keys, shapes and dtypes."""
     given, before = dict(leaves(td)), len(findings.problems)
     for path, spec in (pair for part in specs for pair in spec_leaves(part)):
         key: NestedKey = path if len(path) > 1 else path[0]
@@ -185,7 +185,7 @@ def check_specs(td: TensorDictBase, specs: list[Composite], step: int, findings:
 
 
 def outside(value: Tensor, spec: TensorSpec) -> Tensor:
-    """Where numbers are NaN, infinite or beyond the bounds of their spec."""
+    """Returns where numbers are NaN, infinite or beyond the bounds of their spec."""
     wrong = torch.zeros_like(value, dtype=torch.bool)
     if value.is_floating_point():
         wrong = ~value.isfinite()
@@ -198,7 +198,7 @@ def outside(value: Tensor, spec: TensorSpec) -> Tensor:
 
 
 def base_of(env: EnvBase) -> EnvBase:
-    """The environment itself, without its transforms."""
+    """Returns the environment without its transforms."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
     return env

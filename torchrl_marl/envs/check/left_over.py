@@ -1,4 +1,4 @@
-"""What an environment remembers beyond a reset: attributes that it leaves as they were."""
+"""State that an environment keeps beyond a reset: attributes that a reset leaves unchanged."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _DEEPEST = 3
 
 
 def attributes(env: EnvBase) -> Attributes:
-    """The values that an environment keeps in attributes of its own, also in lists and dicts."""
+    """Returns the values of an environment's own attributes, also in lists and dicts."""
     return {path: _copy(x) for key, own in vars(base_of(env)).items() for path, x in _in(own, key)}
 
 
 def left_over(
     first: tuple[Attributes, Attributes], second: tuple[Attributes, Attributes]
 ) -> list[Path]:
-    """Attributes that differ after two resets, where each left them as they were.
+    """Returns attributes that differ after two resets, each of which left them unchanged.
 
     Args:
         first, second (tuple of Attributes): before a reset, and after it.
@@ -51,7 +51,7 @@ def left_over(
 
 
 def put_back(env: EnvBase, paths: list[Path], values: Attributes) -> None:
-    """Gives attributes the values that they had."""
+    """Restores the former values of attributes."""
     for path in paths:
         holder, *keys = base_of(env), *path
         if len(path) == 1:
@@ -64,7 +64,7 @@ def put_back(env: EnvBase, paths: list[Path], values: Attributes) -> None:
 
 
 def name_of(path: Path) -> str:
-    """An attribute as a program writes it."""
+    """Returns an attribute's path in Python's syntax."""
     return repr(path[0] + "".join(f"[{key!r}]" for key in path[1:]))
 
 

@@ -1,4 +1,4 @@
-"""Does an environment keep to what a team needs? In words, with what mends it.
+"""Checks that an environment follows the multi-agent conventions, and explains violations.
 
 Shapes: B any batch dims, N agents of a group.
 """
@@ -39,14 +39,14 @@ def check_marl_env(
     max_steps: int | None = None,
     make: Callable[[], EnvBase] | None = None,
 ) -> str:
-    """Plays an environment with random legal actions and says what breaks a rule of a team.
+    """Plays an environment with random legal actions and reports broken rules of a team.
 
     The rules: keys, shapes and dtypes as declared; ``done = terminated | truncated``, never
     both, at the root and of agents; the dead stay dead and never act; the episode ends with its
     last agent; a time limit is truncated, and the living keep their mask there; who acts has a
     legal action; rewards and what the living see are finite and within bounds; the last step
     holds the terminal observation; a reset of some envs leaves the others alone; a seed gives
-    the same play twice; actions of those who do not act reach nobody; what was given is never
+    the same play twice; actions of agents that do not act have no effect; what was given is never
     written to later.
 
     Args:
@@ -95,7 +95,7 @@ def _look(
     make: Callable[[], EnvBase] | None,
     findings: Findings,
 ) -> str:
-    """All checks, as far as the environment lets itself be played."""
+    """Runs all checks, as far as the environment can be played."""
     team = check_layout(env, findings)
     if team is None or findings.problems:
         return ""
@@ -112,7 +112,7 @@ def _look(
                 check_idle_actions(env, team, seed, played, findings)
                 if make is not None:
                     check_twin(env, team, make, seed, played[:21], findings)
-    except Exception as error:  # noqa: BLE001 - whatever a world of somebody else raises
+    except Exception as error:  # noqa: BLE001 - worlds of other libraries may raise anything
         findings.add(
             "step",
             f"playing fails with {brief(error)}",
@@ -127,7 +127,7 @@ def _look(
 
 
 def _limit_of(env: EnvBase) -> int | None:
-    """The lowest time limit that the environment, or a transform of it, tells."""
+    """Returns the lowest time limit of the environment and its transforms."""
     told = [getattr(base_of(env), "max_steps", None)]
     while isinstance(env, TransformedEnv):
         steps = env.transform if isinstance(env.transform, Compose) else [env.transform]
@@ -137,7 +137,7 @@ def _limit_of(env: EnvBase) -> int | None:
 
 
 def _play(play: Play, rules: StepRules, n_steps: int) -> bool:
-    """Looks at every step of a play; whether the data are as declared, so that one can go on."""
+    """Checks every step of a play; returns whether all data have the declared layout."""
     findings = rules.findings
     if not check_specs(play.begin, [rules.env.full_observation_spec], 0, findings):
         return False
@@ -158,12 +158,12 @@ def _play(play: Play, rules: StepRules, n_steps: int) -> bool:
 
 
 def _check_torchrl(env: EnvBase, findings: Findings) -> None:
-    """What TorchRL's own check says."""
+    """Runs TorchRL's own check."""
     level = logger.level
     logger.setLevel("WARNING")
     try:
         check_env_specs(env)
-    except Exception as error:  # noqa: BLE001 - it asserts, and steps a world of somebody else
+    except Exception as error:  # noqa: BLE001 - it asserts, and steps a world of another library
         findings.add(
             "specs",
             f"torchrl.envs.check_env_specs says {brief(error)}",

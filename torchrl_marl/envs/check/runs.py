@@ -1,4 +1,4 @@
-"""Playing an environment to check it: recorded, again, beside a twin, and reset in part.
+"""Plays of an environment for checks: recorded, repeated, beside a twin, and partly reset.
 
 Shapes: B any batch dims, N agents of a group.
 """
@@ -43,7 +43,7 @@ Flat = dict[tuple, Tensor]
 
 @dataclass(frozen=True)
 class Step:
-    """A step: what it started from, what was done, what it led to, what comes next; copies."""
+    """Copies of one step's data: its start, actions, result, and the start of the next step."""
 
     before: TensorDictBase
     action: TensorDictBase
@@ -94,13 +94,13 @@ class Play:
         return Step(before, action, transition.get("next").clone(), carry.clone())
 
     def steps(self, n: int) -> Iterator[Step]:
-        """Plays on."""
+        """Plays several steps."""
         for _ in range(n):
             yield self.step()
 
 
 def choose_legal(group: TensorDictBase) -> None:
-    """Other actions in place of illegal ones, written to a group."""
+    """Replaces illegal actions of a group by other ones, in place."""
     if is_lazy(group):
         for member in group.unbind(group.ndim - 1):
             choose_legal(member)
@@ -120,7 +120,7 @@ def choose_legal(group: TensorDictBase) -> None:
 
 
 def check_written_later(play: Play, n_steps: int, findings: Findings) -> None:
-    """What was given stays as it was while the game goes on."""
+    """Checks that later steps do not write to earlier output."""
     play.step()
     for i in range(n_steps):
         kept = {name: (td, td.clone()) for name, td in play.given.items()}
@@ -145,7 +145,7 @@ def check_written_later(play: Play, n_steps: int, findings: Findings) -> None:
 def check_seeds(
     env: EnvBase, team: TeamSpec, seed: int, n: int, findings: Findings
 ) -> list[Flat] | None:
-    """A seed gives the same play twice, which is given back, and another seed another."""
+    """Checks that a seed repeats a play, which is returned, and that another seed changes it."""
     first, second = _with_begin(env, team, seed, n), _with_begin(env, team, seed, n)
     path = _first_difference(first.played, second.played)
     if path is not None and (names := _what_stays(env, team, seed, first, second)):
@@ -179,7 +179,7 @@ def check_twin(
     alone: list[Flat],
     findings: Findings,
 ) -> None:
-    """Two environments in one process do not disturb each other."""
+    """Checks that two environments in one process do not disturb each other."""
     twin = make()
     try:
         own, other = Play(env, team, seed), Play(twin, team, seed)
@@ -202,7 +202,7 @@ def check_twin(
 def check_idle_actions(
     env: EnvBase, team: TeamSpec, seed: int, first: list[Flat], findings: Findings
 ) -> None:
-    """What those do who do not act, dead or waiting, makes no difference."""
+    """Checks that actions of dead or waiting agents make no difference."""
     idle = [not bool(x.all()) for step in first for key, x in step.items() if key[-1] == "mask"]
     if not any(idle):
         return
@@ -219,7 +219,7 @@ def check_idle_actions(
         played = _recorded(env, team, seed, len(first) - 1, change)
         path = _first_difference(first, played, ignore=("action",))
         found = None if path is None else f"{path!r} changes with what they do who do not act"
-    except Exception as error:  # noqa: BLE001 - whatever the world says to such actions
+    except Exception as error:  # noqa: BLE001 - worlds may raise anything at such actions
         found = f"the actions of those who do not act make it fail ({brief(error)})"
     if found is not None:
         findings.add(
@@ -231,7 +231,7 @@ def check_idle_actions(
 
 
 def _poison(group: TensorDictBase, drawn: TensorDictBase, acts: Tensor) -> None:
-    """Puts other actions, NaN where they are floats, for those who do not act."""
+    """Overwrites the actions of agents that do not act, with NaN where they are floats."""
     if is_lazy(group):
         members = zip(group.unbind(group.ndim - 1), drawn.unbind(group.ndim - 1), acts.unbind(-1))
         for own, other, acting in members:
@@ -245,7 +245,7 @@ def _poison(group: TensorDictBase, drawn: TensorDictBase, acts: Tensor) -> None:
 
 
 def check_partial_reset(env: EnvBase, team: TeamSpec, seed: int, findings: Findings) -> None:
-    """A reset of some envs starts these, and leaves the others where they are."""
+    """Checks that a reset of some envs starts these, and leaves the others unchanged."""
     if env.batch_size.numel() < 2:
         return
     play = Play(env, team, seed)
@@ -253,7 +253,7 @@ def check_partial_reset(env: EnvBase, team: TeamSpec, seed: int, findings: Findi
     asked = torch.zeros_like(before.get("done"))
     asked.view(-1)[0] = True
     others = ~asked.squeeze(-1)
-    # Not env.reset, in which TorchRL puts back what it had of the others.
+    # Not env.reset, in which TorchRL restores the others' data.
     begun = dict(leaves(base_of(env)._reset(before.clone().set("_reset", asked))))
     for path, value in leaves(before.select(*team.groups)):
         given = begun.get(path)
@@ -299,7 +299,7 @@ def _with_begin(env: EnvBase, team: TeamSpec, seed: int, n: int) -> _Begun:
 
 
 def _what_stays(env: EnvBase, team: TeamSpec, seed: int, first: _Begun, second: _Begun) -> str:
-    """Attributes that a reset leaves, if the first play comes again once they are put back."""
+    """Returns attributes that a reset leaves, if restoring them repeats the first play."""
     paths = left_over(first.attributes, second.attributes)
     if not paths:
         return ""
@@ -310,7 +310,7 @@ def _what_stays(env: EnvBase, team: TeamSpec, seed: int, first: _Begun, second: 
 
 
 def _flat(played: list) -> list[Flat]:
-    """All tensors of a play, step by step."""
+    """Returns all tensors of a play, step by step."""
     flat = []
     for step in played:
         if isinstance(step, Step):
@@ -330,11 +330,11 @@ def _first_difference(first: list[Flat], second: list[Flat], ignore: tuple = ())
 
 
 def changed(now: TensorDictBase, then: TensorDictBase) -> list[tuple]:
-    """Where two TensorDicts differ."""
+    """Returns the paths at which two TensorDicts differ."""
     old = dict(leaves(then))
     return [path for path, value in leaves(now) if path in old and differs(value, old[path])]
 
 
 def brief(error: Exception) -> str:
-    """An error in one line."""
+    """Returns an error as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"

@@ -1,4 +1,4 @@
-"""The rules of one step: who lives, who acts, what is seen and earned, and how an episode ends.
+"""Rules of one step: who lives and acts, observations and rewards, and how an episode ends.
 
 Shapes: B any batch dims, N agents of a group.
 """
@@ -24,7 +24,7 @@ _ONE_WAY = "terminated if the world ended the episode, else truncated, and done 
 
 @dataclass
 class StepRules:
-    """Looks at steps one by one, and notes what breaks a rule.
+    """Checks steps one by one, and collects broken rules.
 
     Args:
         env (EnvBase): whose specs are kept.
@@ -46,13 +46,13 @@ class StepRules:
     moves: bool = False
 
     def begin(self, td: TensorDictBase) -> None:
-        """Looks at what a reset of all envs gave."""
+        """Checks the output of a reset of all envs."""
         self.steps = torch.zeros_like(td.get("done"), dtype=torch.int64)
         self._check_begun(td, torch.ones_like(td.get("done")))
         self._check_values(td)
 
     def look(self, before: TensorDictBase, after: TensorDictBase, carry: TensorDictBase) -> None:
-        """Looks at a step: its begin, what it led to, and what the next one goes on from."""
+        """Checks a step: its start, its result, and the start of the next step."""
         self.step += 1
         assert self.steps is not None  # set by begin
         self.steps = self.steps + 1
@@ -70,7 +70,7 @@ class StepRules:
         self._check_end(before, after, carry)
 
     def finish(self) -> None:
-        """Looks at all the steps together."""
+        """Checks all steps together."""
         counts = self.at_limit
         if counts["terminated"] and not counts["truncated"]:
             found = (
@@ -106,7 +106,7 @@ class StepRules:
 
     @property
     def groups_with_ends(self) -> list[GroupSpec]:
-        """Groups whose agents have flags of their own."""
+        """Returns the groups whose agents have flags of their own."""
         return [group for group in self.team.groups.values() if group.agent_done]
 
     # ------------------------------------------------------------------------------------ flags
@@ -202,7 +202,7 @@ class StepRules:
         )
 
     def _of_agents(self, td: TensorDictBase, group: GroupSpec, flag: str) -> Tensor:
-        """A flag of the agents, ``[*B, N]``, or the root's, ``[*B, 1]``."""
+        """Returns a flag of the agents, ``[*B, N]``, or the root's, ``[*B, 1]``."""
         return td.get(group.key(flag)).squeeze(-1) if group.agent_done else td.get(flag)
 
     # ----------------------------------------------------------------------------------- values
@@ -242,7 +242,7 @@ class StepRules:
                 self._check_choices(td, group)
 
     def _acting(self, td: TensorDictBase, group: GroupSpec, path: tuple, value: Tensor) -> Tensor:
-        """Whose values count, of the shape of a leaf: those who live and act."""
+        """Returns which values count, in a leaf's shape: those of agents that act."""
         if group.mask_key is None:
             return torch.ones_like(value, dtype=torch.bool)
         acts = td.get(group.mask_key)
@@ -308,7 +308,7 @@ class StepRules:
     def _compare_ends(
         self, before: TensorDictBase, after: TensorDictBase, carry: TensorDictBase, done: Tensor
     ) -> None:
-        """Notes whether terminal observations are those of the episodes that begin."""
+        """Checks that terminal observations are not those of the episodes that begin."""
         seen = [td.select(*self.team.groups, strict=False) for td in (before, after, carry)]
         rows = done.squeeze(-1)
         same, moved = True, False
@@ -325,10 +325,10 @@ class StepRules:
 
 
 def _ends_by_itself(env: EnvBase) -> bool:
-    """Whether the environment knows of a time limit of its world's own."""
+    """Returns whether the environment knows a time limit of the world itself."""
     return isinstance(getattr(base_of(env), "own_limit", None), int)
 
 
 def full_specs(env: EnvBase) -> list[Composite]:
-    """What a step gives: observations, rewards and flags."""
+    """Returns the specs of a step's output: observations, rewards and flags."""
     return [env.full_observation_spec, env.full_reward_spec, env.full_done_spec]

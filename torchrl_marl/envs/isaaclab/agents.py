@@ -1,4 +1,4 @@
-"""Which agents an Isaac Lab task has, and how their tensors go to and fro.
+"""Maps the agents and tensors of an Isaac Lab task to groups and back.
 
 Shapes: E envs, N agents of a group, M agents of a kind, S state features.
 """
@@ -24,7 +24,7 @@ __all__ = ["Agents", "all_tensors", "declared", "groups_of"]
 
 
 def groups_of(env: Any, group_map: Any = None) -> dict[str, list[str]]:
-    """Group -> ids of its agents: those of one prefix whose spaces agree, others alone.
+    """Groups agents of one prefix whose spaces agree; other agents are alone.
 
     Args:
         env (DirectMARLEnv): with ``possible_agents`` and their spaces.
@@ -46,7 +46,7 @@ def groups_of(env: Any, group_map: Any = None) -> dict[str, list[str]]:
 def declared(
     owner: str, env: Any, groups: Mapping[str, Sequence[str]], ranges: ActionRanges
 ) -> Declaration:
-    """What a task declares.
+    """Returns the declaration of a task.
 
     Raises:
         ConfigError: agents that cannot be of one group, or actions without a range.
@@ -72,7 +72,7 @@ def _spaces(env: Any, name: str) -> tuple[Any, Any]:
 
 
 def _kinds(env: Any, names: Sequence[str]) -> list[list[str]]:
-    """Agents in their order, neighbours of equal spaces together."""
+    """Returns kinds of agents in their order; neighbours of equal spaces are one kind."""
     kinds: list[list[str]] = []
     for name in names:
         if kinds and _spaces(env, kinds[-1][0]) == _spaces(env, name):
@@ -84,7 +84,7 @@ def _kinds(env: Any, names: Sequence[str]) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Agents:
-    """The way of the agents' tensors from a task to its team and back.
+    """Conversion of the agents' tensors from a task to its team and back.
 
     Args:
         declaration (Declaration): of the team.
@@ -100,7 +100,7 @@ class Agents:
 
     @classmethod
     def of(cls, env: Any, declaration: Declaration, ranges: ActionRanges) -> Agents:
-        """Reads a task's spaces.
+        """Builds the conversion from a task's spaces.
 
         Raises:
             ConfigError: a range where no action is unbounded.
@@ -132,17 +132,17 @@ class Agents:
 
     @property
     def places(self) -> dict[str, slice]:
-        """Group -> its places among all agents."""
+        """Maps each group to its agents' places among all agents."""
         places, start = {}, 0
         for name, group in self.declaration.team.groups.items():
             places[name] = slice(start, start + group.n_agents)
             start += group.n_agents
         return places
 
-    # ------------------------------------------------------------------------ what a task gives
+    # ------------------------------------------------------------------------- output of a task
 
     def away(self, given: Mapping[str, Any]) -> Tensor | None:
-        """Whom the task gives nothing of, ``[1, N, 1]``; None where it has all of them.
+        """Returns which agents the task has no data of, ``[1, N, 1]``; None where it has all.
 
         Raises:
             SpecError: an agent that is not among the possible ones.
@@ -158,7 +158,7 @@ class Agents:
         return torch.tensor(missing, device=self.device).view(1, -1, 1) if any(missing) else None
 
     def numbers(self, given: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """One stack of a number of each agent, ``[E, N, 1]``; 0 of those who are away."""
+        """Stacks one number per agent, ``[E, N, 1]``; 0 for absent agents."""
         expected = torch.Size([self.declaration.num_envs])
         rows = []
         for name in self.names:
@@ -172,7 +172,7 @@ class Agents:
         return torch.stack(rows, 1).unsqueeze(-1).to(dtype)
 
     def observations(self, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Group -> its ``"observation"``, or kind -> that where kinds differ in shape.
+        """Returns each group's ``"observation"``, by kind where shapes differ.
 
         One stack a leaf, so nothing shares memory with the task's buffers. Who is away sees 0.
 
@@ -216,13 +216,13 @@ class Agents:
             return row.unsqueeze(-1)
         raise SpecError(
             f"{self.declaration.owner}: the observation of {name!r} has shape {list(row.shape)}, "
-            f"expected {list(shape)} by its observation space; mend one of the two."
+            f"expected {list(shape)} by its observation space; correct one of the two."
         )
 
-    # ------------------------------------------------------------------------- what a task gets
+    # -------------------------------------------------------------------------- input of a task
 
     def actions(self, given: Mapping[str, Any], mask: Tensor) -> dict[str, Tensor]:
-        """Agent -> its action; zeros of those who do not act.
+        """Returns each agent's action; zeros for agents that do not act.
 
         Args:
             given (mapping): group -> ``"action"``, or kind -> ``"action"``.
@@ -248,7 +248,7 @@ def _unbounded(space: Any) -> bool:
 
 
 def all_tensors(nested: Mapping[str, Any]) -> Iterator[Tensor]:
-    """The tensors of nested dicts, in their order."""
+    """Returns the tensors of nested dicts, in their order."""
     for x in nested.values():
         if isinstance(x, Mapping):
             yield from all_tensors(x)

@@ -1,4 +1,4 @@
-"""From a task's name to Isaac Lab's simulation."""
+"""Builds Isaac Lab's simulation from a task's name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def build_task(
     device: torch.device | str | None,
     settings: Mapping[str, Any],
 ) -> Any:
-    """The simulation of a registered task.
+    """Builds the simulation of a registered task.
 
     Args:
         name (str): as it is registered, such as ``"Isaac-Cart-Double-Pendulum-Direct-v0"``.
@@ -50,7 +50,7 @@ def build_task(
     """
     gymnasium = _import("gymnasium", name)
     if name not in gymnasium.registry:
-        _import("isaaclab_tasks", name)  # whose import registers Isaac Lab's own
+        _import("isaaclab_tasks", name)  # importing it registers Isaac Lab's own tasks
     if name not in gymnasium.registry:
         known = [key for key, spec in gymnasium.registry.items() if _config_entry(spec)]
         raise ConfigError(
@@ -68,7 +68,7 @@ def build_task(
 
 
 def check_task(env: Any) -> Any:
-    """The ``DirectMARLEnv`` inside Gymnasium's wrappers.
+    """Returns the ``DirectMARLEnv`` inside Gymnasium's wrappers.
 
     Raises:
         ConfigError: another kind of environment.

@@ -1,4 +1,4 @@
-"""How a step of Isaac Lab ended agents and episodes, as tensor maths.
+"""Ends of agents and episodes in a step of Isaac Lab, as tensor maths.
 
 Shapes: E envs, N agents of the whole team.
 """
@@ -17,13 +17,13 @@ __all__ = ["Ends", "present"]
 
 @dataclass(frozen=True)
 class Ends:
-    """What the agents' flags of one step mean, with and without an end of the episode.
+    """The agents' flags of one step, read with and without an end of the episode.
 
     Isaac Lab's flags are levels of the task's making: an agent's ``terminated`` may clear while
     the episode goes on. Here an agent that ended stays so until the episode's reset. And Isaac
     Lab ends an episode where all agents are terminated or all are timed out in one step, so one
     in which some terminated and the others timed out would run forever: :attr:`over` tells
-    where nobody is left, or the time limit is reached.
+    where no agent is left, or the time limit is reached.
 
     Args:
         running (GroupFlags): of the agents, where the episode goes on.
@@ -49,7 +49,7 @@ class Ends:
         limit: Tensor | None = None,
         away: Tensor | None = None,
     ) -> Ends:
-        """From the flags before a step and what the task says after it.
+        """Builds the ends from the flags before a step and the task's flags after it.
 
         Args:
             before (GroupFlags): of the agents, with their ends since the last reset.
@@ -59,13 +59,13 @@ class Ends:
         """
         last = before.ended_by(terminated, None)
         running = last.ended_by(None, timed_out)
-        nobody = torch.zeros_like(terminated[:1]) if away is None else away
-        for_good = (terminated | nobody).all(1) | (last.terminated | nobody).all(1)
-        over = (running.done | nobody).all(1)
+        absent = torch.zeros_like(terminated[:1]) if away is None else away
+        for_good = (terminated | absent).all(1) | (last.terminated | absent).all(1)
+        over = (running.done | absent).all(1)
         return cls(running, last, for_good, over if limit is None else over | limit)
 
     def flags(self, done: Tensor, away: Tensor | None = None) -> tuple[TeamFlags, GroupFlags]:
-        """Of the episode and of the agents, with the mask of the next step.
+        """Returns the flags of the episode and of the agents, with the mask of the next step.
 
         Args:
             done (Tensor): where the environment was reset, ``[E, 1]``.
@@ -79,7 +79,7 @@ class Ends:
 
 
 def present(agents: GroupFlags, away: Tensor | None) -> GroupFlags:
-    """The flags, where only those whom the task has act."""
+    """Masks out agents that the task does not have."""
     if away is None:
         return agents
     return replace(agents, mask=agents.mask & ~away.squeeze(-1))

@@ -28,7 +28,7 @@ __all__ = ["IsaacLabEnv"]
 
 
 class IsaacLabEnv(AutoResetEnv):
-    """A multi-agent task of Isaac Lab: a ``DirectMARLEnv``, in groups.
+    """Multi-agent task of Isaac Lab, a ``DirectMARLEnv``, in groups.
 
     Isaac Sim must run before, as for Isaac Lab's own scripts:
     ``from isaaclab.app import AppLauncher; app = AppLauncher(headless=True).app``. It holds one
@@ -126,7 +126,7 @@ class IsaacLabEnv(AutoResetEnv):
             max_steps=max_steps,
             terminal_observations=terminal_observations,
         )
-        self.is_closed = False  # TorchRL asks for it before it closes
+        self.is_closed = False  # TorchRL reads it before it closes
         self.max_steps, self.own_limit = max_steps, getattr(task, "max_episode_length", None)
         self._random = RandomState(own_stream(seed), task.device)
         self._seen: dict[str, Any] = {}
@@ -141,7 +141,7 @@ class IsaacLabEnv(AutoResetEnv):
     def _set_seed(self, seed: int | None) -> None:
         stream = own_stream(0 if seed is None else seed)
         self._random.seed(stream)
-        with self._random.active():  # which the task seeds itself
+        with self._random.active():  # the task seeds it itself
             self.task.seed(stream % 2**31)
 
     # ---------------------------------------------------------------------------- reset, step
@@ -157,7 +157,7 @@ class IsaacLabEnv(AutoResetEnv):
         return self._given(seen, self._running(), flags)
 
     def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-        assert self._flags is not None  # what was not begun is not played
+        assert self._flags is not None  # envs that were not reset do not play
         with self._random.active():
             step = self._world.step(actions, self._flags)
         reward = torch.where(self._flags.done, 0.0, step.reward)
@@ -178,9 +178,9 @@ class IsaacLabEnv(AutoResetEnv):
         return TeamFlags(false, false.clone())
 
     def _given(self, seen: dict[str, Any], root: TeamFlags, agents: GroupFlags) -> dict[str, Any]:
-        """Everything in groups."""
+        """Returns the output of a step or reset in groups."""
         given = {**seen, "done": root.done, **root.__dict__}
-        # A copy, since anyone may write to what is given.
+        # A copy, since users may write to the output.
         flags = {key: x.clone() for key, x in {**agents.__dict__, "done": agents.done}.items()}
         for group, place in self._agents.places.items():
             given[group] = {**seen[group], **{key: x[:, place] for key, x in flags.items()}}
@@ -189,7 +189,7 @@ class IsaacLabEnv(AutoResetEnv):
     # ----------------------------------------------------------------------------- the object
 
     def to(self, device: torch.device | str) -> IsaacLabEnv:
-        """Itself; a simulation stays where it was built.
+        """Returns the environment; a simulation stays where it was built.
 
         Raises:
             ConfigError: another device.
@@ -202,13 +202,13 @@ class IsaacLabEnv(AutoResetEnv):
         return self
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """Closes the simulation; then another one can be built."""
+        """Closes the simulation; another one can be built afterwards."""
         super().close(raise_if_closed=raise_if_closed)
         self._world.close()
 
 
 def _chosen(envs: Tensor, new: GroupFlags, old: GroupFlags) -> GroupFlags:
-    """The new flags in the envs ``[E]``, the old ones elsewhere."""
+    """Selects the new flags in the envs ``[E]``, the old ones elsewhere."""
     return replace(old, **where_fresh(envs, new.__dict__, old.__dict__))
 
 

@@ -1,4 +1,4 @@
-"""What is known of Isaac Lab before it is imported."""
+"""Description of Isaac Lab, available before it is imported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class IsaacLabArguments:
 LIBRARY = Library(
     "Isaac Lab's multi-agent tasks",
     "torchrl_marl.envs.isaaclab:IsaacLabEnv",
-    of_objects=("state", "group_map"),  # a simulation has its envs and its limit
+    of_objects=("state", "group_map"),  # a simulation fixes its number of envs and its time limit
     arguments="torchrl_marl.envs.isaaclab.library:IsaacLabArguments",
     worlds=_worlds,
     owns=_owns,

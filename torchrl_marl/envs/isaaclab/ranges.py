@@ -1,4 +1,4 @@
-"""Ranges for actions whose space has none."""
+"""Ranges for actions of unbounded spaces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Range = float | Mapping[str, float] | None
 
 @dataclass(frozen=True)
 class ActionRanges:
-    """How actions of unbounded spaces are kept in a range, agent by agent.
+    """Scale and clip of actions of unbounded spaces, by agent.
 
     A space that a task declares by a number, as ``action_spaces = {"cart": 1}``, is unbounded.
 
@@ -44,18 +44,18 @@ class ActionRanges:
                     raise ConfigError(f"action_{what} is {value!r}, expected a number above 0.")
 
     def check_names(self, groups: Mapping[str, Sequence[str]]) -> None:
-        """Refuses ranges of agents and groups that there are not."""
+        """Refuses ranges for unknown agents and groups."""
         known = {*groups, *(name for names in groups.values() for name in names)}
         for what, given in self.__dict__.items():
             for name in given if isinstance(given, Mapping) else ():
                 if name not in known:
                     raise ConfigError(
                         f"action_{what}: {name!r} is no agent and no group; "
-                        f"{nearest(name, known)}expected of {sorted(known)}."
+                        f"{nearest(name, known)}expected one of {sorted(known)}."
                     )
 
     def of(self, name: str, group: str) -> tuple[float | None, float | None]:
-        """Scale and clip of an agent."""
+        """Returns scale and clip of an agent."""
         scale, clip = (
             given.get(name, given.get(group)) if isinstance(given, Mapping) else given
             for given in (self.scale, self.clip)
@@ -63,7 +63,7 @@ class ActionRanges:
         return scale, clip
 
     def spec(self, name: str, group: str, space: Any) -> TensorSpec:
-        """What an agent's policy may do, ``[A]``.
+        """Returns the spec of an agent's actions, ``[A]``.
 
         Raises:
             ConfigError: an unbounded space without a range, or with two.

@@ -1,4 +1,4 @@
-"""One of Isaac Lab's simulations, which resets itself within its step, and what it gives.
+"""Simulation of Isaac Lab, which resets itself within its step, and its output.
 
 Shapes: E envs, N agents of the whole team, S state features.
 """
@@ -24,7 +24,7 @@ StateOf = Literal["observations", "world"] | None
 
 @dataclass(frozen=True)
 class Step:
-    """What a step gave.
+    """Output of a step.
 
     Args:
         seen (dict): what the next step goes on from: observations by group, and the state.
@@ -45,7 +45,7 @@ class Step:
 
 
 class IsaacWorld:
-    """A ``DirectMARLEnv`` whose last observations are kept.
+    """Wrapper of a ``DirectMARLEnv`` that keeps the last observations of ended episodes.
 
     Two methods of the instance are wrapped, until :meth:`close`: ``_get_dones``, so that what
     must end is among its time-outs, and ``_reset_idx``, before which an episode's last
@@ -84,13 +84,13 @@ class IsaacWorld:
         self.env.close()
 
     def living(self) -> GroupFlags:
-        """Flags of a new episode."""
+        """Returns the flags of a new episode."""
         size = torch.Size([self.agents.declaration.num_envs])
         flags = GroupFlags.living(size, len(self.agents.names), self.agents.device)
         return present(flags, self.agents.away(self.env.obs_dict))
 
     def start(self, envs: Tensor | None) -> dict[str, Any]:
-        """Begins episodes in the envs ``[E]``, or in all (None); gives what all of them see."""
+        """Begins episodes in the envs ``[E]``, or in all (None); returns all envs' observations."""
         if envs is None:
             self.env.reset()
         else:
@@ -99,7 +99,7 @@ class IsaacWorld:
         return self._seen(self.env.obs_dict)
 
     def step(self, actions: Mapping[str, Any], before: GroupFlags) -> Step:
-        """A step, and the first one of the next episode where one ended.
+        """Makes a step, and begins the next episode where one ended.
 
         Args:
             actions (mapping): group -> ``"action"``, or kind -> ``"action"``.
@@ -109,15 +109,15 @@ class IsaacWorld:
         given = self.env.step(self.agents.actions(actions, before.mask))
         self._before = None
         observations, rewards = given[:2]
-        assert self._ends is not None  # every step asks for them
-        # The environment's own word, in a buffer that it goes on writing to.
+        assert self._ends is not None  # every step reads them
+        # The environment's own answer, in a buffer that it overwrites later.
         done = self.env.reset_buf.clone().unsqueeze(-1)
         root, agents = self._ends.flags(done, self.agents.away(observations))
         reward = self.agents.numbers(rewards, torch.float32)
         return Step(self._seen(observations), self._last, self._was_reset, reward, root, agents)
 
     def _end(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Stands for ``_get_dones``."""
+        """Replaces ``_get_dones``."""
         terminated, time_outs = self._get_dones()
         if self._before is None:
             return terminated, time_outs
@@ -135,7 +135,7 @@ class IsaacWorld:
         return terminated, {name: flag.bool() | over for name, flag in time_outs.items()}
 
     def _begin(self, env_ids: Any) -> None:
-        """Stands for ``_reset_idx``."""
+        """Replaces ``_reset_idx``."""
         in_step = self._before is not None
         if in_step and self.terminal_observations and self._last is None:
             self._last = self._look()
@@ -143,7 +143,7 @@ class IsaacWorld:
         self._reset_idx(env_ids)
 
     def _look(self) -> dict[str, Any]:
-        """What the agents see now, as the end of a step would give it."""
+        """Returns the agents' present observations, as the end of a step would."""
         env = self.env
         observations = env._get_observations()
         if env.cfg.observation_noise_model:
@@ -151,7 +151,7 @@ class IsaacWorld:
                 if name in observations:
                     observations[name] = noise(observations[name])
         before = getattr(env, "obs_dict", None)
-        env.obs_dict = observations  # which the state is made of
+        env.obs_dict = observations  # the state is made of it
         try:
             return self._seen(observations)
         finally:
@@ -174,18 +174,18 @@ class IsaacWorld:
             found = list(state.shape) if isinstance(state, Tensor) else type(state).__name__
             raise SpecError(
                 f"{self.agents.declaration.owner}: its state is {found}, expected "
-                f"{list(expected)} by its state_space; mend one of the two."
+                f"{list(expected)} by its state_space; correct one of the two."
             )
-        # The task's own may be a buffer that it writes to again.
+        # The task may return a buffer that it overwrites later.
         return state.to(spec.dtype, copy=True)
 
 
 def _release(env: Any) -> None:
-    """Takes away what an earlier wrapper left."""
+    """Removes the hooks of an earlier wrapper."""
     for name in ("_get_dones", "_reset_idx"):
         wrapped = vars(env).get(name)
         if isinstance(getattr(wrapped, "__self__", None), IsaacWorld):
             delattr(env, name)
             earlier = getattr(wrapped.__self__, name)
-            if earlier != getattr(env, name):  # somebody had wrapped it before
+            if earlier != getattr(env, name):  # it was wrapped before
                 setattr(env, name, earlier)

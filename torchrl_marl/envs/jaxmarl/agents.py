@@ -1,4 +1,4 @@
-"""How the agents of a JaxMARL world divide into groups and kinds."""
+"""Division of a JaxMARL world's agents into groups and kinds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Shape = tuple[int, ...] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """Agents of a group that see and do the same.
+    """Agents of a group with equal observation and action spaces.
 
     Args:
         name (str): of the kind.
@@ -45,7 +45,7 @@ class Kind:
     n_legal: int | None
 
     def spec(self) -> AgentSpec:
-        """What is declared of them."""
+        """Returns the kind's declaration."""
         return AgentSpec(
             self.name,
             len(self.ids),
@@ -64,7 +64,7 @@ def kinds_of(
     legal: Mapping[Any, tuple[int, ...]] | None,
     one_hot: bool,
 ) -> tuple[Kind, ...]:
-    """The kinds of a group, in the order in which they come first.
+    """Returns the kinds of a group, in order of first appearance.
 
     Args:
         group (str): its name.

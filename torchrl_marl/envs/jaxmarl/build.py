@@ -1,4 +1,4 @@
-"""From a name to a world of JaxMARL.
+"""Builds JaxMARL's worlds from their names.
 
 Functions of a world here are of one copy, and run inside a jitted step.
 """
@@ -22,7 +22,7 @@ __all__ = ["World", "import_jaxmarl", "make_world"]
 
 _NO_LIMIT = 2**30
 _BRAX = ("ant_4x2", "halfcheetah_6x1", "hopper_3x1", "humanoid_9|8", "walker2d_2x3")
-# What SimpleMPE takes without naming it; it swallows anything else, too.
+# Arguments that SimpleMPE reads without naming them; it ignores any other, too.
 _OF_MPE = (
     *("rad", "moveable", "silent", "collide", "mass", "accel", "max_speed"),
     *("u_noise", "c_noise", "damping", "contact_force", "contact_margin"),
@@ -31,7 +31,7 @@ _OF_MPE = (
 
 @dataclass(frozen=True)
 class World:
-    """A world of JaxMARL, how it is called, and the number of steps of its episodes."""
+    """A world of JaxMARL, its name, and the time limit of its episodes."""
 
     env: Any
     name: str
@@ -39,12 +39,12 @@ class World:
     limit: int | None
 
     def reset(self, key: Any) -> tuple[Any, Any]:
-        """An episode of one copy: what each agent sees, and the world."""
+        """Begins an episode of one copy; returns observations and the world's state."""
         observations, world = self.env.reset(key)
         return self._seen(observations), world
 
     def step(self, key: Any, world: Any, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """A step of one copy: what each sees, the world, rewards, ends, and infos."""
+        """Steps one copy; returns observations, the state, rewards, ends, and infos."""
         if self.traits.by_place:
             actions = tuple(actions[agent] for agent in self.env.agents)
         observations, world, rewards, dones, infos = self.env.step_env(key, world, actions)
@@ -56,13 +56,13 @@ class World:
         return self._by_agent(observations)
 
     def _by_agent(self, value: Any) -> Any:
-        """A dict of the agents, where a world gives one after the other, or a row for each."""
+        """Returns a dict by agent, for worlds that return a sequence or rows."""
         n = len(value) if isinstance(value, (tuple, list)) else (*getattr(value, "shape", ()), 0)[0]
         return dict(zip(self.env.agents, value)) if n == len(self.env.agents) else value
 
 
 def import_jaxmarl() -> Any:
-    """JaxMARL, with JAX set to leave GPU memory to torch.
+    """Imports JaxMARL, with JAX set to leave GPU memory to torch.
 
     Raises:
         MissingExtraError: it is not installed.
@@ -78,7 +78,7 @@ def import_jaxmarl() -> Any:
 
 @contextlib.contextmanager
 def _unheard() -> Iterator[None]:
-    """Without what JaxMARL prints when it is imported, past any redirection."""
+    """Suppresses what JaxMARL prints when it is imported, also past redirections."""
     kept = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
     sys.stdout = sys.__stdout__ = io.StringIO()  # type: ignore[assignment, misc]
     try:
@@ -90,7 +90,7 @@ def _unheard() -> Iterator[None]:
 def make_world(
     world: Any, max_steps: int | None, continuous: bool | None, kwargs: dict[str, Any]
 ) -> World:
-    """A world by its name, or of the user's own, with its limit out of the way.
+    """Builds a world by its name, or wraps a user's own, without its time limit.
 
     Args:
         world (str or MultiAgentEnv): which.
@@ -135,7 +135,7 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
     if name not in known:
         raise ConfigError(
             f"unknown world of JaxMARL {name!r}; {nearest(name, known)}"
-            f"expected of {', '.join(known)}."
+            f"expected one of {', '.join(known)}."
         )
     arguments = dict(kwargs)
     if name in _BRAX:
@@ -165,12 +165,12 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
 
 
 def _class_words(name: str) -> tuple[str, ...]:
-    # facmac's worlds have continuous actions only, whatever one asks for.
+    # facmac's worlds have continuous actions only, whatever is asked for.
     return ("SimpleMPE",) if name.startswith("MPE_") and "facmac" not in name else ()
 
 
 def _look_up(name: str, arguments: dict[str, Any]) -> None:
-    """Scenarios of SMAX and layouts of Overcooked by their names."""
+    """Looks up scenarios of SMAX and layouts of Overcooked by their names."""
     tables: dict[str, Mapping[str, Any]] = {}
     if "SMAX" in name:
         from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
@@ -187,13 +187,13 @@ def _look_up(name: str, arguments: dict[str, Any]) -> None:
         if value not in table:
             raise ConfigError(
                 f"JaxMARL's {name!r} has no {key} {value!r}; {nearest(value, table)}"
-                f"expected of {', '.join(table)}."
+                f"expected one of {', '.join(table)}."
             )
         arguments[key] = table[value]
 
 
 def _refuse_leftover(name: str, env: Any, arguments: dict[str, Any]) -> None:
-    """MPE's worlds swallow any argument."""
+    """Refuses unknown arguments of MPE's worlds, which accept any."""
     classes = type(env).__mro__[:-1]
     if "SimpleMPE" not in {cls.__name__ for cls in classes}:
         return
@@ -209,10 +209,10 @@ def _refuse_leftover(name: str, env: Any, arguments: dict[str, Any]) -> None:
 
 
 def _with_limit(env: Any, attribute: str, limit: int | None) -> Any:
-    """A shallow copy with another time limit; the user's own stays as it is."""
+    """Returns a shallow copy with another time limit; the user's own world stays unchanged."""
     copy = object.__new__(type(env))
     copy.__dict__.update(vars(env))
-    if attribute not in vars(env):  # EnemySMAX only passes on what its inner world has
+    if attribute not in vars(env):  # EnemySMAX only forwards the attributes of its inner world
         copy._env = _with_limit(env._env, attribute, limit)
         return copy
     setattr(copy, attribute, limit)

@@ -25,7 +25,7 @@ __all__ = ["Compiled", "Settings", "compiled"]
 
 @dataclass(frozen=True)
 class Settings:
-    """All that the jitted calls depend on; see :class:`JaxMarlEnv`."""
+    """Settings that the jitted calls depend on; see :class:`JaxMarlEnv`."""
 
     world: Any
     num_envs: int
@@ -40,7 +40,7 @@ class Settings:
 
     @property
     def plain(self) -> bool:
-        """Whether equal settings mean the same: no objects of the user's are among them."""
+        """Returns whether equal settings mean the same: none of them is an object of the user's."""
         return _plain((self.world, self.state, self.group_map, self.kwargs))
 
 
@@ -52,7 +52,7 @@ def _plain(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The calls, and what they are of.
+    """The jitted calls, and the world that they belong to.
 
     Args:
         world (World): the world.
@@ -73,7 +73,7 @@ class Compiled:
 
 
 def compiled(settings: Settings) -> Compiled:
-    """The jitted calls of a world, those of an earlier environment where the settings are equal.
+    """Returns the jitted calls of a world, reused from an earlier one of equal settings.
 
     Raises:
         ConfigError: an unknown world or argument; a state, shaped reward or group map that does
@@ -88,7 +88,7 @@ def _compile(own: Settings) -> Compiled:
     kinds = _kinds(world, own.group_map, own.one_hot)
     state = _state_of(world, own.state, kinds)
     step = JaxStep(world, kinds, own.num_envs, state=state, info=own.info, shaping=own.shaping)
-    if own.shaping.coefficient and "shaped_reward" not in step.told():
+    if own.shaping.coefficient and "shaped_reward" not in step.info_shapes():
         raise ConfigError(
             f"JaxMarlEnv: shaped_reward is {own.shaping.coefficient}, but {world.name!r} has none "
             "of its own; leave it 0."
@@ -110,7 +110,7 @@ _remembered = lru_cache(maxsize=16)(_compile)
 
 
 def _kinds(world: World, group_map: Any, one_hot: bool) -> dict[str, tuple[Kind, ...]]:
-    """Group -> its kinds, with the shapes that the world really gives."""
+    """Maps each group to its kinds, with the shapes that the world really returns."""
     env = world.env
     seen, state = jax.eval_shape(world.reset, jax.random.PRNGKey(0))
     if not isinstance(seen, dict) or any(agent not in seen for agent in env.agents):
@@ -125,7 +125,7 @@ def _kinds(world: World, group_map: Any, one_hot: bool) -> dict[str, tuple[Kind,
         legal = None
     shapes = jax.tree.map(lambda x: tuple(x.shape), {agent: seen[agent] for agent in env.agents})
     masks = None if legal is None else {agent: tuple(x.shape) for agent, x in legal.items()}
-    # A mapping comes as pairs, since settings are hashed.
+    # Mappings are stored as pairs, since settings are hashed.
     groups = grouped(env.agents, dict(group_map) if isinstance(group_map, tuple) else group_map)
     return {name: kinds_of(name, ids, env, shapes, masks, one_hot) for name, ids in groups.items()}
 
@@ -133,7 +133,7 @@ def _kinds(world: World, group_map: Any, one_hot: bool) -> dict[str, tuple[Kind,
 def _state_of(
     world: World, state: Any, kinds: Mapping[str, tuple[Kind, ...]]
 ) -> Callable[..., Any] | None:
-    """``state(world, observations)`` of a copy."""
+    """Returns ``state(world, observations)`` of a copy."""
     if state is None:
         return None
     if callable(state):

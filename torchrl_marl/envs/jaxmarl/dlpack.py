@@ -1,4 +1,4 @@
-"""Arrays of JAX as tensors of torch and back, without a copy on the CPU.
+"""Conversion of JAX arrays to torch tensors and back, without a copy on the CPU.
 
 Torch gets arrays by DLPack, and may write to them in place: JAX must not go on from them, which
 :class:`~torchrl_marl.envs.jaxmarl.step.JaxStep` sees to. JAX reads actions where torch has them,
@@ -26,7 +26,7 @@ _SIGNED = {torch.uint32: torch.int32, torch.uint16: torch.int16}
 
 
 def device_of(device: torch.device) -> Any:
-    """JAX's device beside torch's; its CPU where this JAX knows no GPU."""
+    """Returns JAX's device for torch's; its CPU where this JAX has no GPU."""
     if device.type != "cpu":
         try:
             return jax.devices("gpu")[device.index or 0]
@@ -36,7 +36,7 @@ def device_of(device: torch.device) -> Any:
 
 
 def to_jax(tensor: Tensor, device: Any) -> Any:
-    """A tensor as an argument of a jitted call on a device, which may share its memory."""
+    """Returns a tensor as an argument of jitted calls on a device; both may share memory."""
     tensor = tensor.detach().to(_NARROW.get(tensor.dtype, tensor.dtype)).contiguous()
     if device.platform == "cpu":
         return tensor.cpu().numpy()
@@ -44,7 +44,7 @@ def to_jax(tensor: Tensor, device: Any) -> Any:
 
 
 def to_torch(nested: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Nested dicts of arrays as tensors that share their memory; waits until they are there."""
+    """Returns nested dicts of arrays as tensors of the same memory; waits for the results."""
     return {
         key: to_torch(x, device) if isinstance(x, dict) else torch.from_dlpack(x).to(device)
         for key, x in nested.items()
@@ -52,7 +52,7 @@ def to_torch(nested: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def read_tree(tree: Any) -> dict[str, Tensor]:
-    """A copy of all arrays of a tree by their paths; unsigned numbers bit by bit as signed ones."""
+    """Copies all arrays of a tree by their paths; unsigned numbers bit by bit as signed ones."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {_name(path): _signed(torch.tensor(np.array(x))) for path, x in leaves}
 
@@ -66,7 +66,7 @@ def _name(path: Any) -> str:
 
 
 def write_tree(like: Any, saved: Mapping[str, Tensor], device: Any) -> Any:
-    """A tree with the arrays that :func:`read_tree` gave, which it does not share.
+    """Writes copies of the arrays from :func:`read_tree` to a tree.
 
     Args:
         like: the tree's structure, with shapes and dtypes.

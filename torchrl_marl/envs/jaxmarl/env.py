@@ -24,7 +24,7 @@ __all__ = ["JaxMarlEnv"]
 
 
 class JaxMarlEnv(AutoResetEnv):
-    """A world of JaxMARL, all copies stepped by one jitted call, in groups.
+    """World of JaxMARL in groups: one jitted call steps all copies.
 
     A step gives an episode's last observation and the next one's first, and the life cycle is
     worked out in JAX. Tensors are exchanged by DLPack, without a copy on the CPU. An episode has
@@ -168,7 +168,7 @@ class JaxMarlEnv(AutoResetEnv):
         return self._dlpack.to_jax(action, self._jax_device)
 
     def _given(self, leaves: dict[str, Any]) -> dict[str, Any]:
-        """The leaves as tensors, the flags beside the others."""
+        """Returns the leaves as tensors, with the flags beside the others."""
         given = self._dlpack.to_torch(leaves, self.device)
         flags, root = (zip(names, given.pop(key)) for key, names in self._flags.items())
         rows = {key: x if key == "mask" else x.unsqueeze(-1) for key, x in flags}
@@ -183,14 +183,14 @@ class JaxMarlEnv(AutoResetEnv):
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """Rewards are meanwhile those that a policy is measured by, without the shaped one."""
+        """Leaves shaped rewards out of the rewards within this context, for evaluation."""
         before, self._is_measured = self._is_measured, True
         try:
             yield
         finally:
             self._is_measured = before
 
-    # ---------------------------------------------------------------- random state, snapshot
+    # --------------------------------------------------------------- random state, snapshot
 
     def _set_seed(self, seed: int | None) -> None:
         import jax
@@ -202,7 +202,7 @@ class JaxMarlEnv(AutoResetEnv):
         self._begun = None
 
     def snapshot(self) -> TensorDict:
-        """The environment's whole state: the worlds, running episodes and JAX's random key.
+        """Returns the environment's whole state: worlds, running episodes and JAX's random key.
 
         Returns:
             TensorDict: to be given to :meth:`restore`; saves with ``torch.save(x.to_dict())``.

@@ -1,4 +1,4 @@
-"""What is known of JaxMARL before it is imported."""
+"""Description of JaxMARL, available before it is imported."""
 
 from __future__ import annotations
 

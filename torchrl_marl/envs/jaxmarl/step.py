@@ -17,7 +17,7 @@ from torchrl_marl.envs.jaxmarl.build import World
 
 __all__ = ["FLAGS", "JaxStep", "Shaping"]
 
-# Array of JAX, or nested dicts of such.
+# A JAX array, or nested dicts of them.
 Array = Any
 # The flags of all agents, and of the episode, in the order in which they are stacked.
 FLAGS = {
@@ -29,7 +29,7 @@ State = Callable[[Any, Any], Array]
 
 @dataclass(frozen=True)
 class Shaping:
-    """How much of the world's shaped reward is added: linearly less, to none, with the steps.
+    """Coefficient of the world's shaped reward, linearly decayed to zero over the steps.
 
     Args:
         coefficient (float): at first.
@@ -40,14 +40,14 @@ class Shaping:
     steps: int | None = None
 
     def at(self, frames: Array) -> Array:
-        """The coefficient after so many env steps."""
+        """Returns the coefficient after a number of env steps."""
         if self.steps is None:
             return self.coefficient
         return self.coefficient * jnp.maximum(0.0, 1.0 - frames / self.steps)
 
 
 class JaxStep:
-    """Starts and steps E copies of a world.
+    """Pure functions that start and step E copies of a world.
 
     What goes on (the *carry*) and what is given to torch (*leaves*, nested dicts by group) share no
     memory. The
@@ -86,18 +86,18 @@ class JaxStep:
     # ------------------------------------------------------------------------ the three calls
 
     def start(self, key: Array, calls: Array) -> tuple[Array, ...]:
-        """Episodes begin everywhere: the carry and its leaves."""
+        """Begins episodes in all copies; returns the carry and its leaves."""
         key, drawing = jax.random.split(key)
         carry, leaves = self._begin(drawing)
         return _owned({**carry, "key": key, "calls": calls}, leaves)
 
     def merge(self, carry: Array, new: Array, fresh: Array) -> Array:
-        """What goes on: the new in the envs ``fresh`` ``[E]``, the old elsewhere."""
+        """Selects the new carry in the envs ``fresh`` ``[E]``, and the old one elsewhere."""
         shared = {key: new[key] for key in ("key", "calls")}
         return {**_where(fresh, _without(new, shared), carry), **shared}
 
     def step(self, carry: Array, actions: list[Array]) -> tuple[Array, ...]:
-        """The carry, the leaves that the step led to, and those that the next one goes on from."""
+        """Steps all copies; returns the carry, the step's result and the next step's start."""
         key, stepping, drawing = jax.random.split(carry["key"], 3)
         keys = jax.random.split(stepping, self.num_envs)
         played = jax.vmap(self.world.step)(keys, carry["world"], self._deal(carry, actions))
@@ -121,7 +121,7 @@ class JaxStep:
         return self._read(observations, world, steps, never, never[:, 0], never[:, 0], None)
 
     def _deal(self, carry: Array, actions: list[Array]) -> dict[Any, Array]:
-        """Agent -> its action; a legal one that does nothing of those who act not."""
+        """Maps agents to actions; agents that do not act get a legal one without effect."""
         dealt, i = {}, 0
         kinds = [kind for group in self.kinds.values() for kind in group]
         for kind, action in zip(kinds, actions):
@@ -138,7 +138,7 @@ class JaxStep:
     def _ends(
         self, terminated: Array, steps: Array, dones: Array, infos: Array
     ) -> tuple[Array, Array, Array]:
-        """Agents that terminated ``[E, A]``; the episode's terminated and truncated ``[E]``."""
+        """Returns the agents' terminated ``[E, A]``, and the episode's two flags ``[E]``."""
         ended = dones["__all__"]
         own = jnp.stack([dones.get(agent, ended) for agent in self.ids], 1)
         over = jnp.zeros_like(ended) if self.limit is None else steps >= self.limit
@@ -161,7 +161,7 @@ class JaxStep:
         root_truncated: Array,
         infos: Array | None,
     ) -> tuple[Array, Array]:
-        """What goes on, and what is given of it but the rewards."""
+        """Returns the next carry, and all leaves but the rewards."""
         truncated = ~terminated & root_truncated[:, None]
         mask = ~terminated
         if self.traits.acts is not None:
@@ -188,7 +188,7 @@ class JaxStep:
 
     @property
     def places(self) -> dict[str, slice]:
-        """Group -> where its agents are among all."""
+        """Maps each group to its agents' places among all agents."""
         places, end = {}, 0
         for name, kinds in self.kinds.items():
             n = sum(len(kind.ids) for kind in kinds)
@@ -196,7 +196,7 @@ class JaxStep:
         return places
 
     def _by_kind(self, group: str, observations: Array, legal: Array) -> dict[str, Any]:
-        """The group's leaves that may differ in shape: by kind where there are several."""
+        """Returns the group's leaves that may differ in shape, by kind where there are several."""
         kinds = self.kinds[group]
         own: dict[str, Any] = {}
         for kind in kinds:
@@ -214,7 +214,7 @@ class JaxStep:
         return jax.vmap(getattr(self.env, self.traits.legal))(world)
 
     def _pay(self, leaves: Array, rewards: Array, infos: Array, carry: Array) -> None:
-        """What each earns, nothing after its end; who waits its turn earns."""
+        """Sets the rewards: of living agents, waiting ones included; zeros after an end."""
         reward = jnp.stack([rewards[agent] for agent in self.ids], 1).astype(jnp.float32)
         lives = ~carry["terminated"]
         paid = reward = jnp.where(lives, reward, 0.0)
@@ -230,19 +230,21 @@ class JaxStep:
                 leaves[name]["info"]["unshaped_reward"] = reward[:, place, None]
 
     def _info(self, world: Array, infos: Array | None, done: Array) -> dict[str, Array]:
-        """Name -> ``[E, A, 1]``: what the world tells of each agent, and who has won."""
-        rows = {} if infos is None else self._told(infos)
+        """Returns each agent's infos, ``[E, A, 1]`` by name, and which agents have won."""
+        rows = {} if infos is None else self._info_rows(infos)
         if infos is None:
-            rows = {name: jnp.zeros(shape, jnp.float32) for name, shape in self.told().items()}
+            rows = {
+                name: jnp.zeros(shape, jnp.float32) for name, shape in self.info_shapes().items()
+            }
         elif self.traits.won is not None:
             won = jax.vmap(lambda own: self.traits.won(self.env, own))(world)  # type: ignore[misc]
             rows["won"] = (won[:, jnp.array(self.order)] & done[:, None]).astype(jnp.float32)
         return {name: x.reshape(self.num_envs, len(self.ids), 1) for name, x in rows.items()}
 
-    def told(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of what a step tells, ``[E, A]``."""
-        told = jax.eval_shape(self._try, jax.random.PRNGKey(0))
-        return {name: tuple(x.shape) for name, x in told.items()}
+    def info_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of a step's infos by name, ``[E, A]``."""
+        shapes = jax.eval_shape(self._try, jax.random.PRNGKey(0))
+        return {name: tuple(x.shape) for name, x in shapes.items()}
 
     def _try(self, key: Array) -> dict[str, Array]:
         keys = jax.random.split(key, self.num_envs)
@@ -251,12 +253,12 @@ class JaxStep:
         drawn = {agent: space.sample(key) for agent, space in spaces.items()}
         actions = jax.tree.map(lambda x: jnp.stack([x] * self.num_envs), drawn)
         _, world, rewards, _, infos = jax.vmap(self.world.step)(keys, world, actions)
-        rows = self._told(infos)
+        rows = self._info_rows(infos)
         flat = jnp.zeros((self.num_envs, len(self.ids)), jnp.float32)
         rows.update({"won": flat} if self.traits.won is not None else {})
         return {**rows, **({"unshaped_reward": flat} if self.shaping.coefficient else {})}
 
-    def _told(self, infos: Array) -> dict[str, Array]:
+    def _info_rows(self, infos: Array) -> dict[str, Array]:
         rows = {}
         for name, x in infos.items():
             if isinstance(x, dict) and all(agent in x for agent in self.ids):
@@ -272,7 +274,7 @@ class JaxStep:
 
 
 def _where(fresh: Array, new: Array, old: Array) -> Array:
-    """The new where fresh ``[E]``, with the old one's dtypes; leaves that only the old has go."""
+    """Selects new leaves where fresh ``[E]``, in their dtypes; drops leaves only in the old."""
     if isinstance(new, dict):
         return {key: _where(fresh, x, old[key]) for key, x in new.items()}
 
@@ -287,7 +289,7 @@ def _without(mapping: Array, keys: Array) -> Array:
 
 
 def _owned(carry: Array, *leaves: Array) -> tuple[Array, ...]:
-    """The carry in its own memory, and with dtypes that a next call does not compile anew for.
+    """Returns arrays in memory of their own, with dtypes that trigger no new compilation.
 
     Without the copies JAX may return one array twice, and torch write into what it goes on from.
     Flags are given as one array, since handing over an array takes as long as many a step.

@@ -1,4 +1,4 @@
-"""What the classes of JaxMARL's worlds do not say of themselves, as a table.
+"""Table of traits that the classes of JaxMARL's worlds do not declare.
 
 Functions of a world here are of one copy, and run inside a jitted step.
 """
@@ -14,7 +14,7 @@ __all__ = ["WORLD_TRAITS", "WorldTraits", "traits_of"]
 
 @dataclass(frozen=True)
 class WorldTraits:
-    """What a class of worlds does not say of itself.
+    """Undeclared traits of a class of worlds.
 
     Args:
         limit (str, optional): the attribute that holds its time limit.
@@ -68,7 +68,7 @@ def _won(env: Any, world: Any) -> Any:
 def _seat(env: Any, world: Any) -> Any:
     import jax.numpy as jnp
 
-    # The current player is a seat, and the seats may be dealt anew every episode.
+    # The current player is a seat, and seats may be dealt anew in every episode.
     acting = world.seat_order[jnp.argmax(world.cur_player_idx)]
     return jnp.arange(env.num_agents) == acting
 
@@ -91,7 +91,7 @@ def _kitchen(env: Any, world: Any, observations: Any) -> Any:
 
 
 def _in_the_grid(env: Any, observations: Any) -> Any:
-    # All agents' views are one array, and of what they carry each has a column.
+    # All agents' views are one array; what they carry has a column for each agent.
     grids, inventories = observations["observations"], observations["inventory"]
     return {
         agent: {"observation": grids[i], "inventory": inventories[:, i]}

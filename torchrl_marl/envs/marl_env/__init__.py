@@ -1,4 +1,4 @@
-"""The base for worlds of one's own."""
+"""Base of worlds of one's own."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The base for worlds of one's own: declare the agents, write ``_reset`` and ``_step``.
+"""Base of worlds of one's own: declare the agents, write ``_reset`` and ``_step``.
 
 Shapes: E envs, N agents of a group, O observation features, S state features.
 """
@@ -38,13 +38,13 @@ from torchrl_marl.specs import AgentSpec
 
 __all__ = ["MarlEnv"]
 
-# What EnvBase writes later; every attribute that is not EnvBase's or this class's is the world's.
+# Attributes that EnvBase sets later; all others but EnvBase's and this class's are the world's.
 _NOT_WORLD = ("_cache_in_keys", "_state_keys", "_collector", "_is_spec_locked", "_inplace_update")
 _WORLD = {("_episode",), ("_buffers",), ("_modules",)}
 
 
 class MarlEnv(WorldGraphs, DeclaredEnv):
-    """A vectorized world of one's own, for any team.
+    """Base of vectorized multi-agent environments.
 
     A subclass declares its agents in ``__init__`` and writes two methods, batched over E envs:
 
@@ -146,7 +146,7 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Transforms and batched envs call _reset and _step themselves, past reset() and step():
-        # this is the one place that all ways lead through.
+        # only here do all paths meet.
         super().__init_subclass__(**kwargs)
         for name, complete in (("_reset", "_complete_reset"), ("_step", "_complete_step")):
             if name in vars(cls):
@@ -172,7 +172,7 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
         super().__init__(device=device, batch_size=(num_envs,))
         self.max_steps, self.check = max_steps, check
         self._checked: set[str] = set()
-        # Groups of which _reset said who acts.
+        # Groups whose mask _reset returned.
         self._with_mask: set[str] = set()
         self.group_map: dict[str, list[str]] = {}
         self._declaration = Declaration(name, num_envs, in_turns=self.in_turns)
@@ -203,7 +203,7 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
         self._declare(self._declaration.with_agent(spec, group), f"agent {spec.name!r}")
 
     def register_state(self, spec: TensorSpec) -> None:
-        """Adds ``"state"``, what only a critic sees; called in ``__init__``.
+        """Adds ``"state"``, an input of the critic only; called in ``__init__``.
 
         Args:
             spec (TensorSpec): of one env, ``[S]``.
@@ -222,7 +222,7 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
         self._set_declaration(declaration)
 
     def by_kind(self, tensordict: TensorDictBase, group: str) -> dict[str, TensorDictBase]:
-        """A group's data by kind of agent, dense whatever the group is.
+        """Returns a group's data by kind of agent, always dense.
 
         Args:
             tensordict (TensorDictBase): with the group's data stacked lazily, padded or dense.
@@ -322,7 +322,7 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
         return self._wrap(self._episode["given"], rewards)
 
     def _prepare_step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """The input of ``_step``: this env's own flags, and no actions of those who act not."""
+        """Returns the input of ``_step``: own flags, and zeros for agents that do not act."""
         actions = self._declaration.reader.read_actions(tensordict)
         self._check_values("step", "action", actions)
         tensordict = tensordict.clone(recurse=False)
@@ -334,7 +334,7 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
         return tensordict
 
     def _check_values(self, method: str, leaf: str, given: dict[str, dict[str, Any]]) -> None:
-        """Are the values inside their specs? Waits for the device, so it is not done always."""
+        """Checks that values lie inside their specs; waits for the device, so it is optional."""
         if torch.compiler.is_compiling() or (method in self._checked and not self.check):
             return
         masks = {name: flags["mask"] for name, flags in self._episode["groups"].items()}
@@ -359,7 +359,7 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
         self.random_state.seed(own_stream(self._seed))
 
     def snapshot(self) -> TensorDict:
-        """The environment's whole state: its world, running episodes and random state.
+        """Returns the environment's whole state: world, running episodes and random state.
 
         Returns:
             TensorDict: to be given to :meth:`restore`; saves with ``torch.save(x.to_dict())``.
@@ -373,7 +373,7 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
         return TensorDict({"world": world, "random": TensorDict(self.random_state.state_dict())})
 
     def restore(self, snapshot: TensorDict) -> None:
-        """Continues from a snapshot of an environment that was built with the same arguments.
+        """Restores a snapshot of an environment that was built with the same arguments.
 
         Raises:
             SimulatorStateError: a snapshot of another env or another number of envs.

@@ -1,4 +1,4 @@
-"""What lets graphs step a world of one's own.
+"""Graphs of worlds of one's own: what capturing their steps needs.
 
 Shapes: E envs.
 """
@@ -28,7 +28,7 @@ __all__ = ["WorldGraphs"]
 
 
 class WorldGraphs:
-    """The part of :class:`~torchrl_marl.envs.MarlEnv` that graphs look at."""
+    """The part of :class:`~torchrl_marl.envs.MarlEnv` that graphs use."""
 
     random_state: RandomState
     device: Any
@@ -55,7 +55,7 @@ class WorldGraphs:
         return env
 
     def _drawing(self) -> AbstractContextManager[None]:
-        """In which this env draws from its own random state; in a graph, from torch's."""
+        """Returns a context of the env's own random state; inside a graph, of torch's."""
         in_graph = self._captured is not None and self._captured.in_graph
         return contextlib.nullcontext() if in_graph else self.random_state.active()
 
@@ -65,7 +65,7 @@ class WorldGraphs:
         return self
 
     def captured(self) -> CapturedSimulator:
-        """The world, to be stepped by graphs.
+        """Returns the world, captured for graphs.
 
         Raises:
             CaptureError, SimulatorStateError: a world whose state cannot be packed.
@@ -74,8 +74,8 @@ class WorldGraphs:
             self.reset()
         if self._captured is None:
             random = self.random_state.state_dict()
-            with torch.random.fork_rng():  # what probes draw leaves no trace
-                # The time limit is this env's, and yet a graph holds for one limit only.
+            with torch.random.fork_rng():  # random numbers of probes must leave no trace
+                # The time limit is the env's, but a graph holds for one limit only.
                 exclude = self._not_world - {("max_steps",)}
                 state = SimulatorState(lambda n: self.twin(n)._after_a_step(), exclude)
             self.random_state.load_state_dict(random)
@@ -83,7 +83,7 @@ class WorldGraphs:
         return self._captured
 
     def twin(self, num_envs: int) -> Any:
-        """Another one of the same world, which draws its starts from this one's random state.
+        """Builds an env of the same world that draws starts from this env's random state.
 
         Raises:
             CaptureError: a class that takes no ``num_envs``.
@@ -112,7 +112,7 @@ class WorldGraphs:
         return twin
 
     def _slots_of_envs(self) -> dict[Path, bool] | None:
-        """Which of the world's tensors hold the envs in their first dim, by probes.
+        """Finds by probes which of the world's tensors have the envs as their first dim.
 
         None for a world that cannot be built with another number of envs.
         """
@@ -120,9 +120,9 @@ class WorldGraphs:
             exclude = {*self._not_world, ("_episode",)}
             random = self.random_state.state_dict()
             try:
-                with RandomState(0, self.device).active():  # what probes draw leaves no trace
+                with RandomState(0, self.device).active():  # probes must leave no trace
                     self._env_slots = slots_of_envs(lambda n: self.twin(n)._after_a_step(), exclude)
-            except Exception:  # whatever a world raises in a size that it is not made for
+            except Exception:  # a world may raise anything in a size that it does not support
                 self._env_slots = None
                 self._warn_of_tables(exclude)
             finally:
@@ -130,7 +130,7 @@ class WorldGraphs:
         return self._env_slots
 
     def _warn_of_tables(self, exclude: set[Path]) -> None:
-        """Of what all envs share, if it has as many rows as a reset takes for those of envs."""
+        """Warns of tables shared by all envs whose rows a reset would take for those of envs."""
 
         def step(world: WorldGraphs) -> TensorDictBase:
             with RandomState(0, self.device).active():
@@ -140,7 +140,7 @@ class WorldGraphs:
             world = copy.deepcopy(self)
             world._inside = False
             tables = shared_tables(world, self.batch_size[0], exclude, type(self).reset, step)
-        except Exception:  # a world that cannot be copied, or stands no other row
+        except Exception:  # a world that cannot be copied, or fails with other rows
             return
         if tables:
             warnings.warn(
@@ -151,7 +151,7 @@ class WorldGraphs:
             )
 
     def _follow_leader(self) -> None:
-        """A twin has the settings of the env for which it draws, whenever it draws."""
+        """Copies the settings of the env that a twin draws for, before each draw."""
         if self._leader is not None:
             sizes = (self.batch_size[0], self._leader.batch_size[0])
             exclude = {*self._not_world, ("_episode",)}
@@ -165,7 +165,7 @@ class WorldGraphs:
 
     @contextlib.contextmanager
     def _on_its_own(self, random: RandomState) -> Iterator[None]:
-        """A twin with its leader's settings of now, and random numbers of its own."""
+        """Gives a twin its leader's present settings and random numbers of its own."""
         self._follow_leader()
         kept = self._leader, self.random_state
         self._leader, self.random_state = None, random
@@ -175,7 +175,7 @@ class WorldGraphs:
             self._leader, self.random_state = kept
 
     def check_actions(self, tensordict: TensorDictBase) -> None:
-        """Compares actions with their specs; waits for the device.
+        """Checks actions against their specs; waits for the device.
 
         Raises:
             SpecError: naming the agent and the env.
@@ -192,7 +192,7 @@ class WorldGraphs:
 
 
 def _place_of_num_envs(cls: type) -> int | None:
-    """Which argument by place ``num_envs`` is, also where ``*args`` are handed on, or None."""
+    """Returns the position of the argument ``num_envs``, through ``*args`` too, or None."""
     for init in (vars(parent)["__init__"] for parent in cls.__mro__ if "__init__" in vars(parent)):
         parameters = list(inspect.signature(init).parameters.values())[1:]
         by_place = [x for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]

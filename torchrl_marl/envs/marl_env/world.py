@@ -1,4 +1,4 @@
-"""The world of an environment: all its attributes that change, saved, moved and guarded.
+"""A world's attributes that change: saved, moved and protected.
 
 Shapes: E envs.
 """
@@ -24,7 +24,7 @@ _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rand
 
 
 def save_world(owner: Any, exclude: frozenset[str | Path]) -> TensorDict:
-    """The tensors among an object's attributes.
+    """Returns the tensors among an object's attributes.
 
     Args:
         owner: the environment.
@@ -43,7 +43,7 @@ def save_world(owner: Any, exclude: frozenset[str | Path]) -> TensorDict:
 
 
 def load_world(owner: Any, exclude: frozenset[str | Path], world: TensorDict) -> None:
-    """Puts back what :func:`save_world` gave."""
+    """Restores the tensors of :func:`save_world`."""
     SimulatorState(None, exclude).write(owner, world)
 
 
@@ -57,7 +57,7 @@ def move_world(owner: Any, exclude: frozenset[str | Path], device: torch.device)
 
 @contextlib.contextmanager
 def forbid_inplace_writes(episode: dict[str, Any], method: str) -> Iterator[None]:
-    """Refuses writing to what an episode gave: that lies in rollouts, and would spoil them."""
+    """Refuses in-place writes to an earlier output, which rollouts may hold."""
     leaves = list(_leaves(episode.get("given", {})))
     versions = [x._version for _, x in leaves]
     yield

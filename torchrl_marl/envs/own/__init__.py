@@ -1,4 +1,4 @@
-"""Worlds of one's own: by ``module:Class``, or as an object that is there already."""
+"""Worlds of one's own: by ``module:Class``, or as an existing object."""
 
 from torchrl_marl._lazy import attach
 

@@ -1,4 +1,4 @@
-"""Code of a world that is no known library's: what a name in somebody's settings would run."""
+"""Code outside the known libraries that the name of a world would run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["foreign_code"]
 
 
 def foreign_code(env: EnvConfig) -> str | None:
-    """The module or file that is run when a world is made, or None where a known library's is.
+    """Returns the module or file that building a world runs, or None for a known library's.
 
     Nothing of it is imported to find out.
 
@@ -46,7 +46,7 @@ def _file(path: str) -> str:
 
 
 def _place(package: str, path: list[str] | None = None) -> str | None:
-    """The file or folder of a package; None where there is none, so that nothing can run."""
+    """Returns the file or folder of a package; None where there is none, so nothing can run."""
     try:
         found = PathFinder.find_spec(package, path) if path else find_spec(package)
     except (ImportError, ValueError):

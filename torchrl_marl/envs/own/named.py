@@ -1,4 +1,4 @@
-"""Worlds of one's own: found by ``module:Class`` or ``file.py:Class``, and built.
+"""Worlds of one's own, found by ``module:Class`` or ``file.py:Class``, and built.
 
 Nothing is imported before a world is asked for.
 """
@@ -31,7 +31,7 @@ __all__ = ["build_own", "check_own", "import_file", "import_own"]
 
 
 def check_own(library: str) -> None:
-    """Refuses a ``module:Class`` whose module or file is not there; imports nothing of it.
+    """Refuses a ``module:Class`` whose module or file does not exist; imports nothing of it.
 
     Raises:
         ConfigError: naming what is missing.
@@ -58,7 +58,7 @@ def check_own(library: str) -> None:
 
 
 def import_own(library: str) -> Any:
-    """The class or function that ``module:Class`` or ``file.py:Class`` names.
+    """Imports the class or function that ``module:Class`` or ``file.py:Class`` names.
 
     Raises:
         ConfigError: there is none, or its module raises when it is imported.
@@ -72,7 +72,7 @@ def import_own(library: str) -> Any:
     if place.endswith(".py"):
         module = import_file(Path(place))
     else:
-        with _current_folder(), _told(place):
+        with _current_folder(), _importing(place):
             module = importlib.import_module(place)
     if not callable(found := getattr(module, name, None)):
         known = [key for key, value in vars(module).items() if inspect.isclass(value)]
@@ -84,18 +84,18 @@ def import_own(library: str) -> Any:
 
 
 def import_file(path: Path) -> ModuleType:
-    """A Python file, run anew as a module of its own.
+    """Runs a Python file anew, as a module of its own.
 
     Raises:
         ConfigError: it raises.
     """
     path = path.resolve()
-    # Registered, so that its classes tell their source and go to other processes.
+    # Registered, so that inspect finds its source and pickle its classes.
     name = f"{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    with _told(str(path)):
+    with _importing(str(path)):
         spec.loader.exec_module(module)
     if importlib.util.find_spec("cloudpickle") is not None:
         import cloudpickle
@@ -107,7 +107,7 @@ def import_file(path: Path) -> ModuleType:
 def build_own(
     config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
 ) -> EnvBase:
-    """An environment of TorchRL by its class, or copies of a PettingZoo world by what makes it.
+    """Builds an environment of TorchRL from its class, or copies of a PettingZoo world.
 
     A class of environments, or a function that takes ``num_envs``, is given the settings that it
     names. Any other function or class makes one world of PettingZoo.
@@ -138,7 +138,7 @@ def build_own(
             continue
         offered[field.name] = value
         unused = None if field.name == "max_steps" else getattr(defaults, field.name)
-        # Which actions it has is seen when it is built.
+        # Its actions are known only when it is built.
         if field.name not in {*taken, "continuous_actions"} and value != unused:
             raise ConfigError(
                 f"env.{field.name} is {quoted(value)}, but {maker.__name__} takes no "
@@ -159,7 +159,7 @@ def build_own(
 
 
 def _arguments_of(maker: Any) -> set[str]:
-    """Names of the arguments that a class or function takes, by the classes it hands them to."""
+    """Returns the argument names of a class or function, its parents' included where forwarded."""
     names: set[str] = set()
     inits = [vars(c).get("__init__") for c in maker.__mro__] if inspect.isclass(maker) else [maker]
     for init in filter(None, inits):
@@ -174,20 +174,20 @@ def _arguments_of(maker: Any) -> set[str]:
 
 
 @contextmanager
-def _told(place: str) -> Iterator[None]:
-    """What goes wrong in somebody's module becomes one sentence."""
+def _importing(place: str) -> Iterator[None]:
+    """Raises errors of a user's module as one sentence."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"{quoted(place)} cannot be imported ({why}); mend it.") from error
+        raise ConfigError(f"{quoted(place)} cannot be imported ({why}); fix it.") from error
 
 
 @contextmanager
 def _current_folder() -> Iterator[None]:
-    """Modules of the current folder are found, as ``python -m`` finds them."""
+    """Makes modules of the current folder importable, as ``python -m`` does."""
     added = "" not in sys.path and str(Path.cwd()) not in sys.path
     if added:
         sys.path.insert(0, str(Path.cwd()))

@@ -1,4 +1,4 @@
-"""Worlds that are built already, or what makes one: from an object to an environment."""
+"""Adapters around existing worlds, and around functions that make them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def adapted(world: Any, library: str, **settings: Any) -> EnvBase:
 
 
 def as_environment(env: Any, config: EnvConfig, device: torch.device | str) -> EnvBase:
-    """An environment as it is, or the adapter around somebody's world, as a run's settings say.
+    """Returns an environment as it is, or the adapter around a world, by a run's settings.
 
     Raises:
         ConfigError: neither an environment nor a world.

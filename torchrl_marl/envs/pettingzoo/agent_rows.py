@@ -1,4 +1,4 @@
-"""Where each agent of a PettingZoo world finds and leaves its data.
+"""Places of each agent's data in the rows of a PettingZoo world.
 
 Shapes: N agents of a group, M agents of a kind.
 """
@@ -14,7 +14,7 @@ __all__ = ["AgentSlot", "AgentSpaces", "Leaf", "field_of", "spaces_of"]
 
 @dataclass(frozen=True)
 class AgentSpaces:
-    """What one agent sees and does, as the world declares it.
+    """Observation and action spaces of one agent, as the world declares them.
 
     Args:
         agent: its id.
@@ -31,14 +31,14 @@ class AgentSpaces:
     wrapped: bool
 
     def alike(self, other: AgentSpaces) -> bool:
-        """Whether both see and do the same kind of things."""
+        """Returns whether two agents have spaces of one kind."""
         own = (self.observation, self.action, self.masked)
         return own == (other.observation, other.action, other.masked)
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A part of an agent's observation: where it is in the dict, its field, shape and start."""
+    """Part of an agent's observation: its path in the dict, field, shape and start."""
 
     path: tuple[str, ...]
     field: str
@@ -48,7 +48,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class AgentSlot:
-    """One agent's places in the rows.
+    """Places of one agent in the rows.
 
     Args:
         spaces (AgentSpaces): of the agent.
@@ -74,12 +74,12 @@ class AgentSlot:
 
 
 def spaces_of(world: Any, agent: Any, infos: Mapping[Any, Any]) -> AgentSpaces:
-    """What an agent of a world sees and does.
+    """Returns the spaces of an agent of a world.
 
     Args:
         world: the world.
         agent: the agent's id.
-        infos (mapping): what the world told at an episode's begin.
+        infos (mapping): of the world at an episode's start.
     """
     observation, action = world.observation_space(agent), world.action_space(agent)
     masked, wrapped = None, False
@@ -95,5 +95,5 @@ def spaces_of(world: Any, agent: Any, infos: Mapping[Any, Any]) -> AgentSpaces:
 
 
 def field_of(group: str, kind: str, leaf: str) -> str:
-    """Name of a field: of all agents of a group, or of a kind."""
+    """Returns the name of a field of all agents of a group, or of a kind."""
     return f"{group}/{kind}/{leaf}"

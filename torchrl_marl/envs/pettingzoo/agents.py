@@ -1,4 +1,4 @@
-"""What a PettingZoo world declares, as specs and as fields of rows.
+"""Declaration of a PettingZoo world, as specs and as fields of rows.
 
 Shapes: N agents of a group, M agents of a kind.
 """
@@ -29,7 +29,7 @@ def declared(
     state: int | str | None = None,
     in_turns: bool = False,
 ) -> Declaration:
-    """What a world of these groups declares.
+    """Returns the declaration of a world with these groups.
 
     Args:
         owner (str): the world's name, in messages.
@@ -71,7 +71,7 @@ def _n_features(spec: TensorSpec) -> int:
 
 
 def _alike(agents: Sequence[AgentSpaces]) -> list[list[AgentSpaces]]:
-    """Agents in their order, neighbours of one kind together."""
+    """Returns agents in their order, with neighbours of one kind together."""
     kinds: list[list[AgentSpaces]] = []
     for agent in agents:
         if kinds and kinds[-1][0].alike(agent):
@@ -108,7 +108,7 @@ def _agent_spec(name: str, kind: Sequence[AgentSpaces], one_hot: bool) -> AgentS
 def slots_of(
     declaration: Declaration, groups: Mapping[str, Sequence[AgentSpaces]]
 ) -> list[AgentSlot]:
-    """A slot for each agent of a declaration, in the order of the groups."""
+    """Returns a slot for each declared agent, in the order of the groups."""
     slots = []
     for name, agents in groups.items():
         kinds = declaration.groups[name]
@@ -162,7 +162,7 @@ def _chooses(space: Any) -> bool:
 def row_fields(
     declaration: Declaration, infos: Mapping[str, Sequence[str]], state: str | None
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Fields of one copy's rows: what it reads, and what it writes, twice.
+    """Returns the fields of one copy's rows: its input, and twice its output.
 
     What a step led to stands under ``after/``, what the next one goes on from under ``begun/``.
 
@@ -194,7 +194,7 @@ def row_fields(
 
 
 def specs_of(declaration: Declaration, group: str, leaf: str) -> Iterator[tuple[str, TensorSpec]]:
-    """Kind, or ``""`` for all agents of a group, and the spec of one of its leaves."""
+    """Yields each kind, or ``""`` for all agents of a group, with the spec of a leaf."""
     kinds, reader = declaration.groups[group], declaration.reader
     by_kind = kinds.lazy if leaf == "action" else kinds.ragged(leaf)
     owners = reader.kind_specs[group] if by_kind else {"": reader.specs[group]}

@@ -1,4 +1,4 @@
-"""From a name, an object or a factory to a PettingZoo world."""
+"""Builds PettingZoo's worlds from a name, an object or a factory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Backend", "WorldMaker", "has_turns", "maker_of"]
 
 @dataclass(frozen=True)
 class WorldMaker:
-    """Makes one copy of a world each time it is called; goes to other processes.
+    """Makes one copy of a world at each call; can be sent to other processes.
 
     Args:
         name (str): of the world, in messages.
@@ -48,7 +48,7 @@ class WorldMaker:
 def maker_of(
     world: Any, backend: Backend, kwargs: dict[str, Any], continuous: bool | None, n_copies: int
 ) -> WorldMaker:
-    """What makes the copies of a world.
+    """Returns the maker of a world's copies.
 
     Args:
         world (str, module, callable or world): its name, what makes it, or itself.
@@ -85,7 +85,7 @@ def maker_of(
 
 
 def has_turns(world: Any) -> bool:
-    """Whether a world is of the AEC kind: its agents move one after another."""
+    """Returns whether a world is AEC: its agents move one after another."""
     return hasattr(type(world), "last") or hasattr(type(world), "agent_iter")
 
 
@@ -126,7 +126,7 @@ class _Copied:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No greetings, no window and no deprecations while worlds are imported and built."""
+    """Suppresses greetings, windows and deprecations while worlds are imported and built."""
     ours = {"PYGAME_HIDE_SUPPORT_PROMPT": "hide", "SDL_VIDEODRIVER": "dummy"}
     added = {key: value for key, value in ours.items() if key not in os.environ}
     os.environ.update(added)

@@ -36,7 +36,7 @@ from torchrl_marl.trust import is_own, signature
 
 __all__ = ["PettingZooEnv"]
 
-_PICKLED = b"worlds of PettingZoo"  # what is signed, in front of it
+_PICKLED = b"worlds of PettingZoo"  # the text in front of the signed bytes
 
 
 class PettingZooEnv(AutoResetEnv):
@@ -180,7 +180,7 @@ class PettingZooEnv(AutoResetEnv):
     def _cut_off(
         self, anew: np.ndarray, before: dict[str, Any] | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A step in which copies were begun anew: their episodes are cut off where they were."""
+        """Returns a step whose episodes are cut off, for copies that were made anew."""
         after, begun = self._rows.read("after"), self._rows.read("begun")
         last = self._rows.cut_off(begun if before is None else before)
         return where_fresh(torch.from_numpy(anew).to(self.device), last, after), begun
@@ -192,7 +192,7 @@ class PettingZooEnv(AutoResetEnv):
 
     @property
     def restarts(self) -> int:
-        """How many copies and workers were started anew."""
+        """Number of copies and workers that were started anew."""
         return self._workers.restarts
 
     # ------------------------------------------------------------------ random state, snapshot
@@ -202,7 +202,7 @@ class PettingZooEnv(AutoResetEnv):
         self._seeds = [int(s.generate_state(1)[0]) >> 1 for s in children]
 
     def snapshot(self) -> TensorDict:
-        """The state of all worlds, to be given to :meth:`restore`.
+        """Returns the state of all worlds, for :meth:`restore`.
 
         Raises:
             SimulatorStateError: a world that cannot be pickled.
@@ -226,7 +226,7 @@ class PettingZooEnv(AutoResetEnv):
         return TensorDict(saved)
 
     def restore(self, snapshot: TensorDict) -> None:
-        """Goes on from a snapshot of an environment that was built with the same arguments.
+        """Restores a snapshot of an environment that was built with the same arguments.
 
         The worlds in it are pickles, which may run any code: only those are read that this user
         wrote on this machine, or that :func:`torchrl_marl.trust.trusting` lets pass.
@@ -258,10 +258,10 @@ class PettingZooEnv(AutoResetEnv):
 
 
 def _close(name: str, world: Any) -> None:
-    """Closes a world that was looked at; what it says to that harms nobody."""
+    """Closes a probed world; ignores its errors."""
     try:
         getattr(world, "close", bool)()
-    except Exception as error:  # noqa: BLE001 - whatever a world of somebody else raises
+    except Exception as error:  # noqa: BLE001 - worlds of other libraries may raise anything
         warnings.warn(
             f"{name}: close() raised {type(error).__name__}: {error}; it is used all the same, but "
             "may leave open what it holds.",

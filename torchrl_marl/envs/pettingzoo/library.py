@@ -32,7 +32,7 @@ __all__ = [
 
 Backend = Literal["auto", "parallel", "aec"]
 
-# Package -> where its worlds are, and the extra that installs it.
+# Package -> the module of its worlds, and the extra that installs it.
 _MODULES = {
     "mpe2": ("mpe2", "pettingzoo"),
     "magent2": ("magent2.environments", None),
@@ -71,7 +71,7 @@ class _Registered:
 
 
 def by_name(name: str, backend: Backend) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """What makes a named world, and the arguments that its name stands for."""
+    """Returns the maker of a named world, and the arguments that its name implies."""
     registered = _registered(name, backend)
     if registered is not None:
         return registered, {}
@@ -96,8 +96,7 @@ def by_name(name: str, backend: Backend) -> tuple[Callable[..., Any], dict[str, 
 
 
 def foreign_module(name: str, backend: Backend = "auto") -> str | None:
-    """The module that a name stands for, where it is no known package's; nothing is imported
-    but PettingZoo."""
+    """Returns the module of a name of no known package; imports nothing but PettingZoo."""
     package, world = _parts(name)
     if package in (*_MODULES, "pettingzoo") or _registered(name, backend) is not None:
         return None
@@ -159,7 +158,7 @@ def of_module(module: ModuleType, backend: Backend) -> Callable[..., Any]:
 def continuous_argument(
     creator: Callable[..., Any], continuous: bool | None, kwargs: dict[str, Any]
 ) -> dict[str, bool]:
-    """The argument for continuous actions, where the world has one."""
+    """Returns the argument for continuous actions, where the world has one."""
     if continuous is None:
         return {}
     if isinstance(creator, _Registered):
@@ -169,7 +168,7 @@ def continuous_argument(
         owner = entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
     else:
         owner = creator.__module__
-    # Makers take any keyword; the world's class tells which there are.
+    # Makers take any keyword; only the world's class names its own.
     module = importlib.import_module(owner)
     makers = [creator, getattr(module, "raw_env", None), *_makers_within(creator)]
     for maker in makers:
@@ -181,7 +180,7 @@ def continuous_argument(
 
 
 def _makers_within(creator: Callable[..., Any]) -> list[Any]:
-    """What a maker that only wraps another calls."""
+    """Returns the makers that a wrapping maker calls."""
     cells = getattr(creator, "__closure__", None) or ()
     inner = [cell.cell_contents for cell in cells if callable(cell.cell_contents)]
     return inner + [maker for one in inner for maker in _makers_within(one)]
@@ -217,7 +216,7 @@ def _unknown(name: str) -> ConfigError:
 
 
 def known_names() -> list[str]:
-    """Names of the worlds that are installed or registered, sorted.
+    """Returns names of the worlds that are installed or registered, sorted.
 
     Raises:
         MissingExtraError: PettingZoo is not installed.
@@ -236,7 +235,7 @@ def known_names() -> list[str]:
 
 
 def _owns(world: Any) -> bool:
-    """Whether it is a world, a class of worlds, a function or a module that makes one."""
+    """Returns whether an object is a world, a class of worlds, or a maker or module of one."""
     kind = world if inspect.isclass(world) else type(world)
     played = all(callable(getattr(kind, name, None)) for name in ("reset", "step"))
     if played and (kind is world or hasattr(world, "possible_agents") or hasattr(world, "agents")):

@@ -1,4 +1,4 @@
-"""Who came, who acts and who ended, in one copy's running episode."""
+"""Life cycle of the agents in one copy's running episode: births, turns and ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FLAGS = ("terminations", "truncations")
 
 @dataclass
 class LifeCycle:
-    """The life cycle of the agents of one copy; lists are in the order of ``agents``.
+    """Life cycle of the agents of one copy; lists are in the order of ``agents``.
 
     Args:
         agents (sequence): ids.
@@ -53,7 +53,7 @@ class LifeCycle:
 
     @classmethod
     def of(cls, agents: Sequence[Any]) -> LifeCycle:
-        """Before an episode."""
+        """Builds the life cycle before an episode."""
         came, acts, dead, cut, left, gone, born, earns = ([False] * len(agents) for _ in range(8))
         return cls(agents, came, acts, dead, cut, left, gone, born, earns)
 
@@ -64,7 +64,7 @@ class LifeCycle:
         truncated: Mapping,
         cut_off: bool = False,
     ) -> tuple[bool, bool]:
-        """Who came and who ended in a step.
+        """Notes which agents came and which ended in a step.
 
         Args:
             present (collection): ids of those that the world still has.
@@ -113,7 +113,7 @@ class LifeCycle:
         self.gone[i] = not here
 
     def choose(self, acting: Collection[Any], in_turns: bool = False) -> bool:
-        """Who of the living acts next; whether that changed.
+        """Notes which living agents act next; returns whether that changed.
 
         Args:
             acting (collection): ids of those whom the world lets act.
@@ -134,19 +134,19 @@ class LifeCycle:
         return changed
 
     def close(self) -> bool:
-        """Everybody's end at the end of the episode; whether it was terminated."""
+        """Ends all agents at the end of the episode; returns whether it was terminated."""
         lived = [came and not left for came, left in zip(self.came, self.left)]
         terminated = all(dead for dead, came in zip(self.terminated, self.came) if came)
         for i, done in enumerate(map(any, zip(self.terminated, self.truncated))):
             if not done:
                 (self.terminated if terminated else self.truncated)[i] = True
-        # Who is cut off is bootstrapped from, also who waited.
+        # Agents that are cut off are bootstrapped, those that waited included.
         self.acts = [alive and not dead for alive, dead in zip(lived, self.terminated)]
         return terminated
 
 
 def flag_of(agent: Any, name: str, value: Any) -> bool:
-    """What a world says of an agent's end; None says nothing.
+    """Returns a flag of an agent's end; None counts as False.
 
     Raises:
         SpecError: neither a bool nor a number that is 0 or 1; the text ``"False"`` would be True.
@@ -162,17 +162,17 @@ def flag_of(agent: Any, name: str, value: Any) -> bool:
     )
 
 
-def refuse_strangers(known: Collection[Any], told: Mapping[str, Collection[Any]]) -> None:
-    """Refuses what a world tells of agents that it did not announce.
+def refuse_strangers(known: Collection[Any], named: Mapping[str, Collection[Any]]) -> None:
+    """Refuses data of agents that the world did not announce.
 
     Args:
         known (collection): ids of all agents.
-        told (mapping): what it is -> ids of whom it is told.
+        named (mapping): what the data are -> ids of their agents.
 
     Raises:
         SpecError: naming the first of them.
     """
-    for what, agents in told.items():
+    for what, agents in named.items():
         for agent in agents:
             if agent in known or (agent == "__all__" and what in _FLAGS):
                 continue

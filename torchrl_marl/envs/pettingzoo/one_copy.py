@@ -28,7 +28,7 @@ from torchrl_marl.errors import ConfigError, SpecError, UserError
 
 __all__ = ["CopyPlan", "OneCopy", "seen_limit"]
 
-# An episode longer than this, of a world of which no limit is known, is taken for a mistake.
+# A longer episode of a world without a known limit counts as a mistake.
 ENDLESS = 10_000
 _LIMITS = ("max_cycles", "max_steps", "max_num_steps", "_max_episode_steps", "max_episode_steps")
 
@@ -37,7 +37,7 @@ Given = tuple[dict, dict, dict, dict, dict]
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """What all copies of a world have in common; goes to other processes.
+    """Settings that all copies of a world share; can be sent to other processes.
 
     Args:
         name (str): the world's, in messages.
@@ -55,7 +55,7 @@ class CopyPlan:
 
 
 class OneCopy(ABC):
-    """One copy of a world: begins episodes and plays steps, reading and writing a row.
+    """One copy of a world: begins episodes and plays steps, on a row of its own.
 
     Args:
         make (callable): gives the world.
@@ -77,24 +77,24 @@ class OneCopy(ABC):
         self._spaces: dict[Any, tuple[Any, Any]] = {}
         self._row: Row | None = None
 
-    # --------------------------------------------------------------------- what worlds differ in
+    # ------------------------------------------------------- methods that differ by kind of world
 
     @abstractmethod
     def _reset(self, seed: int | None) -> tuple[dict, dict]:
-        """Begins an episode of the world: observations and infos."""
+        """Begins an episode of the world; returns observations and infos."""
 
     @abstractmethod
     def _move(self) -> Given:
-        """Makes a step: observations, rewards, terminations, truncations, infos."""
+        """Makes a step; returns observations, rewards, terminations, truncations and infos."""
 
     @abstractmethod
     def _acting(self, seen: Mapping[Any, Any]) -> Collection[Any]:
-        """Who acts next, of those who live."""
+        """Returns which living agents act next."""
 
     # ------------------------------------------------------------------------------ life cycle
 
     def begin(self, row: Row, seed: int | None) -> None:
-        """Begins an episode, with a drawn seed if None, and writes what its first step needs."""
+        """Begins an episode, with a drawn seed if None, and writes the input of its first step."""
         self._bind(row)
         if seed is not None:
             self._random.seed(seed)
@@ -102,7 +102,7 @@ class OneCopy(ABC):
             self._begin(seed)
 
     def play(self, row: Row) -> None:
-        """Makes a step and writes what it led to; begins the next episode where one ended."""
+        """Makes a step and writes its result; begins the next episode where one ended."""
         self._bind(row)
         with self._random.active():
             if self.steps == 0:
@@ -131,7 +131,7 @@ class OneCopy(ABC):
     def _write_step(
         self, seen: dict, earned: dict, terminated: dict, truncated: dict, infos: dict
     ) -> tuple[bool, bool]:
-        """Writes what a step led to; whether the episode is over, and whether flags changed."""
+        """Writes a step's result; returns whether the episode is over and whether flags changed."""
         changed, alive, life, present = False, True, self.life, self.world.agents
         earns = life.earns  # as the step began
         self._check_names(present, seen, earned, terminated, truncated)
@@ -180,7 +180,7 @@ class OneCopy(ABC):
             new[...] = old
 
     def _write(self, view: PartViews, seen: Mapping, infos: Mapping) -> None:
-        """What the agents see and are told."""
+        """Writes the agents' observations and infos."""
         life = self.life
         for i, agent in enumerate(self.agents):
             if life.left[i]:
@@ -210,7 +210,7 @@ class OneCopy(ABC):
             where = seen if self.slots[i].spaces.masked == "observation" else infos
             legal = (where.get(agent) or {}).get("action_mask")
         if legal is None:
-            mask[...] = True  # anything will do for those who act not
+            mask[...] = True  # any action will do for agents that do not act
         else:
             write(mask, legal, f"the action mask of agent {agent!r}")
 
@@ -230,13 +230,13 @@ class OneCopy(ABC):
     # ---------------------------------------------------------------------------------- checks
 
     def _check_names(self, *told: Collection) -> None:
-        """Refuses strangers among the agents, observations, rewards and flags that are told."""
+        """Refuses unknown agents among the observations, rewards and flags."""
         if not all(map(self._known.issuperset, told)):
             parts = ("agents", "observations", "rewards", "terminations", "truncations")
             refuse_strangers(self.agents, dict(zip(parts, told)))
 
     def _check_spaces(self, infos: Mapping) -> None:
-        """Refuses spaces that are not those of the first episode."""
+        """Refuses spaces that differ from those of the first episode."""
         for slot in self.slots:
             declared = slot.spaces
             agent = declared.agent
@@ -265,7 +265,7 @@ class OneCopy(ABC):
     # -------------------------------------------------------------------------- save and close
 
     def save(self) -> bytes:
-        """The whole state of the copy.
+        """Returns the whole state of the copy.
 
         Raises:
             UserError: the world cannot be pickled.
@@ -279,7 +279,7 @@ class OneCopy(ABC):
             ) from error
 
     def load(self, state: bytes) -> None:
-        """Goes on from a saved state."""
+        """Restores a saved state."""
         self.world, self._random, self.steps, self.life = unpickled(state)
         self._spaces = {}
 
@@ -289,12 +289,12 @@ class OneCopy(ABC):
 
 
 def _all_false(flags: Mapping) -> bool:
-    """Whether nobody ended, at a glance: what is no plain flag is looked at again."""
+    """Returns whether no agent ended, by a fast test; other than plain flags count as ends."""
     return list(flags.values()).count(False) == len(flags)
 
 
 def seen_limit(world: Any, n_moves: int) -> int | None:
-    """Steps of the time limit that a world shows, in rounds of so many moves."""
+    """Returns the time limit that a world shows, in rounds of several moves."""
     inner = getattr(world, "unwrapped", world)
     for name in _LIMITS:
         limit = getattr(inner, name, None)

@@ -1,4 +1,4 @@
-"""Random numbers of a copy's own: global generators for its world, and seeds of its episodes."""
+"""Random numbers of one copy: global generators for its world, and seeds of its episodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WATCHED = 200
 
 
 class OwnRandom:
-    """What a world that draws from numpy's or Python's global generator draws from.
+    """Generators for a world that draws from numpy's or Python's global one.
 
     Each episode has a seed as well, drawn from a stream beside these: a world with a random
     source of its own, that begins it anew without one, would not play the same again.
@@ -43,17 +43,17 @@ class OwnRandom:
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
-        """Starts all anew."""
+        """Seeds all generators."""
         self._numpy = np.random.MT19937(seed)
         self._python: Any = random.Random(seed).getstate()
         self._episodes = np.random.SeedSequence(seed)
 
     def seed_of_episode(self) -> int:
-        """A seed for the next episode, of 31 bits, as some worlds want it."""
+        """Returns a seed for the next episode, of 31 bits, as some worlds require."""
         return int(self._episodes.spawn(1)[0].generate_state(1)[0]) >> 1
 
     def active(self, look: bool = False) -> OwnRandom:
-        """A context in which these are what global random functions draw from.
+        """Returns a context in which global random functions draw from these generators.
 
         Args:
             look (bool): look whether Python's generator is drawn from.

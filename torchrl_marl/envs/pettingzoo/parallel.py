@@ -1,4 +1,4 @@
-"""A copy of a world whose agents move at once, or each at its own pace."""
+"""Copy of a world whose agents move at once, or each at its own pace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ParallelCopy"]
 
 
 class ParallelCopy(OneCopy):
-    """A copy of a parallel world. Who is given an observation acts in the next step."""
+    """Copy of a parallel world; agents with an observation act in the next step."""
 
     def _reset(self, seed: int | None) -> tuple[dict, dict]:
         return self.world.reset(seed=seed)

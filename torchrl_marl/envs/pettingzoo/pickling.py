@@ -1,4 +1,4 @@
-"""Worlds as bytes, with all of their state."""
+"""Pickling of worlds with their whole state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["pickled", "unpickled"]
 
 
 def pickled(value: Any) -> bytes:
-    """A value as bytes.
+    """Returns a value as bytes.
 
     Beyond what ``cloudpickle`` does: the state of worlds that pickle only the arguments they were
     made with, and the images, fonts and clocks of pygame, with which worlds draw.
@@ -25,7 +25,7 @@ def pickled(value: Any) -> bytes:
 
 
 def unpickled(data: bytes) -> Any:
-    """The inverse of :func:`pickled`."""
+    """Returns the value of bytes from :func:`pickled`."""
     return pickle.loads(data)
 
 
@@ -77,7 +77,7 @@ def _of_font(font: Any) -> tuple:
         raise TypeError("a pygame font without its file's path cannot be pickled")
     try:
         return _font, (font.path, font.size)
-    except pygame.error:  # pygame was ended, by another world's close()
+    except pygame.error:  # another world's close() had ended pygame
         return _font, (None, 0)
 
 

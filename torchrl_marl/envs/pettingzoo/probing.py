@@ -1,4 +1,4 @@
-"""What a PettingZoo world is, found out with one copy of it."""
+"""Facts about a PettingZoo world, found with one copy of it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PROBE_STEPS = 16
 
 @dataclass(frozen=True)
 class WorldFacts:
-    """What a world is.
+    """Facts about a world.
 
     Args:
         turns (bool): agents move one after another.
         agents (list of AgentSpaces): all that may appear.
-        infos (dict): agent -> keys of the numbers that it is told, sorted.
+        infos (dict): agent -> keys of the numbers in its infos, sorted.
         n_state (int): features S of the world's own state, 0 if it was not asked for.
         limit (int, optional): steps of the time limit that the world shows.
     """
@@ -41,7 +41,7 @@ class WorldFacts:
 
 
 def probe(name: str, world: Any, infos: bool, state: bool) -> WorldFacts:
-    """Looks at a world: a reset, and a few random steps where its infos are asked for.
+    """Probes a world: a reset, and a few random steps where its infos are needed.
 
     Args:
         name (str): of the world, in messages.
@@ -61,21 +61,21 @@ def probe(name: str, world: Any, infos: bool, state: bool) -> WorldFacts:
     turns = has_turns(world)
     with OwnRandom(0).active(look=True):
         begun = world.reset(seed=0)
-        told = world.infos if turns else begun[1]
+        first = world.infos if turns else begun[1]
         agents = list(getattr(world, "possible_agents", None) or world.agents)
-        spaces = _masked_alike([spaces_of(world, agent, told) for agent in agents])
+        spaces = _masked_alike([spaces_of(world, agent, first) for agent in agents])
         n_state = _state_size(name, world) if state else 0
         keys: dict[Any, set[str]] = {agent: set() for agent in agents}
-        for now in _told(world, told, turns) if infos else ():
+        for now in _infos(world, first, turns) if infos else ():
             for agent in agents:
                 keys[agent] |= {key for key, x in (now.get(agent) or {}).items() if _numeric(x)}
-    told_keys = {agent: sorted(own) for agent, own in keys.items()}
+    info_keys_of = {agent: sorted(own) for agent, own in keys.items()}
     limit = seen_limit(world, len(agents) if turns else 1)
-    return WorldFacts(turns, spaces, told_keys, n_state, limit)
+    return WorldFacts(turns, spaces, info_keys_of, n_state, limit)
 
 
 def _masked_alike(agents: list[AgentSpaces]) -> list[AgentSpaces]:
-    """Where infos hold the mask of one, perhaps of the mover only, they do of all who choose."""
+    """Marks all agents that choose as masked by their infos, where one agent is."""
     if all(own.masked != "info" for own in agents):
         return agents
     return [
@@ -96,9 +96,9 @@ def _state_size(name: str, world: Any) -> int:
         ) from error
 
 
-def _told(world: Any, told: Mapping[Any, Any], turns: bool) -> Iterator[Mapping[Any, Any]]:
-    """Infos of a reset and of a few random steps."""
-    yield told
+def _infos(world: Any, infos: Mapping[Any, Any], turns: bool) -> Iterator[Mapping[Any, Any]]:
+    """Yields infos of a reset and of a few random steps."""
+    yield infos
     seen: Any = {}
     for _ in range(_PROBE_STEPS):
         if not world.agents:
@@ -107,16 +107,16 @@ def _told(world: Any, told: Mapping[Any, Any], turns: bool) -> Iterator[Mapping[
             seen, _, dead, cut, own = world.last()
             agent = world.agent_selection
             world.step(None if dead or cut else _drawn(world, agent, seen, own))
-            told = world.infos
+            infos = world.infos
         else:
-            drawn = {a: _drawn(world, a, seen.get(a), told.get(a)) for a in world.agents}
-            seen, _, _, _, told = world.step(drawn)
-        yield told
+            drawn = {a: _drawn(world, a, seen.get(a), infos.get(a)) for a in world.agents}
+            seen, _, _, _, infos = world.step(drawn)
+        yield infos
 
 
-def _drawn(world: Any, agent: Any, seen: Any, told: Any) -> Any:
+def _drawn(world: Any, agent: Any, seen: Any, infos: Any) -> Any:
     space = copy.deepcopy(world.action_space(agent))
-    for source in (seen, told):
+    for source in (seen, infos):
         if isinstance(source, Mapping) and "action_mask" in source:
             legal = np.asarray(source["action_mask"], np.int8)
             return space.sample(legal) if legal.any() else space.sample()
@@ -132,7 +132,7 @@ def _numeric(value: Any) -> bool:
 def info_keys(
     facts: WorldFacts, groups: Mapping[str, Iterable[Any]], asked: bool | Iterable[str]
 ) -> dict[str, list[str]]:
-    """Group -> the keys of its infos that are written.
+    """Returns the keys of each group's infos that are written.
 
     Args:
         facts (WorldFacts): of the world.

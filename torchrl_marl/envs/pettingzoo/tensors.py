@@ -24,7 +24,7 @@ _FLAGS = ("done", "terminated", "truncated")
 
 
 class RowTensors:
-    """Reads and writes the rows of all copies.
+    """Reader and writer of the rows of all copies.
 
     Args:
         declaration (Declaration): of the world.
@@ -64,7 +64,7 @@ class RowTensors:
         }
 
     def _places_of(self, group: str, infos: Sequence[str]) -> list[tuple[tuple[str, ...], str]]:
-        """Path in a group's dict -> field, of all leaves but the flags."""
+        """Returns the path in a group's dict and the field of all leaves but the flags."""
         places: list[tuple[tuple[str, ...], str]] = [(("mask",), f"{group}//mask")]
         places += [(("info", key), f"{group}//info/{key}") for key in infos]
         for leaf in ("observation", "action_mask"):
@@ -80,7 +80,7 @@ class RowTensors:
             self._tensors[field].copy_(action.int().argmax(-1) if one_hot else action)
 
     def read(self, part: str) -> dict[str, Any]:
-        """What the copies wrote, as tensors of their own: ``after`` or ``begun``."""
+        """Returns the copies' output in new tensors: of ``after`` or ``begun``."""
         root = self._own(f"{part}/root").unbind(1)
         given: dict[str, Any] = dict(zip(_FLAGS, root))
         for group in self._groups:
@@ -98,14 +98,14 @@ class RowTensors:
         return given
 
     def without_rewards(self, after: Mapping[str, Any]) -> dict[str, Any]:
-        """What a step led to as what the next one goes on from."""
+        """Returns a step's result without rewards, as the start of the next step."""
         begun = dict(after)
         for group in self._groups:
             begun[group] = {key: x for key, x in after[group].items() if key != "reward"}
         return begun
 
     def cut_off(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """What a step would have led to in which nothing happened but the episode's end."""
+        """Returns the result of a step in which only the episode's end happened."""
         last = dict(before)
         last["done"], last["truncated"] = (torch.ones_like(before["done"]) for _ in range(2))
         for group in self._groups:
@@ -121,7 +121,7 @@ class RowTensors:
         return tensor.clone() if self._device.type == "cpu" else tensor.to(self._device)
 
     def _side_by_side(self, given: Mapping[str, Any]) -> Tensor:
-        """All agents' observations in a row, ``[E, S]``."""
+        """Concatenates the observations of all agents, ``[E, S]``."""
         leaves = [
             _get(given[group], path)
             for group in self._groups
@@ -153,13 +153,13 @@ class RowTensors:
                 )
 
     def check(self, part: str) -> None:
-        """Refuses what is not finite.
+        """Refuses values that are not finite.
 
         Raises:
             NonFiniteError: naming the copy and the agent.
         """
         for field in self._checked[part]:
-            # Of all numbers at once: this is done in every step.
+            # All numbers in one test, since every step makes it.
             if not np.isfinite(np.add.reduce(self.rows[field], axis=None)):
                 self._refuse(part, field)
 

@@ -1,4 +1,4 @@
-"""A copy of a world whose agents move one after another."""
+"""Copy of a world whose agents move one after another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["TurnCopy"]
 
 
 class TurnCopy(OneCopy):
-    """A copy of an AEC world: a step is one agent's move.
+    """Copy of an AEC world: a step is one agent's move.
 
     An agent's rewards are those that the world adds up for it until its next turn, given in the
     step in which each was earned.
@@ -30,7 +30,7 @@ class TurnCopy(OneCopy):
     def _move(self) -> Given:
         world = self.world
         mover = world.agent_selection
-        self._ledger()[mover] = 0  # worlds do so themselves, save some wrappers
+        self._ledger()[mover] = 0  # worlds reset it themselves, but some wrappers do not
         known, before = dict(self._ledger()), list(world.agents)
         world.step(self._actions[self.agents.index(mover)]())
         seen: dict[Any, Any] = {}
@@ -63,17 +63,17 @@ class TurnCopy(OneCopy):
         return (mover,)
 
     def _ledger(self) -> dict:
-        """What the world still owes each agent."""
+        """Returns the rewards that each agent has not yet received."""
         return self.world._cumulative_rewards
 
     def _earn(self, known: dict, earned: dict) -> None:
-        """By how much the world's ledger grew."""
+        """Adds the growth of the world's reward ledger to the rewards."""
         for agent, total in self._ledger().items():
             earned[agent] = earned.get(agent, 0.0) + total - known.get(agent, 0)
             known[agent] = total
 
     def _ends(self, before: list[Any], terminated: dict, truncated: dict) -> list[Any]:
-        """Notes who ended, of those before the step too; gives those whom the world still has."""
+        """Notes ends, also of former agents; returns ended agents that the world still has."""
         world = self.world
         for agent in dict.fromkeys((*before, *world.agents)):
             dead = flag_of(agent, "terminated", world.terminations.get(agent))
@@ -83,7 +83,7 @@ class TurnCopy(OneCopy):
         return [agent for agent in world.agents if terminated[agent] or truncated[agent]]
 
     def _see(self, seen: dict, agents: Collection[Any]) -> None:
-        """What agents see, those who wait included, where the world tells it."""
+        """Reads the agents' observations, also while they wait, where the world has them."""
         for agent in agents:
             try:
                 seen[agent] = self.world.observe(agent)

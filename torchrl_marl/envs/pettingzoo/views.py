@@ -1,4 +1,4 @@
-"""Arrays of one copy's row, by agent.
+"""Views of one copy's row, by agent.
 
 Shapes: N agents of a group, M agents of a kind.
 """
@@ -19,7 +19,7 @@ Row = dict[str, np.ndarray]
 
 
 class PartViews:
-    """Where one part of a row, ``after`` or ``begun``, is written.
+    """Views of one part of a row, ``after`` or ``begun``.
 
     Args:
         row (dict): of one copy.
@@ -41,7 +41,7 @@ class PartViews:
             [(leaf.path, leaf.start, own[leaf.field][slot.place]) for leaf in slot.leaves]
             for slot in slots
         ]
-        # Observations of one array, the most, are written faster.
+        # Observations of a single array, the most common, have a faster path.
         self.plain = [
             view if len(leaves) == 1 and not path and not start else None
             for leaves in self.leaves
@@ -51,7 +51,7 @@ class PartViews:
             None if slot.action_mask is None else own[slot.action_mask][slot.mask_place]
             for slot in slots
         ]
-        # Only a step's outcome has rewards.
+        # Only a step's result has rewards.
         earners = slots if part == "after" else ()
         self.rewards = [own[f"{slot.group}//reward"][slot.index] for slot in earners]
         self.infos = {
@@ -64,7 +64,7 @@ class PartViews:
         }
 
     def see(self, i: int, agent: Any, observation: Any) -> None:
-        """Writes what an agent sees.
+        """Writes an agent's observation.
 
         Raises:
             SpecError: not what its space says.
@@ -84,13 +84,13 @@ class PartViews:
             write(view, value, f"the observation{list(path) or ''} of agent {agent!r}", start)
 
     def see_nothing(self, i: int) -> None:
-        """Writes zeros where an agent sees nothing any more."""
+        """Writes zeros for agents without an observation."""
         for _, _, view in self.leaves[i]:
             view[...] = 0
 
 
 def part_of(observation: Any, key: str, agent: Any) -> Any:
-    """What a Dict observation has under a key.
+    """Returns the value of a Dict observation under a key.
 
     Raises:
         SpecError: it has no such key.
@@ -107,7 +107,7 @@ def part_of(observation: Any, key: str, agent: Any) -> Any:
 
 
 def write(view: np.ndarray, value: Any, what: str, start: int | tuple[int, ...] = 0) -> None:
-    """Writes a value where it belongs.
+    """Writes a value at its place.
 
     Raises:
         SpecError: another shape, no numbers, or numbers that its space's dtype does not hold.
@@ -135,7 +135,7 @@ def write(view: np.ndarray, value: Any, what: str, start: int | tuple[int, ...] 
 
 
 def action_readers(row: Row, slots: Sequence[AgentSlot]) -> list[Callable[[], Any]]:
-    """What gives each agent's action, in the form that the world takes."""
+    """Returns readers of each agent's action, in the form that the world takes."""
     return [_reader(row[slot.action], slot.action_place, slot.spaces.action) for slot in slots]
 
 
@@ -156,7 +156,7 @@ def _reader(rows: np.ndarray, place: int, space: Any) -> Callable[[], Any]:
 
 
 def number(infos: Mapping[str, Any] | None, key: str) -> float:
-    """A number of an agent's info, 0 where there is none."""
+    """Returns a number of an agent's info, 0 where there is none."""
     try:
         return float((infos or {}).get(key, 0))
     except (TypeError, ValueError):

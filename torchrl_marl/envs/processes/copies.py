@@ -1,4 +1,4 @@
-"""Copies of a world, in the process that plays them. Imports no torch, to start fast."""
+"""Copies of a world in the process that plays them. Imports no torch, to start fast."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ __all__ = ["Copies", "WorldCopy"]
 
 
 class WorldCopy(Protocol):
-    """One copy of a world; it is made in the process in which it runs."""
+    """One copy of a world, made in the process in which it runs."""
 
     def begin(self, row: Rows, seed: int | None) -> None:
-        """Starts an episode and writes the row; with None the world's generator goes on."""
+        """Begins an episode and writes the row; None continues the world's generator."""
 
     def play(self, row: Rows) -> None:
         """Reads the actions, makes a step and writes it; begins the next episode after an end."""
 
     def save(self) -> bytes:
-        """The copy's whole state."""
+        """Returns the copy's whole state."""
 
     def load(self, state: bytes) -> None:
-        """Goes on from a saved state."""
+        """Restores a saved state."""
 
     def close(self) -> None:
-        """Frees what the world holds."""
+        """Frees the world's resources."""
 
 
 class Copies:
-    """Some copies of a world, one after the other.
+    """Several copies of a world, played one after the other.
 
-    A copy that raises stops none of the others: what was raised is told when all had their turn.
+    A copy that raises stops none of the others: errors are reported when all had their turn.
 
     Args:
         make (callable): makes a copy, of a seed where there are such.
@@ -61,7 +61,7 @@ class Copies:
         self._turns: list[tuple[int, WorldCopy, Rows]] = []
 
     def play(self) -> list[Failure]:
-        """A step of each."""
+        """Steps each copy."""
         failures, current = [], self._current
         for i, copy, row in self._turns:
             current[0] = i
@@ -74,7 +74,7 @@ class Copies:
     def call(
         self, method: str, arguments: Mapping[int, tuple]
     ) -> tuple[dict[int, Any], list[Failure]]:
-        """``make``, ``begin``, ``renew`` (both), ``save`` or ``load`` of some copies.
+        """Runs ``make``, ``begin``, ``renew`` (both), ``save`` or ``load`` on some copies.
 
         Args:
             method (str): which.
@@ -95,7 +95,7 @@ class Copies:
         return given, failures
 
     def close(self) -> None:
-        """Closes all; worlds that fail at it have nothing to say any more."""
+        """Closes all copies; ignores errors of closing."""
         for copy in self._copies.values():
             with contextlib.suppress(Exception):
                 copy.close()

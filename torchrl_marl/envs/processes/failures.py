@@ -1,4 +1,4 @@
-"""What goes wrong in a copy of a world, or in its process, in words. Imports no torch."""
+"""Failures of a copy of a world, or of its process, in words. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchrl_marl.errors import UserError, WorkerError
 
 __all__ = ["Failure"]
 
-# Mistakes of a program, which come again: of the world's, and of what it is given.
+# Programming errors, which come again: in the world, or in its arguments.
 _WRONG = (
     *(TypeError, LookupError, AttributeError, NameError, AssertionError),
     *(ImportError, NotImplementedError, SyntaxError),
@@ -19,7 +19,7 @@ _WRONG = (
 
 @dataclass(frozen=True)
 class Failure:
-    """What a copy raised, or how its worker was lost; it travels between processes.
+    """An error that a copy raised, or the loss of its worker; it travels between processes.
 
     Args:
         copy (int): the copy's number.
@@ -41,7 +41,7 @@ class Failure:
 
     @classmethod
     def of(cls, copy: int, worker: int | None, error: Exception) -> Failure:
-        """What an error says."""
+        """Builds a failure from an error."""
         ours = (c.__name__ for c in type(error).__mro__ if c.__module__ == errors.__name__)
         known, message = next(ours, None), str(error)
         if known is None:
@@ -51,23 +51,23 @@ class Failure:
         return cls(copy, worker, message, text, known, wrong=wrong)
 
     @property
-    def mendable(self) -> bool:
-        """Whether a copy made anew may do better: not after a wrong setting, space or program."""
+    def repairable(self) -> bool:
+        """Returns whether a new copy may succeed: not after a wrong setting, space or program."""
         return self.known in (None, "NonFiniteError") and not self.wrong
 
     def words(self, world: str) -> str:
-        """What happened, to whom."""
+        """Returns the failure as text, with the copies concerned."""
         if self.lost:
             return f"Worker {self.worker} of {world} {self.message} (in copy {self.copy})"
         where = "" if self.worker is None else f" (worker {self.worker})"
         return f"Copy {self.copy} of {world}{where}{':' if self.known else ''} {self.message}"
 
     def error(self, world: str) -> UserError:
-        """What to raise."""
+        """Returns the error to raise."""
         words = self.words(world)
         if self.known:
             kind = getattr(errors, self.known)
-            error = kind.__new__(kind, words)  # whatever its __init__ asks for
+            error = kind.__new__(kind, words)  # its __init__ may ask for anything
         else:
             anew = "starts it" if self.lost else "makes it"
             hint = f"restart_workers=True {anew} anew instead of stopping."
@@ -78,6 +78,6 @@ class Failure:
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether this package raised it, and neither a world nor a package of the world's."""
+    """Returns whether this package raised the error, and no world or package of a world."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).startswith("torchrl_marl.")

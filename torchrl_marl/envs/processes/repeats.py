@@ -1,4 +1,4 @@
-"""Which copies of a world fail at the same place again and again. Imports no torch."""
+"""Counts repeated failures of a world's copies at the same place. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Repeats"]
 
 
 class Repeats:
-    """Where each copy is since it was made, and how often it failed there, time after time.
+    """Position of each copy since it was made, and its number of failures there in a row.
 
     A copy that is made anew, gets other seeds and fails in the same step all the same does so by
-    itself: no restart mends it.
+    itself: no restart fixes it.
 
     Args:
         n_copies (int): how many there are.
@@ -33,29 +33,29 @@ class Repeats:
         self._failed: dict[int, tuple[tuple[int, ...], int]] = {}
 
     def made(self, copies: Sequence[int]) -> None:
-        """Some copies were made, and begin their first episode."""
+        """Resets the counts of copies that were made anew, and begin their first episode."""
         self._at[list(copies)] = 1, 0
 
     def begun(self, copies: Sequence[int]) -> None:
-        """Some copies begin an episode."""
+        """Notes that some copies begin an episode."""
         self._at[list(copies)] += (1, 0)
         self._at[list(copies), 1] = 0
 
     def played(self, ended: np.ndarray | None, failed: Sequence[int] = ()) -> None:
-        """All copies but those that failed made a step; some episodes ``[E]`` ended in it."""
+        """Notes a step of all copies but the failed ones; some episodes ``[E]`` ended in it."""
         self._at[:, 1] += 1
         self._at[list(failed), 1] -= 1
         if ended is not None and ended.any():
             self.begun(np.flatnonzero(ended).tolist())
 
     def failed(self, copy: int) -> int:
-        """How often a copy has now failed where it is, with no failure elsewhere in between."""
+        """Returns how often a copy failed at its position, without one elsewhere in between."""
         at = tuple(self._at[copy].tolist())
         last, times = self._failed.get(copy, (at, 0))
         self._failed[copy] = at, (times if last == at else 0) + 1
         return self._failed[copy][1]
 
     def place(self, copy: int) -> str:
-        """Where a copy is, counted since it was made, in words."""
+        """Returns the position of a copy, counted since it was made, as text."""
         episodes, steps = self._at[copy].tolist()
         return f"step {steps + 1} of its episode {episodes}"

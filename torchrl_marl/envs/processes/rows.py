@@ -1,4 +1,4 @@
-"""What copies of a world read and write: numpy rows of one block that processes share."""
+"""Input and output of a world's copies: numpy rows of one block that processes share."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["RowLayout", "Rows", "open_block", "row_of"]
 Rows = dict[str, np.ndarray]
 """Field -> array: of all copies, or of one."""
 
-ALIGNMENT = 64  # bytes: a cache line, and what torch's vector instructions like
+ALIGNMENT = 64  # bytes: a cache line, and the alignment of torch's vector instructions
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Which arrays the copies of a world read and write; each copy has one row of each.
+    """Layout of the arrays that a world's copies read and write; one row of each per copy.
 
     Args:
         fields (dict): name -> (shape of one copy, name of the numpy dtype).
@@ -36,12 +36,12 @@ class RowLayout:
     fields: dict[str, tuple[tuple[int, ...], str]]
 
     def n_bytes(self, n_copies: int) -> int:
-        """Bytes of a block for so many copies."""
+        """Returns the bytes of a block for a number of copies."""
         end = max((end for *_, end in self._places(n_copies)), default=0)
         return -(-end // ALIGNMENT) * ALIGNMENT
 
     def views(self, buffer: mmap.mmap | bytearray | memoryview, n_copies: int) -> Rows:
-        """Field -> array ``[n_copies, *shape]`` on the buffer's memory."""
+        """Returns the arrays of a buffer: field -> ``[n_copies, *shape]``."""
         return {
             name: np.ndarray((n_copies, *shape), dtype, buffer, start)
             for name, shape, dtype, start, _ in self._places(n_copies)
@@ -56,12 +56,12 @@ class RowLayout:
 
 
 def row_of(rows: Rows, number: int) -> Rows:
-    """One copy's views, scalars included."""
+    """Returns the views of one copy, scalars included."""
     return {name: array[number, ...] for name, array in rows.items()}
 
 
 def open_block(n_bytes: int) -> int:
-    """The descriptor of new memory, all zero, that has no name: it ends with its last process."""
+    """Opens new memory, all zero, without a name: it is freed with its last process."""
     if hasattr(os, "memfd_create"):
         block = os.memfd_create("torchrl_marl")
     else:

@@ -32,22 +32,22 @@ from torchrl_marl.envs.processes.rows import RowLayout
 
 __all__ = ["Worker", "WorkerLost", "serve"]
 
-PLAY = DONE = None  # as a message: a single byte
+PLAY = DONE = None  # sent as a single byte
 START = (
     "import sys; sys.path[:] = eval(sys.argv[1]); "
     "from torchrl_marl.envs.processes.worker import serve; serve(*eval(sys.argv[2]))"
 )
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-SHORTEST_START = 120.0  # seconds: many workers that import a large package at once
-PATIENCE = 5.0  # seconds in which a worker should end, when asked to
+SHORTEST_START = 120.0  # seconds: many workers may import a large package at once
+PATIENCE = 5.0  # seconds in which a worker should end after a request
 
 
 class WorkerLost(Exception):
-    """A worker that died or does not answer; it says what happened."""
+    """A worker died or does not answer."""
 
 
 class Worker:
-    """A process with some of the copies, and the way to talk with it.
+    """A process with some of the copies, and the pipe to it.
 
     Args:
         make (bytes): a pickled function that makes a copy.
@@ -82,7 +82,7 @@ class Worker:
         self.traceback = ""
 
     def start(self) -> None:
-        """Starts the process; it makes its copies when it is asked to."""
+        """Starts the process, which makes its copies on request."""
         ours, theirs = socket.socketpair()
         self._socket, self._trace = ours, tempfile.TemporaryFile()  # noqa: SIM115
         given = (theirs.fileno(), self._block, self._trace.fileno())
@@ -91,7 +91,7 @@ class Worker:
             stdin=subprocess.DEVNULL,
             pass_fds=given,
             env={**os.environ, **dict.fromkeys(THREADS, "1")},
-            start_new_session=True,  # Ctrl-C is for this process alone
+            start_new_session=True,  # Ctrl-C reaches this process only
         )
         theirs.close()
         self._waiting = False
@@ -100,15 +100,15 @@ class Worker:
             send(self._socket, self._start_message)
 
     def send(self, message: Any) -> None:
-        """Asks for something; an answer that nobody took, after Ctrl-C, is dropped before."""
+        """Sends a request; drops an answer that was not received, after Ctrl-C."""
         if self._waiting:
             self.receive()
         self._waiting = True
-        with contextlib.suppress(OSError):  # receive tells why
+        with contextlib.suppress(OSError):  # receive explains the error
             send(self._socket, message)
 
     def receive(self) -> tuple[dict[int, Any], list[Failure]]:
-        """The answer.
+        """Returns the answer to a request.
 
         Raises:
             WorkerLost: there is none; the process has ended.
@@ -134,19 +134,19 @@ class Worker:
         return answer
 
     def ask_to_end(self) -> None:
-        """Asks it to close its copies and end."""
+        """Asks the process to close its copies and end."""
         with contextlib.suppress(OSError):
             self._socket.settimeout(PATIENCE)
             self._socket.shutdown(socket.SHUT_WR)
 
     def end(self, timeout: float) -> None:
-        """Waits for its end, and kills it where it comes too late."""
+        """Waits for the process to end, and kills it after a time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
         self.kill()
 
     def kill(self) -> None:
-        """Ends it at once; ``traceback`` says where it was, if it crashed or did not answer."""
+        """Kills the process; ``traceback`` shows its place, if it crashed or did not answer."""
         self._process.kill()
         self._process.wait()
         self._socket.close()
@@ -166,7 +166,7 @@ class Worker:
 
 
 def copies_of(worker: int, n_workers: int, n_copies: int) -> range:
-    """Which copies a worker has."""
+    """Returns the copies of a worker."""
     return range(worker * n_copies // n_workers, (worker + 1) * n_copies // n_workers)
 
 
@@ -177,14 +177,14 @@ def _how_it_ended(code: int) -> str:
 
 
 def serve(connection: int, block: int, trace: int) -> None:
-    """What the process does: makes its copies, and plays them until its parent goes.
+    """Runs the process: makes its copies, and plays them until its parent ends.
 
     Args:
         connection (int): descriptor of the socket to the parent.
         block (int): of the shared memory.
         trace (int): of the file for the traceback of a crash.
     """
-    for stop in (signal.SIGINT, signal.SIGTERM):  # its parent ends it, when it has saved
+    for stop in (signal.SIGINT, signal.SIGTERM):  # its parent ends it after saving
         signal.signal(stop, signal.SIG_IGN)
     faulthandler.enable(file=trace, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)
@@ -226,13 +226,13 @@ def _answer(parent: socket.socket, copies: Copies) -> None:
             send(parent, copies.call(*message))
             if message[0] in ("make", "renew"):
                 gc.collect()
-                gc.freeze()  # packages and worlds are looked at no more
+                gc.freeze()  # packages and worlds need no more collection
 
 
 def _end_with_parent(connection: int) -> None:
-    """Ends a process that is busy, or hangs, when its parent has gone."""
+    """Ends a busy or hanging process after the end of its parent."""
     gone = select.poll()
-    gone.register(connection, 0)  # nothing but the other end's closing
+    gone.register(connection, 0)  # the closing of the other end, and nothing else
     gone.poll()
     time.sleep(PATIENCE)
     os._exit(1)

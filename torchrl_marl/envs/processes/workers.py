@@ -22,8 +22,8 @@ from torchrl_marl.errors import ConfigError, UserError, WorkerError
 
 __all__ = ["Workers", "WorldCopy"]
 
-MOST_RESTARTS = 10  # in a row, with no step in between in which nothing failed
-MOST_REPEATS = 3  # failures of a copy in the same step, until they count as its own
+MOST_RESTARTS = 10  # in a row, without a step in between that had no failure
+MOST_REPEATS = 3  # failures of a copy in the same step until it counts as broken
 
 
 class Workers:
@@ -125,10 +125,10 @@ class Workers:
             self._seeds[i] = self._seeds[i] if given[i] is None else given[i]
         self._repeats.begun(numbers)
         _, failures = self._ask("begin", {i: (given[i],) for i in numbers})
-        self._mend(failures)
+        self._repair(failures)
 
     def play(self) -> np.ndarray | None:
-        """A step of all copies, by the actions in their rows.
+        """Steps all copies, with the actions in their rows.
 
         Returns:
             numpy.ndarray or None: ``[E]``, the copies that were begun anew, since they or their
@@ -137,7 +137,7 @@ class Workers:
         self._check_open()
         ended = self.rows.get("ended")
         if ended is not None:
-            ended[...] = False  # a copy may fail before it says so, or after
+            ended[...] = False  # a copy may fail before it reports so, or afterwards
         if self._here is not None:
             failures = self._here.play()
         else:
@@ -147,21 +147,21 @@ class Workers:
         failed = [failure.copy for failure in failures]
         self._repeats.played(None if ended is None else ended.reshape(self._n_copies), failed)
         if failures:
-            return self._mend(failures)
+            return self._repair(failures)
         self._in_a_row = 0
         return None
 
     def save(self) -> list[bytes]:
-        """The whole state of each copy."""
+        """Returns the whole state of each copy."""
         given = self._call("save", dict.fromkeys(range(self._n_copies), ()))
         return [given[i] for i in range(self._n_copies)]
 
     def load(self, states: Sequence[bytes]) -> None:
-        """Goes on from saved states, one a copy."""
+        """Restores saved states, one per copy."""
         self._call("load", {i: (state,) for i, state in enumerate(states)})
 
     def close(self) -> None:
-        """Closes the copies and ends the processes; once is enough, twice does no harm."""
+        """Closes the copies and ends the processes; a second call has no effect."""
         self._close()
 
     def _call(self, method: str, arguments: Mapping[int, tuple]) -> dict[int, Any]:
@@ -211,10 +211,10 @@ class Workers:
         self._lost[worker.number] = failure.error(self._name)
         return failure
 
-    def _mend(self, failures: list[Failure]) -> np.ndarray:
+    def _repair(self, failures: list[Failure]) -> np.ndarray:
         anew = np.zeros(self._n_copies, bool)
         while failures:
-            if not self._restart or not all(failure.mendable for failure in failures):
+            if not self._restart or not all(failure.repairable for failure in failures):
                 raise self._raised(failures)
             for failure in failures:
                 self._count(failure)
@@ -237,7 +237,7 @@ class Workers:
         if self._repeats.failed(failure.copy) >= MOST_REPEATS:
             error = WorkerError(
                 f"{words}; it failed {MOST_REPEATS} times in {self._repeats.place(failure.copy)} "
-                "after it was made, which no restart mends: correct the world."
+                "after it was made, which no restart fixes: correct the world."
             )
             error.add_note(failure.traceback)
             raise error
@@ -253,7 +253,7 @@ class Workers:
         warnings.warn(f"{words}; made anew, restart {self.restarts}.", RuntimeWarning, stacklevel=4)
 
     def _revived(self, failure: Failure) -> Iterable[int]:
-        """Starts a lost worker; which copies must be made anew."""
+        """Restarts a lost worker; returns the copies that must be made anew."""
         if not failure.lost:
             return [failure.copy]
         worker = self._workers[failure.worker or 0]
@@ -294,7 +294,7 @@ def _pickled(make: Callable[..., WorldCopy], name: str) -> bytes:
 
 def _end(workers: list[Worker], block: int, process: int) -> None:
     if os.getpid() != process:
-        return  # a fork of the process whose workers these are
+        return  # a fork of the process that owns these workers
     for worker in workers:
         worker.ask_to_end()
     last = time.monotonic() + PATIENCE

@@ -1,4 +1,4 @@
-"""TorchRL's own multi-agent environments, with their life cycle mended."""
+"""TorchRL's own multi-agent environments, with their life cycle corrected."""
 
 from typing import TYPE_CHECKING
 

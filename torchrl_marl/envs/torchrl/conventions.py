@@ -1,4 +1,4 @@
-"""How each of TorchRL's environments says what happens to its agents.
+"""Conventions of TorchRL's environments: how each reports observations, deaths and ends.
 
 Shapes: E envs, N agents of a group, S state features.
 """
@@ -35,7 +35,7 @@ Ends = tuple[Tensor | None, Tensor | None]
 
 
 class Reading:
-    """Reads any environment in groups by the keys that it declares.
+    """Reading of any environment in groups, by the keys that it declares.
 
     Args:
         env (EnvBase): whose steps are read, with its transforms.
@@ -65,7 +65,7 @@ class Reading:
     def read(
         self, td: TensorDictBase, kinds: Mapping[str, GroupKinds], rewards: bool
     ) -> dict[str, Any]:
-        """Group -> leaf, or kind -> leaf: what was seen, earned and said of each agent.
+        """Returns the leaves of each group or kind: observations, rewards, masks and flags.
 
         Args:
             td (TensorDictBase): what the environment gave, ``[E]``.
@@ -109,7 +109,7 @@ class Reading:
         return reward.unsqueeze(1).expand(-1, group.n_agents, -1).clone()
 
     def ends(self, td: TensorDictBase, steps: Tensor) -> Ends:
-        """How the environment says that the episode ended: terminated and truncated, ``[E, 1]``.
+        """Returns the reported ends of the episodes: terminated and truncated, ``[E, 1]``.
 
         Args:
             td (TensorDictBase): what it gave.
@@ -124,7 +124,7 @@ class Reading:
         return self._split(terminated, steps)
 
     def _split(self, done: Tensor, steps: Tensor) -> Ends:
-        """An end of one flag as two: truncated in the last step that the time limit leaves."""
+        """Splits an end of one flag in two: truncated in the time limit's last step."""
         if self.max_steps is None:
             return done, None
         late = done & (steps >= self.max_steps)
@@ -138,7 +138,7 @@ class Reading:
 
 
 class VmasReading(Reading):
-    """VMAS in TorchRL's wrapper, which says terminated at the time limit, too."""
+    """VMAS in TorchRL's wrapper, which reports terminated at the time limit, too."""
 
     def _split(self, done: Tensor, steps: Tensor) -> Ends:
         if self.max_steps is None:
@@ -148,13 +148,13 @@ class VmasReading(Reading):
 
 
 class SmacReading(Reading):
-    """SMACv2: a unit that has nothing but the no-op to do is dead; one reward for all.
+    """SMACv2: units whose only legal action is the no-op are dead; one reward for all.
 
     Read in TorchRL's source and tested with a stand-in: the game cannot be installed here.
     """
 
     def _team(self, env: EnvBase) -> TeamSpec:
-        # TorchRL keeps the actions that are legal just now in the spec, of which from_env would
+        # TorchRL keeps the currently legal actions in the spec, of which from_env would
         # make kinds of agents.
         n, action = self.base.n_agents, self.base.full_action_spec["agents", "action"]
         spec: TensorSpec = (OneHot if isinstance(action, OneHot) else Categorical)(
@@ -188,7 +188,7 @@ class SmacReading(Reading):
 
 
 class MeltingpotReading(Reading):
-    """Melting Pot: its episodes end by time, whatever their flags say.
+    """Melting Pot: its episodes end by time, whatever their flags.
 
     Read in TorchRL's source and tested with a stand-in: the game cannot be installed here.
     """
@@ -198,7 +198,7 @@ class MeltingpotReading(Reading):
 
 
 class UnityReading(Reading):
-    """Unity: an entry an agent, without flags at the root; agents of a group are stacked.
+    """Unity: an entry per agent, without flags at the root; a group's agents are stacked.
 
     Agents with one discrete branch, several, or continuous actions; not both at once. The sum of
     own and group reward is earned. An agent that ends waits for the others, since a reset starts
@@ -228,7 +228,7 @@ class UnityReading(Reading):
         (spec,) = action.values()
         sizes = [box.n for box in spec.space] if isinstance(spec, _BRANCHES) else []
         choice = len(sizes) == 1
-        if sizes:  # anew, without what is legal just now
+        if sizes:  # anew, without the currently legal actions
             of = {"dtype": spec.dtype, "device": spec.device}
             one_hot = isinstance(spec, MultiOneHot)
             single, several = (OneHot, MultiOneHot) if one_hot else (Categorical, MultiCategorical)
@@ -264,7 +264,7 @@ class UnityReading(Reading):
         return torch.stack(earned, 1)
 
     def ends(self, td: TensorDictBase, steps: Tensor) -> Ends:
-        """Of the agents only: the episode ends with the last of them."""
+        """Returns ends of the agents only: the episode ends with the last of them."""
         return None, None
 
     def write(
@@ -279,7 +279,7 @@ class UnityReading(Reading):
 
 
 def reading_of(env: EnvBase, base: EnvBase) -> Reading:
-    """The reading that fits a class of TorchRL's."""
+    """Returns the reading that fits a class of TorchRL's."""
     for cls, reading in (
         (torchrl.envs.VmasWrapper, VmasReading),
         (torchrl.envs.SMACv2Wrapper, SmacReading),
@@ -292,7 +292,7 @@ def reading_of(env: EnvBase, base: EnvBase) -> Reading:
 
 
 def _kinds_of(group: GroupSpec) -> tuple[AgentSpec, ...]:
-    """A group as it would be declared; neighbours of equal specs are of one kind."""
+    """Returns the kinds of a group; neighbours of equal specs are of one kind."""
     mask = group.action_mask_key is not None
     if group.members is None:
         seen, action = group.observation_spec[0], group.action_spec[0]
@@ -314,7 +314,7 @@ def _kinds_of(group: GroupSpec) -> tuple[AgentSpec, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """A TensorDict as nested dicts."""
+    """Returns a TensorDict as nested dicts."""
     if not isinstance(value, TensorDictBase):
         return value
     value = value.to_tensordict() if is_lazy(value) else value

@@ -29,7 +29,7 @@ _FLAGS = ("done", "terminated", "truncated")
 
 
 def adapt(env: EnvBase) -> EnvBase:
-    """An environment of TorchRL, with its life cycle mended where it has to be.
+    """Adapts an environment of TorchRL, with its life cycle corrected where necessary.
 
     What is right already is given back as it is. Otherwise agents get flags and masks of their
     own, a time limit is truncated, the dead act no more, and an unbatched environment gets the
@@ -41,7 +41,7 @@ def adapt(env: EnvBase) -> EnvBase:
         env (EnvBase): in groups. It belongs to what is given back from then on.
 
     Raises:
-        ConfigError: an environment that cannot be mended from outside; the message says what to
+        ConfigError: an environment that cannot be corrected from outside; the message says what to
             use instead.
 
     Examples:
@@ -58,7 +58,7 @@ def adapt(env: EnvBase) -> EnvBase:
     if taken_out is not None:
         if base is not env:
             raise ConfigError(
-                f"{type(base).__name__} has to be mended before it is transformed; give "
+                f"{type(base).__name__} has to be adapted before it is transformed; give "
                 "TransformedEnv(torchrl_marl.envs.make_env(env), transforms)."
             )
         return taken_out
@@ -66,7 +66,7 @@ def adapt(env: EnvBase) -> EnvBase:
 
 
 def check_environment(env: Any) -> None:
-    """Refuses what is no environment of TorchRL.
+    """Refuses objects that are no environment of TorchRL.
 
     Raises:
         ConfigError: naming what it is.
@@ -81,7 +81,7 @@ def check_environment(env: Any) -> None:
 
 
 def _taken_out(env: EnvBase) -> EnvBase | None:
-    """An adapter of our own around the world of a wrapper that cannot be mended, or None."""
+    """Returns an adapter around the world of a wrapper that cannot be corrected, or None."""
     if isinstance(env, torchrl.envs.OpenSpielWrapper):
         from torchrl_marl.envs.torchrl.openspiel import OpenSpielGames
 
@@ -96,7 +96,7 @@ def _taken_out(env: EnvBase) -> EnvBase | None:
 
 
 def _is_right(env: EnvBase, base: EnvBase) -> bool:
-    """Whether an environment declares all that a team needs."""
+    """Returns whether an environment declares all that a team needs."""
     if isinstance(base, (MarlEnv, AutoResetEnv)) or hasattr(type(base), "snapshot"):
         return True
     done = set(env.full_done_spec.keys(True, True))
@@ -113,7 +113,7 @@ def _is_right(env: EnvBase, base: EnvBase) -> bool:
 
 
 class TorchRLEnv(AutoResetEnv):
-    """An environment of TorchRL whose agents get the life cycle of a team.
+    """Environment of TorchRL with the life cycle of a team for its agents.
 
     Every agent has ``done``, ``terminated`` and ``truncated``, which agree with the root's, and a
     ``mask``. What the environment says of them is kept; what it does not say follows: the root is
@@ -150,7 +150,7 @@ class TorchRLEnv(AutoResetEnv):
         stream = own_stream(0 if seed is None else seed)
         self.random_state.seed(stream)
         try:
-            with self.random_state.active():  # which the inner one may seed itself
+            with self.random_state.active():  # the inner one may seed itself from it
                 self._inner.set_seed(stream % 2**31, static_seed=True)
         except NotImplementedError as refusal:
             warnings.warn(
@@ -200,7 +200,7 @@ class TorchRLEnv(AutoResetEnv):
             own = source[name]
             own["reward"] = earned(own["reward"], before[name], self._born[name])
             closed = flags.closed_by(root, source[name].get("mask"))
-            # Whom a time limit stops is bootstrapped, whoever set it.
+            # Agents that a time limit stops are bootstrapped, whoever set the limit.
             stopped = before[name].mask & root.truncated & ~closed.terminated.squeeze(-1)
             self._flags[name] = {**closed.__dict__, "mask": closed.mask | stopped}
             self._born[name] = self._born[name] | closed.mask
@@ -217,15 +217,15 @@ class TorchRLEnv(AutoResetEnv):
             given[name] = {**source[name], "done": done, **flags}
         return given
 
-    # ------------------------------------------------------------- what TorchRL's own env takes
+    # ---------------------------------------------------------------- the wrapped environment
 
     def _read(self, td: TensorDictBase, rewards: bool) -> dict[str, Any]:
-        """What the environment gave, in nested dicts, with one batch dim; copies."""
+        """Returns copies of the environment's output in nested dicts, with one batch dim."""
         td = td.clone() if self._inner.batch_size else td.clone().unsqueeze(0)
         return self._reading.read(td, self.group_kinds, rewards)
 
     def _acting(self, actions: dict[str, dict[str, Any]]) -> TensorDictBase:
-        """The environment's step, with zeros for those who do not act."""
+        """Steps the environment, with zeros for agents that do not act."""
         if self._last is None:
             raise ConfigError(f"{self._declaration.owner}: a step before the first reset.")
         td = self._last.clone(recurse=False)
@@ -252,7 +252,7 @@ class TorchRLEnv(AutoResetEnv):
             self._inner.close()
 
     def to(self, device: torch.device | str) -> TorchRLEnv:
-        """Refused where it would change anything: TorchRL's environments stay where they are."""
+        """Refuses another device: TorchRL's environments stay where they are."""
         if torch.device(device) != self.device:
             raise ConfigError(
                 f"{self._declaration.owner} is on {self.device}, asked for {device}; build the "

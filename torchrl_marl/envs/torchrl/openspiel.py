@@ -24,7 +24,7 @@ __all__ = ["OpenSpielGames"]
 
 
 class OpenSpielGames(AutoResetEnv):
-    """The game of an :class:`~torchrl.envs.OpenSpielWrapper`, mended, with batch size ``[1]``.
+    """Game of an :class:`~torchrl.envs.OpenSpielWrapper`, corrected, with batch size ``[1]``.
 
     Whose turn it is has mask True, in simultaneous games all who have a choice; the mask of
     legal actions is given; a reward is what a step adds to the returns; chance nodes are played
@@ -97,14 +97,14 @@ class OpenSpielGames(AutoResetEnv):
         return after, self._start(None) if state.is_terminal() else dict(after)
 
     def _after_chance(self, state: Any) -> Any:
-        """The state after all that is left to chance."""
+        """Returns the state after all chance moves."""
         while state.is_chance_node():
             outcomes, chances = zip(*state.chance_outcomes())
             state.apply_action(self._wrapper._chance_sampler(list(outcomes), list(chances)))
         return state
 
     def _choices(self, actions: dict[str, dict[str, Any]]) -> dict[int, int]:
-        """Player -> action."""
+        """Returns each player's action."""
         choices: dict[int, int] = {}
         for name, names in self.group_map.items():
             chosen = actions[name]["action"][0]
@@ -113,7 +113,7 @@ class OpenSpielGames(AutoResetEnv):
         return choices
 
     def _legal(self, player: int, choices: dict[int, int]) -> int:
-        """A player's action; 0, as OpenSpiel wants, of one who has no choice."""
+        """Returns a player's action; 0, as OpenSpiel requires, for players without a choice."""
         legal = self._state.legal_actions(player)
         if not legal:
             return 0
@@ -145,7 +145,7 @@ class OpenSpielGames(AutoResetEnv):
         return given
 
     def _options(self, player: int) -> list[int]:
-        """The player's legal actions; none where others move, or the game is over."""
+        """Returns the player's legal actions; none where others move, or the game is over."""
         state = self._state
         turn = state.is_simultaneous_node() or state.current_player() == player
         return state.legal_actions(player) if turn and not state.is_terminal() else []

@@ -23,7 +23,7 @@ __all__ = ["Arena"]
 
 
 class Arena(MarlEnv):
-    """Every agent answers cues until its lives or its years are spent; nobody comes back.
+    """Agents answer cues until their lives or their years are spent; none comes back.
 
     In each step an agent sees a cue, drawn anew, and answers it: the right one earns ``1 / N``
     for the whole team, a wrong one nothing and costs one of its ``lives``. Agent i dies after
@@ -147,12 +147,12 @@ class Arena(MarlEnv):
 
     @property
     def optimal_return(self) -> float:
-        """Return of the best joint policy."""
+        """Returns the return of the best joint policy."""
         return sum(self._longest) / self.n_agents
 
     @property
     def random_return(self) -> float:
-        """Expected return of the uniform random policy (over legal answers)."""
+        """Returns the expected return of the uniform random policy (over legal answers)."""
         total = 0.0
         for span, n_actions in zip(self._longest, self.choices.tolist()):
             # Of two uniform numbers in [-1, 1], the distance d has density (2 - d) / 2.
@@ -186,11 +186,11 @@ class Arena(MarlEnv):
 
     @property
     def alive(self) -> Tensor:
-        """Which agents live, ``[E, N]``."""
+        """Returns which agents live, ``[E, N]``."""
         return (self.lives > 0) & (self.years > 0) & (self.waits == 0)
 
     def _answers(self, tensordict: TensorDictBase) -> Tensor:
-        """``[E, N]``"""
+        """Returns the answers, ``[E, N]``."""
         kinds = [x for name in self.group_map for x in self.by_kind(tensordict, name).values()]
         answers = [own["action"] for own in kinds]
         if self.continuous_actions:
@@ -200,7 +200,7 @@ class Arena(MarlEnv):
         return torch.cat(answers, 1)
 
     def _judge(self, answer: Tensor) -> tuple[Tensor, Tensor]:
-        """What the answers earn and whether they are right, each ``[E, N]``."""
+        """Returns rewards of the answers and whether they are right, each ``[E, N]``."""
         if self.continuous_actions:
             distance = (answer - self.cue).abs()
             return (1 - distance).clamp_min(0.0), distance <= 0.5
@@ -226,7 +226,7 @@ class Arena(MarlEnv):
         return out
 
     def _places(self) -> Iterator[tuple[str, str, slice, int]]:
-        """Group, kind, the agents' places in the team and their number of answers."""
+        """Yields group, kind, the agents' places in the team and their number of answers."""
         start = 0
         for group, kinds in self.group_kinds.items():
             for kind, n_agents in zip(kinds.names, kinds.sizes):

@@ -31,7 +31,7 @@ PAYOFFS = {
 
 
 class MatrixGame(MarlEnv):
-    """All agents choose once and share what the payoff matrix says.
+    """All agents choose once and share the entry of the payoff matrix.
 
     The optimal return is the matrix's largest entry, 11 for ``climbing``; the uniform random
     policy's is its mean, -3.44. In ``climbing`` the best joint action lies beside the worst
@@ -70,7 +70,7 @@ class MatrixGame(MarlEnv):
         if isinstance(payoff, str) and payoff not in PAYOFFS:
             raise ConfigError(
                 f"MatrixGame: unknown payoff {payoff!r}; {nearest(payoff, PAYOFFS)}"
-                f"expected of {sorted(PAYOFFS)}, or a matrix."
+                f"expected one of {sorted(PAYOFFS)}, or a matrix."
             )
         matrix = PAYOFFS[payoff] if isinstance(payoff, str) else payoff
         self.payoff = torch.as_tensor(matrix, dtype=torch.float32, device=self.device)
@@ -87,12 +87,12 @@ class MatrixGame(MarlEnv):
 
     @property
     def optimal_return(self) -> float:
-        """Return of the best joint policy."""
+        """Returns the return of the best joint policy."""
         return self.payoff.max().item()
 
     @property
     def random_return(self) -> float:
-        """Expected return of the uniform random policy."""
+        """Returns the expected return of the uniform random policy."""
         return self.payoff.mean().item()
 
     def _reset(self, tensordict: TensorDictBase | None) -> TensorDict:
@@ -117,7 +117,7 @@ class MatrixGame(MarlEnv):
 
 
 class TwoStepGame(MarlEnv):
-    """The two-step game of the QMIX paper: a safe 7, or 8 for those who agree.
+    """The two-step game of the QMIX paper: a safe 7, or 8 if both agents agree.
 
     First agent 0 chooses the second step's matrix: all sevens, or ``[[0, 1], [1, 8]]``. The
     optimal return is 8, the uniform random policy's 4.75.
@@ -156,7 +156,7 @@ class TwoStepGame(MarlEnv):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_envs, **kwargs)
-        # By place: nothing is earned at the start.
+        # By state: the start has no reward.
         matrices = [[[0.0, 0.0], [0.0, 0.0]], [[7.0, 7.0], [7.0, 7.0]], [[0.0, 1.0], [1.0, 8.0]]]
         self.payoff = torch.tensor(matrices, device=self.device)
         self.register_agent(AgentSpec("agent", 2, Unbounded((5,)), Categorical(2)), group="agents")

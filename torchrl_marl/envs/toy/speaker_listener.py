@@ -91,7 +91,7 @@ class SpeakerListener(MarlEnv):
         does = self.by_kind(tensordict, "team") if self.one_group else tensordict
         said = does["speaker"]["action"].squeeze(1)
         said = said if said.is_floating_point() else one_hot(said, self.k).float()
-        # The listener is the origin: when it moves, all else moves.
+        # The listener is the origin: its moves shift everything else.
         self.landmarks = self.landmarks - self.speed * does["listener"]["action"]
         return self._observe(said, reward=-self._way.square().sum(-1).view(-1, 1, 1))
 
@@ -108,12 +108,12 @@ class SpeakerListener(MarlEnv):
 
     @property
     def heuristic_return(self) -> float:
-        """Expected return where the speaker names the goal and the listener goes straight."""
+        """Returns the expected return where the speaker names the goal, reached straight."""
         moves = range(math.ceil(1 / self.speed) if self.max_steps is None else self.max_steps)
         return -2 / 3 * sum(max(0.0, 1 - t * self.speed) ** 3 for t in moves)
 
     @property
     def random_return(self) -> float:
-        """Expected return of uniform random actions."""
+        """Returns the expected return of uniform random actions."""
         steps = math.inf if self.max_steps is None else self.max_steps
         return -2 / 3 * (steps + self.speed**2 * steps * (steps + 1) / 2)

@@ -23,7 +23,7 @@ __all__ = ["Nim", "Paces"]
 
 
 class Nim(MarlEnv):
-    """Two players take stones from a heap in turns; who takes the last one wins.
+    """Two players take stones from a heap in turns; the player of the last one wins.
 
     The heap has 1 to S stones, drawn anew in each env; one takes 1 to ``most``. The winner gets
     1 and the loser -1, when the last stone is taken: the loser in the winner's turn. Who leaves a
@@ -68,13 +68,13 @@ class Nim(MarlEnv):
 
     @property
     def optimal_return(self) -> float:
-        """Return of the first player where both play best."""
+        """Returns the first player's return where both play best."""
         lost = self.largest // (self.most + 1)
         return 1 - 2 * lost / self.largest
 
     @property
     def random_return(self) -> float:
-        """Expected return of the first player where both play at random."""
+        """Returns the first player's expected return where both play at random."""
         mover = [-1.0]
         for n in range(1, self.largest + 1):
             following = mover[-min(n, self.most) :]
@@ -166,7 +166,7 @@ class Paces(MarlEnv):
 
     @property
     def optimal_return(self) -> float:
-        """Return of the best policy, a step of which is the mean over those who are born."""
+        """Returns the best policy's return, with a step's mean over the agents that are born."""
         if self.max_steps is None:
             return math.inf
         born = self.births.unsqueeze(-1) <= torch.arange(self.max_steps, device=self.device)
@@ -174,7 +174,7 @@ class Paces(MarlEnv):
 
     @property
     def random_return(self) -> float:
-        """Expected return of the uniform random policy."""
+        """Returns the expected return of the uniform random policy."""
         return self.optimal_return / self.n_actions
 
     def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def build_simulator(
     arguments: Mapping[str, Any],
     info: bool,
 ) -> Environment:
-    """A VMAS environment drawn from the active random state, warmed up and reset."""
+    """Builds a VMAS environment from the active random state, warmed up and reset."""
     import vmas
 
     with _active_random_state():
@@ -139,7 +139,7 @@ def reset_each(env: Environment) -> None:
 
 
 class VmasWorlds:
-    """Builds simulators of one scenario and its arguments, as many and as large as needed.
+    """Builder of simulators of one scenario and its arguments.
 
     Args:
         scenario (str or BaseScenario): copied, since a scenario belongs to one simulator.
@@ -160,23 +160,23 @@ class VmasWorlds:
         self._state: SimulatorState | None = None
 
     def scenario(self) -> str | BaseScenario:
-        """The scenario as it was given, for one more simulator."""
+        """Returns a new object of the scenario, for one more simulator."""
         return copy.deepcopy(self._scenario)
 
     def build(
         self, num_envs: int, device: torch.device, scenario: str | BaseScenario | None = None
     ) -> Environment:
-        """A simulator, drawn from the active random state."""
+        """Builds a simulator from the active random state."""
         scenario = self.scenario() if scenario is None else scenario
         return build_simulator(scenario, num_envs, device, self._arguments, self._info)
 
     def describe(self, num_envs: int) -> str:
-        """A simulator in words, with all that its state must agree in with another one's."""
+        """Describes a simulator: all that two simulators' states must agree in."""
         arguments = {"num_envs": num_envs, **self._arguments}
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in sorted(arguments.items()))})"
 
     def state(self) -> SimulatorState:
-        """Where the tensors of such a simulator are.
+        """Returns the places of such a simulator's tensors.
 
         Raises:
             SimulatorStateError: a scenario whose state cannot be read (``road_traffic``).
@@ -193,34 +193,34 @@ class VmasWorlds:
         return self._state
 
     def reset_bank(self, simulator: Environment) -> ResetBank:
-        """Fresh starts for a running simulator.
+        """Builds a bank of fresh starts for a running simulator.
 
         Raises:
             SimulatorStateError: a scenario whose state cannot be read.
         """
         state, n, device = self.state(), simulator.num_envs, simulator.device
-        # The twin draws its world from the same seed, and its starts from the env's own state.
+        # The twin builds its world from the same seed, and draws starts from the env's own state.
         with RandomState(self._stream, device).active():
             twin = self.build(n, device)
         step = functools.partial(warm_up, info=self._info)
         return ResetBank(state, simulator, twin, self.fresh_starts(), n, device, step=step)
 
     def fresh_starts(self) -> Callable[[Environment], None]:
-        """A reset of all envs that draws a start of its own for each, as single resets do."""
+        """Returns a reset of all envs that draws one start for each, as single resets do."""
         n = SimulatorState.PROBES[1]
         with RandomState(self._stream).active():
             probe = self.build(n, torch.device("cpu"))
             together = random_draws(lambda: reset_all(probe))
             alone = random_draws(lambda: probe._reset_at(0, return_observations=False))
         shared = [shape for shape in together if n not in shape]
-        # What is drawn in a full reset only, such as which goal is the true one, may be shared.
+        # Random numbers drawn in a full reset only, such as the true goal, may be shared.
         draws_together = not shared or len(alone) <= len(together) - len(shared)
         return reset_all if draws_together else reset_each
 
 
 @contextlib.contextmanager
 def _active_random_state() -> Iterator[None]:
-    """VMAS's class-wide random state is the active one, and afterwards what it was."""
+    """Sets VMAS's class-wide random state to the active one, and restores it afterwards."""
     from vmas.simulator.environment import Environment
 
     shared = Environment.vmas_random_state

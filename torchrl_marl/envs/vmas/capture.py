@@ -1,4 +1,4 @@
-"""What lets a step of VMAS be recorded as a graph: a world that asks nothing of its tensors.
+"""Captures steps of VMAS as graphs: a world without branches on its tensors.
 
 Stock VMAS leaves a pair of entities out of a substep if they are apart in all envs: a branch on
 the state. Here every pair that may collide is computed. What a pair adds is the same to the bit:
@@ -45,7 +45,7 @@ _COLLISIONS = (
 
 @contextlib.contextmanager
 def without_branches(env: Environment) -> Iterator[None]:
-    """Steps within take the same path whatever the state, and give what stock VMAS gives.
+    """Makes steps take one path for all states, with the results of stock VMAS.
 
     Only this environment's world is changed, and it is left as it was.
 
@@ -77,7 +77,7 @@ def without_branches(env: Environment) -> Iterator[None]:
 
 
 class _Contacts:
-    """Pairs of one kind that a world is pushing apart, and which of them it would look at.
+    """Pairs of one kind that a world pushes apart, with the nearness that it would test.
 
     Args:
         world (World): a stock one.
@@ -88,11 +88,11 @@ class _Contacts:
         self._forces = world._get_constraint_forces
         self._distance = world.get_distance
         self._pairs: list[tuple[Entity, Entity]] = []
-        # What a scenario asked last, and where: nearness, pair, frame and lines that depend on it.
+        # The scenario's last query, and its place: nearness, pair, frame and guarded lines.
         self._asked: tuple[Tensor, set[Entity], FrameType, range] | None = None
 
     def collides(self, a: Entity, b: Entity) -> bool | Tensor:
-        """``World.collides``; whether a pair is near in any env is not asked for its forces."""
+        """Replaces ``World.collides``; for forces the nearness in any env is not tested."""
         if not self._may_collide(a, b):
             return False
         frame = sys._getframe(1)
@@ -106,7 +106,7 @@ class _Contacts:
         return True
 
     def distance(self, a: Entity, b: Entity, env_index: int | None = None) -> Tensor:
-        """``World.get_distance``; infinite under a condition that stock VMAS finds False."""
+        """Replaces ``World.get_distance``; infinite where stock VMAS finds the condition False."""
         distance = self._distance(a, b, env_index)
         if self._asked is None:
             return distance
@@ -124,7 +124,7 @@ class _Contacts:
         return {type(a.shape), type(b.shape)} in self._world._collidable_pairs
 
     def of_pairs(self, collision: Callable[..., None]) -> Callable[..., None]:
-        """A collision of pairs that have to be near."""
+        """Wraps a collision of pairs that must be near."""
 
         def push(pairs: list[tuple[Entity, Entity]]) -> None:
             self._pairs = [] if all(map(_exact, pairs)) else pairs
@@ -134,7 +134,7 @@ class _Contacts:
         return push
 
     def forces(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """``World._get_constraint_forces``; zero for pairs that stock VMAS leaves out."""
+        """Replaces ``World._get_constraint_forces``; zero for pairs that stock VMAS leaves out."""
         on_a, on_b = self._forces(*args, **kwargs)
         if not self._pairs:  # joints, and pairs that are exact anyway
             return on_a, on_b
@@ -143,7 +143,7 @@ class _Contacts:
 
 
 def _near(pairs: list[tuple[Entity, Entity]]) -> Tensor:
-    """Whether a pair is near in any env, as ``World.collides`` asks it, ``[P]``."""
+    """Returns whether a pair is near in any env, by the test of ``World.collides``, ``[P]``."""
     a, b = (torch.stack([pair[i].state.pos for pair in pairs], -2) for i in (0, 1))
     reach = [_reach(*pair) for pair in pairs]
     distance = torch.linalg.vector_norm(a - b, dim=-1)
@@ -155,11 +155,11 @@ def _reach(a: Entity, b: Entity) -> float:
 
 
 def _exact(pair: tuple[Entity, Entity]) -> bool:
-    """Whether a pair within contact is always one that ``World.collides`` finds near."""
+    """Returns whether ``World.collides`` finds a pair near whenever it is in contact."""
     from vmas.simulator.core import Sphere
 
     if not all(isinstance(entity.shape, Sphere) for entity in pair):
         return False
-    # As the forces compute it, in single precision.
+    # In single precision, as in the forces.
     touching = sum(torch.tensor(entity.shape.radius) for entity in pair)
     return bool(touching <= torch.tensor(_reach(*pair)))

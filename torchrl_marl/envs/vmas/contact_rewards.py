@@ -1,4 +1,4 @@
-"""Scenarios that ask a VMAS world, in Python, whether two entities are near in any env.
+"""Finds scenarios whose Python branches on whether two entities are near in any env.
 
 ``if self.world.collides(a, b):`` is a branch on the state. Where all that it guards is written
 where ``self.world.get_distance(a, b)`` is small, the branch may be taken always: with a distance
@@ -16,7 +16,7 @@ __all__ = ["contact_lines"]
 
 
 def contact_lines(frame: FrameType) -> range | None:
-    """Lines guarded by ``if ....collides(...):`` where a frame is, if they write at contact only.
+    """Returns the lines guarded by ``if ....collides(...):`` at a frame, if contact alone matters.
 
     Args:
         frame (FrameType): which asks.
@@ -29,7 +29,7 @@ def contact_lines(frame: FrameType) -> range | None:
 
 @functools.cache
 def _contacts(file: str) -> dict[int, range]:
-    """Line that asks -> lines that are guarded."""
+    """Maps each line with a test to the lines that it guards."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
@@ -62,7 +62,7 @@ def _calls(x: ast.expr, method: str) -> bool:
 
 
 def _writes_at_contact(body: list[ast.stmt], distances: set[str]) -> bool:
-    """Whether statements set local names and write where a distance is small, and no more."""
+    """Returns whether statements only set local names and write at a small distance."""
     for x in body:
         target: ast.expr | None = getattr(x, "target", None)
         if isinstance(x, ast.Assign):
@@ -89,7 +89,7 @@ def _writes_at_contact(body: list[ast.stmt], distances: set[str]) -> bool:
 
 
 def _is_contact(mask: ast.expr, distances: set[str]) -> bool:
-    """``distance < c``, ``distance <= c``"""
+    """Returns whether a test is ``distance < c`` or ``distance <= c``."""
     if not isinstance(mask, ast.Compare) or not isinstance(mask.ops[0], (ast.Lt, ast.LtE)):
         return False
     left = mask.left
@@ -98,7 +98,7 @@ def _is_contact(mask: ast.expr, distances: set[str]) -> bool:
 
 
 def _is_plain(x: ast.expr) -> bool:
-    """Whether an expression calls nothing and sets nothing."""
+    """Returns whether an expression calls nothing and sets nothing."""
     return not any(
         isinstance(part, (ast.Call, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom))
         for part in ast.walk(x)
@@ -106,7 +106,7 @@ def _is_plain(x: ast.expr) -> bool:
 
 
 def _is_private(node: ast.If, function: ast.FunctionDef) -> bool:
-    """Whether names that are set under the condition are read only there."""
+    """Returns whether names that are set under the condition are read only there."""
     inside = {id(part) for statement in node.body for part in ast.walk(statement)}
     names = [part for part in ast.walk(function) if isinstance(part, ast.Name)]
     stored = {x.id for x in names if id(x) in inside and isinstance(x.ctx, ast.Store)}

@@ -49,12 +49,12 @@ _ENV_ARGUMENTS = ("device", "batch_size", "frame_skip", "spec_locked")
 
 
 class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
-    """A VMAS scenario: drops in for :class:`torchrl.envs.VmasEnv`, which it extends.
+    """VMAS scenario; replaces :class:`torchrl.envs.VmasEnv`, which it extends.
 
     What differs: the time limit is ``truncated`` and never ``terminated``; envs that end are
     reset in one batched operation; an env has a random state of its own, so a seed gives the
     same rollout twice whatever else runs in the process; :meth:`snapshot` and :meth:`restore`;
-    a ``"state"`` for the critic; a scenario argument that nobody reads is refused.
+    a ``"state"`` for the critic; a scenario argument that no code reads is refused.
 
     Args:
         scenario (str or BaseScenario): one of ``available_envs``, one's own, or its file's path.
@@ -123,7 +123,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         self._reset_envs = reset_all
         self._bank: ResetBank | None = None
         self._unmoved: UndoWrites | None = None
-        # What a step or reset gave last, and the count of steps by which it is still true.
+        # The last output of a step or reset, and the step count for which it is valid.
         self._given: tuple[TensorDictBase, Tensor, int] | None = None
         self._refused: str | None = None
         self._captured, self._graphs, self._drawn = None, None, {}
@@ -219,7 +219,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             return self._remember(self._read_begun(ended, given))
 
     def _read_begun(self, begun: Tensor, given: TensorDictBase | None) -> TensorDictBase:
-        """What begins; envs that go on are not observed a second time."""
+        """Reads envs that begin; running envs are not observed a second time."""
         with contextlib.nullcontext() if self._unmoved is None else self._unmoved.where(~begun):
             read = self._read()
         return read if given is None else where_begun(begun, read, given)
@@ -230,7 +230,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         return given.copy()
 
     def _still_given(self) -> TensorDictBase | None:
-        """What was given last, unless the simulator went on in another way."""
+        """Returns the last output, unless the simulator was stepped elsewhere."""
         if self._given is None:
             return None
         given, steps, version = self._given
@@ -255,7 +255,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             return self._remember(self.advance(tensordict))
 
     def advance(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """One step of the simulator itself, drawing from the active random state."""
+        """Steps the simulator itself, with random numbers from the active state."""
         actions: list[Tensor] = [None] * self._env.n_agents  # type: ignore[list-item]
         for group, places in self._reader.groups.items():
             for i, row in zip(places, action_rows(self, tensordict, group)):
@@ -280,8 +280,8 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     def _set_seed(self, seed: int | None) -> None:
         stream = own_stream(0 if seed is None else seed)
         self.random_state.seed(stream)
-        # A reset does not write everything that info and the like read: what is left over from
-        # earlier comes from this seed, too.
+        # A reset does not write everything that infos read: leftovers of earlier
+        # episodes come from this seed, too.
         write_tensors(self._env, self._initial_tensors, VIEWER)
         with self.random_state.active():
             self._env._reset(return_observations=False)
@@ -292,11 +292,11 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             self._bank.empty()
         self._drawn = {}
         if self._graphs is not None:
-            # Not the old one, emptied: how it has grown is no matter of the seed.
+            # A new pool: its grown size must not depend on the seed.
             self._graphs.pool = self.reset_pool()
 
     def snapshot(self) -> TensorDict:
-        """The environment's whole state: simulator, random state and drawn starts.
+        """Returns the environment's whole state: simulator, random state and drawn starts.
 
         Returns:
             TensorDict: to be given to :meth:`restore`; saves with ``torch.save(x.to_dict())``.
@@ -316,7 +316,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         return TensorDict(source)
 
     def restore(self, snapshot: TensorDict) -> None:
-        """Continues from a snapshot of an environment that was built with the same arguments.
+        """Restores a snapshot of an environment that was built with the same arguments.
 
         Raises:
             SimulatorStateError: a snapshot of another scenario or another number of envs.
@@ -339,7 +339,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         self.random_state.load_state_dict(dict(snapshot["random"].items()))
 
     def _starts(self) -> ResetBank | None:
-        """The bank of start states, or None where the scenario's state cannot be read."""
+        """Returns the bank of starts, or None where the scenario's state cannot be read."""
         if self._bank is None and self._refused is None:
             try:
                 self._bank = self._worlds.reset_bank(self._env)
@@ -354,10 +354,10 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         name = self._worlds.name
         warnings.warn(f"{name}: envs are reset one by one, since {why}", stacklevel=2)
 
-    # ------------------------------------------------------------------- what else it offers
+    # ------------------------------------------------------------------------ other methods
 
     def heuristic(self) -> Callable[[TensorDictBase], TensorDictBase] | None:
-        """Returns the policy that VMAS ships with the scenario, or None."""
+        """Returns the heuristic of the scenario as a policy, or None."""
         from torchrl_marl.envs.vmas.heuristic import heuristic_policy
 
         return heuristic_policy(self)
@@ -371,7 +371,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         return VmasScene(self).stage()
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """Closes the environment, which goes on to be readable.
+        """Closes the environment, which can still be read.
 
         VMAS has nothing to close, so nobody asks for the simulator, as TorchRL's ``close`` does:
         at the interpreter's end that would write tensors into objects that are being collected.
@@ -383,7 +383,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         if torch.device(device) == self.device:
             return self
         check_execution(self._execution, device, "VmasEnv.to")
-        self._env = self._env  # out of graphs
+        self._env = self._env  # leave the graphs
         self._bank = self._unmoved = self._given = self._captured = self._graphs = None
         self._drawn = {}
         self.random_state = RandomState(own_stream(self._seed_of_world), device)

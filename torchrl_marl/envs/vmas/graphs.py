@@ -1,4 +1,4 @@
-"""What makes graphs of a VMAS environment's steps, and what they need of it.
+"""Graphs of a VMAS environment's steps.
 
 Shapes: E envs.
 """
@@ -34,7 +34,7 @@ __all__ = ["VmasGraphs"]
 
 
 class VmasGraphs:
-    """The part of :class:`~torchrl_marl.envs.VmasEnv` that has to do with graphs.
+    """The part of :class:`~torchrl_marl.envs.VmasEnv` that runs graphs.
 
     Its simulator's state is in the simulator, or ahead of it in graphs. Whoever asks for
     ``_env`` gets the simulator with the state put back; that is all that others need to know.
@@ -73,7 +73,7 @@ class VmasGraphs:
         return self._env
 
     def captured(self) -> CapturedSimulator:
-        """The simulator, to be stepped by graphs.
+        """Returns the simulator, captured for graphs.
 
         Raises:
             CaptureError, SimulatorStateError: a scenario whose state cannot be packed.
@@ -92,7 +92,7 @@ class VmasGraphs:
         return self._captured
 
     def twin(self, num_envs: int) -> VmasEnv:
-        """Another one of the same world, to draw starts for this one.
+        """Builds another env of the same world, to draw starts for this one.
 
         It draws from this one's random state, and has its settings.
         """
@@ -114,7 +114,7 @@ class VmasGraphs:
 
     @contextlib.contextmanager
     def _on_its_own(self, random: RandomState) -> Iterator[None]:
-        """A twin with its leader's settings of now, and random numbers of its own.
+        """Gives a twin its leader's present settings and random numbers of its own.
 
         Without infos, which may tell of the step before.
         """
@@ -128,7 +128,7 @@ class VmasGraphs:
             self._leader, self._reader, self.random_state = kept
 
     def reset_pool(self) -> ResetPool:
-        """Fresh starts for graphs."""
+        """Builds a pool of fresh starts for graphs."""
 
         def make(num_envs: int) -> tuple[VmasEnv, Environment]:
             twin = self.twin(num_envs)
@@ -137,7 +137,7 @@ class VmasGraphs:
         return ResetPool(self.captured().packing, self._env, make, self._env.num_envs)
 
     def _by_graphs(self, call: Callable[[StepGraphs], TensorDict]) -> TensorDict | None:
-        """What graphs give; None for an eager environment, as one becomes that they refuse."""
+        """Returns the result of graphs; None for eager envs, and after graphs refuse the env."""
         if self._execution == "eager":
             return None
         try:
@@ -178,24 +178,24 @@ class VmasGraphs:
         return self._graphs
 
     def _follow_leader(self) -> None:
-        """A twin's settings are its leader's, also those that an env has for itself."""
+        """Copies a leader's settings to its twin, also those of single envs."""
         self._follow(rows=True)
 
     def _follow(self, rows: bool = False) -> None:
-        """So is what a reset of all envs chooses for all."""
+        """Copies a leader's settings, also those that a reset of all envs chooses."""
         if self._leader is not None and self._packing is not None:
             sizes, packing = (self._env.num_envs, self._leader.num_envs), self._packing
             moving = packing.written if rows else None
             copy_settings(self._env, self._leader, sizes, VIEWER, packing.batched, moving)
 
     def _read(self) -> TensorDict:
-        """What a reset gives, as the simulator is."""
+        """Returns the output of a reset in the simulator's present state."""
         return self._reader.read(self._env, rewards=False)
 
     def _pool_state(self) -> dict[str, Any]:
         return self._drawn if self._graphs is None else self._graphs.state_dict()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy records graphs of its own, and goes on with the same starts.
+        # A copy captures graphs of its own, and continues with the same starts.
         state = {**self.__dict__, "_vmas": self._env, "_drawn": self._pool_state()}
         return {**state, "_captured": None, "_graphs": None, "_given": None}

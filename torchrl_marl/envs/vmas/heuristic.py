@@ -1,4 +1,4 @@
-"""The heuristics that VMAS ships with some of its scenarios, as policies.
+"""Heuristics of VMAS's scenarios, as policies.
 
 Shapes: E envs, N agents of a group.
 """
@@ -20,7 +20,7 @@ __all__ = ["heuristic_policy"]
 
 
 def heuristic_policy(env: VmasEnv) -> Callable[[TensorDictBase], TensorDictBase] | None:
-    """The scenario's own heuristic, or None where it has none that runs here.
+    """Returns the scenario's own heuristic, or None where it has none that runs here.
 
     Args:
         env (VmasEnv): of continuous actions; the heuristics know no others.

@@ -1,4 +1,4 @@
-"""What VMAS offers, read from its files without importing it: scenarios and their arguments."""
+"""Scenarios of VMAS and their arguments, read from its files without an import."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["LIBRARY", "check_scenario", "out_of_file", "scenario_arguments", "scenario_names"]
 
-# Arguments of vmas.make_env itself that a drop-in for TorchRL's VmasEnv hands on.
+# Arguments of vmas.make_env itself that a replacement of TorchRL's VmasEnv passes on.
 _SIMULATOR_ARGUMENTS = frozenset({"multidiscrete_actions", "clamp_actions", "grad_enabled"})
 
 
 def scenario_names() -> list[str]:
-    """Names of all VMAS scenarios that are installed, sorted.
+    """Returns the names of all installed VMAS scenarios, sorted.
 
     Raises:
         MissingExtraError: VMAS is not installed.
@@ -33,7 +33,7 @@ def scenario_names() -> list[str]:
 
 
 def scenario_arguments(scenario: str) -> frozenset[str] | None:
-    """Names of the arguments that a scenario reads, or None where that cannot be told.
+    """Returns the names of a scenario's arguments, or None where they cannot be read.
 
     Args:
         scenario (str): a scenario's name, or the path of a Python file with one.
@@ -47,7 +47,7 @@ def scenario_arguments(scenario: str) -> frozenset[str] | None:
 
 
 def out_of_file(scenario: str | BaseScenario) -> str | BaseScenario:
-    """A scenario as it is, but of a Python file its class ``Scenario``, as VMAS's files have it.
+    """Returns a scenario, or for a Python file its class ``Scenario``.
 
     Raises:
         ConfigError: the file raises, or has no such class.
@@ -64,14 +64,14 @@ def out_of_file(scenario: str | BaseScenario) -> str | BaseScenario:
 
 
 def read_arguments(source: str) -> frozenset[str] | None:
-    """Names that a scenario's source takes out of its ``kwargs``, or None if it takes any."""
+    """Returns the names that a scenario's source takes out of its ``kwargs``; None for any."""
     reader = _ArgumentReader()
     reader.visit(ast.parse(source))
     return None if reader.open else frozenset(reader.names)
 
 
 def check_scenario(scenario: str | BaseScenario, arguments: dict[str, Any]) -> None:
-    """Refuses an unknown scenario and arguments that no scenario would read.
+    """Refuses an unknown scenario, and arguments that the scenario does not read.
 
     Args:
         scenario (str or BaseScenario): a name, the path of a Python file, or a scenario itself.
@@ -114,7 +114,7 @@ def check_arguments(scenario: str, arguments: dict[str, Any], known: frozenset[s
 
 
 def _arguments_of(scenario: type) -> frozenset[str] | None:
-    """Names of the arguments that a scenario's classes read, or None where they cannot be told."""
+    """Returns the argument names of a scenario's classes, or None where they cannot be read."""
     known: frozenset[str] = frozenset()
     for cls in scenario.__mro__:
         if cls is object or cls.__module__.startswith("vmas.simulator"):
@@ -202,7 +202,7 @@ class _ArgumentReader(ast.NodeVisitor):
 
 
 def _text(node: ast.expr) -> str | None:
-    """The text that a literal is, or None."""
+    """Returns the text of a literal, or None."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 

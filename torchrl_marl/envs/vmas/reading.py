@@ -1,4 +1,4 @@
-"""What a VMAS scenario says of its agents, as one TensorDict.
+"""Output of a VMAS scenario as one TensorDict.
 
 Shapes: E envs, N agents of a group, S state features.
 """
@@ -27,7 +27,7 @@ StateOf = Literal["observations"] | Callable[["Environment"], Tensor] | None
 
 @dataclass(frozen=True)
 class ScenarioReader:
-    """Reads a scenario's lists of agents, group by group.
+    """Reader of a scenario's lists of agents, group by group.
 
     Args:
         groups (dict): name of a group -> places of its agents in VMAS's lists.
@@ -48,7 +48,7 @@ class ScenarioReader:
     device: torch.device | None
 
     def read(self, env: Environment, *, rewards: bool) -> TensorDict:
-        """Everything that a step, or a reset without ``rewards``, gives."""
+        """Returns the output of a step, or of a reset without ``rewards``."""
         found = env._get_from_scenario(
             get_observations=True, get_rewards=rewards, get_infos=self.info, get_dones=True
         )
@@ -60,13 +60,13 @@ class ScenarioReader:
             "terminated": terminated.unsqueeze(-1),
             "truncated": (truncated & ~terminated).unsqueeze(-1),
         }
-        told = infos[0] if infos else [{}] * len(observations)
+        known = infos[0] if infos else [{}] * len(observations)
         for group, places in self.groups.items():
             pack = self._stack_lazily if self.lazy[group] else self._stack_densely
             source[group] = pack(
                 [observations[i] for i in places],
                 None if earned is None else [earned[i] for i in places],
-                [told[i] for i in places],
+                [known[i] for i in places],
                 torch.Size([env.num_envs]),
             )
         if self.state is not None:
@@ -75,7 +75,7 @@ class ScenarioReader:
         return TensorDict._new_unsafe(source, batch_size=size, device=self.device)
 
     def central_state(self, env: Environment, observations: Sequence[Any]) -> Tensor:
-        """What a central critic sees, ``[E, S]``."""
+        """Returns the input of a central critic, ``[E, S]``."""
         if not callable(self.state):
             return torch.cat([row for x in observations for row in _rows(x)], -1)
         state = self.state(env)
@@ -104,12 +104,12 @@ class ScenarioReader:
             if infos[i]:
                 source["info"] = _entry(_floats(infos[i]), size)
             members.append(TensorDict(source, size, self.device))
-        # Lazily even where what they see agrees: their actions do not.
+        # Lazily even where observations agree: actions do not.
         return LazyStackedTensorDict(*members, stack_dim=1)
 
 
 def where_begun(begun: Tensor, new: TensorDictBase, old: TensorDictBase) -> TensorDictBase:
-    """The new rows of the envs where ``begun`` ``[E]``, the old ones elsewhere."""
+    """Selects new rows in the envs ``begun`` ``[E]``, and old ones elsewhere."""
     if isinstance(new, LazyStackedTensorDict) and isinstance(old, LazyStackedTensorDict):
         pairs = zip(new.tensordicts, old.tensordicts)
         return LazyStackedTensorDict(*[where_begun(begun, *pair) for pair in pairs], stack_dim=1)
@@ -152,14 +152,14 @@ def _floats(info: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _entry(x: Any, size: torch.Size) -> Any:
-    """One agent's entry: a tensor with at least one feature, or a TensorDict of such."""
+    """Returns one agent's entry: a tensor with at least one feature, or a TensorDict of such."""
     if isinstance(x, Tensor):
         return x.unsqueeze(-1) if x.ndim == 1 else x
     return TensorDict({key: _entry(value, size) for key, value in x.items()}, size)
 
 
 def _stack(entries: Sequence[Any], size: torch.Size) -> Any:
-    """The agents' entries, tensors ``[E, ...]`` or dicts of such, side by side in dim 1."""
+    """Stacks the agents' entries in dim 1: tensors ``[E, ...]``, or dicts of such."""
     if isinstance(entries[0], Tensor):
         return torch.stack([_entry(x, size) for x in entries], 1)
     source = {key: _stack([entry[key] for entry in entries], size) for key in entries[0]}

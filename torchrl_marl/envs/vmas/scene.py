@@ -1,4 +1,4 @@
-"""What there is to see in a VMAS world, read without its renderer."""
+"""Drawing of VMAS's worlds without its renderer."""
 
 from __future__ import annotations
 
