@@ -43,7 +43,7 @@ _CHOICES = (Categorical, OneHot)
 
 @dataclass(frozen=True)
 class Padding:
-    """Where the agents' own entries lie in a padded leaf.
+    """Places of the agents' own entries in a padded leaf.
 
     Args:
         shapes (tuple of tuple or None): each agent's own shape; None: it has no such leaf.
@@ -72,12 +72,12 @@ class Padding:
         return tuple(max(sizes) for sizes in zip(*(s for s in self.shapes if s is not None)))
 
     def own(self, agent: int) -> tuple[slice, ...] | None:
-        """The region of an agent's own entries; None where it has none."""
+        """Returns the region of an agent's own entries; None where it has none."""
         shape = self.shapes[agent]
         return None if shape is None else tuple(slice(size) for size in shape)
 
     def mask(self, device: torch.device | str | None = None) -> Tensor:
-        """True at the agents' own entries, ``[N, *largest]``."""
+        """Mask of the agents' own entries, ``[N, *largest]``."""
         mask = torch.zeros(len(self.shapes), *self.largest, dtype=torch.bool)
         for i in range(len(self.shapes)):
             region = self.own(i)
@@ -94,7 +94,7 @@ def _at(agent: int, region: tuple[slice, ...]) -> Any:
 
 
 def pad(values: Sequence[Tensor | None], padding: Padding, what: str = "") -> Tensor:
-    """The agents' tensors as one, with zeros behind each agent's own entries.
+    """Pads the agents' tensors to one, with zeros behind each agent's own entries.
 
     Args:
         values (sequence of Tensor or None): one for each agent.
@@ -129,7 +129,7 @@ def pad(values: Sequence[Tensor | None], padding: Padding, what: str = "") -> Te
 
 
 def unpad(value: Tensor, padding: Padding) -> list[Tensor | None]:
-    """Each agent's own entries of a padded tensor, as views.
+    """Returns views of each agent's own entries of a padded tensor.
 
     Shapes:
         - value: ``[*B, N, *largest]``; returns N times ``[*B, *own]``
@@ -144,14 +144,14 @@ def unpad(value: Tensor, padding: Padding) -> list[Tensor | None]:
 
 
 def is_lazy(group: object) -> bool:
-    """Whether a group's data are stacked lazily."""
+    """Returns whether a group's data are stacked lazily."""
     return isinstance(group, LazyStackedTensorDict)
 
 
 def pad_group(
     group: TensorDictBase, paddings: Mapping[NestedKey, Padding] | None = None
 ) -> TensorDictBase:
-    """A lazily stacked group as a dense one; a dense one as it is.
+    """Converts a lazily stacked group to a dense one; a dense one is returned unchanged.
 
     Args:
         group (TensorDictBase): with the agents in its last batch dim.
@@ -182,7 +182,7 @@ def pad_group(
 def unpad_group(
     group: TensorDictBase, paddings: Mapping[NestedKey, Padding]
 ) -> LazyStackedTensorDict:
-    """A dense group as a lazily stacked one, of views.
+    """Converts a dense group to a lazily stacked one, of views.
 
     Reduces to: the inverse of :func:`pad_group`.
 
@@ -212,7 +212,7 @@ def unpad_group(
 
 
 def _names(group: TensorDictBase) -> list[str | None] | None:
-    # A rollout's dims have names; one whose groups had none could not be written to.
+    # A rollout's dims have names; groups without names could not be written to it.
     return group.names if any(group.names) else None
 
 
@@ -220,7 +220,7 @@ def _names(group: TensorDictBase) -> list[str | None] | None:
 
 
 def paddings_of(members: Sequence[Composite]) -> dict[NestedKey, Padding]:
-    """Leaf -> padding, for the leaves in which the agents differ.
+    """Returns the padding of each leaf in which the agents differ.
 
     Args:
         members (sequence of Composite): each agent's specs, without batch dims.
@@ -238,7 +238,7 @@ def paddings_of(members: Sequence[Composite]) -> dict[NestedKey, Padding]:
 
 
 def pad_specs(members: Sequence[Composite], where: str = "a group") -> Composite:
-    """The agents' specs as one dense spec ``[N]``.
+    """Pads the agents' specs to one dense spec ``[N]``.
 
     Padded entries of bounded specs have bounds 0 and 0; padded discrete choices are masked.
 
@@ -267,7 +267,7 @@ def pad_specs(members: Sequence[Composite], where: str = "a group") -> Composite
 
 
 def unpad_specs(spec: Composite, paddings: Mapping[NestedKey, Padding]) -> list[Composite]:
-    """Each agent's own specs of a padded one.
+    """Returns each agent's own specs of a padded one.
 
     Reduces to: the inverse of :func:`pad_specs`.
     """
@@ -289,7 +289,7 @@ def _leaf_keys(members: Sequence[Composite]) -> list[NestedKey]:
 def _pad_leaf(leaves: Sequence[TensorSpec | None], padding: Padding, where: str) -> TensorSpec:
     present = [leaf for leaf in leaves if leaf is not None]
     first = present[0]
-    # torch.stack loses masks.
+    # torch.stack drops masks.
     masked = type(first) in _CHOICES and first.mask is not None
     if len(present) == len(leaves) and all(leaf == first for leaf in present) and not masked:
         return torch.stack(present, 0)
@@ -331,7 +331,7 @@ def _pad_discrete(leaves: Sequence[TensorSpec | None], shape: tuple[int, ...]) -
             own = leaf.mask if leaf.mask is not None else torch.tensor(True)
             allowed[i, ..., : leaf.space.n] = own.to(allowed.device)
         else:
-            allowed[i, ..., 0] = True  # an agent without the leaf: its entry means nothing
+            allowed[i, ..., 0] = True  # an agent without the leaf: its entry is meaningless
     first = next(leaf for leaf in leaves if leaf is not None)
     kind = OneHot if one_hot else Categorical
     mask = None if bool(allowed.all()) else allowed.to(first.device)

@@ -1,4 +1,4 @@
-"""Somebody else's simulator as a state, a pure step and fresh starts."""
+"""Another library's simulator as a state, a pure step and fresh starts."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""A simulator's step as a pure function, recorded as a graph.
+"""A simulator's step as a pure function, captured as a graph.
 
 Nothing here names a simulator: any object will do whose tensors hold the envs in their first
 dim (:class:`~torchrl_marl.simulator.state.SimulatorState`).
@@ -33,8 +33,8 @@ from torchrl_marl.simulator.state import (
 
 __all__ = ["CapturedSimulator"]
 
-_COMPARED = 4  # steps for which a graph is held against the simulator
-_LARGEST_ARRAY = 1000  # numbers of a numpy array that is looked at for changes
+_COMPARED = 4  # steps in which a graph is compared with the simulator
+_LARGEST_ARRAY = 1000  # numbers of a numpy array that is watched for changes
 
 State = list[Tensor]
 Structure = dict[tuple[str, str], Any]
@@ -42,7 +42,7 @@ Finish = Callable[[State, Any], list[Tensor]]
 
 
 class CapturedSimulator:
-    """A simulator that is stepped by graphs, and can be looked at in between.
+    """A simulator that is stepped by graphs, and can be read in between.
 
     While graphs run, the state is in :attr:`state`; :meth:`release` puts it back into the
     simulator, from where :attr:`state` is read the next time.
@@ -85,11 +85,11 @@ class CapturedSimulator:
         self.packing = self._pack(step)
 
     def _pack(self, step: Callable[[], Any]) -> Packing:
-        """Tries a step, to see what it writes."""
+        """Runs a trial step to find what it writes."""
         before = self.simulator_state.read(self.simulator)
         walk = walk_simulator(self.simulator, self.simulator_state.exclude)
         versions = {path: (id(x), x._version) for path, x in walk.tensors.items()}
-        held = list(walk.tensors.values())  # ids stay theirs
+        held = list(walk.tensors.values())  # held, so that ids stay valid
         with self._unchanged_random():
             step()
         after = walk_simulator(self.simulator, self.simulator_state.exclude)
@@ -117,11 +117,11 @@ class CapturedSimulator:
         finally:
             self._random.load_state_dict(saved)
 
-    # ------------------------------------------------------------------- where the state is
+    # ---------------------------------------------------------------- the state and its place
 
     @property
     def state(self) -> State:
-        """The state as matrices; the simulator's, if that was looked at in between."""
+        """The state as matrices; the simulator's own, if it was read in between."""
         if not self._ahead:
             self._state = self.packing.read(self.simulator)
         return self._state
@@ -131,7 +131,7 @@ class CapturedSimulator:
         self._state, self._ahead = state, True
 
     def release(self) -> Any:
-        """Puts the state back into the simulator, and gives that."""
+        """Writes the state back into the simulator, and returns the simulator."""
         if self._ahead:
             self.packing.write(self.simulator, self._state)
             self._ahead = False
@@ -139,15 +139,15 @@ class CapturedSimulator:
 
     @property
     def ahead(self) -> bool:
-        """Whether the state is not in the simulator."""
+        """Returns whether the state is newer than the simulator."""
         return self._ahead
 
     def structure(self) -> str:
-        """Numbers and references of the simulator, all that is no tensor, as text."""
+        """Returns the simulator's numbers and references, all but tensors, as text."""
         return repr(self._structure())
 
     def signature(self) -> str:
-        """What a graph takes for granted: the structure, and what :meth:`look` saw."""
+        """Returns what a graph relies on: the structure, and the values that :meth:`look` read."""
         return repr({**self._structure(), **self._values})
 
     def look(self) -> None:
@@ -186,7 +186,7 @@ class CapturedSimulator:
         finish: Finish,
         context: Callable[[], AbstractContextManager[Any]],
     ) -> Callable[..., list[Tensor]]:
-        """``function(*inputs)`` of the simulator as a function of its state, too."""
+        """Returns ``function(*inputs)`` of the simulator as a function of its state, too."""
 
         def pure_function(state: State, *inputs: Any) -> list[Tensor]:
             self.packing.write(self.simulator, state)
@@ -202,7 +202,7 @@ class CapturedSimulator:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """What is called within leaves no trace in the simulator.
+        """Restores the simulator after the calls within.
 
         Raises:
             CaptureError: it writes something that is not a part of the state.
@@ -243,7 +243,7 @@ class CapturedSimulator:
 
     @contextlib.contextmanager
     def trial(self) -> Iterator[None]:
-        """Eager steps of the simulator itself, which leave no trace in it."""
+        """Makes eager steps of the simulator itself, and restores it afterwards."""
         saved = self.simulator_state.read(self.release())
         self.in_graph = True
         try:
@@ -261,7 +261,7 @@ class CapturedSimulator:
         execution: Literal["trace", "compile", "cudagraph"],
         finish: Finish = lambda state, output: [*state, *output],
     ) -> Program:
-        """Records a function that steps the simulator, as a function of its state, too.
+        """Captures a function that steps the simulator, as a function of its state, too.
 
         The graph is held against the simulator, to the bit, before it is compiled.
 
@@ -299,7 +299,7 @@ class CapturedSimulator:
         finish: Finish,
         inputs: tuple[Tensor, ...],
     ) -> None:
-        """Refuses a graph whose steps are not those of the simulator, to the bit."""
+        """Refuses a graph whose steps differ from the simulator's in any bit."""
         recorded = Program(traced, traced.module, 0.0, 0)
         state = self.state
         with self.trial(), torch.random.fork_rng():
@@ -322,7 +322,7 @@ class CapturedSimulator:
     def _compiled(
         self, traced: Trace, inputs: tuple[Tensor, ...], name: str, execution: Any
     ) -> Program:
-        """Compiled, and held against the graph; where that amplifies the last bit, exactly."""
+        """Compiles a graph and compares both; exactly, where steps amplify the last bit."""
         state = self.state
         program = compile_trace(traced, state, *inputs, name=name, execution=execution)
         if execution != "compile" or self.packing.device.type != "cpu":
@@ -335,7 +335,7 @@ class CapturedSimulator:
                 torch.manual_seed(seed)
                 found = program.flat([*state, *inputs])
                 if not all(map(_close, expected[: len(state)], found)):
-                    # Stiff joints, say.
+                    # Such as stiff joints.
                     return compile_trace(
                         traced, state, *inputs, name=f"{name} exactly", execution="exact"
                     )

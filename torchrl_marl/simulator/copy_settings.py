@@ -1,4 +1,4 @@
-"""A simulator takes over another one's settings: numbers, references and tensors."""
+"""Copies a simulator's settings to another one: numbers, references and tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def copy_settings(
     rows: Iterable[Path] = (),
     moving: Iterable[Path] | None = None,
 ) -> None:
-    """Gives a twin what its leader is set to: numbers, tensors, and which object is the goal.
+    """Copies a leader's settings to its twin: numbers, tensors, and references.
 
     What the twin observes is then what the leader would, in the same places.
 
@@ -62,7 +62,7 @@ def copy_settings(
             if id(x) not in copies:
                 row = torch.arange(sizes[0], device=x.device) % sizes[1]
                 copies[id(x)] = x.detach()[row] if path in of_envs else x.detach().clone()
-            # What is left as it is counts as written by nobody.
+            # Unchanged values count as written by no call.
             if path not in of_envs or not _same(value, copies[id(x)]):
                 set_child(walk.objects[path[:-1]], path[-1], copies[id(x)])
         elif isinstance(new, list):
@@ -87,7 +87,7 @@ def copy_settings(
 
 
 def _may_hold_envs(path: Path, x: Tensor, value: Any, sizes: tuple[int, int], probed: bool) -> bool:
-    """Whether a leader's tensor, which no probe knows for one of the envs, may yet be one."""
+    """Returns whether a leader's tensor may hold a value per env, though no probe showed it."""
     if isinstance(value, Tensor):
         return x.shape != value.shape and (not probed or x.shape[:1] == (sizes[1],))
     if sizes[0] == sizes[1] or x.shape[:1] != (sizes[1],):

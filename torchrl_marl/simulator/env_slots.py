@@ -13,7 +13,7 @@ __all__ = ["EnvSlots"]
 
 
 class EnvSlots:
-    """The batched tensors of one simulator, found again by path whatever holds them now."""
+    """The batched tensors of one simulator, looked up by path whatever holds them now."""
 
     def __init__(self, simulator: Any, state: SimulatorState) -> None:
         self.simulator = simulator
@@ -22,7 +22,7 @@ class EnvSlots:
         self._views: frozenset[Path] | None = None
 
     def views(self) -> frozenset[Path]:
-        """The slots that look at another one's memory."""
+        """Returns the slots that are views of another one's memory."""
         if self._views is None:
             found = {path: x for path in self.paths if (x := self.get(path)) is not None}
             shared = shared_storages(found.values())
@@ -32,7 +32,7 @@ class EnvSlots:
         return self._views
 
     def get(self, path: Path) -> Tensor | None:
-        """The tensor, or None while the simulator has none there."""
+        """Returns the tensor, or None while the simulator has none there."""
         try:
             return child(self._holder(path), path[-1])
         except LookupError:
@@ -45,7 +45,7 @@ class EnvSlots:
         return holder
 
     def merge(self, values: dict[Path, Any], envs: Tensor) -> None:
-        """Writes the values into the rows ``envs``; tensors that share memory go on sharing."""
+        """Merges the values into the rows ``envs``; tensors that share memory keep sharing it."""
         merged: dict[tuple[int, int], Tensor] = {}
         found = {path: self.get(path) for path in values}
         old = {p: x for p, x in found.items() if x is not None and values[p] is not None}
@@ -55,7 +55,7 @@ class EnvSlots:
             if both not in merged:
                 rows = envs.view(-1, *[1] * (x.ndim - 1))
                 new = torch.where(rows, values[path], x)
-                # A view of another slot's memory must stay one.
+                # A view of another slot's memory must remain one.
                 if path in self.views() or x.untyped_storage().data_ptr() in shared:
                     new = x.copy_(new)
                 merged[both] = new

@@ -1,4 +1,4 @@
-"""How a TensorDict's leaves are nested, to take it apart for a graph and to build it again.
+"""The nesting of a TensorDict's leaves, to flatten it for a graph and to build it again.
 
 Shapes: E envs.
 """
@@ -50,7 +50,7 @@ class TensorDictLayout:
         inner: dict[tuple[str, ...], torch.Size],
         device: torch.device | None,
     ) -> TensorDictLayout:
-        """A nesting from what another one's attributes were."""
+        """Builds a layout from another one's attributes."""
         nesting = cls(TensorDict({}, [], device=device))
         nesting.keys, nesting.inner = list(keys), dict(inner)
         return nesting
@@ -69,11 +69,11 @@ class TensorDictLayout:
                 self.keys.append((*path, name) if path else name)
 
     def leaves(self, td: TensorDictBase) -> list[Tensor]:
-        """The tensors of a TensorDict that is nested like the example."""
+        """Returns the tensors of a TensorDict that is nested like the example."""
         return [td.get(key) for key in self.keys]
 
     def build(self, leaves: Sequence[Tensor], batch_size: Sequence[int]) -> TensorDict:
-        """The TensorDict of these leaves.
+        """Builds the TensorDict of these leaves.
 
         Args:
             leaves (sequence of Tensor): in the order of :attr:`keys`.

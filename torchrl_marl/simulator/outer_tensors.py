@@ -1,4 +1,4 @@
-"""Tensors that a graph reads from a simulator, found again where a reset has put others."""
+"""Tensors that a graph reads from a simulator, looked up again after a reset replaced them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["OuterTensors"]
 
 
 class OuterTensors:
-    """Where a graph's outer tensors (``Trace.captured``) are in the simulator.
+    """Places of a graph's outer tensors (``Trace.captured``) in the simulator.
 
     What all envs share, such as a wind, a graph reads from the very tensors that were there when
     it was recorded. A reset of all envs, or a user, may put new ones into their places.
@@ -26,18 +26,18 @@ class OuterTensors:
     def __init__(self, simulator: Any, exclude: Iterable[str | Path] = ()) -> None:
         self._exclude = frozenset(exclude)
         walk = walk_simulator(simulator, self._exclude)
-        self._tensors = list(walk.tensors.values())  # held, so that ids stay theirs
+        self._tensors = list(walk.tensors.values())  # held, so that ids stay valid
         self._first = walk.first_slots()
         self._paths: dict[int, Path] = {}
 
     def belong_to(self, program: Program) -> None:
-        """Notes which of them the graph reads that was recorded."""
+        """Notes which of the tensors the captured graph reads."""
         captured = enumerate(program.traced.captured)
         self._paths = {i: self._first[id(x)] for i, x in captured if id(x) in self._first}
         self._tensors, self._first = [], {}
 
     def refresh(self, program: Program, simulator: Any) -> None:
-        """Lets the graph read what the simulator holds now.
+        """Makes the graph read the simulator's present tensors.
 
         Raises:
             CaptureError: a tensor of another shape or type.

@@ -1,4 +1,4 @@
-"""A simulator's state as a few matrices: one row a number, one column an env.
+"""A simulator's state as a few matrices: a row per number, a column per env.
 
 Shapes: E envs, K numbers of an env.
 """
@@ -27,7 +27,7 @@ __all__ = ["Packing", "put_back"]
 
 @dataclass(frozen=True)
 class _Slot:
-    """Tensors of a simulator that are one, and where their numbers are."""
+    """Tensors of a simulator that are one object, and the place of their numbers."""
 
     paths: tuple[Path, ...]
     shape: torch.Size  # without the envs
@@ -35,7 +35,7 @@ class _Slot:
 
 
 class Packing:
-    """Where a simulator's tensors are in matrices ``[K, E]``, one for each dtype.
+    """Places of a simulator's tensors in matrices ``[K, E]``, one for each dtype.
 
     Envs lie side by side in memory: what is done to all of them is one sweep, and new starts
     for some are one ``torch.where`` a matrix. Tensors that all envs share follow as they are.
@@ -79,7 +79,7 @@ class Packing:
 
     @property
     def paths(self) -> frozenset[Path]:
-        """Every slot."""
+        """Returns the path of every slot."""
         own = {path for slots in self._slots for slot in slots for path in slot.paths}
         return frozenset(own.union(*self.shared))
 
@@ -89,7 +89,7 @@ class Packing:
         return sum(map(sum, self._sizes))
 
     def read(self, simulator: Any) -> list[Tensor]:
-        """The state, as new tensors.
+        """Returns the state in new tensors.
 
         Raises:
             CaptureError: a tensor is missing, or of another shape than before.
@@ -104,7 +104,7 @@ class Packing:
         return state + [find.get(paths[0]).clone().contiguous() for paths in self.shared]
 
     def name(self, i: int, x: Tensor, y: Tensor) -> str:
-        """The slot in which two matrices of a state differ first."""
+        """Returns the first slot in which two matrices of a state differ."""
         if i >= len(self._slots):
             return path_name(self.shared[i - len(self._slots)][0])
         row = int((x != y).any(1).nonzero()[0])
@@ -112,18 +112,18 @@ class Packing:
         return path_name(self._slots[i][int((ends <= row).sum())].paths[0])
 
     def write(self, simulator: Any, state: Sequence[Tensor]) -> None:
-        """Puts copies of a state into the simulator's slots."""
+        """Writes copies of a state into the simulator's slots."""
         find = _Finder(simulator)
         for slots, sizes, matrix in zip(self._slots, self._sizes, state):
             for slot, rows in zip(slots, matrix.split(sizes)):
-                # A simulator may ask for a view, so the numbers of an env are put together.
+                # A simulator may ask for a view, so the numbers of an env lie together.
                 x = rows.view(*slot.shape, matrix.shape[-1]).movedim(-1, 0)
                 find.set(slot.paths, x.clone(memory_format=torch.contiguous_format))
         for paths, x in zip(self.shared, state[len(self._slots) :]):
             find.set(paths, x.clone())
 
     def rows_of(self, written: frozenset[Path], device: torch.device) -> list[Tensor]:
-        """Which rows of each matrix belong to slots of which a path is among ``written``.
+        """Returns each matrix's rows that belong to slots with a path among ``written``.
 
         Shapes:
             - returns: ``[K, 1]`` bool a matrix
@@ -135,12 +135,12 @@ class Packing:
         return [x.unsqueeze(-1).to(device) for x in rows]
 
     def __len__(self) -> int:
-        """Number of matrices, without the shared tensors."""
+        """Returns the number of matrices, without the shared tensors."""
         return len(self._slots)
 
 
 class _Finder:
-    """Tensors of a simulator by path; a holder is looked up once."""
+    """Tensors of a simulator by path; each holder is looked up once."""
 
     def __init__(self, simulator: Any) -> None:
         self._holders: dict[Path, Any] = {(): simulator}
@@ -165,14 +165,14 @@ class _Finder:
 
 
 def put_back(simulator: Any, tensors: dict[Path, Tensor]) -> None:
-    """Puts the very tensors, not copies, into a simulator's slots."""
+    """Puts the tensors themselves, not copies, into a simulator's slots."""
     find = _Finder(simulator)
     for path, x in tensors.items():
         find.set((path,), x)
 
 
 def _group(walk, wanted: Iterable[Path], apart: frozenset[Path]) -> list[tuple[Path, ...]]:
-    """Paths that hold one tensor, together."""
+    """Groups paths that hold one tensor."""
     groups: dict[Any, list[Path]] = {}
     for path in wanted:
         if path in walk.tensors:
@@ -182,7 +182,7 @@ def _group(walk, wanted: Iterable[Path], apart: frozenset[Path]) -> list[tuple[P
 
 
 def _rows(slot: _Slot, x: Tensor) -> Tensor:
-    """``[E, ...]`` as ``[K, E]``"""
+    """Returns ``[E, ...]`` as ``[K, E]``."""
     if x.ndim == 0 or x.shape[1:] != slot.shape or x.dtype != slot.dtype:
         raise CaptureError(
             f"{path_name(slot.paths[0])} is {x.dtype} {list(x.shape[1:])} of an env now, "

@@ -1,4 +1,4 @@
-"""Resets of some envs by a simulator that knows only how to reset all.
+"""Resets of some envs by a simulator that can only reset all.
 
 Shapes: E envs.
 """
@@ -28,7 +28,7 @@ __all__ = ["RunningEnvs", "UndoWrites"]
 
 
 class RunningEnvs:
-    """What running envs hold, kept while a reset of all envs draws fresh starts for some.
+    """Values of running envs, kept while a reset of all envs draws fresh starts for some.
 
     For a simulator without a twin: read before its reset, and put back afterwards where envs
     go on. All that a reset writes must hold the envs in its first dim.
@@ -73,7 +73,7 @@ class RunningEnvs:
         }
 
     def put_back(self, running: Tensor) -> None:
-        """Gives the envs where ``running`` ``[E]`` is True what they held.
+        """Restores the values of the envs where ``running`` ``[E]`` is True.
 
         Raises:
             SimulatorStateError: the reset wrote something that is not batched over the envs.
@@ -134,7 +134,7 @@ class RunningEnvs:
 
 
 class UndoWrites:
-    """Keeps envs as they are while all envs are looked at.
+    """Protects envs from writes while all envs are read.
 
     To observe may write: to a history, say, which goes on by one. What is written in place is
     seen the first time, and only this is copied later; else nothing is done to tensors.
@@ -161,7 +161,7 @@ class UndoWrites:
 
     @contextlib.contextmanager
     def where(self, envs: Tensor) -> Iterator[None]:
-        """What is written within is undone in the envs where ``envs`` ``[E]`` is True."""
+        """Undoes the writes within this context in the envs where ``envs`` ``[E]`` is True."""
         slots = self._slots
         found = {path: slots.get(path) for path in slots.paths}
         before = {path: (x, x._version) for path, x in found.items() if x is not None}

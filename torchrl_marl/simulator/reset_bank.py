@@ -23,7 +23,7 @@ __all__ = ["ResetBank", "random_draws"]
 
 
 class ResetBank:
-    """Fresh start states of a simulator, handed out env by env without a loop over envs.
+    """Bank of a simulator's fresh start states, handed out env by env without a loop over envs.
 
     A twin of the simulator is reset as a whole, once for many episodes; an env that ends takes
     its own row by ``torch.where``. What such a reset writes is what is taken, so that constants
@@ -80,7 +80,7 @@ class ResetBank:
         self._running.merge(starts, envs)
 
     def empty(self) -> None:
-        """Forgets the rows that are left, as after a new seed."""
+        """Discards the remaining rows, as after a new seed."""
         self.used.fill_(True)
 
     def _is_outdated(self) -> bool:
@@ -104,13 +104,13 @@ class ResetBank:
         self._settings = Settings(simulator, exclude, self._moving | self._paths)
 
     def _look_at_twin(self) -> None:
-        """What a step writes is no setting."""
+        """Steps a twin, since what a step writes is no setting."""
         twin, exclude = copy.deepcopy(self._twin), self._running.exclude
         with RandomState(0, self.used.device).active():
             self._moving = written_by(twin, exclude, lambda: self._step(twin))
 
     def _refuse_dependence(self) -> None:
-        """Resets a copy of the twin from several states."""
+        """Refuses dependent starts: resets a copy of the twin from several states."""
         twin, random = copy.deepcopy(self._twin), RandomState(0, self.used.device)
 
         def begin() -> dict[str, Tensor]:
@@ -127,7 +127,7 @@ class ResetBank:
         self._checked = True
 
     def state_dict(self, state: SimulatorState) -> TensorDict:
-        """The rows that are left, as a TensorDict."""
+        """Returns the remaining rows as a TensorDict."""
         if self._is_outdated():
             self.empty()
         return TensorDict(
@@ -140,15 +140,15 @@ class ResetBank:
         )
 
     def load_state_dict(self, state: SimulatorState, saved: TensorDict) -> None:
-        """Continues with saved rows."""
+        """Restores saved rows."""
         state.write(self._twin, saved["twin"])
         self.used.copy_(saved["used"])
         self._paths = frozenset(tuple(path) for path in json.loads(saved["paths"]))
-        self._settings = None  # those that are there when it goes on
+        self._settings = None  # those present when it continues
 
 
 def random_draws(call: Callable[[], Any]) -> list[torch.Size]:
-    """Shapes of the random numbers that a call draws from torch."""
+    """Returns the shapes of the random numbers that a call draws from torch."""
     recorder = _DrawRecorder()
     with recorder:
         call()

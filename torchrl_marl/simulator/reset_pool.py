@@ -1,4 +1,4 @@
-"""Start states drawn ahead, from which a graph takes where an episode ends.
+"""Start states drawn ahead, from which a graph takes one where an episode ends.
 
 Shapes: D starts of an env, E envs, K numbers of an env.
 """
@@ -29,7 +29,7 @@ from torchrl_marl.simulator.state import (
 
 __all__ = ["ResetPool", "begin_episodes"]
 
-# Numbers that all starts together may be, and envs of a twin (CPU, GPU) that is reset at once.
+# Largest size of all starts together, and envs of a twin (CPU, GPU) that resets at once.
 _NUMBERS = 2**24
 _DRAWN_AT_ONCE = (2**13, 2**17)
 
@@ -37,7 +37,7 @@ Carry = dict[Any, Tensor]
 
 
 class ResetPool:
-    """Fresh starts for the next D episodes of every env, drawn in batched resets.
+    """Pool of fresh starts for the next D episodes of every env, drawn in batched resets.
 
     A twin of the environment, several times as large, is reset as a whole. What such a reset
     writes is what an env takes; everything else of a running env stays. A graph counts in
@@ -80,10 +80,10 @@ class ResetPool:
         many = _DRAWN_AT_ONCE[packing.device.type == "cuda"]
         self._at_once = min(self.depth, max(1, many // num_envs))
         self._warned = False
-        self._most = 0  # ends of an env between two looks
+        self._most = 0  # ends of an env between two refills
         self._used_before = 0
         self._twin: Any = None
-        self._small: tuple[Any, Any] | None = None  # another twin, to be played with
+        self._small: tuple[Any, Any] | None = None  # another twin, for trials
         self._stale = True
         self._settings: Settings | None = None
         self._checked = False
@@ -112,7 +112,7 @@ class ResetPool:
         self._note_settings()
 
     def is_outdated(self) -> bool:
-        """Whether the running simulator is set to something else than the starts were drawn for."""
+        """Returns whether the running simulator's settings differ from those of the starts."""
         return self._settings is not None and self._settings.changed()
 
     def _note_settings(self) -> None:
@@ -121,7 +121,7 @@ class ResetPool:
         self._settings = Settings(self._simulator, packing.exclude, moving)
 
     def _refuse_dependence(self) -> None:
-        """Resets a small twin from several states, with random numbers of its own."""
+        """Refuses dependent starts: resets a small twin from several states."""
         if self._small is None:
             self._small = self._make_twin(SimulatorState.PROBES[1])
         twin, simulator = self._small
@@ -143,7 +143,7 @@ class ResetPool:
         self._checked = True
 
     def _draw(self) -> list[Tensor]:
-        """Some starts for every env, ``[n, K, E]`` and ``[n, E, ...]``."""
+        """Draws starts for every env, ``[n, K, E]`` and ``[n, E, ...]``."""
         if self._twin is None:
             self._twin, self._twin_simulator = self._make_twin(self._at_once * self.num_envs)
         self._copy_settings()
@@ -165,21 +165,21 @@ class ResetPool:
         ]
 
     def empty(self) -> None:
-        """Forgets the starts that are left, as after a new seed."""
+        """Discards the remaining starts, as after a new seed."""
         self._stale = True
 
     def forget_twin(self) -> None:
-        """Makes another twin for the next starts."""
+        """Discards the twin; the next starts get a new one."""
         self._twin = self._small = None
 
     def prepare(self) -> None:
-        """Refills where what is left may not last; waits for the device, so between rollouts."""
+        """Refills starts that may run out; waits for the device, so between rollouts."""
         if self._stale or self.is_outdated():
             self.refill()
             return
         if self._settings is None:  # saved starts
             self._note_settings()
-        # On a CPU nothing waits; elsewhere the copy does.
+        # On a CPU nothing waits; elsewhere the copy is asynchronous.
         used = int(self.tensors["used"].max().cpu())
         self._most = max(self._most, used - self._used_before)
         self._used_before = used
@@ -195,7 +195,7 @@ class ResetPool:
             self.refill(used)
 
     def _copy_settings(self) -> None:
-        """Settings that were changed on the running simulator hold for the twin."""
+        """Copies changed settings of the running simulator to the twin."""
         now = _scalars(self._simulator, self._packing)
         changed = {path: x for path, x in now.items() if self._scalars.get(path, x) != x}
         if changed:
@@ -205,7 +205,7 @@ class ResetPool:
                     set_child(walk.objects[path[:-1]], path[-1], value)
 
     def state_dict(self) -> dict[str, Any]:
-        """The starts that are left: tensors and one text."""
+        """Returns the remaining starts: tensors and one text."""
         if self._stale or self.is_outdated():
             return {}
         about = {
@@ -221,8 +221,8 @@ class ResetPool:
         return {"about": json.dumps(about), "used": self.tensors["used"].clone(), "drawn": drawn}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with saved starts."""
-        self._settings = None  # those that are there when it goes on
+        """Restores saved starts."""
+        self._settings = None  # those present when it continues
         if not state:
             self._stale = True
             return
@@ -246,7 +246,7 @@ class ResetPool:
 def begin_episodes(
     ended: Tensor, state: list[Tensor], carry: Carry, pool: dict[str, Any]
 ) -> tuple[list[Tensor], Carry, Tensor]:
-    """New starts where episodes ended: tensor maths, for a graph and outside of one.
+    """Puts new starts where episodes ended: tensor maths, for use inside and outside of graphs.
 
     Args:
         ended (Tensor): bool ``[E]``.
@@ -270,13 +270,13 @@ def begin_episodes(
 
 
 def _pick(starts: Tensor, row: Tensor, dim: int) -> Tensor:
-    """The row of each env, whose dim of a start is given, out of ``[D, ...]``."""
+    """Returns each env's row out of ``[D, ...]``, given the dim of the envs."""
     index = _wide(row, starts[0], dim).expand_as(starts[0])
     return starts.gather(0, index.unsqueeze(0)).squeeze(0)
 
 
 def _wide(x: Tensor, like: Tensor, dim: int) -> Tensor:
-    """``[E]`` with dims of size 1 around, so that it lies along a dim of another tensor."""
+    """Reshapes ``[E]`` with dims of size 1, so that it broadcasts along a dim of another tensor."""
     shape = [1] * like.ndim
     shape[dim] = -1
     return x.view(shape)

@@ -1,4 +1,4 @@
-"""What a simulator is set to, and whether new starts depend on anything else.
+"""A simulator's settings, and whether new starts depend on anything else.
 
 Shapes: E envs.
 """
@@ -28,7 +28,7 @@ _MISSING = object()
 
 
 class Settings:
-    """A simulator's settings as they are now: numbers, and tensors, also those set in place.
+    """A simulator's present settings: numbers, and tensors, also those set in place.
 
     Args:
         simulator: that may be set to something else later.
@@ -56,7 +56,7 @@ class Settings:
         walk = walk_simulator(simulator, self._exclude)
         self._tensors: list[tuple[Any, str, Tensor, int, Tensor]] = []
         self._numbers: list[tuple[Any, str, Any]] = []
-        # What a class has, an object may get for itself.
+        # An object may override what its class has.
         self._known = [(p, x, set(vars(x))) for p, x in walk.objects.items() if _is_open(x)]
         for path, value in walk.slots():
             holder = walk.objects[path[:-1]]
@@ -69,7 +69,7 @@ class Settings:
                 self._numbers.append((holder, path[-1], value))
 
     def changed(self) -> bool:
-        """Whether anything is set otherwise; reads no values where the tensors are the same."""
+        """Returns whether any setting differs; reads no values of unchanged tensors."""
         for path, holder, known in self._known:
             new = vars(holder).keys() - known if len(vars(holder)) > len(known) else ()
             if any(not {key, (*path, key)} & self._exclude for key in new):
@@ -89,7 +89,7 @@ class Settings:
 
 
 def written_by(simulator: Any, exclude: Iterable[str | Path], call: Callable[[], Any]) -> set[Path]:
-    """Slots of tensors and numbers that a call writes."""
+    """Returns the slots of tensors and numbers that a call writes."""
     excluded = frozenset(exclude)
     walk = walk_simulator(simulator, excluded)
     before = {path: (x, x._version) for path, x in walk.tensors.items()}
@@ -105,7 +105,7 @@ def _is_as(x: Tensor, before: tuple[Tensor, int] | None) -> bool:
 
 
 def _others(walk: SimulatorWalk) -> dict[Path, Any]:
-    """Numbers, and the names of the objects to which there are references."""
+    """Returns numbers, and the names of referenced objects."""
     others: dict[Path, Any] = {}
     for path, value in walk.slots():
         if isinstance(value, SCALARS):
@@ -121,7 +121,7 @@ def what_starts_depend_on(
     reset: Callable[[], dict[str, Tensor]],
     step: Callable[[], Any],
 ) -> str | None:
-    """What is in a new start depends on what was before; by name, or None.
+    """Returns the name of a value in new starts that depends on the state before, or None.
 
     The simulator is reset from several states, with the same random numbers. What steps and
     resets write is in one of them as it came, in another one zero, in a third one more.
@@ -141,7 +141,7 @@ def what_starts_depend_on(
         _vary(simulator, excluded, moving, vary)
         try:
             other, also = _start(simulator, excluded, reset)
-        except Exception as error:  # whatever a world raises where it meets what cannot be
+        except Exception as error:  # worlds may raise anything at impossible states
             return f"a reset that finds another state raises {type(error).__name__}: {error}"
         written |= also
         for name in sorted(written, key=lambda name: (name[0] == "_", name)):
@@ -153,7 +153,7 @@ def what_starts_depend_on(
 def _start(
     simulator: Any, exclude: frozenset[str | Path], reset: Callable[[], dict[str, Tensor]]
 ) -> tuple[dict[str, Any], set[str]]:
-    """What a reset leads to, by name, and which of it the reset wrote."""
+    """Returns the state after a reset by name, and which of it the reset wrote."""
     given: dict[str, Tensor] = {}
     written = written_by(simulator, exclude, lambda: given.update(reset()))
     walk = walk_simulator(simulator, exclude)
@@ -181,7 +181,7 @@ def _vary(
         x = walk.tensors[path]
         if id(x) not in new:
             varied = vary(x.detach()).contiguous()
-            # A view of what moves as a whole stays one.
+            # A view of memory that moves as a whole remains one.
             new[id(x)] = x.detach().copy_(varied) if memory[path] in views else varied
         if memory[path] not in views:
             set_child(walk.objects[path[:-1]], path[-1], new[id(x)])
@@ -196,7 +196,7 @@ def _more(x: Tensor) -> Tensor:
         return ~x
     if x.is_floating_point() or x.is_complex() or not x.numel():
         return x + 1
-    return (x + 1).clamp(max=max(int(x.max()), 1))  # an index that is too large aborts on a GPU
+    return (x + 1).clamp(max=max(int(x.max()), 1))  # too large an index aborts on a GPU
 
 
 def _is_open(holder: Any) -> bool:

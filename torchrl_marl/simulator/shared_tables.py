@@ -1,4 +1,4 @@
-"""A table that all envs share, and that has as many rows as there are envs."""
+"""Finds tables that all envs share, with as many rows as there are envs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shared_tables(
     reset: Callable[[Any], Any],
     step: Callable[[Any], TensorDictBase],
 ) -> list[str]:
-    """Names of what a reset writes with a row per env, and of which an env sees other rows, too.
+    """Returns tensors that a reset writes with a row per env, though envs read other rows.
 
     Found by a step of a copy in which all rows are as one env's: to that env it should make no
     difference.
@@ -59,7 +59,7 @@ def shared_tables(
     found = {
         path_name(path)
         for path, x in rows.items()
-        # Of a smallest or nearest one, a row itself may be the only one that counts.
+        # For a smallest or nearest one, a row itself may be the only one that counts.
         for env in (0, -1)
         if not _same(expected[env], step(_with(begun, path, _as_row(x, env), excluded))[env])
     }

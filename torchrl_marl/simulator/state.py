@@ -1,4 +1,4 @@
-"""A simulator's state as a TensorDict: read and write it without touching the simulator.
+"""A simulator's state as a TensorDict: read and written without changes to the simulator.
 
 Nothing here names a simulator. A simulator is any Python object that is reachable tensors
 (batched over E envs, or shared by all) and *structure*: every other attribute, such as
@@ -54,7 +54,7 @@ SCALARS = (int, float, bool, str, type(None))
 
 
 class SimulatorState:
-    """Where a simulator's tensors are, and how to read and write them.
+    """Places of a simulator's tensors, with functions that read and write them.
 
     Args:
         probe (callable): ``probe(num_envs)`` gives a simulator of ``num_envs`` envs, built like the
@@ -111,7 +111,7 @@ class SimulatorState:
         return True
 
     def read(self, simulator: Any) -> TensorDict:
-        """The whole state, copied.
+        """Returns a copy of the whole state.
 
         Returns:
             TensorDict: ``"batched"`` ``[E]``: a leaf a path; ``"shared"``: tensors that all envs
@@ -136,7 +136,7 @@ class SimulatorState:
         )
 
     def write(self, simulator: Any, state: TensorDict) -> None:
-        """Puts a state read earlier back, structure included.
+        """Restores a state read earlier, structure included.
 
         Raises:
             SimulatorStateError: a state of another simulator or another number of envs.
@@ -150,7 +150,7 @@ class SimulatorState:
 def slots_of_envs(
     probe: Callable[[int], Any], exclude: Iterable[str | Path] = ()
 ) -> dict[Path, bool]:
-    """Whether the first dim of a slot's tensor is the envs, seen in probes of 7 and 11 envs.
+    """Returns whether each slot's first dim is the envs, from probes with 7 and 11 envs.
 
     Slots that one of the probes has not are left out; ``probe`` and ``exclude`` are those of
     :class:`SimulatorState`.
@@ -165,13 +165,13 @@ def slots_of_envs(
 
 
 def read_tensors(simulator: Any, exclude: Iterable[str] = ()) -> dict[Path, Tensor]:
-    """A copy of every tensor that a simulator holds, by path."""
+    """Returns a copy of every tensor that a simulator holds, by path."""
     walk = walk_simulator(simulator, frozenset(exclude))
     return {path: x.detach().clone() for path, x in walk.tensors.items()}
 
 
 def write_tensors(simulator: Any, tensors: dict[Path, Tensor], exclude: Iterable[str] = ()) -> None:
-    """Puts copied tensors back where the simulator still has one of the same shape."""
+    """Restores copied tensors where the simulator still has one of the same shape."""
     walk = walk_simulator(simulator, frozenset(exclude))
     first = walk.first_slots()
     copies = _Copies(walk.tensors.values())
@@ -185,7 +185,7 @@ def write_tensors(simulator: Any, tensors: dict[Path, Tensor], exclude: Iterable
 
 
 class SimulatorWalk:
-    """Every tensor slot and every object that can be reached from a simulator, by path."""
+    """Every tensor slot and every object reachable from a simulator, by path."""
 
     def __init__(self, exclude: frozenset[str | Path] = frozenset()) -> None:
         self.exclude = exclude
@@ -195,14 +195,14 @@ class SimulatorWalk:
         self.in_ring_buffer: set[Path] = set()
 
     def first_slots(self) -> dict[int, Path]:
-        """Id of a tensor -> the first slot that holds it."""
+        """Maps the id of a tensor to the first slot that holds it."""
         first: dict[int, Path] = {}
         for path, tensor in self.tensors.items():
             first.setdefault(id(tensor), path)
         return first
 
     def slots(self) -> Iterator[tuple[Path, Any]]:
-        """Every attribute and entry that can be written, with its path."""
+        """Returns every writable attribute and entry with its path."""
         for path, holder in self.objects.items():
             if not isinstance(holder, tuple):
                 for key, value in _children(holder):
@@ -210,11 +210,11 @@ class SimulatorWalk:
                         yield (*path, key), value
 
     def enters(self, slot: Path) -> bool:
-        """Whether this slot belongs to the state."""
+        """Returns whether this slot belongs to the state."""
         return slot[-1] not in self.exclude and slot not in self.exclude
 
     def structure(self) -> dict[str, dict[str, Any]]:
-        """Holder -> its slots: ``[scalar]``, or the name of the object or tensor they refer to."""
+        """Maps holders to their slots: ``[scalar]``, or the name of the object or tensor."""
         structure: dict[str, dict[str, Any]] = {}
         first = self.first_slots()
         for path, value in self.slots():
@@ -229,7 +229,7 @@ class SimulatorWalk:
         return structure
 
     def restore_structure(self, structure: dict[str, dict[str, Any]]) -> None:
-        """Writes scalars and references that differ, and takes out tensors that were not there."""
+        """Restores scalars and references that differ, and removes tensors that were not there."""
         objects = {path_name(path): x for path, x in self.objects.items()}
         for path, value in list(self.slots()):
             holder, key = self.objects[path[:-1]], path[-1]
@@ -271,7 +271,7 @@ class SimulatorWalk:
 
 
 class _Copies:
-    """Copies of saved tensors, which share memory where those that they replace do."""
+    """Copies of saved tensors that share memory where the replaced ones do."""
 
     def __init__(self, replaced: Iterable[Tensor]) -> None:
         self._shared = shared_storages(replaced)
@@ -289,7 +289,7 @@ class _Copies:
 
 
 def shared_storages(tensors: Iterable[Tensor]) -> set[int]:
-    """Addresses of the memory at which more than one of the tensors looks, to be written there."""
+    """Returns addresses of memory that several tensors share, which must be written in place."""
     distinct = {id(x): x for x in tensors}.values()
     pointers = [x.untyped_storage().data_ptr() for x in distinct if _is_writable(x)]
     count = Counter(pointers)
@@ -297,7 +297,7 @@ def shared_storages(tensors: Iterable[Tensor]) -> set[int]:
 
 
 def _is_writable(x: Tensor) -> bool:
-    """Whether each element has memory of its own, as an expanded tensor's have not."""
+    """Returns whether each element has memory of its own, unlike those of an expanded tensor."""
     return all(stride or size < 2 for stride, size in zip(x.stride(), x.shape))
 
 
@@ -373,7 +373,7 @@ def _delete_child(holder: Any, key: str) -> None:
 
 
 def _key_name(index: int, key: Any) -> str:
-    """A dict's key as text: itself, ``#`` and a literal, or ``@`` and its place."""
+    """Returns a dict's key as text: itself, ``#`` and a literal, or ``@`` and its place."""
     if isinstance(key, str):
         return key
     literal = isinstance(key, SCALARS) or (
@@ -389,5 +389,5 @@ def _key_of(holder: dict, name: str) -> Any:
 
 
 def path_name(path: Path) -> str:
-    """A path as text."""
+    """Returns a path as text."""
     return ".".join(path)

@@ -1,4 +1,4 @@
-"""An environment whose steps are graphs, one step at a time.
+"""An environment whose steps run as graphs, one step at a time.
 
 Shapes: E envs.
 """
@@ -67,12 +67,12 @@ class StepGraphs:
         self._programs: dict[str, _Step] = {}
         self._current: _Step | None = None
         self._signature = self._structure = ""
-        self._drawn_for = ""  # the structure in which the pool's starts were looked at
+        self._drawn_for = ""  # the structure at which the pool's starts were checked
         self._state: list[Tensor] | None = None
         self._last: TensorDictBase | None = None
 
     def step(self, tensordict: TensorDictBase) -> TensorDict:
-        """The next step, as the simulator would give it.
+        """Makes the next step, with the simulator's own results.
 
         Raises:
             CaptureError: the simulator cannot be captured.
@@ -88,7 +88,7 @@ class StepGraphs:
         step = self._current
         with self._random.active() if step.draws else contextlib.nullcontext():
             out = step.program.flat([*state, *actions])
-        if out[0].device.type == "cpu":  # elsewhere, reading would wait for the device
+        if out[0].device.type == "cpu":  # on other devices, reading would wait
             step.program.raise_failed()
         self._put(list(out[: len(state)]))
         leaves = out[len(state) :]
@@ -118,7 +118,7 @@ class StepGraphs:
         return self._last.copy()
 
     def _look(self) -> list[Tensor]:
-        """The state; if it is not the one that was left here, the structure may be new, too."""
+        """Returns the state; if it was changed elsewhere, the structure is read anew, too."""
         state = self.captured.state
         if state is not self._state:
             self.captured.look()
@@ -145,14 +145,14 @@ class StepGraphs:
                 f"{self._name}: {key!r} is {found}, expected {list(shape)}; the policy must act "
                 "for every group."
             )
-        # A graph is of one type and of one layout in memory.
+        # A graph holds for one dtype and one memory layout.
         return action.to(dtype).contiguous()
 
     def _recorded(self, state: list[Tensor], actions: list[Tensor]) -> _Step:
         if self._signature not in self._programs:
             refuse_many_structures([*self._programs, self._signature])
             recorded = self._record(state, actions)
-            # Only now it is known which values its path depends on.
+            # Only now is it known which values the path depends on.
             self._signature = self.captured.signature()
             self._programs[self._signature] = recorded
         return self._programs[self._signature]
@@ -176,16 +176,16 @@ class StepGraphs:
         return _Step(program, found[0], outer)
 
     def state_dict(self) -> dict[str, Any]:
-        """The starts that are left; the state is the simulator's."""
+        """Returns the remaining starts; the state is the simulator's."""
         return {"pool": self.pool.state_dict(), "drawn_for": self._drawn_for}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with saved starts; without any, fresh ones are drawn."""
+        """Restores saved starts; without any, fresh ones are drawn."""
         self.pool.load_state_dict(state.get("pool", {}))
         self._drawn_for = state.get("drawn_for", "")
 
     def raise_failed(self) -> None:
-        """Raises what failed in graphs; waits for the device.
+        """Raises failed checks of graphs; waits for the device.
 
         Raises:
             GraphCheckError: naming the line of the simulator.
@@ -195,7 +195,7 @@ class StepGraphs:
 
 
 class _Step:
-    """A recorded step.
+    """A captured step.
 
     Args:
         program (Program): the graph.
@@ -214,7 +214,7 @@ class _Step:
 
 
 def refuse_many_structures(signatures: Collection[str]) -> None:
-    """Refuses a simulator that would be recorded again and again.
+    """Refuses a simulator that would be captured again and again.
 
     Args:
         signatures (collection of str): of its structures, those recorded and the next one.
@@ -235,7 +235,7 @@ def refuse_many_structures(signatures: Collection[str]) -> None:
 
 
 def _slots(signature: str) -> dict[str, str]:
-    """Name of a number or reference -> its value, as text (which may hold ``inf``)."""
+    """Maps numbers and references to their values, as text (which may hold ``inf``)."""
     slots = ast.parse(signature, mode="eval").body
     assert isinstance(slots, ast.Dict)
     names = [ast.literal_eval(key) for key in slots.keys if key is not None]

@@ -1,4 +1,4 @@
-"""What an agent, a group and a team are."""
+"""Specs of agents, groups and teams."""
 
 from typing import TYPE_CHECKING
 

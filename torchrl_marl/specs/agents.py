@@ -1,4 +1,4 @@
-"""What an agent is.
+"""Spec of an agent.
 
 Shapes: E envs, N agents of a group, O observation features, A action features, S state features.
 """
@@ -22,7 +22,7 @@ __all__ = ["AgentSpec", "is_discrete"]
 
 @dataclass(frozen=True)
 class AgentSpec:
-    """One kind of agent: how many there are and what one of them sees and does.
+    """One kind of agent: how many there are, and the specs of one of them.
 
     Args:
         name (str): name of the kind; its agents are called ``name_0, name_1, ...``.
@@ -106,6 +106,6 @@ class AgentSpec:
 
 
 def is_discrete(spec: TensorSpec) -> bool:
-    """Whether actions are one choice of several."""
+    """Returns whether an action is one choice of several."""
     several = isinstance(spec, (MultiCategorical, MultiOneHot))
     return isinstance(spec, (Categorical, OneHot)) and not several

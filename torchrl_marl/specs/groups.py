@@ -1,4 +1,4 @@
-"""What a group of agents is: its keys, sizes, bounds and masks.
+"""Spec of a group of agents: its keys, sizes, bounds and masks.
 
 Shapes: E envs, N agents of a group, O observation features, A action features, S state features.
 """
@@ -85,27 +85,27 @@ class GroupSpec:
 
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
-        """The groups of which a joined group is made; itself, for an ordinary one."""
+        """Groups of which a joined group is made; the group itself, if it is an ordinary one."""
         return (self,)
 
     @property
     def group_index(self) -> tuple[int, ...]:
-        """Which of ``groups`` each agent belongs to."""
+        """Index of each agent's group among ``groups``."""
         return tuple(i for i, group in enumerate(self.groups) for _ in range(group.n_agents))
 
     @property
     def membership(self) -> Tensor | None:
-        """1 where an agent belongs to a group, ``[N, G]``; None for an ordinary group."""
+        """Membership of the agents, 1 in their group, ``[N, G]``; None for an ordinary group."""
         if len(self.groups) == 1:
             return None
         return torch.eye(len(self.groups))[torch.tensor(self.group_index)]
 
     def key(self, leaf: str) -> tuple[str, str]:
-        """The key of a leaf of this group, such as ``(name, "advantage")``."""
+        """Returns the key of a leaf of this group, such as ``(name, "advantage")``."""
         return (self.name, leaf)
 
     def living(self, tensordict: TensorDictBase) -> Tensor | None:
-        """Who is alive when a step begins, acting or waiting, ``[*B, N]``; None: everyone."""
+        """Returns who is alive when a step begins, acting or waiting, ``[*B, N]``; None for all."""
         done = tensordict.get(self.done_key, None) if self.agent_done else None
         if done is not None:
             return ~done.squeeze(-1)
@@ -208,7 +208,7 @@ class GroupSpec:
             raise SpecError(f"group {self.name!r}: {error}") from None
 
     def _equal_shapes(self) -> dict[NestedKey, Padding]:
-        """The observations that are promised to have one shape for all agents."""
+        """Returns the observations declared to have one shape for all agents."""
         keys = [key[1] if len(key) == 2 else key[1:] for key in self.observation_keys]
         return {
             key: Padding((shape[1:],) * self.n_agents)
@@ -229,12 +229,12 @@ class GroupSpec:
 
     @cached_property
     def paddings(self) -> dict[NestedKey, Padding]:
-        """Leaf of the group -> its padding, where the agents' shapes differ."""
+        """Padding of each leaf of the group where the agents' shapes differ."""
         return {} if self.members is None else paddings_of(self.members)
 
     @cached_property
     def padded_spec(self) -> Composite:
-        """Observation and action of the padded, dense form, ``[N]``."""
+        """Specs of observation and action in the padded, dense form, ``[N]``."""
         if self.members is not None:
             return pad_specs(self.members, f"group {self.name!r}")
         leaves = {"observation": self.observation_spec, "action": self.action_spec}
@@ -242,7 +242,7 @@ class GroupSpec:
 
     @cached_property
     def observation_dim(self) -> int:
-        """Features O that an actor reads: the leaves of the agent that has most, flattened."""
+        """Features O that an actor reads: the flattened leaves of the agent with the most."""
         return max(self.observation_dims)
 
     @cached_property
@@ -278,7 +278,7 @@ class GroupSpec:
 
     @cached_property
     def observation_order(self) -> Tensor | None:
-        """Which features to take, ``[N, O]``, for an agent's own to come first; None if they do."""
+        """Order ``[N, O]`` that puts each agent's own features first; None if they are already."""
         own = self.observation_mask
         if own is None or bool((own[:, 1:] <= own[:, :-1]).all()):
             return None
@@ -306,14 +306,14 @@ class GroupSpec:
 
     @property
     def n_actions(self) -> int:
-        """Number of discrete actions, of the agent that has most."""
+        """Number of discrete actions, of the agent with the most."""
         if not self.discrete:
             raise ValueError(f"group {self.name!r} has continuous actions; it has an action_dim.")
         return self._action.space.n
 
     @cached_property
     def action_dim(self) -> int:
-        """Action features A of continuous actions, of the agent that has most."""
+        """Action features A of continuous actions, of the agent with the most."""
         if self.discrete:
             raise ValueError(f"group {self.name!r} has discrete actions; it has n_actions.")
         return self._action.shape[-1]
@@ -361,5 +361,5 @@ def flat_leaf(leaf: Tensor, ndim: int) -> Tensor:
 
 
 def own_first(features: Tensor, order: Tensor) -> Tensor:
-    """Takes features of each agent, of ``[*B, N, F]``, in an order, ``[N, O]``."""
+    """Returns the features ``[*B, N, F]`` of each agent in an order, ``[N, O]``."""
     return features.gather(-1, order.expand(*features.shape[:-1], order.shape[-1]))

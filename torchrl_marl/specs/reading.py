@@ -1,4 +1,4 @@
-"""From agents, or from an environment, to groups: the only reader of environment specs.
+"""Reads groups from agents, or from an environment: the only reader of environment specs.
 
 Shapes: E envs, N agents of a group, O observation features, A action features, S state features.
 """
@@ -42,7 +42,7 @@ def _check_group_name(name: str) -> None:
 
 
 def _leaf_keys(name: str, observation_specs: Sequence[TensorSpec]) -> tuple[NestedKey, ...]:
-    """Of all agents, which may have leaves that others have not."""
+    """Returns the leaf keys of all agents; some agents may lack some of them."""
     keys: dict[NestedKey, None] = {}
     for spec in observation_specs:
         if not isinstance(spec, Composite):
@@ -54,7 +54,7 @@ def _leaf_keys(name: str, observation_specs: Sequence[TensorSpec]) -> tuple[Nest
 def group_from_agents(
     name: str, specs: Sequence[AgentSpec], state_spec: TensorSpec | None, in_turns: bool
 ) -> GroupSpec:
-    """A group of these kinds of agents."""
+    """Builds a group of these kinds of agents."""
     _check_group_name(name)
     if not specs:
         raise ValueError(f"group {name!r} has no agents; register at least one kind in it.")
@@ -84,7 +84,7 @@ def group_from_agents(
 
 
 def _member(spec: AgentSpec) -> Composite:
-    """What one agent of a kind sees and does."""
+    """Returns the specs of one agent of a kind."""
     member = Composite(observation=spec.observation_spec, action=spec.action_spec)
     if spec.action_mask:
         n = spec.action_spec.space.n
@@ -97,9 +97,9 @@ def _differ(specs: Sequence[TensorSpec]) -> bool:
 
 
 def read_group_map(env: EnvBase) -> dict[str, list[str]]:
-    """Group -> names of its agents, from ``env.group_map`` or from the action keys."""
+    """Returns the agents' names by group, from ``env.group_map`` or from the action keys."""
     base = env.base_env if isinstance(env, TransformedEnv) else env
-    # A batched env asks its workers, which may not run yet; its action keys say the same.
+    # A batched env would start its workers; its action keys hold the same.
     group_map = None if isinstance(base, BatchedEnvBase) else getattr(env, "group_map", None)
     if group_map:
         return dict(group_map)
@@ -119,7 +119,7 @@ def read_group_map(env: EnvBase) -> dict[str, list[str]]:
 
 
 def padded_members(env: EnvBase) -> dict[str, tuple[Composite, ...]]:
-    """Group -> its agents' own specs, as a padding transform keeps them."""
+    """Returns the agents' own specs by group, as a padding transform keeps them."""
     known: dict[str, tuple[Composite, ...]] = {}
     while isinstance(env, TransformedEnv):
         for transform in env.transform if isinstance(env.transform, Compose) else [env.transform]:
@@ -129,7 +129,7 @@ def padded_members(env: EnvBase) -> dict[str, tuple[Composite, ...]]:
 
 
 def _lazy_members(env: EnvBase, name: str) -> tuple[Composite, ...] | None:
-    """The agents' own specs where TorchRL stacks them lazily, or masks actions of some."""
+    """Returns the agents' own specs where TorchRL stacks them lazily, or masks some actions."""
     seen, action = env.full_observation_spec[name], env.full_action_spec[name, "action"]
     stacked = [seen, action, *(seen.values(True, False) if isinstance(seen, Composite) else ())]
     if not any(isinstance(spec, (Stacked, StackedComposite)) for spec in stacked):
@@ -147,7 +147,7 @@ def _lazy_members(env: EnvBase, name: str) -> tuple[Composite, ...] | None:
 
 
 def _masked_members(env: EnvBase, name: str, action: TensorSpec) -> tuple[Composite, ...] | None:
-    """The agents' own specs where some have fewer choices than others, in one dense spec."""
+    """Returns the agents' own specs where one dense spec masks some agents' choices."""
     mask = getattr(action, "mask", None)
     if mask is None or not is_discrete(action) or bool(mask.all()):
         return None
@@ -163,7 +163,7 @@ def _masked_members(env: EnvBase, name: str, action: TensorSpec) -> tuple[Compos
 
 
 def _declared_kinds(env: EnvBase, name: str, n_agents: int) -> tuple[int, ...] | None:
-    """Which kind each agent is of, where the environment says so."""
+    """Returns the kind of each agent, where the environment declares it."""
     kinds = (_declared(env, "group_kinds") or {}).get(name)
     sizes = () if kinds is None else kinds.sizes
     index = tuple(k for k, size in enumerate(sizes) for _ in range(size))
@@ -171,7 +171,7 @@ def _declared_kinds(env: EnvBase, name: str, n_agents: int) -> tuple[int, ...] |
 
 
 def _declared(env: EnvBase, attribute: str) -> Any:
-    """What an environment itself says; None where it is in other processes."""
+    """Returns the environment's own declaration; None where it runs in other processes."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
     return None if isinstance(env, BatchedEnvBase) else getattr(env, attribute, None)
@@ -184,7 +184,7 @@ def group_from_env(
     state_spec: TensorSpec | None,
     members: tuple[Composite, ...] | None,
 ) -> GroupSpec:
-    """A group of an environment.
+    """Reads a group of an environment.
 
     Args:
         env (EnvBase): keeps the group convention.
@@ -245,7 +245,7 @@ def group_from_env(
 
 
 def _check_masks(name: str, seen: Composite, action: TensorSpec, agents: tuple[int, ...]) -> None:
-    """Masks are bool: one for each agent, or for each of its actions."""
+    """Checks that masks are bool: one per agent, or one per action."""
     wanted = {"mask": agents}
     if is_discrete(action):
         wanted["action_mask"] = (*agents, action.space.n)
@@ -259,7 +259,7 @@ def _check_masks(name: str, seen: Composite, action: TensorSpec, agents: tuple[i
 
 
 def _kinds_of(members: Sequence[Composite]) -> tuple[int, ...]:
-    """Agents of equal specs are of one kind."""
+    """Returns kinds of agents: agents of equal specs are of one kind."""
     known: list[Composite] = []
     kinds = []
     for member in members:

@@ -1,4 +1,4 @@
-"""What a team is.
+"""Spec of a team.
 
 Shapes: E envs, N agents of a group, O observation features, A action features, S state features.
 """
@@ -26,7 +26,7 @@ __all__ = ["TeamSpec"]
 
 
 class TeamSpec:
-    """All the groups of one environment, with their keys, sizes and masks.
+    """All groups of one environment, with their keys, sizes and masks.
 
     Args:
         agents (sequence of AgentSpec, or mapping of group name to a sequence of AgentSpec):
@@ -63,7 +63,7 @@ class TeamSpec:
 
     @classmethod
     def from_env(cls, env: EnvBase) -> TeamSpec:
-        """Reads the team of any TorchRL environment that keeps the group convention.
+        """Reads the team of any TorchRL environment that follows the group convention.
 
         Args:
             env (EnvBase): its groups come from ``env.group_map`` or, without one, from its
