@@ -1,4 +1,4 @@
-"""From a function of tensors to one graph: trace it, compile it, replay it on a GPU."""
+"""Captures a function of tensors as one graph: traces it, compiles it, replays it on a GPU."""
 
 from typing import TYPE_CHECKING
 

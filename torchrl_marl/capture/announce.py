@@ -1,4 +1,4 @@
-"""What takes a while says so, once, through the standard ``logging``."""
+"""Announcements of slow work, once, through the standard ``logging``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _logger = logging.getLogger("torchrl_marl.capture")
 
 
 class _Stderr(logging.StreamHandler):
-    """Writes to what ``sys.stderr`` is at the time."""
+    """Stream to the present ``sys.stderr``."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -37,7 +37,7 @@ def _set_up() -> None:
 
 @contextlib.contextmanager
 def announce(what: str) -> Iterator[None]:
-    """Says what begins, and when it is done how long it took."""
+    """Logs the start of some work, and its duration at the end."""
     _set_up()
     began = time.perf_counter()
     yield

@@ -1,4 +1,4 @@
-"""Forms of a recorded graph that compiled code for a CPU runs faster.
+"""Rewrites a captured graph into forms that compiled code runs faster on a CPU.
 
 The results are those of the graph within a few units in the last place; operation by operation,
 and on a GPU, graphs stay as they were recorded.
@@ -110,12 +110,12 @@ def _polynomial(call: Call, x: Any, coefficients: Sequence[float]) -> Any:
 def _linear(call: Call, node: fx.Node) -> fx.Node:
     bias, x, weight = node.args
     product = call(_aten.mm.default, (x, weight))
-    # The compiler would make one operation of a product and a sum again.
+    # Otherwise the compiler would fuse a product and a sum into one operation.
     return call(_aten.sub.Tensor, (product, call(_aten.neg.default, (bias,))))
 
 
 def _one_by_one(graph: fx.Graph) -> None:
-    """Norms of a list, which the compiler leaves to torch, tensor by tensor."""
+    """Computes norms of a list, which the compiler leaves to torch, tensor by tensor."""
     for node in graph.find_nodes(op="call_function", target=_aten._foreach_norm.Scalar):
         tensors, *order = node.args
         for user in list(node.users):
@@ -128,7 +128,7 @@ def _one_by_one(graph: fx.Graph) -> None:
 
 
 def _gather_once(graph: fx.Graph, written: set[int]) -> None:
-    """One operation for all that one input selects from others, along their first dim."""
+    """Merges all selections of one input from others along their first dim."""
     inputs = graph.find_nodes(op="placeholder")
     unchanged = {x for i, x in enumerate(inputs) if i not in written}
     by_index: dict[fx.Node, list[fx.Node]] = {}

@@ -18,10 +18,10 @@ Function = Callable[..., Sequence[Tensor]]
 
 
 class Recorder(Protocol):
-    """What runs a function before it is recorded, and what records it."""
+    """Warms a function up before recording, and records it."""
 
     def warm_up(self, function: Function, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Runs a function; what it allocates on its first run is allocated now."""
+        """Runs a function, so that its first allocations happen now."""
 
     def record(
         self, function: Function, inputs: Sequence[Tensor]
@@ -35,7 +35,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records on a GPU.
+    """Recorder on a GPU.
 
     Random numbers are drawn from the GPU's default generator, which ``torch.cuda.graph`` knows:
     each replay continues its sequence, and ``torch.manual_seed`` holds as ever.
@@ -52,7 +52,7 @@ class CudaRecorder:
         self._side: torch.cuda.Stream | None = None
 
     def warm_up(self, function: Function, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Runs it on a side stream, as graphs ask for."""
+        """Runs a function on a side stream, as CUDA graphs require."""
         with torch.cuda.device(self.device):
             current = torch.cuda.current_stream()
             side = self._side = self._side or torch.cuda.Stream()
@@ -67,7 +67,7 @@ class CudaRecorder:
     def record(
         self, function: Function, inputs: Sequence[Tensor]
     ) -> tuple[Sequence[Tensor], Callable[[], None]]:
-        """Records it; waits for the GPU, this once."""
+        """Records a function; waits for the GPU, once."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=self.pool):
             outputs = function(*inputs)
@@ -75,7 +75,7 @@ class CudaRecorder:
 
 
 class CudaGraph:
-    """Calls a function of flat tensors by replaying a graph of it.
+    """Function of flat tensors, called by replaying a graph.
 
     Every call runs the function once, in every respect: the first ``warmup`` calls run it as it
     is, the next one records it, which runs nothing, and from then on it is replayed. So nothing
@@ -131,7 +131,7 @@ class CudaGraph:
         self.forget()
 
     def forget(self) -> None:
-        """Begins anew, with a warm-up: for after parameters were replaced by others."""
+        """Discards the graphs, as after parameters were replaced by others."""
         self._n_calls = 0
         self._signatures: list[tuple] = []
         self._given: list[Tensor | None] = []
@@ -147,7 +147,7 @@ class CudaGraph:
 
     @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
-        """Runs it, without a gradient."""
+        """Runs the function, without a gradient."""
         if not self._signatures:
             self._begin(inputs)
         assert self._recorder is not None
@@ -181,14 +181,14 @@ class CudaGraph:
         self._hold(inputs)
 
     def _moved(self, inputs: Sequence[Tensor]) -> set[int]:
-        """Places of the inputs that have moved for the first time; all are of the known shapes."""
+        """Returns inputs whose address changed for the first time; all have known shapes."""
         if len(inputs) != len(self._signatures):
             raise CaptureError(
                 f"{self.name} was recorded with {len(self._signatures)} inputs and is called "
                 f"with {len(inputs)}."
             )
         moved = set()
-        # Hundreds of parameters are looked at in every call, and most are those of the last.
+        # Hundreds of parameters are compared in every call; most have not changed.
         for i, (x, given, address) in enumerate(zip(inputs, self._given, self._addresses)):
             if x is given and x.data_ptr() == address:
                 continue
@@ -234,7 +234,7 @@ class CudaGraph:
         self.n_recorded += 1
 
     def _refuse_overlaps(self, written: Collection[int]) -> None:
-        # One buffer for each would tear apart what was one memory.
+        # One buffer for each would separate shared memory.
         for i in self._moving:
             for j, x in enumerate(self._inputs):
                 if i != j and (i in written or j in written) and _overlap(self._inputs[i], x):
@@ -245,7 +245,7 @@ class CudaGraph:
 
 
 def written_inputs(module: fx.GraphModule) -> set[int]:
-    """Places of a graph's inputs that it may write to, through views as well.
+    """Returns a graph's inputs that it may write to, also through views.
 
     Args:
         module (GraphModule): of ATen operators, as :func:`~torchrl_marl.capture.trace` gives.
@@ -274,7 +274,7 @@ def written_inputs(module: fx.GraphModule) -> set[int]:
         else:
             behind[node] = _places((node.args, node.kwargs), behind)
             if node.op != "output" and node.target is not operator.getitem:
-                written |= behind[node]  # what is not known may write
+                written |= behind[node]  # unknown operations may write
     return written
 
 
@@ -305,7 +305,7 @@ def _copy(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def _once(x: Tensor) -> Tensor:
-    """Without the repetitions of an expanded tensor."""
+    """Returns a tensor without the repetitions of an expanded one."""
     for dim, stride in enumerate(x.stride()):
         if stride == 0 and x.shape[dim] > 1:
             x = x.narrow(dim, 0, 1)

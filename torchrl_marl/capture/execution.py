@@ -1,4 +1,4 @@
-"""How tensor programs are run: step by step, or as graphs."""
+"""Ways of running tensor programs: step by step, or as graphs."""
 
 from __future__ import annotations
 

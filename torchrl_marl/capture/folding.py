@@ -1,4 +1,4 @@
-"""What a graph would compute anew in every run from constants alone, computed once.
+"""Constant folding: computes once what depends on constants alone.
 
 Simulators write numbers as tensors in every step (radii, limits, masses), stack and expand them.
 Folded, they cost no kernel, and small ones stand in the code of the kernels that use them.
@@ -45,14 +45,14 @@ def fold_constants(module: fx.GraphModule) -> int:
                 values[node] = value
     folded = [node for node in values if node.op == "call_function"]
     for i, node in enumerate(folded):
-        # Only what something else than another constant reads is needed.
+        # Only constants that other operations read are needed.
         if any(user not in values for user in node.users):
             name = f"_folded_{i}"
             setattr(module, name, values[node])
             with module.graph.inserting_before(node):
                 constant = module.graph.create_node("get_attr", name)
                 fresh = module.graph.call_function(_UNPACKED, (constant,))
-            # What is written to later must not be the constant itself.
+            # Values that are written to later must not be the constant itself.
             node.replace_all_uses_with(constant, delete_user_cb=lambda user: user not in written)
             node.replace_all_uses_with(fresh)
     _copy_outputs(module.graph)
@@ -62,7 +62,7 @@ def fold_constants(module: fx.GraphModule) -> int:
 
 
 def _copy_outputs(graph: fx.Graph) -> None:
-    """Whoever gets an output may write to it: it must not be a constant's own memory."""
+    """Copies constant outputs: callers may write to an output."""
     base, _ = _memory(graph)
     output = next(iter(reversed(graph.nodes)))
     for node in output.all_input_nodes:
@@ -89,7 +89,7 @@ def _fold(node: fx.Node, values: dict[fx.Node, Tensor]) -> Tensor | None:
 
 
 def _memory(graph: fx.Graph) -> tuple[dict[fx.Node, fx.Node], set[fx.Node]]:
-    """Whose memory each node looks at, and whose is written to in place."""
+    """Returns the memory that each node reads, and the memory written in place."""
     base: dict[fx.Node, fx.Node] = {}
     written: set[fx.Node] = set()
     for node in graph.nodes:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 __all__ = ["guards_masked_writes", "only_raises"]
 
-# In what a guarded write may compute: nothing that is called could have an effect of its own.
+# Operations allowed in a guarded write: no call may have a side effect.
 _SIMPLE = (
     ast.Name,
     ast.Attribute,
@@ -29,7 +29,7 @@ _SIMPLE = (
 
 
 def only_raises(frame: FrameType) -> bool:
-    """Whether a line asks in an ``assert``, or in an ``if`` that does nothing but raise."""
+    """Returns whether a line is an ``assert``, or an ``if`` that only raises."""
     for node in _conditions(frame.f_code.co_filename):
         asked = node if isinstance(node, ast.Assert) else node.test
         if asked.lineno <= frame.f_lineno <= (asked.end_lineno or asked.lineno):
@@ -41,7 +41,7 @@ def only_raises(frame: FrameType) -> bool:
 
 
 def guards_masked_writes(frame: FrameType) -> bool:
-    """Whether a line asks ``if mask.any():`` and then only writes ``x[mask] = ...``.
+    """Returns whether a line tests ``if mask.any():`` and then only writes ``x[mask] = ...``.
 
     Without the condition the same is written: nothing where the mask is False everywhere.
     """
@@ -54,7 +54,7 @@ def guards_masked_writes(frame: FrameType) -> bool:
 
 
 def _asked_for_any(test: ast.expr) -> str | None:
-    """The name in ``name.any()`` or ``torch.any(name)``."""
+    """Returns the name in ``name.any()`` or ``torch.any(name)``."""
     if not isinstance(test, ast.Call) or test.keywords:
         return None
     asked = test.func.value if isinstance(test.func, ast.Attribute) else None
@@ -100,7 +100,7 @@ def _conditions(file: str) -> list[ast.Assert | ast.If]:
     except SyntaxError:
         return []
     nodes = list(ast.walk(tree))
-    # What is raised there may be caught there, and is a path.
+    # An error that is caught there is a path of its own.
     caught = [part for node in nodes if isinstance(node, ast.Try) for part in node.body]
     inside = {id(node) for part in caught for node in ast.walk(part)}
     conditions = [node for node in nodes if isinstance(node, (ast.Assert, ast.If))]

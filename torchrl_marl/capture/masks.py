@@ -40,21 +40,21 @@ _FULL = slice(None)
 
 
 class Watch(Protocol):
-    """What has to be known of tensors."""
+    """What masks need to know about a tensor."""
 
     def unrecorded(self) -> AbstractContextManager[None]:
-        """What is computed within is not a part of the graph."""
+        """Excludes the computations within from the graph."""
 
     def depends(self, x: Tensor) -> bool:
-        """Whether a tensor's values may differ in the next run."""
+        """Returns whether a tensor's values may differ in the next run."""
 
     def number(self, x: Tensor) -> int:
-        """Of what a tensor holds; equal numbers mean equal values."""
+        """Returns the number of a tensor's content; equal numbers mean equal values."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Tag:
-    """Rows that a mask chose.
+    """The rows that a mask selected.
 
     Args:
         mask (Tensor): bool ``[*M]``; of rows of rows, True where both masks are.
@@ -69,24 +69,24 @@ class _Tag:
     after: int
 
     def wide(self) -> Tensor:
-        """The mask, to be broadcast to the rows."""
+        """Returns the mask, shaped to broadcast to the rows."""
         return self.mask.reshape(self.mask.shape + (1,) * self.after)
 
     def with_after(self, after: int) -> _Tag:
-        """The same rows with more or fewer dims behind."""
+        """Returns the same rows with more or fewer trailing dims."""
         return _Tag(self.mask, self.held, self.number, after)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """All rows that an index could choose, and the mask that chooses."""
+    """All rows that an index could select, and the selecting mask."""
 
     rows: Tensor
     tag: _Tag
 
 
 class MaskedRows:
-    """Which tensors are rows chosen by a mask, while a function is traced.
+    """Tensors of rows that a mask selected, while a function is traced.
 
     Args:
         watch (Watch): knows which tensors depend on the inputs, and which are equal.
@@ -101,7 +101,7 @@ class MaskedRows:
     # --------------------------------------------------------------------- reading and writing
 
     def read(self, x: Tensor, index: Any) -> Any:
-        """``x[index]``"""
+        """Reads ``x[index]``."""
         parts = self._parts(index)
         mask = self._changing_mask(parts)
         if mask is None:
@@ -109,13 +109,13 @@ class MaskedRows:
             tag = self._tag_of(x)
             return rows if tag is None else self._tagged(rows, tag, rows.ndim - self._before(x))
         place = self._place(x, parts, mask)
-        # As eager indexing lays rows out: how a norm rounds depends on it.
+        # Laid out as eager indexing does: the rounding of norms depends on it.
         rows = place.rows.clone(memory_format=torch.contiguous_format)
         self._tags[id(rows)] = rows, place.tag
         return rows
 
     def write(self, x: Tensor, index: Any, value: Any) -> None:
-        """``x[index] = value``"""
+        """Writes ``x[index] = value``."""
         parts = self._parts(index)
         mask = self._changing_mask(parts)
         if mask is None:
@@ -138,7 +138,7 @@ class MaskedRows:
         target.copy_(torch.where(tag.wide(), value.to(target.dtype), target))
 
     def _check_written(self, target: Tensor, tag: _Tag | None, value: Any) -> None:
-        """Refuses to write rows where they do not belong."""
+        """Refuses to write rows to places of other rows."""
         if not isinstance(value, Tensor):
             return
         own = self._tag_of(value)
@@ -153,7 +153,7 @@ class MaskedRows:
     # ------------------------------------------------------------------------------ computing
 
     def apply(self, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Calls a function; of tagged rows only if it works row by row."""
+        """Calls a function; with selected rows only if it works row by row."""
         name = getattr(func, "__name__", str(func))
         places = self._places_of_changing(name, args, kwargs)
         if places is not None:
@@ -187,7 +187,7 @@ class MaskedRows:
             raise self.refusal(f"{name} writes rows chosen by a mask to what is not")
 
     def _join(self, func, name, args, kwargs, tensors, tag) -> Any:
-        """``torch.stack`` and ``torch.cat`` in a dim behind the rows."""
+        """Applies ``torch.stack`` and ``torch.cat`` in a dim behind the rows."""
         dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
         stacks = name == "stack"
         dim = self._behind(tensors[0], tag, dim, new=stacks)
@@ -201,7 +201,7 @@ class MaskedRows:
             return self._reduce_rows(func, name, x, tag)
         new = inserted_dim(name)
         behind = [self._behind(x, tag, dim, new=new) for dim in dims or ()]
-        # Rows of a mask with more dims are counted otherwise than those of eager indexing.
+        # Eager indexing counts the rows of a mask with more dims differently.
         countable = tag.mask.ndim == 1 or all(dim < 0 for dim in dims or ())
         if not behind or None in behind or not countable:
             raise self.refusal(f"{name} over the rows that a mask chose")
@@ -210,7 +210,7 @@ class MaskedRows:
         return self._retagged(result, tag, tag.after + first.ndim - x.ndim)
 
     def _reduce_rows(self, func, name: str, x: Tensor, tag: _Tag) -> Tensor:
-        """Over everything: unselected rows become neutral, where that is exact."""
+        """Reduces over all rows: unselected ones become neutral, where that is exact."""
         if name == "sum" and (x.is_floating_point() or x.is_complex()):
             raise self.refusal("the sum of rows chosen by a mask, whose order is that of the rows")
         self._check_unchanged(tag)
@@ -218,7 +218,7 @@ class MaskedRows:
         return func(neutral)
 
     def _behind(self, x: Tensor, tag: _Tag, dim: Any, *, new: bool) -> int | None:
-        """A dim of the rows counted from the end, or None if it is not behind them."""
+        """Returns a dim of the rows counted from the end, or None if it is not behind them."""
         if not isinstance(dim, int):
             return None
         eager = x.ndim - tag.mask.ndim + 1 + new
@@ -226,7 +226,7 @@ class MaskedRows:
         return dim if -(tag.after + new) <= dim < 0 else None
 
     def _places_of_changing(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """``torch.where(mask)`` and ``mask.nonzero(as_tuple=True)``, as rows of indices."""
+        """Returns ``torch.where(mask)`` and ``mask.nonzero(as_tuple=True)`` as rows of indices."""
         asks = (name == "where" and len(args) == 1 and not kwargs) or (
             name == "nonzero" and (kwargs.get("as_tuple") or args[1:] == (True,))
         )
@@ -256,7 +256,7 @@ class MaskedRows:
         return mask
 
     def _changing_mask(self, parts: tuple) -> int | None:
-        """Place of the one boolean mask in an index that differs from run to run."""
+        """Returns the place of the one boolean mask in an index that changes between runs."""
         masks = [i for i, part in enumerate(parts) if _is_mask(part) and self._changes(part)]
         if not masks:
             return None
@@ -295,7 +295,7 @@ class MaskedRows:
         return _Place(rows, self._tag(chosen, number, after))
 
     def _static(self, x: Tensor, parts: tuple) -> tuple:
-        """An index without a changing mask; of tagged rows one that leaves the rows alone."""
+        """Returns an index without a changing mask; refuses one that affects selected rows."""
         if any(self._tag_of(part) is not None for part in parts):
             raise self.refusal("rows chosen by a mask are an index")
         tag = self._tag_of(x)
@@ -312,7 +312,7 @@ class MaskedRows:
         return (*(_FULL,) * (tag.mask.ndim - 1), *parts)
 
     def _constant_places(self, part: Any) -> tuple:
-        """Where a mask that never changes is True: an index of fixed size."""
+        """Returns where a mask that never changes is True: an index of fixed size."""
         if not _is_mask(part) or not part.ndim:
             return (part,)
         with self._watch.unrecorded():
@@ -321,7 +321,7 @@ class MaskedRows:
     # ----------------------------------------------------------------------------------- tags
 
     def refuse(self, x: Any) -> None:
-        """Refuses rows chosen by a mask where their number would matter."""
+        """Refuses rows selected by a mask where their number would matter."""
         if self._tag_of(x) is not None:
             raise self.refusal("the rows that a mask chose are looked at")
 
@@ -333,7 +333,7 @@ class MaskedRows:
         return _Tag(mask, self._watch.number(mask), number, after)
 
     def _before(self, x: Tensor) -> int:
-        """Dims of tagged rows up to the last one of the mask."""
+        """Returns the dims of selected rows up to the last one of the mask."""
         tag = self._tag_of(x)
         return 0 if tag is None else x.ndim - tag.after
 
@@ -353,7 +353,7 @@ class MaskedRows:
 
     @staticmethod
     def refusal(what: str) -> CaptureError:
-        """An error that names the line."""
+        """Returns an error that names the line."""
         return CaptureError(f"{what}, {where()}; torch.where says the same with fixed shapes")
 
 
@@ -370,5 +370,5 @@ def _is_basic(part: Any) -> bool:
 
 
 def _one_for_all(x: Tensor, after: int) -> bool:
-    """Whether a tensor is the same for all rows: ``[*A]``, or with ones before."""
+    """Returns whether a tensor is the same for all rows: ``[*A]``, or with ones before."""
     return math.prod(x.shape[: max(0, x.ndim - after)]) == 1

@@ -1,4 +1,4 @@
-"""A recorded function, compiled, ready to be called again and again."""
+"""A captured function, compiled, for repeated calls."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ OPTIONS: dict[str, Any] = {
     "alignment_asserts": False,
 }
 
-# What Inductor takes apart into steps that round differently.
+# Operations that Inductor decomposes into steps that round differently.
 _REORDERED = (torch.ops.aten.linalg_vector_norm.default, torch.ops.aten.logaddexp.default)
 
 
 class Program:
-    """A function of nested tensors as one graph.
+    """Function of nested tensors as one graph.
 
     Args:
         traced (Trace): the recorded function.
@@ -59,28 +59,28 @@ class Program:
         self.failed: Tensor | None = None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Runs it on inputs nested as those it was recorded with."""
+        """Runs the function on inputs nested as those of the capture."""
         leaves = self.flat(pytree.tree_leaves(inputs))
         return self.traced.unflatten(leaves)
 
     def flat(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Runs it on flat inputs, without a gradient; checks are gathered and not returned."""
+        """Runs it on flat inputs, without a gradient; collects checks and does not return them."""
         out, failed = self.checked(leaves)
         self.gather(failed)
         return out
 
     def checked(self, leaves: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor | None]:
-        """Runs it on flat inputs; gives which checks failed, bool ``[n_checks]``, apart."""
+        """Runs it on flat inputs; also returns failed checks, bool ``[n_checks]``."""
         with torch.no_grad():
             out = self._run(*leaves, *self.traced.captured)
         return (out[:-1], out[-1]) if self.traced.checks else (out, None)
 
     def gather(self, failed: Tensor | None) -> None:
-        """Notes which checks failed, for :meth:`raise_failed`."""
+        """Collects failed checks for :meth:`raise_failed`."""
         self.failed = failed if self.failed is None or failed is None else self.failed | failed
 
     def raise_failed(self) -> None:
-        """Raises what failed since the last call; waits for the device.
+        """Raises the checks that failed since the last call; waits for the device.
 
         Raises:
             GraphCheckError: naming the line of the simulator.
@@ -96,7 +96,7 @@ def capture(
     name: str,
     execution: Literal["trace", "compile", "cudagraph"] = "compile",
 ) -> Program:
-    """Records a function and compiles it; says so, and how long it took.
+    """Captures a function and compiles it; logs the work and its duration.
 
     Args:
         function (callable): of nested tensors; gives nested tensors.
@@ -125,7 +125,7 @@ def compile_trace(
     name: str,
     execution: Literal["trace", "compile", "exact", "cudagraph"] = "compile",
 ) -> Program:
-    """Compiles what was recorded; says so, and how long it took.
+    """Compiles a trace; logs the work and its duration.
 
     Args:
         traced (Trace): a function, recorded on these inputs.
@@ -151,7 +151,7 @@ def compile_trace(
 
 
 def _cacheable() -> AbstractContextManager[Any]:
-    """Lets the compiler keep what it makes on disk, which it does where shapes might be symbols.
+    """Lets the compiler cache its output on disk, as it does where shapes may be symbols.
 
     A second compilation of an update then takes 4 s instead of 11.
     """
@@ -171,7 +171,7 @@ def _inductor(module: fx.GraphModule, leaves: list[Tensor], exact: bool) -> Any:
             if not _calls_python(module):
                 options = {**OPTIONS, "cpp_wrapper": True}
                 for node in module.graph.find_nodes(op="placeholder"):
-                    node.meta.pop("val", None)  # of some only; what is given tells all
+                    node.meta.pop("val", None)  # only some have it, and the inputs suffice
         return torch._inductor.compile(module, list(leaves), options=options)
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.decomposition import select_decomp_table
@@ -179,16 +179,16 @@ def _inductor(module: fx.GraphModule, leaves: list[Tensor], exact: bool) -> Any:
 
     table = {op: f for op, f in select_decomp_table().items() if op not in _REORDERED}
     for op in _REORDERED:
-        # Left to itself the compiler does this, too, but not where the environment says CI.
+        # The compiler's default does so, too, except where the environment has CI set.
         if op not in lowerings:
             make_fallback(op, override_decomp=True)
-    # The cache does not know of decompositions, and would give the graph with the others.
+    # The cache ignores decompositions, and would return the graph with the others.
     options = {**OPTIONS, "force_disable_caches": True}
     return compile_fx(module, leaves, config_patches=options, decompositions=table)
 
 
 def _calls_python(module: fx.GraphModule) -> bool:
-    """Whether an operation is not torch's own, so that kernels are best called from Python, too.
+    """Returns whether an operation is not torch's own, so that Python calls its kernels best.
 
     Called from C++, the step of a simulator, with its hundreds of small buffers, takes two thirds
     of the time (balance, 60 envs: 1.03 -> 0.71 ms).
@@ -201,7 +201,7 @@ def _calls_python(module: fx.GraphModule) -> bool:
 
 
 def _written_on_replay(traced: Trace, leaves: Sequence[Tensor], name: str) -> set[int]:
-    """Places of the inputs that it writes to; refuses what no CUDA graph can hold."""
+    """Returns the inputs that a graph writes to; refuses what no CUDA graph can hold."""
     syncs = graph_syncs(traced.module, leaves)
     if syncs:
         raise CaptureError(f"{name} cannot be a CUDA graph, the host would wait in it:\n{syncs}")

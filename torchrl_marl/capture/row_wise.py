@@ -1,4 +1,4 @@
-"""Which functions of torch work row by row, and along which dims."""
+"""Functions of torch that work row by row, and their dims."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ REDUCING = _named(
 RESHAPING = _named("unsqueeze squeeze")
 JOINING = frozenset({torch.stack, torch.cat})
 
-# Asking for these changes nothing.
+# Attributes whose reading has no side effect.
 HARMLESS = frozenset(
     {
         Tensor.dtype.__get__,  # type: ignore[attr-defined]
@@ -70,17 +70,17 @@ _IN_PLACE = """
 
 
 def writes_to_first(name: str) -> bool:
-    """Whether a function of this name writes to its first argument."""
+    """Returns whether a function of this name writes to its first argument."""
     return name in _IN_PLACE.split() or (name.endswith("_") and not name.endswith("__"))
 
 
 def inserted_dim(name: str) -> bool:
-    """Whether the dim that a function is given is one of what it gives."""
+    """Returns whether the dim argument of a function refers to its output."""
     return name == "unsqueeze"
 
 
 def dims_of(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple | None:
-    """Dims along which a function works, or None for all."""
+    """Returns the dims along which a function works, or None for all."""
     place = 2 if name in ("norm", "vector_norm", "linalg_norm", "linalg_vector_norm") else 1
     dims = kwargs.get("dim", kwargs.get("axis", args[place] if len(args) > place else None))
     if dims is None:

@@ -1,4 +1,4 @@
-"""Names the line of a simulator that is being run, for errors and deferred checks."""
+"""Names the running line of a simulator, for errors and deferred checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import FrameType
 
 __all__ = ["site_of", "source_of", "user_frame", "where"]
 
-# Frames of the machinery between a line of a simulator and this module.
+# Frames of captures and torch between a simulator's line and this module.
 _MACHINERY = (
     "/torchrl_marl/capture/",
     "/torch/_",
@@ -21,13 +21,13 @@ _MACHINERY = (
 
 
 def where() -> str:
-    """Returns file, line and source of the simulator's statement that is being run."""
+    """Returns file, line and source of the simulator's running statement."""
     frame = user_frame()
     return f"at {site_of(frame)}: {source_of(frame)}"
 
 
 def user_frame() -> FrameType:
-    """Returns the innermost frame that is not of the machinery."""
+    """Returns the innermost frame outside of the code of captures and torch."""
     frame = sys._getframe(1)
     while frame.f_back and any(part in frame.f_code.co_filename for part in _MACHINERY):
         frame = frame.f_back

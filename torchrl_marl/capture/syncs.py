@@ -1,4 +1,4 @@
-"""Where the host waits for the device: counted in a run, or in a graph.
+"""Counts where the host waits for the device, in a run or in a graph.
 
 A GPU works while the host goes on, until the host asks for a value, or for a shape that depends
 on values; what the host uploads holds up both. A captured step does neither.
@@ -27,7 +27,7 @@ __all__ = ["Sync", "Syncs", "count_syncs", "graph_syncs"]
 
 _DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
-# What gives values to Python without an operator that a dispatch mode would see.
+# Functions that return values to Python without an operator that a dispatch mode sees.
 _READS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.cpu)
 
 Kind = Literal["wait", "upload"]
@@ -35,7 +35,7 @@ Kind = Literal["wait", "upload"]
 
 @dataclass(frozen=True)
 class Sync:
-    """One of them.
+    """One wait for the device.
 
     Args:
         kind ("wait" or "upload"): the host waits for a value, or copies its own to the device.
@@ -49,7 +49,7 @@ class Sync:
 
 
 class Syncs(list[Sync]):
-    """What was counted; as a string, each site with its number."""
+    """Counted waits; as a string, each site with its number."""
 
     @property
     def n_waits(self) -> int:
@@ -66,7 +66,7 @@ class Syncs(list[Sync]):
 
 @contextlib.contextmanager
 def count_syncs(*, strict: bool = False) -> Iterator[Syncs]:
-    """Counts, within a ``with``, what would hold up a GPU; a CPU is enough to count it.
+    """Counts the waits of a ``with`` block that would stall a GPU; works on a CPU.
 
     What a CPU cannot tell: on which device a number given to ``torch.tensor`` would lie, so each
     counts as an upload; nor what ``.to(device)`` would copy. What runs in a compiled function is
@@ -99,7 +99,7 @@ def count_syncs(*, strict: bool = False) -> Iterator[Syncs]:
 
 
 class _Operations(TorchDispatchMode):
-    """Sees the operators."""
+    """Counts waits of operators."""
 
     def __init__(self, syncs: Syncs, strict: bool) -> None:
         super().__init__()
@@ -122,14 +122,14 @@ class _Operations(TorchDispatchMode):
 
 
 class _Calls(TorchFunctionMode):
-    """Sees what Python calls."""
+    """Counts waits of Python calls."""
 
     def __init__(self, operations: _Operations) -> None:
         super().__init__()
         self._operations = operations
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        # A number is written through a mask, or to a place, by a fill.
+        # A number is written through a mask, or to an index, by a fill.
         fills = func is Tensor.__setitem__ and isinstance(args[2], Number) and _is_plain(args[1])
         if func not in _READS and not fills:
             return func(*args, **(kwargs or {}))
@@ -143,13 +143,13 @@ class _Calls(TorchFunctionMode):
 
 
 def _is_plain(index: Any) -> bool:
-    """Whether an index holds no list, which would be uploaded."""
+    """Returns whether an index holds no list, which would be uploaded."""
     parts = index if isinstance(index, tuple) else (index,)
     return not any(isinstance(x, list) for x in parts)
 
 
 def _kind(op: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Kind | None:
-    """What an operator does, given its tensors, real or fake."""
+    """Returns the kind of wait of an operator, given its tensors, real or fake."""
     name = op._schema.name
     if name in _INDEXING:
         masks = (torch.bool, torch.uint8)
@@ -169,7 +169,7 @@ def _kind(op: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Kin
 
 
 def graph_syncs(module: fx.GraphModule, inputs: Sequence[Tensor] = ()) -> Syncs:
-    """What in a graph would hold up a GPU; a captured step has none.
+    """Returns the waits of a graph; a captured step has none.
 
     Args:
         module (GraphModule): of ATen operators, as :func:`~torchrl_marl.capture.trace` gives.

@@ -1,4 +1,4 @@
-"""One run of a function of tensors, recorded as a graph.
+"""Records one run of a function of tensors as a graph.
 
 A graph repeats what was recorded. So a function may be recorded if the *path* it takes does not
 depend on its inputs; what does depend on them is answered as follows:
@@ -48,7 +48,7 @@ _DYNAMIC = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 @dataclass(frozen=True)
 class Check:
-    """A condition that was left for later: what it was, where, and what was expected."""
+    """A deferred check: its condition, site and expected value."""
 
     site: str
     text: str
@@ -81,11 +81,11 @@ class Trace:
 
     @property
     def n_operations(self) -> int:
-        """Operations in the graph, views included."""
+        """Number of operations in the graph, views included."""
         return sum(node.op == "call_function" for node in self.module.graph.nodes)
 
     def unflatten(self, leaves: Iterable[Tensor]) -> Any:
-        """Flat outputs as the function nested them."""
+        """Nests flat outputs as the function did."""
         if not self.constants:
             return pytree.tree_unflatten(list(leaves), self.outputs)
         rest = iter(leaves)
@@ -160,12 +160,12 @@ def trace(function: Callable[..., Any], *inputs: Any) -> Trace:
         captured,
         result["watch"].assumed,
     )
-    result.clear()  # of all the tensors that were looked at: no cycle is left of them
+    result.clear()  # drops all watched tensors, so that no cycle remains
     return traced
 
 
 def _lift_outer_tensors(module: fx.GraphModule, watch: _Watch) -> list[Tensor]:
-    """Makes inputs of tensors that were there before, and gives them."""
+    """Turns tensors that existed before into inputs, and returns them."""
     last = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
     placed: dict[int, fx.Node] = {}
     captured: list[Tensor] = []
@@ -185,14 +185,14 @@ def _lift_outer_tensors(module: fx.GraphModule, watch: _Watch) -> list[Tensor]:
 
 
 class _Watch(TorchDispatchMode):
-    """Knows which tensors depend on the inputs, or on chance, by their memory."""
+    """Which tensors depend on the inputs, or on random numbers, by their memory."""
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
         super().__init__()
         self._paused = False
         self._dependent: dict[int, torch.UntypedStorage] = {}
         self._own: dict[int, torch.UntypedStorage] = {}
-        # Memory that came about here -> memory from outside that it was computed from.
+        # Memory allocated here -> outer memory that it was computed from.
         self._sources: dict[int, set[int]] = {}
         self.assumed: set[int] = set()
         self._values = ValueNumbers()
@@ -203,18 +203,18 @@ class _Watch(TorchDispatchMode):
     @staticmethod
     def _add(known: dict[int, torch.UntypedStorage], x: Tensor) -> None:
         storage = x.untyped_storage()
-        known[storage._cdata] = storage  # held, so that its address is not used again
+        known[storage._cdata] = storage  # held, so that its address is not reused
 
     def made(self, x: Tensor) -> bool:
-        """Whether a tensor is an input or came about in the function."""
+        """Returns whether a tensor is an input or was made in the function."""
         return x.untyped_storage()._cdata in self._own
 
     def depends(self, x: Tensor) -> bool:
-        """Whether a tensor's values may differ in the next run."""
+        """Returns whether a tensor's values may differ in the next run."""
         return x.untyped_storage()._cdata in self._dependent
 
     def assume(self, x: Tensor) -> None:
-        """Notes that the path depends on what a tensor holds now."""
+        """Notes that the path depends on a tensor's present values."""
         self.assumed |= self._sources_of(x)
 
     def _sources_of(self, x: Tensor) -> set[int]:
@@ -222,12 +222,12 @@ class _Watch(TorchDispatchMode):
         return self._sources.get(memory, set()) if self.made(x) else {memory}
 
     def number(self, x: Tensor) -> int:
-        """Of what a tensor holds; equal numbers mean equal values."""
+        """Returns the number of a tensor's content; equal numbers mean equal values."""
         return self._values.of(x)
 
     @contextlib.contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """What is computed here is not a part of the graph."""
+        """Excludes the computations within from the graph."""
         self._paused = True
         try:
             with disable_proxy_modes_tracing():
@@ -278,8 +278,8 @@ class _Watch(TorchDispatchMode):
 
 
 def _is_dynamic(func, args) -> bool:
-    """Whether values of the inputs decide on a size, or are asked for."""
-    if func is torch.ops.aten.index.Tensor:  # by whole numbers the size is known
+    """Returns whether an operation's output size, or a value read by Python, depends on inputs."""
+    if func is torch.ops.aten.index.Tensor:  # whole numbers fix the size
         masks = (torch.bool, torch.uint8)
         return any(index is not None and index.dtype in masks for index in args[1])
     return any(tag in func.tags for tag in _DYNAMIC)
@@ -291,7 +291,7 @@ def _named(func, kwargs):
 
 
 class _Branches(TorchFunctionMode):
-    """Answers what Python asks of a tensor, and turns masks into ``where``."""
+    """Answers Python's tests of tensors, and turns masks into ``where``."""
 
     def __init__(self, watch: _Watch) -> None:
         super().__init__()
@@ -313,7 +313,7 @@ class _Branches(TorchFunctionMode):
         return self.rows.apply(func, args, kwargs)
 
     def _one_hot(self, tensor: Tensor, num_classes: int = -1) -> Tensor:
-        """``one_hot``, which looks at all values before; here a check that is left for later."""
+        """Computes ``one_hot``, whose test of all values becomes a deferred check."""
         self.rows.refuse(tensor)
         if num_classes < 1 or not self._watch.depends(tensor):
             return torch.nn.functional.one_hot(tensor, num_classes)

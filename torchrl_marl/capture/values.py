@@ -1,4 +1,4 @@
-"""Which tensors hold the same values, known from how they were computed."""
+"""Value numbering: finds tensors of equal values from how they were computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SMALL = 16
 
 
 class ValueNumbers:
-    """A number for what a tensor holds: tensors of one number hold the same.
+    """Numbers of tensors' contents: tensors of one number hold the same values.
 
     The same operation on the same numbers gives the same number, so a mask that is written
     twice, as in ``x[a & b] = x[a & b] + 1``, is known to be one. Whatever is written in place has
@@ -40,7 +40,7 @@ class ValueNumbers:
         self._held: dict[int, torch.UntypedStorage] = {}
 
     def of(self, x: Tensor, constant: bool = False) -> int:
-        """The number of what a tensor holds now; a small ``constant`` one's is that of its text."""
+        """Returns the number of a tensor's content now; for a small ``constant``, of its text."""
         place = self._place(x)
         if place not in self._numbers:
             self._numbers[place] = next(self._new)
@@ -58,7 +58,7 @@ class ValueNumbers:
         written: Iterable[Tensor],
         constants: Iterable[Tensor] = (),
     ) -> None:
-        """Takes note of an operation that was carried out.
+        """Notes an executed operation.
 
         Args:
             func (OpOverload): the operation.
@@ -91,6 +91,6 @@ class ValueNumbers:
 
     def _place(self, x: Tensor) -> Hashable:
         storage = x.untyped_storage()
-        self._held[storage._cdata] = storage  # so that its address is not used again
+        self._held[storage._cdata] = storage  # so that its address is not reused
         writes = self._writes[storage._cdata]
         return storage._cdata, writes, x.storage_offset(), x.shape, x.stride(), x.dtype

@@ -1,4 +1,4 @@
-"""The loop, evaluation, checkpoints, metrics."""
+"""Training: the loop, evaluation, checkpoints and metrics."""
 
 from typing import TYPE_CHECKING
 

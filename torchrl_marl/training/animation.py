@@ -44,7 +44,7 @@ Policy = Callable[[TensorDictBase], TensorDictBase]
 
 @dataclass(frozen=True)
 class Frame:
-    """A moment of an episode: what there is to see, and what was earned up to then."""
+    """A moment of an episode: its scene, and the return up to then."""
 
     step: int
     """0 is the start."""
@@ -91,7 +91,7 @@ def animate(env: EnvBase, act: Policy, path: Path) -> None:
 
 
 def check_drawable(env: EnvBase) -> None:
-    """Refuses what :func:`animate` cannot draw, before anything is played.
+    """Refuses worlds that :func:`animate` cannot draw, before anything is played.
 
     Raises:
         ConfigError: an environment that cannot be drawn.
@@ -123,7 +123,7 @@ def play(env: EnvBase, act: Policy) -> list[Frame]:
         frames.append(Frame(step, scene(env), returns))
         if bool(following["next", "done"][0]):
             return frames
-        # The reset comes after the picture: it would wipe out the last state.
+        # The reset comes after the picture, since it overwrites the last state.
         carry = env.maybe_reset(step_mdp(following))
     raise ConfigError(
         f"the episode did not end in {_LONGEST} steps; give the environment a time limit "
@@ -163,7 +163,7 @@ def draw_frames(frames: Sequence[Frame], where: Stage) -> list[Image]:
 
 
 def _palette(pictures: Sequence[Image]) -> Image:
-    """Colors for all pictures, taken from three of them, the backgrounds exact."""
+    """Returns a palette for all pictures, from three of them, with exact backgrounds."""
     from PIL import Image
 
     width, height = pictures[0].size
@@ -177,7 +177,7 @@ def _palette(pictures: Sequence[Image]) -> Image:
 
 
 class _Picture:
-    """The artists of a scene, made once and moved from frame to frame.
+    """The artists of a scene, created once and moved from frame to frame.
 
     Args:
         axes (Axes): where they are drawn.
@@ -205,7 +205,7 @@ class _Picture:
         axes.set_title(where.name, loc="left", fontsize=11, fontweight="bold", pad=6)
 
     def show(self, frame: Frame, recent: Sequence[Frame]) -> None:
-        """Moves everything to where it is in a frame."""
+        """Moves all artists to their places in a frame."""
         from matplotlib.transforms import Affine2D
 
         for artist, shape in zip(self.artists, frame.shapes):
@@ -231,7 +231,7 @@ def _title(frame: Frame) -> str:
 
 
 def _artist(axes: Axes, shape: Shape) -> Any:
-    """A shape at the origin; a transform moves it."""
+    """Returns the artist of a shape at the origin; a transform moves it."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Circle, Rectangle
 
@@ -259,7 +259,7 @@ def _paint(artist: Any, shape: Shape) -> None:
 
 
 def _limits(frames: Sequence[Frame], where: Stage) -> tuple[float, float, float, float]:
-    """What the episode needs of the plane: left, right, bottom, top.
+    """Returns the limits of an episode in the plane: left, right, bottom, top.
 
     Agents are always inside. Of all else so much as the scenario's own view shows, which grows
     with the agents: floors may be endless, and what is used up may be far away.

@@ -1,4 +1,4 @@
-"""Since when an agent is there: what is earned before its birth is nobody's.
+"""Births of agents: rewards before an agent's birth do not count.
 
 Shapes: E envs, T steps, N agents of a group.
 """
@@ -17,7 +17,7 @@ __all__ = ["Births", "begun"]
 
 
 class Births:
-    """Who is born, through episodes that may reach over several batches.
+    """Which agents are born, through episodes that may span several batches.
 
     An agent is born with its first own step: the first of its episode in which its mask is True.
     Where agents move in turns, all are born with the episode, and so are those without masks.
@@ -31,7 +31,7 @@ class Births:
         self._before: dict[str, Tensor] = {}
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Group -> who is born in each step of a batch ``[E, T]``: ``[E, T, N]``.
+        """Returns the born agents in each step of a batch ``[E, T]``: ``[E, T, N]`` by group.
 
         Groups of which all agents are born with the episode are left out.
         """
@@ -44,17 +44,17 @@ class Births:
         return born
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Who is born in the running episodes."""
+        """Returns which agents are born in the running episodes."""
         return {f"{name}/born": x for name, x in self._before.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on with saved births."""
+        """Restores saved births."""
         keys = {name: f"{name}/born" for name in self.team.groups}
         self._before = {name: state[key] for name, key in keys.items() if key in state}
 
 
 def begun(team: TeamSpec, step: TensorDictBase, before: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Group -> who is born in a step of a first episode, ``[*B, N]``; see :class:`Births`.
+    """Returns which agents are born in a first episode, ``[*B, N]`` by group; see :class:`Births`.
 
     Args:
         team (TeamSpec): the groups.
@@ -66,12 +66,12 @@ def begun(team: TeamSpec, step: TensorDictBase, before: Mapping[str, Tensor]) ->
 
 
 def _waiting(team: TeamSpec) -> dict[str, GroupSpec]:
-    """Groups in which an agent may be born late."""
+    """Returns the groups whose agents may be born late."""
     return {n: g for n, g in team.groups.items() if g.mask_key is not None and not g.in_turns}
 
 
 def _born(acts: Tensor, done: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Who is born in each step ``[E, T, N]``, and in the episode that goes on ``[E, N]``.
+    """Returns births in each step ``[E, T, N]``, and in the running episode ``[E, N]``.
 
     Args:
         acts (Tensor): who acts, ``[E, T, N]``.

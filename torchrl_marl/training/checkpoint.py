@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, and what is read is what was written.
+"""Checkpoints: written whole or not at all, and verified when they are read.
 
 No code runs when one is loaded. The worlds of a PettingZoo run are bytes in it, which their
 environment unpickles only where this user wrote them (:mod:`torchrl_marl.trust`).
@@ -47,7 +47,7 @@ _ENTRIES: dict[str, type | tuple[type, ...]] = {
 
 
 class BrokenCheckpointError(CheckpointError):
-    """A file that does not hold what was written, or never was a checkpoint."""
+    """A file whose content is not what was written, or that is no checkpoint."""
 
     def __init__(self, path: Path, reason: str) -> None:
         earlier = [
@@ -74,7 +74,7 @@ def save_checkpoint(folder: Path, iteration: int, state: dict[str, Any], keep: i
     path = checkpoints / f"iteration_{iteration:06d}.pt"
     with writing(path):
         checkpoints.mkdir(parents=True, exist_ok=True)
-        for stale in checkpoints.glob("*.part"):  # of a process that was killed
+        for stale in checkpoints.glob("*.part"):  # of a killed process
             stale.unlink()
     with whole_file(path, "w+b") as file:
         torch.save({"format": _FORMAT, **state}, file)
@@ -85,13 +85,13 @@ def save_checkpoint(folder: Path, iteration: int, state: dict[str, Any], keep: i
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, the latest one last."""
+    """Returns the checkpoints of a run, the latest one last."""
     found = (folder / "checkpoints").glob("iteration_*.pt")
     return sorted((path for path in found if _NAME.fullmatch(path.name)), key=_number)
 
 
 def latest_checkpoint(folder: Path) -> Path:
-    """The last whole checkpoint of a run.
+    """Returns the last whole checkpoint of a run.
 
     Raises:
         CheckpointError: the run has no checkpoint yet.
@@ -106,7 +106,7 @@ def latest_checkpoint(folder: Path) -> Path:
 
 
 def load_latest(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The last checkpoint of a run that is as it was written; a warning names broken ones.
+    """Loads the last undamaged checkpoint of a run; a warning names broken ones.
 
     Returns:
         Path, dict: the file, and what it holds, on the CPU.
@@ -140,7 +140,7 @@ def load_latest(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Reads a checkpoint, after its checksums.
+    """Reads a checkpoint after a test of its checksums.
 
     Raises:
         CheckpointError: a broken or half-written file, or one of another version.
@@ -157,7 +157,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
         raise BrokenCheckpointError(path, found)
     try:
         state = torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:  # whatever a file of somebody else's leads torch to
+    except Exception as error:  # torch may raise anything on foreign files
         why = f"torch.load raises {type(error).__name__}, expected tensors, numbers and texts"
         raise BrokenCheckpointError(path, why) from None
     if not isinstance(state, dict) or not isinstance(state.get("format"), int):
@@ -174,7 +174,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
 
 
 def load_learners(learners: Sequence[Learner], states: Sequence[dict[str, Any]]) -> None:
-    """Gives learners the states that a checkpoint has of them.
+    """Loads the learners' states from a checkpoint.
 
     Raises:
         CheckpointError: other groups or networks than the checkpoint's.
@@ -188,7 +188,7 @@ def load_learners(learners: Sequence[Learner], states: Sequence[dict[str, Any]])
             _check_moments(getattr(learner, "optimizer", None))
     except UserError:
         raise
-    except Exception:  # of a stranger's state torch raises whatever comes
+    except Exception:  # torch may raise anything on a foreign state
         raise CheckpointError(
             "the checkpoint does not fit the run's config.yaml or environment: other groups or "
             "networks of another size; put back those that it was trained with."
@@ -197,7 +197,7 @@ def load_learners(learners: Sequence[Learner], states: Sequence[dict[str, Any]])
 
 @contextlib.contextmanager
 def fitting(path: Path) -> Iterator[None]:
-    """Says in one sentence that what a checkpoint holds is not what the run takes.
+    """Raises one sentence where a checkpoint does not fit the run.
 
     Raises:
         CheckpointError: naming the file, and what was found.
@@ -215,7 +215,7 @@ def fitting(path: Path) -> Iterator[None]:
 
 
 def set_aside_later(path: Path) -> None:
-    """Renames the broken checkpoints behind the one that is gone on from.
+    """Renames the broken checkpoints that are newer than the resumed one.
 
     A run that goes on writes lower numbers than theirs, and keeps the highest.
     """
@@ -247,7 +247,7 @@ def _described(value: Any) -> str:
 
 
 def _not_finite(value: Any, name: str) -> str | None:
-    """The dotted name of a tensor in it that holds NaN or infinity."""
+    """Returns the dotted name of a tensor that holds NaN or infinity."""
     if isinstance(value, Tensor):
         fine = not value.is_floating_point() or bool(torch.isfinite(value).all())
         return None if fine else name
@@ -267,7 +267,7 @@ def _settings(learner: Learner) -> list[dict[str, Any]]:
 
 
 def _check_moments(optimizer: torch.optim.Optimizer | None) -> None:
-    """Refuses moments of other tensors, which an optimizer takes without a look."""
+    """Refuses moments of other shapes, which an optimizer would load unchecked."""
     state = {} if optimizer is None else optimizer.state
     for parameter, moments in state.items():
         for moment in moments.values():
@@ -276,7 +276,7 @@ def _check_moments(optimizer: torch.optim.Optimizer | None) -> None:
 
 
 def _kinds(value: Any) -> Any:
-    """What a value is made of."""
+    """Describes the types within a value."""
     if isinstance(value, dict):
         return {key: _kinds(part) for key, part in value.items()}
     return [_kinds(part) for part in value] if isinstance(value, (list, tuple)) else type(value)

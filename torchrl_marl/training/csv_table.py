@@ -36,12 +36,12 @@ class CsvTable:
                 f"{str(self.path)!r} is no table of metrics: it has no column 'iteration'; "
                 "move it away to go on."
             )
-        # A row that was being written when the machine stopped lacks columns.
+        # A row cut short by a crash of the machine lacks columns.
         whole = [row for row in rows if None not in row and None not in row.values()]
         kept = [
             r for r in whole if r["iteration"].isdecimal() and int(r["iteration"]) <= iterations
         ]
-        # Without a row the head may be half-written, too.
+        # Without rows, the head may be incomplete, too.
         self.columns = columns if rows else []
         with whole_file(self.path, newline="") as file:
             writer = csv.DictWriter(file, self.columns)
@@ -61,7 +61,7 @@ class CsvTable:
             ) from None
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Appends a row, all of it or nothing; columns are those of the first one.
+        """Appends a row, all of it or nothing; the first row sets the columns.
 
         Raises:
             WriteError: a full disk.

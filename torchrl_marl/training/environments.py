@@ -1,4 +1,4 @@
-"""The environments of a run: the one that it trains on, and the one that it is measured on."""
+"""Environments of a run: one for training, and one for evaluation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Environments", "time_limit"]
 
 
 class Environments:
-    """Built from a run's settings, or around an environment of the user's own.
+    """Environments built from a run's settings, or around an environment of the user's own.
 
     Args:
         config (TrainConfig): the run's.
@@ -39,18 +39,18 @@ class Environments:
         else:
             built = self.own
             built.set_seed(config.seed)
-            built.reset()  # so that it does not matter whether it was used before
+            built.reset()  # so that earlier use of it has no effect
         self.training = with_dense_groups(built)
         self._evaluation: EnvBase | None = None
 
     @property
     def shared(self) -> bool:
-        """Whether there is only one, on which training goes on after it was measured on."""
+        """Returns whether both are one, so that training continues after an evaluation on it."""
         return self.own is not None or getattr(self.training, "one_per_process", False)
 
     @property
     def evaluation(self) -> EnvBase:
-        """The one to be measured on, built when it is first asked for."""
+        """The environment of evaluations, built at its first use."""
         if self.shared:
             return self.training
         if self._evaluation is None:
@@ -65,28 +65,28 @@ class Environments:
 
     def heuristic(self) -> Any:
         """The world's own heuristic policy, or None."""
-        # The heuristics that worlds ship know agents of one shape: no padding.
+        # The heuristics of worlds take agents of one shape, without padding.
         env = None if self.own is not None else self.evaluation
         make = None if isinstance(env, TransformedEnv) else getattr(env, "heuristic", None)
         return None if make is None else make()
 
     def restarts(self) -> dict[str, int]:
-        """How many workers were started anew; nothing where there are none."""
+        """Returns the number of restarted workers as a metric; empty without workers."""
         base = _base_of(self.training)
         restarts = None if isinstance(base, BatchedEnvBase) else getattr(base, "restarts", None)
         return {"worker_restarts": restarts} if isinstance(restarts, int) else {}
 
     def close(self) -> None:
-        """Closes what was built here."""
+        """Closes the environments that were built here."""
         for env in (None if self.own is not None else self.training, self._evaluation):
             if env is not None and not env.is_closed:
                 env.close()
 
 
 def time_limit(env: EnvBase) -> int | None:
-    """The time limit that an environment shows."""
+    """Returns an environment's time limit."""
     base = _base_of(env)
-    # A batched env would start its workers to look for it.
+    # A batched env would start its workers to read it.
     limit = None if isinstance(base, BatchedEnvBase) else getattr(base, "max_steps", None)
     return limit if isinstance(limit, int) else None
 

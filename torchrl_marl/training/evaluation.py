@@ -1,4 +1,4 @@
-"""Measuring a policy on whole episodes.
+"""Evaluation of a policy on whole episodes.
 
 Shapes: E envs, N agents of a group.
 """
@@ -79,7 +79,7 @@ def evaluate(
     rewards: list[dict[str, Tensor]] = []
     lengths: list[Tensor] = []
     num_envs = env.batch_size.numel()
-    # Not the environment's own seed, or actions would repeat its draws.
+    # Not the environment's own seed, or actions would repeat its random numbers.
     random_state = RandomState(seed + _ACTIONS, env.device or "cpu")
     with torch.no_grad(), random_state.active(), set_exploration_type(mode), _measured(env):
         env.set_seed(seed)
@@ -104,7 +104,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def put_back(env: EnvBase) -> Iterator[bool]:
-    """Puts an environment back to where it was, and tells whether that can be done.
+    """Restores an environment's state afterwards; yields whether that is possible.
 
     Args:
         env (EnvBase): on which something else plays in the meantime.
@@ -118,7 +118,7 @@ def put_back(env: EnvBase) -> Iterator[bool]:
 
 
 def _measured(env: EnvBase) -> AbstractContextManager[Any]:
-    """In which an env gives the rewards that policies are measured by, not those of training."""
+    """Switches an environment's rewards to those of evaluation."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
     own = None if isinstance(env, BatchedEnvBase) else getattr(env, "measured", None)
@@ -128,7 +128,7 @@ def _measured(env: EnvBase) -> AbstractContextManager[Any]:
 def _first_episodes(
     env: EnvBase, act: Policy, team: TeamSpec, count: int, longest: int
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Returns and lengths of the first episode of the first ``count`` envs."""
+    """Returns the returns and lengths of the first episode of the first ``count`` envs."""
     carry = env.reset()
     running = torch.ones(env.batch_size, dtype=torch.bool, device=carry.get("done").device)
     running = running.flatten()

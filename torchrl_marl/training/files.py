@@ -1,4 +1,4 @@
-"""Files of a run: written whole or not at all, and one sentence where they cannot be."""
+"""Files of a run: written whole or not at all, with failures in one sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 @contextlib.contextmanager
 def whole_file(path: Path, mode: str = "w", **options: Any) -> Iterator[IO[Any]]:
-    """A file to write to, which takes its name when all of it is on the disk.
+    """Opens a file that gets its name only when all of it is on the disk.
 
     Args:
         path (Path): the file; one that is there stays as it is until then.
@@ -65,7 +65,7 @@ def append(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Says in one sentence why a file cannot be written.
+    """Raises one sentence where a file cannot be written.
 
     Raises:
         WriteError: naming the file, the reason and the fix.
@@ -87,7 +87,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def _reason(error: BaseException | None) -> OSError | None:
-    """What the operating system said; ``torch.save`` tells it as a RuntimeError of its own."""
+    """Returns the reason of the operating system; ``torch.save`` wraps it in a RuntimeError."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error

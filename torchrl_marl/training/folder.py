@@ -1,4 +1,4 @@
-"""The folder of a run: named, made and locked in one go, so that no two runs share one."""
+"""Folder of a run: named, made and locked in one step, so that no two runs share one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _locked: weakref.WeakSet[RunFolder] = weakref.WeakSet()
 
 
 class RunFolder:
-    """A run folder that is one training's alone, until it is released or the process ends.
+    """Run folder that one training owns until it is released or the process ends.
 
     The lock is the operating system's (``flock`` on a file ``.lock``), so whoever is killed
     leaves none behind. Where there is no such lock (Windows, some network drives) nothing keeps
@@ -53,13 +53,13 @@ class RunFolder:
             ) from None
         self.release = weakref.finalize(self, _let_go, descriptor, lock)
         _locked.add(self)
-        with contextlib.suppress(OSError):  # a full disk: it is for the sentence above only
+        with contextlib.suppress(OSError):  # a full disk: the sentence above has priority
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()} {platform.node()}".encode())
 
     @classmethod
     def new(cls, config: TrainConfig) -> RunFolder:
-        """The settings' folder, or a new one under ``runs/``, which is nobody else's.
+        """Makes and locks the settings' folder, or a new one under ``runs/``.
 
         What a start that failed has left there goes.
 
@@ -81,7 +81,7 @@ class RunFolder:
             ) from None
         folder = cls(path)
         try:
-            check_folder(config)  # again, now that nobody else writes there
+            check_folder(config)  # again, now that no other process writes there
         except ConfigError:
             folder.release()
             raise
@@ -89,14 +89,14 @@ class RunFolder:
         return folder
 
     def clear(self) -> None:
-        """Removes what a start that failed has written, but for ``config.yaml``."""
+        """Removes what a failed start has written, but for ``config.yaml``."""
         for name in _TABLES:
             (self.path / name).unlink(missing_ok=True)
         for part in (self.path / "checkpoints").glob("*.part"):
             part.unlink()
 
     def give_up(self) -> None:
-        """Releases the folder, and removes it where nothing but a failed start is in it."""
+        """Releases the folder, and removes it where it holds only a failed start."""
         with contextlib.suppress(OSError):
             names = {path.name for path in self.path.iterdir()}
             if names <= {"config.yaml", SIGNATURE, _LOCK}:
@@ -107,7 +107,7 @@ class RunFolder:
 
 
 def check_folder(config: TrainConfig) -> None:
-    """Refuses a run folder that holds something, other than what a failed start has left.
+    """Refuses a folder with any content but that of a failed start.
 
     Raises:
         ConfigError: the folder exists and is not empty.
@@ -127,12 +127,12 @@ def check_folder(config: TrainConfig) -> None:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether a run can be gone on with."""
+    """Returns whether a run can be resumed."""
     return any((folder / "checkpoints").glob("iteration_*.pt"))
 
 
 def _start_failed(folder: Path) -> bool:
-    """Whether a run began here and stopped before its first checkpoint.
+    """Returns whether a run began here and stopped before its first checkpoint.
 
     Its ``config.yaml`` is one that a run wrote: a recipe that a user keeps there is not replaced.
     """
@@ -163,7 +163,7 @@ def _new_under_runs(config: TrainConfig) -> Path:
 
 
 def _locked_file(lock: Path) -> int:
-    """A descriptor of the lock, which is ours.
+    """Returns a descriptor of the lock, which this process holds.
 
     Raises:
         CheckpointError: it is somebody else's.
@@ -180,7 +180,7 @@ def _locked_file(lock: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(lock.stat(), os.fstat(descriptor)):
                 return descriptor
-        os.close(descriptor)  # who had it has just removed it
+        os.close(descriptor)  # the former holder has just removed it
 
 
 def _let_go(descriptor: int, lock: Path) -> None:
@@ -213,7 +213,7 @@ def _who(owner: str) -> str:
 
 
 def _release_in_child() -> None:
-    # A process that was forked has the parent's lock, and may live longer.
+    # A forked process shares the parent's lock, and may live longer.
     for folder in list(_locked):
         found = folder.release.detach()
         if found is not None:

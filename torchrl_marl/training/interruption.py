@@ -17,7 +17,7 @@ _SAID = "\nstopping after this iteration{}; once more to stop at once"
 
 
 class Terminated(SystemExit):
-    """SIGTERM has come: the process ends with status 143, as one that it kills.
+    """SIGTERM arrived: the process ends with status 143, as if SIGTERM had killed it.
 
     Args:
         folder (Path, optional): of the run that was saved.
@@ -55,7 +55,7 @@ class Interruption:
 
     @property
     def entered(self) -> bool:
-        """Whether the work that must not be stopped is going on."""
+        """Returns whether work that must not be interrupted is going on."""
         return self._depth > 0
 
     def __enter__(self) -> Interruption:
@@ -75,7 +75,7 @@ class Interruption:
 
     @contextlib.contextmanager
     def unbroken(self) -> Iterator[None]:
-        """As entering it, and a second Ctrl-C waits, too."""
+        """Enters the context, and makes a second Ctrl-C wait, too."""
         with self:
             self._unbroken += 1
             try:
@@ -84,7 +84,7 @@ class Interruption:
                 self._unbroken -= 1
 
     def heed(self, folder: Path) -> None:
-        """Raises what was noted, once.
+        """Raises the noted interruption, once.
 
         Args:
             folder (Path): the run that can be gone on with.
@@ -104,13 +104,13 @@ class Interruption:
             self._number = number
             print(_SAID.format(" (SIGTERM)" * (number == signal.SIGTERM)), file=sys.stderr)
         elif number == signal.SIGINT and not self._unbroken:
-            # Not so a second SIGTERM, which process managers send to a process and its group.
+            # A second SIGTERM, which process managers send to a group, does not.
             raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM raises :class:`Terminated` where the program is, as Ctrl-C KeyboardInterrupt."""
+    """Turns SIGTERM into :class:`Terminated`, as Ctrl-C raises KeyboardInterrupt."""
     mine = _in_main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if mine:
         signal.signal(signal.SIGTERM, _raise_terminated)

@@ -1,4 +1,4 @@
-"""Where metrics go beside ``metrics.csv``: TensorBoard, Weights & Biases, MLflow.
+"""Loggers of metrics beside ``metrics.csv``: TensorBoard, Weights & Biases, MLflow.
 
 A run goes on where it was when it is resumed: ``loggers.json`` in its folder holds the names that
 the services know it by.
@@ -26,13 +26,13 @@ __all__ = ["BACKENDS", "Backend", "Loggers", "check_logging", "open_backend"]
 
 
 class Backend(Protocol):
-    """What takes metrics; TorchRL's loggers do."""
+    """Receiver of metrics; TorchRL's loggers are such."""
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> Any:
-        """Takes the metrics of a step."""
+        """Logs the metrics of a step."""
 
     def shutdown(self) -> Any:
-        """Writes what is left, and ends what was begun."""
+        """Writes what is left, and closes the backend."""
 
 
 def check_logging(config: LoggingConfig) -> None:
@@ -63,7 +63,7 @@ def check_logging(config: LoggingConfig) -> None:
 
 
 def open_backend(name: str, config: LoggingConfig, folder: Path) -> Backend:
-    """Begins to log, or goes on where the run in this folder did.
+    """Opens a backend, or continues the one of the run in this folder.
 
     Args:
         name (str): one of ``BACKENDS``.
@@ -95,12 +95,12 @@ def open_backend(name: str, config: LoggingConfig, folder: Path) -> Backend:
 
 
 def _known_names(path: Path) -> dict[str, str]:
-    """Name of a backend -> what it knows the run by."""
+    """Returns the backends' ids of the run."""
     if not path.is_file():
         return {}
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:  # no JSON, or no text at all
+    except ValueError:  # no JSON, or no text
         known = None
     if not isinstance(known, dict) or not all(isinstance(name, str) for name in known.values()):
         raise CheckpointError(
@@ -126,7 +126,7 @@ def _open_wandb(
     from torchrl.record.loggers import get_logger
 
     run_id = run_id or uuid.uuid4().hex[:8]
-    # Two runs may be open in one process, which are not one.
+    # Two runs in one process must stay apart.
     settings = {"project": config.project, "id": run_id, "reinit": "create_new"}
     logger = get_logger("wandb", str(folder), folder.resolve().name, wandb_kwargs=settings)
     assert logger is not None
@@ -141,7 +141,7 @@ def _open_mlflow(
 
 
 class _MlflowRun:
-    """A run of MLflow that is logged to by its id.
+    """Run of MLflow, logged to by its id.
 
     TorchRL's logger goes by MLflow's one active run of the process, which it neither ends nor
     takes up again.
@@ -182,7 +182,7 @@ BACKENDS = {"tensorboard": _open_tensorboard, "wandb": _open_wandb, "mlflow": _o
 
 
 class Loggers:
-    """Backends such as TensorBoard, all fed at once.
+    """Backends such as TensorBoard, fed together.
 
     One that fails in mid-run is left out from then on, with a warning: ``metrics.csv`` has it all.
 
@@ -205,7 +205,7 @@ class Loggers:
             raise
 
     def log(self, metrics: Mapping[str, Any], frames: int) -> None:
-        """Sends the finite ones."""
+        """Logs the finite metrics."""
         finite = {
             name: value
             for name, value in metrics.items()
@@ -219,7 +219,7 @@ class Loggers:
                 warnings.warn(_left_out(name, error), stacklevel=2)
 
     def close(self) -> None:
-        """Writes what is left, and ends all backends."""
+        """Writes what is left, and closes all backends."""
         while self.backends:
             name, backend = self.backends.popitem()
             try:

@@ -1,4 +1,4 @@
-"""Metrics of batches: episodes as they end, agent frames, values that are not finite.
+"""Metrics of batches: ended episodes, agent frames, values that are not finite.
 
 Shapes: E envs, T steps, N agents of a group.
 """
@@ -28,7 +28,7 @@ _ENOUGH = 10
 
 
 class EpisodeTracker:
-    """Sums rewards over episodes that may reach over several batches.
+    """Sums of rewards over episodes that may span several batches.
 
     A group's reward of a step is the mean over its agents that are born and live.
 
@@ -40,12 +40,12 @@ class EpisodeTracker:
         self.team = team
         self._running: dict[str, Tensor] = {}
         self._births = Births(team)
-        # Of groups that may be zero-sum games: steps with rewards, and those that say they are not.
+        # For zero-sum games: steps with rewards, and those whose rewards do not add up to 0.
         several = [name for name, group in team.groups.items() if group.n_agents > 1]
         self._rewarded = {name: torch.zeros(2, dtype=torch.int64) for name in several}
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Means over the episodes that ended in a batch ``[E, T]``; NaN where none did."""
+        """Returns means over the episodes that ended in a batch ``[E, T]``; NaN where none did."""
         batch = batch.flatten(0, -2) if batch.ndim > 2 else batch
         done = batch.get(("next", "done")).reshape(*batch.shape)
         ended = done.any()
@@ -65,7 +65,7 @@ class EpisodeTracker:
         return means
 
     def _look_for_games(self, group: GroupSpec, batch: TensorDictBase) -> Tensor:
-        """How many steps have rewards, and how many of these do not add up to 0."""
+        """Counts steps with rewards, and those whose rewards do not add up to 0."""
         reward = batch.get(("next", *_as_tuple(group.reward_key)))
         if reward.ndim == batch.ndim + 1:  # of all at once
             reward = reward.unsqueeze(-2)
@@ -92,17 +92,17 @@ class EpisodeTracker:
                 )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Sums of the running episodes, and who is born in them."""
+        """Returns the sums of the running episodes, and their born agents."""
         return {**self._running, **self._births.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on with saved sums."""
+        """Restores saved sums."""
         self._births.load_state_dict(state)
         self._running = {key: x for key, x in state.items() if not key.endswith("/born")}
 
 
 def count_agent_frames(team: TeamSpec, batch: TensorDictBase) -> Tensor:
-    """Env steps times living agents."""
+    """Returns the env steps times living agents."""
     total = torch.zeros((), dtype=torch.int64, device=batch.get(("next", "done")).device)
     for group in team.groups.values():
         if group.mask_key is None:
@@ -113,7 +113,7 @@ def count_agent_frames(team: TeamSpec, batch: TensorDictBase) -> Tensor:
 
 
 def group_reward(group: GroupSpec, batch: TensorDictBase, born: Tensor | None = None) -> Tensor:
-    """A group's reward of each step: the mean over its agents that are born and live.
+    """Returns a group's reward of each step: the mean over its born and living agents.
 
     So much is earned by nobody: what is given before an agent's birth and after its end.
 
@@ -128,7 +128,7 @@ def group_reward(group: GroupSpec, batch: TensorDictBase, born: Tensor | None = 
     reward = batch.get(("next", *_as_tuple(group.reward_key)))
     if reward.ndim == batch.ndim + 1:
         return reward.squeeze(-1)
-    # One who waits lives: what others' actions earn it in the meantime is its own.
+    # A waiting agent lives: it earns from others' actions in the meantime.
     living = group.living(batch)
     if born is not None:
         living = born if living is None else living & born
@@ -136,7 +136,7 @@ def group_reward(group: GroupSpec, batch: TensorDictBase, born: Tensor | None = 
 
 
 def _episode_sums(value: Tensor, done: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of the episode up to each step ``[E, T]``, and of the one that goes on ``[E]``."""
+    """Returns each episode's sum up to each step ``[E, T]``, and the running ones' ``[E]``."""
     sums = start.unsqueeze(-1) + value.cumsum(-1)
     ends = torch.where(done, sums, 0.0)
     steps = torch.arange(value.shape[1], device=value.device).expand_as(value)

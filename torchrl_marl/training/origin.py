@@ -1,4 +1,4 @@
-"""Whose world a run plays: code of somebody else's runs only when the user says so.
+"""Origin of a run's world: other people's code runs only with the user's consent.
 
 The settings of a run name its world. A known library's is just made; a module of one's own is
 imported, and whoever sends a run can send a module of that name with it.
@@ -18,11 +18,11 @@ __all__ = ["SIGNATURE", "check_world", "sign_world"]
 
 SIGNATURE = "world.signature"
 """File of a run that tells that this user had this world trained."""
-_WORLD = b"world of a run"  # what is signed, in front of it
+_WORLD = b"world of a run"  # the text in front of the signed bytes
 
 
 def check_world(folder: Path, env: EnvConfig, trust: bool = False) -> None:
-    """Refuses to import a world that is named by a run of somebody else's.
+    """Refuses to import a world that another user's run names.
 
     Runs that this user trained on this machine pass, as long as the module lies where it did;
     so does everything within :func:`torchrl_marl.trust.trusting`.
@@ -51,7 +51,7 @@ def check_world(folder: Path, env: EnvConfig, trust: bool = False) -> None:
 
 
 def sign_world(folder: Path, env: EnvConfig) -> None:
-    """Notes in a run's folder that its user had this world trained.
+    """Signs in a run's folder that its user had this world trained.
 
     Raises:
         WriteError: a full disk or a read-only folder.

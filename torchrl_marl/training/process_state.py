@@ -1,4 +1,4 @@
-"""What a training sets for the whole process while it works: random generators and threads."""
+"""State of the whole process during training: random generators and threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ProcessState"]
 
 
 class ProcessState:
-    """Random generators and threads of a training, in force only while it works.
+    """Random generators and threads of a training, active only while it works.
 
     Two trainings in one process, and the code around them, do not disturb each other.
 
@@ -41,7 +41,7 @@ class ProcessState:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Puts both into force, and back afterwards; within itself it changes nothing."""
+        """Activates both within this context; nested calls change nothing."""
         if self._depth:
             yield
             return

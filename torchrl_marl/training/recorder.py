@@ -1,4 +1,4 @@
-"""What a run measures, written down as it goes: tables, loggers, the progress bar."""
+"""Recording of a run's metrics: tables, loggers and the progress bar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.csv_table import CsvTable
 from torchrl_marl.training.loggers import Loggers
 
-with warnings.catch_warnings():  # in a notebook without ipywidgets the bar is text, which will do
+with warnings.catch_warnings():  # in a notebook without ipywidgets the bar is plain text
     warnings.simplefilter("ignore")
     from tqdm.auto import tqdm
 
@@ -21,7 +21,7 @@ __all__ = ["Recorder", "say"]
 
 
 class Recorder:
-    """Writes ``metrics.csv`` and ``evaluation.csv``, feeds the loggers and moves the progress bar.
+    """Writer of ``metrics.csv`` and ``evaluation.csv``, the loggers and the progress bar.
 
     Args:
         config (TrainConfig): the run's settings.
@@ -61,20 +61,20 @@ class Recorder:
         self._bar.set_postfix_str(f"return {', '.join(shown)}")
 
     def evaluation(self, progress: Mapping[str, Any], result: Mapping[str, float]) -> None:
-        """Writes what an evaluation measured, and when it was."""
+        """Writes an evaluation's row, with its time."""
         self._evaluation.write({**progress, **result})
         self._loggers.log({f"evaluation/{k}": v for k, v in result.items()}, progress["frames"])
 
     def close_bar(self) -> None:
-        """Ends the progress bar; what is measured later has none."""
+        """Closes the progress bar; later evaluations have none."""
         self._bar.close()
 
     def close(self) -> None:
-        """Ends the progress bar and the loggers."""
+        """Closes the progress bar and the loggers."""
         self._bar.close()
         self._loggers.close()
 
 
 def say(text: str) -> None:
-    """Tells the user something, above the progress bar."""
+    """Prints a message above the progress bar."""
     tqdm.write(f"torchrl_marl: {text}.", file=sys.stderr)

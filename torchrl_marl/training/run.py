@@ -1,4 +1,4 @@
-"""A run: its folder, its settings, its policy, its figures."""
+"""A run: its folder, settings, policy and results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EVALUATION_SEED = 1_000_003
 
 
 class Run:
-    """What training leaves behind.
+    """The results of a training.
 
     Args:
         folder (Path): with ``config.yaml``, ``metrics.csv``, ``evaluation.csv``,
@@ -84,7 +84,7 @@ class Run:
         env: EnvBase | None = None,
         trust: bool = False,
     ) -> Run:
-        """Reads a run from its folder, with the policy of its last checkpoint.
+        """Loads a run from its folder, with the policy of its last checkpoint.
 
         Draws nothing from the generators of the process.
 
@@ -116,7 +116,7 @@ class Run:
         try:
             summary = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
         except (OSError, ValueError, TypeError):
-            summary = {}  # half-written; the policy is what counts
+            summary = {}  # incomplete; only the policy is necessary
         run = cls(folder, config, TeamPolicy(actors), summary, env)
         run.frames = state["collector"]["frames"]
         return run
@@ -216,7 +216,7 @@ def _own_or_new(
 
 
 def _world(env: EnvBase) -> EnvBase:
-    """What is inside of transforms and mending."""
+    """Returns the world within transforms and adapters."""
     while isinstance(env, (TransformedEnv, TorchRLEnv)):
         env = env.base_env if isinstance(env, TransformedEnv) else env._inner
     return env

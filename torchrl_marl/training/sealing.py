@@ -1,4 +1,4 @@
-"""Checkpoints that tell whether they are what was written.
+"""Checksums that show whether a checkpoint is what was written.
 
 The zip file that ``torch.save`` writes holds a checksum of each of its entries, which
 ``torch.load`` does not read, and none of the rest. A seal is a checksum of the whole file, as the
@@ -22,7 +22,7 @@ _CHUNK = 1 << 20
 
 
 def seal(file: IO[bytes]) -> None:
-    """Puts a checksum of all that was written behind it.
+    """Appends a checksum of the whole content.
 
     Args:
         file (file): a zip file without a comment, open for reading and writing.
@@ -35,7 +35,7 @@ def seal(file: IO[bytes]) -> None:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a file, or None where it is as it was written.
+    """Returns what is wrong with a file, or None where it is undamaged.
 
     Files of version 0.1 have no seal; of those, the checksums of the entries are read.
 
@@ -61,13 +61,13 @@ def _damage_of_entries(file: IO[bytes]) -> str | None:
             if archive.comment:
                 return "its checksum is broken"
             broken = archive.testzip()
-    except Exception as error:  # zipfile and zlib raise whatever a damaged field leads them to
+    except Exception as error:  # zipfile and zlib may raise anything at damaged fields
         return f"it is no whole zip file ({type(error).__name__})"
     return None if broken is None else f"the checksum of its entry {broken!r} is another one"
 
 
 def _checksum(file: IO[bytes], length: int) -> bytes:
-    """SHA-256 of the first bytes, as text; the file stands behind them afterwards."""
+    """Returns the SHA-256 of the first bytes as text; leaves the file's position behind them."""
     file.seek(0)
     found = hashlib.sha256()
     while length > 0:

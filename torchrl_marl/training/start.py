@@ -41,7 +41,7 @@ def start_training(config: TrainConfig, env: EnvBase | None) -> Training:
 def resume_training(
     path: Path, env: EnvBase | None, config: TrainConfig | None = None, trust: bool = False
 ) -> Training:
-    """Resumes a run from its last checkpoint; one that has none begins anew."""
+    """Resumes a run from its last checkpoint; one without a checkpoint starts anew."""
     before = read_run_config(path)
     if env is None:
         check_world(path, before.env, trust)
@@ -78,7 +78,7 @@ def _begin(folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Train
         )
         config = dataclasses.replace(config, env=own)
     training = Training(config, folder, env)
-    _write_config(training)  # as it is run: clusters of agents are found by now
+    _write_config(training)  # the settings in use: clusters of agents are known by now
     sign_world(training.folder, config.env)
     training.open()
     frames, num_envs = config.total_frames, training.env.batch_size.numel()
@@ -91,14 +91,14 @@ def _begin(folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Train
 
 def _begin_anew(folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Training:
     if (folder.path / "summary.json").exists():
-        latest_checkpoint(folder.path)  # says that there is none
+        latest_checkpoint(folder.path)  # raises that there is none
     folder.clear()
     say(f"run {str(folder.path)!r} has no checkpoint yet and begins anew")
     return _begin(folder, config, env)
 
 
 def _go_on(training: Training, before: TrainConfig) -> None:
-    """Continues by settings that may have changed."""
+    """Continues a run with settings that may have changed."""
     frames, summary, stopping = training.frames, training.run.summary, training.stopping
     total, was = training.config.total_frames, before.total_frames
     if total != was and total < frames:
@@ -107,7 +107,7 @@ def _go_on(training: Training, before: TrainConfig) -> None:
             "leave it out."
         )
     if training.environments.own is None:
-        sign_world(training.folder, training.config.env)  # it is trusted by now
+        sign_world(training.folder, training.config.env)  # already trusted
     if not training.done:
         for key in [k for k in summary if k.endswith("return_after")]:
             del summary[key]
@@ -125,7 +125,7 @@ def _go_on(training: Training, before: TrainConfig) -> None:
             "unshare_at go on as in a run of that length"
         )
     training.open()
-    if training.config != before:  # only now: tables or loggers may have refused to go on
+    if training.config != before:  # only now: tables or loggers may have refused to continue
         _write_config(training)
 
 

@@ -1,4 +1,4 @@
-"""When a run ends before its last frame: at a return that is high enough."""
+"""Early end of a run: at a return that is high enough."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["StopAtReturn"]
 
 
 class StopAtReturn:
-    """Whether the mean return of all agents has reached ``stop_at_return``.
+    """Condition that the mean return of all agents has reached ``stop_at_return``.
 
     With ``evaluation.every_frames`` the evaluations in training are asked. Without it the mean
     over the last ``evaluation.episodes`` episodes of training is, once so many have ended;
@@ -37,7 +37,7 @@ class StopAtReturn:
 
     @property
     def value(self) -> float | None:
-        """The mean return that is looked at; None before it is known."""
+        """The watched mean return; None before it is known."""
         if self.by_evaluation:
             return self._evaluated
         count = sum(number for _, number in self._last)
@@ -47,17 +47,17 @@ class StopAtReturn:
 
     @property
     def reached(self) -> bool:
-        """Whether the run is to end."""
+        """Returns whether the run should end."""
         return self.limit is not None and self.value is not None and self.value >= self.limit
 
     def saw_evaluation(self, mean: float) -> bool:
-        """Takes an evaluation's mean return."""
+        """Notes an evaluation's mean return."""
         if self.limit is not None:
             self._evaluated = mean
         return self.reached
 
     def saw_episodes(self, mean: float, count: int) -> bool:
-        """Takes the mean return of the episodes that ended in an iteration, and their number."""
+        """Notes the mean return of the episodes that ended in an iteration, and their number."""
         if count:
             self._last.append((mean, count))
             spare = sum(number for _, number in self._last) - self.episodes
@@ -66,10 +66,10 @@ class StopAtReturn:
         return self.reached
 
     def state_dict(self) -> dict[str, Any]:
-        """What resuming needs."""
+        """Returns the state for a checkpoint."""
         return {"evaluated": self._evaluated, "last": [list(entry) for entry in self._last]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a saved state."""
+        """Restores a saved state."""
         self._evaluated = state["evaluated"]
         self._last = deque((mean, number) for mean, number in state["last"])

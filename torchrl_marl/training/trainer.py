@@ -39,7 +39,7 @@ def resume(
     config: TrainConfig | None = None,
     trust: bool = False,
 ) -> Run:
-    """Goes on from a run's last checkpoint, as if it had never stopped; without one, begins anew.
+    """Resumes a run exactly from its last checkpoint; without one, starts anew.
 
     Args:
         folder (str or Path): the run's.
@@ -58,7 +58,7 @@ def resume(
 
 
 def iterate(config: TrainConfig, *, env: EnvBase | None = None) -> Iterator[Iteration]:
-    """As :func:`train`, one iteration at a time; leaving the loop early saves the run.
+    """Trains as :func:`train`, one iteration at a time; leaving the loop early saves the run.
 
     Args:
         config (TrainConfig): a recipe.
@@ -66,7 +66,7 @@ def iterate(config: TrainConfig, *, env: EnvBase | None = None) -> Iterator[Iter
     """
     training = start_training(config, env)
     iterations = _iterate(training)
-    # One that is never begun, or held until the interpreter ends, runs no `finally`.
+    # A generator that is never started, or held to the interpreter's end, runs no `finally`.
     training.left = weakref.finalize(iterations, training.leave)
     return iterations
 
@@ -79,7 +79,7 @@ def _finish(training: Training) -> Run:
 
 
 def _iterate(training: Training) -> Iterator[Iteration]:
-    working = training.interruption  # outside of it signals are the caller's
+    working = training.interruption  # outside of it signals belong to the caller
     with terminable():
         try:
             with working:

@@ -1,4 +1,4 @@
-"""What a run consists of, and its one step: collect, learn, log; evaluate and save when due."""
+"""Training of a run: collects, learns and logs; evaluates and saves when due."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _in_its_own_state(method: Method) -> Method:
 
 
 class Training:
-    """Everything that a run consists of, and its one step.
+    """All parts of a run, and its step.
 
     It works with random generators and threads of its own, so that several trainings in one
     process, and the code around them, do not disturb each other.
@@ -135,7 +135,7 @@ class Training:
         self.run.trained_on = self.env if self.environments.shared else None
 
     def open(self) -> None:
-        """Opens the tables, cut back to this iteration, and the loggers."""
+        """Opens the tables, truncated to this iteration, and the loggers."""
         self.recorder = Recorder(
             self.config,
             self.folder,
@@ -146,17 +146,17 @@ class Training:
 
     @property
     def frames(self) -> int:
-        """Env steps so far."""
+        """Number of env steps so far."""
         return self.collector.frames
 
     @property
     def done(self) -> bool:
-        """Whether all frames were collected, or the return is high enough."""
+        """Whether all frames are collected, or the return is high enough."""
         return self.frames >= self.config.total_frames or self.stopping.reached
 
     @_in_its_own_state
     def begin(self) -> None:
-        """Measures the untrained, the random and the heuristic policy, once, and saves."""
+        """Evaluates the untrained, the random and the heuristic policy, once, and saves."""
         if "return_before" in self.run.summary:
             return
         self._note("before", self.evaluate())
@@ -168,7 +168,7 @@ class Training:
         self.save()
 
     def _note(self, when: str, result: dict[str, float]) -> None:
-        """Returns for the summary; of each group where there are several, which may compete."""
+        """Adds returns to the summary, by group where there are several, which may compete."""
         self.run.summary[f"return_{when}"] = result["return_mean"]
         for name in self.team.groups if len(self.team.groups) > 1 else ():
             self.run.summary[f"{name}/return_{when}"] = result[f"{name}/episode_reward"]
@@ -229,14 +229,14 @@ class Training:
             self.save()
 
     def _mean_return(self, row: dict[str, float]) -> float:
-        """Of all agents, as an evaluation's ``return_mean`` is."""
+        """Returns the mean over all agents, as an evaluation's ``return_mean``."""
         groups = self.team.groups.items()
         total = sum(row[f"{name}/episode_reward"] * group.n_agents for name, group in groups)
         return total / self.team.n_agents
 
     @_in_its_own_state
     def evaluate(self) -> dict[str, float]:
-        """Measures the policy and writes a row of ``evaluation.csv``."""
+        """Evaluates the policy and writes a row of ``evaluation.csv``."""
         result = self._measure(self.policy)
         seconds = round(self.seconds, 3)
         progress = {"iteration": self.iteration, "frames": self.frames, "seconds": seconds}
@@ -256,16 +256,16 @@ class Training:
                 deterministic=settings.deterministic,
                 seed=self.config.seed + EVALUATION_SEED,
             )
-        # Where training and measuring share one, training goes on where it was, or starts anew.
+        # Where one environment serves both, training goes on in its place, or starts anew.
         if not goes_on:
             self.collector.load_state_dict({})
             self.env.set_seed(self.config.seed + self.iteration)
-            self.tracker.load_state_dict({})  # its episodes were cut off
+            self.tracker.load_state_dict({})  # the evaluation cut off its episodes
         return result
 
     @_in_its_own_state
     def end(self) -> None:
-        """Measures the trained policy, saves and sums up."""
+        """Evaluates the trained policy, saves and writes the summary."""
         self.recorder.close_bar()
         if "return_after" not in self.run.summary:
             at, result = self._evaluated or (None, {})
@@ -275,7 +275,7 @@ class Training:
                     f"ends after {self.frames:,} frames: the return, {self.stopping.value:.4g}, "
                     f"has reached stop_at_return, {self.stopping.limit:g}"
                 )
-            self.saved_at = None  # what was saved in the last iteration does not know it
+            self.saved_at = None  # the last iteration's checkpoint lacks it
         self.run.summary |= {
             "recipe": self.config.recipe,
             "seed": self.config.seed,
@@ -301,14 +301,14 @@ class Training:
             self.interruption.heed(self.folder)
 
     def leave(self) -> None:
-        """Saves and closes a run that nobody goes on with."""
+        """Saves and closes a run whose loop was left."""
         if self._kept.release.alive:
             if "return_before" in self.run.summary and not self.interruption.entered:
                 self.save()
             self.close()
 
     def close(self) -> None:
-        """Closes tables, loggers and the run's environments; gives the folder to who resumes."""
+        """Closes tables, loggers and environments; releases the folder for resuming."""
         self.recorder.close()
         self.environments.close()
         self.run.trained_on = None
@@ -318,9 +318,9 @@ class Training:
 
     @_in_its_own_state
     def state_dict(self) -> dict[str, Any]:
-        """Everything that resuming needs, to the bit."""
+        """Returns all state that exact resuming needs."""
         collector = self.collector.state_dict()
-        collector.pop("policy_state_dict", None)  # the learners have it
+        collector.pop("policy_state_dict", None)  # the learners save it
         return {
             "iteration": self.iteration,
             "agent_frames": self.agent_frames,
@@ -335,12 +335,12 @@ class Training:
 
     @_in_its_own_state
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint."""
+        """Restores a checkpoint."""
         self.iteration = self.saved_at = state["iteration"]
         self.agent_frames = state["agent_frames"]
         self.seconds = state["seconds"]
         self.run.summary.update(state["summary"])
-        if "stopping" in state:  # not in version 0.1's
+        if "stopping" in state:  # missing in version 0.1
             self.stopping.load_state_dict(state["stopping"])
         load_learners(self.learners, state["learners"])
         resumed = False
