@@ -1,4 +1,4 @@
-"""What the terminal shows: tables, the end of a run, and this package's warnings alone."""
+"""Output to the terminal: tables, the end of a run, and this package's warnings alone."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _WIDEST = 24
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Names and texts in two columns."""
+    """Formats names and texts as two columns."""
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in rows)
 
 
 def settings_table(settings: Sequence[Setting], *, words: bool = False) -> str:
-    """Key, value and meaning of every setting.
+    """Formats key, value and meaning of every setting.
 
     Args:
         settings (list of Setting): with their values as defaults.
@@ -52,7 +52,7 @@ def settings_table(settings: Sequence[Setting], *, words: bool = False) -> str:
     """
     rows = [(s.key, _value(s), s.help if words else s.explanation, s.words) for s in settings]
     keys = max(len(key) for key, *_ in rows)
-    # The few long values stand out of their column: aligned with them, nothing could be read.
+    # The few long values may exceed their column, so that the others stay readable.
     width = max((len(value) for _, value, *_ in rows if len(value) <= _WIDEST), default=0)
     lines = []
     for key, value, text, meanings in rows:
@@ -63,7 +63,7 @@ def settings_table(settings: Sequence[Setting], *, words: bool = False) -> str:
 
 
 def settings_markdown(settings: Sequence[Setting]) -> str:
-    """As :func:`settings_table`, as a table of Markdown."""
+    """Formats :func:`settings_table` as Markdown."""
     lines = ["| setting | default | meaning |", "|---|---|---|"]
     for setting in settings:
         meanings = "".join(f"<br>`{word}`: {text}" for word, text in setting.words.items())
@@ -79,7 +79,7 @@ def _value(setting: Setting) -> str:
 
 
 def report(runs: Sequence[Run], seeds: Sequence[int]) -> str:
-    """What came out: a list for one run, a row a seed and a mean for several."""
+    """Formats results: a list for one run; a row per seed and a mean for several."""
     if len(runs) == 1:
         summary = runs[0].summary
         found = {text: summary.get(key) for key, text in _RETURNS.items()}
@@ -116,7 +116,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def number(value: Any) -> str:
-    """A figure with four digits that matter, ``-`` for None.
+    """Formats a number with four significant digits, ``-`` for None.
 
     Examples:
         >>> number(1500000), number(41.23456), number(None)
@@ -132,7 +132,7 @@ def number(value: Any) -> str:
 
 
 def tell_stopped(folder: Path | None) -> None:
-    """That Ctrl-C or SIGTERM has ended a run, and how to go on if it is saved."""
+    """Prints that Ctrl-C or SIGTERM ended a run, and how to resume it if it is saved."""
     how = "."
     if folder is not None:
         how = f" and saved; go on with: torchrl-marl train --resume {folder}"
@@ -140,7 +140,7 @@ def tell_stopped(folder: Path | None) -> None:
 
 
 def tell_failed(seed: int, error: Exception) -> None:
-    """Why one of several seeds failed; where, if it is no mistake of the user's."""
+    """Prints why one of several seeds failed, with its place unless the user can fix it."""
     if not isinstance(error, UserError):
         traceback.print_exception(error)
     text = " ".join(str(error).split())
@@ -148,7 +148,7 @@ def tell_failed(seed: int, error: Exception) -> None:
 
 
 def silence_others() -> None:
-    """Other libraries' log lines and warnings go; warnings of this package become one line."""
+    """Silences other libraries' log lines and warnings; prints this package's as one line."""
     os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if not sys.warnoptions:
@@ -157,7 +157,7 @@ def silence_others() -> None:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    # The file that a warning names depends on its stacklevel; the frame that warns does not.
+    # A warning's file depends on its stacklevel; the frame that warns does not.
     frame = sys._getframe(1)
     while frame.f_back and Path(frame.f_code.co_filename).name == "warnings.py":
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Errors that a user can mend: the command line prints them as one line and ends with code 2."""
+"""Errors that a user can fix: the command line prints them as one line and exits with code 2."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = [
 
 
 class UserError(Exception):
-    """What the user asked for cannot be done; the message names the fix."""
+    """A request that cannot be met; the message contains the fix."""
 
 
 class ConfigError(UserError, ValueError):
-    """A recipe, key or value that is not right."""
+    """A recipe, key or value that is invalid."""
 
 
 class BatchSizeError(ConfigError, TypeError):
@@ -48,11 +48,11 @@ class MissingExtraError(UserError, ImportError):
 
 
 class CaptureError(UserError, RuntimeError):
-    """A simulator or update that cannot be recorded as a graph."""
+    """A simulator or update that cannot be captured as a graph."""
 
 
 class GraphCheckError(CaptureError, AssertionError):
-    """A check that a simulator makes, left for later in a graph, failed."""
+    """A simulator's check, deferred by a graph, that failed."""
 
 
 class CheckpointError(UserError, RuntimeError):
@@ -60,31 +60,31 @@ class CheckpointError(UserError, RuntimeError):
 
 
 class SimulatorStateError(UserError, RuntimeError):
-    """The simulator keeps its state in a way that cannot be read and written as tensors."""
+    """A simulator whose state cannot be read and written as tensors."""
 
 
 class SpecError(UserError, ValueError):
-    """What an environment gives and what it declared disagree."""
+    """An environment whose output differs from its declaration."""
 
 
 class WorkerError(UserError, RuntimeError):
-    """A process in which worlds run died, or does not answer."""
+    """A process of worlds that died, or does not answer."""
 
 
 class TrustError(UserError):
-    """Code of somebody else that would run, and nobody has said that it may."""
+    """Code of others that would run without the user's consent."""
 
 
 class WriteError(UserError, OSError):
-    """A file that cannot be written: a full disk, a folder that is read-only."""
+    """A file that cannot be written: a full disk, or a read-only folder."""
 
 
 class NonFiniteError(UserError, ArithmeticError):
-    """A value of a living agent is NaN or infinite."""
+    """A value of a living agent that is NaN or infinite."""
 
 
 def quoted(value: Any) -> str:
-    """A value as Python writes it, cut where it is long.
+    """Returns a value in Python's syntax, cut where it is long.
 
     Examples:
         >>> quoted("balance"), quoted("x" * 1000)
@@ -93,13 +93,13 @@ def quoted(value: Any) -> str:
     """
     try:
         text = repr(value)
-    except ValueError:  # Python writes no integer of more than some thousand digits
+    except ValueError:  # Python prints no integer of more than some thousand digits
         text = hex(value) if isinstance(value, int) else f"a {type(value).__name__}"
     return text if len(text) <= 120 else f"{text[:60]}... ({len(text):,} characters)"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``"did you mean 'x'? "``, or nothing where no known name comes near.
+    """Returns ``"did you mean 'x'? "``, or an empty text where no known name is similar.
 
     Examples:
         >>> nearest("blance", ["balance", "wheel"]), nearest("chess", ["cheetah", "wheel"])
@@ -110,14 +110,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is spelled most alike or holds the name, or None where none does.
+    """Returns the known name most alike, or one that contains the name; None where none is.
 
     Examples:
         >>> closest("football", ["vmas_football_mappo", "vmas_balance_mappo"])
         'vmas_football_mappo'
     """
     name, known = name[:100], list(known)
-    # Of two letters, one that is right is half of the word.
+    # One of two letters is half of a word.
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.66 if len(name) > 2 else 0.5)
     holding = [other for other in known if len(name) > 3 and name in other]
     found = close or holding

@@ -1,4 +1,4 @@
-"""Runs as experiments: seeds belong together, and a name says shortly what differs."""
+"""Experiments: runs that differ only in their seed, under a short name of their differences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MISSING = "no such setting"
 
 
 def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
-    """Runs that differ only in their seed, together, under a name of what differs from the others.
+    """Groups runs that differ only in their seed, under a name of what differs from the others.
 
     The name is the recipe's, or the world's where it is not the recipe's own; where all have the
     same, it is the settings in which they differ.
@@ -33,7 +33,7 @@ def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
         together.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
     groups = list(together.values())
     names = _names([seeds[0] for seeds in groups])
-    # Where names are cut, or settings that are not shown differ, the folders tell runs apart.
+    # Where names are cut, or hidden settings differ, folders tell runs apart.
     count = Counter(names)
     names = [
         name if count[name] == 1 else f"{name}, {seeds[0].folder.name}"
@@ -43,7 +43,7 @@ def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
 
 
 def world_name(run: Curves) -> str:
-    """The world's name without its library's folders; the class where it is one's own.
+    """Returns the world's name without its library's folders; the class for one's own.
 
     Args:
         run (Curves): whose.
@@ -53,7 +53,7 @@ def world_name(run: Curves) -> str:
 
 
 def short_names(settings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Dotted keys by their last parts, as many as tell them apart.
+    """Shortens dotted keys to as many last parts as tell them apart.
 
     Keys of one last part that have the same value in every experiment are one.
 
@@ -103,7 +103,7 @@ def _names(firsts: Sequence[Curves]) -> list[str]:
 
 
 def _kind(run: Curves) -> str:
-    """The recipe, or the world where it is not the recipe's own."""
+    """Returns the recipe, or the world where it is not the recipe's own."""
     world = run.settings["env.library"], run.settings["env.name"]
     if run.recipe in recipe_names():
         own = read_config(run.recipe).env

@@ -57,7 +57,7 @@ def fit_mask(mask: Tensor, value: Tensor) -> Tensor:
 def masked_mean(
     value: Tensor, mask: Tensor | None = None, dim: int | Sequence[int] | None = None
 ) -> Tensor:
-    """Mean over the elements whose mask is True; 0 where there are none.
+    """Averages the elements whose mask is True; 0 where there are none.
 
     Args:
         value (Tensor): what to average; may hold anything, NaN included, where masked.
@@ -89,7 +89,7 @@ def masked_moments(
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Mean and (population) variance over the elements whose mask is True.
+    """Returns mean and (population) variance of the elements whose mask is True.
 
     Args:
         value, mask, dim: as in :func:`masked_mean`.
@@ -123,7 +123,7 @@ def masked_standardize(
     dim: int | Sequence[int] | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Zero mean and unit variance over the elements whose mask is True; 0 where masked.
+    """Standardizes the elements whose mask is True; 0 where masked.
 
     Args:
         value, mask, dim: as in :func:`masked_mean`. Reducing every dim pools the agents, as
@@ -162,7 +162,7 @@ def gae(
     lmbda: float | Tensor,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    r"""Generalized advantage estimation for teams whose agents may die or wait.
+    r"""Computes generalized advantage estimates for teams whose agents may die or wait.
 
     .. math::
         A_t = r_t + \gamma (1 - \text{terminated}_t) V(s_{t+1}) - V(s_t)
@@ -227,7 +227,7 @@ def gae(
     return advantage, advantage + value
 
 
-# The recursion is x_t = base_t + decay_t * x_{t+1}. Memory is what it costs on a CPU, so fresh
+# The recursion is x_t = base_t + decay_t * x_{t+1}. On a CPU memory is its cost, so new
 # tensors are changed in place.
 def _plain_recursion(reward, value, next_value, done, terminated, gamma, lmbda):
     base = _keep(next_value, ~terminated).mul_(gamma).add_(reward).sub_(value)
@@ -235,8 +235,8 @@ def _plain_recursion(reward, value, next_value, done, terminated, gamma, lmbda):
 
 
 def _masked_recursion(reward, value, next_value, done, terminated, mask, gamma, lmbda):
-    # On an own step x is the advantage, on a masked one the return that the next own step on
-    # the left has still to take in.
+    # On an agent's own step x is the advantage; on a masked one, the return that the next
+    # own step to the left still has to add.
     ends = done.clone()
     ends[..., -1, :, :] = True
     acts_next = torch.ones_like(mask)
@@ -245,7 +245,7 @@ def _masked_recursion(reward, value, next_value, done, terminated, mask, gamma, 
     after_end[..., 1:, :, :] = done[..., :-1, :, :]
     base = _keep(next_value, (ends | acts_next) & ~terminated)
     base = base.mul_(gamma).add_(reward).sub_(value)
-    # An agent's dead steps may hold anything; nothing before them reads them.
+    # An agent's dead steps may hold any value; no earlier step reads them.
     base = _keep(base, mask | ~after_end, fresh=True)
     decay = _choose(acts_next, gamma * lmbda, 1.0, reward)
     return base, _keep(decay, ~ends, fresh=True)
@@ -262,23 +262,23 @@ def _accumulate(base: Tensor, decay: Tensor) -> Tensor:
     return torch.stack(rows, -3) if differentiable else base
 
 
-# On a CPU, bits are and-ed and xor-ed ten times faster than torch.where chooses.
+# On a CPU, bitwise operations are ten times faster than torch.where.
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _keep(value: Tensor, mask: Tensor, fresh: bool = False) -> Tensor:
-    """The value where the mask is True, else 0, whatever stood there; ``fresh``: in place."""
+    """Returns the value where the mask is True, 0 elsewhere; ``fresh``: in place."""
     if value.is_cuda or (torch.is_grad_enabled() and value.requires_grad):
         return torch.where(mask, value, 0.0)
     word = _WORDS[value.element_size()]
     bits, kept = value.view(word), mask.to(word).neg_()
-    # The mask's words are free to hold the result, unless the value's may.
+    # The mask's memory may hold the result, unless the value's may.
     kept = bits.bitwise_and_(kept) if fresh else kept.bitwise_and_(bits)
     return kept.view(value.dtype)
 
 
 def _choose(mask: Tensor, yes: float | Tensor, no: float | Tensor, like: Tensor) -> Tensor:
-    """One of two numbers, of another tensor's dtype."""
+    """Selects one of two numbers, in another tensor's dtype."""
     if mask.is_cuda or isinstance(yes, Tensor) or isinstance(no, Tensor):
         return torch.where(mask, yes, no).to(like.dtype)
     word = _WORDS[like.element_size()]

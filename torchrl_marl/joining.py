@@ -119,7 +119,7 @@ class JoinedGroup(GroupSpec):
 
     @cached_property
     def _plain(self) -> tuple[bool, ...]:
-        """Whether each group's observation is one vector of floats, with own features first."""
+        """Returns whether all observations are one vector of floats, with own features first."""
         return tuple(
             group.observation_ndims == (1,)
             and group.observation_order is None
@@ -251,7 +251,7 @@ def _ones(batch: torch.Size, group: GroupSpec, td: TensorDictBase) -> Tensor:
 
 
 def _cat(rows: Sequence[Tensor], dim: int) -> Tensor:
-    """Concatenates over the agents, with zeros behind what is narrower."""
+    """Concatenates over the agents, with zeros behind narrower entries."""
     if rows[0].ndim > dim + 1:
         width = max(row.shape[-1] for row in rows)
         rows = [

@@ -24,7 +24,7 @@ _BLOCK = 32
 
 
 def has_gae(*tensors: Tensor) -> bool:
-    """Whether :func:`gae` can take the place of :func:`torchrl_marl.functional.gae`.
+    """Returns whether :func:`gae` can replace :func:`torchrl_marl.functional.gae`.
 
     Args:
         *tensors: reward, value and next value.
@@ -54,7 +54,7 @@ def gae(
     gamma: float,
     lmbda: float,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`torchrl_marl.functional.gae` in one launch, a thread for each env and agent.
+    """Computes :func:`torchrl_marl.functional.gae` in one launch, a thread per env and agent.
 
     Shapes:
         - all tensors, and what is returned: ``[*B, T, N, 1]``, of any strides

@@ -1,4 +1,4 @@
-"""How much memory there is, and what asks for more."""
+"""Memory of a device, and limits on large requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
 
 
 def memory_of(device: torch.device | str) -> int | None:
-    """Bytes of memory that a device has, used or not; None where that cannot be told.
+    """Returns the bytes of a device's memory, used or not; None where unknown.
 
     Examples:
         >>> memory_of("cpu") > 10**8
@@ -36,7 +36,7 @@ def memory_of(device: torch.device | str) -> int | None:
 
 
 def refuse_too_large(size: int, device: torch.device | str, what: str, fix: str) -> None:
-    """Refuses what does not fit into a device's memory, before it is made.
+    """Refuses what does not fit into a device's memory, before it is allocated.
 
     Args:
         size (int): bytes that it takes at least.
@@ -56,13 +56,13 @@ def refuse_too_large(size: int, device: torch.device | str, what: str, fix: str)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of torch, numpy or Python says that memory ran out."""
+    """Returns whether an error of torch, numpy or Python means that memory ran out."""
     words = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
     return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
 
 
 def size_in_words(size: int) -> str:
-    """Bytes, to be read.
+    """Returns a number of bytes as readable text.
 
     Examples:
         >>> size_in_words(512), size_in_words(4_000_000_000_000)

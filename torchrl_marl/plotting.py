@@ -25,10 +25,10 @@ __all__ = ["aggregate", "learning_curve"]
 
 _REWARD = "/episode_reward"
 _COLORS = ("#2a6fbb", "#d1662a", "#3a8f57", "#9a4fb0", "#b8902a", "#4f9fb0", "#b03a5b", "#5d4037")
-_STYLES = ("-", "--", "-.")  # of those for whom no color is left
+_STYLES = ("-", "--", "-.")  # for lines beyond the number of colors
 _GRAY = "#707070"
 _RANGE = "range of seeds"
-# What stands for the same in every color comes last in the legend.
+# Entries that mean the same in every color come last in the legend.
 _SHARED = (_RANGE, "evaluation", "random policy", "VMAS heuristic")
 
 
@@ -75,7 +75,7 @@ def learning_curve(
 
     with rc_context(_style()):
         figure = pyplot.figure(figsize=(7.2, 4.2), layout="constrained")
-        pyplot.close(figure)  # a notebook shows what is returned, and shows it once
+        pyplot.close(figure)  # a notebook shows the returned figure, once
         _draw(figure, runs, key)
     if path is not None:
         _save(figure, Path(path))
@@ -85,7 +85,7 @@ def learning_curve(
 def aggregate(
     curves: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Frames, mean, minimum and maximum of several seeds, on the frames that all have reached.
+    """Returns frames, mean, minimum and maximum of several seeds, on their common frames.
 
     Args:
         curves: per seed, frames in rising order and values, ``[rows]`` each.
@@ -136,7 +136,7 @@ def _draw(figure: Figure, runs: Sequence[Curves], key: str | None) -> None:
 
 
 def _panels(named: list[tuple[str, list[Curves]]], key: str | None) -> dict[str, list[_Line]]:
-    """What to draw, by group where several experiments have the same groups, otherwise in one."""
+    """Returns the panels: by group where several experiments have the same groups, else one."""
     columns = [[key] if key else _reward_columns(seeds) for _, seeds in named]
     if len(named) > 1 and len(columns[0]) > 1 and all(c == columns[0] for c in columns):
         return {
@@ -207,7 +207,7 @@ def _draw_dots(axes: Axes, line: _Line, color: str, legend: dict[str, Artist]) -
 
 
 def _draw_references(axes: Axes, lines: Sequence[_Line], legend: dict[str, Artist]) -> None:
-    """The policies that need no training, of each group, if all lines are of one world."""
+    """Draws each group's untrained policies, if all lines are of one world."""
     if len({world_name(line.seeds[0]) for line in lines}) > 1:
         return
     from matplotlib.lines import Line2D
@@ -232,7 +232,7 @@ def _draw_references(axes: Axes, lines: Sequence[_Line], legend: dict[str, Artis
 
 
 def _summarized(line: _Line, name: str) -> list[float]:
-    """What the summaries of a line's seeds say about its group."""
+    """Returns the figures of a line's group from its seeds' summaries."""
     if len(_reward_columns(line.seeds)) > 1:
         name = f"{line.column.removesuffix(_REWARD)}/{name}"
     found = [seed.summary.get(name) for seed in line.seeds]
@@ -240,7 +240,7 @@ def _summarized(line: _Line, name: str) -> list[float]:
 
 
 def _draw_legend(figure: Figure, entries: dict[str, Artist]) -> int:
-    """Below the axes, in as many columns as fit; returns the number of rows."""
+    """Draws the legend below the axes, in as many columns as fit; returns the number of rows."""
     shared = [name for name in _SHARED if name in entries]
     names = [*(name for name in entries if name not in shared), *shared]
     texts = ["\n".join(textwrap.wrap(name, 90)) for name in names]

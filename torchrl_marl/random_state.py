@@ -1,4 +1,4 @@
-"""A random state of an environment's own."""
+"""Random state of an environment's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["RandomState", "own_stream"]
 
 
 class RandomState:
-    """A random state of one's own: torch (CPU and device), numpy and Python.
+    """Random state of torch (CPU and device), numpy and Python, apart from the process's.
 
     Simulators draw from global generators. Inside :meth:`active` these continue from this
     object's state and are put back afterwards, so that two environments in one process, and
@@ -40,7 +40,7 @@ class RandomState:
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
-        """Starts all generators anew."""
+        """Seeds all generators."""
         torch_generator = torch.Generator().manual_seed(seed)
         self._torch = torch_generator.get_state()
         self._numpy: Any = np.random.RandomState(seed % 2**32).get_state()
@@ -51,7 +51,7 @@ class RandomState:
 
     @classmethod
     def of_process(cls, device: torch.device | str = "cpu") -> RandomState:
-        """A copy of the state that the whole process draws from."""
+        """Returns a copy of the process's random state."""
         state = cls(0, device)
         outer = state._swap((state._torch, state._numpy, state._python, state._cuda))
         state._torch, state._numpy, state._python, state._cuda = outer
@@ -59,12 +59,12 @@ class RandomState:
         return state
 
     def install(self) -> None:
-        """Makes a copy of this the state that the whole process draws from."""
+        """Copies this state to the process's."""
         self._swap((self._torch, self._numpy, self._python, self._cuda))
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Makes this the state that global random functions draw from."""
+        """Makes global random functions draw from this state within the context."""
         outer = self._swap((self._torch, self._numpy, self._python, self._cuda))
         try:
             yield
@@ -83,7 +83,7 @@ class RandomState:
         return outer
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The state as tensors."""
+        """Returns the state as tensors."""
         _, numpy_keys, *numpy_rest = self._numpy
         version, python_keys, gauss = self._python
         state = {
@@ -100,7 +100,7 @@ class RandomState:
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continues from a saved state.
+        """Restores a saved state.
 
         Raises:
             ValueError: something else; it would be noticed only where numbers are drawn.
@@ -124,7 +124,7 @@ class RandomState:
 
 
 def own_stream(seed: int) -> int:
-    """Another seed: an env and a policy of one seed must not draw the same numbers.
+    """Derives another seed, as an env and a policy of one seed must not draw the same numbers.
 
     Args:
         seed (int): of an environment; ``torch.manual_seed`` may have got the same.

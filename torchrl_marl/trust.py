@@ -1,4 +1,4 @@
-"""What this user made on this machine, told by a keyed hash.
+"""Signatures of files that this user made on this machine, as a keyed hash.
 
 The worlds of a checkpoint are pickles and the world of a run is a name: code runs when the first
 are read and when the second is imported. What carries a hash made with the user's secret key is the
@@ -20,13 +20,13 @@ from pathlib import Path
 __all__ = ["is_own", "signature", "trusting"]
 
 _LENGTH = 32
-# Where no key can be kept, what this process made is its own, and no more.
+# Where no key can be stored, only this process's own files are trusted.
 _KEY_OF_PROCESS = secrets.token_bytes(_LENGTH)
 _TRUSTING: ContextVar[bool] = ContextVar("torchrl_marl.trusting", default=False)
 
 
 def signature(*parts: bytes) -> str:
-    """A hash of some bytes that only this user on this machine can make (HMAC with SHA-256).
+    """Returns a hash of bytes that only this user on this machine can make (HMAC with SHA-256).
 
     The key is ``torchrl_marl/key`` in ``$XDG_STATE_HOME`` (``~/.local/state``), which nobody else
     can read; it is made when it is first needed.
@@ -44,7 +44,7 @@ def signature(*parts: bytes) -> str:
 
 
 def is_own(given: object, *parts: bytes) -> bool:
-    """Whether bytes carry this user's :func:`signature`, or are trusted in any case.
+    """Returns whether bytes carry this user's :func:`signature`, or are trusted in any case.
 
     Args:
         given: what stands for their signature; anything that a stranger may have put there.
@@ -58,7 +58,7 @@ def is_own(given: object, *parts: bytes) -> bool:
 
 @contextlib.contextmanager
 def trusting(trust: bool = True) -> Iterator[None]:
-    """Within it everything counts as one's own, if the user says so."""
+    """Trusts everything within this context, if the user says so."""
     token = _TRUSTING.set(trust or _TRUSTING.get())
     try:
         yield
@@ -73,7 +73,7 @@ def _key() -> bytes:
             _make_key(path)
         seen = path.stat()
         key = path.read_bytes()
-    except (OSError, RuntimeError):  # no home, or none that can be written to
+    except (OSError, RuntimeError):  # no home, or no writable one
         return _KEY_OF_PROCESS
     secret = hasattr(os, "getuid") and seen.st_uid == os.getuid()
     secret = secret and not stat.S_IMODE(seen.st_mode) & 0o077
@@ -87,7 +87,7 @@ def _folder() -> Path:
 
 
 def _make_key(path: Path) -> None:
-    """Whole or not at all, and once: another process may be making it."""
+    """Writes the key whole or not at all, and once: other processes may do so, too."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f"key.{secrets.token_hex(8)}")
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

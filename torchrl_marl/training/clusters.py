@@ -1,4 +1,4 @@
-"""Who shares a network with whom, found from how the agents' world answers them (SePS).
+"""Clusters of agents that share a network, found from the world's answers to them (SePS).
 
 Shapes: E envs, T steps, N agents of a learner.
 """
@@ -28,7 +28,7 @@ _FRAMES = 15_485_863
 
 
 def with_clusters(config: TrainConfig, team: TeamSpec, env: EnvBase) -> TrainConfig:
-    """The settings with ``sharing_index`` where ``sharing: clusters`` asks for one.
+    """Returns the settings with ``sharing_index`` where ``sharing: clusters`` needs one.
 
     Plays the environment with random actions, from a random state of its own.
 
