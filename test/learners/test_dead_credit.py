@@ -7,6 +7,7 @@ from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.collectors import RolloutCollector
+from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs import MarlEnv
 from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner
 from torchrl_marl.modules import CriticConfig, NetworkConfig
@@ -55,7 +56,7 @@ def credit(groups=1, iterations=30, **settings):
     )
     team = TeamSpec.from_env(env)
     learner = OnPolicyLearner(team.groups, config, team=team)
-    policy = learner.actors[next(iter(learner.actors))]
+    policy = TeamPolicy(learner.actors.values())
     collector = RolloutCollector(env, policy, frames_per_batch=16 * 30)
     found = []
     for _ in range(iterations):
