@@ -285,10 +285,10 @@ def test_simultaneous_games_die_in_torchrl():
         raw.rollout(20)
 
 
-def test_wrappers_are_mended_before_they_are_transformed():
+def test_wrappers_are_adapted_before_they_are_transformed():
     pytest.importorskip("pyspiel")
     env = TransformedEnv(torchrl.envs.OpenSpielEnv("tic_tac_toe"), RewardSum())
-    with pytest.raises(ConfigError, match="mended before it is transformed"):
+    with pytest.raises(ConfigError, match="adapted before it is transformed"):
         adapt(env)
 
 
