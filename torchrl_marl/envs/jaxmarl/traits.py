@@ -48,6 +48,17 @@ class WorldTraits:
 
 
 def traits_of(env: Any) -> WorldTraits:
+    """Returns the traits of a world by its class or the nearest one that it extends.
+
+    Args:
+        env (MultiAgentEnv): a world of JaxMARL.
+
+    Examples:
+        >>> class SwitchRiddle:
+        ...     max_steps = 5
+        >>> traits_of(SwitchRiddle()).limit, traits_of(object()).limit
+        ('max_steps', None)
+    """
     names = [cls.__name__ for cls in type(env).__mro__]
     return next((WORLD_TRAITS[name] for name in names if name in WORLD_TRAITS), WorldTraits())
 
