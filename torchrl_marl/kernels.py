@@ -90,7 +90,7 @@ def _(reward, value, next_value, done, terminated, mask, gamma, lmbda):
     return tuple(torch.empty(reward.shape, device=reward.device) for _ in range(2))
 
 
-# The formulas are those of functional._masked_recursion; without a mask every step is an own one.
+# The formulas are those of advantage._masked_recursion; without a mask every step is an own one.
 # Strides of a tensor x: x_b over envs, x_t over time, x_n over agents.
 def _gae_rows(
     advantage,

@@ -1,4 +1,4 @@
-"""Pure tensor maths: masked statistics and generalized advantage estimation.
+"""Generalized advantage estimation, and the recursion over time that returns share.
 
 Shapes: B any batch dims, T time, N agents. Tensors are ``[*B, T, N, 1]``, masks ``[*B, T, N]``.
 """
@@ -6,149 +6,13 @@ Shapes: B any batch dims, T time, N agents. Tensors are ``[*B, T, N, 1]``, masks
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = [
-    "expand_mask",
-    "fit_mask",
-    "gae",
-    "masked_mean",
-    "masked_moments",
-    "masked_standardize",
-]
+from torchrl_marl.functional.statistics import fit_mask
 
-
-def expand_mask(mask: Tensor, value: Tensor) -> Tensor:
-    """Adds trailing dims to a mask, so that it broadcasts to a value.
-
-    Examples:
-        >>> expand_mask(torch.ones(4, 3, dtype=torch.bool), torch.zeros(4, 3, 2, 5)).shape
-        torch.Size([4, 3, 1, 1])
-    """
-    return mask.reshape(mask.shape + (1,) * (value.ndim - mask.ndim))
-
-
-def fit_mask(mask: Tensor, value: Tensor) -> Tensor:
-    """Expands a mask to a value's shape, checked dim by dim.
-
-    Raises:
-        ValueError: a mask that is not bool or does not fit the value.
-    """
-    if mask.dtype is not torch.bool:
-        raise ValueError(f"a mask is {mask.dtype}, expected torch.bool; call .bool().")
-    shape = mask.shape
-    if mask.shape != value.shape:
-        mask = expand_mask(mask, value)
-    fits = mask.ndim == value.ndim and all(
-        m == v or (m == 1 and i >= len(shape))
-        for i, (m, v) in enumerate(zip(mask.shape, value.shape))
-    )
-    if not fits:
-        raise ValueError(
-            f"a mask of shape {tuple(shape)} does not fit a value of shape {tuple(value.shape)}; "
-            "expected the value's shape with or without its trailing dims."
-        )
-    return mask.expand_as(value)
-
-
-def masked_mean(
-    value: Tensor, mask: Tensor | None = None, dim: int | Sequence[int] | None = None
-) -> Tensor:
-    """Averages the elements whose mask is True; 0 where there are none.
-
-    Args:
-        value (Tensor): what to average; may hold anything, NaN included, where masked.
-        mask (Tensor, optional): bool; of the value's shape, or without its trailing dims.
-        dim (int or sequence of int, optional): dims of ``value`` to reduce; all by default.
-
-    Shapes:
-        - value: ``[*B, T, N, 1]`` (any shape)
-        - mask: ``[*B, T, N]`` or ``[*B, T, N, 1]``
-
-    Raises:
-        ValueError: a mask that is not bool or does not fit the value.
-
-    Examples:
-        >>> masked_mean(torch.tensor([1.0, float("nan"), 3.0]), torch.tensor([True, False, True]))
-        tensor(2.)
-    """
-    dims = _dims(value, dim)
-    if mask is None:
-        return value.mean(dims) if dims else value
-    mask = fit_mask(mask, value)
-    total = torch.where(mask, value, 0.0).sum(dims)
-    return total / mask.sum(dims).clamp_min(1)
-
-
-def masked_moments(
-    value: Tensor,
-    mask: Tensor | None = None,
-    dim: int | Sequence[int] | None = None,
-    keepdim: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Returns mean and (population) variance of the elements whose mask is True.
-
-    Args:
-        value, mask, dim: as in :func:`masked_mean`.
-        keepdim (bool): keep the reduced dims.
-
-    Shapes:
-        - returns: mean and variance, each of the remaining dims
-
-    Raises:
-        ValueError: a mask that is not bool or does not fit the value.
-
-    Examples:
-        >>> mean, variance = masked_moments(torch.tensor([1.0, 3.0, 99.0]),
-        ...                                 torch.tensor([True, True, False]))
-        >>> mean.item(), variance.item()
-        (2.0, 1.0)
-    """
-    dims = _dims(value, dim)
-    mask = torch.ones_like(value, dtype=torch.bool) if mask is None else fit_mask(mask, value)
-    count = mask.sum(dims, keepdim=True).clamp_min(1)
-    mean = torch.where(mask, value, 0.0).sum(dims, keepdim=True) / count
-    variance = torch.where(mask, value - mean, 0.0).square().sum(dims, keepdim=True) / count
-    if keepdim:
-        return mean, variance
-    return mean.squeeze(dims), variance.squeeze(dims)
-
-
-def masked_standardize(
-    value: Tensor,
-    mask: Tensor | None = None,
-    dim: int | Sequence[int] | None = None,
-    eps: float = 1e-5,
-) -> Tensor:
-    """Standardizes the elements whose mask is True; 0 where masked.
-
-    Args:
-        value, mask, dim: as in :func:`masked_mean`. Reducing every dim pools the agents, as
-            the MAPPO authors do; leaving out -2 standardizes each agent by itself.
-        eps (float): added to the standard deviation.
-
-    Shapes:
-        - returns: the value's shape
-
-    Raises:
-        ValueError: a mask that is not bool or does not fit the value.
-
-    Reference: Yu et al., 2022, https://arxiv.org/abs/2103.01955 (advantage normalization).
-
-    Reduces to: an all-true mask gives the result without a mask.
-
-    Examples:
-        >>> masked_standardize(torch.tensor([1.0, 3.0, 99.0]), torch.tensor([True, True, False]))
-        tensor([-1.0000,  1.0000,  0.0000])
-    """
-    mean, variance = masked_moments(value, mask, dim, keepdim=True)
-    centered = value - mean
-    if mask is not None:
-        centered = torch.where(fit_mask(mask, value), centered, 0.0)
-    return centered / (variance.sqrt() + eps)
+__all__ = ["gae"]
 
 
 def gae(
@@ -206,7 +70,14 @@ def gae(
         >>> advantage.flatten()
         tensor([1.5000, 1.0000])
     """
-    _check_gae_inputs(reward, value, next_value, done, terminated)
+    _check_inputs(
+        "gae",
+        reward=reward,
+        value=value,
+        next_value=next_value,
+        done=done,
+        terminated=terminated,
+    )
     if mask is not None:
         mask = fit_mask(mask, reward)
     if reward.is_cuda and not isinstance(gamma, Tensor) and not isinstance(lmbda, Tensor):
@@ -292,27 +163,20 @@ def _as_words(yes: float, no: float, dtype: torch.dtype) -> list[int]:
     return torch.tensor([yes, no], dtype=dtype).view(_WORDS[dtype.itemsize]).tolist()
 
 
-def _check_gae_inputs(reward, value, next_value, done, terminated) -> None:
-    shapes = {
-        "reward": reward.shape,
-        "value": value.shape,
-        "next_value": next_value.shape,
-        "done": done.shape,
-        "terminated": terminated.shape,
-    }
-    if len(set(shapes.values())) > 1 or reward.ndim < 3 or reward.shape[-1] != 1:
+def _check_inputs(function: str, **tensors: Tensor) -> None:
+    shapes = {name: x.shape for name, x in tensors.items()}
+    first = tensors["reward"].shape
+    if len(set(shapes.values())) > 1 or len(first) < 3 or first[-1] != 1:
         found = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
         raise ValueError(
-            f"gae: expected five tensors of one shape [*B, T, N, 1], found {found}; "
-            "expand a team's tensors over its agents."
+            f"{function}: expected {_NUMBERS[len(shapes)]} tensors of one shape [*B, T, N, 1], "
+            f"found {found}; expand a team's tensors over its agents."
         )
-    for name, flag in (("done", done), ("terminated", terminated)):
-        if flag.dtype is not torch.bool:
-            raise ValueError(f"gae: {name} is {flag.dtype}, expected torch.bool; call .bool().")
+    for name in ("done", "terminated"):
+        if tensors[name].dtype is not torch.bool:
+            raise ValueError(
+                f"{function}: {name} is {tensors[name].dtype}, expected torch.bool; call .bool()."
+            )
 
 
-def _dims(value: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...]:
-    if dim is None:
-        return tuple(range(value.ndim))
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
-    return tuple(d % value.ndim for d in dims)
+_NUMBERS = {4: "four", 5: "five"}

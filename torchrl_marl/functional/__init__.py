@@ -1,0 +1,33 @@
+"""Pure tensor maths: masked statistics, advantages, returns, and target networks."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.functional.advantage import gae
+    from torchrl_marl.functional.returns import n_step, q_lambda
+    from torchrl_marl.functional.statistics import (
+        expand_mask,
+        fit_mask,
+        masked_mean,
+        masked_moments,
+        masked_standardize,
+    )
+    from torchrl_marl.functional.targets import soft_update_
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "advantage": ["gae"],
+        "returns": ["n_step", "q_lambda"],
+        "statistics": [
+            "expand_mask",
+            "fit_mask",
+            "masked_mean",
+            "masked_moments",
+            "masked_standardize",
+        ],
+        "targets": ["soft_update_"],
+    },
+)

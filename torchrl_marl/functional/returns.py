@@ -1,0 +1,135 @@
+"""Returns over several steps.
+
+Shapes: B any batch dims, T time, L steps of a window, N agents.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchrl_marl.functional.advantage import _accumulate, _check_inputs
+from torchrl_marl.functional.statistics import expand_mask, fit_mask
+
+__all__ = ["n_step", "q_lambda"]
+
+
+def n_step(reward: Tensor, ends: Tensor, *, gamma: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Sums the discounted rewards of a window of steps, up to its first end.
+
+    .. math::
+        R = \sum_{k=0}^{m-1} \gamma^k r_k, \quad m = \min(L, 1 + \text{first } k \text{ that ends})
+
+    A target is then ``R + discount * value`` of what step ``length - 1`` led to, its value 0 where
+    that step terminated. Whatever else stops the look-ahead, a time limit or the last step that
+    is known, is a truncation: it ends the sum, and the value is bootstrapped from.
+
+    Args:
+        reward (Tensor): of the steps; what lies behind an end counts nothing.
+        ends (Tensor): bool, the step is the last that belongs to the window's first.
+        gamma (float): discount.
+
+    Shapes:
+        - reward: ``[*B, L, *features]``, such as ``[*B, L, N, 1]``; ends: ``[*B, L]``
+        - returns: the sum ``[*B, *features]``; ``gamma ** length``, ``[*B, 1]``; and the length
+          m, ``[*B]``, of integers
+
+    Raises:
+        ValueError: ends that are not bool or not a window for each of the reward's.
+
+    Reference: Watkins, 1989 (n-step returns); Sutton and Barto, 2018, section 7.1.
+
+    Reduces to: one step's reward and ``gamma`` where the window is one step long.
+
+    Examples:
+        >>> reward = torch.tensor([1.0, 2.0, 4.0]).view(1, 3, 1, 1)
+        >>> ends = torch.tensor([[False, True, False]])
+        >>> total, discount, length = n_step(reward, ends, gamma=0.5)
+        >>> total.item(), discount.item(), length.item()
+        (2.0, 0.25, 2)
+    """
+    if ends.dtype is not torch.bool or ends.shape != reward.shape[: ends.ndim] or ends.ndim < 1:
+        raise ValueError(
+            f"n_step: ends are {ends.dtype} of shape {tuple(ends.shape)}, rewards of shape "
+            f"{tuple(reward.shape)}; expected torch.bool [*B, L] and [*B, L, *features]."
+        )
+    time = ends.ndim - 1
+    ended = ends.cumsum(-1)  # ends up to a step, itself included
+    within = (ended - ends.to(ended.dtype)) == 0
+    length = within.sum(-1)
+    power = torch.arange(ends.shape[-1], device=reward.device)
+    weight = torch.where(within, (gamma**power).to(reward.dtype), 0.0)
+    total = torch.where(expand_mask(within, reward), reward, 0.0)
+    total = (total * expand_mask(weight, reward)).sum(time)
+    return total, (gamma**length).to(reward.dtype).unsqueeze(-1), length
+
+
+def q_lambda(
+    reward: Tensor,
+    next_value: Tensor,
+    done: Tensor,
+    terminated: Tensor,
+    *,
+    gamma: float | Tensor,
+    lmbda: float | Tensor,
+    mask: Tensor | None = None,
+) -> Tensor:
+    r"""Computes the lambda-returns of a rollout from the values of the greedy actions.
+
+    .. math::
+        G_t = r_t + \gamma (1 - \text{terminated}_t)
+              \left[ \lambda G_{t+1} + (1 - \lambda) \max_a Q(s_{t+1}, a) \right]
+
+    After the last step of an episode or a rollout the bracket is the greedy value alone. Masked
+    steps are transparent as in :func:`~torchrl_marl.functional.gae`: their reward goes to the
+    agent's last own step, undiscounted, and what follows an agent's end reaches no step before it.
+
+    Args:
+        reward (Tensor): reward of the step.
+        next_value (Tensor): value of the greedy action in the state to which it led.
+        done (Tensor): bool, the trajectory ends here, the root's or the agent's own.
+        terminated (Tensor): bool, nothing follows: no bootstrap.
+        gamma (float): discount.
+        lmbda (float): weight of longer returns.
+        mask (Tensor, optional): bool, the agent acts in this step.
+
+    Shapes:
+        - reward, next_value, done, terminated: ``[*B, T, N, 1]``
+        - mask: ``[*B, T, N]`` or ``[*B, T, N, 1]``
+        - returns: ``[*B, T, N, 1]``, 0 where masked
+
+    Raises:
+        ValueError: shapes that differ, or flags that are not bool.
+
+    Reference: Gallici et al., 2024, https://arxiv.org/abs/2407.04811 (PQN); Peng and Williams,
+    1994.
+
+    Reduces to: one-step Q-learning targets for ``lmbda=0``; the sum of discounted rewards for
+    ``lmbda=1`` where nothing is cut off; the value target of
+    :func:`~torchrl_marl.functional.gae` where each next value is the value of the next step.
+
+    Examples:
+        >>> reward, zero = torch.ones(1, 2, 1, 1), torch.zeros(1, 2, 1, 1, dtype=torch.bool)
+        >>> value = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+        >>> q_lambda(reward, value, zero, zero, gamma=0.5, lmbda=0.5).flatten()
+        tensor([3.2500, 5.0000])
+    """
+    _check_inputs(
+        "q_lambda", reward=reward, next_value=next_value, done=done, terminated=terminated
+    )
+    acts = torch.ones_like(done) if mask is None else fit_mask(mask, reward)
+    ends = done.clone()
+    ends[..., -1, :, :] = True
+    acts_next = torch.ones_like(acts)
+    acts_next[..., :-1, :, :] = acts[..., 1:, :, :]
+    share = torch.where(ends, 1.0, torch.where(acts_next, 1.0 - lmbda, 0.0))
+    # The value of a step without a greedy action, or whose episode is over, may be anything.
+    bootstraps = (ends | acts_next) & ~terminated
+    base = reward + torch.where(bootstraps, gamma * share * next_value, 0.0)
+    if mask is not None:
+        after_end = torch.zeros_like(done)
+        after_end[..., 1:, :, :] = done[..., :-1, :, :]
+        base = torch.where(acts | ~after_end, base, 0.0)
+    decay = torch.where(acts_next, gamma * lmbda, 1.0)
+    returns = _accumulate(base, torch.where(ends, 0.0, decay).to(base.dtype))
+    return torch.where(acts, returns, 0.0)

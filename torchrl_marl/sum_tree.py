@@ -1,0 +1,161 @@
+"""Draws in proportion to values that change, in time logarithmic in their number.
+
+Shapes: C capacity, M drawn or written at once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["SumTree"]
+
+# One operation, as Adam's step is: written out in a graph, the compiler would copy all values to
+# change a few of them (1.2 to 1.6 ms instead of 0.15 to 0.5 for a million).
+_LIBRARY = torch.library.Library("torchrl_marl", "FRAGMENT")
+_LIBRARY.define(
+    "sum_tree_set_(Tensor(a!)[] sums, Tensor(b!)[] ends, Tensor index, Tensor value) -> ()"
+)
+
+
+class SumTree:
+    """Values that are not negative, and the sums over them, level by level.
+
+    A node has several children, whose running sums are stored: a level of a draw is one search in
+    one row. Setting values makes the sums above them anew from the children, so that they do not
+    drift. Nothing waits for the device. Sums are of double precision, as the numbers to draw with
+    should be: those of ``torch.rand`` in float32 are multiples of 2^-24, with which some of a
+    million equal rows would be drawn 6 % more often than others.
+
+    Args:
+        capacity (int): number C of values, all 0 at first.
+        width (int): children of a node.
+        device (torch.device, optional): of the values.
+
+    Attributes:
+        tensors (list of Tensor): all that a graph reads and writes; they are never replaced.
+
+    Raises:
+        ValueError: a capacity below 1 or a width below 2.
+
+    Reference: Schaul et al., 2016, https://arxiv.org/abs/1511.05952 (appendix B.2.1).
+
+    Reduces to: ``torch.searchsorted(values.cumsum(0), uniform * values.sum(), right=True)``, up to
+    the rounding of the sums.
+
+    Examples:
+        >>> tree = SumTree(4)
+        >>> tree.set(torch.tensor([0, 2]), torch.tensor([1.0, 3.0]))
+        >>> tree.sample(torch.tensor([0.0, 0.2, 0.3, 0.9], dtype=torch.float64))
+        tensor([0, 0, 2, 2])
+        >>> tree.total
+        tensor(4., dtype=torch.float64)
+    """
+
+    def __init__(
+        self, capacity: int, width: int = 16, device: torch.device | str | None = None
+    ) -> None:
+        if capacity < 1 or width < 2:
+            raise ValueError(
+                f"SumTree: capacity is {capacity} and width {width}, expected at least 1 and 2."
+            )
+        self.capacity, self.width = capacity, width
+        double = {"dtype": torch.float64, "device": device}
+        self._sums: list[Tensor] = []  # of each node, from the values to the root
+        self._ends: list[Tensor] = []  # running sums of each node's children
+        nodes = capacity
+        while not self._sums or nodes > 1:
+            nodes = -(-nodes // width)
+            self._sums.append(torch.zeros(nodes * width, **double))
+            self._ends.append(torch.zeros(nodes, width, **double))
+        self._sums.append(torch.zeros(1, **double))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that a graph reads and writes."""
+        return [*self._sums, *self._ends]
+
+    @property
+    def total(self) -> Tensor:
+        """Sum of all values, a scalar."""
+        return self._sums[-1][0]
+
+    @property
+    def values(self) -> Tensor:
+        """All values, ``[C]``; to be read only."""
+        return self._sums[0][: self.capacity]
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        return self._sums[0][index]
+
+    def set(self, index: Tensor, value: Tensor) -> None:
+        """Sets values; where an index comes twice, the larger counts.
+
+        Args:
+            index (Tensor): integers from 0 to C - 1.
+            value (Tensor): not negative.
+
+        Shapes:
+            - index, value: ``[M]``
+
+        Raises:
+            ValueError: shapes that differ.
+        """
+        if index.ndim != 1 or index.shape != value.shape:
+            raise ValueError(
+                f"SumTree.set: index has shape {tuple(index.shape)} and value "
+                f"{tuple(value.shape)}, expected one shape [M]."
+            )
+        torch.ops.torchrl_marl.sum_tree_set_(self._sums, self._ends, index, value.to(torch.float64))
+
+    def sample(self, uniform: Tensor) -> Tensor:
+        """Returns indices, drawn in proportion to their values; none whose value is 0.
+
+        Where all values are 0, any index may be returned.
+
+        Args:
+            uniform (Tensor): numbers in [0, 1), of ``torch.float64``.
+
+        Shapes:
+            - uniform, returns: ``[M]``
+
+        Raises:
+            ValueError: numbers of another type or shape.
+        """
+        if uniform.dtype is not torch.float64 or uniform.ndim != 1:
+            raise ValueError(
+                f"SumTree.sample: numbers are {uniform.dtype} of shape {tuple(uniform.shape)}, "
+                "expected torch.float64 [M]; draw them by torch.rand(M, dtype=torch.float64)."
+            )
+        rest = uniform * self._sums[-1]
+        node = torch.zeros_like(uniform, dtype=torch.long)
+        zero = torch.zeros_like(self._sums[-1])
+        sizes = [self.capacity, *map(len, self._ends)]  # of the level below
+        for ends, size in zip(reversed(self._ends), reversed(sizes[:-1])):
+            row = ends[node]
+            # Rounding may lead behind the last child that weighs anything.
+            rest = torch.minimum(rest, torch.nextafter(row[:, -1], zero))
+            child = torch.searchsorted(row, rest.unsqueeze(1), right=True)
+            before = row.gather(1, (child - 1).clamp_min(0))
+            rest = rest - torch.where(child > 0, before, 0.0).squeeze(1)
+            # What is not a number leads to the last node, and not out of the tree.
+            node = (node * self.width + child.squeeze(1)).clamp_max(size - 1)
+        return node
+
+
+def _set_(sums: list[Tensor], ends: list[Tensor], index: Tensor, value: Tensor) -> None:
+    sums[0].index_fill_(0, index, 0.0)
+    sums[0].scatter_reduce_(0, index, value, "amax")
+    for own, running, above in zip(sums, ends, sums[1:]):
+        index = index // running.shape[1]
+        children = own.view(running.shape)[index]
+        row = children.cumsum(-1)
+        if row.is_cuda:
+            # Its sums are not made from left to right: a child of 0 could seem to weigh something.
+            row = torch.where(children > 0, row, 0.0).cummax(-1).values
+        running[index] = row
+        above[index] = row[:, -1]
+
+
+_LIBRARY.impl("sum_tree_set_", _set_, "CompositeExplicitAutograd")
+_LIBRARY.impl("sum_tree_set_", lambda *arguments: None, "Meta")
