@@ -212,6 +212,18 @@ def test_a_resumed_collector_goes_on_to_the_bit():
         assert_equal(batch, other.rollout())
 
 
+def test_a_seed_holds_for_starts_that_were_prepared_before_it():
+    batches = []
+    for prepared in (False, True):
+        collector = collector_of(dropout(max_steps=3), "trace", n_steps=10)
+        batch_of(collector)
+        if prepared:
+            collector.prepare()
+        collector.set_seed(3)
+        batches.append(batch_of(collector))
+    assert_equal(*batches)
+
+
 def test_no_step_waits_for_the_host():
     collector = collector_of(dropout(), "trace", n_steps=10)
     collector.rollout()

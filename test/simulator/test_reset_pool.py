@@ -133,6 +133,25 @@ def test_a_pool_is_saved_and_goes_on(env):
     assert not torch.equal(begin(again, other, [True] * E)[1]["agents", "observation"], found[0])
 
 
+def test_starts_are_kept_for_the_structure_in_which_they_were_drawn(env):
+    pool = env.reset_pool()
+    pool.keep_to("one goal")
+    pool.prepare()
+    drawn = pool.tensors["carry"]["agents", "observation"].clone()
+    pool.keep_to("one goal")
+    pool.prepare()
+    assert torch.equal(pool.tensors["carry"]["agents", "observation"], drawn)
+    again = env.reset_pool()
+    again.load_state_dict(pool.state_dict())
+    again.keep_to("one goal")
+    assert not again.is_stale
+    for one in (pool, again):
+        one.keep_to("another goal")
+        assert one.is_stale and one.state_dict() == {"pool": {}, "drawn_for": "another goal"}
+        one.prepare()
+        assert not torch.equal(one.tensors["carry"]["agents", "observation"], drawn)
+
+
 def test_settings_changed_on_the_simulator_hold_for_its_starts():
     env = VmasEnv("navigation", num_envs=E, seed=0, info=False, n_agents=2)
     pool = env.reset_pool()

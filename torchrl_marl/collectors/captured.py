@@ -67,7 +67,6 @@ class CapturedRollout:
             depth=min(n_steps, 128),
         )
         self._prepared = False
-        self._drawn_for = ""  # the structure in which the starts were looked at
         self._seen_through: Any = None  # the transforms
         self._random_policy = _random_policy(env)
         self._programs: dict[Any, tuple[Program, TensorDictLayout, Loop, OuterTensors, Policy]] = {}
@@ -143,17 +142,16 @@ class CapturedRollout:
         Raises:
             CaptureError: a twin, with the transforms, that cannot be reset.
         """
-        structure = self.captured.structure()
         transforms = [(fingerprint(x), _versions(x)) for x in self._parts()]
         changed = self._seen_through is not None and transforms != self._seen_through
-        if structure != self._drawn_for or changed or self.pool.is_outdated():
-            # Starts of another goal, say, or observed through something else.
+        # Starts of another goal, say, or observed through something else.
+        self.pool.keep_to(self.captured.structure())
+        if changed or self.pool.is_outdated():
             self.pool.empty()
-            self._prepared = False
         if changed:
             self.pool.forget_twin()
-        self._drawn_for, self._seen_through = structure, transforms
-        if not self._prepared:
+        self._seen_through = transforms
+        if self.pool.is_stale or not self._prepared:
             self.captured.look()
             _tried(self.pool.prepare, "a reset of a twin, which draws starts ahead,")
         self._prepared = True
@@ -262,15 +260,6 @@ class CapturedRollout:
             "carry": dict(zip(self.pool.nesting.keys, leaves[n : n + m])),
             "written": list(leaves[n + m :]),
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the starts that are left."""
-        return {"pool": self.pool.state_dict(), "drawn_for": self._drawn_for}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with saved starts; without any, fresh ones are drawn."""
-        self.pool.load_state_dict(state.get("pool", {}))
-        self._drawn_for = state.get("drawn_for", "")
 
     def raise_failed(self) -> None:
         """Raises what a simulator's own check found; waits for the device.

@@ -222,7 +222,7 @@ class RolloutCollector:
             self.raise_failed()
             if self._captured is None:
                 self._captured = CapturedRollout(self.env, self.execution, self.n_steps)
-                self._captured.load_state_dict(self._captured_state)
+                self._captured.pool.load_state_dict(self._captured_state)
             batch, self._carry = self._captured.run(policy, self._carry, self.exploration_type)
         except GraphCheckError:
             raise
@@ -331,7 +331,7 @@ class RolloutCollector:
             state["carry"] = carry_to_dict(self._carry)
             state["traj_ids"] = self._traj_ids
         if self._captured is not None:
-            state["starts"] = self._captured.state_dict()
+            state["starts"] = self._captured.pool.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
@@ -346,7 +346,7 @@ class RolloutCollector:
         self._carry, self._iterator = None, None
         self._captured_state = state.get("starts", {})
         if self._captured is not None:
-            self._captured.load_state_dict(self._captured_state)
+            self._captured.pool.load_state_dict(self._captured_state)
         if state.get("env") is None or "carry" not in state:
             return False
         restore_env(self.env, state["env"])

@@ -85,6 +85,7 @@ class ResetPool:
         self._twin: Any = None
         self._small: tuple[Any, Any] | None = None  # another twin, for trials
         self._stale = True
+        self._drawn_for = ""  # the simulator's structure
         self._settings: Settings | None = None
         self._checked = False
         self.tensors: dict[str, Any] = {}
@@ -168,6 +169,21 @@ class ResetPool:
         """Discards the remaining starts, as after a new seed."""
         self._stale = True
 
+    def keep_to(self, structure: str) -> None:
+        """Discards starts that were drawn in another structure of the simulator.
+
+        Args:
+            structure (str): as :meth:`CapturedSimulator.structure` returns it.
+        """
+        if structure != self._drawn_for:
+            self.empty()
+            self._drawn_for = structure
+
+    @property
+    def is_stale(self) -> bool:
+        """Returns whether the starts are discarded, and :meth:`prepare` draws all anew."""
+        return self._stale
+
     def forget_twin(self) -> None:
         """Discards the twin; the next starts get a new one."""
         self._twin = self._small = None
@@ -205,7 +221,16 @@ class ResetPool:
                     set_child(walk.objects[path[:-1]], path[-1], value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the remaining starts: tensors and one text."""
+        """Returns the remaining starts, and the structure in which they were drawn."""
+        return {"pool": self._starts(), "drawn_for": self._drawn_for}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores saved starts; without any, fresh ones are drawn."""
+        self._load_starts(state.get("pool", {}))
+        self._drawn_for = state.get("drawn_for", "")
+
+    def _starts(self) -> dict[str, Any]:
+        """Returns tensors and one text."""
         if self._stale or self.is_outdated():
             return {}
         about = {
@@ -220,8 +245,7 @@ class ResetPool:
         drawn = {str(i): x.clone() for i, x in enumerate(leaves)}
         return {"about": json.dumps(about), "used": self.tensors["used"].clone(), "drawn": drawn}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores saved starts."""
+    def _load_starts(self, state: dict[str, Any]) -> None:
         self._settings = None  # those present when it continues
         if not state:
             self._stale = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
@@ -67,7 +67,6 @@ class StepGraphs:
         self._programs: dict[str, _Step] = {}
         self._current: _Step | None = None
         self._signature = self._structure = ""
-        self._drawn_for = ""  # the structure at which the pool's starts were checked
         self._state: list[Tensor] | None = None
         self._last: TensorDictBase | None = None
 
@@ -104,9 +103,7 @@ class StepGraphs:
         """
         self.raise_failed()
         state = self._look()
-        if self._structure != self._drawn_for:
-            self.pool.empty()
-            self._drawn_for = self._structure
+        self.pool.keep_to(self._structure)
         self.pool.prepare()
         nesting = self.pool.nesting
         last = self._last if self._last is not None else self._read_as_it_is()
@@ -174,15 +171,6 @@ class StepGraphs:
         )
         outer.belong_to(program)
         return _Step(program, found[0], outer)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the remaining starts; the state is the simulator's."""
-        return {"pool": self.pool.state_dict(), "drawn_for": self._drawn_for}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores saved starts; without any, fresh ones are drawn."""
-        self.pool.load_state_dict(state.get("pool", {}))
-        self._drawn_for = state.get("drawn_for", "")
 
     def raise_failed(self) -> None:
         """Raises failed checks of graphs; waits for the device.

@@ -335,7 +335,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             self._bank = None
         self._drawn = snapshot["pool"].to_dict() if "pool" in snapshot.keys() else {}
         if self._graphs is not None:
-            self._graphs.load_state_dict(self._drawn)
+            self._graphs.pool.load_state_dict(self._drawn)
         self.random_state.load_state_dict(dict(snapshot["random"].items()))
 
     def _starts(self) -> ResetBank | None:

@@ -173,7 +173,7 @@ class VmasGraphs:
                 name=f"VmasEnv({self._worlds.name!r})",
                 execution=self._execution,
             )
-            graphs.load_state_dict(self._drawn)
+            graphs.pool.load_state_dict(self._drawn)
             self._graphs, self._drawn = graphs, {}
         return self._graphs
 
@@ -193,7 +193,7 @@ class VmasGraphs:
         return self._reader.read(self._env, rewards=False)
 
     def _pool_state(self) -> dict[str, Any]:
-        return self._drawn if self._graphs is None else self._graphs.state_dict()
+        return self._drawn if self._graphs is None else self._graphs.pool.state_dict()
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy captures graphs of its own, and continues with the same starts.
