@@ -6,7 +6,7 @@ from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
     from torchrl_marl.functional.advantage import gae
-    from torchrl_marl.functional.returns import n_step, q_lambda
+    from torchrl_marl.functional.returns import n_step, q_lambda, within_window
     from torchrl_marl.functional.statistics import (
         expand_mask,
         fit_mask,
@@ -20,7 +20,7 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "advantage": ["gae"],
-        "returns": ["n_step", "q_lambda"],
+        "returns": ["n_step", "q_lambda", "within_window"],
         "statistics": [
             "expand_mask",
             "fit_mask",

@@ -11,7 +11,24 @@ from torch import Tensor
 from torchrl_marl.functional.advantage import _accumulate, _check_inputs
 from torchrl_marl.functional.statistics import expand_mask, fit_mask
 
-__all__ = ["n_step", "q_lambda"]
+__all__ = ["n_step", "q_lambda", "within_window"]
+
+
+def within_window(ends: Tensor) -> Tensor:
+    """Returns which steps of a window come no later than its first end.
+
+    Args:
+        ends (Tensor): bool, the step is the last that belongs to the window's first.
+
+    Shapes:
+        - ends, returns: ``[*B, L]``
+
+    Examples:
+        >>> within_window(torch.tensor([[False, True, False, True]]))
+        tensor([[ True,  True, False, False]])
+    """
+    ended = ends.cumsum(-1)  # ends up to a step, itself included
+    return (ended - ends.to(ended.dtype)) == 0
 
 
 def n_step(reward: Tensor, ends: Tensor, *, gamma: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,8 +71,7 @@ def n_step(reward: Tensor, ends: Tensor, *, gamma: float | Tensor) -> tuple[Tens
             f"{tuple(reward.shape)}; expected torch.bool [*B, L] and [*B, L, *features]."
         )
     time = ends.ndim - 1
-    ended = ends.cumsum(-1)  # ends up to a step, itself included
-    within = (ended - ends.to(ended.dtype)) == 0
+    within = within_window(ends)
     length = within.sum(-1)
     power = torch.arange(ends.shape[-1], device=reward.device)
     weight = torch.where(within, (gamma**power).to(reward.dtype), 0.0)

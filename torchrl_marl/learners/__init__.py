@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from torchrl_marl.learners.fixed_policy import FixedPolicy, RandomPlayers
     from torchrl_marl.learners.learner import Learner
     from torchrl_marl.learners.on_policy import OnPolicyLearner
+    from torchrl_marl.learners.replay.priorities import Priority
+    from torchrl_marl.learners.replay.team_replay import TeamReplay
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
@@ -19,5 +21,7 @@ __getattr__, __dir__, __all__ = attach(
         "fixed_policy": ["FixedPolicy", "RandomPlayers"],
         "learner": ["Learner"],
         "on_policy": ["OnPolicyLearner"],
+        "replay.priorities": ["Priority"],
+        "replay.team_replay": ["TeamReplay"],
     },
 )

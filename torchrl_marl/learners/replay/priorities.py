@@ -1,0 +1,115 @@
+"""Prioritized sampling: rows of large errors are drawn more often, and weigh less.
+
+Shapes: B rows of a minibatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrl_marl.functional import fit_mask
+from torchrl_marl.sum_tree import SumTree
+
+__all__ = ["Priorities", "Priority"]
+
+
+@dataclass(frozen=True)
+class Priority:
+    """How much errors count when rows are drawn.
+
+    Args:
+        alpha (float): exponent of the errors; 0 draws uniformly.
+        beta (float): exponent of the weights; 1 makes up for the draws in full.
+        eps (float): added to every error, so that no row is never drawn.
+
+    Raises:
+        ValueError: a negative number.
+
+    Reference: Schaul et al., 2016, https://arxiv.org/abs/1511.05952.
+    """
+
+    alpha: float = 0.6
+    beta: float = 0.4
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta", "eps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"priority: {name} is {getattr(self, name)}, expected 0 or more.")
+
+
+class Priorities:
+    r"""The priority of each row of a store, :math:`(|\delta| + \epsilon)^\alpha`.
+
+    Args:
+        n_rows (int): rows of the store.
+        priority (Priority): its exponents.
+        device (torch.device, optional): of the store.
+
+    Attributes:
+        highest (Tensor): the highest priority that was ever set, which new rows get.
+        beta (Tensor): a scalar that graphs read; fill it in place to anneal it.
+    """
+
+    def __init__(
+        self, n_rows: int, priority: Priority, device: torch.device | str | None = None
+    ) -> None:
+        self.priority = priority
+        self.tree = SumTree(n_rows, device=device)
+        self.highest = torch.ones((), dtype=torch.float64, device=device)
+        self.beta = torch.full((), priority.beta, dtype=torch.float64, device=device)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that a graph reads and writes."""
+        return [*self.tree.tensors, self.highest, self.beta]
+
+    def add(self, index: Tensor) -> None:
+        """Gives new rows ``[B]`` the highest priority, so that each is soon seen."""
+        self.tree.set(index, self.highest.expand(len(index)))
+
+    def sample(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns rows, and their weights relative to the largest.
+
+        Shapes:
+            - uniform: ``[B]``, in [0, 1); returns: ``[B]`` each
+        """
+        index = self.tree.sample(uniform)
+        priority = self.tree[index]
+        return index, (priority / priority.amin()).pow(-self.beta).float()
+
+    def update(self, index: Tensor, error: Tensor, mask: Tensor | None = None) -> None:
+        """Sets priorities by the largest error of each row, of those that are not masked.
+
+        Shapes:
+            - index: ``[B]``; error: ``[B, ...]``; mask: the error's, or without its trailing dims
+        """
+        error = error.detach().abs()
+        if mask is not None:
+            error = torch.where(fit_mask(mask, error), error, 0.0)
+        worst = error.reshape(len(index), -1).amax(-1).double()
+        value = (worst + self.priority.eps).pow(self.priority.alpha)
+        self.highest.copy_(torch.maximum(self.highest, value.amax()))
+        self.tree.set(index, value)
+
+    def state_dict(self, n_rows: int) -> dict[str, Any]:
+        """Returns the priorities of the first rows."""
+        values = self.tree.values[:n_rows].clone()
+        return {"values": values, "highest": self.highest.clone(), "beta": self.beta.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Takes them back, in place; None: of no rows. All other rows are never drawn."""
+        values = torch.zeros_like(self.tree.values)
+        if state is None:
+            self.highest.fill_(1.0)
+            self.beta.fill_(self.priority.beta)
+        else:
+            values[: len(state["values"])] = state["values"].to(values.device)
+            self.highest.copy_(state["highest"])
+            self.beta.copy_(state["beta"])
+        self.tree.set(torch.arange(len(values), device=values.device), values)

@@ -1,0 +1,287 @@
+"""A store of team steps.
+
+Shapes: S steps that are kept, E envs, T steps of a batch, B rows of a minibatch, U updates,
+L steps of a window, N agents of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
+from torch import Tensor
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.functional import n_step as n_step_return
+from torchrl_marl.functional import within_window
+from torchrl_marl.learners.replay.entry import settle
+from torchrl_marl.learners.replay.priorities import Priorities, Priority
+from torchrl_marl.learners.replay.ring import Key, Ring
+
+__all__ = ["TeamReplay"]
+
+
+class TeamReplay:
+    r"""Ring of the last steps of all envs; a row is one step of one env, of the whole team.
+
+    So agents are replayed in lockstep, whether rows are drawn uniformly or by priority. Masks are
+    settled when a batch is stored: who was cut off by a time limit counts as seen in the next
+    step, and masked slots hold 0. Returns over several steps are made when rows are read, up to
+    the end of an episode or to the newest step, which counts as a truncation.
+
+    Neither storing nor drawing waits for the device. Memory is allocated with the first batch and
+    then never replaced, so that graphs may read it; :meth:`extend` stays outside of them.
+
+    Args:
+        n_steps (int): steps S that are kept of each env.
+        num_envs (int): number E of envs.
+        keys (sequence of NestedKey): what is stored of a batch, such as ``("agents", "action")``
+            and ``("next", "agents", "reward")``. Entries beside a stored ``mask`` are blanked.
+        priority (Priority, optional): draw rows by their errors; uniformly by default.
+        device (torch.device, optional): where it is kept; by default where the first batch is.
+
+    Attributes:
+        ring (Ring): the rows.
+        priorities (Priorities, optional): of the rows; None before the first batch.
+
+    Keys read by :meth:`extend`: ``keys``, ``("next", "done")`` and the agents' own flags, if any.
+
+    Keys written by :meth:`look`: ``keys``, ``discount``, ``index``, ``priority_weight``.
+
+    Raises:
+        ConfigError: a size below 1; with the first batch, rows that do not fit into memory.
+
+    Reference: Mnih et al., 2015, https://www.nature.com/articles/nature14236 (experience replay).
+
+    Reduces to: TorchRL's ``TensorDictReplayBuffer`` of single steps where ``n_step`` is 1 and
+    nobody is masked.
+
+    Examples:
+        >>> from torchrl_marl.envs import VmasEnv
+        >>> env = VmasEnv("balance", num_envs=4, seed=0)
+        >>> keys = [("agents", "observation"), ("agents", "action"), ("next", "agents", "reward"),
+        ...         ("next", "agents", "observation"), ("next", "terminated")]
+        >>> replay = TeamReplay(1000, 4, keys)
+        >>> replay.extend(env.rollout(10, break_when_any_done=False))
+        >>> len(replay), replay.bytes_per_row
+        (40, 422)
+        >>> for rows in replay.rows(n_updates=3, size=16):
+        ...     minibatch = replay.look(rows, n_step=5, gamma=0.99)
+        >>> minibatch["next", "agents", "reward"].shape, minibatch["discount"].shape
+        (torch.Size([16, 3, 1]), torch.Size([16, 1]))
+    """
+
+    def __init__(
+        self,
+        n_steps: int,
+        num_envs: int,
+        keys: Sequence[NestedKey],
+        priority: Priority | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if n_steps < 1 or num_envs < 1:
+            raise ConfigError(
+                f"TeamReplay: n_steps is {n_steps} and num_envs {num_envs}, expected 1 or more."
+            )
+        self.keys, self.priority = [_as_tuple(key) for key in keys], priority
+        self.ring = Ring(n_steps, num_envs, device, more_bytes=16 if priority else 0)
+        self.priorities: Priorities | None = None
+
+    def __len__(self) -> int:
+        return self.ring.n_filled * self.ring.num_envs
+
+    @property
+    def capacity(self) -> int:
+        """Number of rows, of all envs, that are kept."""
+        return self.ring.capacity
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Memory that a row takes, its priority included; 0 before the first batch."""
+        return sum(x.numel() * x.element_size() for x in self.tensors) // self.capacity
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that a graph with :meth:`look` and :meth:`update_priority` reads and writes."""
+        return [*self.ring.tensors, *(self.priorities.tensors if self.priorities else [])]
+
+    @torch.no_grad()
+    def extend(self, batch: TensorDictBase, cut: Tensor | None = None) -> None:
+        """Stores a batch in place of the oldest steps.
+
+        Args:
+            batch (TensorDictBase): the steps that follow those of the last batch, dense.
+            cut (Tensor, optional): bool, what is stored next does not follow on this step, such
+                as at the end of a fragment from elsewhere.
+
+        Shapes:
+            - batch, cut: ``[E, T]``
+
+        Raises:
+            SpecError: a key that the batch has not.
+            ValueError: another number of envs, or leaves of other shapes than before.
+            ConfigError: rows that do not fit into memory.
+        """
+        if batch.ndim != 2 or batch.batch_size[0] != self.ring.num_envs:
+            raise ValueError(
+                f"TeamReplay: the batch has batch size {list(batch.batch_size)}, expected "
+                f"[{self.ring.num_envs}, T], the steps of all envs."
+            )
+        leaves, ends = settle(batch, self.keys)
+        written = self.ring.write(leaves, ends if cut is None else ends | cut)
+        self._start_priorities()
+        if self.priorities is not None:
+            n, device = self.ring.num_envs, self.ring.device
+            for slots in written:
+                index = torch.arange(slots.start * n, slots.stop * n, device=device)
+                self.priorities.add(index)
+
+    def _start_priorities(self) -> None:
+        if self.priority is not None and self.priorities is None and self.ring.store is not None:
+            self.priorities = Priorities(self.capacity, self.priority, self.ring.device)
+
+    # ------------------------------------------------------------------------------- drawing
+
+    def rows(self, n_updates: int, size: int) -> Tensor:
+        """Draws the rows of several updates at once, with replacement.
+
+        Shapes:
+            - returns: ``[U, B]``: numbers of rows, where drawn uniformly; else numbers in [0, 1),
+              one of each of B equal parts, by which :meth:`look` finds rows of the priorities
+              at its time
+
+        Raises:
+            ConfigError: more rows than are ever kept.
+            RuntimeError: nothing is stored yet.
+        """
+        if size > self.capacity:
+            raise ConfigError(
+                f"TeamReplay: a minibatch has {size:,} rows, expected {self.capacity:,} at most, "
+                "as many as are kept; draw fewer or keep more."
+            )
+        if not len(self):
+            raise RuntimeError("TeamReplay: nothing is stored yet; call extend(batch) first.")
+        shape, device = (n_updates, size), self.ring.device
+        if self.priorities is None:
+            return torch.randint(len(self), shape, device=device)
+        uniform = torch.rand(shape, dtype=torch.float64, device=device)
+        return (uniform + torch.arange(size, device=device)) / size
+
+    def look(self, rows: Tensor, n_step: int, gamma: float | Tensor) -> TensorDict:
+        """Returns a minibatch: each row, and what it and the next steps led to.
+
+        ``("next", ...)`` is what the last of up to ``n_step`` steps led to, every reward the
+        discounted sum over these steps, and ``discount`` is ``gamma`` to the power of their
+        number. They are fewer where the episode ends, an agent is cut off, or no newer step is
+        stored.
+
+        Args:
+            rows (Tensor): of one update, from :meth:`rows`.
+            n_step (int): number of steps; 1 is the row alone.
+            gamma (float): discount.
+
+        Shapes:
+            - rows, returns: ``[B]``; ``discount``: ``[B, 1]``; ``index``: ``[B]``;
+              ``priority_weight``: ``[B]``, 1 where drawn uniformly
+
+        Raises:
+            ConfigError: more steps than are kept.
+        """
+        index, weight = self._find(rows)
+        path, ends = self.ring.ahead(index, n_step)
+        length = within_window(ends).sum(1, keepdim=True)
+        last = path.gather(1, length - 1).squeeze(1)
+        found = {"index": index, "priority_weight": weight, "discount": gamma ** length.float()}
+        minibatch = TensorDict(found, [len(index)], device=self.ring.device)
+        for key in self.keys:
+            if key[0] != "next":
+                value = self.ring.read(key, index)
+            elif key[-1] == "reward":
+                value = n_step_return(self.ring.read(key, path), ends, gamma=gamma)[0]
+            else:
+                value = self.ring.read(key, last)
+            minibatch.set(key, value)
+        return minibatch
+
+    def windows(self, rows: Tensor, length: int) -> TensorDict:
+        """Returns each row and the steps that follow it, for networks that remember.
+
+        Args:
+            rows (Tensor): of one update, from :meth:`rows`.
+            length (int): steps L of a window.
+
+        Shapes:
+            - rows: ``[B]``; returns: ``[B, L]``, with ``valid``, bool ``[B, L]``: the step
+              belongs to the first one's episode; behind it, the last that does is repeated
+
+        Raises:
+            ConfigError: more steps than are kept.
+        """
+        index, weight = self._find(rows)
+        path, ends = self.ring.ahead(index, length)
+        valid = within_window(ends)
+        last = valid.sum(1, keepdim=True) - 1
+        path = path.gather(1, torch.arange(length, device=path.device).minimum(last))
+        found = {"index": path, "priority_weight": weight.unsqueeze(1).expand_as(path)}
+        window = TensorDict({**found, "valid": valid}, path.shape, device=self.ring.device)
+        for key in self.keys:
+            window.set(key, self.ring.read(key, path))
+        return window
+
+    def _find(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the numbers and the weights of rows, ``[B]`` each."""
+        if self.priorities is not None:
+            return self.priorities.sample(rows)
+        return rows, torch.ones(rows.shape, device=rows.device)
+
+    @torch.no_grad()
+    def update_priority(self, rows: Tensor, error: Tensor, mask: Tensor | None = None) -> None:
+        """Sets the priorities of rows by their largest error; does nothing where none are kept.
+
+        Args:
+            rows (Tensor): ``index`` of a minibatch.
+            error (Tensor): such as temporal-difference errors, of any sign.
+            mask (Tensor, optional): bool, which of them count.
+
+        Shapes:
+            - rows: ``[B]``; error: ``[B, ...]``; mask: the error's, or without its trailing dims
+        """
+        if self.priorities is not None:
+            self.priorities.update(rows, error, mask)
+
+    # --------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what is stored, and no slot that is not filled yet; it loads weights-only.
+
+        Where all slots are filled, its tensors are the live ones, as a module's are.
+        """
+        state = self.ring.state_dict()
+        if self.priorities is not None:
+            state["priorities"] = self.priorities.state_dict(len(self))
+        return state
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a saved state, in place.
+
+        Raises:
+            ValueError: what a store of another size, with other keys, or without priorities saved.
+        """
+        has, needs = "priorities" in state, self.priority is not None
+        if state["leaves"] and has != needs:
+            raise ValueError(
+                f"TeamReplay: the state has {'' if has else 'no '}priorities, expected "
+                f"{'some' if needs else 'none'}; draw rows as before."
+            )
+        self.ring.load_state_dict(state)
+        self._start_priorities()
+        if self.priorities is not None:
+            self.priorities.load_state_dict(state.get("priorities"))
+
+
+def _as_tuple(key: NestedKey) -> Key:
+    key = unravel_key(key)
+    return (key,) if isinstance(key, str) else key
