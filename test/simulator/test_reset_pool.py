@@ -1,5 +1,7 @@
 """Starts drawn ahead: each used once, of the simulator's own distribution, never starving."""
 
+import json
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -128,6 +130,10 @@ def test_a_pool_is_saved_and_goes_on(env):
     again.prepare()
     found = [begin(again, other, [True] * E)[1]["agents", "observation"] for _ in range(2)]
     assert all(torch.equal(x, y) for x, y in zip(expected, found))
+    about = json.loads(saved["pool"]["about"])
+    about["written"].append(["world", "a tensor of all envs"])  # as earlier versions saved it
+    again.load_state_dict({**saved, "pool": {**saved["pool"], "about": json.dumps(about)}})
+    assert again.state_dict()["pool"]["about"] == saved["pool"]["about"]
     again.load_state_dict({})
     again.prepare()
     assert not torch.equal(begin(again, other, [True] * E)[1]["agents", "observation"], found[0])

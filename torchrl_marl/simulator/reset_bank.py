@@ -16,7 +16,7 @@ from torchrl_marl.errors import SimulatorStateError
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.simulator.copy_settings import copy_settings
 from torchrl_marl.simulator.env_slots import EnvSlots
-from torchrl_marl.simulator.settings import Settings, what_starts_depend_on, written_by
+from torchrl_marl.simulator.settings import Settings, refuse_dependent_starts, written_by
 from torchrl_marl.simulator.state import Path, SimulatorState
 
 __all__ = ["ResetBank", "random_draws"]
@@ -113,17 +113,13 @@ class ResetBank:
         """Refuses dependent starts: resets a copy of the twin from several states."""
         twin, random = copy.deepcopy(self._twin), RandomState(0, self.used.device)
 
-        def begin() -> dict[str, Tensor]:
-            random.seed(0)
+        def reset() -> dict[str, Tensor]:
             with random.active():
                 self._reset(twin)
             return {}
 
-        with RandomState(0, self.used.device).active():
-            exclude = self._running.exclude
-            why = what_starts_depend_on(twin, exclude, begin, lambda: self._step(twin))
-        if why is not None:
-            raise SimulatorStateError(f"a new start depends on what an env had before: {why}")
+        exclude, step = self._running.exclude, lambda: self._step(twin)
+        refuse_dependent_starts(twin, exclude, random, reset, step, SimulatorStateError)
         self._checked = True
 
     def state_dict(self, state: SimulatorState) -> TensorDict:

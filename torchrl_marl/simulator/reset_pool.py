@@ -11,21 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.errors import CaptureError
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.simulator.layout import TensorDictLayout
 from torchrl_marl.simulator.packing import Packing
-from torchrl_marl.simulator.settings import Settings, what_starts_depend_on
-from torchrl_marl.simulator.state import (
-    SCALARS,
-    Path,
-    SimulatorState,
-    path_name,
-    set_child,
-    walk_simulator,
-)
+from torchrl_marl.simulator.settings import Settings, refuse_dependent_starts, written_by
+from torchrl_marl.simulator.state import Path, SimulatorState, path_name
 
 __all__ = ["ResetPool", "begin_episodes"]
 
@@ -43,6 +37,10 @@ class ResetPool:
     writes is what an env takes; everything else of a running env stays. A graph counts in
     ``used`` how many starts each env took, and never waits: if an env asks for more than D
     between two refills, its own starts come again, in the same order, and the pool says so once.
+
+    Eager steps may wait: :class:`~torchrl_marl.simulator.reset_bank.ResetBank` draws one start for
+    each env in the moment in which one is asked for. The two draw other random numbers, so one
+    cannot stand for the other.
 
     Args:
         packing (Packing): of the running simulator; it reads the twin, too.
@@ -72,7 +70,6 @@ class ResetPool:
         self._packing = packing
         self._simulator = simulator
         self._make_twin = make_twin
-        self._scalars = _scalars(simulator, packing)
         self._written: frozenset[Path] = frozenset()
         self.num_envs = num_envs
         affordable = _NUMBERS // max(1, packing.n_numbers * num_envs)
@@ -117,9 +114,8 @@ class ResetPool:
         return self._settings is not None and self._settings.changed()
 
     def _note_settings(self) -> None:
-        packing = self._packing
-        moving = packing.written | (self._written & packing.batched)
-        self._settings = Settings(self._simulator, packing.exclude, moving)
+        moving = self._packing.written | self._written
+        self._settings = Settings(self._simulator, self._packing.exclude, moving)
 
     def _refuse_dependence(self) -> None:
         """Refuses dependent starts: resets a small twin from several states."""
@@ -128,8 +124,7 @@ class ResetPool:
         twin, simulator = self._small
         base, random = getattr(twin, "base_env", twin), RandomState(0, self._packing.device)
 
-        def begin() -> dict[str, Tensor]:
-            random.seed(0)
+        def reset() -> dict[str, Tensor]:
             carry = twin.reset()
             keys = TensorDictLayout(carry).keys
             return {path_name(k if isinstance(k, tuple) else (k,)): carry.get(k) for k in keys}
@@ -137,26 +132,24 @@ class ResetPool:
         def step() -> None:
             twin.step(twin.rand_action(twin.reset()))
 
-        with base._on_its_own(random), RandomState(0, self._packing.device).active():
-            why = what_starts_depend_on(simulator, self._packing.exclude, begin, step)
-        if why is not None:
-            raise CaptureError(f"a new start depends on what an env had before: {why}")
+        with base._on_its_own(random):
+            refuse_dependent_starts(
+                simulator, self._packing.exclude, random, reset, step, CaptureError
+            )
         self._checked = True
 
     def _draw(self) -> list[Tensor]:
         """Draws starts for every env, ``[n, K, E]`` and ``[n, E, ...]``."""
         if self._twin is None:
             self._twin, self._twin_simulator = self._make_twin(self._at_once * self.num_envs)
-        self._copy_settings()
         getattr(self._twin, "base_env", self._twin)._follow_leader()
         simulator = self._twin_simulator
-        before = walk_simulator(simulator, self._packing.exclude).tensors
-        versions = {path: (id(x), x._version) for path, x in before.items()}
-        carry = self._twin.reset()
-        after = walk_simulator(simulator, self._packing.exclude).tensors
-        self._written |= {
-            path for path, x in after.items() if versions.get(path) != (id(x), x._version)
-        }
+        drawn: list[TensorDictBase] = []
+        written = written_by(
+            simulator, self._packing.exclude, lambda: drawn.append(self._twin.reset())
+        )
+        self._written |= written & self._packing.batched
+        carry = drawn[0]
         self.nesting = TensorDictLayout(carry)
         shape = (self._at_once, self.num_envs)
         matrices = self._packing.read(simulator)[: len(self._packing)]
@@ -210,16 +203,6 @@ class ResetPool:
         if used + min(self._most, self.depth) > self.depth:
             self.refill(used)
 
-    def _copy_settings(self) -> None:
-        """Copies changed settings of the running simulator to the twin."""
-        now = _scalars(self._simulator, self._packing)
-        changed = {path: x for path, x in now.items() if self._scalars.get(path, x) != x}
-        if changed:
-            walk = walk_simulator(self._twin_simulator, self._packing.exclude)
-            for path, value in changed.items():
-                if path[:-1] in walk.objects:
-                    set_child(walk.objects[path[:-1]], path[-1], value)
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the remaining starts, and the structure in which they were drawn."""
         return {"pool": self._starts(), "drawn_for": self._drawn_for}
@@ -253,7 +236,7 @@ class ResetPool:
         about = json.loads(state["about"])
         self.depth, self._most = about["depth"], about["most"]
         self._used_before, self._stale = about["used_before"], False
-        self._written = frozenset(tuple(path) for path in about["written"])
+        self._written = self._packing.batched & {tuple(path) for path in about["written"]}
         keys = [tuple(key) if isinstance(key, list) else key for key in about["carry"]]
         inner = {tuple(path): torch.Size(size) for path, size in about["inner"]}
         self.nesting = TensorDictLayout.of(keys, inner, self._packing.device)
@@ -304,8 +287,3 @@ def _wide(x: Tensor, like: Tensor, dim: int) -> Tensor:
     shape = [1] * like.ndim
     shape[dim] = -1
     return x.view(shape)
-
-
-def _scalars(simulator: Any, packing: Packing) -> dict[Path, Any]:
-    walk = walk_simulator(simulator, packing.exclude)
-    return {path: x for path, x in walk.slots() if type(x) in SCALARS}

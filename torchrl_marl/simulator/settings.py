@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrl_marl.random_state import RandomState
 from torchrl_marl.simulator.state import (
     SCALARS,
     Path,
@@ -22,7 +23,7 @@ from torchrl_marl.simulator.state import (
     walk_simulator,
 )
 
-__all__ = ["Settings", "what_starts_depend_on", "written_by"]
+__all__ = ["Settings", "refuse_dependent_starts", "what_starts_depend_on", "written_by"]
 
 _MISSING = object()
 
@@ -113,6 +114,36 @@ def _others(walk: SimulatorWalk) -> dict[Path, Any]:
         elif id(value) in walk.path_of:
             others[path] = path_name(walk.path_of[id(value)])
     return others
+
+
+def refuse_dependent_starts(
+    simulator: Any,
+    exclude: Iterable[str | Path],
+    random: RandomState,
+    reset: Callable[[], dict[str, Tensor]],
+    step: Callable[[], Any],
+    refusal: type[Exception],
+) -> None:
+    """Refuses a simulator whose new starts depend on what an env had before.
+
+    Args:
+        simulator, exclude, step: as in :func:`what_starts_depend_on`.
+        random (RandomState): what ``reset`` draws from.
+        reset (callable): as there, with any random numbers.
+        refusal (type): of the exception.
+
+    Raises:
+        Exception: the refusal, naming what a start depends on.
+    """
+
+    def begin() -> dict[str, Tensor]:
+        random.seed(0)
+        return reset()
+
+    with RandomState(0, random.device).active():
+        why = what_starts_depend_on(simulator, exclude, begin, step)
+    if why is not None:
+        raise refusal(f"a new start depends on what an env had before: {why}")
 
 
 def what_starts_depend_on(
