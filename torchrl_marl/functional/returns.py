@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchrl_marl.functional.advantage import _accumulate, _check_inputs
+from torchrl_marl.functional.advantage import _accumulate, _check_inputs, _choose
 from torchrl_marl.functional.statistics import expand_mask, fit_mask
 
 __all__ = ["n_step", "q_lambda", "within_window"]
@@ -73,11 +73,11 @@ def n_step(reward: Tensor, ends: Tensor, *, gamma: float | Tensor) -> tuple[Tens
     time = ends.ndim - 1
     within = within_window(ends)
     length = within.sum(-1)
-    power = torch.arange(ends.shape[-1], device=reward.device)
-    weight = torch.where(within, (gamma**power).to(reward.dtype), 0.0)
+    power = torch.arange(ends.shape[-1], dtype=reward.dtype, device=reward.device)
+    weight = torch.where(within, gamma**power, 0.0)
     total = torch.where(expand_mask(within, reward), reward, 0.0)
     total = (total * expand_mask(weight, reward)).sum(time)
-    return total, (gamma**length).to(reward.dtype).unsqueeze(-1), length
+    return total, (gamma ** length.to(reward.dtype)).unsqueeze(-1), length
 
 
 def q_lambda(
@@ -138,14 +138,14 @@ def q_lambda(
     ends[..., -1, :, :] = True
     acts_next = torch.ones_like(acts)
     acts_next[..., :-1, :, :] = acts[..., 1:, :, :]
-    share = torch.where(ends, 1.0, torch.where(acts_next, 1.0 - lmbda, 0.0))
     # The value of a step without a greedy action, or whose episode is over, may be anything.
     bootstraps = (ends | acts_next) & ~terminated
+    share = _choose(ends, 1.0, 1.0 - lmbda, reward)
     base = reward + torch.where(bootstraps, gamma * share * next_value, 0.0)
     if mask is not None:
         after_end = torch.zeros_like(done)
         after_end[..., 1:, :, :] = done[..., :-1, :, :]
         base = torch.where(acts | ~after_end, base, 0.0)
-    decay = torch.where(acts_next, gamma * lmbda, 1.0)
-    returns = _accumulate(base, torch.where(ends, 0.0, decay).to(base.dtype))
+    decay = torch.where(ends, 0.0, _choose(acts_next, gamma * lmbda, 1.0, reward))
+    returns = _accumulate(base, decay)
     return torch.where(acts, returns, 0.0)

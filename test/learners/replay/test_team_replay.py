@@ -8,7 +8,7 @@ from samples import POISON, assert_same, make_group, make_trajectory
 from tensordict import TensorDict
 
 from torchrl_marl import memory
-from torchrl_marl.capture import count_syncs
+from torchrl_marl.capture import capture, count_syncs, graph_syncs
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.learners import Priority, TeamReplay
 
@@ -380,3 +380,46 @@ def test_a_store_that_just_fits(monkeypatch):
     monkeypatch.setattr(memory, "memory_of", lambda device: needed - 1)
     with pytest.raises(ConfigError, match="takes 26.2 kB at least"):
         wrapped()
+
+
+# --------------------------------------------------------------------------- in a graph
+
+
+@pytest.mark.parametrize("execution", ["trace", "compile"])
+@pytest.mark.parametrize("priority", [None, Priority()], ids=["uniform", "prioritized"])
+def test_a_graph_equals_eager_calls(execution, priority):
+    """Rows, n-step returns and priorities of a graph, while the store goes on between replays."""
+    torch.manual_seed(0)
+    eager, _ = wrapped(priority)
+    torch.manual_seed(0)
+    own, _ = wrapped(priority)
+
+    def update(replay, rows):
+        data = replay.look(rows, 3, GAMMA)
+        error = data["next", "agents", "reward"] - data["priority_weight"].view(-1, 1, 1)
+        replay.update_priority(data["index"], error, data["agents", "mask"])
+        return dict(data.flatten_keys().items())
+
+    before = [x.clone() for x in own.tensors]
+    program = capture(
+        lambda rows, held: update(own, rows),
+        own.rows(1, 32)[0],
+        own.tensors,
+        name="an update",
+        execution=execution,
+    )
+    for x, value in zip(own.tensors, before):  # recording made an update
+        x.copy_(value)
+    for _ in range(3):
+        batch = some_batch(9)
+        eager.extend(batch)
+        own.extend(batch)
+        for rows in eager.rows(4, 32):
+            expected, found = update(eager, rows), program(rows, own.tensors)
+            for key, value in expected.items():
+                torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-6)
+                if execution == "trace" or not value.is_floating_point():
+                    assert_same(found[key], value, key)
+    for one, other in zip(own.tensors, eager.tensors):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+    assert not graph_syncs(program.traced.module, [own.rows(1, 32)[0], *own.tensors])
