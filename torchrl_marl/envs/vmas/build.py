@@ -37,6 +37,7 @@ __all__ = [
     "build_simulator",
     "check_vmas",
     "import_vmas",
+    "make_simulator",
     "reset_all",
     "reset_each",
     "warm_up",
@@ -86,6 +87,16 @@ def check_vmas(
         )
 
 
+def make_simulator(
+    scenario: str | BaseScenario, num_envs: int, device: torch.device, arguments: Mapping[str, Any]
+) -> Environment:
+    """Makes a VMAS environment from the active random state; no step was made in it yet."""
+    import vmas
+
+    with _active_random_state():
+        return vmas.make_env(scenario, num_envs, device, **arguments)
+
+
 def build_simulator(
     scenario: str | BaseScenario,
     num_envs: int,
@@ -94,10 +105,7 @@ def build_simulator(
     info: bool,
 ) -> Environment:
     """Builds a VMAS environment from the active random state, warmed up and reset."""
-    import vmas
-
-    with _active_random_state():
-        env = vmas.make_env(scenario, num_envs, device, **arguments)
+    env = make_simulator(scenario, num_envs, device, arguments)
     warm_up(env, info)
     env._reset(return_observations=False)
     return env
@@ -163,12 +171,9 @@ class VmasWorlds:
         """Returns a new object of the scenario, for one more simulator."""
         return copy.deepcopy(self._scenario)
 
-    def build(
-        self, num_envs: int, device: torch.device, scenario: str | BaseScenario | None = None
-    ) -> Environment:
-        """Builds a simulator from the active random state."""
-        scenario = self.scenario() if scenario is None else scenario
-        return build_simulator(scenario, num_envs, device, self._arguments, self._info)
+    def build(self, num_envs: int, device: torch.device) -> Environment:
+        """Builds a simulator from the active random state, warmed up and reset."""
+        return build_simulator(self.scenario(), num_envs, device, self._arguments, self._info)
 
     def describe(self, num_envs: int) -> str:
         """Describes a simulator: all that two simulators' states must agree in."""

@@ -26,6 +26,7 @@ from torchrl_marl.envs.vmas.build import (
     advance,
     check_vmas,
     import_vmas,
+    make_simulator,
     reset_all,
     warm_up,
 )
@@ -144,7 +145,6 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
             group_map=group_map,
             scenario_kwargs={**scenario_kwargs, **env_kwargs},
         )
-        self._initial_tensors = read_tensors(self._env, VIEWER)
         self._set_seed(seed)
         self._execution = execution
 
@@ -165,7 +165,11 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         device = self.device if self.device is not None else torch.get_default_device()
         self.random_state = RandomState(own_stream(self._seed_of_world), device)
         with self.random_state.active():
-            env = self._worlds.build(num_envs, device, scenario)
+            env = make_simulator(scenario, num_envs, device, arguments)
+            # Before a step leaves anything behind that depends on the seed.
+            self._initial_tensors = read_tensors(env, VIEWER)
+            warm_up(env, self._info)
+            env._reset(return_observations=False)
         if len(self.batch_size) == 0:
             self.batch_size = torch.Size((num_envs,))
         elif self.batch_size != (num_envs,):
