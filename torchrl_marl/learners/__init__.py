@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torchrl_marl.learners.on_policy import OnPolicyLearner
     from torchrl_marl.learners.replay.priorities import Priority
     from torchrl_marl.learners.replay.team_replay import TeamReplay
+    from torchrl_marl.learners.replay.tree_sampler import TreeSampler
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
@@ -23,5 +24,6 @@ __getattr__, __dir__, __all__ = attach(
         "on_policy": ["OnPolicyLearner"],
         "replay.priorities": ["Priority"],
         "replay.team_replay": ["TeamReplay"],
+        "replay.tree_sampler": ["TreeSampler"],
     },
 )
