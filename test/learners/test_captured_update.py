@@ -7,6 +7,7 @@ import pytest
 import torch
 from meadow import make_meadow
 from samples import assert_same, poisoned
+from spotlights import Spotlights
 
 import torchrl_marl.learners.captured as captured
 from torchrl_marl import TeamSpec, functional
@@ -133,6 +134,14 @@ CASES = {
         lambda: meadow(actions="unbounded"),
         {"actor": NetworkConfig([8], sharing="none"), "critic": CriticConfig([8], sharing="none")},
     ),
+    "pictures": (
+        lambda: Spotlights(8, seed=0),
+        {"actor": NetworkConfig([8], body="cnn"), "critic": CriticConfig([8], body="cnn")},
+    ),
+    "pictures, by the actor alone": (
+        lambda: Spotlights(8, seed=0),
+        {"actor": NetworkConfig([8], body="cnn")},
+    ),
     "bf16": (
         lambda: meadow("two", actions="unbounded"),
         {"precision": "bf16", "central_input": "team"},
@@ -165,7 +174,9 @@ def test_epochs_stop_at_the_target_kl(make_env, target_kl):
     assert torch.equal(torch.rand(1), next_number)
 
 
-@pytest.mark.parametrize("case", ["deaths", "as one, of different sizes"])
+@pytest.mark.parametrize(
+    "case", ["deaths", "as one, of different sizes", "pictures, by the actor alone"]
+)
 def test_compiled_graphs_learn_as_eager_updates_do(case):
     make_env, settings = CASES[case]
     settings = {**settings, "minibatch_size": 40}

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from samples import POISON
+from spotlights import Spotlights
 from tensordict import TensorDict, lazy_stack
 from torch import nn
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 
 import torchrl_marl
 from torchrl_marl import AgentSpec, TeamSpec
-from torchrl_marl.envs import MarlEnv
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.joining import join
 from torchrl_marl.modules import (
@@ -89,6 +89,29 @@ class TestPictures:
         first.load_state_dict(last.state_dict())
         picture = torch.randn(4, 7, 6, 2)
         torch.testing.assert_close(first(picture.permute(0, 3, 1, 2)), last(picture))
+
+    def test_channels_that_are_not_the_smaller_size(self):
+        """Overcooked's cramped room is 4 x 5 with 26 channels."""
+        group = picture_group(Unbounded((4, 5, 26)))
+        for channels, n in [(None, 4), ("first", 4), ("last", 26)]:
+            actor = make_actor(group, NetworkConfig(**SMALL, channels=channels))
+            (kernel,) = [p for p in actor.parameters() if p.ndim == 4 and p.shape[0] == 16]
+            assert kernel.shape == (16, n, 3, 3)
+        critic = make_critic(group, CriticConfig(**SMALL, channels="last"))
+        assert any(p.shape == (16, 26, 3, 3) for p in critic.parameters())
+        encoder = PictureEncoder((4, 5, 26), nn.Tanh, channels="last")
+        moved = PictureEncoder((26, 4, 5), nn.Tanh, channels="first")
+        moved.load_state_dict(encoder.state_dict())
+        picture = torch.randn(3, 4, 5, 26)
+        torch.testing.assert_close(moved(picture.permute(0, 3, 1, 2)), encoder(picture))
+
+    def test_channels_are_read_by_convolutions_only(self):
+        settings = {"learner.actor.body": "cnn", "learner.actor.channels": "last"}
+        assert load_config("toy_arena_mappo", settings).learner.actor.channels == "last"
+        with pytest.raises(ConfigError, match="read only where learner.actor.body is cnn"):
+            load_config("toy_arena_mappo", {"learner.actor.channels": "last"})
+        with pytest.raises(ConfigError, match="channels is 'middle', expected first or last"):
+            load_config("toy_arena_mappo", settings | {"learner.actor.channels": "middle"})
 
     def test_a_row_by_hand(self):
         """Two pictures of one leaf, numbers before, between and behind, bytes as shares of 255."""
@@ -284,36 +307,6 @@ class TestKinds:
         td["far", "observation"] += 1.0
         changed = critic(group.gather(td))["near+far", "state_value"] != before
         assert changed.flatten(1).all(0).tolist() == [False, True, True]
-
-
-class Spotlights(MarlEnv):
-    """Every agent sees a light in a quarter of its picture, and earns 1 for naming the quarter."""
-
-    def __init__(self, num_envs, **kwargs):
-        super().__init__(num_envs, **kwargs)
-        bytes_ = Bounded(0, 255, (6, 6, 1), dtype=torch.uint8)
-        self.register_agent(AgentSpec("guard", 2, bytes_, Categorical(4)), group="guards")
-
-    def _reset(self, tensordict):
-        return self._observe()
-
-    def _step(self, tensordict):
-        right = tensordict["guards", "action"] == self.quarter
-        out = self._observe()
-        out["guards", "reward"] = right.float().unsqueeze(-1)
-        out["terminated"] = torch.ones(self.num_envs, 1, dtype=torch.bool)
-        return out
-
-    def _observe(self):
-        shape = (self.num_envs, 2)
-        self.quarter = torch.randint(4, shape)
-        place = torch.randint(2, (2, *shape)) + 3 * torch.stack(
-            [self.quarter // 2, self.quarter % 2]
-        )
-        picture = torch.randint(100, (*shape, 6, 6, 1), dtype=torch.uint8)
-        env, agent = torch.arange(self.num_envs).unsqueeze(-1), torch.arange(2)
-        picture[env, agent, place[0], place[1], 0] = 255
-        return TensorDict({"guards": TensorDict({"observation": picture}, shape)}, [self.num_envs])
 
 
 def trained(tmp_path, env, **settings):

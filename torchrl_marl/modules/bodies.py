@@ -34,7 +34,7 @@ __all__ = [
     "make_mlp",
 ]
 
-CHANNELS = (16, 32, 32)
+_OUT_CHANNELS = (16, 32, 32)
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -153,7 +153,9 @@ def make_cnn(
         )
     activation = ACTIVATIONS[config.activation]
     encoders = {
-        (picture.leaf, picture.shape): PictureEncoder(picture.shape, activation, device)
+        (picture.leaf, picture.shape): PictureEncoder(
+            picture.shape, activation, device, channels=config.channels
+        )
         for picture in inputs.pictures
     }
     encoded = sum(encoders[picture.leaf, picture.shape].width for picture in inputs.pictures)
@@ -174,10 +176,13 @@ class PictureEncoder(nn.Module):
     """Three convolutions, which halve a picture's sides while one is longer than 8.
 
     Args:
-        shape (tuple of int): ``(H, W, C)`` or ``(C, H, W)``: the smaller of the outer sizes is
-            that of the channels, the last if they are equal.
+        shape (tuple of int): ``(H, W, C)`` or ``(C, H, W)``.
         activation (type): behind each convolution.
         device (torch.device, optional): of the parameters.
+
+    Keyword Args:
+        channels ("first" or "last", optional): where the channels are; None: the smaller of the
+            outer sizes is theirs, the last if they are equal.
 
     Shapes:
         - pictures: ``[M, *shape]``; returns ``[M, width]``
@@ -193,20 +198,22 @@ class PictureEncoder(nn.Module):
         shape: tuple[int, int, int],
         activation: type[nn.Module],
         device: torch.device | str | None = None,
+        *,
+        channels: str | None = None,
     ) -> None:
         super().__init__()
-        self.channels_last = shape[-1] <= shape[0]
-        channels, *sides = (shape[-1], *shape[:2]) if self.channels_last else shape
+        self.channels_last = shape[-1] <= shape[0] if channels is None else channels == "last"
+        in_channels, *sides = (shape[-1], *shape[:2]) if self.channels_last else shape
         layers: list[nn.Module] = []
-        for out_channels in CHANNELS:
+        for out_channels in _OUT_CHANNELS:
             stride = 2 if max(sides) > 8 else 1
             layers += [
-                nn.Conv2d(channels, out_channels, 3, stride, padding=1, device=device),
+                nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, device=device),
                 activation(),
             ]
-            channels, sides = out_channels, [(side - 1) // stride + 1 for side in sides]
+            in_channels, sides = out_channels, [(side - 1) // stride + 1 for side in sides]
         self.layers = nn.Sequential(*layers)
-        self.width = channels * sides[0] * sides[1]
+        self.width = in_channels * sides[0] * sides[1]
         initialize(self, math.sqrt(2.0))
 
     def forward(self, pictures: Tensor) -> Tensor:

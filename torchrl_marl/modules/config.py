@@ -13,6 +13,7 @@ __all__ = [
     "ACTIVATIONS",
     "AGENT_IDS",
     "ARCHITECTURES",
+    "CHANNELS",
     "SHARINGS",
     "CriticConfig",
     "NetworkConfig",
@@ -26,6 +27,7 @@ ACTIVATIONS = {
     "gelu": "Gaussian error linear unit",
     "silu": "sigmoid linear unit",
 }
+CHANNELS = {"first": "[C, H, W]", "last": "[H, W, C]"}
 AGENT_IDS = {"onehot": "a column for each agent", "embedding": "a few features, learned"}
 ARCHITECTURES = {
     "mlp": "a multi-layer perceptron over all agents side by side",
@@ -58,6 +60,9 @@ class NetworkConfig:
     """Function between the layers."""
     body: Annotated[str, OneOf(BODIES.words)] = "mlp"
     """Kind of network between observations and outputs."""
+    channels: Annotated[str | None, OneOf(CHANNELS), ReadWhere("body", "cnn")] = None
+    """Where pictures have their channels; null: the smaller of the outer sizes is theirs, the last
+    if they are equal."""
     sharing: Annotated[str, OneOf(SHARINGS.words)] = "group"
     """Which agents share a network."""
     sharing_index: Annotated[list[int] | None, _NeedsIndex()] = None
