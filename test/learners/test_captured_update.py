@@ -10,13 +10,14 @@ from samples import assert_same, poisoned
 from spotlights import Spotlights
 
 import torchrl_marl.learners.captured as captured
-from torchrl_marl import TeamSpec, functional
+from torchrl_marl import TeamSpec
 from torchrl_marl.capture import Program
 from torchrl_marl.capture.folding import fold_constants
 from torchrl_marl.capture.syncs import count_syncs, graph_syncs
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs.toy import Arena, Nim
 from torchrl_marl.errors import ConfigError, NonFiniteError
+from torchrl_marl.functional import advantage
 from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.learners.adam import adam_
 from torchrl_marl.modules import NetworkConfig
@@ -140,7 +141,7 @@ CASES = {
     ),
     "pictures, by the actor alone": (
         lambda: Spotlights(8, seed=0),
-        {"actor": NetworkConfig([8], body="cnn")},
+        {"actor": NetworkConfig([8], body="cnn"), "normalize_observations": True},
     ),
     "bf16": (
         lambda: meadow("two", actions="unbounded"),
@@ -238,7 +239,7 @@ def test_a_batch_waits_for_the_device_once(case, limit, monkeypatch):
     learner, _ = train(make_env, "trace", n=1, target_kl=limit, **settings)
     batch = make_collector(make_env(), learner).rollout()
     # As on a GPU: on a CPU, numbers are read as bits.
-    monkeypatch.setattr(functional, "_choose", lambda mask, a, b, like: torch.where(mask, a, b))
+    monkeypatch.setattr(advantage, "_choose", lambda mask, a, b, like: torch.where(mask, a, b))
     inputs, plain = {}, Program.flat
     monkeypatch.setattr(Program, "flat", lambda p, x: inputs.update({p: list(x)}) or plain(p, x))
     with count_syncs() as syncs:
