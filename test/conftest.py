@@ -1,6 +1,7 @@
 """Runs tests on one thread, signs runs with a key of the tests' own, and marks slow tests."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -14,9 +15,25 @@ os.environ.setdefault(
     "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
 
+
+def own_folder():
+    """A new folder that goes with the process."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 # The key with which runs are signed is the tests' own.
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp()
-atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+os.environ["XDG_STATE_HOME"] = own_folder()
+
+# What JAX compiles is shared by all processes of the tests; pytest's first one makes the folder.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = own_folder()
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+# Tracing makes many objects and little garbage: it is looked for less often.
+gc.set_threshold(20_000, 20, 10)
 
 SLOW = {
     line

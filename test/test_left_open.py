@@ -23,15 +23,12 @@ next({name})
 """
 DROPOUT = {"name": "dropout", "kwargs": {"n_agents": 2}, "info": False}
 SCRIPTS = {
-    "env, compiled": """
-from torchrl_marl.envs import VmasEnv
-env = VmasEnv("dropout", num_envs=4, max_steps=5, seed=0, n_agents=2, execution="compile")
-env.rollout(7, break_when_any_done=False)
-""",
-    "an env and collectors, traced": """
+    "envs, compiled and traced, and collectors": """
 from torchrl_marl.collectors import RolloutCollector
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.envs.toy import Arena
+compiled = VmasEnv("dropout", num_envs=4, max_steps=5, seed=0, n_agents=2, execution="compile")
+compiled.rollout(7, break_when_any_done=False)
 env = VmasEnv("dropout", num_envs=4, max_steps=5, seed=0, n_agents=2, execution="trace")
 env.rollout(7, break_when_any_done=False)
 world = VmasEnv("dropout", num_envs=4, max_steps=5, seed=0, n_agents=2)
@@ -60,25 +57,22 @@ if __name__ == "__main__":
             RUN.format(name="traced", recipe="vmas_balance_mappo", execution="trace", env=DROPOUT),
         ]
     ),
-    "pettingzoo": """
-from torchrl_marl.envs import PettingZooEnv
+    "worlds of mpe2 and jaxmarl": """
+from torchrl_marl.envs import JaxMarlEnv, PettingZooEnv
 env = PettingZooEnv("mpe2/simple_spread_v3", num_envs=4, workers=2, seed=0)
 env.rollout(3)
-""",
-    "jaxmarl": """
-from torchrl_marl.envs import JaxMarlEnv
-env = JaxMarlEnv("MPE_simple_spread_v3", num_envs=4, seed=0)
-env.rollout(3)
+other = JaxMarlEnv("MPE_simple_spread_v3", num_envs=4, seed=0)
+other.rollout(3)
 """,
 }
-NEEDS = {"pettingzoo": "mpe2", "jaxmarl": "jaxmarl"}
+NEEDS = {"worlds of mpe2 and jaxmarl": ("mpe2", "jaxmarl")}
 
 
 @pytest.mark.parametrize("left", [pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS])
 def test_a_script_that_leaves_it_open_ends_well(left, tmp_path):
-    needed = NEEDS.get(left)
-    if needed is not None and importlib.util.find_spec(needed) is None:
-        pytest.skip(f"{needed} is not installed")
+    for needed in NEEDS.get(left, ()):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed")
     script = tmp_path / "script.py"
     script.write_text(HEAD + SCRIPTS[left], encoding="utf-8")
     ended = subprocess.run(

@@ -391,9 +391,9 @@ FORMS = {
 )
 def test_storms_are_taken_in_each_form(name):
     """Against JaxMARL's own calls, by hand: what each sees and earns, and where it ends."""
-    rounds = {"num_inner_steps": 6, "num_outer_steps": 2}
+    rounds = {"num_inner_steps": 3, "num_outer_steps": 2}
     env = JaxMarlEnv(name, num_envs=1, seed=0, state="observations", **rounds)
-    assert env.max_steps == 12 and env.group_map == {"agents": ["0", "1"]}
+    assert env.max_steps == 6 and env.group_map == {"agents": ["0", "1"]}
     td = env.reset()
     own = jaxmarl.make(name, **rounds)
     # Copies, since a step takes over the memory of what it goes on from.
@@ -401,7 +401,7 @@ def test_storms_are_taken_in_each_form(name):
     world, key = jax.tree.map(lambda x: x[0], own_of["world"]), own_of["key"]
     step_own, n_actions = jax.jit(own.step_env), own.action_space(0).n
     form = FORMS[name]
-    for step in range(12):
+    for step in range(6):
         actions = [(step * 5 + 1) % n_actions, (step * 3 + 2) % n_actions]
         td["agents", "action"] = torch.tensor([actions])
         td, carry = env.step_and_maybe_reset(td)
@@ -417,7 +417,7 @@ def test_storms_are_taken_in_each_form(name):
                 found = found[leaf] if leaf else found
                 assert np.array_equal(found[0, i].numpy(), np.asarray(expected, np.float32))
             assert td["next", "agents", "reward"][0, i, 0] == float(rewards[i])
-        assert bool(dones["__all__"]) == bool(td["next", "truncated"]) == (step == 11)
+        assert bool(dones["__all__"]) == bool(td["next", "truncated"]) == (step == 5)
         td = carry
     assert not td["done"].any() and not td["terminated"].any()
 
@@ -435,8 +435,8 @@ def test_coin_games_length_is_its_own():
 
 @pytest.mark.slow
 def test_storm_is_looked_at_by_the_check():
-    env = JaxMarlEnv("storm", num_envs=2, seed=0, num_inner_steps=10)
-    assert "keeps the rules" in check_marl_env(env, n_steps=25)
+    env = JaxMarlEnv("storm", num_envs=2, seed=0, num_inner_steps=3)
+    assert "keeps the rules" in check_marl_env(env, n_steps=7)  # two episodes
 
 
 def test_a_package_that_is_missing_is_named():

@@ -177,9 +177,9 @@ def test_it_works_in_torchrl():
     assert team.groups == make().team.groups
 
 
-@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
 def test_it_works_in_other_processes():
-    env = ParallelEnv(2, Counting)
+    env = ParallelEnv(2, Counting, mp_start_method="fork")
     assert env.rollout(3).shape == (2, 2, 3)
     env.close()
 

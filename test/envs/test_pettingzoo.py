@@ -705,7 +705,7 @@ def own_source():
     return OwnSource("bob_0", [{}])
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("workers", [0, 2])  # two, of which one plays two copies
 def test_every_episode_begins_with_a_seed_of_its_own(workers):
     env = PettingZooEnv(own_source, num_envs=3, seed=0, max_steps=2, workers=workers)
     seen = [env.rollout(8, break_when_any_done=False) for _ in range(2)]

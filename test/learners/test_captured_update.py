@@ -97,7 +97,7 @@ def assert_equal_training(one, other, **tolerance):
 
 
 CASES = {
-    "deaths": (arena, {}),
+    "deaths": (arena, {"minibatch_size": 32}),  # the last of an epoch has 16
     "actions that are illegal": (lambda: arena(action_mask=True), {"clip_value": True}),
     "norms": (arena, {"normalize_observations": True, "max_grad_norm": 0.01}),
     "schedules, no limit, no norm": (
@@ -124,7 +124,12 @@ CASES = {
     "as one": (lambda: arena(n_groups=3, n_agents=6), {"normalize_observations": True}),
     "as one, of different sizes": (
         lambda: meadow("two"),
-        {"central_input": "team", "normalize_observations": True, "clip_value": True},
+        {
+            "central_input": "team",
+            "normalize_observations": True,
+            "clip_value": True,
+            "minibatch_size": 32,
+        },
     ),
     "as one, state": (lambda: meadow("three"), {"central_input": "state"}),
     "attention, one-hot": (
@@ -154,6 +159,7 @@ CASES = {
 def test_graphs_learn_as_eager_updates_do(case):
     """To the bit, where a graph is run operation by operation."""
     make_env, settings = CASES[case]
+    settings = {"minibatch_size": FRAMES // 2, **settings}
     one = train(make_env, "eager", **settings)
     next_number = torch.rand(1)
     assert_equal_training(one, train(make_env, "trace", **settings))

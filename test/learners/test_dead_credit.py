@@ -12,12 +12,12 @@ from torchrl_marl.envs import MarlEnv
 from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner
 from torchrl_marl.modules import CriticConfig, NetworkConfig
 
-STEPS, GAMMA = 40, 0.99
-RETURN = sum(GAMMA**t for t in range(STEPS))  # 33.10
+STEPS, GAMMA = 20, 0.99
+RETURN = sum(GAMMA**t for t in range(STEPS))  # 18.21
 
 
 class Relic(MarlEnv):
-    """The team earns 1 a step for 40 steps; all but the first agent die in the first step."""
+    """The team earns 1 a step for 20 steps; all but the first agent die in the first step."""
 
     def __init__(self, num_envs, n_agents=2, groups=1, **kwargs):
         super().__init__(num_envs, **kwargs)
@@ -44,7 +44,7 @@ class Relic(MarlEnv):
         return TensorDict({**{name: dict(own) for name in self.names}, "state": self.time / STEPS})
 
 
-def credit(groups=1, iterations=30, **settings):
+def credit(groups=1, iterations=24, **settings):
     """The value targets of a first step, once critics have settled, ``[N]`` of each group."""
     torch.manual_seed(0)
     env = Relic(16, groups=groups, seed=0)
@@ -52,12 +52,12 @@ def credit(groups=1, iterations=30, **settings):
     small = NetworkConfig([32])
     settings = {"critic": CriticConfig([32, 32]), **settings}
     config = OnPolicyConfig(
-        actor=small, lr=3e-3, gamma=GAMMA, minibatch_size=120, num_epochs=8, **settings
+        actor=small, lr=1e-2, gamma=GAMMA, minibatch_size=60, num_epochs=4, **settings
     )
     team = TeamSpec.from_env(env)
     learner = OnPolicyLearner(team.groups, config, team=team)
     policy = TeamPolicy(learner.actors.values())
-    collector = RolloutCollector(env, policy, frames_per_batch=16 * 30)
+    collector = RolloutCollector(env, policy, frames_per_batch=16 * 15)
     found = []
     for _ in range(iterations):
         batch = collector.next()
@@ -81,6 +81,6 @@ def credit(groups=1, iterations=30, **settings):
     ids=["ippo", "mappo", "state", "attention", "two groups as one"],
 )
 def test_the_dead_settle_at_what_their_team_earns(settings):
-    assert round(RETURN, 2) == 33.10
+    assert round(RETURN, 2) == 18.21
     found = credit(**settings)
-    assert (found - RETURN).abs().max() < 0.5, found
+    assert (found - RETURN).abs().max() < 0.25, found

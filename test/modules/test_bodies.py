@@ -311,9 +311,9 @@ class TestKinds:
 
 def trained(tmp_path, env, **settings):
     own = {
-        "frames_per_batch": 256,
+        "frames_per_batch": 128,
         "learner.minibatch_size": 64,
-        "learner.lr": 1e-3,
+        "learner.lr": 3e-3,
         "evaluation.episodes": 128,
         "logging.progress": False,
     }
@@ -329,7 +329,7 @@ def test_pictures_are_learned_from(tmp_path, execution):
         tmp_path,
         Spotlights(32, seed=0),
         execution=execution,
-        total_frames=5120 if execution == "eager" else 512,
+        total_frames=2560 if execution == "eager" else 256,
         **{"learner.actor.body": "cnn", "learner.critic.body": "cnn"},
     )
     if execution == "eager":

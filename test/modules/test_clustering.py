@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from cover import pairwise
 from samples import POISON
 
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.modules.clustering import cluster_agents
 
-STEPS = 600
+STEPS = 400
 
 
 def world_of(kinds, *, seed=0, n=1000, noise=0.1):
@@ -30,9 +31,9 @@ def clusters_of(kinds, world, **kwargs):
     return cluster_agents(*world, max(kinds) + 1, **{"steps": STEPS} | kwargs)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("noise", [0.1, 1.0])
-@pytest.mark.parametrize("kinds", [(0, 1, 0, 1), (0, 0, 1, 1, 2, 2, 0, 1), (0, 0, 0, 1)])
+@pairwise(
+    kinds=[(0, 1, 0, 1), (0, 0, 1, 1, 2, 2, 0, 1), (0, 0, 0, 1)], noise=[0.1, 1.0], seed=range(3)
+)
 def test_behaviors_are_told_apart(kinds, noise, seed):
     assert clusters_of(kinds, world_of(kinds, seed=seed, noise=noise), seed=seed) == kinds
 

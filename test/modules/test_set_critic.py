@@ -265,18 +265,17 @@ def test_it_starts_orthogonal():
     assert all(bool((p == 0).all()) for p in biases)
 
 
-@every
-def test_compiles(pooling, per_agent):
+@pairwise(pooling=["mean", "attention"], per_agent=[True, False], batch=[(4,), (2, 3)])
+def test_compiles(pooling, per_agent, batch):
     network = make(pooling, per_agent)
     compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
-    for batch in ((4,), (2, 3)):
-        features, mask = team(*batch)
-        mask[0] = False
-        expected, gradients = run(network, features, mask)
-        output, others = run(network, features, mask, compiled)
-        torch.testing.assert_close(output, expected)
-        for first, second in zip(gradients, others):
-            torch.testing.assert_close(first, second)
+    features, mask = team(*batch)
+    mask[0] = False
+    expected, gradients = run(network, features, mask)
+    output, others = run(network, features, mask, compiled)
+    torch.testing.assert_close(output, expected)
+    for first, second in zip(gradients, others):
+        torch.testing.assert_close(first, second)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ pytest.importorskip("jaxmarl")
 
 from torchrl_marl.envs import JaxMarlEnv  # noqa: E402
 
-KITCHEN = {"layout": "cramped_room", "max_steps": 100, "num_envs": 8, "seed": 0}
+KITCHEN = {"layout": "cramped_room", "max_steps": 50, "num_envs": 8, "seed": 0}
 SHAPED = {"shaped_reward": 1.0}
 KEY = ("next", "agent", "reward")
 
@@ -28,7 +28,7 @@ def earned(env, actions=None):
     """What random cooks earn, and what they did."""
     torch.manual_seed(1)
     env.set_seed(3)
-    td = env.rollout(100)
+    td = env.rollout(50)
     return td[KEY].sum().item()
 
 
@@ -46,14 +46,14 @@ def test_random_cooks_are_measured_without_the_shaped_reward():
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    env = {"num_envs": 8, "max_steps": 100, "kwargs": {"layout": "cramped_room", **SHAPED}}
+    env = {"num_envs": 8, "max_steps": 50, "kwargs": {"layout": "cramped_room", **SHAPED}}
     config = small_config(
         "jaxmarl_overcooked_cramped_room_ippo",
         env=env,
-        total_frames=1600,
-        frames_per_batch=800,
-        learner={"minibatch_size": 400},
-        evaluation={"episodes": 8, "every_frames": 800},
+        total_frames=800,
+        frames_per_batch=400,
+        learner={"minibatch_size": 200},
+        evaluation={"episodes": 8, "every_frames": 400},
         checkpoint={"every_iterations": 1},
     )
     return replaced(config, folder=str(tmp_path_factory.mktemp("runs") / "run"))
