@@ -52,6 +52,15 @@ def test_of_one_index_twice_the_larger_counts():
     assert tree.total == 39.5
 
 
+@pytest.mark.parametrize(("first", "n"), [(0, 5000), (17, 300), (4999, 1), (160, 16), (3, 0)])
+def test_filling_is_setting(first, n):
+    one, other = filled(values := some_values(5000)), filled(values)
+    new = some_values(n)
+    one.fill(first, new)
+    other.set(torch.arange(first, first + n), new)
+    assert all(map(torch.equal, one.tensors, other.tensors))
+
+
 @pytest.mark.parametrize("capacity", [1, 2, 15, 16, 17, 255, 256, 257])
 def test_capacities_about_the_powers_of_the_width(capacity):
     tree = filled(torch.arange(1, capacity + 1))
@@ -173,3 +182,5 @@ def test_refusals():
         tree.set(torch.arange(2), torch.rand(2, 1))
     with pytest.raises(ValueError, match="capacity is 0 and width 16, expected at least 1 and 2"):
         SumTree(0)
+    with pytest.raises(ValueError, match="values from 5 to 9 lie outside of the 8"):
+        tree.fill(5, torch.rand(4))

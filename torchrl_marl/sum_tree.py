@@ -62,12 +62,12 @@ class SumTree:
         self.capacity, self.width = capacity, width
         double = {"dtype": torch.float64, "device": device}
         self._sums: list[Tensor] = []  # of each node, from the values to the root
-        self._ends: list[Tensor] = []  # running sums of each node's children
+        self._ends: list[Tensor] = []  # 0, and the running sums of each node's children
         nodes = capacity
         while not self._sums or nodes > 1:
             nodes = -(-nodes // width)
             self._sums.append(torch.zeros(nodes * width, **double))
-            self._ends.append(torch.zeros(nodes, width, **double))
+            self._ends.append(torch.zeros(nodes, width + 1, **double))
         self._sums.append(torch.zeros(1, **double))
 
     @property
@@ -108,6 +108,29 @@ class SumTree:
             )
         torch.ops.torchrl_marl.sum_tree_set_(self._sums, self._ends, index, value.to(torch.float64))
 
+    def fill(self, first: int, values: Tensor) -> None:
+        """Sets values that lie side by side, from the index ``first`` on; not within a graph.
+
+        Shapes:
+            - values: ``[M]``
+
+        Raises:
+            ValueError: values that would lie outside.
+
+        Reduces to: :meth:`set` of these indices, to the bit.
+        """
+        start, stop = first, first + len(values)
+        if not 0 <= start <= stop <= self.capacity:
+            raise ValueError(
+                f"SumTree.fill: values from {start} to {stop} lie outside of the {self.capacity}."
+            )
+        self._sums[0][start:stop].copy_(values)
+        for own, running, above in zip(self._sums, self._ends, self._sums[1:]):
+            start, stop = start // self.width, -(-stop // self.width)
+            children = own.view(-1, self.width)[start:stop]
+            running[start:stop, 1:].copy_(_running_sums(children))
+            above[start:stop].copy_(running[start:stop, -1])
+
     def sample(self, uniform: Tensor) -> Tensor:
         """Returns indices, drawn in proportion to their values; none whose value is 0.
 
@@ -132,12 +155,11 @@ class SumTree:
         zero = torch.zeros_like(self._sums[-1])
         sizes = [self.capacity, *map(len, self._ends)]  # of the level below
         for ends, size in zip(reversed(self._ends), reversed(sizes[:-1])):
-            row = ends[node]
+            row = ends.index_select(0, node)
             # Rounding may lead behind the last child that weighs anything.
             rest = torch.minimum(rest, torch.nextafter(row[:, -1], zero))
-            child = torch.searchsorted(row, rest.unsqueeze(1), right=True)
-            before = row.gather(1, (child - 1).clamp_min(0))
-            rest = rest - torch.where(child > 0, before, 0.0).squeeze(1)
+            child = torch.searchsorted(row, rest.unsqueeze(1), right=True) - 1
+            rest = rest - row.gather(1, child).squeeze(1)
             # What is not a number leads to the last node, and not out of the tree.
             node = (node * self.width + child.squeeze(1)).clamp_max(size - 1)
         return node
@@ -147,14 +169,19 @@ def _set_(sums: list[Tensor], ends: list[Tensor], index: Tensor, value: Tensor) 
     sums[0].index_fill_(0, index, 0.0)
     sums[0].scatter_reduce_(0, index, value, "amax")
     for own, running, above in zip(sums, ends, sums[1:]):
-        index = index // running.shape[1]
-        children = own.view(running.shape)[index]
-        row = children.cumsum(-1)
-        if row.is_cuda:
-            # Its sums are not made from left to right: a child of 0 could seem to weigh something.
-            row = torch.where(children > 0, row, 0.0).cummax(-1).values
-        running[index] = row
-        above[index] = row[:, -1]
+        width = running.shape[1] - 1
+        index = index // width
+        row = _running_sums(own.view(-1, width).index_select(0, index))
+        running[:, 1:].index_copy_(0, index, row)
+        above.index_copy_(0, index, row[:, -1])
+
+
+def _running_sums(children: Tensor) -> Tensor:
+    sums = children.cumsum(-1)
+    if not sums.is_cuda:
+        return sums
+    # A GPU does not add from left to right: a child of 0 could seem to weigh something.
+    return torch.where(children > 0, sums, 0.0).cummax(-1).values
 
 
 _LIBRARY.impl("sum_tree_set_", _set_, "CompositeExplicitAutograd")

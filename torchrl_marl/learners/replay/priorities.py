@@ -69,9 +69,9 @@ class Priorities:
         """All that a graph reads and writes."""
         return [*self.tree.tensors, self.highest, self.beta]
 
-    def add(self, index: Tensor) -> None:
-        """Gives new rows ``[B]`` the highest priority, so that each is soon seen."""
-        self.tree.set(index, self.highest.expand(len(index)))
+    def add(self, first: int, n_rows: int) -> None:
+        """Gives new rows, side by side, the highest priority, so that each is soon seen."""
+        self.tree.fill(first, self.highest.expand(n_rows))
 
     def sample(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """Returns rows, and their weights relative to the largest.
@@ -112,4 +112,4 @@ class Priorities:
             values[: len(state["values"])] = state["values"].to(values.device)
             self.highest.copy_(state["highest"])
             self.beta.copy_(state["beta"])
-        self.tree.set(torch.arange(len(values), device=values.device), values)
+        self.tree.fill(0, values)

@@ -140,7 +140,7 @@ class Ring:
     def read(self, key: Key, index: Tensor) -> Tensor:
         """Returns a leaf of the rows ``index``, ``[*B]``, as ``[*B, ...]``."""
         rows = self.leaf(key).flatten(0, 1).index_select(0, index.flatten())
-        return rows.unflatten(0, index.shape)
+        return rows if index.ndim == 1 else rows.unflatten(0, index.shape)
 
     def ahead(self, index: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Returns the rows from each row on, and after which of them not to look on.

@@ -133,10 +133,9 @@ class TeamReplay:
         written = self.ring.write(leaves, ends if cut is None else ends | cut)
         self._start_priorities()
         if self.priorities is not None:
-            n, device = self.ring.num_envs, self.ring.device
+            n = self.ring.num_envs
             for slots in written:
-                index = torch.arange(slots.start * n, slots.stop * n, device=device)
-                self.priorities.add(index)
+                self.priorities.add(slots.start * n, (slots.stop - slots.start) * n)
 
     def _start_priorities(self) -> None:
         if self.priority is not None and self.priorities is None and self.ring.store is not None:
@@ -192,18 +191,15 @@ class TeamReplay:
         index, weight = self._find(rows)
         path, ends = self.ring.ahead(index, n_step)
         length = within_window(ends).sum(1, keepdim=True)
-        last = path.gather(1, length - 1).squeeze(1)
-        found = {"index": index, "priority_weight": weight, "discount": gamma ** length.float()}
-        minibatch = TensorDict(found, [len(index)], device=self.ring.device)
+        last = index if n_step == 1 else path.gather(1, length - 1).squeeze(1)
+        leaves = {("index",): index, ("priority_weight",): weight}
+        leaves["discount",] = gamma ** length.float()
         for key in self.keys:
-            if key[0] != "next":
-                value = self.ring.read(key, index)
-            elif key[-1] == "reward":
-                value = n_step_return(self.ring.read(key, path), ends, gamma=gamma)[0]
+            if key[0] == "next" and key[-1] == "reward" and n_step > 1:
+                leaves[key] = n_step_return(self.ring.read(key, path), ends, gamma=gamma)[0]
             else:
-                value = self.ring.read(key, last)
-            minibatch.set(key, value)
-        return minibatch
+                leaves[key] = self.ring.read(key, last if key[0] == "next" else index)
+        return _nested(leaves, index.shape, self.ring.device)
 
     def windows(self, rows: Tensor, length: int) -> TensorDict:
         """Returns each row and the steps that follow it, for networks that remember.
@@ -224,11 +220,10 @@ class TeamReplay:
         valid = within_window(ends)
         last = valid.sum(1, keepdim=True) - 1
         path = path.gather(1, torch.arange(length, device=path.device).minimum(last))
-        found = {"index": path, "priority_weight": weight.unsqueeze(1).expand_as(path)}
-        window = TensorDict({**found, "valid": valid}, path.shape, device=self.ring.device)
-        for key in self.keys:
-            window.set(key, self.ring.read(key, path))
-        return window
+        leaves = {("index",): path, ("valid",): valid}
+        leaves["priority_weight",] = weight.unsqueeze(1).expand_as(path)
+        leaves |= {key: self.ring.read(key, path) for key in self.keys}
+        return _nested(leaves, path.shape, self.ring.device)
 
     def _find(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the numbers and the weights of rows, ``[B]`` each."""
@@ -285,3 +280,14 @@ class TeamReplay:
 def _as_tuple(key: NestedKey) -> Key:
     key = unravel_key(key)
     return (key,) if isinstance(key, str) else key
+
+
+def _nested(
+    leaves: Mapping[Key, Tensor], batch_size: torch.Size, device: torch.device | None
+) -> TensorDict:
+    """Returns leaves as a TensorDict, without the checks that take most of an eager minibatch."""
+    own: dict[str, Any] = {key[0]: leaf for key, leaf in leaves.items() if len(key) == 1}
+    for name in dict.fromkeys(key[0] for key in leaves if len(key) > 1):
+        inner = {key[1:]: leaf for key, leaf in leaves.items() if key[0] == name and key[1:]}
+        own[name] = _nested(inner, batch_size, device)
+    return TensorDict._new_unsafe(own, batch_size=batch_size, device=device)

@@ -134,7 +134,7 @@ class TreeSampler(PrioritizedSampler):
             )
         self._alpha, self._beta = state_dict["_alpha"], state_dict["_beta"]
         self._eps, self._max_priority = state_dict["_eps"], state_dict["_max_priority"]
-        self._sum_tree[torch.arange(len(values))] = values
+        self._sum_tree.tree.fill(0, values)
 
     def dumps(self, path: str | Path) -> None:
         """Writes the state into a folder."""
