@@ -260,7 +260,8 @@ class TestValues:
         [
             (
                 "learner.algorithm=mapo",
-                "learner.algorithm is 'mapo', expected mappo, ippo or random; "
+                "learner.algorithm is 'mapo', expected mappo, ippo, maddpg, "
+                "iddpg, matd3, itd3 or random; "
                 "did you mean 'mappo'? use learner.algorithm=mappo.",
             ),
             (

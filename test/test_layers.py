@@ -45,6 +45,7 @@ SETTINGS = {
     "envs.libraries",
     "modules.config",
     "learners.config",
+    "learners.off_policy_config",
     "learners.algorithms",
     "training.config",
 }

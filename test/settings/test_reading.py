@@ -21,6 +21,7 @@ from torchrl_marl.settings import (
     Tagged,
     check,
     json_schema,
+    overridden,
     override,
     parse_overrides,
     read,
@@ -29,6 +30,34 @@ from torchrl_marl.settings import (
     unread,
 )
 from torchrl_marl.settings.files import _loaded
+
+
+@dataclass(frozen=True)
+class Way:
+    method: str = ""
+    """Which way."""
+    far: Count = 2
+    """How far."""
+    pause: Count = 1
+    """Rests."""
+
+
+@dataclass(frozen=True)
+class Walk(Way):
+    method: str = "walk"
+    """Which way."""
+    steps: Count = 3
+    """How often."""
+
+
+@dataclass(frozen=True)
+class Ride(Way):
+    method: str = "ride"
+    """Which way."""
+    steps: Count = 1
+    """How often."""
+    pause: Count = 5
+    """Rests."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +218,22 @@ class TestOverrides:
         assert override(config, "groups", "a") == Slow("slow", steps=4)
         assert override(config, "groups", "b") == Fast("fast", 2.0, 4)
         assert override(config, "groups", "c") == config.learner
+
+    def test_of_a_family_it_takes_over_what_both_extend(self):
+        """Not what only has the same name, nor defaults."""
+
+        class Ways:
+            def words(self):
+                return {"walk": "on foot", "ride": "on a horse"}
+
+            def schema(self, word):
+                return {"walk": Walk, "ride": Ride}.get(word)
+
+        by = Tagged("method", Ways())
+        assert overridden(by, Walk(), {"method": "ride"}) == Ride()
+        base = Walk(far=9, steps=7, pause=4)
+        assert overridden(by, base, {"method": "ride"}) == Ride(far=9, pause=4)
+        assert overridden(by, base, {"steps": 8}) == Walk(far=9, steps=8, pause=4)
 
     def test_what_the_section_says_for_groups_is_theirs(self):
         config = read(Schema, {"learner.patience": 2, "groups": {"a": "slow", "b": {"steps": 1}}})

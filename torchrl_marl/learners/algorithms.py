@@ -46,6 +46,10 @@ _PPO = (
     "torchrl_marl.learners.config:OnPolicyConfig",
     "torchrl_marl.learners.on_policy:OnPolicyLearner",
 )
+_OFF_POLICY = (
+    "torchrl_marl.learners.off_policy_config:OffPolicyConfig",
+    "torchrl_marl.learners.off_policy:OffPolicyLearner",
+)
 _RANDOM = (
     "torchrl_marl.learners.config:RandomConfig",
     "torchrl_marl.learners.fixed_policy:FixedPolicy",
@@ -80,6 +84,24 @@ ALGORITHMS = Algorithms(
             "PPO for a team; the critic sees what all agents of the group see, or the state", *_PPO
         ),
         "ippo": Algorithm("PPO for a team; each agent's critic sees what the agent sees", *_PPO),
+        "maddpg": Algorithm(
+            "deterministic policies from stored steps; the critic sees all agents and their "
+            "actions, or the state",
+            *_OFF_POLICY,
+        ),
+        "iddpg": Algorithm(
+            "deterministic policies from stored steps; each agent's critic sees what the agent "
+            "sees and does",
+            *_OFF_POLICY,
+        ),
+        "matd3": Algorithm(
+            "MADDPG with two critics, noise on the target's actions and a slower actor",
+            *_OFF_POLICY,
+        ),
+        "itd3": Algorithm(
+            "IDDPG with two critics, noise on the target's actions and a slower actor",
+            *_OFF_POLICY,
+        ),
         "random": Algorithm(
             "random actions, nothing is learned: for a group that the others play against", *_RANDOM
         ),

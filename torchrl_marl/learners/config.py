@@ -1,4 +1,4 @@
-"""Settings of learners: a dataclass for each kind of algorithm."""
+"""Settings of learners: a dataclass for each family of algorithms."""
 
 from __future__ import annotations
 
@@ -9,10 +9,23 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.config import CriticConfig, NetworkConfig, sharing_of
 from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share, Weight
 
-__all__ = ["LearnerConfig", "OnPolicyConfig", "RandomConfig"]
+__all__ = ["ActorCriticConfig", "CentralInput", "LearnerConfig", "OnPolicyConfig", "RandomConfig"]
+
+# What an algorithm is called whose critics see more than their own agent.
+_CENTRAL = {"ippo": "mappo", "iddpg": "maddpg", "itd3": "matd3"}
 
 Schedule = Annotated[
     str, OneOf({"constant": "stays as it is", "linear": "falls to 0 at the end of training"})
+]
+CentralInput = Annotated[
+    str,
+    OneOf(
+        {
+            "observations": "those of all agents of the group",
+            "team": "those of all agents of all groups",
+            "state": "the world's state",
+        }
+    ),
 ]
 
 
@@ -45,25 +58,99 @@ class RandomConfig(LearnerConfig):
 
 
 @dataclass(frozen=True)
-class OnPolicyConfig(LearnerConfig):
+class ActorCriticConfig(LearnerConfig):
+    """Settings of every family that trains actors beside critics.
+
+    A group whose algorithm is of another family than ``learner``'s takes these over from there,
+    where they differ from their defaults.
+    """
+
+    central_input: CentralInput = "observations"
+    """What a central critic sees."""
+    actor: NetworkConfig = field(default_factory=NetworkConfig)
+    """The actor's network."""
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    """The critic's network."""
+    gamma: Share = 0.99
+    """Discount."""
+    bootstrap: Annotated[
+        str, OneOf({"team": "the team's (shared reward)", "agent": "each agent's own"})
+    ] = "team"
+    """Whose ends stop the return."""
+    adam_eps: Positive = 1e-5
+    """Adam's epsilon."""
+    max_grad_norm: Positive | None = 10.0
+    """Largest norm of the gradient of each group's networks; null for none."""
+    normalize_observations: bool = False
+    """Running mean and variance of the observations, over living agents."""
+    precision: Annotated[
+        str,
+        OneOf(
+            {
+                "float32": "as they are",
+                "tf32": "matrix products of the learner in TF32, on a GPU that has it",
+                "bf16": "forward and backward in bfloat16, in acting as well",
+            }
+        ),
+    ] = "float32"
+    """How precisely networks compute."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.critic, CriticConfig):  # a plain network will do, too
+            object.__setattr__(self, "critic", CriticConfig(**vars(self.critic)))
+
+    @property
+    def central(self) -> bool:
+        """Whether critics see more than their own agent."""
+        return self.algorithm in _CENTRAL.values()
+
+    def check(self, at: str = "") -> None:
+        """Refuses critics that their input or their sharing makes impossible.
+
+        Raises:
+            ConfigError: naming the settings that do not fit together.
+        """
+        critic, sharing = self.critic, sharing_of(self.critic)
+        central = _CENTRAL.get(self.algorithm, self.algorithm)
+        of_agents = self.central and self.central_input != "state"
+        shared = sharing in ("group", "full")
+        if critic.architecture != "mlp" and not of_agents:
+            raise ConfigError(
+                f"{at}critic.architecture is {critic.architecture!r}, which reads the "
+                f"agents' observations; use {at}algorithm={central} and "
+                f"{at}central_input=observations, or {at}critic.architecture=mlp."
+            )
+        if critic.value_per == "team" and not (self.central and shared):
+            raise ConfigError(
+                f"{at}critic.value_per is 'team', which needs a central critic that no agent "
+                f"has for itself; use {at}algorithm={central} and {at}critic.sharing=group, "
+                f"or {at}critic.value_per=agent."
+            )
+        if critic.architecture != "mlp" and not shared:
+            raise ConfigError(
+                f"{at}critic.sharing is {sharing!r}, but a critic of architecture "
+                f"{critic.architecture!r} is one network for all; "
+                f"use {at}critic.sharing=group."
+            )
+
+    def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
+        """Refuses a critic of a state that the world does not give."""
+        central = self.central and self.central_input == "state"
+        if central and not own_env and run.env.library == "vmas" and run.env.state is None:
+            raise ConfigError(
+                f"{at}central_input is 'state', but env.state is null and VMAS gives none; "
+                "use env.state=observations."
+            )
+
+
+@dataclass(frozen=True)
+class OnPolicyConfig(ActorCriticConfig):
     """MAPPO or IPPO: what is trained, on which advantages, with which steps."""
 
     algorithm: str = "mappo"
     """How agents learn."""
-    central_input: Annotated[
-        str,
-        OneOf(
-            {
-                "observations": "those of all agents of the group",
-                "team": "those of all agents of all groups",
-                "state": "the world's state",
-            }
-        ),
-        ReadWhere("algorithm", "mappo"),
-    ] = "observations"
+    central_input: Annotated[CentralInput, ReadWhere("algorithm", "mappo")] = "observations"
     """What a central critic sees."""
-    actor: NetworkConfig = field(default_factory=NetworkConfig)
-    """The actor's network."""
     critic: Annotated[
         CriticConfig, ReadWhere("algorithm", "mappo", of=("architecture", "value_per"))
     ] = field(default_factory=CriticConfig)
@@ -71,22 +158,12 @@ class OnPolicyConfig(LearnerConfig):
     unshare_at: Share | None = None
     """Share of the run, 0 to 1, after which every agent goes on with its own copy of the networks
     that it shared; null for never."""
-    gamma: Share = 0.99
-    """Discount."""
     lmbda: Share = 0.95
     """Weight of longer returns in the advantage (GAE)."""
-    bootstrap: Annotated[
-        str, OneOf({"team": "the team's (shared reward)", "agent": "each agent's own"})
-    ] = "team"
-    """Whose ends stop the return."""
     lr: Positive = 5e-4
     """Learning rate of Adam."""
     lr_schedule: Schedule = "constant"
     """Course of the learning rate."""
-    adam_eps: Positive = 1e-5
-    """Adam's epsilon."""
-    max_grad_norm: Positive | None = 10.0
-    """Largest norm of the gradient of each group's actor and critic together; null for none."""
     num_epochs: Count = 6
     """Passes over a batch."""
     minibatch_size: Count = 1200
@@ -133,51 +210,6 @@ class OnPolicyConfig(LearnerConfig):
         0.99
     )
     """Memory of the return statistics, per batch."""
-    normalize_observations: bool = False
-    """Running mean and variance of the observations, over living agents."""
-    precision: Annotated[
-        str,
-        OneOf(
-            {
-                "float32": "as they are",
-                "tf32": "matrix products of the learner in TF32, on a GPU that has it",
-                "bf16": "forward and backward in bfloat16, in acting as well",
-            }
-        ),
-    ] = "float32"
-    """How precisely networks compute."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.critic, CriticConfig):  # a plain network will do, too
-            object.__setattr__(self, "critic", CriticConfig(**vars(self.critic)))
-
-    def check(self, at: str = "") -> None:
-        """Refuses critics that their input or their sharing makes impossible.
-
-        Raises:
-            ConfigError: naming the settings that do not fit together.
-        """
-        critic, sharing = self.critic, sharing_of(self.critic)
-        of_agents = self.algorithm == "mappo" and self.central_input != "state"
-        shared = sharing in ("group", "full")
-        if critic.architecture != "mlp" and not of_agents:
-            raise ConfigError(
-                f"{at}critic.architecture is {critic.architecture!r}, which reads the "
-                f"agents' observations; use {at}algorithm=mappo and "
-                f"{at}central_input=observations, or {at}critic.architecture=mlp."
-            )
-        if critic.value_per == "team" and not (self.algorithm == "mappo" and shared):
-            raise ConfigError(
-                f"{at}critic.value_per is 'team', which needs a central critic that no agent "
-                f"has for itself; use {at}algorithm=mappo and {at}critic.sharing=group, "
-                f"or {at}critic.value_per=agent."
-            )
-        if critic.architecture != "mlp" and not shared:
-            raise ConfigError(
-                f"{at}critic.sharing is {sharing!r}, but a critic of architecture "
-                f"{critic.architecture!r} is one network for all; "
-                f"use {at}critic.sharing=group."
-            )
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
         """Refuses minibatches larger than a batch, and a state that the world does not give."""
@@ -187,9 +219,4 @@ class OnPolicyConfig(LearnerConfig):
                 f"frames_per_batch, {run.frames_per_batch}; "
                 f"use {at}minibatch_size={run.frames_per_batch}."
             )
-        central = self.algorithm == "mappo" and self.central_input == "state"
-        if central and not own_env and run.env.library == "vmas" and run.env.state is None:
-            raise ConfigError(
-                f"{at}central_input is 'state', but env.state is null and VMAS gives none; "
-                "use env.state=observations."
-            )
+        super().check_run(run, at, own_env=own_env)

@@ -17,7 +17,7 @@ from torchrl.modules import ProbabilisticActor
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.joining import join
-from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.learners.config import ActorCriticConfig, OnPolicyConfig
 from torchrl_marl.modules.actors import make_actor
 from torchrl_marl.modules.critics import make_critic
 from torchrl_marl.modules.inputs import gather_observation
@@ -96,9 +96,7 @@ def build_critic(
     value_norm = None
     if config.value_norm:
         value_norm = ValueNorm(config.value_norm_decay, membership=group.membership, device=device)
-    centralized: Any = config.algorithm == "mappo"
-    if centralized and config.central_input == "state":
-        centralized = "state"
+    centralized = what_critics_see(config)
     with _naming(group, "critic"):
         critic = make_critic(
             group,
@@ -113,13 +111,18 @@ def build_critic(
     return critic
 
 
-def seen_by_critics(groups: Iterable[GroupSpec], config: OnPolicyConfig) -> GroupSpec | None:
+def what_critics_see(config: ActorCriticConfig) -> Any:
+    """Returns the word for it, ``centralized`` of :func:`~torchrl_marl.modules.make_critic`."""
+    return "state" if config.central and config.central_input == "state" else config.central
+
+
+def seen_by_critics(groups: Iterable[GroupSpec], config: ActorCriticConfig) -> GroupSpec | None:
     """Returns the agents that a critic across groups sees, as one group; None without one."""
-    across = config.algorithm == "mappo" and config.central_input == "team"
+    across = config.central and config.central_input == "team"
     return join(list(groups), same_actions=False) if across else None
 
 
-def must_stay_apart(config: OnPolicyConfig) -> bool:
+def must_stay_apart(config: ActorCriticConfig) -> bool:
     """Whether each group needs networks of its own: one over a set of agents would see them all."""
     return config.critic.architecture != "mlp" and config.central_input != "team"
 

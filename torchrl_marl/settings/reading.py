@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any, TypeVar, get_origin
 
 from torchrl_marl.errors import ConfigError, quoted
@@ -63,7 +64,8 @@ def normalized(schema: type, layer: Mapping[str, Any], *, told: bool = True) -> 
 def overridden(note: Tagged, base: Any, own: Mapping[str, Any], at: str = "") -> Any:
     """Returns a section's settings with some that differ, by whose tag the schema is chosen.
 
-    Settings of ``base`` that the chosen schema does not have are left out.
+    From a ``base`` of another schema it takes over what differs from its default, of the settings
+    that both have: from the schema that both extend, where there is one.
 
     Args:
         note (Tagged): how the schema is chosen.
@@ -76,9 +78,17 @@ def overridden(note: Tagged, base: Any, own: Mapping[str, Any], at: str = "") ->
     """
     own = unfold(own)
     schema = _schema(note, own.get(note.by, getattr(base, note.by)), f"{at}{note.by}")
-    known = settings_of(schema)
-    values = {key: one.default for key, one in settings_of(base).items() if key in known}
-    return read(schema, values, own, at=at)
+    return read(schema, _taken_over(base, schema), own, at=at)
+
+
+def _taken_over(base: Any, schema: type) -> dict[str, Any]:
+    """Returns what a section says for another schema, flat."""
+    values = {key: one.default for key, one in settings_of(base).items()}
+    if type(base) is schema:
+        return values
+    both = [kind for kind in type(base).__mro__ if kind in schema.__mro__ and is_dataclass(kind)]
+    shared, defaults = settings_of(both[0] if both else schema), settings_of(type(base))
+    return {k: x for k, x in values.items() if k in shared and x != defaults[k].default}
 
 
 class Reader:

@@ -1,0 +1,70 @@
+"""Settings of the algorithms that learn from stored steps."""
+
+import pytest
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners.off_policy_config import OffPolicyConfig
+from torchrl_marl.recipes import load_config
+from torchrl_marl.settings import override, settings_of
+
+TAG = "vmas_simple_tag_mappo"
+
+
+def refusal(*texts):
+    with pytest.raises(ConfigError) as error:
+        load_config(TAG, texts)
+    return str(error.value)
+
+
+def test_a_group_of_another_family_takes_over_what_both_have():
+    config = load_config(TAG, ["groups.agent=maddpg", "learner.actor.num_cells=[32]"])
+    learner = override(config, "groups", "agent")
+    assert isinstance(learner, OffPolicyConfig)
+    assert learner.gamma == 0.95 and learner.actor.num_cells == [32]  # of the recipe, and given
+    assert learner.minibatch_size == 256 and learner.adam_eps == 1e-8  # its own family's
+    assert config.learner.algorithm == "mappo" and config.learner.lmbda == 0.9
+
+
+def test_settings_of_another_family_do_not_exist():
+    assert refusal("learner=maddpg", "learner.lmbda=0.5") == (
+        "learner.lmbda is 0.5, which is read only where learner.algorithm is mappo or ippo; "
+        "leave learner.lmbda out."
+    )
+    assert "learner.algorithm is maddpg, iddpg, matd3 or itd3" in refusal("learner.tau=0.5")
+    assert "groups.agent.algorithm is mappo or ippo" in refusal(
+        "groups.agent=maddpg", "groups.agent.lr=0.1"
+    )
+    known = settings_of(load_config(TAG, ["learner=matd3"]).learner)
+    assert "tau" in known and not {"lr", "num_epochs", "entropy_coeff"} & set(known)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["learner=maddpg", "learner.target_noise=0.3"], "learner.algorithm is itd3 or matd3"),
+        (["learner=iddpg", "learner.central_input=team"], "algorithm is maddpg or matd3"),
+        (
+            ["learner=maddpg", "learner.learning_starts=288000"],
+            "learner.learning_starts is 288000, expected less than total_frames, 288000, or "
+            "nothing is learned; use learner.learning_starts=28800.",
+        ),
+        (
+            ["learner=maddpg", "learner.replay.capacity=100"],
+            "learner.minibatch_size is 256, expected at most learner.replay.capacity, 100; "
+            "use learner.replay.capacity=256.",
+        ),
+        (
+            ["learner=itd3", "learner.critic.architecture=set"],
+            "learner.critic.architecture is 'set'",
+        ),
+        (["learner=maddpg", "learner.updates_per_frame=0"], "learner.updates_per_frame is 0"),
+        (["learner=maddpg", "learner.central_input=state"], "use env.state=observations"),
+    ],
+)
+def test_refusals(texts, message):
+    assert message in refusal(*texts)
+
+
+def test_a_store_smaller_than_its_look_ahead():
+    texts = ["learner=maddpg", "learner.n_step=300000"]
+    assert "use learner.replay.capacity=300000." in refusal(*texts)

@@ -1,0 +1,125 @@
+"""Settings of the algorithms that learn from stored steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners.config import ActorCriticConfig, CentralInput
+from torchrl_marl.modules.config import CriticConfig
+from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share, Weight
+
+__all__ = ["ExplorationConfig", "OffPolicyConfig", "ReplayConfig"]
+
+_TD3 = ("itd3", "matd3")
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """The steps that are kept to learn from."""
+
+    capacity: Count = 200_000
+    """Env steps that are kept, of all agents; the oldest make room."""
+
+
+@dataclass(frozen=True)
+class ExplorationConfig:
+    """What is added to the actions of a policy while it collects."""
+
+    sigma: Weight = 0.2
+    """Standard deviation of Gaussian noise on continuous actions, as a share of half their
+    range."""
+    sigma_end: Weight = 0.05
+    """The same at the end of the schedule."""
+    epsilon: Share = 0.0
+    """Chance with which an agent acts at random, once learning has started."""
+    epsilon_end: Share = 0.0
+    """The same at the end of the schedule."""
+    annealing: Share = 1.0
+    """Share of the run in which both go from the first value to the last, along a line."""
+
+
+@dataclass(frozen=True)
+class OffPolicyConfig(ActorCriticConfig):
+    """MADDPG, MATD3 and their independent forms: learns from stored steps."""
+
+    algorithm: str = "maddpg"
+    """How agents learn."""
+    central_input: Annotated[CentralInput, ReadWhere("algorithm", "maddpg", "matd3")] = (
+        "observations"
+    )
+    """What a central critic sees, beside the actions."""
+    critic: Annotated[
+        CriticConfig,
+        ReadWhere("algorithm", "maddpg", "matd3", of=("architecture", "value_per")),
+    ] = field(default_factory=CriticConfig)
+    """The critic's network."""
+    adam_eps: Positive = 1e-8
+    """Adam's epsilon."""
+    actor_lr: Positive = 3e-4
+    """Learning rate of the actor's Adam."""
+    critic_lr: Positive = 1e-3
+    """Learning rate of the critics' Adam."""
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    """What is kept."""
+    exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
+    """How new steps are made."""
+    learning_starts: Annotated[int, Range(0)] = 10_000
+    """Frames with random actions before the first update."""
+    updates_per_frame: Positive = 0.1
+    """Updates for each frame that is collected since then."""
+    minibatch_size: Count = 256
+    """Env steps of an update, drawn from all that are kept; the agents of a step stay
+    together."""
+    n_step: Count = 1
+    """Rewards that are added up before the value of what follows."""
+    tau: Annotated[float, Range(0, 1, above=True)] = 0.005
+    """Share of the way that target networks go to the networks after each update."""
+    actor_gradient: Annotated[
+        str,
+        OneOf(
+            {
+                "bootstrap": "as `bootstrap` says",
+                "team": "the mean of all values of the group",
+                "agent": "the acting agent's own value",
+            }
+        ),
+    ] = "bootstrap"
+    """Which values an agent's actions are to raise."""
+    saturation_coeff: Weight = 1e-3
+    """Weight of the squares of the actor's outputs before they are squashed (of its logits, where
+    actions are discrete), which keeps actions off their bounds."""
+    actor_interval: Annotated[Count, ReadWhere("algorithm", *_TD3)] = 2
+    """Updates of the critics for one of the actor and the targets."""
+    target_noise: Annotated[Weight, ReadWhere("algorithm", *_TD3)] = 0.2
+    """Standard deviation of the noise on the target's next action, as a share of half the
+    range."""
+    target_noise_clip: Annotated[Weight, ReadWhere("algorithm", *_TD3)] = 0.5
+    """Largest noise on the target's next action, as a share of half the range."""
+
+    @property
+    def twin(self) -> bool:
+        """Whether there are two critics, of which the smaller value counts (TD3)."""
+        return self.algorithm in _TD3
+
+    def check(self, at: str = "") -> None:
+        """Refuses a store that is smaller than what is drawn from it, and impossible critics."""
+        super().check(at)
+        for name in ("minibatch_size", "n_step"):
+            value = getattr(self, name)
+            if value > self.replay.capacity:
+                raise ConfigError(
+                    f"{at}{name} is {value}, expected at most {at}replay.capacity, "
+                    f"{self.replay.capacity}; use {at}replay.capacity={value}."
+                )
+
+    def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
+        """Refuses a run in which no update would ever be made."""
+        if self.learning_starts >= run.total_frames:
+            raise ConfigError(
+                f"{at}learning_starts is {self.learning_starts}, expected less than total_frames, "
+                f"{run.total_frames}, or nothing is learned; use {at}learning_starts="
+                f"{run.total_frames // 10}."
+            )
+        super().check_run(run, at, own_env=own_env)
