@@ -5,9 +5,12 @@ from typing import TYPE_CHECKING
 from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
+    from torchrl_marl.modules.action_critics import make_action_critic
     from torchrl_marl.modules.actors import make_actor
     from torchrl_marl.modules.config import CriticConfig, NetworkConfig
     from torchrl_marl.modules.critics import make_critic
+    from torchrl_marl.modules.deterministic_actor import make_deterministic_actor
+    from torchrl_marl.modules.exploration import Explore
     from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
     from torchrl_marl.modules.random_actor import RandomActor
     from torchrl_marl.modules.registry import register_body, register_sharing
@@ -19,9 +22,12 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
+        "action_critics": ["make_action_critic"],
         "actors": ["make_actor"],
         "config": ["CriticConfig", "NetworkConfig"],
         "critics": ["make_critic"],
+        "deterministic_actor": ["make_deterministic_actor"],
+        "exploration": ["Explore"],
         "normalization": ["ObservationNorm", "ValueNorm"],
         "random_actor": ["RandomActor"],
         "registry": ["register_body", "register_sharing"],

@@ -15,7 +15,7 @@ from tensordict.nn import (
     TensorDictSequential,
     dispatch,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Categorical
 from torchrl.data import Bounded
 from torchrl.modules import (
@@ -36,7 +36,14 @@ from torchrl_marl.modules.size import check_size
 from torchrl_marl.specs import GroupSpec
 from torchrl_marl.stacking import is_lazy
 
-__all__ = ["GroupActor", "make_actor"]
+__all__ = [
+    "GroupActor",
+    "legal_logits",
+    "make_actor",
+    "make_actor_network",
+    "refuse_half_bounded",
+    "write_acted",
+]
 
 
 class GroupActor(ProbabilisticActor):
@@ -60,13 +67,20 @@ class GroupActor(ProbabilisticActor):
         if not is_lazy(tensordict.get(self.group.name, None)):
             return super().forward(tensordict, *args, **kwargs)
         acted = super().forward(self.group.dense(tensordict), *args, **kwargs)
-        for leaf in ("action", "action_log_prob"):
-            self.group.write(tensordict, leaf, acted.get((self.group.name, leaf)))
-        return tensordict
+        return write_acted(self.group, acted, tensordict)
 
     def get_dist(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> Any:
         """Returns the distribution over padded actions."""
         return super().get_dist(self.group.dense(tensordict), *args, **kwargs)
+
+
+def write_acted(group: GroupSpec, acted: TensorDictBase, td: TensorDictBase) -> TensorDictBase:
+    """Writes dense actions into a lazily stacked group."""
+    for leaf in ("action", "action_log_prob"):
+        rows = acted.get((group.name, leaf), None)
+        if rows is not None:
+            group.write(td, leaf, rows)
+    return td
 
 
 def make_actor(
@@ -116,28 +130,9 @@ def make_actor(
         >>> actor(td)["car", "action"].shape, td["car", "action_log_prob"].shape
         (torch.Size([5, 3, 2]), torch.Size([5, 3]))
     """
-    config = NetworkConfig() if config is None else config
-    spec = group.padded_spec["action"]
-    if not group.discrete and not spec.dtype.is_floating_point:
-        raise ValueError(
-            f"group {group.name!r}: {type(spec).__name__} actions have no "
-            "distribution here, expected Bounded, Unbounded, Categorical or OneHot."
-        )
-    check_size("actor", group, config, device)
-    body = make_agent_network(
-        group,
-        group.n_actions if group.discrete else 2 * group.action_dim,
-        config,
-        gain=0.01,
-        standardized=observation_norm is not None,
-        device=device,
-    )
-    network = AgentNetwork(
-        AgentInput(group, observation_norm, device),
-        body,
-        None if group.discrete else NormalParamExtractor(),
-        links=links_of(group, config, device),
-    )
+    outputs = group.n_actions if group.discrete else 2 * group.action_dim
+    head = None if group.discrete else NormalParamExtractor()
+    network = make_actor_network(group, config, outputs, head, observation_norm, device)
     make = _discrete if group.discrete else _continuous
     module, parameters, distribution, settings = make(group, network, device)
     return GroupActor(
@@ -153,13 +148,46 @@ def make_actor(
     )
 
 
+def make_actor_network(
+    group: GroupSpec,
+    config: NetworkConfig | None,
+    outputs: int,
+    head: nn.Module | None,
+    norm: ObservationNorm | None,
+    device: torch.device | str | None,
+) -> AgentNetwork:
+    """Builds an actor's network, with so many outputs for every agent.
+
+    Raises:
+        ValueError: actions that are neither discrete nor floats.
+    """
+    config = NetworkConfig() if config is None else config
+    spec = group.padded_spec["action"]
+    if not group.discrete and not spec.dtype.is_floating_point:
+        raise ValueError(
+            f"group {group.name!r}: {type(spec).__name__} actions have no "
+            "distribution here, expected Bounded, Unbounded, Categorical or OneHot."
+        )
+    check_size("actor", group, config, device)
+    body = make_agent_network(
+        group,
+        outputs,
+        config,
+        gain=0.01,
+        standardized=norm is not None,
+        device=device,
+    )
+    agents = AgentInput(group, norm, device)
+    return AgentNetwork(agents, body, head, links=links_of(group, config, device))
+
+
 def _continuous(group, network, device):
     outputs = [group.key("loc"), group.key("scale")]
     module = TensorDictModule(network, in_keys=AgentInput.keys(group), out_keys=outputs)
     parameters = {"loc": outputs[0], "scale": outputs[1]}
     bounds, own = group.action_bounds, group.action_padding
     if bounds is None:
-        _refuse_half_bounded(group)
+        refuse_half_bounded(group)
         if own is None:
             return module, parameters, IndependentNormal, {}
         return module, parameters, PaddedNormal, {"mask": own.to(device)}
@@ -169,7 +197,7 @@ def _continuous(group, network, device):
     return module, parameters, PaddedTanhNormal, {"low": low, "high": high, "mask": own.to(device)}
 
 
-def _refuse_half_bounded(group: GroupSpec) -> None:
+def refuse_half_bounded(group: GroupSpec) -> None:
     spec, own = group.padded_spec["action"], group.action_padding
     if not isinstance(spec, Bounded):
         return
@@ -182,14 +210,22 @@ def _refuse_half_bounded(group: GroupSpec) -> None:
 
 
 def _discrete(group, network, device):
+    module = legal_logits(group, network, device)
+    distribution = OneHotCategorical if group.one_hot else Categorical
+    return module, {"logits": group.key("logits")}, distribution, {}
+
+
+def legal_logits(
+    group: GroupSpec, network: nn.Module, device: torch.device | str | None
+) -> TensorDictModule | TensorDictSequential:
+    """Returns what writes ``(group, "logits")``, in which illegal actions have no probability."""
     logits = group.key("logits")
     module = TensorDictModule(network, in_keys=AgentInput.keys(group), out_keys=[logits])
-    if group.action_mask_key is not None or group.action_padding is not None:
-        keys = [logits, *([group.action_mask_key] if group.action_mask_key else [])]
-        legal = TensorDictModule(LegalLogits(group, device), in_keys=keys, out_keys=[logits])
-        module = TensorDictSequential(module, legal)
-    distribution = OneHotCategorical if group.one_hot else Categorical
-    return module, {"logits": logits}, distribution, {}
+    if group.action_mask_key is None and group.action_padding is None:
+        return module
+    keys = [logits, *([group.action_mask_key] if group.action_mask_key else [])]
+    legal = TensorDictModule(LegalLogits(group, device), in_keys=keys, out_keys=[logits])
+    return TensorDictSequential(module, legal)
 
 
 def _scalar_or_tensor(

@@ -11,39 +11,39 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
-from torchrl.modules import ProbabilisticActor
 
 from torchrl_marl.joining import JoinedGroup
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["ActorPart", "GroupActors", "JoinedActor", "merge_parts"]
 
-_WRITTEN = ("action", "action_log_prob")
+_ACTED = ("action", "action_log_prob")
 
 
 class JoinedActor(TensorDictModuleBase):
     """One actor for several groups: reads them, acts for all agents at once, writes to each.
 
     Args:
-        actor (ProbabilisticActor): of the joined group.
+        actor (TensorDictModuleBase): of the joined group.
         group (JoinedGroup): the groups.
 
     Keys:
         - reads: each group's observation, mask and action mask
-        - writes: each group's ``action`` and ``action_log_prob``
+        - writes: each group's ``action``, and ``action_log_prob`` where the actor writes it
     """
 
-    def __init__(self, actor: ProbabilisticActor, group: JoinedGroup) -> None:
+    def __init__(self, actor: TensorDictModuleBase, group: JoinedGroup) -> None:
         super().__init__()
         self.actor = actor
         self.group = group
         self.in_keys = [key for own in group.groups for key in _read(own)]
-        self.out_keys = [own.key(leaf) for own in group.groups for leaf in _WRITTEN]
+        self.written = tuple(leaf for leaf in _ACTED if group.key(leaf) in actor.out_keys)
+        self.out_keys = [own.key(leaf) for own in group.groups for leaf in self.written]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts."""
         joined = self.actor(self.group.gather(tensordict))
-        return self.group.scatter(joined, tensordict, _WRITTEN)
+        return self.group.scatter(joined, tensordict, self.written)
 
     def part(self, name: str) -> ActorPart:
         """Returns the actor of one group."""
@@ -62,7 +62,7 @@ class ActorPart(TensorDictModuleBase):
 
     Keys:
         - reads: the group's observation, mask and action mask
-        - writes: its ``action`` and ``action_log_prob``
+        - writes: its ``action``, and ``action_log_prob`` where the actor writes it
     """
 
     def __init__(self, whole: JoinedActor, name: str) -> None:
@@ -70,7 +70,7 @@ class ActorPart(TensorDictModuleBase):
         self.whole = whole
         [self.group] = [group for group in whole.group.groups if group.name == name]
         self.in_keys = _read(self.group)
-        self.out_keys = [self.group.key(leaf) for leaf in _WRITTEN]
+        self.out_keys = [self.group.key(leaf) for leaf in whole.written]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts."""
@@ -79,7 +79,7 @@ class ActorPart(TensorDictModuleBase):
             present = group.name == self.group.name
             team.set(group.name, group.data(tensordict).copy() if present else _blank(group, team))
         acted = self.whole(team)
-        return self.group.scatter(acted, tensordict, _WRITTEN)
+        return self.group.scatter(acted, tensordict, self.whole.written)
 
 
 class GroupActors(nn.Module):

@@ -69,12 +69,14 @@ class RandomActor(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Draws."""
-        group = self.group
-        own = group.data(tensordict)
-        shape = torch.Size((*tensordict.batch_size, group.n_agents))
-        action = self._discrete(own, shape) if group.discrete else self._continuous(own, shape)
-        group.write(tensordict, "action", action)
+        action = self.draw(self.group.data(tensordict))
+        self.group.write(tensordict, "action", action)
         return tensordict
+
+    def draw(self, own: TensorDictBase) -> Tensor:
+        """Returns actions for the group's own dense TensorDict, ``[*B, N]``."""
+        shape = torch.Size((*own.batch_size[:-1], self.group.n_agents))
+        return self._discrete(own, shape) if self.group.discrete else self._continuous(own, shape)
 
     def _continuous(self, own: TensorDictBase, shape: torch.Size) -> Tensor:
         shape = torch.Size((*shape, self.group.action_dim))

@@ -1,0 +1,308 @@
+"""Critics of actions: the value Q of what all agents see and do, for every agent.
+
+A critic of actions is a critic of agents that observe their actions, too: what they see and do is
+put side by side, and any network of :func:`~torchrl_marl.modules.make_critic` reads it.
+
+Shapes: B any batch dims, N agents, M agents that a critic sees, A action features, K critics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import Tensor, nn
+from torchrl.data import Composite, Unbounded
+
+from torchrl_marl.functional import expand_mask
+from torchrl_marl.joining import JoinedGroup
+from torchrl_marl.modules.config import CriticConfig, NetworkConfig
+from torchrl_marl.modules.critics import make_critic
+from torchrl_marl.modules.inputs import AgentInput, StateInput
+from torchrl_marl.modules.normalization import ObservationNorm
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["ActionFeatures", "make_action_critic"]
+
+_BOTH = "observation_action"
+_STATE = "state_action"
+
+
+def make_action_critic(
+    group: GroupSpec,
+    config: CriticConfig | NetworkConfig | None = None,
+    *,
+    centralized: bool | Literal["state"] = True,
+    team: GroupSpec | None = None,
+    n_critics: int = 1,
+    observation_norm: ObservationNorm | None = None,
+    device: torch.device | str | None = None,
+) -> TensorDictSequential:
+    """Builds critics that value every agent's step by what is seen and done in it.
+
+    Args:
+        group (GroupSpec): whose values and actions; also several groups as one.
+        config (CriticConfig or NetworkConfig, optional): the network of each critic.
+        centralized (bool or "state"): what is seen, and by whom, as in
+            :func:`~torchrl_marl.modules.make_critic`. With ``False`` a critic sees its own agent's
+            action, else those of all agents that it sees, as far as they are of ``group``; with
+            ``"state"`` those of all agents of ``group``.
+        team (GroupSpec, optional): a critic across groups: the agents that it sees.
+        n_critics (int): number K of critics that learn the same, from different starts.
+        observation_norm (ObservationNorm, optional): standardizes observations.
+        device (torch.device, optional): of the parameters.
+
+    Shapes:
+        - observation: ``[*B, N, O]``; mask: ``[*B, N]``; state: ``[*B, S]``
+        - action: ``[*B, N, A]``, ``[*B, N]``, or one-hot ``[*B, N, n_actions]``, also of a discrete
+          group whose actions are numbers
+        - state_action_value: ``[*B, N, K]``
+
+    Keys:
+        - reads: what a critic of :func:`~torchrl_marl.modules.make_critic` reads, and
+          ``group.action_key``
+        - writes: ``(group, "state_action_value")``
+
+    Raises:
+        ConfigError: settings that do not fit.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import Bounded
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> team = TeamSpec([AgentSpec("car", 3, Unbounded((4,)), Bounded(-1, 1, (2,)))])
+        >>> critic = make_action_critic(team.groups["car"], n_critics=2)
+        >>> td = TensorDict({"car": {"observation": torch.zeros(5, 3, 4),
+        ...                          "action": torch.zeros(5, 3, 2),
+        ...                          "mask": torch.ones(5, 3, dtype=torch.bool)}}, [5])
+        >>> critic(td)["car", "state_action_value"].shape
+        torch.Size([5, 3, 2])
+    """
+    seen = group if team is None else team
+    actions = ActionFeatures(group, device)
+    if centralized == "state" and group.state_spec is not None:
+        together = _state_and_actions(group, actions)
+        of_state = Unbounded((group.state_dim + sum(actions.widths),))
+        wide = replace(group, state_key=_STATE, state_spec=of_state)
+        wide_team = None
+    else:
+        together = _observations_and_actions(seen, group, actions, observation_norm, device)
+        widths = dict(zip((one.name for one in group.groups), _split(group, actions.widths)))
+        wide = _widened(group, widths)
+        wide_team = None if team is None else _widened(team, widths)
+    critics = [
+        make_critic(wide, config, centralized=centralized, team=wide_team, device=device)
+        for _ in range(n_critics)
+    ]
+    values = Ensemble([cast(nn.Module, critic.module) for critic in critics])
+    last = TensorDictModule(values, critics[0].in_keys, [group.key("state_action_value")])
+    return TensorDictSequential(together, last)
+
+
+class Ensemble(nn.Module):
+    """Runs several networks on the same inputs, with their outputs side by side."""
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Returns ``[*B, N, K]``."""
+        return torch.cat([network(*inputs) for network in self.networks], -1)
+
+
+class ActionFeatures(nn.Module):
+    """Actions as a critic reads them: from -1 to 1 within their bounds, or one-hot.
+
+    Args:
+        group (GroupSpec): whose actions.
+        device (torch.device, optional): of the bounds.
+
+    Attributes:
+        widths (tuple of int): each agent's own number of features.
+
+    Shapes:
+        - action: ``[*B, N, A]``, ``[*B, N]`` or one-hot; mask: ``[*B, N]``; returns ``[*B, N, A]``,
+          0 where masked and at padding
+
+    Examples:
+        >>> from torchrl.data import Bounded
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> team = TeamSpec([AgentSpec("car", 1, Unbounded((4,)), Bounded(0, 4, (2,)))])
+        >>> ActionFeatures(team.groups["car"])(torch.tensor([[0.0, 3.0]]))
+        tensor([[-1.0000,  0.5000]])
+    """
+
+    middle: Tensor | None
+    half_range: Tensor | None
+    own: Tensor | None
+
+    def __init__(self, group: GroupSpec, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.discrete = group.discrete
+        self.n_actions = group.n_actions if group.discrete else 0
+        self.widths = group.action_dims
+        bounds = None if group.discrete else group.action_bounds
+        padding = group.action_padding
+        middle = half = None
+        if bounds is not None:
+            low, high = bounds
+            middle, half = (low + high) / 2, (high - low) / 2
+            half = half if padding is None else torch.where(padding, half, 1.0)
+        for name, value in (("middle", middle), ("half_range", half), ("own", padding)):
+            value = None if value is None else value.to(device)
+            self.register_buffer(name, value, persistent=False)
+
+    def forward(self, action: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Scales or encodes the actions."""
+        if mask is not None:
+            action = torch.where(expand_mask(mask, action), action, 0)
+        if self.discrete:
+            features = action
+            if not action.is_floating_point() and action.shape[-1:] != (self.n_actions,):
+                features = F.one_hot(action, self.n_actions)
+            features = features.to(torch.get_default_dtype())
+        else:
+            features = action if self.middle is None else (action - self.middle) / self.half_range
+        if mask is not None:
+            features = torch.where(mask.unsqueeze(-1), features, 0.0)
+        return features if self.own is None else torch.where(self.own, features, 0.0)
+
+
+class BesideObservations(nn.Module):
+    """Puts each agent's action behind its observation, its own features first.
+
+    Args:
+        seen (GroupSpec): whose observations.
+        group (GroupSpec): whose actions; agents of ``seen`` that are not of it have none.
+        actions (ActionFeatures): of ``group``.
+        norm (ObservationNorm, optional): standardizes observations.
+        device (torch.device, optional): of the indices.
+
+    Shapes:
+        - inputs: of :class:`AgentInput` for ``seen``, and the actions; returns ``[*B, M, O + A]``
+    """
+
+    index: Tensor | None
+    order: Tensor | None
+
+    def __init__(
+        self,
+        seen: GroupSpec,
+        group: GroupSpec,
+        actions: ActionFeatures,
+        norm: ObservationNorm | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.agents, self.actions = AgentInput(seen, norm, device), actions
+        place = _places(seen, group)
+        everyone = place == list(range(group.n_agents))
+        self.register_buffer(
+            "index", None if everyone else torch.tensor(place, device=device), persistent=False
+        )
+        widths = [0 if i < 0 else actions.widths[i] for i in place]
+        order = _own_first(seen.observation_dims, widths, max(actions.widths))
+        order = None if order is None else order.to(device)
+        self.register_buffer("order", order, persistent=False)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Puts them side by side."""
+        *observed, action = inputs
+        features, mask = self.agents(*observed)
+        if self.index is None:
+            done = self.actions(action, mask)
+        else:
+            done = self.actions(action).index_select(-2, self.index.clamp_min(0))
+            acts = (self.index >= 0) if mask is None else (self.index >= 0) & mask
+            done = torch.where(acts.unsqueeze(-1), done, 0.0)
+        both = torch.cat([features, done], -1)
+        if self.order is None:
+            return both
+        return both.gather(-1, self.order.expand(*both.shape[:-1], -1))
+
+
+class BesideState(nn.Module):
+    """Puts all agents' actions behind the state, without their padding."""
+
+    index: Tensor | None
+
+    def __init__(self, group: GroupSpec, actions: ActionFeatures) -> None:
+        super().__init__()
+        assert group.state_spec is not None
+        self.state, self.actions = StateInput(group.state_spec.ndim), actions
+        most = max(actions.widths)
+        index = [i * most + j for i, width in enumerate(actions.widths) for j in range(width)]
+        device = None if actions.own is None else actions.own.device
+        packed = None if actions.own is None else torch.tensor(index, device=device)
+        self.register_buffer("index", packed, persistent=False)
+
+    def forward(self, state: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Returns ``[*B, S + A of all]``."""
+        row = self.actions(action, mask).flatten(-2)
+        row = row if self.index is None else row.index_select(-1, self.index)
+        return torch.cat([self.state(state)[0], row], -1)
+
+
+def _observations_and_actions(seen, group, actions, norm, device) -> TensorDictModule:
+    module = BesideObservations(seen, group, actions, norm, device)
+    return TensorDictModule(
+        module, [*AgentInput.keys(seen), group.action_key], [(seen.name, _BOTH)]
+    )
+
+
+def _state_and_actions(group: GroupSpec, actions: ActionFeatures) -> TensorDictModule:
+    keys = [group.state_key, group.action_key, *([group.mask_key] if group.mask_key else [])]
+    return TensorDictModule(BesideState(group, actions), keys, [_STATE])
+
+
+def _widened(group: GroupSpec, widths: Mapping[str, list[int]]) -> GroupSpec:
+    """Returns a group of the same agents, of which those of the named groups observe actions."""
+    own = [widths.get(one.name, [0] * one.n_agents) for one in group.groups]
+    parts = tuple(_wide(one, actions) for one, actions in zip(group.groups, own))
+    if not isinstance(group, JoinedGroup):
+        return parts[0]
+    return replace(cast(JoinedGroup, _wide(group, sum(own, []))), groups=parts)
+
+
+def _wide(group: GroupSpec, actions: Sequence[int]) -> GroupSpec:
+    widths = [seen + own for seen, own in zip(group.observation_dims, actions)]
+    members = tuple(Composite({_BOTH: Unbounded((width,))}) for width in widths)
+    key = group.key(_BOTH)
+    return replace(group, members=members, observation_keys=(key,), action_mask_key=None)
+
+
+def _split(group: GroupSpec, widths: Sequence[int]) -> list[list[int]]:
+    """Returns the numbers of all agents by group."""
+    owner = group.group_index
+    return [[w for w, k in zip(widths, owner) if k == i] for i in range(len(group.groups))]
+
+
+def _places(seen: GroupSpec, group: GroupSpec) -> list[int]:
+    """Returns for each agent of ``seen`` its place in ``group``, or -1."""
+    starts, start = {}, 0
+    for one in group.groups:
+        starts[one.name] = start
+        start += one.n_agents
+    return [
+        starts[one.name] + i if one.name in starts else -1
+        for one in seen.groups
+        for i in range(one.n_agents)
+    ]
+
+
+def _own_first(observed: Sequence[int], acted: Sequence[int], most: int) -> Tensor | None:
+    """Returns the order of features with each agent's own first, or None if they are already."""
+    first = max(observed)
+    if min(observed) == first and min(acted) == most:
+        return None
+    rows = []
+    for own, actions in zip(observed, acted):
+        columns = [*range(own), *range(first, first + actions)]
+        rows.append(columns + [j for j in range(first + most) if j not in columns])
+    width = max(own + actions for own, actions in zip(observed, acted))
+    return torch.tensor(rows)[:, :width]
