@@ -82,11 +82,11 @@ class Explore(TensorDictModuleBase):
         """Changes the actions, where actions are drawn."""
         if exploration_type() not in (ExplorationType.RANDOM, None):
             return tensordict
-        own = self.group.data(tensordict)
-        action = own.get("action")
+        action = self.group.data(tensordict).get("action")
         noisy = action if self.group.discrete else self._add_noise(action)
-        drawn = self.random.draw(own)
-        chosen = torch.rand(own.batch_size, device=self.epsilon.device) < self.epsilon
+        drawn = self.random.draw(tensordict)
+        shape = (*tensordict.batch_size, self.group.n_agents)
+        chosen = torch.rand(shape, device=self.epsilon.device) < self.epsilon
         chosen = chosen.reshape(chosen.shape + (1,) * (action.ndim - chosen.ndim))
         self.group.write(tensordict, "action", torch.where(chosen, drawn, noisy))
         return tensordict

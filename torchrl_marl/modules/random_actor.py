@@ -69,13 +69,13 @@ class RandomActor(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Draws."""
-        action = self.draw(self.group.data(tensordict))
-        self.group.write(tensordict, "action", action)
+        self.group.write(tensordict, "action", self.draw(tensordict))
         return tensordict
 
-    def draw(self, own: TensorDictBase) -> Tensor:
-        """Returns actions for the group's own dense TensorDict, ``[*B, N]``."""
-        shape = torch.Size((*own.batch_size[:-1], self.group.n_agents))
+    def draw(self, tensordict: TensorDictBase) -> Tensor:
+        """Returns dense actions, and writes nothing."""
+        own = self.group.data(tensordict)
+        shape = torch.Size((*tensordict.batch_size, self.group.n_agents))
         return self._discrete(own, shape) if self.group.discrete else self._continuous(own, shape)
 
     def _continuous(self, own: TensorDictBase, shape: torch.Size) -> Tensor:

@@ -6,6 +6,9 @@ from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
     from torchrl_marl.objectives.estimator import TeamGAE
+    from torchrl_marl.objectives.maddpg import MADDPGLoss
     from torchrl_marl.objectives.ppo import MAPPOLoss
 
-__getattr__, __dir__, __all__ = attach(__name__, {"estimator": ["TeamGAE"], "ppo": ["MAPPOLoss"]})
+__getattr__, __dir__, __all__ = attach(
+    __name__, {"estimator": ["TeamGAE"], "maddpg": ["MADDPGLoss"], "ppo": ["MAPPOLoss"]}
+)

@@ -1,0 +1,181 @@
+"""MADDPG, MATD3 and their independent forms: one loss; critics and noise make the difference.
+
+Shapes: B any batch dims, N agents, A action features, K critics.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor
+from torchrl.modules import OneHotCategorical
+from torchrl.modules.distributions.discrete import ReparamGradientStrategy
+
+from torchrl_marl.objectives.off_policy import OffPolicyLoss
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["MADDPGLoss"]
+
+_NEAR = 0.98
+
+
+class MADDPGLoss(OffPolicyLoss):
+    r"""Deterministic policy gradient for a group whose agents may die or wait.
+
+    .. math::
+        L_Q = \sum_k \big(Q_k(o, a) - r - \gamma \min_k Q_k'(o', \mu'(o') + \epsilon)\big)^2,
+        \qquad L_\mu = -Q_1(o, \mu(o)) + c \, \|z\|^2
+
+    for every agent that acts, with :math:`z` what the actor squashes to actions, or its logits.
+    With a critic of all agents this is MADDPG, with a critic of each agent IDDPG; with two critics
+    and noise :math:`\epsilon` MATD3 or ITD3. Discrete actions are one-hot: drawn, with the
+    gradient passed straight through. For ends and masks see :class:`OffPolicyLoss`.
+
+    Args:
+        actor_network (TensorDictModule): writes actions, from
+            :func:`~torchrl_marl.modules.make_deterministic_actor` or one's own.
+        qvalue_network (TensorDictModule): writes values ``[*B, N, K]`` of them, from
+            :func:`~torchrl_marl.modules.make_action_critic` or one's own.
+
+    Keyword Args:
+        actor_gradient ("group", "agent" or "all", optional): which values an action is to raise:
+            the mean of the agent's group, its own, or all in one pass, which is right where no
+            critic sees the actions of another group. By default as ``bootstrap`` says.
+        policy_noise, noise_clip (float): noise on the target's next action and its limit, as
+            shares of half the range; 0 for none.
+        saturation_coeff (float): weight c.
+        **kwargs: of :class:`OffPolicyLoss`: ``group``, ``bootstrap``, ``gamma``,
+            ``loss_function``, ``functional``.
+
+    Shapes:
+        - reward: ``[*B, N, 1]``, or the team's ``[*B, 1]``; discount: ``[*B, 1]``
+        - every output: a scalar; for a joined group ``[G]``, one for each group in it
+
+    Keys:
+        - reads: what the networks read, here and under ``"next"``; action, the next reward and
+          terminated, masks; discount and priority_weight, where there are such
+        - writes: ``(group, "td_error")`` ``[*B, N, 1]``; returns ``loss_actor``, ``loss_value``,
+          ``pred_value``, ``target_value``, ``saturation`` (the share of actions at their bounds)
+
+    Reference: Lowe et al., 2017, https://arxiv.org/abs/1706.02275; Fujimoto et al., 2018,
+    https://arxiv.org/abs/1802.09477. Differs from the first: others act by their current policy in
+    the actor's loss, not as they did when the step was stored.
+
+    Reduces to: TorchRL's ``DDPGLoss`` and ``TD3Loss`` for one agent that nobody masks.
+    """
+
+    out_keys = ["loss_actor", "loss_value", "pred_value", "target_value", "saturation"]
+    moves: Tensor | None
+    copy_of: Tensor | None
+    low: Tensor | None
+    high: Tensor | None
+    own: Tensor | None
+
+    def __init__(
+        self,
+        actor_network: TensorDictModule,
+        qvalue_network: TensorDictModule,
+        *,
+        group: GroupSpec,
+        actor_gradient: Literal["group", "agent", "all"] | None = None,
+        policy_noise: float = 0.0,
+        noise_clip: float = 0.5,
+        saturation_coeff: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(actor_network, qvalue_network, group=group, **kwargs)
+        self.policy_noise, self.noise_clip = policy_noise, noise_clip
+        self.saturation_coeff = saturation_coeff
+        of_bootstrap = "group" if self.bootstrap == "team" else "agent"
+        moves, copy_of = _copies(group, actor_gradient or of_bootstrap)
+        bounds = None if group.discrete else group.action_bounds
+        low, high = (None, None) if bounds is None else bounds
+        device = next(qvalue_network.parameters()).device
+        for name, value in (
+            ("moves", moves),
+            ("copy_of", copy_of),
+            ("low", low),
+            ("high", high),
+            ("own", group.action_padding),
+        ):
+            value = None if value is None else value.to(device)
+            self.register_buffer(name, value, persistent=False)
+
+    def next_value(self, following: TensorDictBase) -> Tensor:
+        """Returns the smallest target value of the target actor's actions."""
+        action = self._noisy(self._act(following, target=True)[0])
+        following.set(self.tensor_keys.action, action)
+        return self.values(following, target=True).amin(-1, keepdim=True)
+
+    def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the actor's loss, and metrics."""
+        data = self.inputs(self.group.dense(tensordict))
+        action, outputs = self._act(data)
+        loss = -self._gain(data, action)
+        saturated = torch.zeros_like(loss)
+        if outputs is not None:
+            loss = loss + self.saturation_coeff * self._mean_of_own(outputs.square())
+            near = outputs.exp() > _NEAR if self.group.discrete else outputs.tanh().abs() > _NEAR
+            saturated = self._mean_of_own(near.to(loss.dtype))
+        mask = None if self.group.mask_key is None else data.get(self.group.mask_key)
+        metrics = {"saturation": self.per_group.mean(saturated.detach(), mask)}
+        return self.per_group.mean(loss, mask), metrics
+
+    def _gain(self, data: TensorDictBase, action: Tensor) -> Tensor:
+        """Returns the values that actions raise, ``[*B, N, 1]``; others' actions stand still."""
+        if self.moves is None:
+            data = data.copy().set(self.tensor_keys.action, action)
+            return self.values(data, detached=True)[..., :1]
+        one, n_copies = action.unsqueeze(-3), len(self.moves)
+        moved = torch.where(self.moves.unsqueeze(-1), one, one.detach())
+        data = data.exclude(self.tensor_keys.action).unsqueeze(-1)
+        data = data.expand(*data.shape[:-1], n_copies).set(self.tensor_keys.action, moved)
+        values = self.values(data, detached=True)[..., 0]
+        return values.gather(-2, self.copy_of.expand(*values.shape[:-2], 1, -1)).transpose(-2, -1)
+
+    def _act(self, data: TensorDictBase, target: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Returns actions, and what they were squashed or drawn from."""
+        with self.network("actor_network", target) as actor:
+            inputs = data.select(*actor.in_keys)
+            if self.group.discrete:
+                logits = actor.get_dist(inputs).logits
+                straight = ReparamGradientStrategy.PassThrough
+                drawn = OneHotCategorical(logits=logits, grad_method=straight).rsample()
+                return drawn, torch.where(logits > -1e9, logits, 0.0)
+            acted = actor(inputs)
+        outputs = None if self.low is None else acted.get(self.group.key("loc"), None)
+        return acted.get(self.tensor_keys.action), outputs
+
+    def _noisy(self, action: Tensor) -> Tensor:
+        if not self.policy_noise or self.group.discrete:
+            return action
+        noise = (self.policy_noise * torch.randn_like(action)).clamp(
+            -self.noise_clip, self.noise_clip
+        )
+        if self.low is None:
+            return action + noise
+        noisy = action + noise * (self.high - self.low) / 2
+        return torch.minimum(torch.maximum(noisy, self.low), self.high)
+
+    def _mean_of_own(self, outputs: Tensor) -> Tensor:
+        if self.own is None:
+            return outputs.mean(-1, keepdim=True)
+        total = torch.where(self.own, outputs, 0.0).sum(-1, keepdim=True)
+        return total / self.own.sum(-1, keepdim=True)
+
+
+def _copies(group: GroupSpec, actor_gradient: str) -> tuple[Tensor | None, Tensor | None]:
+    """Returns whose actions move in each copy of a step, ``[copies, N]``, and each agent's copy."""
+    if actor_gradient not in ("group", "agent", "all"):
+        raise ValueError(
+            f"actor_gradient is {actor_gradient!r}, expected 'group', 'agent' or 'all'."
+        )
+    n = group.n_agents
+    if actor_gradient == "agent" and n > 1:
+        return torch.eye(n, dtype=torch.bool), torch.arange(n)
+    if actor_gradient == "group" and group.membership is not None:
+        return group.membership.T > 0, torch.tensor(group.group_index)
+    return None, None

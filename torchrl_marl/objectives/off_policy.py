@@ -1,0 +1,228 @@
+"""What the losses of stored steps share: target networks, and the critics' regression.
+
+Shapes: B any batch dims, N agents, K critics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+from torchrl.objectives import LossModule
+from torchrl.objectives.utils import distance_loss
+
+from torchrl_marl.functional import expand_mask
+from torchrl_marl.modules.normalization import ObservationNorm
+from torchrl_marl.objectives.estimator import estimator_keys
+from torchrl_marl.objectives.masking import blank_masked_inputs
+from torchrl_marl.objectives.targets import next_mask, of_agents, share_of_seen
+from torchrl_marl.per_group import PerGroup
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["OffPolicyLoss"]
+
+
+class OffPolicyLoss(LossModule):
+    r"""An actor and critics of actions with target networks, for a group whose agents may die.
+
+    .. math::
+        L_Q = \sum_k \big(Q_k(o, a) - r - \gamma V'(o')\big)^2
+
+    for every agent that acts. Of what follows, an agent that is not seen is worth, for
+    ``bootstrap="team"``, the mean of those of its group who are; for ``"agent"`` its own end
+    counts, and steps whose outcome is not known are not learned from. Nothing that stands in a
+    masked slot reaches a loss or a gradient.
+
+    A subclass says what follows is worth (``next_value``), and what the actor learns
+    (``actor_loss``).
+
+    Args:
+        actor_network, qvalue_network (TensorDictModule): write actions, and their values.
+        group (GroupSpec): sets every key.
+        bootstrap ("team" or "agent"): whose ends stop the return.
+        gamma (float): discount, where steps come without a ``discount`` of their own.
+        loss_function (str): ``"l2"``, ``"l1"`` or ``"smooth_l1"``, of the critics.
+        functional (bool): hold the parameters and those of the targets apart from the networks, for
+            TorchRL's ``SoftUpdate``. False: the networks are used as they are, and
+            ``target_actor_network`` and ``target_qvalue_network`` are copies; ask for the gradient
+            of each loss by its own network's parameters only.
+    """
+
+    @dataclass
+    class _AcceptedKeys:
+        action: NestedKey = "action"
+        state_action_value: NestedKey = "state_action_value"
+        reward: NestedKey = "reward"
+        terminated: NestedKey = "terminated"
+        discount: NestedKey = "discount"
+        priority: NestedKey = "td_error"
+        priority_weight: NestedKey = "priority_weight"
+
+    default_keys = _AcceptedKeys
+    tensor_keys: _AcceptedKeys
+    actor_network: TensorDictModule
+    actor_network_params: TensorDictParams
+    target_actor_network_params: TensorDictParams
+    qvalue_network: TensorDictModule
+    qvalue_network_params: TensorDictParams
+    target_qvalue_network_params: TensorDictParams
+
+    def __init__(
+        self,
+        actor_network: TensorDictModule,
+        qvalue_network: TensorDictModule,
+        *,
+        group: GroupSpec,
+        bootstrap: Literal["team", "agent"] = "team",
+        gamma: float = 0.99,
+        loss_function: str = "l2",
+        functional: bool = True,
+    ) -> None:
+        super().__init__()
+        if bootstrap not in ("team", "agent"):
+            raise ValueError(f"bootstrap is {bootstrap!r}, expected 'team' or 'agent'.")
+        self.group, self.bootstrap, self.gamma = group, bootstrap, gamma
+        self.loss_function, self._functional = loss_function, functional
+        for name, network in (("actor_network", actor_network), ("qvalue_network", qvalue_network)):
+            if functional:
+                self.convert_to_functional(network, name, create_target_params=True)
+            else:
+                setattr(self, name, network)
+                setattr(self, f"target_{name}", _target_of(network))
+        keys = estimator_keys(group, bootstrap)
+        self.set_keys(
+            action=group.action_key,
+            state_action_value=group.key("state_action_value"),
+            priority=group.key("td_error"),
+            reward=keys["reward"],
+            terminated=keys["terminated"],
+        )
+        self.per_group = PerGroup(group.membership, next(qvalue_network.parameters()).device)
+
+    def next_value(self, following: TensorDictBase) -> Tensor:
+        """Returns what the next step is worth to each agent, ``[*B, N, 1]``.
+
+        Args:
+            following (TensorDictBase): what networks read of it; may be written to.
+        """
+        raise NotImplementedError
+
+    def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the actor's loss, and metrics."""
+        raise NotImplementedError
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Returns the losses and metrics of a minibatch."""
+        loss_value, metrics = self.value_loss(tensordict)
+        loss_actor, more = self.actor_loss(tensordict)
+        terms = {"loss_actor": loss_actor, "loss_value": loss_value, **metrics, **more}
+        return TensorDict(terms, [])
+
+    @property
+    def functional(self) -> bool:
+        """Whether parameters are held apart from the networks."""
+        return self._functional
+
+    def make_value_estimator(self, value_type: Any = None, *, gamma: float = 0.99) -> None:
+        """Sets the discount; targets are of one step, or of as many as ``discount`` says."""
+        self.gamma = gamma
+
+    def _forward_value_estimator_keys(self, **kwargs: Any) -> None:
+        """Has no estimator apart."""
+
+    @property
+    def in_keys(self) -> list[NestedKey]:
+        """What steps hold, as far as there are such."""
+        keys = self.tensor_keys
+        mask = [] if self.group.mask_key is None else [self.group.mask_key]
+        seen = [*self.actor_network.in_keys, *self.qvalue_network.in_keys, *mask]
+        seen = [key for key in dict.fromkeys(seen) if key != keys.action]
+        following = [*seen, keys.reward, keys.terminated]
+        return [*seen, keys.action, *(("next", *_as_tuple(key)) for key in following)]
+
+    def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the critics' loss, and metrics; writes the errors."""
+        keys, data = self.tensor_keys, self.group.dense(tensordict)
+        value = self.values(self.inputs(data))
+        target, learned = self._target(data, value)
+        error = value - target
+        loss = distance_loss(value, target.expand_as(value), self.loss_function).sum(-1, True)
+        weight = data.get(keys.priority_weight, None)
+        if weight is not None:
+            loss = loss * weight.reshape(*weight.shape[: data.ndim], 1, 1)
+        with torch.no_grad():
+            worst = error.abs().amax(-1, keepdim=True)
+            worst = worst if learned is None else torch.where(learned.unsqueeze(-1), worst, 0.0)
+            self.group.write(tensordict, "td_error", worst)
+            metrics = {
+                "pred_value": self.per_group.mean(value[..., :1].detach(), learned),
+                "target_value": self.per_group.mean(target, learned),
+            }
+        return self.per_group.mean(loss, learned), metrics
+
+    @torch.no_grad()
+    def _target(self, data: TensorDictBase, value: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns what values should be, ``[*B, N, 1]``, and of whose steps that is known."""
+        keys, group, everyone = self.tensor_keys, self.group, value[..., 0]
+        seen, following = next_mask(group, data), data.get("next").copy()
+        reward, terminated = (
+            of_agents(following.get(key), everyone) for key in (keys.reward, keys.terminated)
+        )
+        if seen is not None:
+            following.set(group.mask_key, seen)
+        next_value = self.next_value(self.inputs(following))
+        learned = None if seen is None else data.get(group.mask_key)
+        if self.bootstrap == "team":
+            next_value = share_of_seen(next_value, seen, self.per_group)
+        elif seen is not None:
+            learned = learned & (terminated.squeeze(-1) | seen)
+        discount = data.get(keys.discount, None)
+        discount = self.gamma if discount is None else of_agents(discount, everyone)
+        target = reward + discount * torch.where(terminated, 0.0, next_value)
+        if learned is not None:  # what is not learned from may hold anything
+            target = torch.where(learned.unsqueeze(-1), target, 0.0)
+        return target, learned
+
+    def values(self, data: TensorDictBase, target: bool = False, detached: bool = False) -> Tensor:
+        """Returns all critics' values, ``[*B, N, K]``, with the targets', or no, gradient."""
+        with self.network("qvalue_network", target, detached) as critic:
+            values = critic(data.select(*critic.in_keys))
+        return values.get(self.tensor_keys.state_action_value)
+
+    def inputs(self, data: TensorDictBase) -> TensorDictBase:
+        """Returns what networks read, with 0 in masked slots; 0 times NaN would be NaN."""
+        mask, action = self.group.mask_key, self.tensor_keys.action
+        read = [*self.actor_network.in_keys, *self.qvalue_network.in_keys]
+        inputs = data.select(*dict.fromkeys(read if mask is None else [*read, mask]), strict=False)
+        acted = inputs.get(action, None)
+        if mask is not None and acted is not None and not acted.is_floating_point():
+            inputs.set(action, torch.where(expand_mask(data.get(mask), acted), acted, 0))
+        return blank_masked_inputs(inputs, mask, data)
+
+    @contextlib.contextmanager
+    def network(self, name: str, target: bool = False, detached: bool = False) -> Iterator[Any]:
+        """Gives a network with its own parameters, its target's, or its own without a gradient."""
+        if not self.functional:
+            yield getattr(self, f"target_{name}" if target else name)
+            return
+        parameters = getattr(self, f"target_{name}_params" if target else f"{name}_params")
+        parameters = parameters.detach() if detached else parameters
+        with parameters.to_module(getattr(self, name), preserve_module_state=False):
+            yield getattr(self, name)
+
+
+def _target_of(network: nn.Module) -> nn.Module:
+    """Returns a copy that is not trained; what observations are standardized by is shared."""
+    norms = [module for module in network.modules() if isinstance(module, ObservationNorm)]
+    return copy.deepcopy(network, {id(norm): norm for norm in norms}).requires_grad_(False)
+
+
+def _as_tuple(key: NestedKey) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else tuple(key)
