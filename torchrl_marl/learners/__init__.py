@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from torchrl_marl.learners.config import OnPolicyConfig
     from torchrl_marl.learners.fixed_policy import FixedPolicy, RandomPlayers
     from torchrl_marl.learners.learner import Learner
+    from torchrl_marl.learners.off_policy import OffPolicyLearner
+    from torchrl_marl.learners.off_policy_config import OffPolicyConfig
     from torchrl_marl.learners.on_policy import OnPolicyLearner
     from torchrl_marl.learners.replay.priorities import Priority
     from torchrl_marl.learners.replay.team_replay import TeamReplay
@@ -21,6 +23,8 @@ __getattr__, __dir__, __all__ = attach(
         "config": ["OnPolicyConfig"],
         "fixed_policy": ["FixedPolicy", "RandomPlayers"],
         "learner": ["Learner"],
+        "off_policy": ["OffPolicyLearner"],
+        "off_policy_config": ["OffPolicyConfig"],
         "on_policy": ["OnPolicyLearner"],
         "replay.priorities": ["Priority"],
         "replay.team_replay": ["TeamReplay"],

@@ -23,6 +23,7 @@ class Block:
         groups (mapping of name to GroupSpec): the groups of a learner.
         apart (bool): leave every group by itself.
         seen (GroupSpec, optional): the agents that critics across groups see.
+        acted (sequence of str): what a batch has of their acting.
 
     Attributes:
         joined (dict): name of one or several groups, ``"a+b"`` -> the group that is trained.
@@ -41,8 +42,9 @@ class Block:
         *,
         apart: bool = False,
         seen: GroupSpec | None = None,
+        acted: Sequence[str] = ("action", "action_log_prob"),
     ) -> None:
-        self.groups, self.seen = dict(groups), seen
+        self.groups, self.seen, self.acted = dict(groups), seen, tuple(acted)
         alike = [[group] for group in groups.values()] if apart else _alike(groups.values())
         self.joined = {group.name: group for group in map(join, alike)}
 
@@ -54,7 +56,7 @@ class Block:
         """
         data = batch.copy()
         for group in self.joined.values():
-            now = group.gather(batch, leaves=("action", "action_log_prob"), flags=True)
+            now = group.gather(batch, leaves=self.acted, flags=True)
             then = group.gather(batch.get("next"), leaves=("reward",), flags=True)
             data.set(group.name, now.get(group.name))
             data.set(("next", group.name), then.get(group.name))

@@ -5,7 +5,6 @@ Shapes: F frames of a batch, M frames of a minibatch, U updates, G groups of all
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, cast
@@ -13,10 +12,15 @@ from typing import Any, cast
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
-from torch.distributions import Distribution
 
 from torchrl_marl.capture import Program, capture
 from torchrl_marl.learners.adam import adam_
+from torchrl_marl.learners.recording import (
+    Programs,
+    random_state,
+    set_random_state,
+    unchanged,
+)
 from torchrl_marl.learners.summary import must_be_finite
 from torchrl_marl.learners.updates import History, Updates, evaluate, minibatch_keys
 
@@ -33,13 +37,6 @@ def make_updates(*args: Any, execution: str = "eager", **kwargs: Any) -> Updates
     if execution == "eager":
         return Updates(*args, **kwargs)
     return CapturedUpdates(*args, execution=execution, **kwargs)
-
-
-class _Programs(dict[Any, Program]):
-    """Recorded graphs, which belong to the networks that they were recorded with."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Programs:
-        return _Programs()
 
 
 class CapturedUpdates(Updates):
@@ -63,7 +60,7 @@ class CapturedUpdates(Updates):
     def __init__(self, *args: Any, execution: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.execution = execution
-        self.programs = _Programs()
+        self.programs = Programs()
         self._columns: dict[NestedKey, slice] = {}
         self._placed: list[Tensor] = []
         # A CPU reads it as the number that the optimizer has, to the bit; a GPU wants floats.
@@ -108,7 +105,7 @@ class CapturedUpdates(Updates):
         table = torch.stack(rows)
         n_epochs, finite = self._read(table, ends)
         if n_epochs < len(random_states):  # as if nothing had been drawn for those that did not
-            self._set_random_state(random_states[n_epochs])
+            set_random_state(self.device, random_states[n_epochs])
         table = table[: ends[n_epochs - 1]]
         metrics = {key: table[:, columns].contiguous() for key, columns in self._columns.items()}
         return (
@@ -122,7 +119,7 @@ class CapturedUpdates(Updates):
         """Notes the random state before each epoch is drawn, where groups may stop."""
         remaining = iter(epochs)
         while True:
-            state = None if self.stop.limit is None else self._random_state()
+            state = None if self.stop.limit is None else random_state(self.device)
             epoch = next(remaining, None)
             if epoch is None:
                 return
@@ -168,7 +165,7 @@ class CapturedUpdates(Updates):
             return self._row(_minibatch(keys, inputs[1 : 1 + len(keys)], inputs[0]))
 
         name = f"the update of {', '.join(self.objectives)} on {n_frames:,} frames"
-        with self._unchanged(leaves[1 + len(keys) :]):
+        with unchanged(self.device, leaves[1 + len(keys) :]):
             self.programs[shape] = capture(update, *leaves, name=name, execution=self.execution)
         return self.programs[shape]
 
@@ -230,7 +227,7 @@ class CapturedUpdates(Updates):
         if self.optimizer.state:
             return
         parameters = [p for p in self.optimizer.param_groups[0]["params"] if p.requires_grad]
-        with self._unchanged([]):
+        with unchanged(self.device, []):
             total, _ = evaluate(self.objectives, minibatch)
             gradients = torch.autograd.grad(total, parameters, allow_unused=True)
         for parameter, gradient in zip(parameters, gradients):
@@ -240,34 +237,6 @@ class CapturedUpdates(Updates):
                     "exp_avg": torch.zeros_like(parameter).detach(),
                     "exp_avg_sq": torch.zeros_like(parameter).detach(),
                 }
-
-    # ------------------------------------------------------------------- what recording undoes
-
-    @contextlib.contextmanager
-    def _unchanged(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Undoes the update that recording runs; distributions do not look at values."""
-        before = [x.detach().clone() for x in tensors]
-        validates, state = Distribution._validate_args, self._random_state()
-        Distribution.set_default_validate_args(False)
-        try:
-            yield
-        finally:
-            Distribution.set_default_validate_args(validates)
-            self._set_random_state(state)
-            with torch.no_grad():
-                for x, value in zip(tensors, before):
-                    x.copy_(value)
-
-    def _random_state(self) -> Tensor:
-        if self.device.type == "cuda":
-            return torch.cuda.get_rng_state(self.device)
-        return torch.get_rng_state()
-
-    def _set_random_state(self, state: Tensor) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(state, self.device)
-        else:
-            torch.set_rng_state(state)
 
 
 def _minibatch(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from tensordict import TensorDict
@@ -72,11 +72,41 @@ class GradientClip:
             actor, critic (TensorDictModule): their networks.
             limit (float, optional): the largest norm; None for none.
         """
-        parameters = list(dict.fromkeys([*actor.parameters(), *critic.parameters()]))
+
+        def outputs(td: TensorDict) -> Tensor:
+            distribution = actor.get_dist(td)
+            acts = distribution.log_prob(distribution.sample())
+            return acts + critic(td).get(group.key("state_value")).squeeze(-1)
+
+        return cls.of_outputs(
+            group, [*actor.parameters(), *critic.parameters()], outputs, limit, seen=seen
+        )
+
+    @classmethod
+    def of_outputs(
+        cls,
+        group: GroupSpec,
+        parameters: Iterable[nn.Parameter],
+        outputs: Callable[[TensorDict], Tensor],
+        limit: float | None,
+        *,
+        seen: GroupSpec | None = None,
+    ) -> GradientClip:
+        """Finds out which rows of parameters serve which group.
+
+        Args:
+            group (GroupSpec): the agents; several groups where it is a joined one.
+            parameters (iterable of Parameter): of the networks.
+            outputs (callable): of what agents see and do, ``[B]``, the networks' outputs,
+                ``[B, N]``.
+            limit (float, optional): the largest norm; None for none.
+            seen (GroupSpec, optional): other agents that a network sees.
+        """
+        parameters = list(dict.fromkeys(parameters))
         n_groups = len(group.groups)
         if n_groups == 1:
             return cls(parameters, limit)
-        rows = _rows_served(group, seen, actor, critic, parameters)
+        rows = _rows_served(group, seen, outputs, parameters)
         return cls(parameters, limit, n_groups=n_groups, rows=rows)
 
     def __call__(self) -> Tensor:
@@ -129,8 +159,7 @@ class GradientClip:
 def _rows_served(
     group: GroupSpec,
     seen: GroupSpec | None,
-    actor: ProbabilisticActor,
-    critic: TensorDictModule,
+    outputs: Callable[[TensorDict], Tensor],
     parameters: list[nn.Parameter],
 ) -> list[Tensor]:
     """Returns for each row of each parameter the group that it serves, G where it serves several.
@@ -140,11 +169,7 @@ def _rows_served(
     serves = [torch.zeros(_n_rows(p), len(group.groups), device=p.device) for p in parameters]
     device = parameters[0].device
     with torch.random.fork_rng(), _awake_weights(parameters):
-        td = _random_batch(group, seen, device)
-        distribution = actor.get_dist(td)
-        acts = distribution.log_prob(distribution.sample())
-        value = critic(td).get(group.key("state_value")).squeeze(-1)
-        _mark_served(serves, acts + value, group, parameters)
+        _mark_served(serves, outputs(_random_batch(group, seen, device)), group, parameters)
     return [torch.where(rows.sum(1) == 1, rows.argmax(1), len(group.groups)) for rows in serves]
 
 

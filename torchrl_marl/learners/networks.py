@@ -11,21 +11,32 @@ from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 from torchrl.modules import ProbabilisticActor
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.joining import join
 from torchrl_marl.learners.config import ActorCriticConfig, OnPolicyConfig
+from torchrl_marl.learners.off_policy_config import OffPolicyConfig
+from torchrl_marl.modules.action_critics import make_action_critic
 from torchrl_marl.modules.actors import make_actor
 from torchrl_marl.modules.critics import make_critic
+from torchrl_marl.modules.deterministic_actor import make_deterministic_actor
 from torchrl_marl.modules.inputs import gather_observation
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.modules.precision import set_precision
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["ObservationNorms", "build_actor", "build_critic", "must_stay_apart", "seen_by_critics"]
+__all__ = [
+    "ObservationNorms",
+    "build_action_critic",
+    "build_actor",
+    "build_critic",
+    "build_deterministic_actor",
+    "must_stay_apart",
+    "seen_by_critics",
+]
 
 
 class ObservationNorms(nn.ModuleDict):
@@ -104,6 +115,57 @@ def build_critic(
             centralized=centralized,
             team=seen,
             value_norm=value_norm,
+            observation_norm=norms.of(group if seen is None else seen),
+            device=device,
+        )
+    set_precision(critic, config.precision)
+    return critic
+
+
+def build_deterministic_actor(
+    group: GroupSpec,
+    config: OffPolicyConfig,
+    norms: ObservationNorms,
+    device: torch.device | str | None = None,
+) -> TensorDictModuleBase:
+    """Builds the actor of a group, which draws nothing.
+
+    Raises:
+        ConfigError: settings that do not fit, with the group and ``actor``.
+    """
+    with _naming(group, "actor"):
+        norm = norms.of(group)
+        actor = make_deterministic_actor(group, config.actor, observation_norm=norm, device=device)
+    set_precision(actor, config.precision)
+    return actor
+
+
+def build_action_critic(
+    group: GroupSpec,
+    seen: GroupSpec | None,
+    config: OffPolicyConfig,
+    norms: ObservationNorms,
+    n_critics: int = 1,
+    device: torch.device | str | None = None,
+) -> TensorDictSequential:
+    """Builds critics of a group's actions.
+
+    Args:
+        group (GroupSpec): whose values.
+        seen (GroupSpec, optional): the agents that a critic across groups sees.
+        config, norms, device: as in :func:`build_actor`.
+        n_critics (int): how many learn the same.
+
+    Raises:
+        ConfigError: settings that do not fit, with the group and ``critic``.
+    """
+    with _naming(group, "critic"):
+        critic = make_action_critic(
+            group,
+            config.critic,
+            centralized=what_critics_see(config),
+            team=seen,
+            n_critics=n_critics,
             observation_norm=norms.of(group if seen is None else seen),
             device=device,
         )

@@ -143,7 +143,7 @@ class ActionFeatures(nn.Module):
 
     def __init__(self, group: GroupSpec, device: torch.device | str | None = None) -> None:
         super().__init__()
-        self.discrete = group.discrete
+        self.discrete, self.one_hot = group.discrete, group.discrete and group.one_hot
         self.n_actions = group.n_actions if group.discrete else 0
         self.widths = group.action_dims
         bounds = None if group.discrete else group.action_bounds
@@ -162,9 +162,8 @@ class ActionFeatures(nn.Module):
         if mask is not None:
             action = torch.where(expand_mask(mask, action), action, 0)
         if self.discrete:
-            features = action
-            if not action.is_floating_point() and action.shape[-1:] != (self.n_actions,):
-                features = F.one_hot(action, self.n_actions)
+            encoded = self.one_hot or action.is_floating_point()
+            features = action if encoded else F.one_hot(action, self.n_actions)
             features = features.to(torch.get_default_dtype())
         else:
             features = action if self.middle is None else (action - self.middle) / self.half_range

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor
-from torchrl.modules import OneHotCategorical
-from torchrl.modules.distributions.discrete import ReparamGradientStrategy
 
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
 from torchrl_marl.specs import GroupSpec
@@ -142,9 +141,7 @@ class MADDPGLoss(OffPolicyLoss):
             inputs = data.select(*actor.in_keys)
             if self.group.discrete:
                 logits = actor.get_dist(inputs).logits
-                straight = ReparamGradientStrategy.PassThrough
-                drawn = OneHotCategorical(logits=logits, grad_method=straight).rsample()
-                return drawn, torch.where(logits > -1e9, logits, 0.0)
+                return _draw_one_hot(logits), torch.where(logits > -1e9, logits, 0.0)
             acted = actor(inputs)
         outputs = None if self.low is None else acted.get(self.group.key("loc"), None)
         return acted.get(self.tensor_keys.action), outputs
@@ -165,6 +162,15 @@ class MADDPGLoss(OffPolicyLoss):
             return outputs.mean(-1, keepdim=True)
         total = torch.where(self.own, outputs, 0.0).sum(-1, keepdim=True)
         return total / self.own.sum(-1, keepdim=True)
+
+
+def _draw_one_hot(logits: Tensor) -> Tensor:
+    """Draws actions ``[*B, N, A]``, through which gradients flow as through probabilities."""
+    probability = logits.softmax(-1)
+    with torch.no_grad():  # the first of exponential clocks rings; NaN raises nothing here
+        drawn = (probability / torch.empty_like(probability).exponential_()).argmax(-1)
+    hard = F.one_hot(drawn, logits.shape[-1]).to(logits.dtype)
+    return hard + probability - probability.detach()
 
 
 def _copies(group: GroupSpec, actor_gradient: str) -> tuple[Tensor | None, Tensor | None]:

@@ -1,0 +1,230 @@
+"""The off-policy learner: its clock, its graphs, resuming, groups as one, and another beside it."""
+
+import csv
+import math
+
+import pytest
+import torch
+from support.runs import assert_same_run
+from support.samples import states
+
+import torchrl_marl
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs import VmasEnv
+from torchrl_marl.envs.toy import Arena, Paces
+from torchrl_marl.errors import ConfigError, NonFiniteError
+from torchrl_marl.learners import Learner, OffPolicyConfig, OffPolicyLearner
+from torchrl_marl.modules import CriticConfig, NetworkConfig
+from torchrl_marl.runs import resume
+
+SMALL = {"actor": NetworkConfig([8]), "critic": CriticConfig([8]), "minibatch_size": 16}
+
+
+def make_arena(**kwargs):
+    return Arena(4, seed=0, **kwargs)
+
+
+def make_tag():
+    pytest.importorskip("vmas")
+    return VmasEnv("simple_tag", num_envs=4, max_steps=20, seed=0)
+
+
+def trained(env, n_batches=4, execution="eager", seed=0, **settings):
+    torch.manual_seed(seed)
+    team = TeamSpec.from_env(env)
+    config = OffPolicyConfig(**{"learning_starts": 80} | SMALL | settings)
+    learner = OffPolicyLearner(team.groups, config, team=team, execution=execution)
+    collector = RolloutCollector(env, TeamPolicy(learner.actors.values()), frames_per_batch=40)
+    metrics = []
+    for i in range(n_batches):
+        learner.set_progress(i / n_batches)
+        metrics.append(learner.learn(collector.rollout()))
+    return learner, metrics
+
+
+def test_it_is_a_learner_of_its_groups():
+    learner, _ = trained(make_arena(n_groups=2), 1)
+    assert isinstance(learner, Learner) and list(learner.actors) == ["agents_0", "agents_1"]
+    assert learner.actors["agents_0"].out_keys == [("agents_0", "action")]
+
+
+def test_its_clock():
+    """40 frames a batch, from 80 on 0.15 updates for each: 0, 6, 6; and a half is kept."""
+    learner, metrics = trained(make_arena(), updates_per_frame=0.15)
+    own = [m["agents"] for m in metrics]
+    assert [int(m["updates"]) for m in own] == [0, 6, 6, 6]
+    assert [int(m["stored"]) for m in own] == [40, 80, 120, 160]
+    assert [float(m["epsilon"]) for m in own] == [1.0, 0.0, 0.0, 0.0]
+    assert set(own[0].keys()) == set(own[-1].keys())
+    assert math.isnan(own[0]["loss_value"]) and math.isfinite(own[1]["loss_value"])
+    learner, metrics = trained(make_arena(), updates_per_frame=0.0375, learning_starts=0)
+    assert [int(m["agents", "updates"]) for m in metrics] == [1, 2, 1, 2]
+
+
+def test_schedules_of_exploration():
+    from torchrl_marl.learners.off_policy_config import ExplorationConfig
+
+    explore = ExplorationConfig(0.4, 0.2, 0.3, 0.1, annealing=0.5)
+    learner, _ = trained(make_arena(), 2, exploration=explore)
+    for fraction, epsilon, sigma in (
+        (0.0, 0.3, 0.4),
+        (0.25, 0.2, 0.3),
+        (0.5, 0.1, 0.2),
+        (1.0, 0.1, 0.2),
+    ):
+        learner.set_progress(fraction)
+        assert float(learner.explorers[0].epsilon) == pytest.approx(epsilon)
+        assert float(learner.explorers[0].sigma) == pytest.approx(sigma)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (lambda: make_arena(n_groups=2), {"algorithm": "maddpg", "n_step": 3}),
+        (make_arena, {"algorithm": "matd3", "bootstrap": "agent", "central_input": "state"}),
+        (make_tag, {"algorithm": "matd3", "bootstrap": "agent", "central_input": "team"}),
+        (make_tag, {"algorithm": "itd3", "normalize_observations": True}),
+    ],
+)
+def test_its_graphs_are_its_eager_updates(make, settings):
+    eager, metrics = trained(make(), **settings)
+    traced, others = trained(make(), execution="trace", **settings)
+    assert len(traced.updates.programs) == (1 if settings["algorithm"] == "maddpg" else 2)
+    for one, other in zip(states([eager]), states([traced]), strict=True):
+        assert torch.equal(one, other)
+    for key, value in metrics[-1].items(True, True):
+        assert torch.equal(value, others[-1][key]), key
+
+
+def test_the_actor_moves_at_every_second_update_of_td3():
+    learner, _ = trained(make_arena(), 2, algorithm="matd3", updates_per_frame=0.025)
+    assert learner.updates.count == 1
+    fresh, _ = trained(make_arena(), 1, algorithm="matd3")
+    for one, other in zip(learner.actors.parameters(), fresh.actors.parameters(), strict=True):
+        assert torch.equal(one, other)
+    changed = zip(learner.critics.parameters(), fresh.critics.parameters(), strict=True)
+    assert any(not torch.equal(one, other) for one, other in changed)
+    for one, other in zip(learner.targets.parameters(), fresh.targets.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_loss_that_is_not_finite_is_refused():
+    learner, _ = trained(make_arena(), 2)
+    for parameter in learner.critics.parameters():
+        parameter.data.fill_(torch.nan)
+    collector = RolloutCollector(make_arena(), learner.actors["agents"], frames_per_batch=40)
+    with pytest.raises(NonFiniteError, match=r"'agents'.*loss_value became NaN"):
+        learner.learn(collector.rollout())
+
+
+def test_turns_are_refused_by_own_ends():
+    with pytest.raises(ConfigError, match="does not yet credit with bootstrap=agent"):
+        trained(Paces(4, seed=0), 1, bootstrap="agent")
+
+
+# ------------------------------------------------------------------------------ groups as one
+
+
+def same_weights(learner):
+    """By a row's and a column's number, so that a group's are those that it has beside others."""
+    for module in (learner.actors, learner.critics, learner.targets):
+        for name, parameter in module.named_parameters():
+            value = 3.0 * torch.arange(parameter.shape[-1])
+            if name.endswith("weight"):
+                value = value + torch.arange(parameter.shape[-2]).unsqueeze(-1)
+            parameter.data.copy_(0.3 * torch.cos(value).expand_as(parameter))
+
+
+@pytest.mark.parametrize("algorithm", ["iddpg", "maddpg"])
+@pytest.mark.parametrize("bootstrap", ["team", "agent"])
+def test_groups_as_one_learn_as_each_alone(algorithm, bootstrap):
+    """Two groups of one learner, and two learners of one group each, from the same rows."""
+    env = make_tag()
+    team = TeamSpec.from_env(env)
+    settings = {**SMALL, "learning_starts": 0, "bootstrap": bootstrap, "max_grad_norm": 0.05}
+    config = OffPolicyConfig(algorithm, **settings)
+    both = OffPolicyLearner(team.groups, config, team=team)
+    batch = RolloutCollector(env, TeamPolicy(both.actors.values()), frames_per_batch=80).rollout()
+    same_weights(both)
+    torch.manual_seed(5)
+    metrics = both.learn(batch)
+    assert int(metrics["agent", "updates"]) == 8
+    for name, group in team.groups.items():
+        alone = OffPolicyLearner({name: group}, config, team=team)
+        same_weights(alone)
+        torch.manual_seed(5)
+        for key, value in alone.learn(batch)[name].items():
+            torch.testing.assert_close(metrics[name, key], value, rtol=1e-4, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------ two algorithms
+
+
+def recipe(folder, **settings):
+    small = {"actor": {"num_cells": [8]}, "critic": {"num_cells": [8]}, "minibatch_size": 24}
+    return {
+        "recipe": "mixed",
+        "threads": 1,
+        "total_frames": 480,
+        "frames_per_batch": 80,
+        "folder": str(folder),
+        "env": {"library": "toy", "name": "arena", "num_envs": 8, "max_steps": 13}
+        | {"kwargs": {"n_groups": 2}},
+        "learner": {"algorithm": "mappo", "num_epochs": 2} | small,
+        "groups": {
+            "agents_1": {"algorithm": "matd3", "learning_starts": 200, "minibatch_size": 16}
+            | {"exploration": {"epsilon": 0.2}, "replay": {"capacity": 256}}
+        },
+        "evaluation": {"episodes": 4},
+        "logging": {"progress": False},
+    } | settings
+
+
+def test_a_mixed_run_resumes_to_the_bit_within_the_warm_up_and_with_a_full_store(tmp_path):
+    """256 rows of 8 envs: the ring of 32 steps is full after the fourth of six batches."""
+    torchrl_marl.train(recipe(tmp_path / "whole"))
+    for n in (1, 5):
+        for iteration in torchrl_marl.iterate(recipe(tmp_path / f"from_{n}")):
+            if iteration.number == n:
+                break
+        resume(tmp_path / f"from_{n}")
+        assert_same_run(tmp_path / "whole", tmp_path / f"from_{n}")
+    with open(tmp_path / "whole" / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["agents_1/updates"] for row in rows] == ["0", "0", "8", "8", "8", "8"]
+    assert rows[0]["agents_1/loss_value"] == "" and float(rows[-1]["agents_1/loss_value"]) > 0
+    assert [row["agents_1/stored"] for row in rows] == ["80", "160", "240", "256", "256", "256"]
+    assert "agents_0/clip_fraction" in rows[0] and "agents_1/clip_fraction" not in rows[0]
+
+
+def test_who_learns_on_policy_learns_as_it_would_alone():
+    """MAPPO predators beside MADDPG prey, and alone on the same batches: equal to the bit."""
+    from torchrl_marl.learners import OnPolicyConfig, build_learners
+
+    env = make_tag()
+    team = TeamSpec.from_env(env)
+    sizes = {"actor": NetworkConfig([8]), "critic": CriticConfig([8])}
+    config = OnPolicyConfig(**sizes, num_epochs=2, minibatch_size=20)
+    prey = {"agent": {"algorithm": "maddpg", "learning_starts": 40, "minibatch_size": 16}}
+
+    def build():
+        torch.manual_seed(0)
+        return build_learners(team, config, prey)
+
+    mixed, (alone, _) = build(), build()
+    policy = TeamPolicy(actor for learner in mixed for actor in learner.actors.values())
+    collector = RolloutCollector(env, policy, frames_per_batch=40, team=team)
+    for i in range(4):
+        batch = collector.rollout()
+        same = batch.clone()
+        for learner in mixed:
+            torch.manual_seed(i)
+            found = learner.learn(batch)
+            assert ("loss_value" in found["agent"].keys()) if "agent" in found.keys() else True
+        torch.manual_seed(i)
+        alone.learn(same)
+        assert ("agent", "advantage") not in batch.keys(True, True)
+    assert int(found["agent", "updates"]) == 4
+    for one, other in zip(states(mixed[:1]), states([alone]), strict=True):
+        assert torch.equal(one, other)
