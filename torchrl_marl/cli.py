@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv (sequence of str, optional): the arguments; otherwise those of the process.
 
     Returns:
-        int: 0; 2 for what a user can mend, told in one line; 130 after Ctrl-C, 143 after
+        int: 0; 2 for what a user can correct, said in one line; 130 after Ctrl-C, 143 after
         SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -153,7 +153,7 @@ class RolloutCollector:
         except StopIteration:
             raise
         except Exception:
-            self._iterator = None  # what failed may go on once it is mended
+            self._iterator = None  # what failed may go on once it is repaired
             raise
 
     def rollout(self) -> TensorDictBase:

@@ -33,14 +33,14 @@ class AutoResetEnv(DeclaredEnv):
       the next step goes on from: the same, or, where the episode ended, a new one's begin.
 
     So an episode's end costs no second call of the world in :meth:`step_and_maybe_reset`, and
-    none either where TorchRL asks for the reset of those that just ended. What is given is
+    none either where TorchRL asks for the reset of those that just ended. Outputs are
     never written to later.
 
     Args:
         declaration (Declaration): the agents and the state.
 
     Keyword Args:
-        device (torch.device): of all that is given.
+        device (torch.device): of all outputs.
         info (dict of str to Composite, optional): group -> specs of its ``"info"``, ``[N]``.
     """
 
@@ -99,19 +99,19 @@ class AutoResetEnv(DeclaredEnv):
         if not {"next", "_step"}.isdisjoint(tensordict.keys()):
             return super().step_and_maybe_reset(tensordict)
         after = self._step(tensordict)
-        begun = self._wrap(self._begun)  # type: ignore[arg-type]
-        carry = _updated(tensordict, begun)
+        start = self._wrap(self._begun)  # type: ignore[arg-type]
+        carry = _updated(tensordict, start)
         self._ended = torch.zeros_like(self._ended)  # type: ignore[arg-type]
         return tensordict.set("next", after), carry
 
-    def _wrap(self, given: Mapping[str, Any]) -> TensorDict:
-        source: dict[str, Any] = dict(given)
+    def _wrap(self, output: Mapping[str, Any]) -> TensorDict:
+        source: dict[str, Any] = dict(output)
         for name, group in self.team.groups.items():
             kinds = self.group_kinds[name]
             if kinds.lazy:
-                source[name] = kinds.stacked(given[name], self.batch_size, self.device)
+                source[name] = kinds.stacked(output[name], self.batch_size, self.device)
                 continue
-            source[name] = _nested(given[name], self.batch_size + (group.n_agents,), self.device)
+            source[name] = _nested(output[name], self.batch_size + (group.n_agents,), self.device)
         return TensorDict._new_unsafe(source, batch_size=self.batch_size, device=self.device)
 
 

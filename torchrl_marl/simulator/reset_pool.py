@@ -277,7 +277,7 @@ def begin_episodes(
 
 
 def _pick(starts: Tensor, row: Tensor, dim: int) -> Tensor:
-    """Returns each env's row out of ``[D, ...]``, given the dim of the envs."""
+    """Returns each env's row out of ``[D, ...]``, by the dim of the envs."""
     index = _wide(row, starts[0], dim).expand_as(starts[0])
     return starts.gather(0, index.unsqueeze(0)).squeeze(0)
 

@@ -185,12 +185,12 @@ def _start(
     simulator: Any, exclude: frozenset[str | Path], reset: Callable[[], dict[str, Tensor]]
 ) -> tuple[dict[str, Any], set[str]]:
     """Returns the state after a reset by name, and which of it the reset wrote."""
-    given: dict[str, Tensor] = {}
-    written = written_by(simulator, exclude, lambda: given.update(reset()))
+    output: dict[str, Tensor] = {}
+    written = written_by(simulator, exclude, lambda: output.update(reset()))
     walk = walk_simulator(simulator, exclude)
     tensors = {path: x.clone() for path, x in walk.tensors.items()}
     found = {path_name(path): x for path, x in (_others(walk) | tensors).items()}
-    return {**found, **given}, {*map(path_name, written), *given}
+    return {**found, **output}, {*map(path_name, written), *output}
 
 
 def _vary(

@@ -49,19 +49,19 @@ def shared_tables(
         ['places']
     """
     excluded = frozenset(exclude)
-    begun = copy.deepcopy(world)
-    written = written_by(begun, excluded, lambda: reset(begun))
-    tensors = walk_simulator(begun, excluded).tensors
+    started = copy.deepcopy(world)
+    written = written_by(started, excluded, lambda: reset(started))
+    tensors = walk_simulator(started, excluded).tensors
     rows = {p: tensors[p] for p in written if p in tensors and tensors[p].shape[:1] == (num_envs,)}
     if not rows:
         return []
-    expected = step(copy.deepcopy(begun))
+    expected = step(copy.deepcopy(started))
     found = {
         path_name(path)
         for path, x in rows.items()
         # For a smallest or nearest one, a row itself may be the only one that counts.
         for env in (0, -1)
-        if not _same(expected[env], step(_with(begun, path, _as_row(x, env), excluded))[env])
+        if not _same(expected[env], step(_with(started, path, _as_row(x, env), excluded))[env])
     }
     return sorted(found)
 

@@ -157,9 +157,9 @@ class StepGraphs:
     def _record(self, state: list[Tensor], actions: list[Tensor]) -> _Step:
         found: list[TensorDictLayout] = []
 
-        def step(*given: Tensor) -> list[Tensor]:
+        def step(*values: Tensor) -> list[Tensor]:
             td = TensorDict({}, [state[0].shape[1]], device=state[0].device)
-            for key, action in zip(self._actions, given):
+            for key, action in zip(self._actions, values):
                 td.set(key, action)
             stepped = self._advance(td)
             found.append(TensorDictLayout(stepped))

@@ -27,7 +27,7 @@ class Environments:
         device (torch.device): where they live.
 
     Attributes:
-        own (EnvBase, optional): the user's, mended where it had to be.
+        own (EnvBase, optional): the user's, adapted where necessary.
         training (EnvBase): with dense groups.
     """
 

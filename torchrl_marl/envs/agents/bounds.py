@@ -31,7 +31,7 @@ _ROUNDING = 1e-5
 def check_bounds(
     where: str,
     leaf: str,
-    given: Mapping[str, Mapping[str, Any]],
+    output: Mapping[str, Mapping[str, Any]],
     masks: Mapping[str, Tensor],
     declaration: Declaration,
 ) -> None:
@@ -40,14 +40,14 @@ def check_bounds(
     Args:
         where (str): the method, in the message.
         leaf (str): ``"observation"`` or ``"action"``.
-        given (mapping): group -> the leaf, of the whole group or under each kind.
+        output (mapping): group -> the leaf, of the whole group or under each kind.
         masks (mapping): group -> who is looked at, ``[E, N]``.
         declaration (Declaration): of the world.
     """
     reader = declaration.reader
     for name, kinds in declaration.groups.items():
         agents = declaration.team.groups[name].agent_names
-        for kind, value in kinds.parts(given[name], leaf).items():
+        for kind, value in kinds.parts(output[name], leaf).items():
             place = kinds.slices[kind] if kind else slice(None)
             specs = reader.kind_specs[name][kind] if kind else reader.specs[name]
             mask = masks[name][:, place]

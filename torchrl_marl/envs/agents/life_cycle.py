@@ -135,16 +135,16 @@ def episode_of(
     born: dict[str, Tensor],
 ) -> dict[str, Any]:
     """Returns the state of the running episodes and the env's output as nested dicts."""
-    given = {**source, "done": root.done, **root.__dict__}
+    output = {**source, "done": root.done, **root.__dict__}
     for name, flags in groups.items():
-        given[name] = {**source[name], "done": flags.done, **flags.__dict__}
+        output[name] = {**source[name], "done": flags.done, **flags.__dict__}
     return {
         "steps": steps,
         # Copies, since users may write to the env's output.
         "root": _cloned(root.__dict__),
         "groups": {name: _cloned(flags.__dict__) for name, flags in groups.items()},
         "born": {name: x.clone() for name, x in born.items()},
-        "given": given,
+        "given": output,
     }
 
 

@@ -52,14 +52,14 @@ class OutputReader:
 
     # ------------------------------------------------------------------------- output of worlds
 
-    def read(self, given: Any, method: str) -> dict[str, Any]:
+    def read(self, output: Any, method: str) -> dict[str, Any]:
         """Returns the checked output of ``_reset`` or ``_step`` as nested dicts.
 
         A leaf in which the kinds of a group differ stands under the kind's name, as
         ``(group, kind, "observation")``; all others are of the whole group.
 
         Args:
-            given: a TensorDict (or dict) in groups.
+            output: a TensorDict (or dict) in groups.
             method (str): ``"_reset"`` or ``"_step"``; only a step has rewards and ends.
 
         Raises:
@@ -68,22 +68,22 @@ class OutputReader:
         where = f"{self.owner}.{method}"
         step = method == "_step"
         needed = {*self.groups, *(() if self.state is None else ("state",))}
-        self._check_keys(where, (), given, needed, _ENDS if step else ())
+        self._check_keys(where, (), output, needed, _ENDS if step else ())
         source: dict[str, Any] = {}
         if self.state is not None:
-            source["state"] = self._read_leaf(where, ("state",), given, self.state)
+            source["state"] = self._read_leaf(where, ("state",), output, self.state)
         for key in _ENDS if step else ():
-            if given.get(key, None) is not None:
-                self._check_tensor(where, (key,), given.get(key), (self.num_envs, 1), torch.bool)
-                source[key] = given.get(key)
+            if output.get(key, None) is not None:
+                self._check_tensor(where, (key,), output.get(key), (self.num_envs, 1), torch.bool)
+                source[key] = output.get(key)
         for name in self.groups:
-            source[name] = self._read_group(where, name, given.get(name), step)
+            source[name] = self._read_group(where, name, output.get(name), step)
         return source
 
-    def _read_group(self, where: str, name: str, given: Any, step: bool) -> dict[str, Any]:
+    def _read_group(self, where: str, name: str, output: Any, step: bool) -> dict[str, Any]:
         kinds = self.groups[name]
         wanted = self._wanted(name, step)
-        shared, own = self._by_kind(where, name, given)
+        shared, own = self._by_kind(where, name, output)
         several = len(kinds.names) > 1
         self._check_keys(where, (name,), shared, set(), {*wanted, *(kinds.names * several)})
         for kind, mapping in own.items():
@@ -111,35 +111,35 @@ class OutputReader:
         outputs = {"reward", *_ENDS}
         return set(kind.keys()) - {"action", "done", *(() if step else outputs)}
 
-    def _by_kind(self, where: str, name: str, given: Any) -> tuple[Any, dict[str, Any]]:
+    def _by_kind(self, where: str, name: str, output: Any) -> tuple[Any, dict[str, Any]]:
         """Splits a group's output into leaves of all agents and leaves by kind."""
         kinds = self.groups[name]
-        if not isinstance(given, (TensorDictBase, Mapping)):
-            self._check_keys(where, (name,), given, set())
-        if is_lazy(given) and len(kinds.names) > 1:
+        if not isinstance(output, (TensorDictBase, Mapping)):
+            self._check_keys(where, (name,), output, set())
+        if is_lazy(output) and len(kinds.names) > 1:
             expected = (self.num_envs, sum(kinds.sizes))
-            if given.batch_size != expected or given.stack_dim != 1:
+            if output.batch_size != expected or output.stack_dim != 1:
                 raise SpecError(
-                    f"{where}: {name!r} is stacked in dim {given.stack_dim} to "
-                    f"{list(given.batch_size)}, expected dim 1 and {list(expected)}."
+                    f"{where}: {name!r} is stacked in dim {output.stack_dim} to "
+                    f"{list(output.batch_size)}, expected dim 1 and {list(expected)}."
                 )
-            return {}, dict(kinds.split(given))
+            return {}, dict(kinds.split(output))
         wanted = self._wanted(name, True)
-        own = {k: given.get(k) for k in kinds.names if k in given.keys() and k not in wanted}
-        return {key: given.get(key) for key in given.keys() if key not in own}, own
+        own = {k: output.get(k) for k in kinds.names if k in output.keys() and k not in wanted}
+        return {key: output.get(key) for key in output.keys() if key not in own}, own
 
     def _read_kinds(self, where: str, name: str, leaf: str, own: dict[str, Any]) -> dict[str, Any]:
         """Returns an output leaf by kind; empty where it is optional and no kind has it."""
-        given = [kind for kind, mapping in own.items() if leaf in mapping.keys()]
-        if leaf in _OPTIONAL and not given:
+        present = [kind for kind, mapping in own.items() if leaf in mapping.keys()]
+        if leaf in _OPTIONAL and not present:
             return {}
         values = {}
         for kind, specs in self.kind_specs[name].items():
-            if kind in given:
+            if kind in present:
                 values[kind] = self._read_leaf(where, (name, kind, leaf), own[kind], specs[leaf])
             elif leaf in _OPTIONAL:
                 flag = torch.ones if leaf == "mask" else torch.zeros
-                shape, like = (self.num_envs, *specs[leaf].shape), own[given[0]].get(leaf)
+                shape, like = (self.num_envs, *specs[leaf].shape), own[present[0]].get(leaf)
                 values[kind] = flag(shape, dtype=torch.bool, device=like.device)
             else:
                 raise SpecError(
@@ -214,8 +214,8 @@ class OutputReader:
     def _shape(self, spec: TensorSpec) -> list[int]:
         return [self.num_envs, *spec.shape]
 
-    def _read_leaf(self, where: str, key: Path, given: Any, spec: TensorSpec) -> Any:
-        value = given.get(key[-1], None)
+    def _read_leaf(self, where: str, key: Path, output: Any, spec: TensorSpec) -> Any:
+        value = output.get(key[-1], None)
         if isinstance(spec, Composite):
             self._check_keys(where, key, value, set(spec.keys()))
             return {k: self._read_leaf(where, (*key, k), value, spec[k]) for k in spec.keys()}
@@ -223,12 +223,12 @@ class OutputReader:
         return value
 
     def _check_keys(
-        self, where: str, path: Path, given: Any, needed: set[str], optional: Iterable[str] = ()
+        self, where: str, path: Path, output: Any, needed: set[str], optional: Iterable[str] = ()
     ) -> None:
-        if not isinstance(given, (TensorDictBase, Mapping)):
+        if not isinstance(output, (TensorDictBase, Mapping)):
             what = f"{_text(path)} as a" if path else "a"
-            raise SpecError(f"{where} gave {what} {type(given).__name__}, expected a TensorDict.")
-        found = set(given.keys())
+            raise SpecError(f"{where} gave {what} {type(output).__name__}, expected a TensorDict.")
+        found = set(output.keys())
         for key in sorted(needed - found):
             raise SpecError(
                 f"{where} gave no {_text((*path, key))}; it gave {sorted(found)} there."

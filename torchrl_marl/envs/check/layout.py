@@ -168,10 +168,10 @@ def spec_leaves(spec: TensorSpec, path: tuple[Any, ...] = ()) -> Iterator[tuple[
 
 def check_specs(td: TensorDictBase, specs: list[Composite], step: int, findings: Findings) -> bool:
     """Checks that data have the declared keys, shapes and dtypes."""
-    given, before = dict(leaves(td)), len(findings.problems)
+    found, before = dict(leaves(td)), len(findings.problems)
     for path, spec in (pair for part in specs for pair in spec_leaves(part)):
         key: NestedKey = path if len(path) > 1 else path[0]
-        value = given.get(path)
+        value = found.get(path)
         if value is None and all(isinstance(part, str) for part in path):
             value = td.get(path, None)  # in which the agents of a lazy group agree
         wanted = f"{list(spec.shape)} of {str(spec.dtype)[6:]}, as declared"

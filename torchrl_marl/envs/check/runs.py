@@ -70,7 +70,7 @@ class Play:
     ) -> None:
         self.env, self.team, self.change = env, team, change
         self.draws = RandomState(seed)
-        self.given: dict[str, TensorDictBase] = {}
+        self.returned: dict[str, TensorDictBase] = {}
         env.set_seed(seed, static_seed=True)
         self.begin = env.reset().clone()
         self.carry = self.begin.clone()
@@ -88,7 +88,7 @@ class Play:
             self.change(asked)
         action = asked.select(*self.env.action_keys).clone()
         transition, carry = self.env.step_and_maybe_reset(asked)
-        self.given = {"next": transition.get("next"), "what follows": carry}
+        self.returned = {"next": transition.get("next"), "what follows": carry}
         self.asked = asked.select(*self.env.action_keys)
         self.carry = carry.clone()
         return Step(before, action, transition.get("next").clone(), carry.clone())
@@ -123,7 +123,7 @@ def check_written_later(play: Play, n_steps: int, findings: Findings) -> None:
     """Checks that later steps do not write to earlier output."""
     play.step()
     for i in range(n_steps):
-        kept = {name: (td, td.clone()) for name, td in play.given.items()}
+        kept = {name: (td, td.clone()) for name, td in play.returned.items()}
         step = play.step()
         for path in changed(play.asked, step.action):
             findings.add(
@@ -254,12 +254,12 @@ def check_partial_reset(env: EnvBase, team: TeamSpec, seed: int, findings: Findi
     asked.view(-1)[0] = True
     others = ~asked.squeeze(-1)
     # Not env.reset, in which TorchRL restores the others' data.
-    begun = dict(leaves(base_of(env)._reset(before.clone().set("_reset", asked))))
+    after = dict(leaves(base_of(env)._reset(before.clone().set("_reset", asked))))
     for path, value in leaves(before.select(*team.groups)):
-        given = begun.get(path)
-        if given is None or given.shape != value.shape or not bool(given[others].any()):
+        found = after.get(path)
+        if found is None or found.shape != value.shape or not bool(found[others].any()):
             continue
-        if differs(value[others], given[others]):
+        if differs(value[others], found[others]):
             findings.add(
                 "_reset",
                 f"a reset of the first env changes {path!r} of others",

@@ -220,8 +220,8 @@ class StepRules:
 
     def _check_values(self, td: TensorDictBase) -> None:
         specs = dict(spec_leaves(self.env.full_observation_spec))
-        given = dict(leaves(td.select(*self.env.full_observation_spec.keys(), strict=False)))
-        for path, value in given.items():
+        observed = dict(leaves(td.select(*self.env.full_observation_spec.keys(), strict=False)))
+        for path, value in observed.items():
             spec = specs.get(path)
             if spec is None or path[-1] in ("mask", "action_mask"):
                 continue
@@ -270,9 +270,9 @@ class StepRules:
     def _check_begun(self, td: TensorDictBase, fresh: Tensor) -> None:
         for group in (None, *self.groups_with_ends):
             key = "done" if group is None else group.done_key
-            begun = fresh if group is None else fresh.unsqueeze(-2)
+            started = fresh if group is None else fresh.unsqueeze(-2)
             self.findings.where(
-                td.get(key) & begun,
+                td.get(key) & started,
                 key,
                 self.step,
                 "it is True at an episode's begin",

@@ -141,28 +141,28 @@ class Agents:
 
     # ------------------------------------------------------------------------- output of a task
 
-    def away(self, given: Mapping[str, Any]) -> Tensor | None:
+    def away(self, output: Mapping[str, Any]) -> Tensor | None:
         """Returns which agents the task has no data of, ``[1, N, 1]``; None where it has all.
 
         Raises:
             SpecError: an agent that is not among the possible ones.
         """
         names = self.names
-        missing = [name not in given for name in names]
-        if len(given) != len(names) - sum(missing):
-            unknown = next(name for name in given if name not in names)
+        missing = [name not in output for name in names]
+        if len(output) != len(names) - sum(missing):
+            unknown = next(name for name in output if name not in names)
             raise SpecError(
                 f"{self.declaration.owner} gave something of {unknown!r}, which is not among its "
                 f"agents {names}; add it to possible_agents."
             )
         return torch.tensor(missing, device=self.device).view(1, -1, 1) if any(missing) else None
 
-    def numbers(self, given: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    def numbers(self, output: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Stacks one number per agent, ``[E, N, 1]``; 0 for absent agents."""
         expected = torch.Size([self.declaration.num_envs])
         rows = []
         for name in self.names:
-            row = given[name] if name in given else torch.zeros(expected, device=self.device)
+            row = output[name] if name in output else torch.zeros(expected, device=self.device)
             if row.shape != expected:
                 raise SpecError(
                     f"{self.declaration.owner}: a reward or flag of {name!r} has shape "
@@ -171,7 +171,7 @@ class Agents:
             rows.append(row)
         return torch.stack(rows, 1).unsqueeze(-1).to(dtype)
 
-    def observations(self, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    def observations(self, output: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Returns each group's ``"observation"``, by kind where shapes differ.
 
         One stack a leaf, so nothing shares memory with the task's buffers. Who is away sees 0.
@@ -184,18 +184,18 @@ class Agents:
             if self.declaration.groups[group].ragged("observation"):
                 groups[group] = {
                     kind.name: {
-                        "observation": self._seen(given, kind.agent_names, kind.observation_spec)
+                        "observation": self._seen(output, kind.agent_names, kind.observation_spec)
                     }
                     for kind in kinds
                 }
             else:
                 names = self.declaration.team.groups[group].agent_names
-                seen = self._seen(given, names, kinds[0].observation_spec)
+                seen = self._seen(output, names, kinds[0].observation_spec)
                 groups[group] = {"observation": seen}
         return groups
 
-    def _seen(self, given: Mapping[str, Any], names: Sequence[str], spec: TensorSpec) -> Any:
-        return self._stacked(names, [given.get(name) for name in names], spec)
+    def _seen(self, output: Mapping[str, Any], names: Sequence[str], spec: TensorSpec) -> Any:
+        return self._stacked(names, [output.get(name) for name in names], spec)
 
     def _stacked(self, names: Sequence[str], rows: Sequence[Any], spec: TensorSpec) -> Any:
         if isinstance(spec, Composite):
@@ -221,17 +221,17 @@ class Agents:
 
     # -------------------------------------------------------------------------- input of a task
 
-    def actions(self, given: Mapping[str, Any], mask: Tensor) -> dict[str, Tensor]:
+    def actions(self, chosen: Mapping[str, Any], mask: Tensor) -> dict[str, Tensor]:
         """Returns each agent's action; zeros for agents that do not act.
 
         Args:
-            given (mapping): group -> ``"action"``, or kind -> ``"action"``.
+            chosen (mapping): group -> ``"action"``, or kind -> ``"action"``.
             mask (Tensor): of all agents, ``[E, N]``.
         """
         actions: dict[str, Tensor] = {}
         for group, place in self.places.items():
             kinds = self.declaration.groups[group]
-            acting = kinds.acting(given[group], mask[:, place])
+            acting = kinds.acting(chosen[group], mask[:, place])
             names = self.declaration.team.groups[group].agent_names
             for kind, rows in kinds.parts(acting, "action").items():
                 own = kinds.slices[kind] if kind else slice(None)

@@ -179,12 +179,12 @@ class IsaacLabEnv(AutoResetEnv):
 
     def _given(self, seen: dict[str, Any], root: TeamFlags, agents: GroupFlags) -> dict[str, Any]:
         """Returns the output of a step or reset in groups."""
-        given = {**seen, "done": root.done, **root.__dict__}
+        output = {**seen, "done": root.done, **root.__dict__}
         # A copy, since users may write to the output.
         flags = {key: x.clone() for key, x in {**agents.__dict__, "done": agents.done}.items()}
         for group, place in self._agents.places.items():
-            given[group] = {**seen[group], **{key: x[:, place] for key, x in flags.items()}}
-        return given
+            output[group] = {**seen[group], **{key: x[:, place] for key, x in flags.items()}}
+        return output
 
     # ----------------------------------------------------------------------------- the object
 

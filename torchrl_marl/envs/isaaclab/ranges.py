@@ -36,9 +36,9 @@ class ActionRanges:
     clip: Range = None
 
     def __post_init__(self) -> None:
-        for what, given in self.__dict__.items():
-            values = given.values() if isinstance(given, Mapping) else [given]
-            for value in values if given is not None else ():
+        for what, entry in self.__dict__.items():
+            values = entry.values() if isinstance(entry, Mapping) else [entry]
+            for value in values if entry is not None else ():
                 number = isinstance(value, (int, float)) and not isinstance(value, bool)
                 if not (number and value > 0):
                     raise ConfigError(f"action_{what} is {value!r}, expected a number above 0.")
@@ -46,8 +46,8 @@ class ActionRanges:
     def check_names(self, groups: Mapping[str, Sequence[str]]) -> None:
         """Refuses ranges for unknown agents and groups."""
         known = {*groups, *(name for names in groups.values() for name in names)}
-        for what, given in self.__dict__.items():
-            for name in given if isinstance(given, Mapping) else ():
+        for what, entry in self.__dict__.items():
+            for name in entry if isinstance(entry, Mapping) else ():
                 if name not in known:
                     raise ConfigError(
                         f"action_{what}: {name!r} is no agent and no group; "
@@ -57,8 +57,8 @@ class ActionRanges:
     def of(self, name: str, group: str) -> tuple[float | None, float | None]:
         """Returns scale and clip of an agent."""
         scale, clip = (
-            given.get(name, given.get(group)) if isinstance(given, Mapping) else given
-            for given in (self.scale, self.clip)
+            entry.get(name, entry.get(group)) if isinstance(entry, Mapping) else entry
+            for entry in (self.scale, self.clip)
         )
         return scale, clip
 

@@ -106,9 +106,9 @@ class IsaacWorld:
             before (GroupFlags): of all agents.
         """
         self._before, self._last, self._was_reset = before, None, False
-        given = self.env.step(self.agents.actions(actions, before.mask))
+        output = self.env.step(self.agents.actions(actions, before.mask))
         self._before = None
-        observations, rewards = given[:2]
+        observations, rewards = output[:2]
         assert self._ends is not None  # every step reads them
         # The environment's own answer, in a buffer that it overwrites later.
         done = self.env.reset_buf.clone().unsqueeze(-1)

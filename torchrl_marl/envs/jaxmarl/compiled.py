@@ -59,7 +59,7 @@ class Compiled:
         kinds (dict): group -> its kinds.
         places (dict): group -> where its agents are among all.
         start, merge, step (callable): jitted; all but ``start`` take over what goes on.
-        carry, leaves: shapes and dtypes of what goes on and of what is given.
+        carry, leaves: shapes and dtypes of the carry and of the outputs.
     """
 
     world: World

@@ -143,43 +143,43 @@ class JaxMarlEnv(AutoResetEnv):
     # ------------------------------------------------------------------------ reset and step
 
     def _start(self, fresh: Tensor | None) -> dict[str, Any]:
-        begun = self._carry is not None
-        key = (self._carry["key"], self._carry["calls"]) if begun else self._seeded
+        running = self._carry is not None
+        key = (self._carry["key"], self._carry["calls"]) if running else self._seeded
         carry, leaves = self._calls.start(*key)
-        if fresh is None or not begun:
+        if fresh is None or not running:
             self._carry = carry
-            return self._given(leaves)
+            return self._output(leaves)
         asked = self._dlpack.to_jax(fresh, self._jax_device)
         self._carry = self._calls.merge(self._carry, carry, asked)
-        return where_fresh(fresh, self._given(leaves), self._begun or {})
+        return where_fresh(fresh, self._output(leaves), self._begun or {})
 
     def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
         rows = [
-            self._action(given, self._declaration.kinds[name][i].action_spec)
+            self._action(action, self._declaration.kinds[name][i].action_spec)
             for name, kinds in self.group_kinds.items()
-            for i, given in enumerate(kinds.parts(actions[name], "action").values())
+            for i, action in enumerate(kinds.parts(actions[name], "action").values())
         ]
-        self._carry, after, begun = self._calls.step(self._carry, rows)
-        return self._given(after), self._given(begun)
+        self._carry, after, next_start = self._calls.step(self._carry, rows)
+        return self._output(after), self._output(next_start)
 
     def _action(self, action: Tensor, spec: Any) -> Any:
         if isinstance(spec, OneHot):
             action = action.to(torch.int32).argmax(-1)
         return self._dlpack.to_jax(action, self._jax_device)
 
-    def _given(self, leaves: dict[str, Any]) -> dict[str, Any]:
+    def _output(self, leaves: dict[str, Any]) -> dict[str, Any]:
         """Returns the leaves as tensors, with the flags beside the others."""
-        given = self._dlpack.to_torch(leaves, self.device)
-        flags, root = (zip(names, given.pop(key)) for key, names in self._flags.items())
+        output = self._dlpack.to_torch(leaves, self.device)
+        flags, root = (zip(names, output.pop(key)) for key, names in self._flags.items())
         rows = {key: x if key == "mask" else x.unsqueeze(-1) for key, x in flags}
         for name, place in self._places.items():
-            own = given[name]
+            own = output[name]
             own.update({key: x[:, place] for key, x in rows.items()})
             unshaped = own.pop("unshaped", None)
             if unshaped is not None and self._is_measured:
                 own["reward"] = unshaped
-        given.update(root)
-        return given
+        output.update(root)
+        return output
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:

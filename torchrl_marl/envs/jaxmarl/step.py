@@ -106,11 +106,11 @@ class JaxStep:
         ends = self._ends(carry["terminated"], steps, dones, infos)
         going, after = self._read(observations, world, steps, *ends, infos)
         self._pay(after, rewards, infos, carry)
-        new, begun = self._begin(drawing)
+        new, next_start = self._begin(drawing)
         fresh = ends[1] | ends[2]
         going = {key: _where(fresh, new[key], going[key]) for key in new}
-        begun = _where(fresh, begun, after)
-        return _owned({**going, "key": key, "calls": calls}, after, begun)
+        next_start = _where(fresh, next_start, after)
+        return _owned({**going, "key": key, "calls": calls}, after, next_start)
 
     # ---------------------------------------------------------------------------------- parts
 

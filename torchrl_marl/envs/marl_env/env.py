@@ -258,8 +258,8 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
             exclude = {*self._not_world, ("_episode",)}
             running = RunningEnvs(self, self.num_envs, exclude, self._slots_of_envs())
         with self._drawing(), forbid_inplace_writes(self._episode, f"{type(self).__name__}._reset"):
-            given = draw(self, tensordict, **kwargs)
-        source = self._declaration.reader.read(given, "_reset")
+            output = draw(self, tensordict, **kwargs)
+        source = self._declaration.reader.read(output, "_reset")
         if fresh is not None and running is not None:
             running.put_back(~fresh)
         self._start_episode(source, fresh)
@@ -288,8 +288,8 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
             raise ConfigError(f"{type(self).__name__}: a step before the first reset.")
         tensordict = self._prepare_step(tensordict)
         with self._drawing(), forbid_inplace_writes(self._episode, f"{type(self).__name__}._step"):
-            given = advance(self, tensordict, **kwargs)
-        source = self._declaration.reader.read(given, "_step")
+            output = advance(self, tensordict, **kwargs)
+        source = self._declaration.reader.read(output, "_step")
         for name in sorted(self._with_mask):
             if "mask" not in source[name]:
                 raise SpecError(
@@ -333,19 +333,19 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
             tensordict.set(name, kinds.written(tensordict.get(name), own))
         return tensordict
 
-    def _check_values(self, method: str, leaf: str, given: dict[str, dict[str, Any]]) -> None:
+    def _check_values(self, method: str, leaf: str, output: dict[str, dict[str, Any]]) -> None:
         """Checks that values lie inside their specs; waits for the device, so it is optional."""
         if torch.compiler.is_compiling() or (method in self._checked and not self.check):
             return
         masks = {name: flags["mask"] for name, flags in self._episode["groups"].items()}
         where = f"{type(self).__name__}.{method}"
-        check_bounds(where, leaf, given, masks, self._declaration)
+        check_bounds(where, leaf, output, masks, self._declaration)
 
-    def _wrap(self, given: dict[str, Any], rewards: dict[str, Tensor] | None = None) -> TensorDict:
-        source = dict(given)
+    def _wrap(self, output: dict[str, Any], rewards: dict[str, Tensor] | None = None) -> TensorDict:
+        source = dict(output)
         for name, group in self.team.groups.items():
             kinds = self.group_kinds[name]
-            leaves = given[name] if rewards is None else {**given[name], "reward": rewards[name]}
+            leaves = output[name] if rewards is None else {**output[name], "reward": rewards[name]}
             if kinds.lazy:
                 source[name] = kinds.stacked(leaves, self.batch_size, self.device)
                 continue

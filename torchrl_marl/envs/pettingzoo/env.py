@@ -181,9 +181,9 @@ class PettingZooEnv(AutoResetEnv):
         self, anew: np.ndarray, before: dict[str, Any] | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns a step whose episodes are cut off, for copies that were made anew."""
-        after, begun = self._rows.read("after"), self._rows.read("begun")
-        last = self._rows.cut_off(begun if before is None else before)
-        return where_fresh(torch.from_numpy(anew).to(self.device), last, after), begun
+        after, next_start = self._rows.read("after"), self._rows.read("begun")
+        last = self._rows.cut_off(next_start if before is None else before)
+        return where_fresh(torch.from_numpy(anew).to(self.device), last, after), next_start
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Closes the worlds and ends the workers."""

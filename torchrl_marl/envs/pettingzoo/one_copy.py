@@ -107,9 +107,9 @@ class OneCopy(ABC):
         with self._random.active():
             if self.steps == 0:
                 self._carry(self._begun, self._after, True)
-            given = self._move()
+            moved = self._move()
             self.steps += 1
-            over, changed = self._write_step(*given)
+            over, changed = self._write_step(*moved)
         if over:
             with self._random.active(look=True):
                 self._begin(None)

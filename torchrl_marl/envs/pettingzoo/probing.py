@@ -60,8 +60,8 @@ def probe(name: str, world: Any, infos: bool, state: bool) -> WorldFacts:
         )
     turns = has_turns(world)
     with OwnRandom(0).active(look=True):
-        begun = world.reset(seed=0)
-        first = world.infos if turns else begun[1]
+        output = world.reset(seed=0)
+        first = world.infos if turns else output[1]
         agents = list(getattr(world, "possible_agents", None) or world.agents)
         spaces = _masked_alike([spaces_of(world, agent, first) for agent in agents])
         n_state = _state_size(name, world) if state else 0

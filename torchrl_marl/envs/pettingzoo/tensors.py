@@ -82,7 +82,7 @@ class RowTensors:
     def read(self, part: str) -> dict[str, Any]:
         """Returns the copies' output in new tensors: of ``after`` or ``begun``."""
         root = self._own(f"{part}/root").unbind(1)
-        given: dict[str, Any] = dict(zip(_FLAGS, root))
+        output: dict[str, Any] = dict(zip(_FLAGS, root))
         for group in self._groups:
             flags = self._own(f"{part}/{group}//flags").unbind(1)
             own: dict[str, Any] = dict(zip(_FLAGS, flags))
@@ -90,19 +90,19 @@ class RowTensors:
                 _put(own, path, self._own(f"{part}/{field}"))
             if part == "after":
                 own["reward"] = self._own(f"after/{group}//reward")
-            given[group] = own
+            output[group] = own
         if self._state == "world":
-            given["state"] = self._own(f"{part}/state")
+            output["state"] = self._own(f"{part}/state")
         elif self._state is not None:
-            given["state"] = self._side_by_side(given)
-        return given
+            output["state"] = self._side_by_side(output)
+        return output
 
     def without_rewards(self, after: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a step's result without rewards, as the start of the next step."""
-        begun = dict(after)
+        next_start = dict(after)
         for group in self._groups:
-            begun[group] = {key: x for key, x in after[group].items() if key != "reward"}
-        return begun
+            next_start[group] = {key: x for key, x in after[group].items() if key != "reward"}
+        return next_start
 
     def cut_off(self, before: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the result of a step in which only the episode's end happened."""
@@ -120,10 +120,10 @@ class RowTensors:
         tensor = self._tensors[field]
         return tensor.clone() if self._device.type == "cpu" else tensor.to(self._device)
 
-    def _side_by_side(self, given: Mapping[str, Any]) -> Tensor:
+    def _side_by_side(self, output: Mapping[str, Any]) -> Tensor:
         """Concatenates the observations of all agents, ``[E, S]``."""
         leaves = [
-            _get(given[group], path)
+            _get(output[group], path)
             for group in self._groups
             for path, _ in self._places[group]
             if "observation" in path[:2]

@@ -81,18 +81,18 @@ class Copies:
             arguments (mapping): copy -> its arguments.
 
         Returns:
-            dict and list: copy -> what was given, and what was raised.
+            dict and list: copy -> what it returned, and what copies raised.
         """
-        given: dict[int, Any] = {}
+        results: dict[int, Any] = {}
         failures = []
         for i, words in arguments.items():
             self._current[0] = i
             try:
-                given[i] = getattr(self, f"_{method}")(i, *words)
+                results[i] = getattr(self, f"_{method}")(i, *words)
             except Exception as error:
                 failures.append(Failure.of(i, self._worker, error))
         self._turns = [(i, copy, self._rows[i]) for i, copy in sorted(self._copies.items())]
-        return given, failures
+        return results, failures
 
     def close(self) -> None:
         """Closes all copies; ignores errors of closing."""

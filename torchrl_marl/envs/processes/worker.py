@@ -85,11 +85,11 @@ class Worker:
         """Starts the process, which makes its copies on request."""
         ours, theirs = socket.socketpair()
         self._socket, self._trace = ours, tempfile.TemporaryFile()  # noqa: SIM115
-        given = (theirs.fileno(), self._block, self._trace.fileno())
+        handles = (theirs.fileno(), self._block, self._trace.fileno())
         self._process = subprocess.Popen(
-            [sys.executable, "-c", START, repr(sys.path), repr(given)],
+            [sys.executable, "-c", START, repr(sys.path), repr(handles)],
             stdin=subprocess.DEVNULL,
-            pass_fds=given,
+            pass_fds=handles,
             env={**os.environ, **dict.fromkeys(THREADS, "1")},
             start_new_session=True,  # Ctrl-C reaches this process only
         )

@@ -45,7 +45,7 @@ class Workers:
         timeout (float): seconds after which a worker that does not answer is taken for lost; the
             time limit of a start is longer.
         restart (bool): go on when copies raise, or workers die or hang: they are made anew, with
-            a warning, and begun with fresh seeds. Not after a mistake of a program, nor when a
+            a warning, and started with fresh seeds. Not after a mistake of a program, nor when a
             copy failed in the same step three times.
         seeds (sequence of int, optional): one a copy, given to ``make``.
         name (str): of the world, for errors.
@@ -120,18 +120,18 @@ class Workers:
                 goes on.
         """
         numbers = range(self._n_copies) if fresh is None else np.flatnonzero(fresh).tolist()
-        given = [None] * self._n_copies if seeds is None else seeds
+        new_seeds = [None] * self._n_copies if seeds is None else seeds
         for i in numbers:
-            self._seeds[i] = self._seeds[i] if given[i] is None else given[i]
+            self._seeds[i] = self._seeds[i] if new_seeds[i] is None else new_seeds[i]
         self._repeats.begun(numbers)
-        _, failures = self._ask("begin", {i: (given[i],) for i in numbers})
+        _, failures = self._ask("begin", {i: (new_seeds[i],) for i in numbers})
         self._repair(failures)
 
     def play(self) -> np.ndarray | None:
         """Steps all copies, with the actions in their rows.
 
         Returns:
-            numpy.ndarray or None: ``[E]``, the copies that were begun anew, since they or their
+            numpy.ndarray or None: ``[E]``, the copies that were started anew, since they or their
             worker failed: their rows hold the begin of an episode. None if there are none.
         """
         self._check_open()
@@ -153,8 +153,8 @@ class Workers:
 
     def save(self) -> list[bytes]:
         """Returns the whole state of each copy."""
-        given = self._call("save", dict.fromkeys(range(self._n_copies), ()))
-        return [given[i] for i in range(self._n_copies)]
+        results = self._call("save", dict.fromkeys(range(self._n_copies), ()))
+        return [results[i] for i in range(self._n_copies)]
 
     def load(self, states: Sequence[bytes]) -> None:
         """Restores saved states, one per copy."""
@@ -165,10 +165,10 @@ class Workers:
         self._close()
 
     def _call(self, method: str, arguments: Mapping[int, tuple]) -> dict[int, Any]:
-        given, failures = self._ask(method, arguments)
+        results, failures = self._ask(method, arguments)
         if failures:
             raise self._raised(failures)
-        return given
+        return results
 
     def _ask(
         self, method: str, arguments: Mapping[int, tuple]
@@ -193,7 +193,7 @@ class Workers:
         return asked
 
     def _gather(self, asked: list[Worker]) -> tuple[dict[int, Any], list[Failure]]:
-        given: dict[int, Any] = {}
+        results: dict[int, Any] = {}
         failures: list[Failure] = []
         for worker in asked:
             try:
@@ -201,9 +201,9 @@ class Workers:
             except WorkerLost as lost:
                 failures.append(self._lose(worker, str(lost)))
                 continue
-            given |= of_worker
+            results |= of_worker
             failures += failed
-        return given, failures
+        return results, failures
 
     def _lose(self, worker: Worker, what: str) -> Failure:
         copy = int(self._current[worker.number])

@@ -31,14 +31,14 @@ _FLAGS = ("done", "terminated", "truncated")
 def adapt(env: EnvBase) -> EnvBase:
     """Adapts an environment of TorchRL, with its life cycle corrected where necessary.
 
-    What is right already is given back as it is. Otherwise agents get flags and masks of their
+    What is right already is returned as it is. Otherwise agents get flags and masks of their
     own, a time limit is truncated, the dead act no more, and an unbatched environment gets the
     batch size ``[1]``; see :class:`TorchRLEnv`. PettingZoo's and OpenSpiel's worlds are taken out
     of TorchRL's wrappers, which send actions of the dead, lose rewards of others' turns, and
     cannot play simultaneous games.
 
     Args:
-        env (EnvBase): in groups. It belongs to what is given back from then on.
+        env (EnvBase): in groups. It belongs to what is returned from then on.
 
     Raises:
         ConfigError: an environment that cannot be corrected from outside; the message says what to
@@ -125,7 +125,7 @@ class TorchRLEnv(AutoResetEnv):
         reading (Reading): how it says what happens.
 
     Shapes:
-        - all that is given: ``[E, ...]``, with E = 1 of an unbatched environment
+        - all outputs: ``[E, ...]``, with E = 1 of an unbatched environment
     """
 
     def __init__(self, env: EnvBase, reading: Reading) -> None:
@@ -211,11 +211,11 @@ class TorchRLEnv(AutoResetEnv):
         return after, self._start(None if bool(over.all()) else over)
 
     def _with_flags(self, source: dict[str, Any], root: TeamFlags) -> dict[str, Any]:
-        given = {**source, "done": root.done, **root.__dict__}
+        output = {**source, "done": root.done, **root.__dict__}
         for name, flags in self._flags.items():
             done = flags["terminated"] | flags["truncated"]
-            given[name] = {**source[name], "done": done, **flags}
-        return given
+            output[name] = {**source[name], "done": done, **flags}
+        return output
 
     # ---------------------------------------------------------------- the wrapped environment
 

@@ -127,14 +127,14 @@ class OpenSpielGames(AutoResetEnv):
     def _give(self) -> dict[str, Any]:
         over = torch.tensor([[self._state.is_terminal()]], device=self.device)
         false = torch.zeros_like(over)
-        given: dict[str, Any] = {"done": over, "terminated": over.clone(), "truncated": false}
+        output: dict[str, Any] = {"done": over, "terminated": over.clone(), "truncated": false}
         for name, names in self.group_map.items():
             players = [self._places[agent] for agent in names]
             legal = torch.zeros(1, len(names), self._game.num_distinct_actions(), dtype=torch.bool)
             for i, player in enumerate(players):
                 legal[0, i, self._options(player)] = True
             ended = over.unsqueeze(1).expand(1, len(names), 1)
-            given[name] = {
+            output[name] = {
                 "observation": self._tensor([self._seen(player) for player in players])[None],
                 "action_mask": legal.to(self.device),
                 "mask": legal.any(-1).to(self.device),
@@ -142,7 +142,7 @@ class OpenSpielGames(AutoResetEnv):
                 "terminated": ended.clone(),
                 "truncated": torch.zeros_like(ended),
             }
-        return given
+        return output
 
     def _options(self, player: int) -> list[int]:
         """Returns the player's legal actions; none where others move, or the game is over."""

@@ -32,7 +32,7 @@ from torchrl_marl.envs.vmas.build import (
 )
 from torchrl_marl.envs.vmas.graphs import VmasGraphs
 from torchrl_marl.envs.vmas.library import out_of_file
-from torchrl_marl.envs.vmas.reading import ScenarioReader, StateOf, action_rows, where_begun
+from torchrl_marl.envs.vmas.reading import ScenarioReader, StateOf, action_rows, where_reset
 from torchrl_marl.envs.vmas.scene import VmasScene
 from torchrl_marl.errors import BatchSizeError, SimulatorStateError
 from torchrl_marl.random_state import RandomState, own_stream
@@ -214,31 +214,31 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         if envs is None or bool(envs.all()):
             return self._reset_whole()
         ended = envs.reshape(self.batch_size)
-        begun = self._by_graphs(lambda graphs: graphs.begin(ended))
-        if begun is not None:
-            return begun
+        start = self._by_graphs(lambda graphs: graphs.begin(ended))
+        if start is not None:
+            return start
         with self.random_state.active():
-            given = self._still_given()
+            output = self._still_given()
             self._start_episodes(ended)
-            return self._remember(self._read_begun(ended, given))
+            return self._remember(self._read_after_reset(ended, output))
 
-    def _read_begun(self, begun: Tensor, given: TensorDictBase | None) -> TensorDictBase:
+    def _read_after_reset(self, ended: Tensor, output: TensorDictBase | None) -> TensorDictBase:
         """Reads envs that begin; running envs are not observed a second time."""
-        with contextlib.nullcontext() if self._unmoved is None else self._unmoved.where(~begun):
+        with contextlib.nullcontext() if self._unmoved is None else self._unmoved.where(~ended):
             read = self._read()
-        return read if given is None else where_begun(begun, read, given)
+        return read if output is None else where_reset(ended, read, output)
 
-    def _remember(self, given: TensorDictBase) -> TensorDictBase:
+    def _remember(self, output: TensorDictBase) -> TensorDictBase:
         steps = self._env.steps
-        self._given = given, steps, steps._version
-        return given.copy()
+        self._given = output, steps, steps._version
+        return output.copy()
 
     def _still_given(self) -> TensorDictBase | None:
         """Returns the last output, unless the simulator was stepped elsewhere."""
         if self._given is None:
             return None
-        given, steps, version = self._given
-        return given if self._env.steps is steps and steps._version == version else None
+        output, steps, version = self._given
+        return output if self._env.steps is steps and steps._version == version else None
 
     def _reset_whole(self) -> TensorDictBase:
         if self._graphs is not None:

@@ -20,7 +20,7 @@ from torchrl_marl.stacking import is_lazy
 if TYPE_CHECKING:
     from vmas.simulator.environment import Environment
 
-__all__ = ["ScenarioReader", "StateOf", "action_rows", "where_begun"]
+__all__ = ["ScenarioReader", "StateOf", "action_rows", "where_reset"]
 
 StateOf = Literal["observations"] | Callable[["Environment"], Tensor] | None
 
@@ -108,18 +108,18 @@ class ScenarioReader:
         return LazyStackedTensorDict(*members, stack_dim=1)
 
 
-def where_begun(begun: Tensor, new: TensorDictBase, old: TensorDictBase) -> TensorDictBase:
-    """Selects new rows in the envs ``begun`` ``[E]``, and old ones elsewhere."""
+def where_reset(reset: Tensor, new: TensorDictBase, old: TensorDictBase) -> TensorDictBase:
+    """Selects new rows where ``reset`` ``[E]`` is True, and old ones elsewhere."""
     if isinstance(new, LazyStackedTensorDict) and isinstance(old, LazyStackedTensorDict):
         pairs = zip(new.tensordicts, old.tensordicts)
-        return LazyStackedTensorDict(*[where_begun(begun, *pair) for pair in pairs], stack_dim=1)
+        return LazyStackedTensorDict(*[where_reset(reset, *pair) for pair in pairs], stack_dim=1)
     source: dict[str, Any] = {}
     for key, x in new.items():
         before = old.get(key, None)
         if isinstance(x, TensorDictBase):
-            source[key] = x if before is None else where_begun(begun, x, before)
+            source[key] = x if before is None else where_reset(reset, x, before)
         else:
-            rows = begun.view(-1, *[1] * (x.ndim - 1))
+            rows = reset.view(-1, *[1] * (x.ndim - 1))
             source[key] = x if before is None else torch.where(rows, x, before)
     return TensorDict._new_unsafe(source, batch_size=new.batch_size, device=new.device)
 
