@@ -50,7 +50,9 @@ def names_of(nodeid):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks the tests in ``slow.txt``."""
+    """Marks the tests in ``slow.txt``; of several processes none is left alone with a tutorial."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: not item.nodeid.startswith("test/test_tutorials.py"))
     for item in items:
         if names_of(item.nodeid) & SLOW:
             item.add_marker(pytest.mark.slow)

@@ -47,7 +47,7 @@ def make():
     return VmasEnv("dropout", num_envs=4, seed=0, n_agents=2, execution="trace")
 
 if __name__ == "__main__":
-    env = ParallelEnv(2, make, mp_start_method="spawn")
+    env = ParallelEnv(1, make, mp_start_method="spawn")
     env.rollout(3)
     env.close()  # TorchRL waits for workers for ever otherwise, whatever they hold
 """,

@@ -188,6 +188,6 @@ def test_batched_environments(name):
 
 @pytest.mark.slow
 def test_other_processes():
-    env = ParallelEnv(2, padded_speaker_and_listener)
-    assert env.rollout(3)["team", "action"].shape == (2, E, 3, 2, 3)
+    env = ParallelEnv(1, padded_speaker_and_listener, mp_start_method="spawn")
+    assert env.rollout(3)["team", "action"].shape == (1, E, 3, 2, 3)
     env.close()

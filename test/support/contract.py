@@ -27,7 +27,7 @@ from torchrl_marl.stacking import is_lazy, pad_group
 
 # Like no other size in any case, so that a first dim of E is the envs.
 E = 13
-LIMIT = 5
+LIMIT = 4
 
 
 @dataclass(frozen=True)
