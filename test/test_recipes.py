@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 import torchrl_marl
+from torchrl_marl.learners import OnPolicyConfig
 from torchrl_marl.recipes import load_config, read_config, recipe_names
-from torchrl_marl.settings import flatten, settings_of
+from torchrl_marl.settings import flatten, override, settings_of
 from torchrl_marl.training.config import TrainConfig
 
 EXPECTED = {
@@ -29,6 +30,9 @@ EXPECTED = {
         for world in ("simple_speaker_listener", "simple_spread")
         for algorithm in ("mappo", "ippo")
     ),
+    "vmas_balance_matd3",
+    "vmas_navigation_maddpg",
+    "vmas_simple_tag_mappo_maddpg",
     "pettingzoo_ant_ippo",
     "pettingzoo_connect_four_ippo",
     *(f"jaxmarl_{world}_mappo" for world in ("smax_3m", "smax_2s3z", "simple_spread")),
@@ -118,18 +122,28 @@ def test_recipe_loads_and_its_name_says_what_it_is(name):
     assert config.seed == 0
     assert config.device == "cpu"
     assert config.folder is None
-    assert config.frames_per_batch % config.learner.minibatch_size == 0
+    if isinstance(config.learner, OnPolicyConfig):
+        assert config.frames_per_batch % config.learner.minibatch_size == 0
+
+
+def short_learner(learner):
+    """What makes a learner of a recipe learn from 40 frames."""
+    on_policy = isinstance(learner, OnPolicyConfig)
+    return {"minibatch_size": 20, **({"num_epochs": 2} if on_policy else {"learning_starts": 20})}
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_recipe_runs_one_iteration(name, tmp_path):
     needs(name)
+    config = read_config(name)
+    short = {group: short_learner(override(config, "groups", group)) for group in config.groups}
     run = torchrl_marl.train(
         name,
         env={"num_envs": 4, "max_steps": 5, "workers": 0},
         frames_per_batch=40,
         total_frames=40,
-        learner={"minibatch_size": 20, "num_epochs": 2},
+        learner=short_learner(config.learner),
+        groups=short,
         evaluation={"episodes": 4, "every_frames": None, "gif": False},
         logging={"progress": False},
         folder=str(tmp_path / "run"),
