@@ -5,6 +5,8 @@ Shapes: C capacity, M drawn or written at once.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -60,15 +62,15 @@ class SumTree:
                 f"SumTree: capacity is {capacity} and width {width}, expected at least 1 and 2."
             )
         self.capacity, self.width = capacity, width
-        double = {"dtype": torch.float64, "device": device}
+        zeros = functools.partial(torch.zeros, dtype=torch.float64, device=device)
         self._sums: list[Tensor] = []  # of each node, from the values to the root
         self._ends: list[Tensor] = []  # 0, and the running sums of each node's children
         nodes = capacity
         while not self._sums or nodes > 1:
             nodes = -(-nodes // width)
-            self._sums.append(torch.zeros(nodes * width, **double))
-            self._ends.append(torch.zeros(nodes, width + 1, **double))
-        self._sums.append(torch.zeros(1, **double))
+            self._sums.append(zeros(nodes * width))
+            self._ends.append(zeros(nodes, width + 1))
+        self._sums.append(zeros(1))
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -158,6 +158,9 @@ class Ring:
                 f"TeamReplay: {length} steps are to be looked at, expected 1 to {self.n_steps}, "
                 "as many as are kept of each env; look at fewer or keep more."
             )
+        if length == 1:
+            alone = index.unsqueeze(1)
+            return alone, torch.ones_like(alone, dtype=torch.bool)
         steps = torch.arange(length, device=index.device)
         slot, env = index // self.num_envs, index % self.num_envs
         path = (slot.unsqueeze(1) + steps) % self.n_steps * self.num_envs + env.unsqueeze(1)

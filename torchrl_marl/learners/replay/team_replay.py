@@ -192,7 +192,7 @@ class TeamReplay:
         path, ends = self.ring.ahead(index, n_step)
         length = within_window(ends).sum(1, keepdim=True)
         last = index if n_step == 1 else path.gather(1, length - 1).squeeze(1)
-        leaves = {("index",): index, ("priority_weight",): weight}
+        leaves: dict[Key, Tensor] = {("index",): index, ("priority_weight",): weight}
         leaves["discount",] = gamma ** length.float()
         for key in self.keys:
             if key[0] == "next" and key[-1] == "reward" and n_step > 1:
@@ -220,7 +220,7 @@ class TeamReplay:
         valid = within_window(ends)
         last = valid.sum(1, keepdim=True) - 1
         path = path.gather(1, torch.arange(length, device=path.device).minimum(last))
-        leaves = {("index",): path, ("valid",): valid}
+        leaves: dict[Key, Tensor] = {("index",): path, ("valid",): valid}
         leaves["priority_weight",] = weight.unsqueeze(1).expand_as(path)
         leaves |= {key: self.ring.read(key, path) for key in self.keys}
         return _nested(leaves, path.shape, self.ring.device)
