@@ -118,6 +118,38 @@ def test_a_loss_that_is_not_finite_is_refused():
         learner.learn(collector.rollout())
 
 
+@pytest.mark.parametrize("bootstrap", ["team", "agent"])
+def test_rewards_of_several_steps_go_on_after_a_death_where_the_teams_ends_count(bootstrap):
+    """Against a loop: the dead earn the mean of the living of their group, or nothing."""
+    env = Arena(4, n_groups=2, seed=0, max_steps=12)
+    learner, _ = trained(env, 0, bootstrap=bootstrap, learning_starts=10**6)
+    policy = TeamPolicy(learner.actors.values())
+    batch = RolloutCollector(env, policy, frames_per_batch=80).rollout()
+    learner.learn(batch.clone())
+    rows, died = torch.arange(80), 0
+    found = learner.replay.look(rows, 3, 0.5)
+    [joined] = learner.block.joined.values()
+    sizes = [group.n_agents for group in joined.groups]
+    for own, group in zip(found["next", joined.name, "reward"].split(sizes, 1), joined.groups):
+        for row in rows.tolist():
+            t, e = divmod(row, 4)
+            total = torch.zeros(group.n_agents)
+            for k in range(3):
+                reward = batch["next", group.name, "reward"][e, t + k, :, 0].clone()
+                alive = ~batch[group.name, "done"][e, t + k, :, 0]
+                died += int((~alive).any())
+                earned = reward[alive].mean() if bootstrap == "team" and alive.any() else 0.0
+                reward[~alive] = earned
+                total += 0.5**k * reward
+                ends = batch["next", group.name]
+                cut = alive & (ends["truncated"] & ~ends["terminated"])[e, t + k, :, 0]
+                others = batch["next", "done"][e, t + k]
+                if t + k == 19 or bool(others) or bool(cut.any()):
+                    break
+            torch.testing.assert_close(own[row, :, 0], total)
+    assert died > 10
+
+
 def test_turns_are_refused_by_own_ends():
     with pytest.raises(ConfigError, match="does not yet credit with bootstrap=agent"):
         trained(Paces(4, seed=0), 1, bootstrap="agent")

@@ -18,7 +18,6 @@ from torchrl_marl.capture import check_execution
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners.adam import Adam
 from torchrl_marl.learners.block import Block
-from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.networks import (
     ObservationNorms,
     build_action_critic,
@@ -33,9 +32,9 @@ from torchrl_marl.learners.turns import acts_in_turns, warn_of_turns
 from torchrl_marl.modules.exploration import Explore
 from torchrl_marl.modules.joined_actor import GroupActors
 from torchrl_marl.modules.precision import matmul_precision
-from torchrl_marl.modules.random_actor import RandomActor
 from torchrl_marl.modules.registry import body_of
 from torchrl_marl.objectives.maddpg import MADDPGLoss
+from torchrl_marl.objectives.targets import share_rewards
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["OffPolicyLearner"]
@@ -139,7 +138,7 @@ class OffPolicyLearner(nn.Module):
         limit = config.max_grad_norm
         return ReplayUpdates(
             self.losses,
-            {name: _clips(loss, seen, limit) for name, loss in self.losses.items()},
+            {name: Clips.of_loss(loss, seen, limit) for name, loss in self.losses.items()},
             Adam(actors, config.actor_lr, config.adam_eps),
             Adam(critics, config.critic_lr, config.adam_eps),
             minibatch_size=config.minibatch_size,
@@ -190,6 +189,8 @@ class OffPolicyLearner(nn.Module):
             self._look_at_turns(batch)
             self.replay = self._make_replay(len(batch))
         data = self.block.gather(batch)
+        for loss in self.losses.values() if self.config.bootstrap == "team" else ():
+            share_rewards(loss.group, data, loss.per_group)
         self.replay.extend(data)
         self.observation_norms.update_all(data)
         self.frames += batch.numel()
@@ -197,7 +198,8 @@ class OffPolicyLearner(nn.Module):
     def _make_replay(self, num_envs: int) -> TeamReplay:
         n_steps = math.ceil(self.config.replay.capacity / num_envs)
         keys = dict.fromkeys(key for loss in self.losses.values() for key in loss.in_keys)
-        return TeamReplay(n_steps, num_envs, list(keys), device=self.device)
+        earn = self.config.bootstrap == "team"
+        return TeamReplay(n_steps, num_envs, list(keys), device=self.device, dead_earn=earn)
 
     def _look_at_turns(self, batch: TensorDictBase) -> None:
         warn_of_turns(self.groups.values(), batch, self.config.bootstrap)
@@ -275,25 +277,6 @@ def _whose(config: OffPolicyConfig, group: GroupSpec) -> Literal["group", "agent
     if chosen == "agent":
         return "agent"
     return "group" if config.central and config.central_input != "observations" else "all"
-
-
-def _clips(loss: MADDPGLoss, seen: GroupSpec | None, limit: float | None) -> Clips:
-    group = loss.group
-    act = RandomActor(group, next(loss.qvalue_network.parameters()).device)
-
-    def outputs(td: TensorDict) -> Tensor:
-        actor = loss.actor_network
-        if group.discrete:
-            return actor.get_dist(td).logits.nan_to_num(neginf=0.0).clamp_min(-100.0).sum(-1)
-        return actor(td).get(group.action_key).sum(-1)
-
-    def values(td: TensorDict) -> Tensor:
-        return loss.values(act(td)).sum(-1)
-
-    return Clips(
-        GradientClip.of_outputs(group, loss.actor_network.parameters(), outputs, limit),
-        GradientClip.of_outputs(group, loss.qvalue_network.parameters(), values, limit, seen=seen),
-    )
 
 
 def _refuse_non_finite(history: History) -> None:

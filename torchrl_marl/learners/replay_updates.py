@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.capture import capture
@@ -19,7 +19,9 @@ from torchrl_marl.learners.adam import Adam
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.recording import Programs, unchanged
 from torchrl_marl.learners.replay import TeamReplay
+from torchrl_marl.modules.random_actor import RandomActor
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
+from torchrl_marl.specs import GroupSpec
 
 __all__ = ["Clips", "ReplayUpdates"]
 
@@ -31,6 +33,31 @@ class Clips(NamedTuple):
 
     actor: GradientClip
     critic: GradientClip
+
+    @classmethod
+    def of_loss(cls, loss: OffPolicyLoss, seen: GroupSpec | None, limit: float | None) -> Clips:
+        """Finds out which rows of a loss's networks serve which group.
+
+        Args:
+            loss (OffPolicyLoss): with plain networks.
+            seen (GroupSpec, optional): the agents that a critic across groups sees.
+            limit (float, optional): the largest norm of each; None for none.
+        """
+        group, actor, critic = loss.group, loss.actor_network, loss.qvalue_network
+        act = RandomActor(group, next(critic.parameters()).device)
+
+        def outputs(td: TensorDict) -> Tensor:
+            if group.discrete:
+                return actor.get_dist(td).logits.clamp_min(-100.0).sum(-1)
+            return actor(td).get(group.action_key).sum(-1)
+
+        def values(td: TensorDict) -> Tensor:
+            return loss.values(act(td)).sum(-1)
+
+        return cls(
+            GradientClip.of_outputs(group, actor.parameters(), outputs, limit),
+            GradientClip.of_outputs(group, critic.parameters(), values, limit, seen=seen),
+        )
 
 
 class ReplayUpdates:

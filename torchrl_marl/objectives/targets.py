@@ -13,7 +13,7 @@ from torchrl_marl.objectives.masking import bootstrap_mask
 from torchrl_marl.per_group import PerGroup
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["next_mask", "of_agents", "share_of_seen"]
+__all__ = ["next_mask", "of_agents", "share_of_seen", "share_rewards"]
 
 
 def next_mask(group: GroupSpec, tensordict: TensorDictBase) -> Tensor | None:
@@ -56,3 +56,19 @@ def share_of_seen(value: Tensor, seen: Tensor | None, per_group: PerGroup) -> Te
     count = per_group.sum(seen.to(rows.dtype)).clamp_min(1.0)
     mean = per_group.to_agents(per_group.sum(rows) / count)
     return torch.where(seen, rows, mean).unsqueeze(-1)
+
+
+def share_rewards(group: GroupSpec, data: TensorDictBase, per_group: PerGroup) -> None:
+    """Gives the dead what the living of their group earn on average, here in the data.
+
+    So returns of several steps go on after a death, where the team's ends count.
+
+    Args:
+        group (GroupSpec): whose.
+        data (TensorDictBase): ``[E, T]``, the group dense; its next reward is replaced.
+        per_group (PerGroup): of the group.
+    """
+    key, alive = ("next", *group.key("reward")), group.living(data)
+    reward = data.get(key, None)
+    if reward is not None and alive is not None:
+        data.set(key, share_of_seen(reward, alive, per_group))

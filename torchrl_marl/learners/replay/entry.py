@@ -20,7 +20,9 @@ __all__ = ["settle"]
 _FLAGS = ("done", "terminated", "truncated", "mask")
 
 
-def settle(batch: TensorDictBase, keys: Sequence[Key]) -> tuple[dict[Key, Tensor], Tensor]:
+def settle(
+    batch: TensorDictBase, keys: Sequence[Key], dead_earn: bool = False
+) -> tuple[dict[Key, Tensor], Tensor]:
     """Returns a batch's leaves as they are stored, and where no look-ahead goes on.
 
     What stands beside a stored ``mask`` is its group's. The mask of the next step is settled as
@@ -32,6 +34,7 @@ def settle(batch: TensorDictBase, keys: Sequence[Key]) -> tuple[dict[Key, Tensor
         batch (TensorDictBase): ``[E, T]``, with the keys, the root's ``done`` and, where the
             agents have such, flags of their own.
         keys (sequence of tuple): what is stored.
+        dead_earn (bool): rewards of agents that were not alive stay as they are.
 
     Shapes:
         - returns: leaves ``[E, T, ...]`` by key, and ``[E, T]``, bool: an episode's end, or a
@@ -49,8 +52,9 @@ def settle(batch: TensorDictBase, keys: Sequence[Key]) -> tuple[dict[Key, Tensor
         truncated, terminated = _flags_of(batch, group)
         then = ("next", *group, "mask")
         next_mask = bootstrap_mask(alive, _get(batch, then), truncated, terminated)
-        _blank(leaves, group, mask)
-        _blank(leaves, ("next", *group), next_mask, rewarded=alive)
+        _blank(leaves, group, mask, mask)
+        earning = None if dead_earn else alive
+        _blank(leaves, ("next", *group), next_mask, earning)
         if then in leaves:
             leaves[then] = next_mask
         # An agent that is cut off alone has its last observation in this step, and none later.
@@ -77,13 +81,11 @@ def _flags_of(batch: TensorDictBase, group: Key) -> tuple[Tensor, Tensor]:
     return (truncated, terminated) if own else (truncated.unsqueeze(-2), terminated.unsqueeze(-2))
 
 
-def _blank(
-    leaves: dict[Key, Tensor], group: Key, mask: Tensor, rewarded: Tensor | None = None
-) -> None:
+def _blank(leaves: dict[Key, Tensor], group: Key, mask: Tensor, rewarded: Tensor | None) -> None:
     for key in _keys_of(leaves, group):
-        kept = rewarded if key[-1] == "reward" and rewarded is not None else mask
+        kept = rewarded if key[-1] == "reward" else mask
         value = leaves[key]
-        if value.shape[: kept.ndim] == kept.shape:
+        if kept is not None and value.shape[: kept.ndim] == kept.shape:
             leaves[key] = value.masked_fill(~expand_mask(kept, value), 0)
 
 

@@ -41,6 +41,8 @@ class TeamReplay:
             and ``("next", "agents", "reward")``. Entries beside a stored ``mask`` are blanked.
         priority (Priority, optional): draw rows by their errors; uniformly by default.
         device (torch.device, optional): where it is kept; by default where the first batch is.
+        dead_earn (bool): rewards of agents that are not alive are stored as they come, such as what
+            their team earns; otherwise they are 0.
 
     Attributes:
         ring (Ring): the rows.
@@ -80,12 +82,15 @@ class TeamReplay:
         keys: Sequence[NestedKey],
         priority: Priority | None = None,
         device: torch.device | str | None = None,
+        *,
+        dead_earn: bool = False,
     ) -> None:
         if n_steps < 1 or num_envs < 1:
             raise ConfigError(
                 f"TeamReplay: n_steps is {n_steps} and num_envs {num_envs}, expected 1 or more."
             )
         self.keys, self.priority = [_as_tuple(key) for key in keys], priority
+        self.dead_earn = dead_earn
         self.ring = Ring(n_steps, num_envs, device, more_bytes=16 if priority else 0)
         self.priorities: Priorities | None = None
 
@@ -129,7 +134,7 @@ class TeamReplay:
                 f"TeamReplay: the batch has batch size {list(batch.batch_size)}, expected "
                 f"[{self.ring.num_envs}, T], the steps of all envs."
             )
-        leaves, ends = settle(batch, self.keys)
+        leaves, ends = settle(batch, self.keys, self.dead_earn)
         written = self.ring.write(leaves, ends if cut is None else ends | cut)
         self._start_priorities()
         if self.priorities is not None:
