@@ -110,6 +110,27 @@ def test_priorities_of_trajectories_are_reduced_as_torchrls(reduction):
     assert_alike(own, theirs)
 
 
+@pytest.mark.parametrize("capacity", [1, 128, 129, 20_000])
+def test_the_least_priority_is_followed(capacity):
+    sampler = TreeSampler(capacity, 1.0, 0.4, eps=0.0)
+    for _ in range(20):
+        index = torch.randint(capacity, (min(capacity, 64),))  # some come twice
+        sampler.update_priority(index, torch.rand(len(index)) + 0.1)
+        values = sampler._sum_tree.tree.values
+        assert sampler._min_tree.least == values[values > 0].amin()
+    other = TreeSampler(capacity, 1.0, 0.4)
+    other.load_state_dict(sampler.state_dict())
+    assert all(map(torch.equal, sampler._min_tree._levels, other._min_tree._levels))
+
+
+def test_a_priority_of_0_is_refused():
+    buffer = make_buffer(TreeSampler(C, 1.0, 0.4, eps=0.0))
+    buffer.extend(some_rows(5))
+    buffer.update_priority(torch.arange(2), torch.zeros(2))
+    with pytest.raises(RuntimeError, match="the least priority is 0.0, expected a number above 0"):
+        buffer.sample(4)
+
+
 def test_the_keys_of_a_sample_are_torchrls():
     own, theirs = both(0.7, 0.5, eps=1e-6)
     rows = some_rows(30)
@@ -205,5 +226,5 @@ def test_refusals():
         TreeSampler(50, 0.4, 0.4).load_state_dict(TreeSampler(C, 0.4, 0.4).state_dict())
     storage = LazyTensorStorage(C)
     storage.set(torch.arange(5), some_rows(5))
-    with pytest.raises(RuntimeError, match="the least priority is 0.0, expected more than 0"):
+    with pytest.raises(RuntimeError, match="the least priority is inf, expected a number above 0"):
         TreeSampler(C, 0.4, 0.4).sample(storage, 4)

@@ -5,10 +5,12 @@ Shapes: C capacity, M indices.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchrl.data.replay_buffers.samplers import PrioritizedSampler
 from torchrl.data.replay_buffers.storages import Storage
@@ -83,22 +85,24 @@ class TreeSampler(PrioritizedSampler):
 
     def _init(self) -> None:
         self._sum_tree = _Sums(self._max_capacity, self.dtype, self._device)
-        self._min_tree = _NoTree()  # the least priority is read off the sum tree's values
+        self._min_tree = _Minima(self._sum_tree.tree)
         self._max_priority = None
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Tensor]]:
         """Returns indices, drawn by priority, and ``priority_weight``.
 
         Raises:
-            RuntimeError: an empty storage, or one with a row that has no priority.
+            RuntimeError: an empty storage, one without priorities, or a priority of 0.
         """
         self._maybe_init_from_storage(storage)
         if len(storage) == 0:
             raise RuntimeError("Cannot sample from an empty storage.")
         tree = self._sum_tree.tree
-        least = tree.values[: len(storage)].amin()
-        if least.device.type == "cpu" and not least > 0:  # a GPU is not waited for
-            raise RuntimeError(f"the least priority is {least.item()}, expected more than 0.")
+        least = self._min_tree.least
+        if least.device.type == "cpu" and not 0 < least < math.inf:  # a GPU is not waited for
+            raise RuntimeError(
+                f"TreeSampler: the least priority is {least.item()}, expected a number above 0."
+            )
         uniform = torch.rand(
             batch_size, dtype=torch.float64, device=least.device, generator=self._rng
         )
@@ -135,6 +139,7 @@ class TreeSampler(PrioritizedSampler):
         self._alpha, self._beta = state_dict["_alpha"], state_dict["_beta"]
         self._eps, self._max_priority = state_dict["_eps"], state_dict["_max_priority"]
         self._sum_tree.tree.fill(0, values)
+        self._min_tree = _Minima(self._sum_tree.tree)
 
     def dumps(self, path: str | Path) -> None:
         """Writes the state into a folder."""
@@ -161,8 +166,26 @@ class _Sums:
         self.tree.set(index, value.to(self.device).expand(index.shape))
 
 
-class _NoTree:
-    """What is set is not kept."""
+class _Minima:
+    """The least of a sum tree's values that are not 0, level by level, each of 128 children."""
+
+    def __init__(self, tree: SumTree) -> None:
+        self.tree, self._levels = tree, list[Tensor]()
+        least = torch.where(tree.values > 0, tree.values, math.inf)
+        while not self._levels or len(least) > 1:
+            least = F.pad(least, (0, -len(least) % 128), value=math.inf).view(-1, 128)
+            self._levels.append(least)
+            least = least.amin(-1)
+
+    @property
+    def least(self) -> Tensor:
+        """The least of all, a scalar; infinity where nothing was set."""
+        return self._levels[-1].amin()
 
     def __setitem__(self, index: Tensor, value: Tensor) -> None:
-        pass
+        index = index.to(self.tree.total.device).reshape(-1)
+        least = self.tree[index]  # which of two values for one index was kept
+        for level in self._levels:
+            level.view(-1).index_copy_(0, index, least)
+            index = index // level.shape[1]
+            least = level.index_select(0, index).amin(-1)
