@@ -161,12 +161,13 @@ class Ring:
         if length == 1:
             alone = index.unsqueeze(1)
             return alone, torch.ones_like(alone, dtype=torch.bool)
-        steps = torch.arange(length, device=index.device)
-        slot, env = index // self.num_envs, index % self.num_envs
-        path = (slot.unsqueeze(1) + steps) % self.n_steps * self.num_envs + env.unsqueeze(1)
-        n_newer = (self._head - 1 - slot) % self.n_steps
+        # Without divisions, which a compiled graph would repeat for every number that is read.
+        path = index.unsqueeze(1) + torch.arange(length, device=index.device) * self.num_envs
+        path = torch.where(path < self.capacity, path, path - self.capacity)
+        newest = (self._head - 1) % self.n_steps * self.num_envs  # its first env's row
+        is_newest = (path >= newest) & (path < newest + self.num_envs)
         ends = self._ends.flatten().index_select(0, path.flatten()).view(path.shape)
-        return path, ends | (steps == n_newer.unsqueeze(1))
+        return path, ends | is_newest
 
     # --------------------------------------------------------------------------------- state
 
