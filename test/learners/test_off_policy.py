@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from support.runs import assert_same_run
-from support.samples import states
+from support.samples import POISON, poisoned, states
 
 import torchrl_marl
 from torchrl_marl import TeamSpec
@@ -148,6 +148,36 @@ def test_rewards_of_several_steps_go_on_after_a_death_where_the_teams_ends_count
                     break
             torch.testing.assert_close(own[row, :, 0], total)
     assert died > 10
+
+
+@pytest.mark.parametrize("value", POISON)
+@pytest.mark.parametrize("bootstrap", ["team", "agent"])
+def test_what_masked_slots_of_a_batch_hold_changes_no_bit(bootstrap, value):
+    """Of the store, networks, optimizers, statistics and metrics."""
+    settings = {"learning_starts": 0, "bootstrap": bootstrap, "n_step": 2, "algorithm": "matd3"}
+    env = Arena(4, n_groups=2, seed=0, max_steps=12)
+    one, _ = trained(env, 0, normalize_observations=True, **settings)
+    other, _ = trained(env, 0, normalize_observations=True, **settings)
+    policy = TeamPolicy(one.actors.values())
+    batch = RolloutCollector(env, policy, frames_per_batch=160).rollout()
+    bad = batch.clone()
+    for name in one.groups:
+        mask, alive = batch[name, "mask"], ~batch[name, "done"].squeeze(-1)
+        flags = batch["next", name]
+        cut = alive & (flags["truncated"] & ~flags["terminated"]).squeeze(-1)
+        bad = poisoned(bad, (name, "observation"), mask, value)
+        bad = poisoned(bad, (name, "action"), mask, value)
+        bad = poisoned(bad, ("next", name, "reward"), alive, value)
+        bad = poisoned(bad, ("next", name, "observation"), flags["mask"] | cut, value)
+    assert not bool(mask.all())
+    metrics = []
+    for learner, own in ((one, batch), (other, bad)):
+        torch.manual_seed(3)
+        metrics.append(learner.learn(own))
+    for key, found in metrics[0].items(True, True):
+        assert torch.equal(found, metrics[1][key]), key
+    for mine, theirs in zip(states([one]), states([other]), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_turns_are_refused_by_own_ends():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
@@ -184,7 +184,7 @@ class ReplayUpdates:
                 metrics.update({(name, key): x for key, x in more.items()})
                 total = total + loss.sum()
             parameters = optimizer.parameters
-            found = torch.autograd.grad(total, parameters, allow_unused=True)
+            found = torch.autograd.grad(cast(Tensor, total), parameters, allow_unused=True)
         by_parameter = dict(zip(parameters, found))
         for name, clips in self.clips.items():
             clip = clips.critic if of == "value" else clips.actor

@@ -127,7 +127,7 @@ class Squash(nn.Module):
     """
 
     middle: Tensor | None
-    half_range: Tensor | None
+    half_range: Tensor  # where there is a middle
     own: Tensor | None
 
     def __init__(self, group: GroupSpec, device: torch.device | str | None = None) -> None:

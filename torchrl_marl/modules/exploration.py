@@ -93,8 +93,8 @@ class Explore(TensorDictModuleBase):
 
     def _add_noise(self, action: Tensor) -> Tensor:
         noise = self.sigma * torch.randn_like(action)
-        if self.half_range is not None:
-            noisy = action + self.half_range * noise
-            return torch.minimum(torch.maximum(noisy, self.random.low), self.random.high)
+        low, high = self.random.low, self.random.high
+        if self.half_range is not None and low is not None and high is not None:
+            return torch.minimum(torch.maximum(action + self.half_range * noise, low), high)
         padding = self.random.own
         return action + (noise if padding is None else torch.where(padding, noise, 0.0))

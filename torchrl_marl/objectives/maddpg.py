@@ -68,9 +68,9 @@ class MADDPGLoss(OffPolicyLoss):
 
     out_keys = ["loss_actor", "loss_value", "pred_value", "target_value", "saturation"]
     moves: Tensor | None
-    copy_of: Tensor | None
+    copy_of: Tensor  # where there are moves
     low: Tensor | None
-    high: Tensor | None
+    high: Tensor  # where there is a low
     own: Tensor | None
 
     def __init__(

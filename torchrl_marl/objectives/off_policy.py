@@ -181,7 +181,7 @@ class OffPolicyLoss(LossModule):
         learned = None if seen is None else data.get(group.mask_key)
         if self.bootstrap == "team":
             next_value = share_of_seen(next_value, seen, self.per_group)
-        elif seen is not None:
+        elif seen is not None and learned is not None:
             learned = learned & (terminated.squeeze(-1) | seen)
         discount = data.get(keys.discount, None)
         discount = self.gamma if discount is None else of_agents(discount, everyone)
