@@ -15,6 +15,7 @@ from torchrl_marl.envs import VmasEnv
 from torchrl_marl.envs.toy import Arena, Paces
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners import Learner, OffPolicyConfig, OffPolicyLearner
+from torchrl_marl.learners.off_policy_config import ExplorationConfig, ReplayConfig
 from torchrl_marl.modules import CriticConfig, NetworkConfig
 from torchrl_marl.runs import resume
 
@@ -63,8 +64,6 @@ def test_its_clock():
 
 
 def test_schedules_of_exploration():
-    from torchrl_marl.learners.off_policy_config import ExplorationConfig
-
     explore = ExplorationConfig(0.4, 0.2, 0.3, 0.1, annealing=0.5)
     learner, _ = trained(make_arena(), 2, exploration=explore)
     for fraction, epsilon, sigma in (
@@ -85,6 +84,7 @@ def test_schedules_of_exploration():
         (make_arena, {"algorithm": "matd3", "bootstrap": "agent", "central_input": "state"}),
         (make_tag, {"algorithm": "matd3", "bootstrap": "agent", "central_input": "team"}),
         (make_tag, {"algorithm": "itd3", "normalize_observations": True}),
+        (make_arena, {"algorithm": "maddpg", "replay": ReplayConfig(200, alpha=0.6), "n_step": 2}),
     ],
 )
 def test_its_graphs_are_its_eager_updates(make, settings):
@@ -148,6 +148,17 @@ def test_rewards_of_several_steps_go_on_after_a_death_where_the_teams_ends_count
                     break
             torch.testing.assert_close(own[row, :, 0], total)
     assert died > 10
+
+
+def test_what_surprises_is_drawn_more_often():
+    learner, _ = trained(make_arena(), 3, replay=ReplayConfig(200, alpha=1.0), learning_starts=0)
+    priorities = learner.replay.priorities
+    values = priorities.tree.values[: len(learner.replay)]
+    assert values.unique().numel() > 20 and float(values.max()) <= float(priorities.highest)
+    rows = learner.replay.rows(200, 16)
+    drawn = torch.cat([learner.replay.look(own, 1, 0.9)["index"] for own in rows])
+    often = torch.bincount(drawn, minlength=len(values)).double()
+    assert float(torch.corrcoef(torch.stack([often, values]))[0, 1]) > 0.9
 
 
 @pytest.mark.parametrize("value", POISON)
@@ -223,7 +234,7 @@ def test_groups_as_one_learn_as_each_alone(algorithm, bootstrap):
 # ------------------------------------------------------------------------------ two algorithms
 
 
-def recipe(folder, **settings):
+def recipe(folder, store=(), **settings):
     small = {"actor": {"num_cells": [8]}, "critic": {"num_cells": [8]}, "minibatch_size": 24}
     return {
         "recipe": "mixed",
@@ -236,18 +247,19 @@ def recipe(folder, **settings):
         "learner": {"algorithm": "mappo", "num_epochs": 2} | small,
         "groups": {
             "agents_1": {"algorithm": "matd3", "learning_starts": 200, "minibatch_size": 16}
-            | {"exploration": {"epsilon": 0.2}, "replay": {"capacity": 256}}
+            | {"exploration": {"epsilon": 0.2}, "replay": {"capacity": 256, **dict(store)}}
         },
         "evaluation": {"episodes": 4},
         "logging": {"progress": False},
     } | settings
 
 
-def test_a_mixed_run_resumes_to_the_bit_within_the_warm_up_and_with_a_full_store(tmp_path):
+@pytest.mark.parametrize("store", [{}, {"alpha": 0.6}], ids=["uniform", "prioritized"])
+def test_a_mixed_run_resumes_to_the_bit_within_the_warm_up_and_with_a_full_store(tmp_path, store):
     """256 rows of 8 envs: the ring of 32 steps is full after the fourth of six batches."""
-    torchrl_marl.train(recipe(tmp_path / "whole"))
+    torchrl_marl.train(recipe(tmp_path / "whole", store))
     for n in (1, 5):
-        for iteration in torchrl_marl.iterate(recipe(tmp_path / f"from_{n}")):
+        for iteration in torchrl_marl.iterate(recipe(tmp_path / f"from_{n}", store)):
             if iteration.number == n:
                 break
         resume(tmp_path / f"from_{n}")

@@ -26,7 +26,7 @@ from torchrl_marl.learners.networks import (
     seen_by_critics,
 )
 from torchrl_marl.learners.off_policy_config import OffPolicyConfig
-from torchrl_marl.learners.replay import TeamReplay
+from torchrl_marl.learners.replay import Priority, TeamReplay
 from torchrl_marl.learners.replay_updates import Clips, History, ReplayUpdates
 from torchrl_marl.learners.turns import acts_in_turns, warn_of_turns
 from torchrl_marl.modules.exploration import Explore
@@ -196,10 +196,12 @@ class OffPolicyLearner(nn.Module):
         self.frames += batch.numel()
 
     def _make_replay(self, num_envs: int) -> TeamReplay:
-        n_steps = math.ceil(self.config.replay.capacity / num_envs)
+        settings = self.config.replay
+        n_steps = math.ceil(settings.capacity / num_envs)
+        priority = Priority(settings.alpha, settings.beta) if settings.alpha else None
         keys = dict.fromkeys(key for loss in self.losses.values() for key in loss.in_keys)
         earn = self.config.bootstrap == "team"
-        return TeamReplay(n_steps, num_envs, list(keys), device=self.device, dead_earn=earn)
+        return TeamReplay(n_steps, num_envs, list(keys), priority, self.device, dead_earn=earn)
 
     def _look_at_turns(self, batch: TensorDictBase) -> None:
         warn_of_turns(self.groups.values(), batch, self.config.bootstrap)

@@ -21,6 +21,10 @@ class ReplayConfig:
 
     capacity: Count = 200_000
     """Env steps that are kept, of all agents; the oldest make room."""
+    alpha: Share = 0.0
+    """Exponent of the errors by which steps are drawn (prioritized replay); 0 draws all alike."""
+    beta: Annotated[Share, ReadWhere("alpha", 0, but=True)] = 0.4
+    """How much less such steps count, so that the draw does not bias what is learned; 1 in full."""
 
 
 @dataclass(frozen=True)
