@@ -63,6 +63,55 @@ def test_its_clock():
     assert [int(m["agents", "updates"]) for m in metrics] == [1, 2, 1, 2]
 
 
+SETTINGS = {
+    "own networks": ({"sharing": "none"}, {"sharing": "none"}, {}),
+    "agent ids": ({"sharing": "agent_id"}, {"sharing": "trunk"}, {}),
+    "masked units": ({"sharing": "masks"}, {"sharing": "masks"}, {}),
+    "attention": ({}, {"architecture": "attention"}, {}),
+    "a team's value": ({}, {"architecture": "set", "value_per": "team"}, {}),
+    "state": ({}, {}, {"central_input": "state", "precision": "bf16"}),
+    "all groups": ({}, {}, {"central_input": "team", "bootstrap": "agent"}),
+}
+
+
+@pytest.mark.parametrize(("actor", "critic", "others"), SETTINGS.values(), ids=SETTINGS)
+def test_networks_of_every_kind_are_trained(actor, critic, others):
+    networks = {"actor": NetworkConfig([8], **actor), "critic": CriticConfig([8], **critic)}
+    learner, metrics = trained(make_arena(n_groups=2), 3, **networks, **others)
+    for name in learner.groups:
+        assert float(metrics[-1][name, "grad_norm_actor"]) > 0
+        assert float(metrics[-1][name, "grad_norm_critic"]) > 0
+    assert all(bool(p.isfinite().all()) for p in learner.parameters())
+
+
+def test_agents_that_differ_are_trained_padded(tmp_path):
+    """A recipe with two kinds of agents in one group, by two critics."""
+    run = torchrl_marl.train(
+        "toy_arena_mappo_kinds",
+        learner={"algorithm": "matd3", "learning_starts": 40, "minibatch_size": 16},
+        env={"num_envs": 4},
+        frames_per_batch=40,
+        total_frames=80,
+        evaluation={"episodes": 4},
+        logging={"progress": False},
+        folder=str(tmp_path / "run"),
+    )
+    assert math.isfinite(run.summary["return_after"])
+
+
+def test_discrete_actions_learn_to_agree(tmp_path):
+    """The coordination game: 10 at best, 3.75 at random."""
+    run = torchrl_marl.train(
+        "toy_matrix_game_mappo",
+        learner={"algorithm": "maddpg", "learning_starts": 512, "minibatch_size": 64},
+        total_frames=6_400,
+        frames_per_batch=128,
+        logging={"progress": False},
+        folder=str(tmp_path / "run"),
+    )
+    assert run.summary["return_after"] == 10.0
+
+
 def test_schedules_of_exploration():
     explore = ExplorationConfig(0.4, 0.2, 0.3, 0.1, annealing=0.5)
     learner, _ = trained(make_arena(), 2, exploration=explore)
