@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor, fx
+from torch import Tensor
 
 from torchrl_marl.capture.announce import announce
-from torchrl_marl.capture.cpu_forms import rewrite_for_cpu
 from torchrl_marl.capture.cuda_graph import CudaGraph, written_inputs
 from torchrl_marl.capture.folding import fold_constants
+from torchrl_marl.capture.inductor import compile_module
 from torchrl_marl.capture.syncs import graph_syncs
 from torchrl_marl.capture.tracing import Trace, trace
 from torchrl_marl.errors import CaptureError
 
 __all__ = ["Program", "capture", "compile_trace"]
-
-# Random numbers are those of eager execution; tiling by strides costs small kernels more than it
-# saves (balance, 600 envs: 1.05 -> 0.83 ms a step). Whether each buffer has the strides that the
-# compiler gave it is its own tests' business, and takes a tenth of a small step's time.
-OPTIONS: dict[str, Any] = {
-    "fallback_random": True,
-    "cpp.enable_tiling_heuristics": False,
-    "size_asserts": False,
-    "alignment_asserts": False,
-}
-
-# Operations that Inductor decomposes into steps that round differently.
-_REORDERED = (torch.ops.aten.linalg_vector_norm.default, torch.ops.aten.logaddexp.default)
 
 
 class Program:
@@ -134,7 +120,6 @@ def compile_trace(
     """
     if execution == "trace":
         return Program(traced, traced.module, traced.seconds, 0)
-    import torch._inductor
     import torch._inductor.metrics as metrics
 
     fold_constants(traced.module)
@@ -142,62 +127,11 @@ def compile_trace(
     leaves = [*pytree.tree_leaves(inputs), *traced.captured]
     written = _written_on_replay(traced, leaves, name) if execution == "cudagraph" else None
     with announce(f"compiling {name} ({traced.n_operations:,} operations)"), torch.no_grad():
-        with _cacheable():
-            run = _inductor(traced.module, leaves, exact=execution == "exact")
+        run = compile_module(traced.module, leaves, exact=execution == "exact")
     if written is not None:
         run = CudaGraph(run, mutated=written, name=name)
     seconds = traced.seconds + time.perf_counter() - began
     return Program(traced, run, seconds, metrics.generated_kernel_count - kernels)
-
-
-def _cacheable() -> AbstractContextManager[Any]:
-    """Lets the compiler cache its output on disk, as it does where shapes may be symbols.
-
-    A second compilation of an update then takes 4 s instead of 11.
-    """
-    from torch._guards import TracingContext, tracing
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
-    return tracing(TracingContext(mode))
-
-
-def _inductor(module: fx.GraphModule, leaves: list[Tensor], exact: bool) -> Any:
-    if not exact:
-        options = OPTIONS
-        if all(x.device.type == "cpu" for x in leaves):
-            module = rewrite_for_cpu(module)
-            if not _calls_python(module):
-                options = {**OPTIONS, "cpp_wrapper": True}
-                for node in module.graph.find_nodes(op="placeholder"):
-                    node.meta.pop("val", None)  # only some have it, and the inputs suffice
-        return torch._inductor.compile(module, list(leaves), options=options)
-    from torch._inductor.compile_fx import compile_fx
-    from torch._inductor.decomposition import select_decomp_table
-    from torch._inductor.lowering import lowerings, make_fallback
-
-    table = {op: f for op, f in select_decomp_table().items() if op not in _REORDERED}
-    for op in _REORDERED:
-        # The compiler's default does so, too, except where the environment has CI set.
-        if op not in lowerings:
-            make_fallback(op, override_decomp=True)
-    # The cache ignores decompositions, and would return the graph with the others.
-    options = {**OPTIONS, "force_disable_caches": True}
-    return compile_fx(module, leaves, config_patches=options, decompositions=table)
-
-
-def _calls_python(module: fx.GraphModule) -> bool:
-    """Returns whether an operation is not torch's own, so that Python calls its kernels best.
-
-    Called from C++, the step of a simulator, with its hundreds of small buffers, takes two thirds
-    of the time (balance, 60 envs: 1.03 -> 0.71 ms).
-    """
-    operators = (node.target for node in module.graph.nodes if node.op == "call_function")
-    return any(
-        isinstance(x, torch._ops.OpOverload) and x.namespace not in ("aten", "prims")
-        for x in operators
-    )
 
 
 def _written_on_replay(traced: Trace, leaves: Sequence[Tensor], name: str) -> set[int]:
