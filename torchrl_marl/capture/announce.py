@@ -6,11 +6,14 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-__all__ = ["announce"]
+__all__ = ["announce", "announced_to"]
+
+Listener = Callable[[str], None]
 
 _logger = logging.getLogger("torchrl_marl.capture")
+_listeners: list[Listener] = []
 
 
 class _Stderr(logging.StreamHandler):
@@ -37,8 +40,29 @@ def _set_up() -> None:
 
 @contextlib.contextmanager
 def announce(what: str) -> Iterator[None]:
-    """Logs the start of some work, and its duration at the end."""
+    """Tells listeners of some work while it lasts, and logs its duration at the end."""
     _set_up()
     began = time.perf_counter()
-    yield
+    for listener in _listeners:
+        listener(what)
+    try:
+        yield
+    finally:
+        for listener in _listeners:
+            listener("")
     _logger.info("%s took %.1f s", what, time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def announced_to(listener: Listener) -> Iterator[None]:
+    """Adds a listener within this context.
+
+    Args:
+        listener (callable): ``listener(what)`` is called when slow work begins, and
+            ``listener("")`` when it ends.
+    """
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)

@@ -65,6 +65,10 @@ class Recorder:
         self._evaluation.write({**progress, **result})
         self._loggers.log({f"evaluation/{k}": v for k, v in result.items()}, progress["frames"])
 
+    def working(self, what: str) -> None:
+        """Shows slow work beside the bar, such as a compilation; nothing for ``""``."""
+        self._bar.set_postfix_str(what)
+
     def close_bar(self) -> None:
         """Closes the progress bar; later evaluations have none."""
         self._bar.close()

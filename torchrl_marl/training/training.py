@@ -17,12 +17,14 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
+from torchrl_marl.capture.announce import announced_to
 from torchrl_marl.collectors.rollout import RolloutCollector
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import TrustError
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.ahead import CompilingAhead
 from torchrl_marl.training.animation import check_drawable
 from torchrl_marl.training.checkpoint import (
     load_learners,
@@ -136,6 +138,7 @@ class Training:
 
     def open(self) -> None:
         """Opens the tables, truncated to this iteration, and the loggers."""
+        self.ahead = CompilingAhead(self.folder, self.config, self.env)
         self.recorder = Recorder(
             self.config,
             self.folder,
@@ -177,9 +180,12 @@ class Training:
     def step(self) -> Iteration:
         """Collects a batch, learns from it, writes a row; evaluates and saves when due."""
         began = time.perf_counter()
-        batch = self.collector.rollout()
-        episodes = self.tracker.update(batch)
-        learned = self._learn(batch)
+        with announced_to(self.recorder.working):
+            batch = self.collector.rollout()
+            episodes = self.tracker.update(batch)
+            self.ahead.wait()
+            learned = self._learn(batch)
+            self.ahead.learned()
         counts = {
             "agent_frames": count_agent_frames(self.team, batch),
             "episodes": batch.get(("next", "done")).sum(),
@@ -205,6 +211,11 @@ class Training:
         self.recorder.iteration(row, [row[f"{name}/episode_reward"] for name in self.team.groups])
         self._do_what_is_due(batch.numel())
         return Iteration(self.run, self.iteration, self.frames, row, batch)
+
+    @_in_its_own_state
+    def learn_once(self) -> None:
+        """Collects a batch and learns from it, and no more."""
+        self._learn(self.collector.rollout())
 
     def _learn(self, batch: TensorDictBase) -> dict[str, Tensor]:
         learned: dict[str, Tensor] = {}
@@ -309,6 +320,7 @@ class Training:
 
     def close(self) -> None:
         """Closes tables, loggers and environments; releases the folder for resuming."""
+        self.ahead.close()
         self.recorder.close()
         self.environments.close()
         self.run.trained_on = None

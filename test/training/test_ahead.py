@@ -1,0 +1,134 @@
+"""Updates compiled in a second process: found by the first, ended with it, harmless if it fails."""
+
+import dataclasses
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from torch._dynamo.utils import counters
+from torch._inductor import config
+
+from torchrl_marl.recipes import load_config
+from torchrl_marl.training import ahead
+from torchrl_marl.training.ahead import CompilingAhead
+from torchrl_marl.training.folder import RunFolder
+from torchrl_marl.training.training import Training
+
+SETTINGS = {
+    "execution": "compile",
+    "total_frames": 16,
+    "frames_per_batch": 8,
+    "env": {"num_envs": 2, "max_steps": 4, "kwargs": {"n_agents": 2}},
+    "learner": {"minibatch_size": 8, "num_epochs": 1, "actor": {"num_cells": [4]}},
+}
+
+
+class World:
+    """What can be captured."""
+
+    captured = None
+
+
+@pytest.fixture
+def many_cores(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "2")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    with config.patch(compile_threads=2):
+        yield
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """Second processes that were asked for."""
+    found = []
+    monkeypatch.setattr(ahead, "_start", lambda folder: found.append(folder))
+    return found
+
+
+def config_of(folder, **changed):
+    settings = {**SETTINGS, **changed}
+    return load_config("vmas_balance_mappo", {**settings, "folder": str(folder)})
+
+
+def test_it_runs_where_a_step_is_compiled_meanwhile(tmp_path, many_cores, commands):
+    CompilingAhead(tmp_path, config_of(tmp_path / "run"), World())
+    assert commands == [tmp_path]
+    for changed in ({"execution": "eager"}, {"execution": "trace"}):
+        CompilingAhead(tmp_path, config_of(tmp_path / "run", **changed), World())
+    CompilingAhead(tmp_path, config_of(tmp_path / "run"), object())
+    own = config_of(tmp_path / "run")
+    own = dataclasses.replace(own, env=dataclasses.replace(own.env, library="own"))
+    CompilingAhead(tmp_path, own, World())
+    assert commands == [tmp_path]
+
+
+def test_it_does_not_run_on_one_core(tmp_path, many_cores, commands):
+    with config.patch(compile_threads=1):
+        CompilingAhead(tmp_path, config_of(tmp_path / "run"), World())
+    assert not commands
+
+
+def test_what_is_in_the_cache_is_not_compiled_again(tmp_path, many_cores, commands):
+    CompilingAhead(tmp_path, config_of(tmp_path / "run"), World()).learned()
+    same = config_of(tmp_path / "other", seed=3, total_frames=80)
+    CompilingAhead(tmp_path, same, World())
+    assert len(commands) == 1
+    other = config_of(tmp_path / "run", learner={**SETTINGS["learner"], "minibatch_size": 4})
+    CompilingAhead(tmp_path, other, World())
+    assert len(commands) == 2
+
+
+def test_an_update_compiled_ahead_is_found(tmp_path, many_cores):
+    settings = config_of(tmp_path / "run")
+    training = Training(settings, RunFolder.new(settings), None)
+    second = CompilingAhead(training.folder, settings, training.env)
+    assert second.process is not None
+    process = second.process
+    second.wait()
+    assert process.returncode == 0
+    training.collector.execution = "trace"  # the step is not what is looked at here
+    counters.clear()
+    training.learn_once()
+    assert counters["inductor"]["fxgraph_cache_hit"] == 1
+    assert counters["inductor"]["fxgraph_cache_miss"] == 0
+    training._kept.release()
+
+
+def test_a_second_process_that_fails_is_not_missed(tmp_path, many_cores):
+    second = CompilingAhead(tmp_path / "nothing", config_of(tmp_path / "run"), World())
+    process = second.process
+    second.wait()
+    assert process.returncode == 1 and second.process is None
+    second.close()
+
+
+def test_it_ends_with_the_first(tmp_path):
+    script = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from torchrl_marl.training import ahead\n"
+        "print(ahead._start(Path(sys.argv[1])).pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    folder = RunFolder.new(config_of(tmp_path / "run"))
+    command = [sys.executable, "-c", script, str(folder.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+        second = int(first.stdout.readline())
+        assert is_running(second)
+        first.send_signal(signal.SIGKILL)
+    for _ in range(200):
+        if not is_running(second):
+            break
+        time.sleep(0.1)
+    assert not is_running(second)
+    folder.release()
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

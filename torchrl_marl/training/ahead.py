@@ -1,0 +1,139 @@
+"""Compiles a run's updates in a second process while the first compiles the simulator's step."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchrl_marl.capture.announce import announce
+from torchrl_marl.settings import to_yaml
+from torchrl_marl.training.config import TrainConfig, read_run_config
+
+if TYPE_CHECKING:
+    from torchrl.envs import EnvBase
+
+__all__ = ["CompilingAhead"]
+
+_LONGEST = 300.0  # seconds to wait for the second process before compiling here
+
+
+class CompilingAhead:
+    """A second process that compiles a run's updates into the compiler's cache on disk.
+
+    It builds the run from its settings, collects one batch and learns from it. The first process
+    then finds the graphs of the updates in the cache. Nothing else is taken from there, so
+    results are those of a run without it.
+
+    Args:
+        folder (Path): the run's, which holds its settings.
+        config (TrainConfig): the settings.
+        env (EnvBase): the run's environment.
+
+    Attributes:
+        process (Popen, optional): the second process; None where there is nothing to gain: the
+            simulator is not captured, the graphs are in the cache, or the compiler may use one
+            process only (one core, or ``TORCHINDUCTOR_COMPILE_THREADS=1``).
+    """
+
+    def __init__(self, folder: Path, config: TrainConfig, env: EnvBase) -> None:
+        self.process: subprocess.Popen | None = None
+        self._mark = _mark_of(config) if _pays(config, env) else None
+        if self._mark is not None and not self._mark.exists():
+            self.process = _start(folder)
+
+    def wait(self) -> None:
+        """Waits until the updates are compiled; at once, where no second process runs."""
+        if self.process is not None:
+            if self.process.poll() is None:
+                with announce("compiling the updates in a second process"):
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self.process.wait(_LONGEST)
+            self.close()
+
+    def learned(self) -> None:
+        """Notes, once, that the graphs are in the cache, for later runs of these settings."""
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            with contextlib.suppress(OSError):  # only time is lost
+                mark.parent.mkdir(parents=True, exist_ok=True)
+                mark.touch()
+
+    def close(self) -> None:
+        """Ends the second process."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+
+
+def _pays(config: TrainConfig, env: EnvBase) -> bool:
+    base: Any = getattr(env, "base_env", env)
+    named = config.env.library != "own"
+    captured = config.execution == "compile" and hasattr(base, "captured")
+    if not (named and captured and config.device == "cpu"):
+        return False
+    import torch._inductor.config
+
+    return torch._inductor.config.compile_threads > 1  # cores, or what the user allows
+
+
+def _mark_of(config: TrainConfig) -> Path:
+    """Returns the file that says that updates of such a run are in the cache."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    plain = TrainConfig()
+    own = ("seed", "folder", "total_frames", "stop_at_return", "evaluation", "checkpoint")
+    same = {name: getattr(plain, name) for name in (*own, "logging", "recipe")}
+    versions = [version(name) for name in ("torch", "torchrl", "tensordict", "torchrl_marl")]
+    text = to_yaml(dataclasses.replace(config, **same)) + str(versions)
+    return Path(cache_dir()) / "torchrl_marl" / hashlib.sha256(text.encode()).hexdigest()
+
+
+def _start(folder: Path) -> subprocess.Popen | None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with contextlib.suppress(OSError):
+        # Its input stays open as long as this process lives, which the second one waits for.
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+    return None
+
+
+def _main(folder: str) -> None:
+    """Collects a batch and learns from it, by the graphs of a run of these settings."""
+    from torchrl_marl.training.folder import RunFolder
+    from torchrl_marl.training.training import Training
+
+    threading.Thread(target=_end_with_the_first, daemon=True).start()
+    with tempfile.TemporaryDirectory() as own:
+        config = dataclasses.replace(read_run_config(folder), folder=f"{own}/run")
+        training = Training(config, RunFolder.new(config), None)
+        # The same tensors as by a compiled step, which takes the first process so long.
+        training.collector.execution = "trace"
+        training.learn_once()
+
+
+def _end_with_the_first() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])
