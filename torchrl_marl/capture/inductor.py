@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from torchrl_marl.capture.cpu_forms import rewrite_for_cpu
+from torchrl_marl.capture.stored import compile_stored
 
 __all__ = ["compile_module"]
 
@@ -26,11 +27,16 @@ OPTIONS: dict[str, Any] = {
     "alignment_asserts": False,
 }
 
+# Operations, from which on a graph is stored on disk; a library of one's own takes some seconds.
+_LARGE = 200
+
 # Operations that Inductor decomposes into steps that round differently.
 _REORDERED = (torch.ops.aten.linalg_vector_norm.default, torch.ops.aten.logaddexp.default)
 
 
-def compile_module(module: fx.GraphModule, leaves: list[Tensor], exact: bool = False) -> Any:
+def compile_module(
+    module: fx.GraphModule, leaves: list[Tensor], exact: bool = False
+) -> tuple[Any, int]:
     """Compiles a graph, or loads what was compiled of an equal one before.
 
     Args:
@@ -39,10 +45,28 @@ def compile_module(module: fx.GraphModule, leaves: list[Tensor], exact: bool = F
         exact (bool): leaves to torch itself what the compiler would compute in another order.
 
     Returns:
-        callable: of the inputs, giving the list of outputs.
+        callable, int: of the inputs, giving the list of outputs; and its number of kernels.
     """
+    if not exact and all(x.device.type == "cpu" for x in leaves):
+        module = rewrite_for_cpu(module)
+        if len(module.graph.nodes) >= _LARGE:
+            return compile_stored(module, leaves, OPTIONS, _compiling)
+    import torch._inductor
+    import torch._inductor.metrics as metrics
+
+    before = metrics.generated_kernel_count
+    with _compiling():
+        if exact:
+            run = _compiled_exactly(module, leaves)
+        else:
+            run = torch._inductor.compile(module, list(leaves), options=OPTIONS)
+    return run, metrics.generated_kernel_count - before
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
     with _cacheable(), _uninterrupted(), _quick_index_analysis():
-        return _compiled_exactly(module, leaves) if exact else _compiled(module, leaves)
+        yield
 
 
 @contextlib.contextmanager
@@ -112,19 +136,6 @@ def _cacheable() -> AbstractContextManager[Any]:
     return tracing(TracingContext(mode))
 
 
-def _compiled(module: fx.GraphModule, leaves: list[Tensor]) -> Any:
-    import torch._inductor
-
-    options = OPTIONS
-    if all(x.device.type == "cpu" for x in leaves):
-        module = rewrite_for_cpu(module)
-        if not _calls_python(module):
-            options = {**OPTIONS, "cpp_wrapper": True}
-            for node in module.graph.find_nodes(op="placeholder"):
-                node.meta.pop("val", None)  # only some have it, and the inputs suffice
-    return torch._inductor.compile(module, list(leaves), options=options)
-
-
 def _compiled_exactly(module: fx.GraphModule, leaves: list[Tensor]) -> Any:
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.decomposition import select_decomp_table
@@ -138,16 +149,3 @@ def _compiled_exactly(module: fx.GraphModule, leaves: list[Tensor]) -> Any:
     # The cache ignores decompositions, and would return the graph with the others.
     options = {**OPTIONS, "force_disable_caches": True}
     return compile_fx(module, leaves, config_patches=options, decompositions=table)
-
-
-def _calls_python(module: fx.GraphModule) -> bool:
-    """Returns whether an operation is not torch's own, so that Python calls its kernels best.
-
-    Called from C++, the step of a simulator, with its hundreds of small buffers, takes two thirds
-    of the time (balance, 60 envs: 1.03 -> 0.71 ms).
-    """
-    operators = (node.target for node in module.graph.nodes if node.op == "call_function")
-    return any(
-        isinstance(x, torch._ops.OpOverload) and x.namespace not in ("aten", "prims")
-        for x in operators
-    )

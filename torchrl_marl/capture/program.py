@@ -120,18 +120,16 @@ def compile_trace(
     """
     if execution == "trace":
         return Program(traced, traced.module, traced.seconds, 0)
-    import torch._inductor.metrics as metrics
-
     fold_constants(traced.module)
-    began, kernels = time.perf_counter(), metrics.generated_kernel_count
+    began = time.perf_counter()
     leaves = [*pytree.tree_leaves(inputs), *traced.captured]
     written = _written_on_replay(traced, leaves, name) if execution == "cudagraph" else None
     with announce(f"compiling {name} ({traced.n_operations:,} operations)"), torch.no_grad():
-        run = compile_module(traced.module, leaves, exact=execution == "exact")
+        run, n_kernels = compile_module(traced.module, leaves, exact=execution == "exact")
     if written is not None:
         run = CudaGraph(run, mutated=written, name=name)
     seconds = traced.seconds + time.perf_counter() - began
-    return Program(traced, run, seconds, metrics.generated_kernel_count - kernels)
+    return Program(traced, run, seconds, n_kernels)
 
 
 def _written_on_replay(traced: Trace, leaves: Sequence[Tensor], name: str) -> set[int]:

@@ -8,15 +8,13 @@ import hashlib
 import os
 import subprocess
 import sys
-import tempfile
-import threading
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.capture.announce import announce
 from torchrl_marl.settings import to_yaml
-from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from torchrl.envs import EnvBase
@@ -107,33 +105,10 @@ def _start(folder: Path) -> subprocess.Popen | None:
     with contextlib.suppress(OSError):
         # Its input stays open as long as this process lives, which the second one waits for.
         return subprocess.Popen(
-            [sys.executable, "-m", __name__, str(folder)],
+            [sys.executable, "-m", "torchrl_marl.training.learn_ahead", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=environment,
         )
     return None
-
-
-def _main(folder: str) -> None:
-    """Collects a batch and learns from it, by the graphs of a run of these settings."""
-    from torchrl_marl.training.folder import RunFolder
-    from torchrl_marl.training.training import Training
-
-    threading.Thread(target=_end_with_the_first, daemon=True).start()
-    with tempfile.TemporaryDirectory() as own:
-        config = dataclasses.replace(read_run_config(folder), folder=f"{own}/run")
-        training = Training(config, RunFolder.new(config), None)
-        # The same tensors as by a compiled step, which takes the first process so long.
-        training.collector.execution = "trace"
-        training.learn_once()
-
-
-def _end_with_the_first() -> None:
-    sys.stdin.read()
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1])

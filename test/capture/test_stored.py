@@ -1,0 +1,114 @@
+"""Compiled graphs on disk: found again, known by all they were made of, mended where damaged."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from torchrl_marl.capture import capture, inductor, stored, trace
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(inductor, "_LARGE", 0)
+    monkeypatch.setattr(stored, "_folder", lambda: tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Graphs that were compiled, and not loaded."""
+    found, compile = [], stored._compile
+    monkeypatch.setattr(
+        stored, "_compile", lambda *args: (found.append(args[-1].name), compile(*args))
+    )
+    return found
+
+
+def update(x, total):
+    total.add_(x.sum(0))
+    return x * torch.tensor([1.0, 2.0]), total, torch.rand(2) + x[0]
+
+
+def inputs():
+    return torch.arange(6.0).view(3, 2), torch.ones(2)
+
+
+def run_of(function=update):
+    return capture(function, *inputs(), name="a test")
+
+
+def test_a_graph_is_compiled_once_and_does_what_eager_code_does(compiled):
+    first, second = run_of(), run_of()
+    assert len(compiled) == 1 and first.n_kernels == second.n_kernels > 0
+    for run in (first, second):
+        x, total = torch.randn(3, 2), torch.zeros(2)
+        torch.manual_seed(3)
+        found = run(x, total)
+        after = torch.zeros(2)
+        torch.manual_seed(3)
+        again = update(x, after)
+        assert all(map(torch.equal, found, again))
+        assert torch.equal(total, after) and found[1].data_ptr() == total.data_ptr()
+
+
+def test_a_graph_is_known_by_its_operations_constants_inputs_options_and_threads():
+    x, two, three = torch.ones(4, 4), torch.tensor(2.0), torch.tensor(3.0)
+    module, other = trace(lambda x: x + 1, x).module, trace(lambda x: x + 2, x).module
+    keys = [
+        stored._key(module, [x], [], {}),
+        stored._key(other, [x], [], {}),
+        stored._key(module, [x.t()], [], {}),
+        stored._key(module, [x.double()], [], {}),
+        stored._key(module, [x, two], [two], {}),
+        stored._key(module, [x, three], [three], {}),
+        stored._key(module, [x], [], {"fallback_random": True}),
+    ]
+    assert stored._key(module, [x + 1], [], {}) == keys[0]
+    torch.set_num_threads(2)
+    keys.append(stored._key(module, [x], [], {}))
+    assert len(set(keys)) == len(keys)
+
+
+def test_constants_of_a_graph_are_those_that_it_was_traced_with(compiled):
+    added = [run_of(lambda x, y, c=c: x + torch.tensor([1.0, c])) for c in (2.0, 3.0)]
+    assert [run(*inputs())[0, 1].item() for run in added] == [3.0, 4.0]
+    assert len(compiled) == 2
+
+
+def test_a_damaged_graph_is_compiled_again(folder, compiled):
+    run_of()
+    (whole,) = folder.iterdir()
+    for file in ("graph.so", "description.json"):
+        copy = folder / file
+        shutil.copytree(whole, copy)
+        assert stored._load(copy) is not None
+        data = bytearray((copy / file).read_bytes())
+        data[len(data) // 2] ^= 1
+        (copy / file).unlink()  # what is loaded stays as it is
+        (copy / file).write_bytes(data)
+        assert stored._load(copy) is None and not copy.exists()
+    (whole / "graph.so").unlink()
+    assert torch.equal(run_of()(*inputs())[0], update(*inputs())[0])
+    assert len(compiled) == 2
+
+
+def test_nothing_of_the_compiler_is_imported_to_load_a_graph(folder):
+    script = (
+        "import sys, torch\n"
+        "from pathlib import Path\n"
+        "from torchrl_marl.capture import capture, inductor, stored\n"
+        "inductor._LARGE = 0\n"
+        "stored._folder = lambda: Path(sys.argv[1])\n"
+        "add = capture(lambda x: x + 1, torch.ones(2), name='a sum')\n"
+        "assert add(torch.ones(2)).tolist() == [2, 2]\n"
+        "print('torch._inductor.compile_fx' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", script, str(folder)]
+    outputs = [
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        for _ in range(2)
+    ]
+    assert outputs == ["True", "False"]

@@ -1,0 +1,160 @@
+"""Compiled graphs on disk: a graph that was compiled before is loaded, not compiled again.
+
+A graph is known by all that it was made of: its operations, its constants, its inputs' shapes,
+the compiler's options, the versions of torch and of this package, and the processor. Loading one
+needs neither the compiler nor its imports, and takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+__all__ = ["compile_stored"]
+
+Run = Callable[..., Sequence[Tensor]]
+
+_LIBRARY = "graph.so"
+_OPERATORS = "graph.json"  # those that are not torch's own; torch finds it beside the library
+_DESCRIPTION = "description.json"
+
+
+def compile_stored(
+    module: fx.GraphModule,
+    leaves: Sequence[Tensor],
+    options: Mapping[str, Any],
+    compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> tuple[Run, int]:
+    """Returns a graph as compiled code for a CPU, from disk where it is there.
+
+    Args:
+        module (GraphModule): of ATen operators; it stays as it is.
+        leaves (sequence of Tensor): its inputs; the code holds for their shapes and strides.
+        options (mapping): of the compiler.
+        compiling (callable, optional): gives a context for the time of a compilation.
+
+    Returns:
+        callable, int: of the inputs, giving the list of outputs; and its number of kernels.
+    """
+    module, constants = _constants_as_inputs(module)
+    inputs = [*leaves, *constants]
+    folder = _folder() / _key(module, inputs, constants, options)
+    stored = _load(folder)
+    if stored is None:
+        with compiling():
+            _compile(module, inputs, options, folder)
+        stored = _load(folder)
+    if stored is None:
+        raise OSError(f"the compiled graph {str(folder)!r} cannot be read")
+    run, n_kernels = stored
+    return lambda *leaves: run([*leaves, *constants]), n_kernels
+
+
+def _constants_as_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, list[Tensor]]:
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    last = graph.find_nodes(op="placeholder")[-1]
+    placed: dict[str, fx.Node] = {}
+    for node in graph.find_nodes(op="get_attr"):
+        name = str(node.target)
+        if name not in placed:
+            with graph.inserting_after(last):
+                last = placed[name] = graph.placeholder(f"constant_{len(placed)}")
+        node.replace_all_uses_with(placed[name])
+        graph.erase_node(node)
+    for node in graph.find_nodes(op="placeholder"):
+        node.meta.pop("val", None)  # only some have it, and the inputs suffice
+    return fx.GraphModule({}, graph), [getattr(module, name) for name in placed]
+
+
+def _folder() -> Path:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return Path(cache_dir()) / "torchrl_marl" / "graphs"
+
+
+def _key(
+    module: fx.GraphModule,
+    inputs: Sequence[Tensor],
+    constants: Sequence[Tensor],
+    options: Mapping[str, Any],
+) -> str:
+    shapes = [(x.dtype, tuple(x.shape), x.stride(), x.device.type) for x in inputs]
+    made_of = (module.code, shapes, sorted(options.items()), _machine())
+    key = hashlib.sha256(repr(made_of).encode())
+    for x in constants:
+        key.update(x.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return key.hexdigest()
+
+
+def _machine() -> tuple:
+    """Returns what compiled code depends on beside its graph; it has a number of threads."""
+    versions = [version(name) for name in ("torch", "torchrl_marl")]
+    threads = torch.get_num_threads()
+    return (*versions, torch.version.git_version, platform.machine(), _processor(), threads)
+
+
+def _processor() -> str:
+    """Returns what tells which instructions this processor has."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return platform.processor()
+
+
+def _compile(
+    module: fx.GraphModule, inputs: list[Tensor], options: Mapping[str, Any], folder: Path
+) -> None:
+    """Compiles a graph and puts it into its folder, whole or not at all."""
+    import torch._inductor
+    import torch._inductor.metrics as metrics
+
+    before = metrics.generated_kernel_count
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch's own use of its trees
+        library = Path(torch._inductor.aot_compile(module, tuple(inputs), options=dict(options)))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+        whole = Path(made) / "whole"
+        whole.mkdir()
+        shutil.copy(library, whole / _LIBRARY)
+        operators = library.with_suffix(".json")
+        if operators.exists():
+            shutil.copy(operators, whole / _OPERATORS)
+        n_kernels = metrics.generated_kernel_count - before
+        text = json.dumps({"kernels": n_kernels, "sha256": _digest(whole)})
+        (whole / _DESCRIPTION).write_text(text, encoding="utf-8")
+        with contextlib.suppress(OSError):  # another process was quicker
+            os.rename(whole, folder)
+
+
+def _load(folder: Path) -> tuple[Run, int] | None:
+    """Returns a stored graph and its kernels; None without one. A damaged one goes."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
+        if description["sha256"] == _digest(folder):
+            runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(folder / _LIBRARY), 1)
+            return runner.run, int(description["kernels"])
+    shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for name in (_LIBRARY, _OPERATORS):
+        if (folder / name).exists():
+            digest.update((folder / name).read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,39 @@
+"""Second process of :class:`CompilingAhead`: learns once by the settings of a run's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import tempfile
+import threading
+
+from torchrl_marl.training.config import read_run_config
+from torchrl_marl.training.folder import RunFolder
+from torchrl_marl.training.training import Training
+
+__all__ = ["learn_ahead"]
+
+
+def learn_ahead(folder: str) -> None:
+    """Collects a batch and learns from it, by the graphs of a run of the same settings.
+
+    Args:
+        folder (str): the run's, which is only read.
+    """
+    with tempfile.TemporaryDirectory() as own:
+        config = dataclasses.replace(read_run_config(folder), folder=f"{own}/run")
+        training = Training(config, RunFolder.new(config), None)
+        # The same tensors as by a compiled step, which takes the first process so long.
+        training.collector.execution = "trace"
+        training.learn_once()
+
+
+def _end_with_the_first() -> None:
+    sys.stdin.read()  # until the first process closes it, or is no more
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_the_first, daemon=True).start()
+    learn_ahead(sys.argv[1])
