@@ -125,7 +125,8 @@ def _compile(
     before = metrics.generated_kernel_count
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's own use of its trees
-        library = Path(torch._inductor.aot_compile(module, tuple(inputs), options=dict(options)))
+        path = torch._inductor.aot_compile(module, tuple(inputs), options=dict(options))
+    library = Path(str(path))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as made:
         whole = Path(made) / "whole"

@@ -85,7 +85,7 @@ def _pays(config: TrainConfig, env: EnvBase) -> bool:
         return False
     import torch._inductor.config
 
-    return torch._inductor.config.compile_threads > 1  # cores, or what the user allows
+    return (torch._inductor.config.compile_threads or 1) > 1  # cores, or what the user allows
 
 
 def _mark_of(config: TrainConfig) -> Path:
