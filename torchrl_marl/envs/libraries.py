@@ -53,6 +53,7 @@ class Library:
             a name would run which is no known package's, or None.
         arguments (str, optional): ``"module:Class"`` of a dataclass with settings of the adapter
             itself that stand in ``env.kwargs``: their types, ranges and meanings.
+        captured (bool): its worlds' steps can be compiled, by the ``captured()`` of the adapter.
         kwargs_name (str, optional): the argument as which ``env.kwargs`` are handed on; by
             default each under its own name.
 
@@ -72,6 +73,7 @@ class Library:
     check: Callable[[EnvConfig], None] | None = None
     foreign: Callable[[EnvConfig], str | None] | None = None
     arguments: str | None = None
+    captured: bool = False
     kwargs_name: str | None = None
 
     def make(self, world: Any, settings: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Any:

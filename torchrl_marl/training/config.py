@@ -29,6 +29,7 @@ from torchrl_marl.settings import (
 
 __all__ = [
     "BACKENDS",
+    "CHOICES",
     "CheckpointConfig",
     "EvaluationConfig",
     "LoggingConfig",
@@ -36,6 +37,12 @@ __all__ = [
     "read_run_config",
 ]
 
+
+CHOICES = {
+    "auto": "compile where it saves more time than it takes, else eager; config.yaml says which",
+    **EXECUTIONS,
+}
+"""Execution -> how a run runs."""
 
 BACKENDS = {
     "tensorboard": "files in the run's folder",
@@ -106,7 +113,7 @@ class TrainConfig:
     """``cpu``, ``cuda`` or ``cuda:1``."""
     threads: Count | None = None
     """Threads of torch on the CPU; null: torch's own choice. Small networks run best on one."""
-    execution: Annotated[str, OneOf(EXECUTIONS)] = "eager"
+    execution: Annotated[str, OneOf(CHOICES)] = "auto"
     """How simulator, policy and update run."""
     total_frames: Count = 1_000_000
     """Env steps of the whole run."""

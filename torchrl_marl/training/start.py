@@ -55,7 +55,10 @@ def resume_training(
         if not has_checkpoint(path):
             return _begin_anew(folder, config or before, env)
         used, state = load_latest(path)
-        training = Training(config or before, folder, env)
+        config = config or before
+        if config.execution == "auto":  # of a version that knew no other than eager
+            config = dataclasses.replace(config, execution="eager")
+        training = Training(config, folder, env)
         with trusting(trust), fitting(used):
             training.load_state_dict(state)
         set_aside_later(used)
@@ -78,7 +81,7 @@ def _begin(folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Train
         )
         config = dataclasses.replace(config, env=own)
     training = Training(config, folder, env)
-    _write_config(training)  # the settings in use: clusters of agents are known by now
+    _write_config(training)  # the settings in use: clusters and execution are known by now
     sign_world(training.folder, config.env)
     training.open()
     frames, num_envs = config.total_frames, training.env.batch_size.numel()

@@ -34,6 +34,7 @@ from torchrl_marl.training.clusters import with_clusters
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import Environments
 from torchrl_marl.training.evaluation import evaluate, put_back
+from torchrl_marl.training.execution import choose_execution
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
@@ -89,7 +90,7 @@ class Training:
     """
 
     def __init__(self, config: TrainConfig, folder: RunFolder, env: EnvBase | None) -> None:
-        self.config = config
+        self.config = dataclasses.replace(config, execution=choose_execution(config, env))
         self._kept = folder
         self.folder = folder.path
         self.interruption = Interruption()

@@ -54,5 +54,6 @@ LIBRARY = Library(
     states=(),
     worlds=lambda: list(TOY_WORLDS),
     own_limit=False,
+    captured=True,
     check=check_toy,
 )

@@ -221,6 +221,7 @@ LIBRARY = Library(
     states=("observations",),
     worlds=scenario_names,
     own_limit=False,
+    captured=True,
     check=_check,
     foreign=_foreign,
     kwargs_name="scenario_kwargs",

@@ -1,0 +1,92 @@
+"""What ``execution=auto`` chooses, where it is written, and what a resumed run does."""
+
+import pytest
+import torch
+import yaml
+
+import torchrl_marl
+from torchrl_marl.envs import VmasEnv
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.recipes import load_config
+from torchrl_marl.training import execution
+from torchrl_marl.training.execution import choose_execution
+
+SMALL = {
+    "total_frames": 16,
+    "frames_per_batch": 8,
+    "env": {"num_envs": 2, "max_steps": 4},
+    "evaluation": {"episodes": 2},
+    "learner": {"minibatch_size": 8},
+    "logging": {"progress": False},
+}
+
+
+@pytest.fixture(autouse=True)
+def compiler(monkeypatch):
+    monkeypatch.setattr(execution.shutil, "which", lambda command: f"/usr/bin/{command}")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "chosen"),
+    [
+        ("vmas_balance_mappo", "compile"),
+        ("vmas_simple_tag_mappo", "eager"),  # 3,000 steps
+        ("pettingzoo_simple_spread_mappo", "eager"),  # steps in Python
+        ("jaxmarl_smax_3m_mappo", "eager"),
+        ("toy_arena_mappo", "eager"),
+    ],
+)
+def test_it_compiles_where_frames_pay_for_it(recipe, chosen):
+    config = load_config(recipe)
+    assert config.execution == "auto" and choose_execution(config) == chosen
+
+
+def test_steps_of_all_envs_count():
+    settings = {"total_frames": 96 * 5_000, "frames_per_batch": 9_600}
+    assert choose_execution(load_config("vmas_balance_mappo", settings)) == "compile"
+    settings["total_frames"] -= 1
+    assert choose_execution(load_config("vmas_balance_mappo", settings)) == "eager"
+
+
+def test_nothing_is_chosen_for_those_who_say_what_they_want():
+    for wanted in ("eager", "trace", "compile"):
+        config = load_config("vmas_balance_mappo", {"execution": wanted, "total_frames": 9_600})
+        assert choose_execution(config) == wanted
+
+
+def test_without_a_compiler_and_on_a_gpu_it_is_eager(monkeypatch):
+    config = load_config("vmas_balance_mappo", {"device": "cuda"})
+    assert choose_execution(config) == "eager"
+    monkeypatch.setattr(execution.shutil, "which", lambda command: None)
+    assert choose_execution(load_config("vmas_balance_mappo")) == "eager"
+
+
+def test_an_environment_of_ones_own_is_asked():
+    config = load_config("vmas_balance_mappo", {"total_frames": 10_000}, own_env=True)
+    env = VmasEnv("balance", num_envs=2, n_agents=2)
+    assert choose_execution(config, env) == "compile"
+    assert choose_execution(config, _Other()) == "eager"
+
+
+class _Other:
+    batch_size = torch.Size([2])
+
+
+def test_the_choice_is_written_and_stays(tmp_path, monkeypatch):
+    run = torchrl_marl.train(folder=str(tmp_path / "run"), **SMALL)
+    text = yaml.safe_load((run.folder / "config.yaml").read_text())
+    assert text["execution"] == "eager"
+    monkeypatch.setattr(execution, "_STEPS_THAT_PAY", 1)
+    run = torchrl_marl.resume(run.folder, total_frames=32)  # would be compiled, were it new
+    assert run.config.execution == "eager" and run.summary["frames"] == 32
+    with pytest.raises(ConfigError, match="execution is"):
+        torchrl_marl.resume(run.folder, execution="compile")
+
+
+def test_a_run_from_before_there_was_a_choice_stays_eager(tmp_path, monkeypatch):
+    run = torchrl_marl.train(folder=str(tmp_path / "run"), **SMALL)
+    path = run.folder / "config.yaml"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(x for x in lines if not x.startswith("execution")) + "\n")
+    monkeypatch.setattr(execution, "_STEPS_THAT_PAY", 1)
+    assert torchrl_marl.resume(run.folder, total_frames=32).config.execution == "eager"
