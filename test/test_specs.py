@@ -65,6 +65,13 @@ def test_kinds_of_equal_shape_make_no_heterogeneous_group():
     assert group.observation_mask is None
 
 
+def test_the_stacked_view_has_each_agent_of_a_heterogeneous_group_as_it_is():
+    car = AgentSpec("car", 1, Unbounded((4,)), Bounded(-2, 1, (1,)))
+    stacked = TeamSpec({"all": [ROVER, car]}).stacked_spec()
+    sizes = [(x["observation"].shape, x["action"].shape) for x in stacked.unbind(0)]
+    assert sizes == [((9,), (2,))] * 3 + [((4,), (1,))]
+
+
 def test_the_stacked_view_has_all_agents():
     stacked = TeamSpec([ROVER, DRONE]).stacked_spec()
     assert stacked.shape == (5,)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scripted import BOX, Drawn, Faulty, Gambler, Script
+from tensordict import TensorDict
 from torchrl.envs import check_env_specs
 from torchrl.envs.utils import MarlGroupMapType
 
@@ -901,3 +902,25 @@ def test_no_window_no_greeting_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         PettingZooEnv("sisl/pursuit_v5").rollout(2)
+
+
+def test_an_episode_that_the_world_began_anew_is_not_begun_again(monkeypatch):
+    env = PettingZooEnv("mpe2/simple_spread_v3", num_envs=2, max_steps=2, seed=0)
+    td = env.rollout(1)[:, -1]
+    begun = []
+    start = env._start
+
+    def recorded(fresh):
+        begun.append(fresh.tolist())
+        return start(fresh)
+
+    monkeypatch.setattr(env, "_start", recorded)
+    td = env.step(env.rand_action(env.step_mdp(td)))
+    assert td["next", "done"].all()
+    carried = env.maybe_reset(env.step_mdp(td))
+    assert not begun  # the step did, once for each world
+    # Who asks for a new episode in the middle of one gets it.
+    env.step(env.rand_action(carried))
+    env.reset(TensorDict({"_reset": torch.tensor([[False], [True]])}, [2]))
+    assert begun == [[False, True]]
+    env.close()

@@ -14,7 +14,7 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.joining import join
 from torchrl_marl.modules import NetworkConfig, RandomActor, ValueNorm, make_actor, make_critic
 from torchrl_marl.modules.config import CriticConfig
-from torchrl_marl.modules.joined_actor import JoinedActor
+from torchrl_marl.modules.joined_actor import JoinedActor, merge_parts
 from torchrl_marl.stacking import unpad_group
 
 ALL = ("bounded", "wide", "unbounded", "categorical", "one_hot")
@@ -679,3 +679,15 @@ def test_deterministic_actions_of_a_joined_actor():
         one, other = actor(td.clone()), actor(td.clone())
     for name in team.groups:
         assert_same(one[name, "action"], other[name, "action"])
+
+
+def test_parts_are_merged_only_where_all_of_them_are_there():
+    groups = [make_group(n=2, name="cat", o=4), make_group(n=1, name="mouse", o=3)]
+    joined = join(groups)
+    whole = JoinedActor(make_actor(joined), joined)
+    cat, mouse = whole.part("cat"), whole.part("mouse")
+    at_random = RandomActor(make_group(n=1, name="dog", o=2))
+    assert merge_parts([mouse, at_random, cat]) == [whole, at_random]
+    assert merge_parts([cat, at_random]) == [cat, at_random]
+    other = JoinedActor(make_actor(joined), joined).part("mouse")
+    assert merge_parts([cat, other]) == [cat, other]
