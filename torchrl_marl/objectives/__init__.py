@@ -7,8 +7,15 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.objectives.estimator import TeamGAE
     from torchrl_marl.objectives.maddpg import MADDPGLoss
+    from torchrl_marl.objectives.masac import MASACLoss
     from torchrl_marl.objectives.ppo import MAPPOLoss
 
 __getattr__, __dir__, __all__ = attach(
-    __name__, {"estimator": ["TeamGAE"], "maddpg": ["MADDPGLoss"], "ppo": ["MAPPOLoss"]}
+    __name__,
+    {
+        "estimator": ["TeamGAE"],
+        "maddpg": ["MADDPGLoss"],
+        "masac": ["MASACLoss"],
+        "ppo": ["MAPPOLoss"],
+    },
 )

@@ -5,15 +5,15 @@ Shapes: B any batch dims, N agents, A action features, K critics.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor
 
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
+from torchrl_marl.objectives.own_actions import MovedActions, Whose, draw_one_hot
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["MADDPGLoss"]
@@ -67,8 +67,6 @@ class MADDPGLoss(OffPolicyLoss):
     """
 
     out_keys = ["loss_actor", "loss_value", "pred_value", "target_value", "saturation"]
-    moves: Tensor | None
-    copy_of: Tensor  # where there are moves
     low: Tensor | None
     high: Tensor  # where there is a low
     own: Tensor | None
@@ -79,7 +77,7 @@ class MADDPGLoss(OffPolicyLoss):
         qvalue_network: TensorDictModule,
         *,
         group: GroupSpec,
-        actor_gradient: Literal["group", "agent", "all"] | None = None,
+        actor_gradient: Whose | None = None,
         policy_noise: float = 0.0,
         noise_clip: float = 0.5,
         saturation_coeff: float = 0.0,
@@ -89,13 +87,11 @@ class MADDPGLoss(OffPolicyLoss):
         self.policy_noise, self.noise_clip = policy_noise, noise_clip
         self.saturation_coeff = saturation_coeff
         of_bootstrap = "group" if self.bootstrap == "team" else "agent"
-        moves, copy_of = _copies(group, actor_gradient or of_bootstrap)
         bounds = None if group.discrete else group.action_bounds
         low, high = (None, None) if bounds is None else bounds
         device = next(qvalue_network.parameters()).device
+        self.moved = MovedActions(group, actor_gradient or of_bootstrap, device)
         for name, value in (
-            ("moves", moves),
-            ("copy_of", copy_of),
             ("low", low),
             ("high", high),
             ("own", group.action_padding),
@@ -113,7 +109,7 @@ class MADDPGLoss(OffPolicyLoss):
         """Returns the actor's loss, and metrics."""
         data = self.inputs(self.group.dense(tensordict))
         action, outputs = self._act(data)
-        loss = -self._gain(data, action)
+        loss = -self.moved(data, action, self._values)
         saturated = torch.zeros_like(loss)
         if outputs is not None:
             loss = loss + self.saturation_coeff * self._mean_of_own(outputs.square())
@@ -123,17 +119,8 @@ class MADDPGLoss(OffPolicyLoss):
         metrics = {"saturation": self.per_group.mean(saturated.detach(), mask)}
         return self.per_group.mean(loss, mask), metrics
 
-    def _gain(self, data: TensorDictBase, action: Tensor) -> Tensor:
-        """Returns the values that actions raise, ``[*B, N, 1]``; others' actions stand still."""
-        if self.moves is None:
-            data = data.copy().set(self.tensor_keys.action, action)
-            return self.values(data, detached=True)[..., :1]
-        one, n_copies = action.unsqueeze(-3), len(self.moves)
-        moved = torch.where(self.moves.unsqueeze(-1), one, one.detach())
-        data = data.exclude(self.tensor_keys.action).unsqueeze(-1)
-        data = data.expand(*data.shape[:-1], n_copies).set(self.tensor_keys.action, moved)
-        values = self.values(data, detached=True)[..., 0]
-        return values.gather(-2, self.copy_of.expand(*values.shape[:-2], 1, -1)).transpose(-2, -1)
+    def _values(self, data: TensorDictBase) -> Tensor:
+        return self.values(data, detached=True)[..., :1]
 
     def _act(self, data: TensorDictBase, target: bool = False) -> tuple[Tensor, Tensor | None]:
         """Returns actions, and what they were squashed or drawn from."""
@@ -141,7 +128,7 @@ class MADDPGLoss(OffPolicyLoss):
             inputs = data.select(*actor.in_keys)
             if self.group.discrete:
                 logits = actor.get_dist(inputs).logits
-                return _draw_one_hot(logits), torch.where(logits > -1e9, logits, 0.0)
+                return draw_one_hot(logits), torch.where(logits > -1e9, logits, 0.0)
             acted = actor(inputs)
         outputs = None if self.low is None else acted.get(self.group.key("loc"), None)
         return acted.get(self.tensor_keys.action), outputs
@@ -162,26 +149,3 @@ class MADDPGLoss(OffPolicyLoss):
             return outputs.mean(-1, keepdim=True)
         total = torch.where(self.own, outputs, 0.0).sum(-1, keepdim=True)
         return total / self.own.sum(-1, keepdim=True)
-
-
-def _draw_one_hot(logits: Tensor) -> Tensor:
-    """Draws actions ``[*B, N, A]``, through which gradients flow as through probabilities."""
-    probability = logits.softmax(-1)
-    with torch.no_grad():  # the first of exponential clocks rings; NaN raises nothing here
-        drawn = (probability / torch.empty_like(probability).exponential_()).argmax(-1)
-    hard = F.one_hot(drawn, logits.shape[-1]).to(logits.dtype)
-    return hard + probability - probability.detach()
-
-
-def _copies(group: GroupSpec, actor_gradient: str) -> tuple[Tensor | None, Tensor | None]:
-    """Returns whose actions move in each copy of a step, ``[copies, N]``, and each agent's copy."""
-    if actor_gradient not in ("group", "agent", "all"):
-        raise ValueError(
-            f"actor_gradient is {actor_gradient!r}, expected 'group', 'agent' or 'all'."
-        )
-    n = group.n_agents
-    if actor_gradient == "agent" and n > 1:
-        return torch.eye(n, dtype=torch.bool), torch.arange(n)
-    if actor_gradient == "group" and group.membership is not None:
-        return group.membership.T > 0, torch.tensor(group.group_index)
-    return None, None

@@ -9,7 +9,7 @@ import contextlib
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
@@ -40,8 +40,8 @@ class OffPolicyLoss(LossModule):
     counts, and steps whose outcome is not known are not learned from. Nothing that stands in a
     masked slot reaches a loss or a gradient.
 
-    A subclass says what follows is worth (``next_value``), and what the actor learns
-    (``actor_loss``).
+    A subclass says what follows is worth (``next_value``), what the actor learns (``actor_loss``),
+    and which networks have targets (``with_target``).
 
     Args:
         actor_network, qvalue_network (TensorDictModule): write actions, and their values.
@@ -66,6 +66,7 @@ class OffPolicyLoss(LossModule):
         priority_weight: NestedKey = "priority_weight"
 
     default_keys = _AcceptedKeys
+    with_target: ClassVar[tuple[str, ...]] = ("actor_network", "qvalue_network")
     tensor_keys: _AcceptedKeys
     actor_network: TensorDictModule
     actor_network_params: TensorDictParams
@@ -92,9 +93,12 @@ class OffPolicyLoss(LossModule):
         self.loss_function, self._functional = loss_function, functional
         for name, network in (("actor_network", actor_network), ("qvalue_network", qvalue_network)):
             if functional:
-                self.convert_to_functional(network, name, create_target_params=True)
-            else:
-                setattr(self, name, network)
+                self.convert_to_functional(
+                    network, name, create_target_params=name in self.with_target
+                )
+                continue
+            setattr(self, name, network)
+            if name in self.with_target:
                 setattr(self, f"target_{name}", _target_of(network))
         keys = estimator_keys(group, bootstrap)
         self.set_keys(

@@ -1,0 +1,197 @@
+"""MASAC and ISAC: soft actor-critic for a team; the critic makes the difference.
+
+Shapes: B any batch dims, N agents, A action features or actions, K critics, G groups.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+
+from torchrl_marl.objectives.off_policy import OffPolicyLoss
+from torchrl_marl.objectives.own_actions import Choices, MovedActions, Whose, draw_one_hot
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["MASACLoss"]
+
+
+class Policy(NamedTuple):
+    """What a policy does: drawn actions, and how likely they, or all there are, were.
+
+    Shapes:
+        - action: ``[*B, N, A]``; log_prob: ``[*B, N, 1]``, or ``[*B, N, A]`` of all discrete ones
+        - prob: ``[*B, N, A]`` of discrete ones, else None; target_entropy: ``[*B, N, 1]`` or less
+    """
+
+    action: Tensor
+    log_prob: Tensor
+    prob: Tensor | None
+    target_entropy: Tensor
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Returns the mean over an agent's discrete actions, ``[*B, N, 1]``."""
+        return value if self.prob is None else (self.prob * value).sum(-1, keepdim=True)
+
+
+class MASACLoss(OffPolicyLoss):
+    r"""Soft actor-critic for a group whose agents may die or wait.
+
+    .. math::
+        L_Q = \sum_k \big(Q_k(o, a) - r
+            - \gamma (\min_k Q_k'(o', a') - \alpha \log \pi(a_i' | o_i'))\big)^2,
+        \qquad L_\pi = \alpha \log \pi(a_i | o_i) - \min_k Q_k(o, a),
+        \qquad L_\alpha = -\log \alpha \, (\log \pi(a_i | o_i) + \bar H_i)
+
+    for every agent that acts, with :math:`a` and :math:`a'` drawn by the current policy. With a
+    critic of all agents this is MASAC, with a critic of each agent ISAC. Of discrete actions an
+    agent's own are not drawn: their mean is exact, while those of others are drawn anew, without
+    a gradient. Each group has a temperature :math:`\alpha` of its own, ``log_alpha``. For ends and
+    masks see :class:`OffPolicyLoss`.
+
+    Args:
+        actor_network (ProbabilisticActor): from :func:`~torchrl_marl.modules.make_actor` or one's
+            own; it has no target.
+        qvalue_network (TensorDictModule): writes values ``[*B, N, K]`` of actions, from
+            :func:`~torchrl_marl.modules.make_action_critic` with ``n_critics=2`` or one's own.
+            Of discrete actions it reads one-hot floats, too.
+
+    Keyword Args:
+        actor_gradient ("group", "agent" or "all", optional): which values an action is to raise:
+            the mean of the agent's group, its own, or all in one pass, which is right where no
+            critic sees the actions of another group (discrete: of another agent). By default as
+            ``bootstrap`` says.
+        alpha_init (float): the first temperature.
+        target_entropy (float, optional): of an agent, for each of its own action features, scaled
+            to -1 to 1; by default -1. Of discrete actions as a share of that of a uniform choice
+            of the legal ones; by default 0.5.
+        **kwargs: of :class:`OffPolicyLoss`: ``group``, ``bootstrap``, ``gamma``,
+            ``loss_function``, ``functional``.
+
+    Shapes:
+        - reward: ``[*B, N, 1]``, or the team's ``[*B, 1]``; discount: ``[*B, 1]``
+        - every output: a scalar; for a joined group ``[G]``, one for each group in it
+
+    Keys:
+        - reads: what the networks read, here and under ``"next"``; action, the next reward and
+          terminated, masks; discount and priority_weight, where there are such
+        - writes: ``(group, "td_error")`` ``[*B, N, 1]``; returns ``loss_actor``, ``loss_value``,
+          ``loss_alpha``, ``pred_value``, ``target_value``, ``alpha``, ``entropy``
+
+    Raises:
+        ValueError: a word that ``actor_gradient`` does not have, or a temperature of 0 or less.
+
+    Reference: Haarnoja et al., 2018, https://arxiv.org/abs/1812.05905; Christodoulou, 2019,
+    https://arxiv.org/abs/1910.07207, of discrete actions.
+
+    Reduces to: TorchRL's ``SACLoss`` and ``DiscreteSACLoss`` for one agent that nobody masks.
+    """
+
+    out_keys = [
+        "loss_actor", "loss_value", "loss_alpha", "pred_value", "target_value", "alpha", "entropy",
+    ]  # fmt: skip
+    with_target = ("qvalue_network",)
+    own_target: Tensor
+    log_range: Tensor
+
+    def __init__(
+        self,
+        actor_network: TensorDictModule,
+        qvalue_network: TensorDictModule,
+        *,
+        group: GroupSpec,
+        actor_gradient: Whose | None = None,
+        alpha_init: float = 1.0,
+        target_entropy: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(actor_network, qvalue_network, group=group, **kwargs)
+        if alpha_init <= 0:
+            raise ValueError(f"alpha_init is {alpha_init}, expected more than 0.")
+        whose = actor_gradient or ("group" if self.bootstrap == "team" else "agent")
+        device = next(qvalue_network.parameters()).device
+        self.moved = MovedActions(group, whose, device)
+        self.choices = Choices(group, whose, device) if group.discrete else None
+        shape = () if self.per_group.membership is None else (self.per_group.n_groups,)
+        first = torch.full(shape, math.log(alpha_init), device=device)
+        self.log_alpha = nn.Parameter(first)
+        for name, value in zip(("own_target", "log_range"), _scales(group, target_entropy)):
+            self.register_buffer(name, value.to(device), persistent=False)
+
+    @property
+    def alpha(self) -> Tensor:
+        """Each agent's temperature, ``[N, 1]``, or ``[1]`` for all; without a gradient."""
+        return self.per_group.to_agents(self.log_alpha.detach().exp()).unsqueeze(-1)
+
+    def next_value(self, following: TensorDictBase) -> Tensor:
+        """Returns the smallest target value of what is drawn next, and its entropy's worth."""
+        policy = self._act(following)
+
+        def values(data: TensorDictBase) -> Tensor:
+            return self.values(data, target=True).amin(-1, keepdim=True)
+
+        if self.choices is None:
+            value = values(following.set(self.tensor_keys.action, policy.action))
+        else:
+            value = self.choices(following, policy.action, values, own=True)
+        return policy.mean(value - self.alpha * policy.log_prob)
+
+    def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the actor's loss; and the temperature's, among metrics."""
+        data = self.inputs(self.group.dense(tensordict))
+        policy = self._act(data)
+        raised = self.moved if self.choices is None else self.choices
+        gain = raised(data, policy.action, self._values)
+        loss = policy.mean(self.alpha * policy.log_prob - gain)
+        mask = None if self.group.mask_key is None else data.get(self.group.mask_key)
+        log_prob = policy.mean(policy.log_prob).detach()
+        excess = self.per_group.mean(log_prob + policy.target_entropy, mask)
+        return self.per_group.mean(loss, mask), {
+            "loss_alpha": -self.log_alpha * excess,
+            "alpha": self.log_alpha.detach().exp(),
+            "entropy": -self.per_group.mean(log_prob, mask),
+        }
+
+    def _values(self, data: TensorDictBase) -> Tensor:
+        return self.values(data, detached=True).amin(-1, keepdim=True)
+
+    def _act(self, data: TensorDictBase) -> Policy:
+        with self.network("actor_network") as actor:
+            dist = actor.get_dist(data.select(*actor.in_keys))
+        if self.group.discrete:
+            legal = dist.logits > -1e9
+            log_prob = torch.where(legal, dist.logits.log_softmax(-1), 0.0)
+            target = self.own_target * legal.sum(-1, keepdim=True).to(log_prob.dtype).log()
+            prob = torch.where(legal, log_prob.exp(), 0.0)
+            drawn = self._of_seen(draw_one_hot(dist.logits).detach(), data)
+            return Policy(drawn, log_prob, prob, target)
+        if hasattr(dist, "rsample_and_log_prob"):  # no inverse of a squashed action
+            action, log_prob = dist.rsample_and_log_prob()
+        else:
+            action = dist.rsample()
+            log_prob = dist.log_prob(action)
+        log_prob = log_prob.unsqueeze(-1) + self.log_range
+        return Policy(self._of_seen(action, data), log_prob, None, self.own_target)
+
+    def _of_seen(self, action: Tensor, data: TensorDictBase) -> Tensor:
+        """Returns the actions with 0 of who does not act, as stored ones have it."""
+        mask = None if self.group.mask_key is None else data.get(self.group.mask_key)
+        return action if mask is None else torch.where(mask.unsqueeze(-1), action, 0.0)
+
+
+def _scales(group: GroupSpec, target_entropy: float | None) -> tuple[Tensor, Tensor]:
+    """Returns each agent's target, and the log of how much wider its actions are than -1 to 1."""
+    if group.discrete:
+        return torch.tensor(0.5 if target_entropy is None else target_entropy), torch.zeros(())
+    each = -1.0 if target_entropy is None else target_entropy
+    target = each * torch.tensor(group.action_dims, dtype=torch.get_default_dtype())
+    if group.action_bounds is None:
+        return target.unsqueeze(-1), torch.zeros(())
+    low, high = group.action_bounds
+    scale, own = ((high - low) / 2).log(), group.action_padding
+    scale = scale if own is None else torch.where(own, scale, 0.0)
+    return target.unsqueeze(-1), scale.sum(-1, keepdim=True).expand_as(target.unsqueeze(-1))

@@ -1,0 +1,154 @@
+"""Values of what agents do themselves, while others' actions stand still.
+
+Shapes: B any batch dims, N agents, A action features, C copies of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from torchrl_marl.per_group import PerGroup
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["Choices", "MovedActions", "Whose", "draw_one_hot"]
+
+Whose = Literal["group", "agent", "all"]
+Values = Callable[[TensorDictBase], Tensor]
+
+
+class MovedActions(nn.Module):
+    """Values that actions raise; others' actions stand still, without a gradient.
+
+    Args:
+        group (GroupSpec): whose actions.
+        actor_gradient ("group", "agent" or "all"): which values an action is to raise, as in
+            :class:`~torchrl_marl.objectives.MADDPGLoss`.
+        device (torch.device, optional): of the indices.
+
+    Raises:
+        ValueError: another word.
+    """
+
+    moves: Tensor | None
+    copy_of: Tensor  # where there are moves
+
+    def __init__(
+        self, group: GroupSpec, actor_gradient: str, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__()
+        self.key = group.action_key
+        for name, value in zip(("moves", "copy_of"), _copies(group, actor_gradient)):
+            value = None if value is None else value.to(device)
+            self.register_buffer(name, value, persistent=False)
+
+    def forward(self, data: TensorDictBase, action: Tensor, values: Values) -> Tensor:
+        """Returns the values, ``[*B, N, 1]``.
+
+        Args:
+            data (TensorDictBase): ``[*B]``, what critics read beside the actions.
+            action (Tensor): ``[*B, N, A]``, with a gradient.
+            values (callable): gives the values ``[*B, N, 1]`` of a step with actions.
+        """
+        if self.moves is None:
+            return values(data.copy().set(self.key, action))
+        one, n_copies = action.unsqueeze(-3), len(self.moves)
+        moved = torch.where(self.moves.unsqueeze(-1), one, one.detach())
+        found = values(_copied(data, self.key, n_copies).set(self.key, moved))[..., 0]
+        return found.gather(-2, self.copy_of.expand(*found.shape[:-2], 1, -1)).transpose(-2, -1)
+
+
+class Choices(nn.Module):
+    """Values of every discrete action of every agent, while others do what was drawn for them.
+
+    Takes as many copies of a step as all agents have actions.
+
+    Args:
+        group (GroupSpec): whose actions.
+        actor_gradient ("group", "agent" or "all"): whose value it is that a choice makes; ``"all"``
+            says that no agent's value depends on others' actions, and takes a copy for each action
+            only.
+        device (torch.device, optional): of the indices.
+    """
+
+    mine: Tensor
+    actions: Tensor
+
+    def __init__(
+        self, group: GroupSpec, actor_gradient: str, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__()
+        self.key, self.mask_key, self.whose = group.action_key, group.mask_key, actor_gradient
+        self.per_group = PerGroup(group.membership, device)
+        one_hot = torch.eye(group.n_actions, device=device)
+        self.register_buffer("mine", torch.eye(group.n_agents, device=device), persistent=False)
+        self.register_buffer("actions", one_hot, persistent=False)
+
+    def forward(
+        self, data: TensorDictBase, drawn: Tensor, values: Values, own: bool = False
+    ) -> Tensor:
+        """Returns the values, ``[*B, N, A]``.
+
+        Args:
+            data (TensorDictBase): ``[*B]``, what critics read beside the actions.
+            drawn (Tensor): ``[*B, N, A]``, one-hot.
+            values (callable): gives the values ``[*B, N, 1]`` of a step with actions.
+            own (bool): each agent's own value, whatever ``actor_gradient`` says.
+        """
+        n_agents, n_actions = drawn.shape[-2:]
+        if self.whose == "all":  # [*B, A, N, A]: everybody does the same
+            chosen = self.actions.unsqueeze(-2).expand(*drawn.shape[:-2], -1, n_agents, -1)
+            found = values(_copied(data, self.key, n_actions).set(self.key, chosen))
+            return found[..., 0].transpose(-2, -1)
+        mine = self.mine.bool().reshape(n_agents, 1, n_agents, 1)
+        others = drawn.unsqueeze(-3).unsqueeze(-3)  # [*B, 1, 1, N, A]
+        chosen = torch.where(mine, self.actions.unsqueeze(-2), others).flatten(-4, -3)
+        found = values(_copied(data, self.key, n_agents * n_actions).set(self.key, chosen))
+        found = found[..., 0].unflatten(-2, (n_agents, n_actions))  # [*B, who, what, whose value]
+        if own or self.whose == "agent":
+            return found.diagonal(dim1=-3, dim2=-1).transpose(-2, -1)
+        return self._of_group(found, None if self.mask_key is None else data.get(self.mask_key))
+
+    def _of_group(self, found: Tensor, mask: Tensor | None) -> Tensor:
+        """Returns the mean of the values of those of the chooser's group who act."""
+        acts = torch.ones_like(found[..., :1, :1, :]) if mask is None else mask[..., None, None, :]
+        count = self.per_group.sum(acts.to(found.dtype)).clamp_min(1.0)
+        means = self.per_group.sum(torch.where(acts > 0, found, 0.0)) / count  # [*B, N, A, G]
+        if self.per_group.membership is None:
+            return means[..., 0]
+        of = self.per_group.membership.unsqueeze(-2)
+        return torch.where(of > 0, means, 0.0).sum(-1)
+
+
+def draw_one_hot(logits: Tensor) -> Tensor:
+    """Draws actions ``[*B, N, A]``, through which gradients flow as through probabilities."""
+    probability = logits.softmax(-1)
+    with torch.no_grad():  # the first of exponential clocks rings; NaN raises nothing here
+        drawn = (probability / torch.empty_like(probability).exponential_()).argmax(-1)
+    hard = F.one_hot(drawn, logits.shape[-1]).to(logits.dtype)
+    return hard + probability - probability.detach()
+
+
+def _copied(data: TensorDictBase, key: object, n_copies: int) -> TensorDictBase:
+    """Returns ``[*B, C]`` of a step without its actions."""
+    data = data.exclude(key).unsqueeze(-1)
+    return data.expand(*data.shape[:-1], n_copies)
+
+
+def _copies(group: GroupSpec, actor_gradient: str) -> tuple[Tensor | None, Tensor | None]:
+    """Returns whose actions move in each copy of a step, ``[C, N]``, and each agent's copy."""
+    if actor_gradient not in ("group", "agent", "all"):
+        raise ValueError(
+            f"actor_gradient is {actor_gradient!r}, expected 'group', 'agent' or 'all'."
+        )
+    n = group.n_agents
+    if actor_gradient == "agent" and n > 1:
+        return torch.eye(n, dtype=torch.bool), torch.arange(n)
+    if actor_gradient == "group" and group.membership is not None:
+        return group.membership.T > 0, torch.tensor(group.group_index)
+    return None, None
