@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from torchrl_marl.modules.critics import make_critic
     from torchrl_marl.modules.deterministic_actor import make_deterministic_actor
     from torchrl_marl.modules.exploration import Explore
+    from torchrl_marl.modules.mixers import make_mixer
     from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
+    from torchrl_marl.modules.q_actor import make_q_actor
     from torchrl_marl.modules.random_actor import RandomActor
     from torchrl_marl.modules.registry import register_body, register_sharing
     from torchrl_marl.modules.routed.sequential import RoutedSequential
@@ -28,7 +30,9 @@ __getattr__, __dir__, __all__ = attach(
         "critics": ["make_critic"],
         "deterministic_actor": ["make_deterministic_actor"],
         "exploration": ["Explore"],
+        "mixers": ["make_mixer"],
         "normalization": ["ObservationNorm", "ValueNorm"],
+        "q_actor": ["make_q_actor"],
         "random_actor": ["RandomActor"],
         "registry": ["register_body", "register_sharing"],
         "routed.sequential": ["RoutedSequential"],

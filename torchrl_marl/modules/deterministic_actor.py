@@ -40,8 +40,8 @@ class DeterministicActor(TensorDictSequential):
 
     Args:
         group (GroupSpec): whose.
-        network (TensorDictModule): writes ``(group, "loc")``.
-        squash (TensorDictModule): makes actions of it.
+        network (TensorDictModule): writes ``(group, "loc")``, or values of actions.
+        squash (TensorDictModule): makes actions of them.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from torchrl_marl.objectives.maddpg import MADDPGLoss
     from torchrl_marl.objectives.masac import MASACLoss
     from torchrl_marl.objectives.ppo import MAPPOLoss
+    from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
@@ -17,5 +18,6 @@ __getattr__, __dir__, __all__ = attach(
         "maddpg": ["MADDPGLoss"],
         "masac": ["MASACLoss"],
         "ppo": ["MAPPOLoss"],
+        "value_decomposition": ["ValueDecompositionLoss"],
     },
 )

@@ -44,7 +44,8 @@ class OffPolicyLoss(LossModule):
     and which networks have targets (``with_target``).
 
     Args:
-        actor_network, qvalue_network (TensorDictModule): write actions, and their values.
+        actor_network, qvalue_network (TensorDictModule): write actions, and their values; no
+            actor where the values themselves say what is done.
         group (GroupSpec): sets every key.
         bootstrap ("team" or "agent"): whose ends stop the return.
         gamma (float): discount, where steps come without a ``discount`` of their own.
@@ -77,7 +78,7 @@ class OffPolicyLoss(LossModule):
 
     def __init__(
         self,
-        actor_network: TensorDictModule,
+        actor_network: TensorDictModule | None,
         qvalue_network: TensorDictModule,
         *,
         group: GroupSpec,
@@ -91,15 +92,9 @@ class OffPolicyLoss(LossModule):
             raise ValueError(f"bootstrap is {bootstrap!r}, expected 'team' or 'agent'.")
         self.group, self.bootstrap, self.gamma = group, bootstrap, gamma
         self.loss_function, self._functional = loss_function, functional
-        for name, network in (("actor_network", actor_network), ("qvalue_network", qvalue_network)):
-            if functional:
-                self.convert_to_functional(
-                    network, name, create_target_params=name in self.with_target
-                )
-                continue
-            setattr(self, name, network)
-            if name in self.with_target:
-                setattr(self, f"target_{name}", _target_of(network))
+        if actor_network is not None:
+            self.hold("actor_network", actor_network)
+        self.hold("qvalue_network", qvalue_network)
         keys = estimator_keys(group, bootstrap)
         self.set_keys(
             action=group.action_key,
@@ -109,6 +104,16 @@ class OffPolicyLoss(LossModule):
             terminated=keys["terminated"],
         )
         self.per_group = PerGroup(group.membership, next(qvalue_network.parameters()).device)
+
+    def hold(self, name: str, network: nn.Module) -> None:
+        """Takes a network, and makes its target, if it has one."""
+        follows = name in self.with_target
+        if self.functional:
+            self.convert_to_functional(network, name, create_target_params=follows)
+            return
+        setattr(self, name, network)
+        if follows:
+            setattr(self, f"target_{name}", _target_of(network))
 
     def next_value(self, following: TensorDictBase) -> Tensor:
         """Returns what the next step is worth to each agent, ``[*B, N, 1]``.
@@ -146,10 +151,14 @@ class OffPolicyLoss(LossModule):
         """What steps hold, as far as there are such."""
         keys = self.tensor_keys
         mask = [] if self.group.mask_key is None else [self.group.mask_key]
-        seen = [*self.actor_network.in_keys, *self.qvalue_network.in_keys, *mask]
-        seen = [key for key in dict.fromkeys(seen) if key != keys.action]
+        seen = [key for key in dict.fromkeys([*self.read_keys, *mask]) if key != keys.action]
         following = [*seen, keys.reward, keys.terminated]
         return [*seen, keys.action, *(("next", *_as_tuple(key)) for key in following)]
+
+    @property
+    def read_keys(self) -> list[NestedKey]:
+        """What networks read."""
+        return [*self.actor_network.in_keys, *self.qvalue_network.in_keys]
 
     def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the critics' loss, and metrics; writes the errors."""
@@ -157,7 +166,7 @@ class OffPolicyLoss(LossModule):
         value = self.values(self.inputs(data))
         target, learned = self._target(data, value)
         error = value - target
-        loss = distance_loss(value, target.expand_as(value), self.loss_function).sum(-1, True)
+        loss = self.distance(value, target.expand_as(value)).sum(-1, True)
         weight = data.get(keys.priority_weight, None)
         if weight is not None:
             loss = loss * weight.reshape(*weight.shape[: data.ndim], 1, 1)
@@ -176,13 +185,12 @@ class OffPolicyLoss(LossModule):
         """Returns what values should be, ``[*B, N, 1]``, and of whose steps that is known."""
         keys, group, everyone = self.tensor_keys, self.group, value[..., 0]
         seen, following = next_mask(group, data), data.get("next").copy()
-        reward, terminated = (
-            of_agents(following.get(key), everyone) for key in (keys.reward, keys.terminated)
-        )
+        reward = self.rewards(data, everyone)
+        terminated = of_agents(following.get(keys.terminated), everyone)
         if seen is not None:
             following.set(group.mask_key, seen)
         next_value = self.next_value(self.inputs(following))
-        learned = None if seen is None else data.get(group.mask_key)
+        learned = self.learned(data)
         if self.bootstrap == "team":
             next_value = share_of_seen(next_value, seen, self.per_group)
         elif seen is not None and learned is not None:
@@ -194,6 +202,18 @@ class OffPolicyLoss(LossModule):
             target = torch.where(learned.unsqueeze(-1), target, 0.0)
         return target, learned
 
+    def rewards(self, data: TensorDictBase, everyone: Tensor) -> Tensor:
+        """Returns each agent's reward, ``[*B, N, 1]``; ``everyone`` is any ``[*B, N]``."""
+        return of_agents(data.get(("next", *_as_tuple(self.tensor_keys.reward))), everyone)
+
+    def learned(self, data: TensorDictBase) -> Tensor | None:
+        """Returns whose steps are learned from, ``[*B, N]``; None for all."""
+        return None if self.group.mask_key is None else data.get(self.group.mask_key)
+
+    def distance(self, value: Tensor, target: Tensor) -> Tensor:
+        """Returns how far values ``[*B, N, K]`` are from their targets."""
+        return distance_loss(value, target, self.loss_function)
+
     def values(self, data: TensorDictBase, target: bool = False, detached: bool = False) -> Tensor:
         """Returns all critics' values, ``[*B, N, K]``, with the targets', or no, gradient."""
         with self.network("qvalue_network", target, detached) as critic:
@@ -203,7 +223,7 @@ class OffPolicyLoss(LossModule):
     def inputs(self, data: TensorDictBase) -> TensorDictBase:
         """Returns what networks read, with 0 in masked slots; 0 times NaN would be NaN."""
         mask, action = self.group.mask_key, self.tensor_keys.action
-        read = [*self.actor_network.in_keys, *self.qvalue_network.in_keys]
+        read = self.read_keys
         inputs = data.select(*dict.fromkeys(read if mask is None else [*read, mask]), strict=False)
         acted = inputs.get(action, None)
         if mask is not None and acted is not None and not acted.is_floating_point():

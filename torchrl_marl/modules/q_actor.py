@@ -1,0 +1,135 @@
+"""Actors that do what has the highest value Q.
+
+Shapes: B any batch dims, N agents, O observation features.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.modules.actors import make_actor_network
+from torchrl_marl.modules.config import NetworkConfig
+from torchrl_marl.modules.deterministic_actor import DeterministicActor
+from torchrl_marl.modules.heads import LegalLogits
+from torchrl_marl.modules.inputs import AgentInput
+from torchrl_marl.modules.normalization import ObservationNorm
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["make_q_actor"]
+
+
+def make_q_actor(
+    group: GroupSpec,
+    config: NetworkConfig | None = None,
+    *,
+    dueling: bool = False,
+    observation_norm: ObservationNorm | None = None,
+    device: torch.device | str | None = None,
+) -> DeterministicActor:
+    r"""Builds a policy that does what has the highest value, as Q-learning trains it.
+
+    Illegal actions are never chosen, whatever their value; an agent without any legal action (it
+    waits or is dead) chooses of all. :class:`Explore` behind it makes some actions random. With
+    ``dueling``
+
+    .. math:: Q(o, a) = V(o) + A(o, a) - \mathrm{mean}_{a'} A(o, a')
+
+    Args:
+        group (GroupSpec): whose actions, which are discrete; also several groups as one.
+        config, observation_norm, device: as in :func:`make_actor`.
+        dueling (bool): values have an output for what they have in common.
+
+    Shapes:
+        - observation: ``[*B, N, O]``; mask: ``[*B, N]``; action_mask: ``[*B, N, n_actions]``
+        - action_value: ``[*B, N, n_actions]``, of illegal actions, too; chosen_action_value:
+          ``[*B, N, 1]``; action: ``[*B, N]`` or one-hot ``[*B, N, n_actions]``
+
+    Keys:
+        - reads: ``group.observation_keys``, ``group.mask_key``, ``group.action_mask_key``
+        - writes: ``(group, "action_value")``, ``group.action_key``, ``(group,
+          "chosen_action_value")``
+
+    Reference: Mnih et al., 2015, https://doi.org/10.1038/nature14236; Wang et al., 2016,
+    https://arxiv.org/abs/1511.06581, equation 9.
+
+    Raises:
+        ConfigError: continuous actions.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import Categorical, Unbounded
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> team = TeamSpec([AgentSpec("car", 3, Unbounded((4,)), Categorical(2))])
+        >>> actor = make_q_actor(team.groups["car"], dueling=True)
+        >>> td = TensorDict({"car": {"observation": torch.zeros(5, 3, 4),
+        ...                          "mask": torch.ones(5, 3, dtype=torch.bool)}}, [5])
+        >>> actor(td)["car", "action"].shape, td["car", "action_value"].shape
+        (torch.Size([5, 3]), torch.Size([5, 3, 2]))
+    """
+    if not group.discrete:
+        raise ConfigError(
+            f"group {group.name!r}: its actions are continuous, expected discrete ones for values "
+            "of each; use maddpg or mappo, or a world with discrete actions."
+        )
+    head = Dueling(group, device) if dueling else None
+    outputs = group.n_actions + int(dueling)
+    network = make_actor_network(group, config, outputs, head, observation_norm, device)
+    values, chosen = group.key("action_value"), group.key("chosen_action_value")
+    legal = [] if group.action_mask_key is None else [group.action_mask_key]
+    return DeterministicActor(
+        group,
+        TensorDictModule(network, AgentInput.keys(group), [values]),
+        TensorDictModule(Greedy(group, device), [values, *legal], [group.action_key, chosen]),
+    )
+
+
+class Dueling(nn.Module):
+    """Makes values of what all actions have in common and of what each has before the others.
+
+    Shapes:
+        - outputs: ``[*B, N, 1 + n_actions]``; returns ``[*B, N, n_actions]``
+    """
+
+    own: Tensor | None
+
+    def __init__(self, group: GroupSpec, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        own = group.action_padding
+        self.register_buffer("own", None if own is None else own.to(device), persistent=False)
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """Adds them; padding counts in no mean."""
+        common, advantage = outputs[..., :1], outputs[..., 1:]
+        if self.own is None:
+            return common + advantage - advantage.mean(-1, keepdim=True)
+        total = torch.where(self.own, advantage, 0.0).sum(-1, keepdim=True)
+        return common + advantage - total / self.own.sum(-1, keepdim=True)
+
+
+class Greedy(nn.Module):
+    """Chooses the legal action of the highest value.
+
+    Shapes:
+        - value, action_mask: ``[*B, N, n_actions]``; returns the action, and its value
+          ``[*B, N, 1]``
+    """
+
+    def __init__(self, group: GroupSpec, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        masked = group.action_mask_key is not None or group.action_padding is not None
+        self.legal = LegalLogits(group, device) if masked else None
+        self.one_hot, self.n_actions = group.one_hot, group.n_actions
+        self.dtype = group.padded_spec["action"].dtype
+
+    def forward(self, value: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Chooses."""
+        legal = value if self.legal is None else self.legal(value, action_mask)
+        best = legal.argmax(-1, keepdim=True)
+        chosen = value.gather(-1, best)
+        best = best.squeeze(-1)
+        action = F.one_hot(best, self.n_actions) if self.one_hot else best
+        return action.to(self.dtype), chosen

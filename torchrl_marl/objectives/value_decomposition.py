@@ -1,0 +1,182 @@
+"""IQL, VDN and QMIX: one loss of Q-learning; the mixer makes the difference.
+
+Shapes: B any batch dims, N agents, G groups that are trained as one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
+from tensordict.nn import TensorDictModule
+from torch import Tensor
+
+from torchrl_marl.objectives.off_policy import OffPolicyLoss
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["ValueDecompositionLoss"]
+
+
+class ValueDecompositionLoss(OffPolicyLoss):
+    r"""Q-learning of a group whose agents may die, each by itself or by the value of all.
+
+    .. math::
+        L = w \, \big(Q_{tot}(s, a) - r - \gamma \, Q_{tot}'(s', a^*)\big)^2,
+        \qquad a^*_i = \arg\max_a Q_i(o_i', a)
+
+    with :math:`w` = ``negative_weight`` where the target is below the value, else 1. Without a
+    mixer :math:`Q_{tot}` is each agent's own value: IQL, with ends and masks as in
+    :class:`OffPolicyLoss`. With one a step has one value, and is learned from where anyone acts:
+    its reward is the mean of the living, the dead are worth 0 before the mixer, now and next, and
+    what follows counts until nobody is left or the episode terminates. A joined group has a value
+    for each group in it.
+
+    Args:
+        qvalue_network (TensorDictModule): writes values ``[*B, N, n_actions]`` and the best
+            action, from :func:`~torchrl_marl.modules.make_q_actor` or one's own.
+        mixer_network (TensorDictModule, optional): writes ``"chosen_action_value"`` of the agents',
+            from :func:`~torchrl_marl.modules.make_mixer` or TorchRL's. None for IQL.
+
+    Keyword Args:
+        double_q (bool): the next action is what the network prefers, not what its target does.
+        negative_weight (float): weight w; below 1 agents trust that others will do better.
+        **kwargs: of :class:`OffPolicyLoss`: ``group``, ``bootstrap``, ``gamma``,
+            ``loss_function``, ``functional``.
+
+    Shapes:
+        - reward: ``[*B, N, 1]``, or the team's ``[*B, 1]``; discount: ``[*B, 1]``
+        - every output: a scalar; for a joined group ``[G]``, one for each group in it
+
+    Keys:
+        - reads: what the networks read, here and under ``"next"``; action, the next reward and
+          terminated, masks; discount and priority_weight, where there are such
+        - writes: ``(group, "td_error")`` ``[*B, N, 1]``; returns ``loss_value``, ``pred_value``,
+          ``target_value``
+
+    Raises:
+        ValueError: a mixer where ``bootstrap="agent"``.
+
+    Reference: Rashid et al., 2018, https://arxiv.org/abs/1803.11485, equation 6; van Hasselt et
+    al., 2016, https://arxiv.org/abs/1509.06461 (double Q); Matignon et al., 2007,
+    https://doi.org/10.1109/IROS.2007.4399095, and Rashid et al., 2020,
+    https://arxiv.org/abs/2006.10800 (the weight).
+
+    Reduces to: TorchRL's ``DQNLoss`` for one agent without a mixer, and ``QMixerLoss`` without
+    ``double_q``, where nobody is masked.
+
+    Examples:
+        >>> from torchrl.data import Categorical, Unbounded
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> from torchrl_marl.modules import make_mixer, make_q_actor
+        >>> car = TeamSpec([AgentSpec("car", 3, Unbounded((4,)), Categorical(2))]).groups["car"]
+        >>> loss = ValueDecompositionLoss(make_q_actor(car), make_mixer(car, "sum"), group=car)
+        >>> loss.out_keys
+        ['loss_value', 'pred_value', 'target_value']
+    """
+
+    @dataclass
+    class _AcceptedKeys(OffPolicyLoss._AcceptedKeys):
+        action_value: NestedKey = "action_value"
+        local_value: NestedKey = "chosen_action_value"
+        global_value: NestedKey = "chosen_action_value"
+
+    default_keys = _AcceptedKeys
+    with_target = ("qvalue_network", "mixer_network")
+    tensor_keys: _AcceptedKeys
+    mixer_network: TensorDictModule | None
+    mixer_network_params: TensorDictParams
+    target_mixer_network_params: TensorDictParams
+    out_keys = ["loss_value", "pred_value", "target_value"]
+
+    def __init__(
+        self,
+        qvalue_network: TensorDictModule,
+        mixer_network: TensorDictModule | None = None,
+        *,
+        group: GroupSpec,
+        double_q: bool = True,
+        negative_weight: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(None, qvalue_network, group=group, **kwargs)
+        self.double_q, self.negative_weight = double_q, negative_weight
+        self.mixed = mixer_network is not None
+        if mixer_network is not None:
+            if self.bootstrap == "agent":
+                raise ValueError(
+                    "bootstrap is 'agent', but a mixer has one value for all, expected 'team'; "
+                    "use bootstrap='team', or no mixer."
+                )
+            self.hold("mixer_network", mixer_network)
+        own = ("action_value", "chosen_action_value")
+        self.set_keys(action_value=group.key(own[0]), local_value=group.key(own[1]))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Returns the loss and metrics of a minibatch."""
+        loss_value, metrics = self.value_loss(tensordict)
+        return TensorDict({"loss_value": loss_value, **metrics}, [])
+
+    def next_value(self, following: TensorDictBase) -> Tensor:
+        """Returns the target's value of the best next actions."""
+        with self.network("qvalue_network", target=not self.double_q) as network:
+            best = network(following.select(*network.in_keys)).get(self.tensor_keys.action)
+        return self.values(following.set(self.tensor_keys.action, best), target=True)
+
+    def values(self, data: TensorDictBase, target: bool = False, detached: bool = False) -> Tensor:
+        """Returns the values of what is done, ``[*B, N, 1]``; the mixed one for every agent."""
+        keys, group = self.tensor_keys, self.group
+        with self.network("qvalue_network", target, detached) as network:
+            values = network(data.select(*network.in_keys)).get(keys.action_value)
+        action = data.get(keys.action)
+        if group.one_hot:
+            chosen = (values * action).sum(-1, keepdim=True)
+        else:
+            chosen = values.gather(-1, action.reshape(*values.shape[:-1], 1))
+        if not self.mixed:
+            return chosen
+        if group.mask_key is not None:
+            chosen = torch.where(data.get(group.mask_key).unsqueeze(-1), chosen, 0.0)
+        with self.network("mixer_network", target, detached) as mixer:
+            rows = data.select(*mixer.in_keys, strict=False).set(keys.local_value, chosen)
+            total = mixer(rows).get(keys.global_value)
+        return self._to_agents(total)
+
+    def rewards(self, data: TensorDictBase, everyone: Tensor) -> Tensor:
+        """Returns each agent's reward, or with a mixer the mean of the living's of its group."""
+        reward = super().rewards(data, everyone)
+        if not self.mixed:
+            return reward
+        alive, rows = self.group.living(data), reward.squeeze(-1)
+        alive = torch.ones_like(rows, dtype=torch.bool) if alive is None else alive
+        total = self.per_group.sum(torch.where(alive, rows, 0.0))
+        return self._to_agents(total / self.per_group.sum(alive.to(rows.dtype)).clamp_min(1.0))
+
+    def learned(self, data: TensorDictBase) -> Tensor | None:
+        """Returns whose steps are learned from: who acts, or with a mixer whose group does."""
+        acts = super().learned(data)
+        if acts is None or not self.mixed:
+            return acts
+        count = self.per_group.sum(acts.to(torch.get_default_dtype()))
+        return self._to_agents(count).squeeze(-1) > 0
+
+    def distance(self, value: Tensor, target: Tensor) -> Tensor:
+        """Returns how far values are from their target; less where the target is below."""
+        loss = super().distance(value, target)
+        if self.negative_weight == 1.0:
+            return loss
+        return torch.where(target < value.detach(), self.negative_weight * loss, loss)
+
+    def _to_agents(self, of_groups: Tensor) -> Tensor:
+        """``[*B, G]`` to ``[*B, N, 1]``."""
+        rows = self.per_group.to_agents(of_groups)
+        return rows.expand(*rows.shape[:-1], self.group.n_agents).unsqueeze(-1)
+
+    @property
+    def read_keys(self) -> list[NestedKey]:
+        """What networks read, and the action."""
+        mixer = self.mixer_network.in_keys if self.mixed else []
+        made = self.tensor_keys.local_value
+        seen = [*self.qvalue_network.in_keys, *(key for key in mixer if key != made)]
+        return [*seen, self.tensor_keys.action]
