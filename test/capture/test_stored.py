@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from torchrl_marl.capture import capture, inductor, stored, trace
+from torchrl_marl.errors import WriteError
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +94,14 @@ def test_a_damaged_graph_is_compiled_again(folder, compiled):
     (whole / "graph.so").unlink()
     assert torch.equal(run_of()(*inputs())[0], update(*inputs())[0])
     assert len(compiled) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr(stored, "_folder", lambda: tmp_path / "file" / "graphs")
+    monkeypatch.setattr(torch._inductor, "aot_compile", lambda *_, **__: str(tmp_path / "file"))
+    with pytest.raises(WriteError, match="TORCHINDUCTOR_CACHE_DIR to a folder"):
+        run_of()
 
 
 def test_nothing_of_the_compiler_is_imported_to_load_a_graph(folder):

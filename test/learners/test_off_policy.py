@@ -17,6 +17,7 @@ from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners import Learner, OffPolicyConfig, OffPolicyLearner
 from torchrl_marl.learners.off_policy_config import ExplorationConfig, ReplayConfig
 from torchrl_marl.modules import CriticConfig, NetworkConfig
+from torchrl_marl.recipes import load_config
 from torchrl_marl.runs import resume
 
 SMALL = {"actor": NetworkConfig([8]), "critic": CriticConfig([8]), "minibatch_size": 16}
@@ -351,3 +352,18 @@ def test_who_learns_on_policy_learns_as_it_would_alone():
     assert int(found["agent", "updates"]) == 4
     for one, other in zip(states(mixed[:1]), states([alone]), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replay.capacity": 5_999}, "capacity is 5999, expected at least frames_per_batch, 6000"),
+        ({"n_step": 2_001, "replay.capacity": 120_000}, "n_step is 2001, expected at most 2000"),
+    ],
+)
+def test_a_store_that_does_not_hold_a_batch_or_n_steps_is_refused(settings, message):
+    learner = {f"learner.{name}": value for name, value in settings.items()}
+    with pytest.raises(ConfigError, match=message):
+        load_config("vmas_balance_matd3", learner)
+    fits = {**learner, "learner.replay.capacity": 6_000 * 60, "learner.n_step": 2_000}
+    load_config("vmas_balance_matd3", fits)

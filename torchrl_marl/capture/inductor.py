@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, fx
 
 from torchrl_marl.capture.cpu_forms import rewrite_for_cpu
 from torchrl_marl.capture.stored import compile_stored
+from torchrl_marl.errors import WriteError
 
 __all__ = ["compile_module"]
 
@@ -46,11 +48,20 @@ def compile_module(
 
     Returns:
         callable, int: of the inputs, giving the list of outputs; and its number of kernels.
+
+    Raises:
+        WriteError: the compiler's cache cannot be written.
     """
     if not exact and all(x.device.type == "cpu" for x in leaves):
         module = rewrite_for_cpu(module)
         if len(module.graph.nodes) >= _LARGE:
-            return compile_stored(module, leaves, OPTIONS, _compiling)
+            try:
+                return compile_stored(module, leaves, OPTIONS, _compiling)
+            except OSError as error:
+                raise WriteError(
+                    f"a compiled graph cannot be kept ({error}); set TORCHINDUCTOR_CACHE_DIR to a "
+                    "folder that can be written, or use execution=eager."
+                ) from error
     import torch._inductor
     import torch._inductor.metrics as metrics
 
@@ -65,7 +76,7 @@ def compile_module(
 
 @contextlib.contextmanager
 def _compiling() -> Iterator[None]:
-    with _cacheable(), _uninterrupted(), _quick_index_analysis():
+    with _cacheable(), _uninterrupted(), _quick_index_analysis(), _without_hints():
         yield
 
 
@@ -83,6 +94,18 @@ def _uninterrupted() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+@contextlib.contextmanager
+def _without_hints() -> Iterator[None]:
+    """Silences hints for those who work on the compiler, such as at operations it calls slowly."""
+    logger = logging.getLogger("torch._inductor.ir")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextlib.contextmanager

@@ -126,4 +126,23 @@ class OffPolicyConfig(ActorCriticConfig):
                 f"{run.total_frames}, or nothing is learned; use {at}learning_starts="
                 f"{run.total_frames // 10}."
             )
+        if not own_env:
+            self._check_store(run, at)
         super().check_run(run, at, own_env=own_env)
+
+    def _check_store(self, run: Any, at: str) -> None:
+        """Refuses a store that a batch overflows, or in which n steps never lie."""
+        n_envs = run.env.num_envs
+        if self.replay.capacity < run.frames_per_batch:
+            raise ConfigError(
+                f"{at}replay.capacity is {self.replay.capacity}, expected at least "
+                f"frames_per_batch, {run.frames_per_batch}; use {at}replay.capacity="
+                f"{run.frames_per_batch}."
+            )
+        most = self.replay.capacity // n_envs
+        if self.n_step > most:
+            raise ConfigError(
+                f"{at}n_step is {self.n_step}, expected at most {most}, the steps of each of "
+                f"{n_envs} environments in {at}replay.capacity, {self.replay.capacity}; use "
+                f"{at}n_step={min(5, most)}."
+            )

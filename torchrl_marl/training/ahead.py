@@ -44,7 +44,9 @@ class CompilingAhead:
 
     def __init__(self, folder: Path, config: TrainConfig, env: EnvBase) -> None:
         self.process: subprocess.Popen | None = None
-        self._mark = _mark_of(config) if _pays(config, env) else None
+        self._mark: Path | None = None
+        with contextlib.suppress(OSError):  # a cache that cannot be written is told by who needs it
+            self._mark = _mark_of(config) if _pays(config, env) else None
         if self._mark is not None and not self._mark.exists():
             self.process = _start(folder)
 
