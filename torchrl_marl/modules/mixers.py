@@ -105,7 +105,7 @@ def make_mixer(
         mixer: nn.Module = SumMixer(group, device)
         keys += mask
     elif centralized == "state":
-        if group.state_spec is None:
+        if group.state_spec is None or group.state_key is None:
             raise ConfigError(
                 f"group {group.name!r}: this environment gives no 'state' for a mixer to see, "
                 "expected one; use centralized=True (central_input=observations)."
