@@ -261,7 +261,7 @@ class TestValues:
             (
                 "learner.algorithm=mapo",
                 "learner.algorithm is 'mapo', expected mappo, ippo, maddpg, "
-                "iddpg, matd3, itd3 or random; "
+                "iddpg, matd3, itd3, masac, isac or random; "
                 "did you mean 'mappo'? use learner.algorithm=mappo.",
             ),
             (

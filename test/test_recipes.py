@@ -31,6 +31,7 @@ EXPECTED = {
         for algorithm in ("mappo", "ippo")
     ),
     "vmas_balance_matd3",
+    "vmas_balance_masac",
     "vmas_navigation_maddpg",
     "vmas_simple_tag_mappo_maddpg",
     "pettingzoo_ant_ippo",

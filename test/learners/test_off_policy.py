@@ -113,6 +113,34 @@ def test_discrete_actions_learn_to_agree(tmp_path):
     assert run.summary["return_after"] == 10.0
 
 
+def test_soft_actor_critic_learns_to_agree(tmp_path):
+    """The same game, valued choice by choice."""
+    run = torchrl_marl.train(
+        "toy_matrix_game_mappo",
+        learner={"algorithm": "masac", "learning_starts": 512, "minibatch_size": 64},
+        total_frames=6_400,
+        frames_per_batch=128,
+        logging={"progress": False},
+        folder=str(tmp_path / "run"),
+    )
+    assert run.summary["return_after"] == 10.0
+
+
+def test_temperatures_are_learned_and_kept():
+    """Of each group its own; by an Adam of its own, which a state holds."""
+    settings = {"algorithm": "masac", "alpha_init": 0.5, "alpha_lr": 0.01}
+    learner, metrics = trained(make_arena(n_groups=2), **settings)
+    alphas = [metrics[-1][name, "alpha"] for name in learner.groups]
+    assert all(bool(alpha != 0.5) for alpha in alphas) and bool(alphas[0] != alphas[1])
+    assert "sigma" not in metrics[-1]["agents_0"].keys()
+    other, _ = trained(make_arena(n_groups=2), 0, seed=1, **settings)
+    other.load_state_dict(learner.state_dict())
+    for one, two in zip(states([learner]), states([other]), strict=True):
+        assert torch.equal(one, two)
+    held = [*other.updates.temperatures.means, *other.log_alphas.values()]
+    assert all(bool((x != 0).all()) for x in held)
+
+
 def test_schedules_of_exploration():
     explore = ExplorationConfig(0.4, 0.2, 0.3, 0.1, annealing=0.5)
     learner, _ = trained(make_arena(), 2, exploration=explore)
@@ -135,12 +163,15 @@ def test_schedules_of_exploration():
         (make_tag, {"algorithm": "matd3", "bootstrap": "agent", "central_input": "team"}),
         (make_tag, {"algorithm": "itd3", "normalize_observations": True}),
         (make_arena, {"algorithm": "maddpg", "replay": ReplayConfig(200, alpha=0.6), "n_step": 2}),
+        (make_tag, {"algorithm": "masac", "bootstrap": "agent", "central_input": "team"}),
+        (lambda: make_arena(n_groups=2), {"algorithm": "masac", "n_step": 2}),
+        (make_arena, {"algorithm": "isac", "replay": ReplayConfig(200, alpha=0.6)}),
     ],
 )
 def test_its_graphs_are_its_eager_updates(make, settings):
     eager, metrics = trained(make(), **settings)
     traced, others = trained(make(), execution="trace", **settings)
-    assert len(traced.updates.programs) == (1 if settings["algorithm"] == "maddpg" else 2)
+    assert len(traced.updates.programs) == (2 if "td3" in settings["algorithm"] else 1)
     for one, other in zip(states([eager]), states([traced]), strict=True):
         assert torch.equal(one, other)
     for key, value in metrics[-1].items(True, True):

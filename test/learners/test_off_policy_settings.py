@@ -30,10 +30,17 @@ def test_settings_of_another_family_do_not_exist():
         "learner.lmbda is 0.5, which is read only where learner.algorithm is mappo or ippo; "
         "leave learner.lmbda out."
     )
-    assert "learner.algorithm is maddpg, iddpg, matd3 or itd3" in refusal("learner.tau=0.5")
+    assert "learner.algorithm is maddpg, iddpg, matd3, itd3, masac or isac" in refusal(
+        "learner.tau=0.5"
+    )
     assert "groups.agent.algorithm is mappo or ippo" in refusal(
         "groups.agent=maddpg", "groups.agent.lr=0.1"
     )
+    for own, other in (("sigma", "exploration.sigma"), ("saturation", "saturation_coeff")):
+        assert "algorithm is not isac or masac" in refusal(
+            "learner=masac", f"learner.{other}=0.1"
+        ), own
+    assert "learner.algorithm is isac or masac" in refusal("learner=maddpg", "learner.alpha_lr=0.1")
     known = settings_of(load_config(TAG, ["learner=matd3"]).learner)
     assert "tau" in known and not {"lr", "num_epochs", "entropy_coeff"} & set(known)
 
@@ -42,7 +49,7 @@ def test_settings_of_another_family_do_not_exist():
     ("texts", "message"),
     [
         (["learner=maddpg", "learner.target_noise=0.3"], "learner.algorithm is itd3 or matd3"),
-        (["learner=iddpg", "learner.central_input=team"], "algorithm is maddpg or matd3"),
+        (["learner=iddpg", "learner.central_input=team"], "algorithm is maddpg or matd3 or masac"),
         (
             ["learner=maddpg", "learner.learning_starts=288000"],
             "learner.learning_starts is 288000, expected less than total_frames, 288000, or "

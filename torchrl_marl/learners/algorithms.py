@@ -102,6 +102,15 @@ ALGORITHMS = Algorithms(
             "IDDPG with two critics, noise on the target's actions and a slower actor",
             *_OFF_POLICY,
         ),
+        "masac": Algorithm(
+            "soft actor-critic: stochastic policies from stored steps, with a learned temperature; "
+            "two critics see all agents and their actions, or the state",
+            *_OFF_POLICY,
+        ),
+        "isac": Algorithm(
+            "soft actor-critic: each agent's critics see what the agent sees and does",
+            *_OFF_POLICY,
+        ),
         "random": Algorithm(
             "random actions, nothing is learned: for a group that the others play against", *_RANDOM
         ),

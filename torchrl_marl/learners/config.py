@@ -12,7 +12,7 @@ from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Shar
 __all__ = ["ActorCriticConfig", "CentralInput", "LearnerConfig", "OnPolicyConfig", "RandomConfig"]
 
 # What an algorithm is called whose critics see more than their own agent.
-_CENTRAL = {"ippo": "mappo", "iddpg": "maddpg", "itd3": "matd3"}
+_CENTRAL = {"ippo": "mappo", "iddpg": "maddpg", "itd3": "matd3", "isac": "masac"}
 
 Schedule = Annotated[
     str, OneOf({"constant": "stays as it is", "linear": "falls to 0 at the end of training"})

@@ -71,7 +71,7 @@ class ObservationNorms(nn.ModuleDict):
 
 def build_actor(
     group: GroupSpec,
-    config: OnPolicyConfig,
+    config: ActorCriticConfig,
     norms: ObservationNorms,
     device: torch.device | str | None = None,
 ) -> ProbabilisticActor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -18,9 +18,11 @@ from torchrl_marl.capture import check_execution
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners.adam import Adam
 from torchrl_marl.learners.block import Block
+from torchrl_marl.learners.losses import build_loss
 from torchrl_marl.learners.networks import (
     ObservationNorms,
     build_action_critic,
+    build_actor,
     build_deterministic_actor,
     must_stay_apart,
     seen_by_critics,
@@ -32,18 +34,18 @@ from torchrl_marl.learners.turns import acts_in_turns, warn_of_turns
 from torchrl_marl.modules.exploration import Explore
 from torchrl_marl.modules.joined_actor import GroupActors
 from torchrl_marl.modules.precision import matmul_precision
-from torchrl_marl.modules.registry import body_of
 from torchrl_marl.objectives.maddpg import MADDPGLoss
+from torchrl_marl.objectives.masac import MASACLoss
 from torchrl_marl.objectives.targets import share_rewards
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["OffPolicyLearner"]
 
-_METRICS = (*MADDPGLoss.out_keys, "grad_norm_critic", "grad_norm_actor")
+_NORMS = ("grad_norm_critic", "grad_norm_actor")
 
 
 class OffPolicyLearner(nn.Module):
-    """MADDPG, MATD3, IDDPG or ITD3 for one or more groups of equal settings.
+    """MADDPG, MATD3, MASAC or their independent forms for one or more groups of equal settings.
 
     Groups with actions of one type are trained as one: their agents side by side, padded. A batch
     is stored whole; then so many updates follow as its frames give, each from steps drawn of all
@@ -107,9 +109,10 @@ class OffPolicyLearner(nn.Module):
         self.observation_norms = ObservationNorms(config.normalize_observations, device)
         self.actors, self.critics = GroupActors(), nn.ModuleDict()
         self.explorers: list[Explore] = []
-        self.losses: dict[str, MADDPGLoss] = {}
+        self.losses: dict[str, MADDPGLoss | MASACLoss] = {}
         for name, group in self.block.joined.items():
-            actor = build_deterministic_actor(group, config, self.observation_norms, device)
+            build = build_actor if config.soft else build_deterministic_actor
+            actor = build(group, config, self.observation_norms, device)
             n_critics = 2 if config.twin else 1
             critic = build_action_critic(
                 group, seen, config, self.observation_norms, n_critics, device
@@ -118,13 +121,16 @@ class OffPolicyLearner(nn.Module):
             self.actors.add(group, TensorDictSequential(actor, explore))
             self.critics[name] = critic
             self.explorers.append(explore)
-            self.losses[name] = _loss(actor, critic, group, config)
+            self.losses[name] = build_loss(actor, critic, group, config)
         self.targets = nn.ModuleDict(
             {
-                name: nn.ModuleList([loss.target_actor_network, loss.target_qvalue_network])
+                name: nn.ModuleList([getattr(loss, f"target_{x}") for x in loss.with_target])
                 for name, loss in self.losses.items()
             }
         )
+        if config.soft:
+            alphas = {name: loss.log_alpha for name, loss in self.losses.items()}
+            self.log_alphas = nn.ParameterDict(alphas)
         self.updates = self._make_updates(seen, execution)
         self.replay: TeamReplay | None = None
         self.device = None if device is None else torch.device(device)
@@ -135,7 +141,9 @@ class OffPolicyLearner(nn.Module):
         config, losses = self.config, self.losses.values()
         actors = [p for loss in losses for p in loss.actor_network.parameters()]
         critics = [p for loss in losses for p in loss.qvalue_network.parameters()]
-        limit = config.max_grad_norm
+        limit, alphas = config.max_grad_norm, None
+        if config.soft:
+            alphas = Adam(self.log_alphas.values(), config.alpha_lr, config.adam_eps)
         return ReplayUpdates(
             self.losses,
             {name: Clips.of_loss(loss, seen, limit) for name, loss in self.losses.items()},
@@ -145,7 +153,8 @@ class OffPolicyLearner(nn.Module):
             n_step=config.n_step,
             gamma=config.gamma,
             tau=config.tau,
-            interval=config.actor_interval if config.twin else 1,
+            interval=config.actor_interval if config.delayed else 1,
+            temperatures=alphas,
             execution=execution,
         )
 
@@ -162,7 +171,7 @@ class OffPolicyLearner(nn.Module):
         sigma = settings.sigma + share * (settings.sigma_end - settings.sigma)
         for explore in self.explorers:
             explore.epsilon.fill_(epsilon if self.started else 1.0)
-            explore.sigma.fill_(sigma)
+            explore.sigma.fill_(0.0 if self.config.soft else sigma)
 
     @property
     def started(self) -> bool:
@@ -220,11 +229,13 @@ class OffPolicyLearner(nn.Module):
         for (name, loss), explore in zip(self.losses.items(), self.explorers):
             for i, group in enumerate(loss.group.groups):
                 own = summary[group.name]
-                for key in _METRICS:
+                for key in (*loss.out_keys, *_NORMS):
                     values = history.get((name, key))
                     mean = None if values is None else values.mean(0).reshape(-1)[i]
                     own[key] = nothing if mean is None else mean
-                own |= {"epsilon": explore.epsilon.clone(), "sigma": explore.sigma.clone()}
+                own["epsilon"] = explore.epsilon.clone()
+                if not self.config.soft:
+                    own["sigma"] = explore.sigma.clone()
                 for key, number in (("updates", n_updates), ("stored", len(self.replay or ()))):
                     own[key] = torch.full((), float(number), device=device)
         return TensorDict(cast(dict[str, Any], summary), [], device=device)
@@ -234,7 +245,9 @@ class OffPolicyLearner(nn.Module):
     def get_extra_state(self) -> dict[str, Any]:
         """What ``state_dict()`` holds beside networks and statistics."""
         updates, replay = self.updates, self.replay
+        alphas = updates.temperatures
         return {
+            **({} if alphas is None else {"alphas": alphas.state_dict()}),
             "actors": updates.actors.state_dict(),
             "critics": updates.critics.state_dict(),
             "updates": updates.count,
@@ -248,37 +261,14 @@ class OffPolicyLearner(nn.Module):
         """Takes it back."""
         self.updates.actors.load_state_dict(state["actors"])
         self.updates.critics.load_state_dict(state["critics"])
+        if self.updates.temperatures is not None:
+            self.updates.temperatures.load_state_dict(state["alphas"])
         self.updates.count, self.frames = state["updates"], state["frames"]
         self.owed, self.progress = state["owed"], state["progress"]
         if state["replay"] is not None:
             if self.replay is None:
                 self.replay = self._make_replay(state["replay"]["shape"][1])
             self.replay.load_state_dict(state["replay"])
-
-
-def _loss(actor: Any, critic: Any, group: GroupSpec, config: OffPolicyConfig) -> MADDPGLoss:
-    return MADDPGLoss(
-        actor,
-        critic,
-        group=group,
-        bootstrap=cast(Literal["team", "agent"], config.bootstrap),
-        actor_gradient=_whose(config, group),
-        gamma=config.gamma,
-        policy_noise=config.target_noise if config.twin else 0.0,
-        noise_clip=config.target_noise_clip,
-        saturation_coeff=config.saturation_coeff,
-        functional=False,
-    )
-
-
-def _whose(config: OffPolicyConfig, group: GroupSpec) -> Literal["group", "agent", "all"]:
-    """Returns whose values actions raise, with as few passes as that takes."""
-    if not config.central and body_of(config.critic).make_body is None:
-        return "all"  # nobody's value depends on others' actions
-    chosen = config.bootstrap if config.actor_gradient == "bootstrap" else config.actor_gradient
-    if chosen == "agent":
-        return "agent"
-    return "group" if config.central and config.central_input != "observations" else "all"
 
 
 def _refuse_non_finite(history: History) -> None:

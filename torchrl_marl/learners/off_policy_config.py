@@ -13,6 +13,7 @@ from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Shar
 __all__ = ["ExplorationConfig", "OffPolicyConfig", "ReplayConfig"]
 
 _TD3 = ("itd3", "matd3")
+_SAC = ("isac", "masac")
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,17 @@ class ExplorationConfig:
 
 @dataclass(frozen=True)
 class OffPolicyConfig(ActorCriticConfig):
-    """MADDPG, MATD3 and their independent forms: learns from stored steps."""
+    """MADDPG, MATD3, MASAC and their independent forms: learns from stored steps."""
 
     algorithm: str = "maddpg"
     """How agents learn."""
-    central_input: Annotated[CentralInput, ReadWhere("algorithm", "maddpg", "matd3")] = (
+    central_input: Annotated[CentralInput, ReadWhere("algorithm", "maddpg", "matd3", "masac")] = (
         "observations"
     )
     """What a central critic sees, beside the actions."""
     critic: Annotated[
         CriticConfig,
-        ReadWhere("algorithm", "maddpg", "matd3", of=("architecture", "value_per")),
+        ReadWhere("algorithm", "maddpg", "matd3", "masac", of=("architecture", "value_per")),
     ] = field(default_factory=CriticConfig)
     """The critic's network."""
     adam_eps: Positive = 1e-8
@@ -67,7 +68,9 @@ class OffPolicyConfig(ActorCriticConfig):
     """Learning rate of the critics' Adam."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """What is kept."""
-    exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
+    exploration: Annotated[
+        ExplorationConfig, ReadWhere("algorithm", *_SAC, but=True, of=("sigma", "sigma_end"))
+    ] = field(default_factory=ExplorationConfig)
     """How new steps are made."""
     learning_starts: Annotated[int, Range(0)] = 10_000
     """Frames with random actions before the first update."""
@@ -91,7 +94,7 @@ class OffPolicyConfig(ActorCriticConfig):
         ),
     ] = "bootstrap"
     """Which values an agent's actions are to raise."""
-    saturation_coeff: Weight = 1e-3
+    saturation_coeff: Annotated[Weight, ReadWhere("algorithm", *_SAC, but=True)] = 1e-3
     """Weight of the squares of the actor's outputs before they are squashed (of its logits, where
     actions are discrete), which keeps actions off their bounds."""
     actor_interval: Annotated[Count, ReadWhere("algorithm", *_TD3)] = 2
@@ -102,10 +105,29 @@ class OffPolicyConfig(ActorCriticConfig):
     target_noise_clip: Annotated[Weight, ReadWhere("algorithm", *_TD3)] = 0.5
     """Largest noise on the target's next action, as a share of half the range."""
 
+    alpha_lr: Annotated[Positive, ReadWhere("algorithm", *_SAC)] = 3e-4
+    """Learning rate of the temperature's Adam."""
+    alpha_init: Annotated[Positive, ReadWhere("algorithm", *_SAC)] = 1.0
+    """The first temperature, the weight of the policy's entropy."""
+    target_entropy: Annotated[float | None, ReadWhere("algorithm", *_SAC)] = None
+    """Entropy that the temperature keeps, for each action feature from -1 to 1; of discrete actions
+    as a share of that of a uniform choice of the legal ones. None: -1, and 0.5."""
+
     @property
     def twin(self) -> bool:
-        """Whether there are two critics, of which the smaller value counts (TD3)."""
+        """Whether there are two critics, of which the smaller value counts (TD3, SAC)."""
+        return self.delayed or self.soft
+
+    @property
+    def delayed(self) -> bool:
+        """Whether the actor moves less often, and its target with noise (TD3)."""
         return self.algorithm in _TD3
+
+    @property
+    def soft(self) -> bool:
+        """Whether the policy is stochastic, its entropy is worth something, and it has no target
+        (SAC)."""
+        return self.algorithm in _SAC
 
     def check(self, at: str = "") -> None:
         """Refuses a store that is smaller than what is drawn from it, and impossible critics."""

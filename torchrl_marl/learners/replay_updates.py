@@ -49,6 +49,9 @@ class Clips(NamedTuple):
         def outputs(td: TensorDict) -> Tensor:
             if group.discrete:
                 return actor.get_dist(td).logits.clamp_min(-100.0).sum(-1)
+            if group.key("scale") in actor.out_keys:  # a stochastic one
+                dist = actor.get_dist(td)
+                return (dist.loc + dist.scale).sum(-1)
             return actor(td).get(group.action_key).sum(-1)
 
         def values(td: TensorDict) -> Tensor:
@@ -73,6 +76,8 @@ class ReplayUpdates:
         minibatch_size, n_step, gamma, tau: as in
             :class:`~torchrl_marl.learners.off_policy_config.OffPolicyConfig`.
         interval (int): updates of the critics for one of actors and targets.
+        temperatures (Adam, optional): of the losses that learn one, ``log_alpha``; moves when
+            actors do.
         execution (str): ``eager``, or of :func:`~torchrl_marl.capture.capture`: each update is then
             one graph, from the rows to the priorities.
 
@@ -94,10 +99,11 @@ class ReplayUpdates:
         gamma: float,
         tau: float,
         interval: int = 1,
+        temperatures: Adam | None = None,
         execution: str = "eager",
     ) -> None:
         self.losses, self.clips = dict(losses), dict(clips)
-        self.actors, self.critics = actors, critics
+        self.actors, self.critics, self.temperatures = actors, critics, temperatures
         self.minibatch_size, self.n_step, self.gamma = minibatch_size, n_step, gamma
         self.tau, self.interval, self.execution = tau, interval, execution
         self.count = 0
@@ -152,7 +158,8 @@ class ReplayUpdates:
 
     def _written(self, replay: TeamReplay) -> list[Tensor]:
         priorities = [] if replay.priorities is None else replay.priorities.tensors
-        return [*self.actors.tensors, *self.critics.tensors, *self.targets, *priorities]
+        alphas = [] if self.temperatures is None else self.temperatures.tensors
+        return [*self.actors.tensors, *self.critics.tensors, *alphas, *self.targets, *priorities]
 
     def _row(self, replay: TeamReplay, rows: Tensor, with_actor: bool) -> Tensor:
         """Makes an update; returns metrics as one row."""
@@ -163,7 +170,10 @@ class ReplayUpdates:
         actor_gradients = self._gradients(data, "actor", metrics) if with_actor else None
         self.critics.step(value_gradients)
         if actor_gradients is not None:
-            self.actors.step(actor_gradients)
+            n_actors = len(self.actors.parameters)
+            self.actors.step(actor_gradients[:n_actors])
+            if self.temperatures is not None:
+                self.temperatures.step(actor_gradients[n_actors:])
             soft_update_(self.targets, self.sources, self.tau)
         errors = [data.get(loss.tensor_keys.priority) for loss in self.losses.values()]
         replay.update_priority(data.get("index"), torch.cat(errors, -2).squeeze(-1))
@@ -173,7 +183,10 @@ class ReplayUpdates:
         return torch.cat(values)
 
     def _gradients(self, data: TensorDictBase, of: str, metrics: History) -> list[Tensor | None]:
-        """Returns the limited gradients of the actors or the critics; notes metrics."""
+        """Returns the limited gradients of the actors or the critics; notes metrics.
+
+        Behind those of the actors are those of the temperatures.
+        """
         total: Tensor | float = 0.0
         optimizer = self.critics if of == "value" else self.actors
         with torch.enable_grad():
@@ -183,7 +196,11 @@ class ReplayUpdates:
                 metrics[name, f"loss_{of}"] = loss
                 metrics.update({(name, key): x for key, x in more.items()})
                 total = total + loss.sum()
-            parameters = optimizer.parameters
+                if "loss_alpha" in more:
+                    total = total + more["loss_alpha"].sum()
+            parameters = list(optimizer.parameters)
+            if of == "actor" and self.temperatures is not None:
+                parameters += self.temperatures.parameters
             found = torch.autograd.grad(cast(Tensor, total), parameters, allow_unused=True)
         by_parameter = dict(zip(parameters, found))
         for name, clips in self.clips.items():
@@ -194,5 +211,5 @@ class ReplayUpdates:
 
 
 def _networks(loss: OffPolicyLoss, which: str = "") -> list[list[Tensor]]:
-    names = ("actor_network", "qvalue_network")
+    names = loss.with_target
     return [list(getattr(loss, f"{which}{name}").parameters()) for name in names]
