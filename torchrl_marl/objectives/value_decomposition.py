@@ -176,7 +176,7 @@ class ValueDecompositionLoss(OffPolicyLoss):
     @property
     def read_keys(self) -> list[NestedKey]:
         """What networks read, and the action."""
-        mixer = [] if self.mixer_network is None else self.mixer_network.in_keys
+        mixer = self.mixer_network.in_keys if self.mixed else []  # type: ignore[union-attr]
         made = self.tensor_keys.local_value
         seen = [*self.qvalue_network.in_keys, *(key for key in mixer if key != made)]
         return [*seen, self.tensor_keys.action]
