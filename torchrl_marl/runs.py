@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import importlib.util
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -121,6 +123,7 @@ def resume(
         )
     if config != before:
         validate(config, own_env=env is not None or config.env.library == "own")
+    check_compiler_cache()
     check_device(config)
     check_logging(config.logging)
     from torchrl_marl.training import trainer
@@ -147,6 +150,26 @@ def check_device(config: TrainConfig) -> None:
         raise ConfigError(
             f"device is {quoted(config.device)}, but torch finds {there} here; use device=cpu."
         )
+
+
+def check_compiler_cache() -> None:
+    """Refuses a folder for compiled code that cannot be made or written, before torch meets it.
+
+    Raises:
+        WriteError: naming the variable that says where it is.
+    """
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if not folder:
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise WriteError(
+            f"TORCHINDUCTOR_CACHE_DIR is {quoted(folder)}, which cannot be written "
+            f"({error.strerror}); set it to a folder that can, or unset it."
+        ) from None
 
 
 def draw(folder: Path) -> None:
@@ -180,6 +203,7 @@ def _prepared(
             )
     built = given is not None and kind in (None, "isaaclab")
     config = load_config(recipe, overrides, own_env=built)
+    check_compiler_cache()
     check_device(config)
     check_logging(config.logging)
     check_folder(config)

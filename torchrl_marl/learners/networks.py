@@ -6,14 +6,13 @@ Shapes: N agents of a group, G groups that are trained as one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
-from torchrl.modules import ProbabilisticActor
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.joining import join
@@ -22,7 +21,6 @@ from torchrl_marl.learners.off_policy_config import OffPolicyConfig
 from torchrl_marl.modules.action_critics import make_action_critic
 from torchrl_marl.modules.actors import make_actor
 from torchrl_marl.modules.critics import make_critic
-from torchrl_marl.modules.deterministic_actor import make_deterministic_actor
 from torchrl_marl.modules.inputs import gather_observation
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.modules.precision import set_precision
@@ -33,7 +31,6 @@ __all__ = [
     "build_action_critic",
     "build_actor",
     "build_critic",
-    "build_deterministic_actor",
     "must_stay_apart",
     "seen_by_critics",
 ]
@@ -74,15 +71,19 @@ def build_actor(
     config: ActorCriticConfig,
     norms: ObservationNorms,
     device: torch.device | str | None = None,
-) -> ProbabilisticActor:
+    make: Callable[..., TensorDictModuleBase] = make_actor,
+) -> Any:
     """Builds the actor of a group.
+
+    Args:
+        group, config, norms, device: what it is for, and where.
+        make (callable, optional): which kind of actor, such as ``make_deterministic_actor``.
 
     Raises:
         ConfigError: settings that do not fit, with the group and ``actor``.
     """
     with _naming(group, "actor"):
-        norm = norms.of(group)
-        actor = make_actor(group, config.actor, observation_norm=norm, device=device)
+        actor = make(group, config.actor, observation_norm=norms.of(group), device=device)
     set_precision(actor, config.precision)
     return actor
 
@@ -120,24 +121,6 @@ def build_critic(
         )
     set_precision(critic, config.precision)
     return critic
-
-
-def build_deterministic_actor(
-    group: GroupSpec,
-    config: OffPolicyConfig,
-    norms: ObservationNorms,
-    device: torch.device | str | None = None,
-) -> TensorDictModuleBase:
-    """Builds the actor of a group, which draws nothing.
-
-    Raises:
-        ConfigError: settings that do not fit, with the group and ``actor``.
-    """
-    with _naming(group, "actor"):
-        norm = norms.of(group)
-        actor = make_deterministic_actor(group, config.actor, observation_norm=norm, device=device)
-    set_precision(actor, config.precision)
-    return actor
 
 
 def build_action_critic(

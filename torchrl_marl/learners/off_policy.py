@@ -23,7 +23,6 @@ from torchrl_marl.learners.networks import (
     ObservationNorms,
     build_action_critic,
     build_actor,
-    build_deterministic_actor,
     must_stay_apart,
     seen_by_critics,
 )
@@ -31,6 +30,8 @@ from torchrl_marl.learners.off_policy_config import OffPolicyConfig
 from torchrl_marl.learners.replay import Priority, TeamReplay
 from torchrl_marl.learners.replay_updates import Clips, History, ReplayUpdates
 from torchrl_marl.learners.turns import acts_in_turns, warn_of_turns
+from torchrl_marl.modules.actors import make_actor
+from torchrl_marl.modules.deterministic_actor import make_deterministic_actor
 from torchrl_marl.modules.exploration import Explore
 from torchrl_marl.modules.joined_actor import GroupActors
 from torchrl_marl.modules.precision import matmul_precision
@@ -111,8 +112,8 @@ class OffPolicyLearner(nn.Module):
         self.explorers: list[Explore] = []
         self.losses: dict[str, MADDPGLoss | MASACLoss] = {}
         for name, group in self.block.joined.items():
-            build = build_actor if config.soft else build_deterministic_actor
-            actor = build(group, config, self.observation_norms, device)
+            make = make_actor if config.soft else make_deterministic_actor
+            actor = build_actor(group, config, self.observation_norms, device, make)
             n_critics = 2 if config.twin else 1
             critic = build_action_critic(
                 group, seen, config, self.observation_norms, n_critics, device
