@@ -64,6 +64,21 @@ class MADDPGLoss(OffPolicyLoss):
     the actor's loss, not as they did when the step was stored.
 
     Reduces to: TorchRL's ``DDPGLoss`` and ``TD3Loss`` for one agent that nobody masks.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import Bounded, Unbounded
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> from torchrl_marl.modules import make_action_critic, make_deterministic_actor
+        >>> team = TeamSpec([AgentSpec("car", 3, Unbounded((4,)), Bounded(-1, 1, (2,)))])
+        >>> car = team.groups["car"]
+        >>> loss = MADDPGLoss(make_deterministic_actor(car), make_action_critic(car), group=car)
+        >>> seen = {"observation": torch.zeros(5, 3, 4), "mask": torch.ones(5, 3).bool()}
+        >>> now, then = seen | {"action": torch.zeros(5, 3, 2)}, seen | {"reward": torch.ones(5, 3, 1)}
+        >>> ended = torch.ones(5, 1, dtype=torch.bool)
+        >>> steps = TensorDict({"car": now, "next": {"car": then, "terminated": ended}}, [5])
+        >>> loss(steps)["target_value"]  # the reward, since nothing follows
+        tensor(1.)
     """
 
     out_keys = ["loss_actor", "loss_value", "pred_value", "target_value", "saturation"]

@@ -89,6 +89,21 @@ class MASACLoss(OffPolicyLoss):
     https://arxiv.org/abs/1910.07207, of discrete actions.
 
     Reduces to: TorchRL's ``SACLoss`` and ``DiscreteSACLoss`` for one agent that nobody masks.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import Bounded, Unbounded
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> from torchrl_marl.modules import make_action_critic, make_actor
+        >>> team = TeamSpec([AgentSpec("car", 3, Unbounded((4,)), Bounded(-1, 1, (2,)))])
+        >>> car = team.groups["car"]
+        >>> loss = MASACLoss(make_actor(car), make_action_critic(car), group=car)
+        >>> seen = {"observation": torch.zeros(5, 3, 4), "mask": torch.ones(5, 3).bool()}
+        >>> now, then = seen | {"action": torch.zeros(5, 3, 2)}, seen | {"reward": torch.ones(5, 3, 1)}
+        >>> ended = torch.ones(5, 1, dtype=torch.bool)
+        >>> steps = TensorDict({"car": now, "next": {"car": then, "terminated": ended}}, [5])
+        >>> loss(steps)["target_value"]  # the reward, since nothing follows
+        tensor(1.)
     """
 
     out_keys = [
