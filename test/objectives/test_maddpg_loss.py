@@ -79,6 +79,8 @@ class TestReduction:
         theirs.set_keys(**self.keys, priority=self.group.key("td_error"))
         theirs.make_value_estimator(ValueEstimators.TD0, gamma=0.9)
         ours = MADDPGLoss(actor, critic, group=self.group, bootstrap="agent", gamma=0.9)
+        # It copies the networks into their targets, which are moved apart after that.
+        SoftUpdate(theirs, tau=0.5), SoftUpdate(ours, tau=0.5)
         for ours_target, target in (
             (ours.target_actor_network_params, theirs.target_actor_network_params),
             (ours.target_qvalue_network_params, theirs.target_value_network_params),
@@ -86,7 +88,6 @@ class TestReduction:
             for one, other in zip(ours_target.values(True, True), target.values(True, True)):
                 one.data.add_(0.1)
                 other.data.add_(0.1)
-        SoftUpdate(theirs, tau=0.5), SoftUpdate(ours, tau=0.5)
         expected, found = theirs(self.td.clone()), ours(self.td.clone())
         pairs = (
             ("loss_actor", theirs.actor_network_params, ours.actor_network_params),

@@ -99,7 +99,8 @@ class MASACLoss(OffPolicyLoss):
         >>> car = team.groups["car"]
         >>> loss = MASACLoss(make_actor(car), make_action_critic(car), group=car)
         >>> seen = {"observation": torch.zeros(5, 3, 4), "mask": torch.ones(5, 3).bool()}
-        >>> now, then = seen | {"action": torch.zeros(5, 3, 2)}, seen | {"reward": torch.ones(5, 3, 1)}
+        >>> now = seen | {"action": torch.zeros(5, 3, 2)}
+        >>> then = seen | {"reward": torch.ones(5, 3, 1)}
         >>> ended = torch.ones(5, 1, dtype=torch.bool)
         >>> steps = TensorDict({"car": now, "next": {"car": then, "terminated": ended}}, [5])
         >>> loss(steps)["target_value"]  # the reward, since nothing follows
