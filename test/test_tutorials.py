@@ -69,8 +69,9 @@ def shown_of(notebook):
     for cell in notebook.cells:
         if cell.cell_type == "code":
             kinds = [sorted(output.get("data", {})) for output in cell.outputs]
-            text = " ".join(words(text) for output in cell.outputs for text in texts_of(output))
-            shown.append(([kind for kind in kinds if kind], text))
+            # A line may come in one piece or in several, as the kernel happens to send it.
+            text = "".join(text for output in cell.outputs for text in texts_of(output))
+            shown.append(([kind for kind in kinds if kind], words(text)))
     return shown
 
 
