@@ -9,7 +9,15 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.config import CriticConfig, NetworkConfig, sharing_of
 from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share, Weight
 
-__all__ = ["ActorCriticConfig", "CentralInput", "LearnerConfig", "OnPolicyConfig", "RandomConfig"]
+__all__ = [
+    "ActorCriticConfig",
+    "CentralInput",
+    "EpsilonConfig",
+    "LearnerConfig",
+    "OnPolicyConfig",
+    "RandomConfig",
+    "TrainedConfig",
+]
 
 # What an algorithm is called whose critics see more than their own agent.
 _CENTRAL = {"ippo": "mappo", "iddpg": "maddpg", "itd3": "matd3", "isac": "masac"}
@@ -58,19 +66,15 @@ class RandomConfig(LearnerConfig):
 
 
 @dataclass(frozen=True)
-class ActorCriticConfig(LearnerConfig):
-    """Settings of every family that trains actors beside critics.
+class TrainedConfig(LearnerConfig):
+    """Settings of every family that trains networks.
 
     A group whose algorithm is of another family than ``learner``'s takes these over from there,
     where they differ from their defaults.
     """
 
     central_input: CentralInput = "observations"
-    """What a central critic sees."""
-    actor: NetworkConfig = field(default_factory=NetworkConfig)
-    """The actor's network."""
-    critic: CriticConfig = field(default_factory=CriticConfig)
-    """The critic's network."""
+    """What a central critic or a mixer sees."""
     gamma: Share = 0.99
     """Discount."""
     bootstrap: Annotated[
@@ -94,6 +98,16 @@ class ActorCriticConfig(LearnerConfig):
         ),
     ] = "float32"
     """How precisely networks compute."""
+    actor: NetworkConfig = field(default_factory=NetworkConfig)
+    """The actor's network."""
+
+
+@dataclass(frozen=True)
+class ActorCriticConfig(TrainedConfig):
+    """Settings of every family that trains actors beside critics."""
+
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    """The critic's network."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.critic, CriticConfig):  # a plain network will do, too
@@ -141,6 +155,18 @@ class ActorCriticConfig(LearnerConfig):
                 f"{at}central_input is 'state', but env.state is null and VMAS gives none; "
                 "use env.state=observations."
             )
+
+
+@dataclass(frozen=True)
+class EpsilonConfig:
+    """How often agents act at random while values of actions are learned."""
+
+    epsilon: Share = 1.0
+    """Chance with which an agent acts at random, at the start."""
+    epsilon_end: Share = 0.05
+    """The same at the end of the schedule."""
+    annealing: Share = 0.2
+    """Share of the run in which it goes from the first value to the last, along a line."""
 
 
 @dataclass(frozen=True)

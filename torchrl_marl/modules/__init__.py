@@ -7,7 +7,12 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.modules.action_critics import make_action_critic
     from torchrl_marl.modules.actors import make_actor
-    from torchrl_marl.modules.config import CriticConfig, NetworkConfig
+    from torchrl_marl.modules.config import (
+        CriticConfig,
+        MixerConfig,
+        NetworkConfig,
+        QNetworkConfig,
+    )
     from torchrl_marl.modules.critics import make_critic
     from torchrl_marl.modules.deterministic_actor import make_deterministic_actor
     from torchrl_marl.modules.exploration import Explore
@@ -26,7 +31,7 @@ __getattr__, __dir__, __all__ = attach(
     {
         "action_critics": ["make_action_critic"],
         "actors": ["make_actor"],
-        "config": ["CriticConfig", "NetworkConfig"],
+        "config": ["CriticConfig", "MixerConfig", "NetworkConfig", "QNetworkConfig"],
         "critics": ["make_critic"],
         "deterministic_actor": ["make_deterministic_actor"],
         "exploration": ["Explore"],

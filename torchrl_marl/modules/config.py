@@ -7,7 +7,7 @@ from typing import Annotated
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
 from torchrl_marl.modules.registry import BODIES, SHARINGS
-from torchrl_marl.settings import Count, Each, OneOf, Range, ReadWhere, Seed
+from torchrl_marl.settings import Count, Each, OneOf, Positive, Range, ReadWhere, Seed
 
 __all__ = [
     "ACTIVATIONS",
@@ -16,7 +16,9 @@ __all__ = [
     "CHANNELS",
     "SHARINGS",
     "CriticConfig",
+    "MixerConfig",
     "NetworkConfig",
+    "QNetworkConfig",
     "sharing_of",
 ]
 
@@ -117,6 +119,24 @@ class CriticConfig(NetworkConfig):
         str, OneOf({"agent": "a value for each agent", "team": "one value for its group"})
     ] = "agent"
     """Whose value a central critic gives."""
+
+
+@dataclass(frozen=True)
+class QNetworkConfig(NetworkConfig):
+    """A network of the values of actions, which is also who acts: by the highest value."""
+
+    dueling: bool = False
+    """Values have an output for what all actions have in common."""
+
+
+@dataclass(frozen=True)
+class MixerConfig:
+    """The network that makes one value of a group of the values of its agents' actions."""
+
+    hidden: Count = 32
+    """Units of the mixer."""
+    init_scale: Positive = 1e-3
+    """Gain of the orthogonal start of what makes the mixer's weights."""
 
 
 def sharing_of(config: NetworkConfig) -> str:
