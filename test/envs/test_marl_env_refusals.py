@@ -1,0 +1,160 @@
+"""What a world of MarlEnv may not declare or give."""
+
+import pytest
+import torch
+from counting import Counting, given, play
+from tensordict import TensorDict
+from torchrl.data import Categorical, Composite, Unbounded
+
+from torchrl_marl.envs import MarlEnv
+from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.specs import AgentSpec
+
+
+@pytest.mark.parametrize(
+    ("changes", "remove", "message"),
+    [
+        (
+            {("cats", "reward"): torch.zeros(2, 2)},
+            (),
+            r"Wrong._step: \('cats', 'reward'\) has shape \[2, 2\], expected \[2, 2, 1\]",
+        ),
+        (
+            {("cats", "observation"): torch.zeros(2, 3, 3)},
+            (),
+            r"\('cats', 'observation'\) has shape \[2, 3, 3\], expected \[2, 2, 3\]",
+        ),
+        (
+            {("dog", "observation"): torch.zeros(2, 1, 1).double()},
+            (),
+            r"\('dog', 'observation'\) is torch.float64, expected torch.float32",
+        ),
+        ({("cats", "rewards"): torch.zeros(2, 2, 1)}, (), "did you mean 'reward'"),
+        ({"birds": TensorDict({}, [2])}, (), "gave 'birds', which was not declared"),
+        ({"state": torch.zeros(2, 1)}, (), "gave 'state', which was not declared"),
+        ({}, ["dog"], "gave no 'dog'"),
+        ({}, [("dog", "reward")], r"gave no \('dog', 'reward'\)"),
+        ({("dog", "terminated"): torch.zeros(2, 1, 1)}, (), "expected torch.bool"),
+        ({("dog", "mask"): torch.ones(2, dtype=torch.bool)}, (), r"shape \[2\], expected \[2, 1\]"),
+        ({"terminated": torch.ones(2, dtype=torch.bool)}, (), r"expected \[2, 1\]"),
+        ({"dog": torch.zeros(2)}, (), "'dog' as a Tensor, expected a TensorDict"),
+    ],
+)
+def test_a_step_that_keeps_not_to_what_was_declared(changes, remove, message):
+    with pytest.raises(SpecError, match=message):
+        list(play(given(changes, remove), 1))
+
+
+def test_actions_are_checked():
+    env = Counting()
+    td = env.rand_action(env.reset())
+    with pytest.raises(SpecError, match=r"\('cats', 'action'\) has shape \[2, 2\]"):
+        env.step(td.clone().set(("cats", "action"), torch.zeros(2, 2)))
+    with pytest.raises(SpecError, match=r"\('dog', 'action'\) is nothing"):
+        env.step(td.exclude(("dog", "action")))
+
+
+def test_what_was_given_is_not_written_to():
+    class Sloppy(MarlEnv):
+        def __init__(self):
+            super().__init__(2)
+            self.register_agent(AgentSpec("car", 1, Unbounded((1,)), Categorical(2)))
+
+        def _reset(self, tensordict):
+            self.position = torch.zeros(2, 1, 1)
+            return TensorDict({"car": {"observation": self.position}})
+
+        def _step(self, tensordict):
+            self.position += 1
+            reward = torch.zeros(2, 1, 1)
+            return TensorDict({"car": {"observation": self.position, "reward": reward}})
+
+    with pytest.raises(SpecError, match=r"writes in place to what it gave as \('car', 'obs"):
+        list(play(Sloppy(), 2))
+
+
+def test_registration_is_checked():
+    car = AgentSpec("car", 2, Unbounded((1,)), Categorical(2))
+    bus = AgentSpec("bus", 2, Unbounded((4,)), Categorical(2))
+    env = Counting()
+    with pytest.raises(ConfigError, match="registered too late"):
+        env.register_agent(car)
+
+    class Declares(MarlEnv):
+        def __init__(self, *calls):
+            super().__init__(2)
+            for spec, group in calls:
+                self.register_agent(spec, group)
+
+        def _reset(self, tensordict): ...
+
+        _step = _reset
+
+    assert len(Declares((car, "cars"), (bus, "cars")).group_map["cars"]) == 4
+    with pytest.raises(ConfigError, match="names of their own"):
+        Declares((car, "a"), (car, "b"))
+    with pytest.raises(ValueError, match="reserved"):
+        Declares((car, "next"))
+    with pytest.raises(ConfigError, match="has no agents"):
+        Declares().reset()
+    with pytest.raises(SpecError, match="gave a NoneType, expected a TensorDict"):
+        Declares((car, None)).reset()
+    with pytest.raises(ConfigError, match="num_envs is 0"):
+        Counting(0)
+    with pytest.raises(ConfigError, match="max_steps is 0"):
+        Counting(2, max_steps=0)
+    with pytest.raises(ConfigError, match="step before the first reset"):
+        Counting().step(Counting().rand_action())
+
+
+def test_a_mask_that_only_the_reset_gives_is_refused():
+    """Who waits would act, without a word, from the first step."""
+
+    class Forgets(MarlEnv):
+        def __init__(self):
+            super().__init__(3, seed=0)
+            self.register_agent(AgentSpec("a", 2, Unbounded((1,)), Unbounded((1,))))
+
+        def _reset(self, tensordict):
+            waits = torch.tensor([True, False]).repeat(3, 1)
+            return {"a": {"observation": torch.zeros(3, 2, 1), "mask": waits}}
+
+        def _step(self, tensordict):
+            return {"a": {"observation": torch.zeros(3, 2, 1), "reward": torch.zeros(3, 2, 1)}}
+
+    with pytest.raises(SpecError, match="_step gave no .*mask.*, but _reset did"):
+        Forgets().rollout(2)
+
+
+@pytest.mark.parametrize(
+    "spec", [Composite(x=Unbounded((2,))), Categorical(4), Unbounded(()), torch.zeros(3)]
+)
+def test_a_state_is_a_tensor_of_floats(spec):
+    class World(MarlEnv):
+        def __init__(self, spec):
+            super().__init__(3, seed=0)
+            self.register_state(spec)
+
+        def _reset(self, tensordict):
+            return {}
+
+        _step = _reset
+
+    with pytest.raises(ConfigError, match="the state's spec is .*, expected one of floats"):
+        World(spec)
+
+
+def test_there_is_one_state():
+    class World(MarlEnv):
+        def __init__(self):
+            super().__init__(3, seed=0)
+            self.register_state(Unbounded((2,)))
+            self.register_state(Unbounded((1,)))
+
+        def _reset(self, tensordict):
+            return {}
+
+        _step = _reset
+
+    with pytest.raises(ConfigError, match="a state is registered already"):
+        World()

@@ -1,0 +1,244 @@
+"""PettingZoo's agents live, wait, die and are cut off; strangers and revenants are refused."""
+
+import numpy as np
+import pytest
+from played import roll, rows
+from scripted import Script
+
+from torchrl_marl.envs import PettingZooEnv
+from torchrl_marl.envs.check import check_marl_env
+from torchrl_marl.errors import SpecError
+
+# ------------------------------------------------------------------------------ life and death
+
+
+def test_a_death_ends_no_episode_and_the_dead_do_not_act():
+    world = Script(
+        "bob_0 bob_1",
+        [
+            {"earns": {"bob_0": 1.0, "bob_1": 2.0}},
+            {"agents": "bob_0", "dies": "bob_1", "earns": {"bob_1": -3.0}},
+            {},
+            {"agents": "", "dies": "bob_0"},
+        ],
+    )
+    td = roll(world, 5)
+    assert world.got == [{"bob_0": 1, "bob_1": 1}] * 2 + [{"bob_0": 1}] * 2 + [
+        {"bob_0": 1, "bob_1": 1}
+    ]
+    assert rows(td, "bob", "mask") == [[True, True]] * 2 + [[True, False]] * 2 + [[True, True]]
+    next_ = td["next"]
+    assert rows(next_, "bob", "reward")[:3] == [[1, 2], [0, -3], [0, 0]]
+    assert rows(next_, "bob", "terminated")[:4] == [[False, False]] + [[False, True]] * 2 + [
+        [True, True]
+    ]
+    assert next_["terminated"][0, :, 0].tolist() == [False, False, False, True, False]
+    assert not next_["truncated"].any()
+    # The last observation of an agent that dies is real, later ones are zeros.
+    assert next_["bob", "observation"][0, :4, 1].tolist() == [[1, 1], [1, 2], [0, 0], [0, 0]]
+    assert td["bob", "observation"][0, 4].tolist() == [[0, 0], [1, 0]]
+    assert next_["bob", "observation"][0, 3, 0].tolist() == [0, 4]
+
+
+def test_agents_that_spawn_late_wait_before():
+    world = Script("bob_0 bob_1", [{}, {"agents": "bob_0 bob_1"}, {}], first="bob_0")
+    td = roll(world, 3, max_steps=3)
+    assert world.got == [{"bob_0": 1}, {"bob_0": 1}, {"bob_0": 1, "bob_1": 1}]
+    assert rows(td, "bob", "mask") == [[True, False]] * 2 + [[True, True]]
+    assert not td["bob", "done"].any()
+    assert td["next", "bob", "truncated"][0, -1].all() and td["next", "truncated"][0, -1].all()
+    assert td["next", "bob", "mask"][0, -1].all()
+
+
+def test_nothing_is_earned_before_birth_and_after_the_end():
+    world = Script(
+        "bob_0 bob_1 bob_2",
+        [
+            {"earns": {"bob_0": 1, "bob_1": 2, "bob_2": 3}},
+            {
+                "agents": "bob_0 bob_2",
+                "dies": "bob_1",
+                "earns": {"bob_0": 4, "bob_1": 5, "bob_2": 6},
+            },
+            {"earns": {"bob_0": 7, "bob_1": 8, "bob_2": np.array([9.0])}},
+        ],
+        first="bob_0 bob_1",
+    )
+    td = roll(world, 6, max_steps=3)
+    assert rows(td["next"], "bob", "reward") == [[1, 2, 0], [4, 5, 0], [7, 0, 9]] * 2
+
+
+def test_who_never_came_is_not_bootstrapped_at_a_time_limit():
+    td = roll(Script("bob_0 bob_1", [{}], first="bob_0"), 2, max_steps=2)["next"]
+    assert rows(td, "bob", "mask") == [[True, False], [True, False]]
+    assert rows(td, "bob", "truncated") == [[False, False], [True, True]]
+
+
+def test_agents_act_at_their_own_pace():
+    world = Script(
+        "bob_0 bob_1",
+        [
+            {"sees": "bob_0", "earns": {"bob_0": 1.0, "bob_1": 5.0}},
+            {"sees": "bob_1", "earns": {"bob_1": 7.0}},
+            {"sees": "bob_0"},
+        ],
+    )
+    td = roll(world, 3, max_steps=3)
+    assert world.got == [{"bob_0": 1, "bob_1": 1}, {"bob_0": 1}, {"bob_1": 1}]
+    assert rows(td, "bob", "mask") == [[True, True], [True, False], [False, True]]
+    next_ = td["next"]
+    assert rows(next_, "bob", "reward") == [[1, 5], [0, 7], [0, 0]]
+    # Who waits keeps the last observation; at the time limit it is bootstrapped from.
+    times = next_["bob", "observation"][0, ..., 1].tolist()
+    assert times == [[1, 0], [1, 2], [3, 2]]
+    assert rows(next_, "bob", "mask")[-1] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ({"dies": "bob_0 bob_1"}, ([True, True], [False, False], "terminated")),
+        ({"cut": "bob_0 bob_1"}, ([False, False], [True, True], "truncated")),
+        ({"dies": "bob_0", "cut": "bob_1"}, ([True, False], [False, True], "truncated")),
+        ({"dies": "bob_0 bob_1", "cut": "bob_0 bob_1"}, ([True] * 2, [False] * 2, "terminated")),
+    ],
+)
+def test_an_agent_ends_in_one_way(words, expected):
+    td = roll(Script("bob_0 bob_1", [{"agents": "", **words}]), 1)["next"]
+    found = (
+        td["bob", "terminated"][0, 0, :, 0].tolist(),
+        td["bob", "truncated"][0, 0, :, 0].tolist(),
+    )
+    assert found == expected[:2]
+    assert td[expected[2]].all() and td["done"].sum() == 1
+    assert td["terminated"].sum() + td["truncated"].sum() == 1
+    assert td["bob", "mask"][0, 0].tolist() == expected[1]
+
+
+def test_both_flags_at_the_worlds_own_time_limit_are_a_truncation():
+    world = Script("bob_0", [{}, {"agents": "", "dies": "bob_0", "cut": "bob_0"}])
+    world.max_cycles = 2
+    td = roll(world, 2)["next"]
+    assert rows(td, "bob", "truncated") == [[False], [True]] and td["truncated"][0, 1].all()
+
+
+def test_who_was_cut_off_earlier_is_masked_while_others_go_on():
+    world = Script(
+        "bob_0 bob_1", [{"agents": "bob_0", "cut": "bob_1"}, {"agents": "", "dies": "bob_0"}]
+    )
+    td = roll(world, 2)["next"]
+    assert rows(td, "bob", "mask") == [[True, False], [False, False]]
+    assert rows(td, "bob", "truncated") == [[False, True], [False, True]]
+    assert td["truncated"][0, :, 0].tolist() == [False, True]
+
+
+def test_a_world_that_keeps_its_agents_after_the_end_ends():
+    world = Script("bob_0", [{}, {"dies": "bob_0"}])
+    td = roll(world, 5)["next"]
+    assert td["terminated"][0, :, 0].tolist() == [False, True, False, True, False]
+    assert world.episodes == 4  # one to look at it
+
+
+def test_nobody_comes_back():
+    steps = [{"agents": "bob_0", "dies": "bob_1"}, {}, {"agents": "bob_0 bob_1"}]
+    with pytest.raises(SpecError, match="agent 'bob_1' ended and is there again.*new id"):
+        roll(Script("bob_0 bob_1", steps), 3)
+    # A world may keep one for a while.
+    steps = [{"dies": "bob_1"}, {}, {"agents": "bob_0"}]
+    assert not roll(Script("bob_0 bob_1", steps), 3, max_steps=3)["next", "bob", "mask"][
+        ..., 1
+    ].any()
+
+
+# ------------------------------------------------------------------- agents that are others
+
+
+class Says(Script):
+    """Says of one agent's end what it was told to say."""
+
+    def __init__(self, agents, flag, which="terminated"):
+        super().__init__(agents, [{}])
+        self.flag, self.which = flag, which
+
+    def step(self, actions):
+        seen, earned, terminated, truncated, infos = super().step(actions)
+        {"terminated": terminated, "truncated": truncated}[self.which]["bob_1"] = self.flag
+        return seen, earned, terminated, truncated, infos
+
+
+def changing(step, first=None):
+    return Script("bob_0 bob_1", [{}, step], first=first)
+
+
+CHANGES = {
+    "a stranger comes": (
+        changing({"agents": "bob_0 bob_1 eve", "sees": "bob_0 bob_1"}),
+        "agent 'eve' is among its agents, but it is none of the world's agents",
+    ),
+    "one has another name": (
+        changing({"agents": "bob_0 rob_1", "sees": "bob_0", "dies": "bob_1"}),
+        "agent 'rob_1' is among its agents",
+    ),
+    "all have other names": (
+        changing({"agents": "x y", "sees": "bob_0 bob_1"}),
+        "agent 'x' is among its agents",
+    ),
+    "a stranger earns": (changing({"earns": {"eve": 1.0}}), "agent 'eve' is among its rewards"),
+    "a stranger sees": (
+        changing({"shows": {"eve": 1.0}}),
+        "agent 'eve' is among its observations",
+    ),
+    "gone without a flag": (
+        changing({"agents": "bob_0"}),
+        "agent 'bob_1' is gone from the world's agents, but was neither terminated nor truncated",
+    ),
+    "all gone without a flag": (changing({"agents": ""}), "agent 'bob_0' is gone from"),
+    "a stranger at the begin": (
+        Script("bob_0 bob_1", [{}], first="bob_0 bob_1 eve"),
+        "agent 'eve' is among its agents",
+    ),
+    "a flag that is a text": (
+        Says("bob_0 bob_1", "False"),
+        "agent 'bob_1' is said to be terminated: 'False' .str., expected True or False",
+    ),
+    "a number that is no flag": (
+        Says("bob_0 bob_1", 0.5, "truncated"),
+        "agent 'bob_1' is said to be truncated: 0.5 .float.",
+    ),
+}
+CHANGES["a stranger at the begin"][0]._see = lambda agents: dict.fromkeys(
+    set(agents) - {"eve"}, np.zeros(2)
+)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_world_that_changes_its_agents_is_refused(name):
+    world, words = CHANGES[name]
+    with pytest.raises(SpecError, match=f"^Copy 0 of {type(world).__name__}: {words}"):
+        roll(world, 3, max_steps=9)
+    with pytest.raises(SpecError, match=words):
+        check_marl_env(PettingZooEnv(world, seed=0, max_steps=9), n_steps=5)
+
+
+@pytest.mark.parametrize("flag", [np.bool_(False), 0, np.zeros(1), np.float32(0), None])
+def test_flags_of_any_kind_that_say_no(flag):
+    td = roll(Says("bob_0 bob_1", flag), 3, max_steps=9)["next"]
+    assert td["bob", "mask"].all() and not td["bob", "done"].any()
+
+
+@pytest.mark.parametrize("flag", [np.bool_(True), 1, np.ones(1), np.float32(1)])
+def test_flags_of_any_kind_that_say_yes(flag):
+    td = roll(Says("bob_0 bob_1", flag), 2, max_steps=9)["next"]
+    assert rows(td, "bob", "terminated") == [[False, True]] * 2
+
+
+def test_a_flag_of_all_is_no_stranger():
+    world = changing({"agents": "", "dies": "bob_0 bob_1"})
+    step = world.step
+
+    def with_all(actions):
+        seen, earned, terminated, truncated, infos = step(actions)
+        return seen, earned, {**terminated, "__all__": all(terminated.values())}, truncated, infos
+
+    world.step = with_all
+    assert rows(roll(world, 2)["next"], "bob", "terminated") == [[False] * 2, [True] * 2]

@@ -1,0 +1,198 @@
+"""Routes that cannot be: what is said in the first call, and at once where specs are given."""
+
+import pytest
+import torch
+from routed import ACTION, OBSERVATION, actions, assert_actions, by_hand, observed, policy_of
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.data import Bounded, Composite, Unbounded
+from torchrl.data import Categorical as CategoricalSpec
+
+from torchrl_marl import AgentSpec, TeamSpec
+from torchrl_marl.modules import RoutedSequential
+
+# ---------------------------------------------------------------------------- what is refused
+
+DRONE, ROVER = policy_of(5, 4), policy_of(3, 2)
+REFUSED = {
+    "left out": (lambda: [DRONE], [5, 3, 3], "no module .* agents 1, 2 of group 'agents'.*observ"),
+    "left out by routes": (lambda: [(DRONE, [0])], [5, 5], "no module .* agent 1 of group"),
+    "no action": (
+        lambda: [DRONE, policy_of(3, 2, out="hidden")],
+        [5, 3],
+        "agent 1 of group 'agents' got hidden but no .'agents', 'action'.",
+    ),
+    "on nobody": (
+        lambda: [DRONE, policy_of(4, 2, "camera")],
+        [5, 5],
+        "module 1 reads .*camera.*, which no agent .* has: .*observation",
+    ),
+    "both": (lambda: [DRONE, policy_of(5, 4)], [5, 5], "modules 0 and 1 both write .* agents 0, 1"),
+    "overlap": (
+        lambda: [(DRONE, [0, 1]), (policy_of(5, 4), [1, 2])],
+        [5, 5, 5],
+        "modules 0 and 1 both write .* for agent 1 of",
+    ),
+    "no width": (
+        lambda: [TensorDictModule(lambda x: x, in_keys=[OBSERVATION], out_keys=[ACTION])],
+        [5, 3],
+        r"module 0 .* different shapes, found .*\[5\] for agents \[0\] and \[3\] for agents \[1\]",
+    ),
+    "another width": (
+        lambda: [policy_of(4, 2)],
+        [5, 3],
+        "its first layer takes 4 features.*give it a route",
+    ),
+    "shapes on a route": (lambda: [(DRONE, [0, 1])], [5, 3], "different shapes"),
+    "lacking key": (
+        lambda: [(policy_of(5, 4, "camera"), [0]), (ROVER, [1])],
+        [5, 3],
+        "module 0 reads .*camera.*, but agent 0 .* on its route: .* has observation",
+    ),
+    "beyond": (lambda: [(DRONE, [0, 2])], [5, 5], r"route to agents \[2\] .* expected 0 to 1"),
+    "no group": (
+        lambda: [(policy_of(5, 4, path=("team",)), [0])],
+        [5],
+        r"module 0 has a route, but no group: found \['agents'\]",
+    ),
+    "outside": (
+        lambda: [
+            (TensorDictModule(nn.Linear(5, 2), in_keys=[OBSERVATION], out_keys=["action"]), [0])
+        ],
+        [5, 5],
+        "runs on agent 0 of group 'agents' alone and writes 'action'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_the_first_call(case):
+    make, widths, message = REFUSED[case]
+    policy = RoutedSequential(*make())
+    td = observed(widths, 7)
+    with pytest.raises(ValueError, match=message) as caught:
+        policy(td)
+    assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
+    written = {key for row in td["agents"].tensordicts for key in row.keys()}
+    assert written == {"observation"} and set(td.keys()) == {"agents"}, "nothing is half done"
+
+
+def test_an_error_inside_says_where():
+    policy = RoutedSequential((policy_of(4, 2), [0, 1]), (ROVER, [2]))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+        policy(observed([5, 5, 3], 7))
+    assert "In module 0, for agents 0, 1 of group 'agents'." in caught.value.__notes__
+
+
+def test_what_is_written_has_a_row_an_agent():
+    total = TensorDictModule(lambda x: x.sum(1), in_keys=[OBSERVATION], out_keys=[ACTION])
+    td = TensorDict({"agents": {"observation": torch.randn(7, 2, 5)}}, [7])
+    with pytest.raises(
+        ValueError, match=r"shape \[7, 5\] for agents 0, 1 .*expected 2 rows in dim 1"
+    ):
+        RoutedSequential((total, [0, 1]))(td)
+
+
+def test_a_missing_key_of_the_root_or_group_is_torchrls_error():
+    with pytest.raises(KeyError):
+        RoutedSequential(policy_of(5, 2))(TensorDict({"other": torch.zeros(7)}, [7]))
+
+
+@pytest.mark.parametrize("agents", [[], [0, 0], [-1]])
+def test_routes_that_cannot_be(agents):
+    with pytest.raises(ValueError, match="expected different agents from 0 to N - 1"):
+        RoutedSequential((DRONE, agents))
+
+
+def test_tolerance_allows_what_torchrl_allows():
+    camera = policy_of(4, 2, "camera")
+    td = observed([5, 3], 7)
+    RoutedSequential(DRONE, camera, partial_tolerant=True)(td)
+    assert ["action" in row.keys() for row in td["agents"].tensordicts] == [True, False]
+
+
+# ------------------------------------------------------------------------------------- specs
+
+
+def team_of(exclusive=False):
+    def seen(leaf, width):
+        return Composite({leaf: Unbounded((width,))}) if exclusive else Unbounded((width,))
+
+    drone = AgentSpec("drone", 2, seen("camera", 5), Bounded(-1, 1, (3,)))
+    rover = AgentSpec("rover", 3, seen("lidar", 4), Bounded(-1, 1, (2,)))
+    return TeamSpec({"agents": [drone, rover]})
+
+
+def test_agents_by_name():
+    drone, rover = policy_of(5, 3), policy_of(4, 2)
+    td = observed([5, 5, 4, 4, 4], 7)
+    for group in (team_of(), team_of().groups["agents"]):
+        for routes in (
+            ("drone_*", "rover_*"),
+            (["drone_0", 1], ["rover_2", "rover_0", "rover_1"]),
+            (None, "rover_*"),
+            (None, None),
+        ):
+            policy = RoutedSequential((drone, routes[0]), (rover, routes[1]), group=group)
+            found = policy(td.clone())
+            assert_actions(found, by_hand(found, [drone] * 2 + [rover] * 3))
+    assert RoutedSequential((drone, "*"), group=team_of(), partial_tolerant=True)
+
+
+SPEC_REFUSED = {
+    "unknown name": (
+        lambda: [(policy_of(5, 3), "tank_0")],
+        "expected agents of .*drone_0, drone_1",
+    ),
+    "beyond": (lambda: [(policy_of(5, 3), [7])], "expected different agents from 0 to 4"),
+    "left out": (lambda: [policy_of(5, 3)], "agents rover_0, rover_1, rover_2 of group 'agents'"),
+    "left out by a route": (
+        lambda: [(policy_of(5, 3), "drone_*"), (policy_of(4, 2), ["rover_0"])],
+        "no module .* agents rover_1, rover_2 of group 'agents'",
+    ),
+    "no action": (
+        lambda: [policy_of(5, 3), policy_of(4, 2, out="hidden")],
+        "agents rover_0, .* got hidden but no",
+    ),
+    "on nobody": (
+        lambda: [policy_of(5, 3), policy_of(4, 2, "lidarr")],
+        "module 1 reads .*lidarr.*which no agent of group 'agents' has: agent drone_0 .*observ",
+    ),
+    "both": (
+        lambda: [policy_of(5, 3), policy_of(5, 3), policy_of(4, 2)],
+        "modules 0 and 1 both write .* agents drone_0, drone_1",
+    ),
+    "other widths": (lambda: [policy_of(6, 3), policy_of(4, 2)], "takes 6 features"),
+}
+
+
+@pytest.mark.parametrize("case", SPEC_REFUSED)
+def test_refused_at_once_where_specs_are_given(case):
+    make, message = SPEC_REFUSED[case]
+    for group in (team_of(), team_of().groups["agents"]):
+        with pytest.raises(ValueError, match=message):
+            RoutedSequential(*make(), group=group)
+
+
+def test_names_need_specs_and_specs_need_as_many_agents():
+    with pytest.raises(ValueError, match="'drone_0', but only specs know names"):
+        RoutedSequential((DRONE, "drone_0"))
+    policy = RoutedSequential(policy_of(5, 3), policy_of(4, 2), group=team_of())
+    with pytest.raises(ValueError, match="group 'agents' has 2 agents, but its specs 5"):
+        policy(observed([5, 4], 7))
+
+
+def test_specs_are_followed_as_far_as_shapes_are_known():
+    """Widths between modules are not known before the first call."""
+    encoders = policy_of(5, 6, out="hidden"), policy_of(4, 7, out="hidden")
+    heads = policy_of(6, 3, "hidden"), policy_of(7, 2, "hidden")
+    policy = RoutedSequential(*encoders, *heads, group=team_of())
+    td = policy(observed([5, 5, 4, 4, 4], 7))
+    assert [x.shape[-1] for x in actions(td)] == [3, 3, 2, 2, 2]
+    same = AgentSpec("car", 2, Unbounded((5,)), CategoricalSpec(3))
+    group = TeamSpec([same]).groups["car"]
+    one = policy_of(5, 3, path=("car",))
+    assert RoutedSequential(one, group=group)
+    with pytest.raises(ValueError, match="agent car_1 of group 'car'"):
+        RoutedSequential((one, [0]), group=group)

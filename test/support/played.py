@@ -1,0 +1,22 @@
+"""Rollouts of PettingZoo's worlds."""
+
+import torch
+
+from torchrl_marl.envs import PettingZooEnv
+
+
+def rows(td, group, leaf):
+    """A leaf of the only copy, step by step."""
+    return td[group, leaf].squeeze(-1)[0].tolist()
+
+
+def roll(world, n_steps, **kwargs):
+    """A rollout with all actions 1, of one copy."""
+    env = PettingZooEnv(world, seed=0, **kwargs)
+
+    def policy(td):
+        for group in env.group_map:
+            td[group, "action"] = torch.ones_like(env.full_action_spec[group, "action"].rand())
+        return td
+
+    return env.rollout(n_steps, policy, break_when_any_done=False)
