@@ -1,68 +1,17 @@
-"""Batches by graphs are those of eager steps; what cannot be captured falls back and says so."""
-
-import warnings
+"""Batches by graphs are those of eager steps."""
 
 import pytest
 import torch
+from graph_batches import assert_equal, batch_of, collector_of, dropout, policy_of
 from tensordict.nn import TensorDictModule
 from torch import nn
-from torchrl.data import Unbounded
-from torchrl.envs import (
-    Compose,
-    RewardSum,
-    StepCounter,
-    TensorDictPrimer,
-    Transform,
-    TransformedEnv,
-    VecNorm,
-)
+from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv
 from torchrl.envs.utils import ExplorationType, MarlGroupMapType
 
-from torchrl_marl import TeamSpec
 from torchrl_marl.capture import count_syncs
-from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import EnvConfig, VmasEnv, make_env
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError, GraphCheckError
-from torchrl_marl.modules import make_actor
-from torchrl_marl.modules.config import NetworkConfig
-
-SMALL = NetworkConfig(num_cells=[8])
-
-
-def dropout(**kwargs):
-    """A small scenario: two agents, one step a tenth of the operations of balance."""
-    settings = {"num_envs": 6, "seed": 0, "max_steps": 7, "info": False, "n_agents": 2, **kwargs}
-    return VmasEnv("dropout", **settings)
-
-
-def policy_of(env, seed=0):
-    torch.manual_seed(seed)
-    groups = TeamSpec.from_env(env).groups.values()
-    return TeamPolicy(make_actor(group, SMALL) for group in groups)
-
-
-def collector_of(env, execution, policy="actors", n_steps=5, **kwargs):
-    policy = policy_of(env) if policy == "actors" else policy
-    frames = n_steps * env.batch_size.numel()
-    return RolloutCollector(env, policy, frames_per_batch=frames, execution=execution, **kwargs)
-
-
-def batch_of(collector, seed=1):
-    torch.manual_seed(seed)
-    return collector.rollout()
-
-
-def assert_equal(first, second):
-    assert set(first.keys(True, True)) == set(second.keys(True, True))
-    assert first.batch_size == second.batch_size
-    for key in first.keys(True):
-        x, y = first.get(key), second.get(key)
-        if isinstance(x, torch.Tensor):
-            assert x.dtype == y.dtype and torch.equal(x, y), key
-        else:
-            assert x.batch_size == y.batch_size, key
-
 
 CASES = {
     "dropout": lambda: dropout(),
@@ -233,51 +182,6 @@ def test_no_step_waits_for_the_host():
     assert not syncs, str(syncs)
 
 
-class Stubborn(nn.Module):
-    def forward(self, observation):
-        if observation.sum() > 0:
-            return observation[..., :2] * 0
-        return observation[..., :2].clamp(-1, 1)
-
-
-def fallback(env, policy="actors"):
-    collector = collector_of(env, "compile", policy)
-    with pytest.warns(UserWarning, match="eagerly, since .* cannot be captured") as caught:
-        collector.rollout()
-    assert collector.execution == "eager"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        collector.rollout()
-    return str(caught[0].message)
-
-
-def test_a_policy_whose_path_depends_on_what_it_sees_falls_back():
-    keys = [("agents", "observation")], [("agents", "action")]
-    policy = TensorDictModule(Stubborn(), in_keys=keys[0], out_keys=keys[1])
-    assert "test_captured_rollout.py:" in fallback(dropout(), policy)
-
-
-def test_a_transform_with_tensors_of_its_own_falls_back():
-    env = TransformedEnv(dropout(), VecNorm(in_keys=[("agents", "observation")]))
-    assert "VecNorm" in fallback(env)
-
-
-def test_lazily_stacked_groups_fall_back():
-    group_map = {"all": [*(f"adversary_{i}" for i in range(3)), "agent_0"]}
-    env = VmasEnv("simple_tag", num_envs=3, seed=0, group_map=group_map)
-    assert "PadAgents" in fallback(env)
-
-
-def test_a_scenario_that_refuses_collects_what_eager_collects():
-    def road():
-        return VmasEnv("discovery", num_envs=3, seed=0, max_steps=7, info=False)
-
-    collector = collector_of(road(), "trace")
-    with pytest.warns(UserWarning, match=r"cannot be captured: .* at \S+\.py:\d+"):
-        found = batch_of(collector)
-    assert_equal(found, batch_of(collector_of(road(), "eager")))
-
-
 class Wild(nn.Module):
     """Gives an action that no simulator takes."""
 
@@ -351,83 +255,6 @@ def test_a_policy_that_is_changed_is_another_graph(change):
         batch_of(collector, 2)["agents", "action"][:, :2] for collector in collectors
     )
     assert torch.equal(found, expected)
-
-
-class Remembering(nn.Module):
-    """Counts its calls."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, observation):
-        self.calls += 1
-        return observation[..., :2] * 0 + 0.01 * self.calls
-
-
-def test_a_policy_with_a_memory_of_its_own_falls_back():
-    keys = [("agents", "observation")], [("agents", "action")]
-    policy = TensorDictModule(Remembering(), in_keys=keys[0], out_keys=keys[1])
-    assert "goes on from its last call" in fallback(dropout(), policy)
-
-
-def test_a_policy_that_reads_what_it_wrote_falls_back():
-    def policy(td):
-        hidden = td.get("hidden", None)
-        hidden = torch.zeros(td.shape[0], 1) if hidden is None else hidden
-        td["hidden"] = hidden + 1
-        td["agents", "action"] = torch.tanh(0.1 * hidden).view(-1, 1, 1).expand(-1, 2, 2)
-        return td
-
-    said = fallback(dropout(), policy)
-    assert "goes on from its last call" in said and "TensorDictPrimer" not in said
-
-
-class Counting(nn.Module):
-    """Acts by how often it was called in the episode, which it is given to remember."""
-
-    def forward(self, observation, calls):
-        action = torch.tanh(0.1 * calls).unsqueeze(1).expand(*observation.shape[:-1], 2)
-        return action, calls + 1
-
-
-def primed():
-    primer = TensorDictPrimer({"calls": Unbounded((1,))}, expand_specs=True)
-    return TransformedEnv(dropout(), primer)
-
-
-def counting():
-    seen, act = ("agents", "observation"), ("agents", "action")
-    return TensorDictModule(Counting(), [seen, "calls"], [act, ("next", "calls")])
-
-
-@pytest.mark.parametrize("execution", ["trace", "compile"])
-def test_a_policy_that_is_given_a_memory_goes_on_eagerly(execution):
-    expected = collector_of(primed(), "eager", counting())
-    found = collector_of(primed(), execution, counting())
-    with pytest.warns(UserWarning, match="TensorDictPrimer gives .* not yet") as caught:
-        assert_equal(batch_of(found), batch_of(expected))
-    assert len(caught) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        batch = batch_of(found)
-        assert_equal(batch, batch_of(expected))
-    # Episodes have 7 steps: from the sixth to the last, and from the first again.
-    assert batch["calls"][0].flatten().tolist() == [5.0, 6.0, 0.0, 1.0, 2.0]
-
-
-class OfSix(Transform):
-    """Knows one number of envs only, as what was written for one collector may."""
-
-    def _reset(self, tensordict, tensordict_reset):
-        if tensordict_reset.batch_size != (6,):
-            raise RuntimeError("six envs or none")
-        return tensordict_reset
-
-
-def test_a_transform_that_a_twin_cannot_have_falls_back():
-    said = fallback(TransformedEnv(dropout(), OfSix()))
-    assert "draws starts ahead, raised RuntimeError: six envs or none" in said
 
 
 def test_an_unhashable_policy_is_no_trouble():

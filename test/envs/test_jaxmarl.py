@@ -1,26 +1,15 @@
-"""JaxMARL's worlds: equal to JAX's own steps, right ends, and nothing shared that is written to."""
-
-import importlib.util
+"""JaxMARL's worlds: equal to JAX's own steps, with right ends and in each form."""
 
 import numpy as np
 import pytest
 import torch
-from contract import E, base_of, draw_actions, play
-from torchrl.envs.utils import MarlGroupMapType
+from contract import E, draw_actions, play
+from jax_worlds import SMAX, SPREAD, spread
 
 from torchrl_marl.envs import JaxMarlEnv, make_env
-from torchrl_marl.envs.check import check_marl_env
-from torchrl_marl.errors import ConfigError, MissingExtraError, SpecError
 
 jax = pytest.importorskip("jax")
 jaxmarl = pytest.importorskip("jaxmarl")
-
-SPREAD, SMAX = "MPE_simple_spread_v3", "HeuristicEnemySMAX"
-
-
-def spread(**kwargs):
-    kwargs = {"num_envs": E, "seed": 0, "continuous_actions": False, **kwargs}
-    return JaxMarlEnv(SPREAD, **kwargs)
 
 
 def smax(**kwargs):
@@ -299,79 +288,6 @@ def test_an_environment_of_ones_own_stays_as_it_is():
     assert world.max_steps == 25
 
 
-# ---------------------------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"world": "MPE_simple_spred_v3"}, "did you mean 'MPE_simple_spread_v3'"),
-        ({"world": SMAX, "scenario": "3n"}, "no scenario '3n'; did you mean '3m'"),
-        ({"world": "overcooked", "layout": "cramped_rom"}, "did you mean 'cramped_room'"),
-        ({"world": SPREAD, "n_agents": 2}, "no argument 'n_agents'; did you mean 'num_agents'"),
-        ({"world": SMAX, "n_allies": 2}, "cannot be built with .*n_allies"),
-        ({"world": SPREAD, "state": "worlds"}, "state is 'worlds'"),
-        ({"world": "hanabi", "state": "world"}, "has no state for a critic"),
-        ({"world": SPREAD, "shaped_reward": 1.0}, "shaped_reward is 1.0, but"),
-        ({"world": SPREAD, "max_steps": 0}, "max_steps is 0"),
-        ({"world": object()}, "the world is a object"),
-        ({"world": SPREAD, "group_map": {"a": ["agent_0", "agent_1"]}}, "'agent_2' has no group"),
-        ({"world": SPREAD, "group_map": {"a": ["agnt_0"]}}, "did you mean 'agent_0'"),
-        ({"world": SPREAD, "group_map": {"a": ["agent_0"] * 2}}, "'agent_0' twice"),
-    ],
-)
-def test_what_cannot_be_is_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        JaxMarlEnv(arguments.pop("world"), num_envs=2, **arguments)
-
-
-class Strange:
-    """Tells what both see under other names than theirs."""
-
-    agents = ["a", "b"]
-
-    def reset(self, key):
-        return {"x": jax.numpy.zeros(2), "y": jax.numpy.zeros(2)}, jax.numpy.zeros(())
-
-    def step_env(self, key, state, actions): ...
-
-
-def test_a_world_without_observations_by_agent_is_refused():
-    with pytest.raises(
-        SpecError, match=r"'Strange' gives its observations as a dict of \['x', 'y'"
-    ):
-        JaxMarlEnv(Strange(), num_envs=2)
-    with pytest.raises(ConfigError, match="num_agents came with an environment"):
-        JaxMarlEnv(jaxmarl.make(SPREAD), num_envs=2, num_agents=2)
-
-
-@pytest.mark.parametrize(
-    ("package", "world", "error", "line"),
-    [
-        ("jaxmarl", SPREAD, MissingExtraError, r"'torchrl_marl\[jaxmarl\]'"),
-        ("brax", "ant_4x2", ConfigError, r"'jaxmarl\[mabrax\]'"),
-    ],
-)
-def test_a_missing_package_is_named(package, world, error, line, monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == package else found(name)
-    )
-    with pytest.raises(error, match=f"pip install {line}"):
-        JaxMarlEnv(world, num_envs=2)
-
-
-def test_a_snapshot_of_another_world_is_refused():
-    first, second = spread(num_envs=2), spread(num_envs=2, num_agents=2)
-    with pytest.raises(RuntimeError, match="does not fit"):
-        base_of(second).restore(first.snapshot())
-
-
-def test_all_agents_in_one_group():
-    env = spread(num_envs=2, group_map=MarlGroupMapType.ALL_IN_ONE_GROUP)
-    assert env.group_map == {"agents": ["agent_0", "agent_1", "agent_2"]}
-
-
 # ---------------------------------------------------------------- worlds of other forms
 
 
@@ -431,14 +347,3 @@ def test_coin_games_length_is_its_own():
         _, world, _, dones, _ = own.step_env(jax.random.PRNGKey(step), world, actions)
         assert bool(dones["__all__"]) == (step == 6)
     assert JaxMarlEnv("coin_game", num_envs=2, **rounds).max_steps == 6
-
-
-@pytest.mark.slow
-def test_storm_is_looked_at_by_the_check():
-    env = JaxMarlEnv("storm", num_envs=2, seed=0, num_inner_steps=3)
-    assert "keeps the rules" in check_marl_env(env, n_steps=7)  # two episodes
-
-
-def test_a_package_that_is_missing_is_named():
-    with pytest.raises(ConfigError, match=r"requires the jaxrobotarium package.*; install it\."):
-        JaxMarlEnv("JaxRobotarium_rware", num_envs=2)

@@ -1,76 +1,24 @@
-"""An environment whose steps are graphs is, for TorchRL and for users, the eager one."""
+"""An environment whose steps are graphs does what eager steps do, or falls back to them."""
 
-import copy
 import random
 import warnings
 
-import numpy as np
 import pytest
 import torch
-from contract import (
-    assert_same,
-    assert_same_rng,
-    draw_actions,
-    play,
-    reset_some,
-    rng_states,
-    start,
-)
+from contract import assert_same, assert_same_rng, draw_actions, play, reset_some, rng_states, start
+from graph_steps import Own, assert_seen, both, graphs_of, make, simulator_rows
 from torchrl.collectors import Collector
 from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv, check_env_specs
 from torchrl.envs.utils import MarlGroupMapType
 
-from torchrl_marl.capture import count_syncs
 from torchrl_marl.errors import CaptureError, ConfigError, GraphCheckError, SpecError
+from torchrl_marl.simulator.step_graphs import refuse_many_structures
 
 vmas = pytest.importorskip("vmas")
 
-from torchrl_marl.envs import VmasEnv  # noqa: E402
-from torchrl_marl.simulator.copy_settings import copy_settings  # noqa: E402
-from torchrl_marl.simulator.step_graphs import refuse_many_structures  # noqa: E402
 
 ACTION, AGENTS = ("agents", "action"), ("agents", "observation")
 GOALS = ["simple_push", "simple_adversary", "simple_reference", "simple_speaker_listener"]
-
-
-def make(scenario="dropout", execution="trace", **kwargs):
-    if scenario in ("dropout", "navigation"):
-        kwargs = {"n_agents": 2, **kwargs}
-    settings = {"num_envs": 6, "seed": 0, "max_steps": 7, **kwargs}
-    return VmasEnv(scenario, execution=execution, **settings)
-
-
-def both(scenario="dropout", **kwargs):
-    return make(scenario, **kwargs), make(scenario, "eager", **kwargs)
-
-
-def graphs_of(env):
-    return list(env._graphs._programs)
-
-
-def simulator_rows(env):
-    return dict(env.snapshot()["simulator", "batched"].items())
-
-
-def assert_seen(env, td):
-    """What a reset gave is what the simulator shows; infos may tell of the step before."""
-    seen = env._read()
-    keys = [key for key in seen.keys(True, True) if "info" not in key]
-    assert_same(seen.select(*keys), td.select(*keys))
-
-
-class Own(vmas.make_env("dropout", 1).scenario.__class__):
-    """A scenario with a wind that blows in all envs alike, and a number of its own."""
-
-    force = 1.0
-
-    def reset_world_at(self, env_index=None):
-        super().reset_world_at(env_index)
-        if env_index is None:
-            self.wind = torch.rand(2)
-
-    def observation(self, agent):
-        return super().observation(agent) + self.wind.sum() * self.force
 
 
 class Noisy(Own):
@@ -252,145 +200,6 @@ def test_how_many_structures_are_too_many():
         refuse_many_structures([*signatures, new])
 
 
-# --------------------------------------------------------------------- looking at the simulator
-
-
-def test_who_looks_at_the_simulator_sees_the_state():
-    env, eager = both()
-    for action in draw_actions(env, 3):
-        env.step(action.clone()), eager.step(action.clone())
-        for agent, other in zip(env.agents, eager.agents):
-            assert torch.equal(agent.state.pos, other.state.pos)
-        assert torch.equal(env._env.steps, eager._env.steps)
-
-
-def test_looking_changes_nothing():
-    env, other = make(), make()
-    actions = draw_actions(env, 12)
-    for a, b in zip(play(env, env.reset(), actions), play(other, other.reset(), actions)):
-        assert_same(a, b)
-        env.snapshot(), env.scenario.observation(env.agents[0])
-
-
-def test_what_is_changed_in_the_simulator_holds():
-    env, eager = both()
-    actions = draw_actions(env, 4)
-    for one in (env, eager):
-        one.step(actions[0].clone())
-        one._env.agents[0].set_pos(torch.full((6, 2), 0.3), None)
-    assert_same(env.step(actions[1].clone()), eager.step(actions[1].clone()))
-    for one in (env, eager):
-        one._env.scenario.energy_coeff = 7.0  # a number, which a graph takes for granted
-    assert_same(env.step(actions[2].clone()), eager.step(actions[2].clone()))
-    assert len(graphs_of(env)) == 2
-
-
-def test_settings_changed_before_the_first_step_hold_for_new_starts():
-    env = make(Own())
-    env.reset()
-    env._env.scenario.force = 100.0
-    td = env.step(env.rand_action(env._read()))["next"]
-    assert_seen(env, reset_some(env, td, [1, 2]))
-
-
-def test_rendering_shows_the_state(monkeypatch):
-    env, eager = both()
-    shown = []
-
-    def render(self, **kwargs):
-        shown.append(self.agents[0].state.pos.clone())
-
-    monkeypatch.setattr(type(vmas.make_env("dropout", 1)), "render", render)
-    for action in draw_actions(env, 2):
-        for one in (env, eager):
-            one.step(action.clone())
-            one.render(mode="rgb_array")
-    assert torch.equal(shown[0], shown[1]) and torch.equal(shown[2], shown[3])
-
-
-def test_a_twin_follows_numbers_references_and_shared_tensors():
-    class Race:
-        def __init__(self, num_envs, goal):
-            self.num_envs, self.places = num_envs, [Place(), Place()]
-            self.goal, self.colour = self.places[goal], torch.full((3,), float(goal))
-            self.rows = torch.full((num_envs,), float(goal))
-
-    class Place:
-        pass
-
-    twin, leader = Race(8, 0), Race(2, 1)
-    copy_settings(twin, leader, (8, 2))
-    assert twin.goal is twin.places[1] and twin.num_envs == 8
-    assert torch.equal(twin.colour, leader.colour) and twin.colour is not leader.colour
-    assert torch.equal(twin.rows, torch.zeros(8))
-
-
-# ----------------------------------------------------------------------- snapshots and seeds
-
-
-@pytest.mark.parametrize("n_steps", [0, 1, 5])
-def test_a_snapshot_resumes_to_the_bit_with_the_starts_that_were_drawn(n_steps):
-    env = make()
-    td = start(env, n_steps)
-    td = reset_some(env, td, [1, 2])
-    snapshot = env.snapshot()
-    actions = draw_actions(env, 18)
-    expected = list(play(env, td.clone(), actions))
-    for other in (env, make(seed=3)):
-        other.restore(snapshot)
-        for a, b in zip(expected, play(other, td.clone(), actions)):
-            assert_same(a, b)
-
-
-def test_a_snapshot_taken_between_an_end_and_its_reset():
-    env, other = make(), make(seed=5)
-    td = start(env, 4)
-    other.restore(env.snapshot())
-    assert_same(reset_some(env, td, [0, 5]), reset_some(other, td, [0, 5]))
-    assert all(map(torch.equal, *(simulator_rows(x).values() for x in (env, other))))
-
-
-def test_snapshots_go_from_graphs_to_eager_execution_and_back():
-    env, eager = both()
-    td = start(env, 3)
-    eager.restore(env.snapshot())
-    actions = draw_actions(env, 3)
-    for a, b in zip(play(env, td.clone(), actions), play(eager, td.clone(), actions)):
-        assert_same(a["next"], b["next"])
-    env.restore(eager.snapshot())
-    action = draw_actions(env, 1, seed=4)[0]
-    assert_same(env.step(action.clone()), eager.step(action.clone()))
-
-
-def test_a_seed_repeats_and_recording_draws_nothing():
-    env, fresh = make(), make()
-    actions = draw_actions(env, 16)
-    before = rng_states()
-    env.reset()
-    drawn = env.random_state.state_dict()["torch"]
-    env.step(actions[0].clone())
-    assert torch.equal(drawn, env.random_state.state_dict()["torch"])
-    assert_same_rng(before, rng_states())
-    first = []
-    for _ in range(2):
-        env.set_seed(0)
-        first.append(list(play(env, env.reset(), actions)))
-    fresh.set_seed(0)
-    for a, b, c in zip(*first, play(fresh, fresh.reset(), actions)):
-        assert_same(a, b)
-        assert_same(a, c)
-
-
-def test_two_environments_do_not_disturb_each_other():
-    alone, first, second = make(), make(), make(seed=9)
-    actions = draw_actions(alone, 16)
-    expected = list(play(alone, alone.reset(), actions))
-    pair = zip(play(first, first.reset(), actions), play(second, second.reset(), actions))
-    for a, (b, _) in zip(expected, pair):
-        torch.rand(2), np.random.rand(), random.random()
-        assert_same(a, b)
-
-
 # ------------------------------------------------------------------------ what may go wrong
 
 
@@ -460,49 +269,3 @@ def test_executions_that_there_are_not():
             make(execution="cudagraph")
     with pytest.raises(ConfigError, match="grad_enabled"):
         make(grad_enabled=True)
-
-
-# ------------------------------------------------------------------------- life of the object
-
-
-def test_a_copy_goes_on_as_the_original():
-    env = make()
-    td = reset_some(env, start(env, 3), [1])
-    other = copy.deepcopy(env)
-    actions = draw_actions(env, 16)
-    expected = list(play(env, td.clone(), actions))
-    for a, b in zip(expected, play(other, td.clone(), actions)):
-        assert_same(a, b)
-    assert other._captured.simulator is not env._captured.simulator
-
-
-def test_moving_to_where_it_is_and_closing():
-    env, other = make(), make()
-    actions = draw_actions(env, 4)
-    td, again = env.reset(), other.reset()
-    for i, action in enumerate(actions):
-        env = env.to("cpu") if i == 2 else env
-        td, again = env.step(td.update(action)), other.step(again.update(action))
-        assert_same(td, again)
-        td, again = td["next"], again["next"]
-    env.close()
-    assert env.is_closed
-
-
-def test_no_step_waits_for_the_device():
-    env = make()
-    td = env.rand_action(start(env, 2))
-    td = env.rand_action(env.step(td)["next"])
-    step = env._graphs.step
-    with count_syncs() as syncs:
-        step(td)
-    assert not [sync for sync in syncs if "raise_failed" not in sync.site], syncs
-
-
-def test_a_reset_of_no_env():
-    env = make()
-    td = start(env, 2)
-    before = simulator_rows(env)
-    none = torch.zeros(6, 1, dtype=torch.bool)
-    assert_same(td, env.reset(td.clone().set("_reset", none)).exclude("_reset"))
-    assert all(map(torch.equal, before.values(), simulator_rows(env).values()))

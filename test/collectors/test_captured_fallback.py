@@ -1,0 +1,135 @@
+"""What no graph can hold is collected by eager steps, and said."""
+
+import warnings
+
+import pytest
+import torch
+from graph_batches import assert_equal, batch_of, collector_of, dropout
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.data import Unbounded
+from torchrl.envs import TensorDictPrimer, Transform, TransformedEnv, VecNorm
+
+from torchrl_marl.envs import VmasEnv
+
+
+class Stubborn(nn.Module):
+    def forward(self, observation):
+        if observation.sum() > 0:
+            return observation[..., :2] * 0
+        return observation[..., :2].clamp(-1, 1)
+
+
+def fallback(env, policy="actors"):
+    collector = collector_of(env, "compile", policy)
+    with pytest.warns(UserWarning, match="eagerly, since .* cannot be captured") as caught:
+        collector.rollout()
+    assert collector.execution == "eager"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        collector.rollout()
+    return str(caught[0].message)
+
+
+def test_a_policy_whose_path_depends_on_what_it_sees_falls_back():
+    keys = [("agents", "observation")], [("agents", "action")]
+    policy = TensorDictModule(Stubborn(), in_keys=keys[0], out_keys=keys[1])
+    assert "test_captured_fallback.py:" in fallback(dropout(), policy)
+
+
+def test_a_transform_with_tensors_of_its_own_falls_back():
+    env = TransformedEnv(dropout(), VecNorm(in_keys=[("agents", "observation")]))
+    assert "VecNorm" in fallback(env)
+
+
+def test_lazily_stacked_groups_fall_back():
+    group_map = {"all": [*(f"adversary_{i}" for i in range(3)), "agent_0"]}
+    env = VmasEnv("simple_tag", num_envs=3, seed=0, group_map=group_map)
+    assert "PadAgents" in fallback(env)
+
+
+def test_a_scenario_that_refuses_collects_what_eager_collects():
+    def road():
+        return VmasEnv("discovery", num_envs=3, seed=0, max_steps=7, info=False)
+
+    collector = collector_of(road(), "trace")
+    with pytest.warns(UserWarning, match=r"cannot be captured: .* at \S+\.py:\d+"):
+        found = batch_of(collector)
+    assert_equal(found, batch_of(collector_of(road(), "eager")))
+
+
+class Remembering(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, observation):
+        self.calls += 1
+        return observation[..., :2] * 0 + 0.01 * self.calls
+
+
+def test_a_policy_with_a_memory_of_its_own_falls_back():
+    keys = [("agents", "observation")], [("agents", "action")]
+    policy = TensorDictModule(Remembering(), in_keys=keys[0], out_keys=keys[1])
+    assert "goes on from its last call" in fallback(dropout(), policy)
+
+
+def test_a_policy_that_reads_what_it_wrote_falls_back():
+    def policy(td):
+        hidden = td.get("hidden", None)
+        hidden = torch.zeros(td.shape[0], 1) if hidden is None else hidden
+        td["hidden"] = hidden + 1
+        td["agents", "action"] = torch.tanh(0.1 * hidden).view(-1, 1, 1).expand(-1, 2, 2)
+        return td
+
+    said = fallback(dropout(), policy)
+    assert "goes on from its last call" in said and "TensorDictPrimer" not in said
+
+
+class Counting(nn.Module):
+    """Acts by how often it was called in the episode, which it is given to remember."""
+
+    def forward(self, observation, calls):
+        action = torch.tanh(0.1 * calls).unsqueeze(1).expand(*observation.shape[:-1], 2)
+        return action, calls + 1
+
+
+def primed():
+    primer = TensorDictPrimer({"calls": Unbounded((1,))}, expand_specs=True)
+    return TransformedEnv(dropout(), primer)
+
+
+def counting():
+    seen, act = ("agents", "observation"), ("agents", "action")
+    return TensorDictModule(Counting(), [seen, "calls"], [act, ("next", "calls")])
+
+
+@pytest.mark.parametrize("execution", ["trace", "compile"])
+def test_a_policy_that_is_given_a_memory_goes_on_eagerly(execution):
+    expected = collector_of(primed(), "eager", counting())
+    found = collector_of(primed(), execution, counting())
+    with pytest.warns(UserWarning, match="TensorDictPrimer gives .* not yet") as caught:
+        assert_equal(batch_of(found), batch_of(expected))
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batch = batch_of(found)
+        assert_equal(batch, batch_of(expected))
+    # Episodes have 7 steps: from the sixth to the last, and from the first again.
+    assert batch["calls"][0].flatten().tolist() == [5.0, 6.0, 0.0, 1.0, 2.0]
+
+
+class OfSix(Transform):
+    """Knows one number of envs only, as what was written for one collector may."""
+
+    def _reset(self, tensordict, tensordict_reset):
+        if tensordict_reset.batch_size != (6,):
+            raise RuntimeError("six envs or none")
+        return tensordict_reset
+
+
+def test_a_transform_that_a_twin_cannot_have_falls_back():
+    said = fallback(TransformedEnv(dropout(), OfSix()))
+    assert "draws starts ahead, raised RuntimeError: six envs or none" in said

@@ -1,0 +1,259 @@
+"""check_marl_env finds what is wrong, says what mends it, and says it once."""
+
+import pytest
+import torch
+from camps import (
+    Buffer,
+    Crashes,
+    Deaf,
+    E,
+    HearsTheDead,
+    Overwrites,
+    ResetsAll,
+    StaysDone,
+    Unseeded,
+    WritesActions,
+    asleep_at_the_limit,
+    both,
+    declared,
+    end_by,
+    flat_reward,
+    flicker,
+    forget_mask,
+    never,
+    nobody_left,
+    other_dtype,
+    put,
+    without,
+    wrong,
+)
+
+from torchrl_marl.envs import check_marl_env
+from torchrl_marl.errors import SpecError
+
+# Environment, key that is named, what was found, and the fix.
+ZOO = {
+    "a group map without an agent": (
+        declared(group_map=lambda env: {"scouts": ["ann"]}),
+        "group_map",
+        "'bob'] are in no group",
+        "put each agent in one",
+    ),
+    "a group map without a group": (
+        declared(group_map=lambda env: {"others": ["ann", "bob"]}),
+        "group_map",
+        "group 'scouts' has actions but is not in it",
+        "add 'scouts'",
+    ),
+    "an agent in two groups": (
+        declared(group_map=lambda env: {"scouts": ["ann", "ann", "bob"]}),
+        "group_map",
+        "an agent is in two",
+        "put each agent in one",
+    ),
+    "no observation": (
+        declared(observation_spec=without("observation_spec", ("scouts", "observation"))),
+        "group_map",
+        "has no 'observation'",
+        "declare these keys",
+    ),
+    "no truncated key": (
+        declared(done_spec=without("done_spec", "truncated")),
+        "'truncated'",
+        "it is not declared",
+        "at the root of the done spec",
+    ),
+    "half of the agents' flags": (
+        declared(done_spec=without("done_spec", ("scouts", "truncated"))),
+        "('scouts', 'done')",
+        "declares ['done', 'terminated'] only",
+        "add the flags",
+    ),
+    "no mask": (
+        declared(observation_spec=without("observation_spec", ("scouts", "mask"))),
+        "('scouts', 'mask')",
+        "ends of their own but no mask",
+        "give it in the observation spec",
+    ),
+    "a reward without its last dim": (
+        declared(reward_spec=flat_reward),
+        "('scouts', 'reward')",
+        "its spec is [3, 2] of float32, expected [3, 2, 1]",
+        "give one number an agent",
+    ),
+    "a mask that is not given": (
+        wrong(forget_mask),
+        "('scouts', 'mask')",
+        "it is declared but not given, expected [3, 2] of bool",
+        "give it in every step",
+    ),
+    "another dtype": (
+        wrong(other_dtype),
+        "('scouts', 'observation')",
+        "in step 1 it is [3, 2, 2] of float64",
+        "give what is declared",
+    ),
+    "what nobody declared": (
+        wrong(lambda env, out: out.set("extra", torch.zeros(E, 1))),
+        "'specs'",
+        "keys of the specs and data do not match",
+        "declare what is given",
+    ),
+    "a time limit that is terminated": (
+        end_by(terminated=True),
+        "'truncated'",
+        "reached the time limit of 4 steps are terminated",
+        "set truncated there",
+    ),
+    "an end at the first death": (
+        end_by(terminated=False),
+        "'done'",
+        "in step 2 at [0, 0] the episode ends while an agent lives",
+        "do not end the episode at a death",
+    ),
+    "done without a cause": (
+        put("truncated", value=False),
+        "'done'",
+        "in step 4 at [0, 0] done is True without a cause",
+        "terminated if the world ended the episode",
+    ),
+    "a cause without done": (
+        put("done", value=False),
+        "'done'",
+        "done is False, but a cause of it is True",
+        "done where either is",
+    ),
+    "both causes": (
+        wrong(both),
+        "('scouts', 'done')",
+        "both terminated and truncated",
+        "terminated if the world ended the episode",
+    ),
+    "a done that flickers": (
+        wrong(flicker),
+        "('scouts', 'done')",
+        "in step 3 at [0, 0, 0] it is False again",
+        "remember who has ended",
+    ),
+    "nobody is left": (
+        wrong(nobody_left),
+        "'done'",
+        "all agents ended, but the episode goes on",
+        "set done",
+    ),
+    "the dead act": (
+        put("scouts", "mask", value=True),
+        "('scouts', 'mask')",
+        "it is True after the agent terminated",
+        "take the terminated out of the mask",
+    ),
+    "asleep at the time limit": (
+        wrong(asleep_at_the_limit),
+        "('scouts', 'mask')",
+        "in step 4 at [0, 1] it is False for a living agent whose episode is truncated",
+        "keep the mask of the living",
+    ),
+    "done after a reset": (
+        StaysDone,
+        "('scouts', 'done')",
+        "it is True at an episode's begin",
+        "clear the flags",
+    ),
+    "NaN is seen": (
+        put("scouts", "observation", value=torch.nan),
+        "('scouts', 'observation')",
+        "it is [nan]",
+        "what a living agent really sees",
+    ),
+    "beyond the bounds": (
+        put("scouts", "observation", value=1.5),
+        "('scouts', 'observation')",
+        "it is [1.5]",
+        "declare bounds that hold",
+    ),
+    "NaN is earned": (
+        put("scouts", "reward", value=torch.nan),
+        "('scouts', 'reward')",
+        "it is [nan]",
+        "divides by zero",
+    ),
+    "nothing is legal": (
+        put("scouts", "action_mask", value=False),
+        "('scouts', 'action_mask')",
+        "an agent that acts has no legal action",
+        "make an action legal",
+    ),
+    "a buffer": (
+        Buffer,
+        "('next', 'scouts', 'observation')",
+        "the values given a step earlier are overwritten",
+        "clone the simulator's buffers",
+    ),
+    "writes to the actions": (
+        WritesActions,
+        "('scouts', 'action')",
+        "the step writes to the actions that it is asked for",
+        "clone the actions",
+    ),
+    "a reset of all": (
+        ResetsAll,
+        "_reset",
+        "a reset of the first env changes ('scouts', 'observation') of others",
+        "reset the envs of td['_reset'] only",
+    ),
+    "the terminal observation is lost": (
+        Overwrites,
+        "('next', 'observation')",
+        "it is the first one of the next episode",
+        "before the world is reset",
+    ),
+    "never ends": (
+        wrong(never),
+        "'truncated'",
+        "goes on beyond the time limit of 4 steps",
+        "count each env's own steps",
+    ),
+    "a seed is not heard": (
+        Deaf,
+        "set_seed",
+        "the same seed gives another ('scouts', 'observation')",
+        "a generator of the environment's own",
+    ),
+    "draws from everybody's": (
+        Unseeded,
+        "set_seed",
+        "the same seed gives another",
+        "Hint: the environment draws from the process's random state",
+    ),
+    "hears the dead": (
+        HearsTheDead,
+        "'mask'",
+        "('next', 'scouts', 'reward') changes with what they do who do not act",
+        "put zeros, wherever the mask is False",
+    ),
+    "crashes": (
+        Crashes,
+        "'step'",
+        "playing fails with ZeroDivisionError: no food left",
+        "mend what the message says",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_what_is_wrong_is_found_and_named(name):
+    make, key, found, fix = ZOO[name]
+    with pytest.raises(SpecError) as caught:
+        check_marl_env(make(), n_steps=9)
+    message = str(caught.value)
+    line = next(line for line in message.splitlines() if found in line)
+    assert line[0].isdigit() and key in line
+    assert ", expected " in line and ". Fix: " in line
+    assert fix in (message if fix.startswith("Hint") else line)
+
+
+@pytest.mark.parametrize("name", ["done without a cause", "NaN is earned", "the dead act"])
+def test_one_thing_wrong_is_said_once(name):
+    with pytest.raises(SpecError) as caught:
+        check_marl_env(ZOO[name][0](), n_steps=9)
+    assert str(caught.value).count("Fix:") == 1, caught.value

@@ -1,0 +1,199 @@
+"""The store of team steps: draws, memory, state, what is refused, and graphs."""
+
+import io
+
+import pytest
+import torch
+from samples import assert_same
+from stored_steps import GAMMA, KEYS, E, S, some_batch, wrapped
+
+from torchrl_marl import memory
+from torchrl_marl.capture import capture, count_syncs, graph_syncs
+from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.learners import Priority, TeamReplay
+
+# -------------------------------------------------------------------------------- draws
+
+
+def test_uniform_rows_come_equally_often():
+    replay, _ = wrapped()
+    counts = torch.bincount(replay.rows(500, 160).flatten(), minlength=S * E)
+    assert ((counts - 500).double().square() / 500).mean() < 1.3
+
+
+def test_rows_are_drawn_by_their_errors():
+    replay, _ = wrapped(Priority(alpha=0.5, beta=1.0, eps=0.0))
+    error = torch.rand(S * E, 3, 1) * 10
+    mask = torch.rand(S * E, 3) < 0.6
+    replay.update_priority(torch.arange(S * E), -error, mask)
+    worst = torch.where(mask.unsqueeze(-1), error, 0.0).amax((1, 2)).double()
+    expected = worst.sqrt() / worst.sqrt().sum()
+    looks = [replay.look(rows, 1, GAMMA) for rows in replay.rows(1000, 100)]
+    counts = torch.bincount(torch.cat([x["index"] for x in looks]), minlength=S * E)
+    assert counts[worst == 0].sum() == 0
+    n = expected * 100_000
+    # One number of each of 100 equal parts: no further from the mean than drawn at will.
+    assert ((counts - n).square() / n.clamp_min(1e-9))[worst > 0].mean() < 1.2
+    weight, own = looks[0]["priority_weight"], expected[looks[0]["index"]]
+    torch.testing.assert_close(weight.double(), own.min() / own, rtol=1e-6, atol=0)
+
+
+def test_new_rows_have_the_highest_priority():
+    replay, _ = wrapped(Priority(alpha=1.0, eps=0.0), n_batches=2)
+    replay.update_priority(torch.tensor([3, 5]), torch.tensor([7.0, 0.5]))
+    replay.extend(some_batch(1))
+    values = replay.priorities.tree.values
+    assert values[[3, 5]].tolist() == [7, 0.5]
+    assert values[14 * E : 15 * E].tolist() == [7] * E
+    assert values[15 * E :].sum() == 0
+
+
+def test_the_host_does_not_wait():
+    for priority in (None, Priority()):
+        replay, _ = wrapped(priority)
+        batch = some_batch(7)
+        with count_syncs() as syncs:
+            replay.extend(batch)
+            for rows in replay.rows(2, 32):
+                data = replay.look(rows, 3, GAMMA)
+                replay.windows(rows, 3)
+                replay.update_priority(data["index"], data["next", "agents", "reward"])
+        assert not syncs, syncs
+
+
+def test_memory_is_never_replaced():
+    replay, _ = wrapped(Priority())
+    places = [x.data_ptr() for x in replay.tensors]
+    replay.extend(some_batch(7))
+    replay.load_state_dict(wrapped(Priority())[0].state_dict())
+    assert [x.data_ptr() for x in replay.tensors] == places
+
+
+# -------------------------------------------------------------------------------- state
+
+
+@pytest.mark.parametrize("n_batches", [0, 3, 9])
+@pytest.mark.parametrize("priority", [None, Priority()], ids=["uniform", "prioritized"])
+def test_a_saved_store_goes_on_to_the_bit(n_batches, priority):
+    replay, _ = wrapped(priority, n_batches) if n_batches else (TeamReplay(S, E, KEYS, priority), 0)
+    if n_batches:
+        error = torch.rand(20, 3)
+        replay.update_priority(torch.randperm(len(replay))[:20], error)
+    file = io.BytesIO()
+    torch.save(replay.state_dict(), file)
+    rows = min(n_batches * 7, S) * E
+    assert file.tell() < 10_000 + rows * 230  # bytes of a row, and nothing of empty slots
+    file.seek(0)
+    other = TeamReplay(S, E, KEYS, priority)
+    other.load_state_dict(torch.load(file, weights_only=True))
+
+    def go_on(store):
+        torch.manual_seed(3)
+        for _ in range(4):
+            store.extend(some_batch(9))
+            for rows in store.rows(2, 16):
+                data = store.look(rows, 3, GAMMA)
+                store.update_priority(data["index"], data["next", "agents", "reward"])
+        return [*data.flatten_keys().values(), *store.tensors]
+
+    for one, result in zip(go_on(replay), go_on(other)):
+        assert_same(one, result)
+
+
+def test_a_smaller_state_in_a_fuller_store():
+    small, full = wrapped(Priority(), 2)[0], wrapped(Priority())[0]
+    full.load_state_dict(small.state_dict())
+    assert len(full) == len(small) == 14 * E
+    drawn = torch.cat([full.look(rows, 1, GAMMA)["index"] for rows in full.rows(50, 32)])
+    assert drawn.max() < 14 * E
+
+
+# ---------------------------------------------------------------------------- bad input
+
+
+def test_refusals():
+    replay = TeamReplay(S, E, KEYS)
+    with pytest.raises(RuntimeError, match="nothing is stored yet; call extend"):
+        replay.rows(1, 8)
+    replay.extend(some_batch(7))
+    with pytest.raises(ConfigError, match="a minibatch has 161 rows, expected 160 at most"):
+        replay.rows(1, 161)
+    with pytest.raises(ConfigError, match="41 steps are to be looked at, expected 1 to 40"):
+        replay.look(torch.arange(3), 41, GAMMA)
+    with pytest.raises(ValueError, match=r"batch size \[5, 7\], expected \[4, T\]"):
+        replay.extend(some_batch(7, n_envs=5))
+    with pytest.raises(ValueError, match=r"has rows of \[2, 5\], torch.float32, expected \[3, 5\]"):
+        replay.extend(some_batch(7, n_agents=2))
+    with pytest.raises(SpecError, match=r"the batch has no \('agents', 'action'\), which is to be"):
+        replay.extend(some_batch(7).exclude(("agents", "action")))
+    with pytest.raises(ConfigError, match="n_steps is 0 and num_envs 4, expected 1 or more"):
+        TeamReplay(0, 4, KEYS)
+    with pytest.raises(ValueError, match="the state is of 40 steps of 4 envs, expected 41 of 4"):
+        TeamReplay(41, E, KEYS).load_state_dict(replay.state_dict())
+    with pytest.raises(ValueError, match="the state has no priorities, expected some"):
+        TeamReplay(S, E, KEYS, Priority()).load_state_dict(replay.state_dict())
+    with pytest.raises(ValueError, match="alpha is -1, expected 0 or more"):
+        Priority(alpha=-1)
+
+
+def test_a_store_that_does_not_fit_is_refused_before_it_is_made():
+    replay = TeamReplay(10**12, E, KEYS, Priority())
+    with pytest.raises(ConfigError) as error:
+        replay.extend(some_batch(7))
+    size = 2 * (60 + 3) + 24 + 12 + 1 + 1 + 16
+    text = str(error.value)
+    assert text.startswith(f"a replay of 4,000,000,000,000 rows of {size} B takes 720.0 TB")
+    assert text.endswith("; keep fewer rows.") and "'cpu' has " in text
+
+
+def test_a_store_that_just_fits(monkeypatch):
+    needed = S * E * (2 * (60 + 3) + 24 + 12 + 1 + 1)
+    monkeypatch.setattr(memory, "memory_of", lambda device: needed)
+    replay, _ = wrapped()
+    assert replay.bytes_per_row == needed // (S * E)
+    monkeypatch.setattr(memory, "memory_of", lambda device: needed - 1)
+    with pytest.raises(ConfigError, match="takes 26.2 kB at least"):
+        wrapped()
+
+
+# --------------------------------------------------------------------------- in a graph
+
+
+@pytest.mark.parametrize("execution", ["trace", "compile"])
+@pytest.mark.parametrize("priority", [None, Priority()], ids=["uniform", "prioritized"])
+def test_a_graph_equals_eager_calls(execution, priority):
+    """Rows, n-step returns and priorities of a graph, while the store goes on between replays."""
+    torch.manual_seed(0)
+    eager, _ = wrapped(priority)
+    torch.manual_seed(0)
+    own, _ = wrapped(priority)
+
+    def update(replay, rows):
+        data = replay.look(rows, 3, GAMMA)
+        error = data["next", "agents", "reward"] - data["priority_weight"].view(-1, 1, 1)
+        replay.update_priority(data["index"], error, data["agents", "mask"])
+        return dict(data.flatten_keys().items())
+
+    before = [x.clone() for x in own.tensors]
+    program = capture(
+        lambda rows, held: update(own, rows),
+        own.rows(1, 32)[0],
+        own.tensors,
+        name="an update",
+        execution=execution,
+    )
+    for x, value in zip(own.tensors, before):  # recording made an update
+        x.copy_(value)
+    for _ in range(3):
+        batch = some_batch(9)
+        eager.extend(batch)
+        own.extend(batch)
+        for rows in eager.rows(4, 32):
+            expected, found = update(eager, rows), program(rows, own.tensors)
+            for key, value in expected.items():
+                torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-6)
+                if execution == "trace" or not value.is_floating_point():
+                    assert_same(found[key], value, key)
+    for one, other in zip(own.tensors, eager.tensors):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+    assert not graph_syncs(program.traced.module, [own.rows(1, 32)[0], *own.tensors])

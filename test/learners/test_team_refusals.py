@@ -1,0 +1,112 @@
+"""Policies, masks and settings that do not fit a team."""
+
+import pytest
+from meadow import make_meadow, make_team
+from team_learners import E, config_of, learners_of, policy_of
+from torchrl.envs import Transform, TransformedEnv
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs import VmasEnv
+from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.learners import build_learners
+from torchrl_marl.modules import NetworkConfig, RandomActor, make_actor
+
+
+@pytest.mark.parametrize("layout", ["two", "three"])
+def test_a_policy_that_leaves_out_a_group(layout):
+    env = make_meadow(E, layout)
+    team = TeamSpec.from_env(env)
+    first, group = team.groups.values()
+    actor = make_actor(first, NetworkConfig([8]))
+    message = rf"group 'mice' has no action: .*\('mice', 'action'\).*\('{first.name}', 'action'\)"
+    with pytest.raises(SpecError, match=message):
+        TeamPolicy([actor], team)
+    with pytest.raises(SpecError, match=message):
+        RolloutCollector(env, TeamPolicy([actor]), frames_per_batch=E)
+    silent = RolloutCollector(env, lambda td: actor(td), frames_per_batch=E)
+    with pytest.raises(SpecError, match=message):
+        silent.next()
+    with pytest.raises(SpecError, match=r"\('mice', 'action'\)"):
+        env.rollout(2, TeamPolicy([actor]))
+    whole = TeamPolicy([actor, RandomActor(group)], team)
+    assert RolloutCollector(env, whole, frames_per_batch=E).next().shape == (E, 1)
+
+
+def test_a_policy_that_leaves_out_a_group_of_vmas():
+    env = VmasEnv("simple_tag", num_envs=3, seed=0)
+    policy = TeamPolicy([RandomActor(TeamSpec.from_env(env).groups["adversary"])])
+    with pytest.raises(SpecError, match=r"group 'agent' has no action.*\('agent', 'action'\)"):
+        env.rollout(2, policy)
+
+
+class Wrong(Transform):
+    """Another mask than the specs say."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def _call(self, next_tensordict):
+        key = ("mice", "mask")
+        return next_tensordict.set(key, self.change(next_tensordict.get(key)))
+
+    def _reset(self, tensordict, tensordict_reset):
+        return self._call(tensordict_reset)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda mask: mask.float(), "is torch.float32, expected torch.bool"),
+        (lambda mask: mask.unsqueeze(-1), r"is \(8, 3, 1\), expected \(8, 3\)"),
+    ],
+    ids=["type", "shape"],
+)
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_mask_of_wrong_shape_or_type(change, message, joined):
+    env = make_meadow(E, "two")
+    learners = learners_of(TeamSpec.from_env(env), config_of(), () if joined else ["mice"])
+    collector = RolloutCollector(
+        TransformedEnv(env, Wrong(change)), policy_of(learners), frames_per_batch=E
+    )
+    with pytest.raises(SpecError, match=rf"group 'mice': \('mice', 'mask'\) {message}"):
+        collector.next()
+
+
+MISFITS = {
+    "sharing_index": (
+        {"actor": NetworkConfig([8], sharing="index", sharing_index=[0, 1])},
+        r"group 'cats\+mice': actor: sharing_index has 2 entries, expected 5",
+    ),
+    "critic's sharing_index": (
+        {
+            "critic": {"sharing": "index", "sharing_index": [0, 1, 1]},
+        },
+        r"group 'cats\+mice': critic: sharing_index has 3 entries, expected 5",
+    ),
+    "sharing": (
+        {"actor": NetworkConfig([8], sharing="gruop")},
+        r"group 'cats\+mice': actor: sharing is 'gruop'; did you mean 'group'",
+    ),
+    "clusters": (
+        {"actor": NetworkConfig([8], sharing="clusters")},
+        r"group 'cats\+mice': actor: sharing is 'clusters', but sharing_index is not set",
+    ),
+    "ippo with attention": (
+        {"algorithm": "ippo", "critic": {"architecture": "attention"}},
+        r"group 'cats': critic: .*architecture 'attention'.*algorithm=mappo",
+    ),
+    "no state": (
+        {"central_input": "state"},
+        r"group 'cats\+mice': critic: .*no 'state'.*central_input",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_settings_that_do_not_fit_the_team(name):
+    settings, message = MISFITS[name]
+    team = make_team("two", state=None)
+    with pytest.raises(ConfigError, match=message):
+        build_learners(team, config_of(**settings))

@@ -1,0 +1,44 @@
+"""Steps of a team to store, and a store that has begun anew."""
+
+import torch
+from tensordict import TensorDict
+
+from torchrl_marl.learners import TeamReplay
+
+E, S, GAMMA = 4, 40, 0.9
+KEYS = [
+    ("agents", "observation"),
+    ("agents", "action"),
+    ("agents", "mask"),
+    ("next", "agents", "observation"),
+    ("next", "agents", "reward"),
+    ("next", "agents", "mask"),
+    ("next", "terminated"),
+]
+
+
+def some_batch(n_steps, n_envs=E, n_agents=3):
+    """Steps of which one in ten ends an episode; masks and ends need not make sense together."""
+
+    def agents():
+        return {
+            "observation": torch.randn(n_envs, n_steps, n_agents, 5),
+            "mask": torch.rand(n_envs, n_steps, n_agents) < 0.8,
+        }
+
+    terminated = torch.rand(n_envs, n_steps, 1) < 0.07
+    done = terminated | (torch.rand(n_envs, n_steps, 1) < 0.05)
+    action = torch.randint(9, (n_envs, n_steps, n_agents))
+    then = {**agents(), "reward": torch.randn(n_envs, n_steps, n_agents, 1)}
+    flags = {"done": done, "terminated": terminated}
+    source = {"agents": {**agents(), "action": action}, "next": {"agents": then, **flags}}
+    return TensorDict(source, [n_envs, n_steps])
+
+
+def wrapped(priority=None, n_batches=9, length=7):
+    """A store that begins anew in the middle of a batch, and what it has, in order of time."""
+    replay = TeamReplay(S, E, KEYS, priority)
+    history = [some_batch(length) for _ in range(n_batches)]
+    for batch in history:
+        replay.extend(batch)
+    return replay, torch.cat(history, 1)[:, -S:]
