@@ -1,8 +1,9 @@
-"""BenchMARL's MAPPO on VMAS navigation: the reference side of the navigation benchmark.
+"""BenchMARL on VMAS navigation: the reference side of the navigation benchmark.
 
-Trains BenchMARL's own MAPPO with BenchMARL's own defaults (task, experiment, algorithm and model
-files of the installed package) and writes a learning curve as JSON. Only the number of frames and
-what BenchMARL logs are changed; "settings" in the result holds everything that was in force.
+Trains BenchMARL's own MAPPO, or another of its algorithms, with BenchMARL's own defaults (task,
+experiment, algorithm and model files of the installed package) and writes a learning curve as JSON.
+Only the number of frames and what BenchMARL logs are changed; "settings" in the result holds
+everything that was in force.
 
 BenchMARL 1.5.2 needs torchrl < 0.12, so this file imports nothing of the project and is run with
 the Python of an environment of its own, into which these were installed, in this order:
@@ -45,7 +46,7 @@ from typing import Any
 import benchmarl.experiment.experiment as experiment_module
 import numpy as np
 import torch
-from benchmarl.algorithms import MappoConfig
+from benchmarl.algorithms import algorithm_config_registry
 from benchmarl.environments import VmasTask
 from benchmarl.environments.common import TaskClass
 from benchmarl.experiment import Callback, Experiment, ExperimentConfig
@@ -158,6 +159,8 @@ def plain(value: Any) -> Any:
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    continuous = ["mappo", "ippo", "maddpg", "iddpg", "masac", "isac"]
+    parser.add_argument("--algorithm", choices=continuous, default="mappo")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--frames", type=int, default=600_000)
     parser.add_argument("--episodes", type=int, default=200, help="episodes in each evaluation")
@@ -166,7 +169,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="PyTorch's threads")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     args = parser.parse_args()
-    batch = ExperimentConfig.get_from_yaml().collected_frames_per_batch(on_policy=True)
+    on_policy = algorithm_config_registry[args.algorithm].on_policy()
+    batch = ExperimentConfig.get_from_yaml().collected_frames_per_batch(on_policy=on_policy)
     for name in ("frames", "evaluate_every"):
         if getattr(args, name) <= 0 or getattr(args, name) % batch:
             parser.error(f"--{name.replace('_', '-')} must be a positive multiple of {batch}")
@@ -183,7 +187,7 @@ def main() -> None:
     experiment_module.tqdm = functools.partial(experiment_module.tqdm, disable=True)
 
     task = VmasTask.NAVIGATION.get_from_yaml()
-    algorithm_config = MappoConfig.get_from_yaml()
+    algorithm_config = algorithm_config_registry[args.algorithm].get_from_yaml()
     model_config, critic_model_config = MlpConfig.get_from_yaml(), MlpConfig.get_from_yaml()
     config = ExperimentConfig.get_from_yaml()
     overrides: dict[str, Any] = {
@@ -199,7 +203,7 @@ def main() -> None:
         {
             "task": f"{task.env_name()}/{task.name.lower()}",
             "task_config": task.config,
-            "algorithm": "mappo",
+            "algorithm": args.algorithm,
             "algorithm_config": vars(algorithm_config),
             "model": "mlp",
             "model_config": vars(model_config),

@@ -1,6 +1,8 @@
 """VMAS navigation: the recipe vmas_navigation_mappo against BenchMARL 1.5.2's MAPPO.
 
     python benchmarks/navigation.py --write
+    python benchmarks/navigation.py --algorithm masac --frames 300000 --evaluate-every 30000 \
+        --seeds 0 --write
 
 Both train the same task (3 agents, BenchMARL's task settings) for 600,000 frames with seeds 0, 1
 and 2, and are evaluated every 60,000 frames on the same 200 episodes by the likeliest actions.
@@ -27,7 +29,6 @@ import report
 if TYPE_CHECKING:
     from torchrl.envs import EnvBase
 
-RECIPE = "vmas_navigation_mappo"
 BENCHMARL = Path(__file__).parent / "benchmarl_navigation.py"
 EVALUATION_SEED = 10_000
 COLORS = {"torchrl_marl": "#2a6fbb", "BenchMARL": "#d1662a"}
@@ -45,6 +46,7 @@ def run_benchmarl(python: Path, seed: int, path: Path, args: argparse.Namespace)
     """Trains one seed in a process of its own."""
     print(f"BenchMARL, seed {seed} ...", file=sys.stderr)
     options = {
+        "--algorithm": args.algorithm,
         "--seed": seed,
         "--frames": args.frames,
         "--episodes": args.episodes,
@@ -208,7 +210,7 @@ def final_rows(sides: dict[str, list[dict[str, Any]]]) -> list[list[str]]:
     return rows
 
 
-def draw(sides: dict[str, list[dict[str, Any]]], path: Path) -> None:
+def draw(sides: dict[str, list[dict[str, Any]]], path: Path, title: str) -> None:
     """Both curves in one picture: the mean of the seeds and their range."""
     import matplotlib
 
@@ -234,7 +236,7 @@ def draw(sides: dict[str, list[dict[str, Any]]], path: Path) -> None:
         axes.fill_between(frames, low, high, color=COLORS[name], alpha=0.18, linewidth=0)
     axes.set_xlabel("frames")
     axes.set_ylabel("episode return, likeliest actions")
-    axes.set_title("VMAS navigation, MAPPO", loc="left", weight="bold")
+    axes.set_title(title, loc="left", weight="bold")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#e4e4e4")
@@ -250,7 +252,8 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--recipe", default=RECIPE)
+    parser.add_argument("--algorithm", default="mappo", help="BenchMARL's, such as masac")
+    parser.add_argument("--recipe", help="ours; by default vmas_navigation_ALGORITHM")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--frames", type=int, default=600_000)
     parser.add_argument("--episodes", type=int, default=200)
@@ -267,6 +270,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     parser.add_argument("--write", action="store_true", help="write table and picture to results")
     args = parser.parse_args()
+    args.recipe = args.recipe or f"vmas_navigation_{args.algorithm}"
+    args.title = f"VMAS navigation, {args.recipe.rpartition('_')[2].upper()}"
+    args.name = "navigation" if args.algorithm == "mappo" else f"navigation_{args.algorithm}"
     if args.quick:
         args.seeds, args.frames, args.evaluate_every = args.seeds[:1], 12_000, 6_000
         args.episodes, args.write = 20, False
@@ -287,9 +293,22 @@ def main() -> None:
             path = folder / f"ours_seed{seed}.json"
             path.write_text(json.dumps(ours[-1], indent=2) + "\n", encoding="utf-8")
         sides = {"torchrl_marl": ours, "BenchMARL": theirs}
-        picture = report.file_name("navigation", "png")
-        draw(sides, picture if args.write else folder / picture.name)
+        picture = report.file_name(args.name, "png")
+        draw(sides, picture if args.write else folder / picture.name, args.title)
     publish(sides, picture, args)
+
+
+def settings_text(used: dict[str, Any]) -> str:
+    """The settings of BenchMARL that say most."""
+    everything = used["experiment_config"] | used["algorithm_config"] | used["model_config"]
+    policy = "on_policy" if "lmbda" in everything else "off_policy"
+    own = {
+        "on_policy": ["n_minibatch_iters", "minibatch_size"],
+        "off_policy": ["n_optimizer_steps", "train_batch_size", "memory_size"],
+    }
+    sizes = ["collected_frames_per_batch", "n_envs_per_worker", *own[policy]]
+    keys = ["lr", "gamma", *(f"{policy}_{size}" for size in sizes), "lmbda", "alpha_init"]
+    return ", ".join(f"{k} {everything[k]}" for k in [*keys, "num_cells"] if k in everything)
 
 
 def publish(
@@ -310,27 +329,15 @@ def publish(
     result = sides["BenchMARL"][0]
     used = {k: v for k, v in result["settings"].items() if k.endswith("config")}
     report.publish(
-        "navigation",
-        f"VMAS navigation: {args.recipe} and BenchMARL's MAPPO",
+        args.name,
+        f"{args.title}: {args.recipe} and BenchMARL's {args.algorithm.upper()}",
         sections,
         {
             "task": json.dumps(result["settings"]["task_config"]),
             "seeds": ", ".join(str(seed) for seed in args.seeds),
             "threads of torch": f"{args.threads}, BenchMARL {result['settings']['threads']}",
             "BenchMARL's versions": ", ".join(f"{k} {v}" for k, v in result["versions"].items()),
-            "BenchMARL's settings, its defaults": ", ".join(
-                f"{key} {used['experiment_config'][key]}"
-                for key in (
-                    "lr",
-                    "gamma",
-                    "on_policy_collected_frames_per_batch",
-                    "on_policy_n_envs_per_worker",
-                    "on_policy_n_minibatch_iters",
-                    "on_policy_minibatch_size",
-                )
-            )
-            + f", lmbda {used['algorithm_config']['lmbda']}, num_cells "
-            f"{used['model_config']['num_cells']}",
+            "BenchMARL's settings, its defaults": settings_text(used),
         },
         f"""Mean (least to most) over the seeds. A return is the mean over {args.episodes} episodes
         and the agents of the rewards summed over 100 steps; an episode that the task ends early,
