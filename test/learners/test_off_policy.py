@@ -17,9 +17,11 @@ from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners import Learner, OffPolicyConfig, OffPolicyLearner
 from torchrl_marl.learners.off_policy_config import ExplorationConfig, ReplayConfig
 from torchrl_marl.modules import CriticConfig, NetworkConfig
+from torchrl_marl.modules.config import CriticMixerConfig
 from torchrl_marl.recipes import load_config
 from torchrl_marl.runs import resume
 
+MIXER = CriticMixerConfig(hidden=4, kind="monotonic")
 SMALL = {"actor": NetworkConfig([8]), "critic": CriticConfig([8]), "minibatch_size": 16}
 
 
@@ -72,6 +74,7 @@ SETTINGS = {
     "a team's value": ({}, {"architecture": "set", "value_per": "team"}, {}),
     "state": ({}, {}, {"central_input": "state", "precision": "bf16"}),
     "all groups": ({}, {}, {"central_input": "team", "bootstrap": "agent"}),
+    "mixed": ({}, {"sharing": "none"}, {"mixer": MIXER, "central_input": "state"}),
 }
 
 
@@ -166,6 +169,7 @@ def test_schedules_of_exploration():
         (make_tag, {"algorithm": "masac", "bootstrap": "agent", "central_input": "team"}),
         (lambda: make_arena(n_groups=2), {"algorithm": "masac", "n_step": 2}),
         (make_arena, {"algorithm": "isac", "replay": ReplayConfig(200, alpha=0.6)}),
+        (lambda: make_arena(n_groups=2), {"algorithm": "matd3", "mixer": MIXER}),
     ],
 )
 def test_its_graphs_are_its_eager_updates(make, settings):

@@ -64,6 +64,14 @@ def test_settings_of_another_family_do_not_exist():
             ["learner=itd3", "learner.critic.architecture=set"],
             "learner.critic.architecture is 'set'",
         ),
+        (
+            ["learner=maddpg", "learner.mixer.kind=sum", "learner.bootstrap=agent"],
+            "learner.bootstrap is 'agent', but learner.mixer.kind is 'sum', which makes one value "
+            "for a group of critics that see one agent each; use learner.bootstrap=team, or "
+            "learner.mixer.kind=none.",
+        ),
+        (["learner=iddpg", "learner.mixer.kind=sum"], "learner.algorithm is maddpg or matd3"),
+        (["learner=maddpg", "learner.mixer.hidden=8"], "learner.mixer.kind is monotonic"),
         (["learner=maddpg", "learner.updates_per_frame=0"], "learner.updates_per_frame is 0"),
         (["learner=maddpg", "learner.central_input=state"], "use env.state=observations"),
     ],

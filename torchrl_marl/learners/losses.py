@@ -37,6 +37,7 @@ def _deterministic_loss(
         bootstrap=cast(Literal["team", "agent"], config.bootstrap),
         actor_gradient=_whose(config, group),
         gamma=config.gamma,
+        mixed=config.mixed,
         policy_noise=config.target_noise if config.delayed else 0.0,
         noise_clip=config.target_noise_clip,
         saturation_coeff=config.saturation_coeff,
@@ -60,6 +61,8 @@ def _soft_loss(actor: Any, critic: Any, group: GroupSpec, config: OffPolicyConfi
 
 def _whose(config: OffPolicyConfig, group: GroupSpec) -> Literal["group", "agent", "all"]:
     """Returns whose values actions raise, with as few passes as that takes."""
+    if config.mixed:
+        return "all"  # a group's value depends on its own actions alone
     if not config.central and body_of(config.critic).make_body is None:
         return "all"  # nobody's value depends on others' actions
     chosen = config.bootstrap if config.actor_gradient == "bootstrap" else config.actor_gradient

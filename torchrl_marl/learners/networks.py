@@ -22,6 +22,7 @@ from torchrl_marl.modules.action_critics import make_action_critic
 from torchrl_marl.modules.actors import make_actor
 from torchrl_marl.modules.critics import make_critic
 from torchrl_marl.modules.inputs import gather_observation
+from torchrl_marl.modules.mixed_critic import make_mixed_critic
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.modules.precision import set_precision
 from torchrl_marl.specs import GroupSpec
@@ -142,15 +143,19 @@ def build_action_critic(
     Raises:
         ConfigError: settings that do not fit, with the group and ``critic``.
     """
+    make: Callable[..., TensorDictSequential] = make_action_critic
+    settings: dict[str, Any] = {"team": seen}
+    if config.mixed:
+        make, settings = make_mixed_critic, vars(config.mixer)
     with _naming(group, "critic"):
-        critic = make_action_critic(
+        critic = make(
             group,
             config.critic,
             centralized=what_critics_see(config),
-            team=seen,
             n_critics=n_critics,
             observation_norm=norms.of(group if seen is None else seen),
             device=device,
+            **settings,
         )
     set_precision(critic, config.precision)
     return critic

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.config import ActorCriticConfig, CentralInput
-from torchrl_marl.modules.config import CriticConfig
+from torchrl_marl.modules.config import CriticConfig, CriticMixerConfig
 from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share, Weight
 
 __all__ = ["ExplorationConfig", "OffPolicyConfig", "ReplayConfig"]
@@ -62,6 +62,10 @@ class OffPolicyConfig(ActorCriticConfig):
     """The critic's network."""
     adam_eps: Positive = 1e-8
     """Adam's epsilon."""
+    mixer: Annotated[CriticMixerConfig, ReadWhere("algorithm", "maddpg", "matd3")] = field(
+        default_factory=CriticMixerConfig
+    )
+    """What makes one value of a group of critics that see one agent each (FACMAC)."""
     actor_lr: Positive = 3e-4
     """Learning rate of the actor's Adam."""
     critic_lr: Positive = 1e-3
@@ -114,6 +118,11 @@ class OffPolicyConfig(ActorCriticConfig):
     as a share of that of a uniform choice of the legal ones. None: -1, and 0.5."""
 
     @property
+    def mixed(self) -> bool:
+        """Whether critics see one agent each, and their values are mixed (FACMAC)."""
+        return self.algorithm in ("maddpg", "matd3") and self.mixer.kind != "none"
+
+    @property
     def twin(self) -> bool:
         """Whether there are two critics, of which the smaller value counts (TD3, SAC)."""
         return self.delayed or self.soft
@@ -132,12 +141,30 @@ class OffPolicyConfig(ActorCriticConfig):
     def check(self, at: str = "") -> None:
         """Refuses a store that is smaller than what is drawn from it, and impossible critics."""
         super().check(at)
+        self._check_mixer(at)
         for name in ("minibatch_size", "n_step"):
             value = getattr(self, name)
             if value > self.replay.capacity:
                 raise ConfigError(
                     f"{at}{name} is {value}, expected at most {at}replay.capacity, "
                     f"{self.replay.capacity}; use {at}replay.capacity={value}."
+                )
+
+    def _check_mixer(self, at: str) -> None:
+        """Refuses ends and values of one's own, and critics of all agents, under a mixer."""
+        expected = {
+            "bootstrap": (self.bootstrap, "team"),
+            "central_input": (self.central_input, "observations", "state"),
+            "actor_gradient": (self.actor_gradient, "bootstrap", "team"),
+            "critic.architecture": (self.critic.architecture, "mlp"),
+            "critic.value_per": (self.critic.value_per, "agent"),
+        }
+        for name, (found, *fitting) in expected.items() if self.mixed else ():
+            if found not in fitting:
+                raise ConfigError(
+                    f"{at}{name} is {found!r}, but {at}mixer.kind is {self.mixer.kind!r}, which "
+                    "makes one value for a group of critics that see one agent each; use "
+                    f"{at}{name}={fitting[0]}, or {at}mixer.kind=none."
                 )
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:

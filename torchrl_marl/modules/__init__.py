@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchrl_marl.modules.critics import make_critic
     from torchrl_marl.modules.deterministic_actor import make_deterministic_actor
     from torchrl_marl.modules.exploration import Explore
+    from torchrl_marl.modules.mixed_critic import make_mixed_critic
     from torchrl_marl.modules.mixers import make_mixer
     from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
     from torchrl_marl.modules.q_actor import make_q_actor
@@ -35,6 +36,7 @@ __getattr__, __dir__, __all__ = attach(
         "critics": ["make_critic"],
         "deterministic_actor": ["make_deterministic_actor"],
         "exploration": ["Explore"],
+        "mixed_critic": ["make_mixed_critic"],
         "mixers": ["make_mixer"],
         "normalization": ["ObservationNorm", "ValueNorm"],
         "q_actor": ["make_q_actor"],

@@ -14,8 +14,10 @@ __all__ = [
     "AGENT_IDS",
     "ARCHITECTURES",
     "CHANNELS",
+    "MIXERS",
     "SHARINGS",
     "CriticConfig",
+    "CriticMixerConfig",
     "MixerConfig",
     "NetworkConfig",
     "QNetworkConfig",
@@ -31,6 +33,11 @@ ACTIVATIONS = {
 }
 CHANNELS = {"first": "[C, H, W]", "last": "[H, W, C]"}
 AGENT_IDS = {"onehot": "a column for each agent", "embedding": "a few features, learned"}
+MIXERS = {
+    "none": "each agent's value stands for itself",
+    "sum": "the sum of the agents' values",
+    "monotonic": "a network that rises in each agent's value, with weights made of what all see",
+}
 ARCHITECTURES = {
     "mlp": "a multi-layer perceptron over all agents side by side",
     "set": "the mean over a set of living agents",
@@ -136,6 +143,18 @@ class MixerConfig:
     hidden: Count = 32
     """Units of the mixer."""
     init_scale: Positive = 1e-3
+    """Gain of the orthogonal start of what makes the mixer's weights."""
+
+
+@dataclass(frozen=True)
+class CriticMixerConfig(MixerConfig):
+    """What makes one value of a group of critics that see one agent each."""
+
+    kind: Annotated[str, OneOf(MIXERS)] = "none"
+    """How the agents' values become one; ``none``: critics are as ``central_input`` says."""
+    hidden: Annotated[Count, ReadWhere("kind", "monotonic")] = 32
+    """Units of the mixer."""
+    init_scale: Annotated[Positive, ReadWhere("kind", "monotonic")] = 1e-3
     """Gain of the orthogonal start of what makes the mixer's weights."""
 
 

@@ -14,19 +14,14 @@ from torch import Tensor, nn
 
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.modules.central import GroupColumns, columns_of_groups
+from torchrl_marl.modules.config import MIXERS
 from torchrl_marl.modules.inputs import AgentInput, StateInput, TeamInput
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.stacks.building import stack
 from torchrl_marl.per_group import PerGroup
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["MIXERS", "make_mixer"]
-
-MIXERS = {
-    "none": "each agent's value stands for itself",
-    "sum": "the sum of the agents' values",
-    "monotonic": "a network that rises in each agent's value, with weights made of what all see",
-}
+__all__ = ["make_mixer"]
 
 
 def make_mixer(

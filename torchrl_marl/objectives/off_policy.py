@@ -49,11 +49,16 @@ class OffPolicyLoss(LossModule):
         group (GroupSpec): sets every key.
         bootstrap ("team" or "agent"): whose ends stop the return.
         gamma (float): discount, where steps come without a ``discount`` of their own.
+        mixed (bool): values are mixed, so that a group has one: a step's reward is the mean of the
+            living of the group, and it is learned from where anyone of it acts.
         loss_function (str): ``"l2"``, ``"l1"`` or ``"smooth_l1"``, of the critics.
         functional (bool): hold the parameters and those of the targets apart from the networks, for
             TorchRL's ``SoftUpdate``. False: the networks are used as they are, and
             ``target_actor_network`` and ``target_qvalue_network`` are copies; ask for the gradient
             of each loss by its own network's parameters only.
+
+    Raises:
+        ValueError: another ``bootstrap``, or ``"agent"`` where values are mixed.
     """
 
     @dataclass
@@ -84,13 +89,19 @@ class OffPolicyLoss(LossModule):
         group: GroupSpec,
         bootstrap: Literal["team", "agent"] = "team",
         gamma: float = 0.99,
+        mixed: bool = False,
         loss_function: str = "l2",
         functional: bool = True,
     ) -> None:
         super().__init__()
         if bootstrap not in ("team", "agent"):
             raise ValueError(f"bootstrap is {bootstrap!r}, expected 'team' or 'agent'.")
-        self.group, self.bootstrap, self.gamma = group, bootstrap, gamma
+        if mixed and bootstrap == "agent":
+            raise ValueError(
+                "bootstrap is 'agent', but a mixer has one value for all, expected 'team'; "
+                "use bootstrap='team', or no mixer."
+            )
+        self.group, self.bootstrap, self.gamma, self.mixed = group, bootstrap, gamma, mixed
         self.loss_function, self._functional = loss_function, functional
         if actor_network is not None:
             self.hold("actor_network", actor_network)
@@ -203,12 +214,35 @@ class OffPolicyLoss(LossModule):
         return target, learned
 
     def rewards(self, data: TensorDictBase, everyone: Tensor) -> Tensor:
-        """Returns each agent's reward, ``[*B, N, 1]``; ``everyone`` is any ``[*B, N]``."""
-        return of_agents(data.get(("next", *_as_tuple(self.tensor_keys.reward))), everyone)
+        """Returns each agent's reward, or where values are mixed the mean of its group's living.
+
+        Shapes:
+            - everyone: any ``[*B, N]``; returns ``[*B, N, 1]``
+        """
+        key = ("next", *_as_tuple(self.tensor_keys.reward))
+        reward = of_agents(data.get(key), everyone)
+        if not self.mixed:
+            return reward
+        alive, rows = self.group.living(data), reward.squeeze(-1)
+        alive = torch.ones_like(rows, dtype=torch.bool) if alive is None else alive
+        total = self.per_group.sum(torch.where(alive, rows, 0.0))
+        return self.to_agents(total / self.per_group.sum(alive.to(rows.dtype)).clamp_min(1.0))
 
     def learned(self, data: TensorDictBase) -> Tensor | None:
-        """Returns whose steps are learned from, ``[*B, N]``; None for all."""
-        return None if self.group.mask_key is None else data.get(self.group.mask_key)
+        """Returns whose steps are learned from, ``[*B, N]``; None for all.
+
+        Who acts, or where values are mixed whose group does.
+        """
+        acts = None if self.group.mask_key is None else data.get(self.group.mask_key)
+        if acts is None or not self.mixed:
+            return acts
+        count = self.per_group.sum(acts.to(torch.get_default_dtype()))
+        return self.to_agents(count).squeeze(-1) > 0
+
+    def to_agents(self, of_groups: Tensor) -> Tensor:
+        """Gives every agent its group's value, ``[*B, G]`` to ``[*B, N, 1]``."""
+        rows = self.per_group.to_agents(of_groups)
+        return rows.expand(*rows.shape[:-1], self.group.n_agents).unsqueeze(-1)
 
     def distance(self, value: Tensor, target: Tensor) -> Tensor:
         """Returns how far values ``[*B, N, K]`` are from their targets."""

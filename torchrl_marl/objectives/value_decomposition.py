@@ -100,15 +100,10 @@ class ValueDecompositionLoss(OffPolicyLoss):
         negative_weight: float = 1.0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(None, qvalue_network, group=group, **kwargs)
+        mixed = mixer_network is not None
+        super().__init__(None, qvalue_network, group=group, mixed=mixed, **kwargs)
         self.double_q, self.negative_weight = double_q, negative_weight
-        self.mixed = mixer_network is not None
         if mixer_network is not None:
-            if self.bootstrap == "agent":
-                raise ValueError(
-                    "bootstrap is 'agent', but a mixer has one value for all, expected 'team'; "
-                    "use bootstrap='team', or no mixer."
-                )
             self.hold("mixer_network", mixer_network)
         own = ("action_value", "chosen_action_value")
         self.set_keys(action_value=group.key(own[0]), local_value=group.key(own[1]))
@@ -141,25 +136,7 @@ class ValueDecompositionLoss(OffPolicyLoss):
         with self.network("mixer_network", target, detached) as mixer:
             rows = data.select(*mixer.in_keys, strict=False).set(keys.local_value, chosen)
             total = mixer(rows).get(keys.global_value)
-        return self._to_agents(total)
-
-    def rewards(self, data: TensorDictBase, everyone: Tensor) -> Tensor:
-        """Returns each agent's reward, or with a mixer the mean of the living's of its group."""
-        reward = super().rewards(data, everyone)
-        if not self.mixed:
-            return reward
-        alive, rows = self.group.living(data), reward.squeeze(-1)
-        alive = torch.ones_like(rows, dtype=torch.bool) if alive is None else alive
-        total = self.per_group.sum(torch.where(alive, rows, 0.0))
-        return self._to_agents(total / self.per_group.sum(alive.to(rows.dtype)).clamp_min(1.0))
-
-    def learned(self, data: TensorDictBase) -> Tensor | None:
-        """Returns whose steps are learned from: who acts, or with a mixer whose group does."""
-        acts = super().learned(data)
-        if acts is None or not self.mixed:
-            return acts
-        count = self.per_group.sum(acts.to(torch.get_default_dtype()))
-        return self._to_agents(count).squeeze(-1) > 0
+        return self.to_agents(total)
 
     def distance(self, value: Tensor, target: Tensor) -> Tensor:
         """Returns how far values are from their target; less where the target is below."""
@@ -167,11 +144,6 @@ class ValueDecompositionLoss(OffPolicyLoss):
         if self.negative_weight == 1.0:
             return loss
         return torch.where(target < value.detach(), self.negative_weight * loss, loss)
-
-    def _to_agents(self, of_groups: Tensor) -> Tensor:
-        """``[*B, G]`` to ``[*B, N, 1]``."""
-        rows = self.per_group.to_agents(of_groups)
-        return rows.expand(*rows.shape[:-1], self.group.n_agents).unsqueeze(-1)
 
     @property
     def read_keys(self) -> list[NestedKey]:

@@ -1,0 +1,224 @@
+"""FACMAC: MADDPG's loss with critics of single agents whose values are mixed."""
+
+import pytest
+import torch
+from support.samples import POISON, assert_same, make_group, make_trajectory, poisoned
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.joining import join
+from torchrl_marl.modules import (
+    NetworkConfig,
+    RandomActor,
+    make_action_critic,
+    make_deterministic_actor,
+    make_mixed_critic,
+)
+from torchrl_marl.objectives import MADDPGLoss, MASACLoss
+
+SMALL = NetworkConfig([8])
+
+
+def networks(group, kind="monotonic", **kwargs):
+    actor = make_deterministic_actor(group, SMALL)
+    critic = make_mixed_critic(group, SMALL, kind, hidden=6, **kwargs)
+    for parameter in [*actor.parameters(), *critic.parameters()]:
+        nn.init.normal_(parameter, std=0.3)
+    return actor, critic
+
+
+def steps(group, *batch, seed=0, alive=0.7):
+    td = make_trajectory(group, *batch, seed=seed, alive=alive)
+    torch.manual_seed(seed)
+    return RandomActor(group)(td)
+
+
+def losses(actor, critic, group, **kwargs):
+    return MADDPGLoss(actor, critic, group=group, functional=False, **kwargs)
+
+
+def gradients(loss, td):
+    """Those of the actor's loss by the actor, and of the critics' by the critics and mixers."""
+    terms = loss(td)
+    found = []
+    for name, network in (
+        ("loss_actor", loss.actor_network),
+        ("loss_value", loss.qvalue_network),
+    ):
+        own = list(network.parameters())
+        found += torch.autograd.grad(terms[name].sum(), own, retain_graph=True)
+    return terms, found
+
+
+def test_the_sum_of_one_agent_is_its_own_value():
+    """DDPG, then."""
+    torch.manual_seed(0)
+    group = make_group(n=1)
+    td = steps(group, 32)
+    actor, mixed = networks(group, "sum", n_critics=2)
+    plain = make_action_critic(group, SMALL, centralized=False, n_critics=2)
+    plain.load_state_dict(mixed.state_dict())
+    one = gradients(losses(actor, mixed, group, mixed=True, policy_noise=0.0), td.clone())
+    other = gradients(losses(actor, plain, group, policy_noise=0.0), td.clone())
+    for key, value in one[0].items():
+        torch.testing.assert_close(value, other[0][key])
+    for a, b in zip(one[1], other[1], strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_each_action_raises_its_own_part_of_a_sum():
+    """So actors learn what they do of critics of their own, times the number of agents."""
+    torch.manual_seed(0)
+    group = make_group(n=3, mask=False)
+    td = steps(group, 32)
+    actor, mixed = networks(group, "sum")
+    plain = make_action_critic(group, SMALL, centralized=False)
+    plain.load_state_dict(mixed.state_dict())
+    one, other = losses(actor, mixed, group, mixed=True), losses(actor, plain, group)
+    own = list(actor.parameters())
+    mine = torch.autograd.grad(one(td)["loss_actor"], own)
+    theirs = torch.autograd.grad(other(td)["loss_actor"], own)
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, 3 * b)
+
+
+def test_values_and_targets_of_a_sum_by_hand():
+    """Two agents: Q_i = o_i + 10 a_i, and the actor does half of what it sees."""
+    group = make_group("unbounded", n=2, o=1)
+    half = nn.Linear(1, 1, bias=False)
+    half.weight.data.fill_(0.5)
+    actor = TensorDictModule(half, [("car", "observation")], [("car", "action")])
+    critic = make_mixed_critic(group, NetworkConfig([]), "sum")
+    layer = dict(critic.named_parameters())
+    for name, parameter in layer.items():
+        values = torch.tensor([1.0, 10.0]) if name.endswith("weight") else torch.zeros(1)
+        parameter.data.copy_(values.reshape(parameter.shape))
+    td = make_trajectory(group, 1)
+    td["car", "observation"] = torch.tensor([[[1.0], [2.0]]])
+    td["car", "action"] = torch.tensor([[[3.0], [1.0]]])
+    td["car", "mask"] = torch.tensor([[True, False]])
+    td["next", "car", "observation"] = torch.tensor([[[2.0], [4.0]]])
+    td["next", "car", "mask"] = torch.tensor([[True, True]])
+    td["next", "car", "reward"] = torch.tensor([[[1.0], [5.0]]])
+    for flags in (td["next"], td["next", "car"]):
+        for key in {"done", "terminated", "truncated"} & set(flags.keys()):
+            flags[key] = torch.zeros_like(flags[key])
+    terms = losses(actor, critic, group, gamma=0.5, mixed=True)(td)
+    # The first alone acts and earns: Q = 1 + 30. Next both: 2 + 10 and 4 + 20.
+    error = 31 - (1 + 0.5 * 36)
+    torch.testing.assert_close(terms["loss_value"], torch.tensor(error**2.0))
+    torch.testing.assert_close(td["car", "td_error"].squeeze(), torch.full((2,), error * 1.0))
+    torch.testing.assert_close(terms["loss_actor"], -torch.tensor(1 + 10 * 0.5))
+
+
+def test_a_sum_finds_what_each_earns_by_itself():
+    """Rewards 1 a and 3 a of two agents, shared: each critic's slope is half of its own."""
+    torch.manual_seed(0)
+    group = make_group("unbounded", n=2, o=1, mask=False)
+    config = NetworkConfig([], sharing="none")
+    critic = make_mixed_critic(group, config, "sum")
+    loss = losses(make_deterministic_actor(group, config), critic, group, gamma=0.0, mixed=True)
+    td = steps(group, 256)
+    slopes = torch.tensor([1.0, 3.0]).unsqueeze(-1)
+    td["next", "car", "reward"] = slopes * td["car", "action"]
+    optimizer = torch.optim.Adam(critic.parameters(), lr=0.1)
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss.value_loss(td)[0].backward()
+        optimizer.step()
+    found = td.select(*loss.read_keys, loss.tensor_keys.action).copy()
+    found["car", "action"] = found["car", "action"].requires_grad_()
+    (slope,) = torch.autograd.grad(critic(found)["car", "state_action_value"][:, 0].sum(),
+                                   found["car", "action"])  # fmt: skip
+    torch.testing.assert_close(slope[0], slopes / 2, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["sum", "monotonic"])
+@pytest.mark.parametrize("centralized", [True, "state"])
+def test_poison(kind, centralized):
+    """What stands in masked slots changes no bit of losses, errors and gradients."""
+    torch.manual_seed(0)
+    group = make_group("wide", state=4)
+    actor, critic = networks(group, kind, centralized=centralized, n_critics=2)
+    loss = losses(actor, critic, group, mixed=True, policy_noise=0.2, saturation_coeff=0.1)
+    td = steps(group, 32)
+    flags = td["next", group.name]
+    mask, following = td[group.mask_key], td["next", group.mask_key]
+    seen = following | (mask & (flags["truncated"] & ~flags["terminated"]).squeeze(-1))
+    torch.manual_seed(1)
+    terms, found = gradients(loss, expected := td.clone())
+    assert all(bool(g.isfinite().all()) for g in found)
+    assert sum(bool((g != 0).any()) for g in found) > 8
+    for value in POISON:
+        bad = td.clone()
+        for key, alive in (
+            (group.observation_key, mask),
+            (group.action_key, mask),
+            (("next", group.name, "reward"), mask),
+            (("next", group.name, "observation"), seen),
+        ):
+            bad = poisoned(bad, key, alive, value)
+        torch.manual_seed(1)
+        others, again = gradients(loss, bad)
+        for key, term in terms.items():
+            assert_same(term, others[key], key)
+        for one, other in zip(found, again, strict=True):
+            assert_same(one, other)
+        assert_same(expected[group.name, "td_error"], bad[group.name, "td_error"])
+
+
+@pytest.mark.parametrize("kind", ["sum", "monotonic"])
+def test_permuted_agents(kind):
+    """The mixer's weights are made of the state, which has no order of agents."""
+    torch.manual_seed(0)
+    group = make_group(state=4)
+    actor, critic = networks(group, kind, centralized="state")
+    loss, td, order = losses(actor, critic, group, mixed=True), steps(group, 16), [2, 0, 1]
+    if kind == "monotonic":  # weights that are the same for all agents
+        for name, parameter in critic.named_parameters():
+            if "weights." in name:
+                rows = parameter.data.unflatten(0, (-1, 6))
+                rows[:3] = rows[:1].clone()
+    other = td.clone()
+    for key in td.keys(True, True):
+        if isinstance(key, tuple) and "car" in key:
+            other[key] = td[key][:, order]
+    one, permuted = loss(td), loss(other)
+    for key, value in one.items():
+        torch.testing.assert_close(value, permuted[key])
+
+
+def test_groups_side_by_side_have_a_value_each():
+    torch.manual_seed(0)
+    groups = make_group(n=2, name="cat", o=4), make_group(n=3, name="mouse", o=3)
+    joined = join(groups)
+    critic = make_mixed_critic(joined, SMALL, n_critics=2)
+    seen = {
+        "observation": torch.randn(7, 5, 4),
+        "action": torch.rand(7, 5, 2),
+        "mask": torch.ones(7, 5, dtype=torch.bool),
+    }
+    from tensordict import TensorDict
+
+    values = critic(TensorDict({joined.name: seen}, [7]))[joined.name, "state_action_value"]
+    assert values.shape == (7, 5, 2)
+    assert torch.equal(values[:, 0], values[:, 1]) and torch.equal(values[:, 2], values[:, 4])
+    assert not torch.equal(values[:, 1], values[:, 2])
+
+
+def test_a_mixed_value_has_no_end_of_ones_own():
+    group = make_group()
+    with pytest.raises(ValueError, match="expected 'team'"):
+        losses(*networks(group), group, mixed=True, bootstrap="agent")
+    with pytest.raises(ConfigError, match="no 'state'"):
+        make_mixed_critic(group, SMALL, centralized="state")
+
+
+def test_soft_actor_critic_may_be_mixed_too():
+    from torchrl_marl.modules import make_actor
+
+    group = make_group()
+    critic = make_mixed_critic(group, SMALL, n_critics=2)
+    loss = MASACLoss(make_actor(group, SMALL), critic, group=group, mixed=True)
+    assert all(bool(x.isfinite().all()) for x in loss(steps(group, 8)).values())
