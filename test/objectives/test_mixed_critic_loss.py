@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.samples import POISON, assert_same, make_group, make_trajectory, poisoned
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -12,6 +13,7 @@ from torchrl_marl.modules import (
     NetworkConfig,
     RandomActor,
     make_action_critic,
+    make_actor,
     make_deterministic_actor,
     make_mixed_critic,
 )
@@ -84,19 +86,19 @@ def test_each_action_raises_its_own_part_of_a_sum():
 
 
 def test_values_and_targets_of_a_sum_by_hand():
-    """Two agents: Q_i = o_i + 10 a_i, and the actor does half of what it sees."""
+    """Two agents: Q_i = o_i + 10 a_i, and the actor does half of what it sees, and 0."""
     group = make_group("unbounded", n=2, o=1)
-    half = nn.Linear(1, 1, bias=False)
-    half.weight.data.fill_(0.5)
+    half = nn.Linear(1, 2, bias=False)
+    half.weight.data.copy_(torch.tensor([[0.5], [0.0]]))
     actor = TensorDictModule(half, [("car", "observation")], [("car", "action")])
     critic = make_mixed_critic(group, NetworkConfig([]), "sum")
     layer = dict(critic.named_parameters())
     for name, parameter in layer.items():
-        values = torch.tensor([1.0, 10.0]) if name.endswith("weight") else torch.zeros(1)
+        values = torch.tensor([1.0, 10.0, 7.0]) if name.endswith("weight") else torch.zeros(1)
         parameter.data.copy_(values.reshape(parameter.shape))
     td = make_trajectory(group, 1)
     td["car", "observation"] = torch.tensor([[[1.0], [2.0]]])
-    td["car", "action"] = torch.tensor([[[3.0], [1.0]]])
+    td["car", "action"] = torch.tensor([[[3.0, 0.0], [1.0, 0.0]]])
     td["car", "mask"] = torch.tensor([[True, False]])
     td["next", "car", "observation"] = torch.tensor([[[2.0], [4.0]]])
     td["next", "car", "mask"] = torch.tensor([[True, True]])
@@ -121,7 +123,7 @@ def test_a_sum_finds_what_each_earns_by_itself():
     loss = losses(make_deterministic_actor(group, config), critic, group, gamma=0.0, mixed=True)
     td = steps(group, 256)
     slopes = torch.tensor([1.0, 3.0]).unsqueeze(-1)
-    td["next", "car", "reward"] = slopes * td["car", "action"]
+    td["next", "car", "reward"] = slopes * td["car", "action"][..., :1]
     optimizer = torch.optim.Adam(critic.parameters(), lr=0.1)
     for _ in range(200):
         optimizer.zero_grad()
@@ -131,7 +133,7 @@ def test_a_sum_finds_what_each_earns_by_itself():
     found["car", "action"] = found["car", "action"].requires_grad_()
     (slope,) = torch.autograd.grad(critic(found)["car", "state_action_value"][:, 0].sum(),
                                    found["car", "action"])  # fmt: skip
-    torch.testing.assert_close(slope[0], slopes / 2, rtol=0, atol=1e-3)
+    torch.testing.assert_close(slope[0, :, :1], slopes / 2, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["sum", "monotonic"])
@@ -174,12 +176,12 @@ def test_permuted_agents(kind):
     torch.manual_seed(0)
     group = make_group(state=4)
     actor, critic = networks(group, kind, centralized="state")
-    loss, td, order = losses(actor, critic, group, mixed=True), steps(group, 16), [2, 0, 1]
     if kind == "monotonic":  # weights that are the same for all agents
         for name, parameter in critic.named_parameters():
             if "weights." in name:
                 rows = parameter.data.unflatten(0, (-1, 6))
                 rows[:3] = rows[:1].clone()
+    loss, td, order = losses(actor, critic, group, mixed=True), steps(group, 16), [2, 0, 1]
     other = td.clone()
     for key in td.keys(True, True):
         if isinstance(key, tuple) and "car" in key:
@@ -199,8 +201,6 @@ def test_groups_side_by_side_have_a_value_each():
         "action": torch.rand(7, 5, 2),
         "mask": torch.ones(7, 5, dtype=torch.bool),
     }
-    from tensordict import TensorDict
-
     values = critic(TensorDict({joined.name: seen}, [7]))[joined.name, "state_action_value"]
     assert values.shape == (7, 5, 2)
     assert torch.equal(values[:, 0], values[:, 1]) and torch.equal(values[:, 2], values[:, 4])
@@ -216,8 +216,6 @@ def test_a_mixed_value_has_no_end_of_ones_own():
 
 
 def test_soft_actor_critic_may_be_mixed_too():
-    from torchrl_marl.modules import make_actor
-
     group = make_group()
     critic = make_mixed_critic(group, SMALL, n_critics=2)
     loss = MASACLoss(make_actor(group, SMALL), critic, group=group, mixed=True)

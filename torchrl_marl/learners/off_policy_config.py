@@ -62,9 +62,10 @@ class OffPolicyConfig(ActorCriticConfig):
     """The critic's network."""
     adam_eps: Positive = 1e-8
     """Adam's epsilon."""
-    mixer: Annotated[CriticMixerConfig, ReadWhere("algorithm", "maddpg", "matd3")] = field(
-        default_factory=CriticMixerConfig
-    )
+    mixer: Annotated[
+        CriticMixerConfig,
+        ReadWhere("algorithm", "maddpg", "matd3", of=("kind", "hidden", "init_scale")),
+    ] = field(default_factory=CriticMixerConfig)
     """What makes one value of a group of critics that see one agent each (FACMAC)."""
     actor_lr: Positive = 3e-4
     """Learning rate of the actor's Adam."""
