@@ -46,6 +46,8 @@ SETTINGS = {
     "modules.config",
     "learners.config",
     "learners.off_policy_config",
+    "learners.replay_config",
+    "learners.value_config",
     "learners.algorithms",
     "training.config",
 }

@@ -140,7 +140,7 @@ def test_temperatures_are_learned_and_kept():
     other.load_state_dict(learner.state_dict())
     for one, two in zip(states([learner]), states([other]), strict=True):
         assert torch.equal(one, two)
-    held = [*other.updates.temperatures.means, *other.log_alphas.values()]
+    held = [*other.updates.optimizers["alphas"].means, *other.log_alphas.values()]
     assert all(bool((x != 0).all()) for x in held)
 
 

@@ -30,9 +30,8 @@ def test_settings_of_another_family_do_not_exist():
         "learner.lmbda is 0.5, which is read only where learner.algorithm is mappo or ippo; "
         "leave learner.lmbda out."
     )
-    assert "learner.algorithm is maddpg, iddpg, matd3, itd3, masac or isac" in refusal(
-        "learner.tau=0.5"
-    )
+    stored = "maddpg, iddpg, matd3, itd3, masac, isac, qmix, vdn or iql"
+    assert f"learner.algorithm is {stored}" in refusal("learner.tau=0.5")
     assert "groups.agent.algorithm is mappo or ippo" in refusal(
         "groups.agent=maddpg", "groups.agent.lr=0.1"
     )
@@ -78,6 +77,35 @@ def test_settings_of_another_family_do_not_exist():
 )
 def test_refusals(texts, message):
     assert message in refusal(*texts)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (
+            ["learner=qmix", "learner.bootstrap=agent"],
+            "learner.bootstrap is 'agent', but qmix has one value for all agents, expected 'team'; "
+            "use learner.bootstrap=team, or learner.algorithm=iql.",
+        ),
+        (["learner=vdn", "learner.mixer.hidden=8"], "read only where learner.algorithm is qmix"),
+        (["learner=iql", "learner.central_input=team"], "where learner.algorithm is qmix"),
+        (["learner=maddpg", "learner.double_q=false"], "algorithm is qmix, vdn or iql"),
+        (["learner=qmix", "learner.exploration.sigma=0.1"], "read only where"),
+        (["learner=qmix", "learner.mixer.init_scale=0"], "learner.mixer.init_scale is 0"),
+        (["learner=qmix", "learner.central_input=state"], "use env.state=observations"),
+    ],
+)
+def test_refusals_of_values(texts, message):
+    assert message in refusal(*texts)
+
+
+def test_a_q_network_takes_over_the_actors_sizes():
+    config = load_config(TAG, ["groups.agent=iql", "learner.actor.num_cells=[32]"])
+    learner = override(config, "groups", "agent")
+    assert learner.actor.num_cells == [32] and not learner.actor.dueling and learner.gamma == 0.95
+    known = settings_of(load_config(TAG, ["learner=qmix"]).learner)
+    assert {"lr", "mixer.hidden", "actor.dueling", "tau"} <= set(known)
+    assert not {"critic.num_cells", "exploration.sigma", "actor_lr", "lmbda"} & set(known)
 
 
 def test_a_store_smaller_than_its_look_ahead():

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from torchrl_marl.learners.replay.priorities import Priority
     from torchrl_marl.learners.replay.team_replay import TeamReplay
     from torchrl_marl.learners.replay.tree_sampler import TreeSampler
+    from torchrl_marl.learners.value_config import ValueConfig
+    from torchrl_marl.learners.value_learner import ValueLearner
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
@@ -29,5 +31,7 @@ __getattr__, __dir__, __all__ = attach(
         "replay.priorities": ["Priority"],
         "replay.team_replay": ["TeamReplay"],
         "replay.tree_sampler": ["TreeSampler"],
+        "value_config": ["ValueConfig"],
+        "value_learner": ["ValueLearner"],
     },
 )

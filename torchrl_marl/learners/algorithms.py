@@ -50,6 +50,10 @@ _OFF_POLICY = (
     "torchrl_marl.learners.off_policy_config:OffPolicyConfig",
     "torchrl_marl.learners.off_policy:OffPolicyLearner",
 )
+_VALUES = (
+    "torchrl_marl.learners.value_config:ValueConfig",
+    "torchrl_marl.learners.value_learner:ValueLearner",
+)
 _RANDOM = (
     "torchrl_marl.learners.config:RandomConfig",
     "torchrl_marl.learners.fixed_policy:FixedPolicy",
@@ -110,6 +114,18 @@ ALGORITHMS = Algorithms(
         "isac": Algorithm(
             "soft actor-critic: each agent's critics see what the agent sees and does",
             *_OFF_POLICY,
+        ),
+        "qmix": Algorithm(
+            "values of discrete actions from stored steps, mixed by a network that rises in each "
+            "agent's",
+            *_VALUES,
+        ),
+        "vdn": Algorithm(
+            "values of discrete actions from stored steps; the team's is their sum", *_VALUES
+        ),
+        "iql": Algorithm(
+            "values of discrete actions from stored steps; each agent by itself, a team's DQN",
+            *_VALUES,
         ),
         "random": Algorithm(
             "random actions, nothing is learned: for a group that the others play against", *_RANDOM

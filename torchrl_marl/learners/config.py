@@ -44,6 +44,16 @@ class LearnerConfig:
     algorithm: str = ""
     """How agents learn."""
 
+    def check(self, at: str = "") -> None:
+        """Refuses settings that do not fit together.
+
+        Args:
+            at (str): what stands before the names in messages.
+
+        Raises:
+            ConfigError: naming them.
+        """
+
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
         """Refuses what does not fit the rest of a run.
 
@@ -101,6 +111,20 @@ class TrainedConfig(LearnerConfig):
     actor: NetworkConfig = field(default_factory=NetworkConfig)
     """The actor's network."""
 
+    @property
+    def central(self) -> bool:
+        """Whether critics, or a mixer, see more than their own agent."""
+        return self.algorithm in _CENTRAL.values()
+
+    def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
+        """Refuses a critic or a mixer of a state that the world does not give."""
+        central = self.central and self.central_input == "state"
+        if central and not own_env and run.env.library == "vmas" and run.env.state is None:
+            raise ConfigError(
+                f"{at}central_input is 'state', but env.state is null and VMAS gives none; "
+                "use env.state=observations."
+            )
+
 
 @dataclass(frozen=True)
 class ActorCriticConfig(TrainedConfig):
@@ -113,17 +137,13 @@ class ActorCriticConfig(TrainedConfig):
         if not isinstance(self.critic, CriticConfig):  # a plain network will do, too
             object.__setattr__(self, "critic", CriticConfig(**vars(self.critic)))
 
-    @property
-    def central(self) -> bool:
-        """Whether critics see more than their own agent."""
-        return self.algorithm in _CENTRAL.values()
-
     def check(self, at: str = "") -> None:
         """Refuses critics that their input or their sharing makes impossible.
 
         Raises:
             ConfigError: naming the settings that do not fit together.
         """
+        super().check(at)
         critic, sharing = self.critic, sharing_of(self.critic)
         central = _CENTRAL.get(self.algorithm, self.algorithm)
         of_agents = self.central and self.central_input != "state"
@@ -145,15 +165,6 @@ class ActorCriticConfig(TrainedConfig):
                 f"{at}critic.sharing is {sharing!r}, but a critic of architecture "
                 f"{critic.architecture!r} is one network for all; "
                 f"use {at}critic.sharing=group."
-            )
-
-    def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
-        """Refuses a critic of a state that the world does not give."""
-        central = self.central and self.central_input == "state"
-        if central and not own_env and run.env.library == "vmas" and run.env.state is None:
-            raise ConfigError(
-                f"{at}central_input is 'state', but env.state is null and VMAS gives none; "
-                "use env.state=observations."
             )
 
 

@@ -16,13 +16,15 @@ from torch import nn
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.joining import join
-from torchrl_marl.learners.config import ActorCriticConfig, OnPolicyConfig
+from torchrl_marl.learners.config import ActorCriticConfig, OnPolicyConfig, TrainedConfig
 from torchrl_marl.learners.off_policy_config import OffPolicyConfig
+from torchrl_marl.learners.value_config import ValueConfig
 from torchrl_marl.modules.action_critics import make_action_critic
 from torchrl_marl.modules.actors import make_actor
 from torchrl_marl.modules.critics import make_critic
 from torchrl_marl.modules.inputs import gather_observation
 from torchrl_marl.modules.mixed_critic import make_mixed_critic
+from torchrl_marl.modules.mixers import make_mixer
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.modules.precision import set_precision
 from torchrl_marl.specs import GroupSpec
@@ -32,6 +34,7 @@ __all__ = [
     "build_action_critic",
     "build_actor",
     "build_critic",
+    "build_mixer",
     "must_stay_apart",
     "seen_by_critics",
 ]
@@ -69,7 +72,7 @@ class ObservationNorms(nn.ModuleDict):
 
 def build_actor(
     group: GroupSpec,
-    config: ActorCriticConfig,
+    config: TrainedConfig,
     norms: ObservationNorms,
     device: torch.device | str | None = None,
     make: Callable[..., TensorDictModuleBase] = make_actor,
@@ -161,19 +164,54 @@ def build_action_critic(
     return critic
 
 
-def what_critics_see(config: ActorCriticConfig) -> Any:
+def build_mixer(
+    group: GroupSpec,
+    seen: GroupSpec | None,
+    config: ValueConfig,
+    norms: ObservationNorms,
+    device: torch.device | str | None = None,
+) -> TensorDictModule | None:
+    """Builds the mixer of a group's values, or None where the algorithm has none.
+
+    Args:
+        group (GroupSpec): whose values.
+        seen (GroupSpec, optional): the agents that a mixer across groups sees.
+        config, norms, device: as in :func:`build_actor`.
+
+    Raises:
+        ConfigError: settings that do not fit, with the group and ``mixer``.
+    """
+    with _naming(group, "mixer"):
+        mixer = make_mixer(
+            group,
+            cast(Any, config.mixes),
+            hidden=config.mixer.hidden,
+            centralized=what_critics_see(config),
+            team=seen,
+            init_scale=config.mixer.init_scale,
+            observation_norm=norms.of(group if seen is None else seen),
+            device=device,
+        )
+    if mixer is not None:
+        set_precision(mixer, config.precision)
+    return mixer
+
+
+def what_critics_see(config: TrainedConfig) -> Any:
     """Returns the word for it, ``centralized`` of :func:`~torchrl_marl.modules.make_critic`."""
     return "state" if config.central and config.central_input == "state" else config.central
 
 
-def seen_by_critics(groups: Iterable[GroupSpec], config: ActorCriticConfig) -> GroupSpec | None:
+def seen_by_critics(groups: Iterable[GroupSpec], config: TrainedConfig) -> GroupSpec | None:
     """Returns the agents that a critic across groups sees, as one group; None without one."""
     across = config.central and config.central_input == "team"
     return join(list(groups), same_actions=False) if across else None
 
 
-def must_stay_apart(config: ActorCriticConfig) -> bool:
+def must_stay_apart(config: TrainedConfig) -> bool:
     """Whether each group needs networks of its own: one over a set of agents would see them all."""
+    if not isinstance(config, ActorCriticConfig):
+        return False
     return config.critic.architecture != "mlp" and config.central_input != "team"
 
 

@@ -5,12 +5,13 @@ Shapes: U updates, B rows of a minibatch, G groups that are trained as one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple, cast
+from typing import Literal, cast
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.capture import capture
@@ -19,69 +20,48 @@ from torchrl_marl.learners.adam import Adam
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.recording import Programs, unchanged
 from torchrl_marl.learners.replay import TeamReplay
-from torchrl_marl.modules.random_actor import RandomActor
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
-from torchrl_marl.specs import GroupSpec
 
-__all__ = ["Clips", "ReplayUpdates"]
+__all__ = ["History", "ReplayUpdates", "Step"]
 
 History = dict[NestedKey, Tensor]
 
 
-class Clips(NamedTuple):
-    """Limits of the gradients of an actor, and of its critics."""
+@dataclass(frozen=True)
+class Step:
+    """A step of an update: a loss, and what it moves.
 
-    actor: GradientClip
-    critic: GradientClip
+    Args:
+        of ("value" or "actor"): which of the losses.
+        optimizers (mapping): name -> Adam, of all parameters that it moves.
+        clips (mapping): name of a loss -> the limit of its gradient.
+        norm (str): the metric of the gradient's norm.
+        interval (int): updates for one such step.
+    """
 
-    @classmethod
-    def of_loss(cls, loss: OffPolicyLoss, seen: GroupSpec | None, limit: float | None) -> Clips:
-        """Finds out which rows of a loss's networks serve which group.
-
-        Args:
-            loss (OffPolicyLoss): with plain networks.
-            seen (GroupSpec, optional): the agents that a critic across groups sees.
-            limit (float, optional): the largest norm of each; None for none.
-        """
-        group, actor, critic = loss.group, loss.actor_network, loss.qvalue_network
-        act = RandomActor(group, next(critic.parameters()).device)
-
-        def outputs(td: TensorDict) -> Tensor:
-            if group.discrete:
-                return actor.get_dist(td).logits.clamp_min(-100.0).sum(-1)
-            if group.key("scale") in actor.out_keys:  # a stochastic one
-                dist = actor.get_dist(td)
-                return (dist.loc + dist.scale).sum(-1)
-            return actor(td).get(group.action_key).sum(-1)
-
-        def values(td: TensorDict) -> Tensor:
-            return loss.values(act(td)).sum(-1)
-
-        return cls(
-            GradientClip.of_outputs(group, actor.parameters(), outputs, limit),
-            GradientClip.of_outputs(group, critic.parameters(), values, limit, seen=seen),
-        )
+    of: Literal["value", "actor"]
+    optimizers: Mapping[str, Adam]
+    clips: Mapping[str, GradientClip]
+    norm: str = "grad_norm"
+    interval: int = 1
 
 
 class ReplayUpdates:
-    """Makes updates of actors and critics from a replay, eagerly or as graphs.
+    """Makes updates from a replay, eagerly or as graphs.
 
-    Each takes all losses' steps from the same rows: critics, and in every ``interval``-th update
-    actors, then the targets.
+    Each takes the steps that are due, one after the other, all losses' from the same rows; the
+    targets follow the last of the steps.
 
     Args:
         losses (mapping): name -> the loss, with ``functional=False``.
-        clips (mapping): name -> the limits of its gradients.
-        actors, critics (Adam): of all their parameters.
+        steps (sequence of Step): in their order.
         minibatch_size, n_step, gamma, tau: as in
-            :class:`~torchrl_marl.learners.off_policy_config.OffPolicyConfig`.
-        interval (int): updates of the critics for one of actors and targets.
-        temperatures (Adam, optional): of the losses that learn one, ``log_alpha``; moves when
-            actors do.
+            :class:`~torchrl_marl.learners.replay_config.ReplayLearnerConfig`.
         execution (str): ``eager``, or of :func:`~torchrl_marl.capture.capture`: each update is then
             one graph, from the rows to the priorities.
 
     Attributes:
+        optimizers (dict): name -> Adam, of all steps.
         count (int): updates so far.
 
     Reduces to: the eager updates; to the bit, where graphs are not compiled.
@@ -90,126 +70,108 @@ class ReplayUpdates:
     def __init__(
         self,
         losses: Mapping[str, OffPolicyLoss],
-        clips: Mapping[str, Clips],
-        actors: Adam,
-        critics: Adam,
+        steps: Sequence[Step],
         *,
         minibatch_size: int,
         n_step: int,
         gamma: float,
         tau: float,
-        interval: int = 1,
-        temperatures: Adam | None = None,
         execution: str = "eager",
     ) -> None:
-        self.losses, self.clips = dict(losses), dict(clips)
-        self.actors, self.critics, self.temperatures = actors, critics, temperatures
+        self.losses, self.steps = dict(losses), list(steps)
+        self.optimizers = {k: x for step in steps for k, x in step.optimizers.items()}
         self.minibatch_size, self.n_step, self.gamma = minibatch_size, n_step, gamma
-        self.tau, self.interval, self.execution = tau, interval, execution
+        self.tau, self.execution = tau, execution
         self.count = 0
-        self.device = critics.parameters[0].device
-        self.sources = [p for loss in losses.values() for n in _networks(loss) for p in n]
-        self.targets = [
-            p for loss in losses.values() for n in _networks(loss, "target_") for p in n
-        ]
+        followed = [pair for loss in losses.values() for pair in loss.followed]
+        self.sources = [p for network, _ in followed for p in network.parameters()]
+        self.targets = [p for _, target in followed for p in target.parameters()]
+        self.device = self.sources[0].device
         self.programs = Programs()
-        self._columns: dict[bool, dict[NestedKey, slice]] = {}
+        self._columns: dict[int, dict[NestedKey, slice]] = {}
 
     def run(self, replay: TeamReplay, n_updates: int) -> History:
         """Makes updates; returns their metrics, (name, metric) -> ``[U]`` or ``[U, G]``.
 
-        Metrics of the actors are of those updates in which they moved.
+        Metrics of a step are of those updates in which it was taken.
         """
-        rows: dict[bool, list[Tensor]] = {False: [], True: []}
+        rows: dict[int, list[Tensor]] = {}
         for own in replay.rows(n_updates, self.minibatch_size) if n_updates else ():
             self.count += 1
-            with_actor = self.count % self.interval == 0
-            rows[with_actor].append(self._update(replay, own, with_actor))
+            # A step is due wherever one of those behind it is.
+            n_steps = sum(self.count % step.interval == 0 for step in self.steps)
+            rows.setdefault(n_steps, []).append(self._update(replay, own, n_steps))
         for program in self.programs.values():
             program.raise_failed()
         return self._history(rows)
 
-    def _history(self, rows: Mapping[bool, list[Tensor]]) -> History:
+    def _history(self, rows: Mapping[int, list[Tensor]]) -> History:
         found: dict[NestedKey, list[Tensor]] = {}
-        for with_actor, own in rows.items():
-            if not own:
-                continue
-            table = torch.stack(own)
-            for key, columns in self._columns[with_actor].items():
+        for n_steps in sorted(rows):
+            table = torch.stack(rows[n_steps])
+            for key, columns in self._columns[n_steps].items():
                 found.setdefault(key, []).append(table[:, columns])
         joined = {key: torch.cat(values) for key, values in found.items()}
         return {key: x.squeeze(1) if x.shape[1] == 1 else x for key, x in joined.items()}
 
-    def _update(self, replay: TeamReplay, rows: Tensor, with_actor: bool) -> Tensor:
+    def _update(self, replay: TeamReplay, rows: Tensor, n_steps: int) -> Tensor:
         if self.execution == "eager":
-            return self._row(replay, rows, with_actor)
+            return self._row(replay, rows, n_steps)
         written = self._written(replay)
         leaves = [rows.clone(), *{id(x): x for x in [*written, *replay.tensors]}.values()]
-        if with_actor not in self.programs:
-            what = "actors and critics" if with_actor else "critics"
+        if n_steps not in self.programs:
+            what = sorted(name for step in self.steps[:n_steps] for name in step.optimizers)
             with unchanged(self.device, written):
-                self.programs[with_actor] = capture(
-                    lambda own, *held: self._row(replay, own, with_actor),
+                self.programs[n_steps] = capture(
+                    lambda own, *held: self._row(replay, own, n_steps),
                     *leaves,
-                    name=f"the update of the {what} of {', '.join(self.losses)}",
+                    name=f"the update of the {' and '.join(what)} of {', '.join(self.losses)}",
                     execution=self.execution,  # type: ignore[arg-type]
                 )
-        return self.programs[with_actor].flat(leaves)[0]
+        return self.programs[n_steps].flat(leaves)[0]
 
     def _written(self, replay: TeamReplay) -> list[Tensor]:
         priorities = [] if replay.priorities is None else replay.priorities.tensors
-        alphas = [] if self.temperatures is None else self.temperatures.tensors
-        return [*self.actors.tensors, *self.critics.tensors, *alphas, *self.targets, *priorities]
+        moved = [x for optimizer in self.optimizers.values() for x in optimizer.tensors]
+        return [*moved, *self.targets, *priorities]
 
-    def _row(self, replay: TeamReplay, rows: Tensor, with_actor: bool) -> Tensor:
+    def _row(self, replay: TeamReplay, rows: Tensor, n_steps: int) -> Tensor:
         """Makes an update; returns metrics as one row."""
         data = replay.look(rows, self.n_step, self.gamma)
         metrics: History = {}
+        due = self.steps[:n_steps]
         # All gradients come first: actors learn from the critics as they were.
-        value_gradients = self._gradients(data, "value", metrics)
-        actor_gradients = self._gradients(data, "actor", metrics) if with_actor else None
-        self.critics.step(value_gradients)
-        if actor_gradients is not None:
-            n_actors = len(self.actors.parameters)
-            self.actors.step(actor_gradients[:n_actors])
-            if self.temperatures is not None:
-                self.temperatures.step(actor_gradients[n_actors:])
+        gradients = [self._gradients(data, step, metrics) for step in due]
+        for step, found in zip(due, gradients):
+            for optimizer in step.optimizers.values():
+                n_own = len(optimizer.parameters)
+                optimizer.step(found[:n_own])
+                found = found[n_own:]
+        if n_steps == len(self.steps):
             soft_update_(self.targets, self.sources, self.tau)
         errors = [data.get(loss.tensor_keys.priority) for loss in self.losses.values()]
         replay.update_priority(data.get("index"), torch.cat(errors, -2).squeeze(-1))
         values = [value.detach().reshape(-1) for value in metrics.values()]
         ends = pairwise(accumulate(map(len, values), initial=0))
-        self._columns[with_actor] = {key: slice(*own) for key, own in zip(metrics, ends)}
+        self._columns[n_steps] = {key: slice(*own) for key, own in zip(metrics, ends)}
         return torch.cat(values)
 
-    def _gradients(self, data: TensorDictBase, of: str, metrics: History) -> list[Tensor | None]:
-        """Returns the limited gradients of the actors or the critics; notes metrics.
-
-        Behind those of the actors are those of the temperatures.
-        """
+    def _gradients(self, data: TensorDictBase, step: Step, metrics: History) -> list[Tensor | None]:
+        """Returns the limited gradients of what a step moves; notes metrics."""
         total: Tensor | float = 0.0
-        optimizer = self.critics if of == "value" else self.actors
         with torch.enable_grad():
             for name, objective in self.losses.items():
-                value = objective.value_loss if of == "value" else objective.actor_loss
+                value = objective.value_loss if step.of == "value" else objective.actor_loss
                 loss, more = value(data)
-                metrics[name, f"loss_{of}"] = loss
+                metrics[name, f"loss_{step.of}"] = loss
                 metrics.update({(name, key): x for key, x in more.items()})
                 total = total + loss.sum()
-                if "loss_alpha" in more:
-                    total = total + more["loss_alpha"].sum()
-            parameters = list(optimizer.parameters)
-            if of == "actor" and self.temperatures is not None:
-                parameters += self.temperatures.parameters
+                for key in more:
+                    total = total + more[key].sum() if key.startswith("loss_") else total
+            parameters = [p for x in step.optimizers.values() for p in x.parameters]
             found = torch.autograd.grad(cast(Tensor, total), parameters, allow_unused=True)
         by_parameter = dict(zip(parameters, found))
-        for name, clips in self.clips.items():
-            clip = clips.critic if of == "value" else clips.actor
+        for name, clip in step.clips.items():
             norm = clip.scale([by_parameter.get(p) for p in clip.parameters])
-            metrics[name, f"grad_norm_{'critic' if of == 'value' else 'actor'}"] = norm
+            metrics[name, step.norm] = norm
         return list(found)
-
-
-def _networks(loss: OffPolicyLoss, which: str = "") -> list[list[Tensor]]:
-    names = loss.with_target
-    return [list(getattr(loss, f"{which}{name}").parameters()) for name in names]

@@ -30,6 +30,7 @@ def make_mixer(
     *,
     hidden: int = 32,
     centralized: Literal[True, "state"] = True,
+    team: GroupSpec | None = None,
     init_scale: float = 1e-3,
     observation_norm: ObservationNorm | None = None,
     device: torch.device | str | None = None,
@@ -52,6 +53,8 @@ def make_mixer(
         hidden (int): units H of the monotonic mixer.
         centralized (True or "state"): weights are made of the observations of the group's living
             agents, or of the environment's ``"state"``.
+        team (GroupSpec, optional): the agents whose observations it sees instead of its group's,
+            of several groups joined.
         init_scale (float): gain of the orthogonal start of what makes weights.
         observation_norm (ObservationNorm, optional): standardizes observations.
         device (torch.device, optional): of the parameters.
@@ -66,7 +69,7 @@ def make_mixer(
 
     Keys:
         - reads: ``(group, "chosen_action_value")``, ``group.mask_key``; for ``"monotonic"`` also
-          ``group.observation_keys`` or ``group.state_key``
+          ``group.observation_keys``, those of ``team``, or ``group.state_key``
         - writes: ``"chosen_action_value"``
 
     Reference: Sunehag et al., 2018, https://arxiv.org/abs/1706.05296, equation 3 (sum); Rashid et
@@ -110,10 +113,12 @@ def make_mixer(
         mixer = MonotonicMixer(group, state, columns, hidden, init_scale, device)
         keys += [group.state_key, *mask]
     elif centralized is True:
-        seen = TeamInput(AgentInput(group, observation_norm, device), group.observation_dims)
-        columns = columns_of_groups(group, group, own_group=True)
-        mixer = MonotonicMixer(group, seen, columns, hidden, init_scale, device)
-        keys += AgentInput.keys(group)
+        seen = group if team is None else team
+        agents = TeamInput(AgentInput(seen, observation_norm, device), seen.observation_dims)
+        columns = columns_of_groups(seen, group, own_group=team is None)
+        mixer = MonotonicMixer(group, agents, columns, hidden, init_scale, device)
+        mixer.n_inputs = len(AgentInput.keys(seen))
+        keys += [*AgentInput.keys(seen), *(mask if seen is not group else [])]
     else:
         raise ConfigError(f"centralized is {centralized!r}, expected True or 'state'.")
     return TensorDictModule(mixer, keys, ["chosen_action_value"])

@@ -126,6 +126,12 @@ class OffPolicyLoss(LossModule):
         if follows:
             setattr(self, f"target_{name}", _target_of(network))
 
+    @property
+    def followed(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Networks and their targets, where parameters are not held apart."""
+        held = [name for name in self.with_target if hasattr(self, f"target_{name}")]
+        return [(getattr(self, name), getattr(self, f"target_{name}")) for name in held]
+
     def next_value(self, following: TensorDictBase) -> Tensor:
         """Returns what the next step is worth to each agent, ``[*B, N, 1]``.
 

@@ -1,0 +1,295 @@
+"""The learner of IQL, VDN and QMIX: what it equals, its graphs, resuming, groups as one, masks."""
+
+import csv
+import math
+
+import pytest
+import torch
+from support.runs import assert_same_run
+from support.samples import POISON, poisoned, states
+
+import torchrl_marl
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs import VmasEnv
+from torchrl_marl.envs.toy import Arena, MatrixGame
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners import Learner, ValueConfig, ValueLearner
+from torchrl_marl.learners.config import EpsilonConfig
+from torchrl_marl.learners.replay_config import ReplayConfig
+from torchrl_marl.modules import MixerConfig, QNetworkConfig
+from torchrl_marl.runs import resume
+
+SMALL = {"actor": QNetworkConfig([8]), "mixer": MixerConfig(4), "minibatch_size": 16}
+
+
+def make_arena(**kwargs):
+    return Arena(4, seed=0, **kwargs)
+
+
+def make_tag():
+    pytest.importorskip("vmas")
+    return VmasEnv("simple_tag", num_envs=4, max_steps=20, seed=0, continuous_actions=False)
+
+
+def trained(env, n_batches=4, execution="eager", seed=0, **settings):
+    torch.manual_seed(seed)
+    team = TeamSpec.from_env(env)
+    config = ValueConfig(**{"learning_starts": 80} | SMALL | settings)
+    learner = ValueLearner(team.groups, config, team=team, execution=execution)
+    collector = RolloutCollector(env, TeamPolicy(learner.actors.values()), frames_per_batch=40)
+    metrics = []
+    for i in range(n_batches):
+        learner.set_progress(i / n_batches)
+        metrics.append(learner.learn(collector.rollout()))
+    return learner, metrics
+
+
+def test_it_is_a_learner_of_its_groups_and_explores_by_epsilon_alone():
+    learner, metrics = trained(make_arena(n_groups=2), 3, exploration=EpsilonConfig(1, 0.2, 0.5))
+    assert isinstance(learner, Learner) and list(learner.actors) == ["agents_0", "agents_1"]
+    own = [m["agents_1"] for m in metrics]
+    assert [float(m["epsilon"]) for m in own] == pytest.approx([1.0, 7 / 15, 0.2])
+    assert [int(m["updates"]) for m in own] == [0, 4, 4]
+    assert "sigma" not in own[0].keys() and set(own[0].keys()) == set(own[-1].keys())
+    assert math.isnan(own[0]["loss_value"]) and float(own[-1]["grad_norm"]) > 0
+
+
+def test_targets_follow_every_update():
+    learner, _ = trained(make_arena(), 0, algorithm="qmix", learning_starts=0, tau=0.25)
+    before = [p.clone() for p in learner.targets.parameters()]
+    env = make_arena()
+    batch = RolloutCollector(env, learner.actors["agents"], frames_per_batch=40).rollout()
+    learner.config = ValueConfig(**SMALL, learning_starts=0, updates_per_frame=1 / 40)
+    learner.learn(batch)
+    assert learner.updates.count == 1
+    [loss] = learner.losses.values()
+    sources = [p for network, _ in loss.followed for p in network.parameters()]
+    for old, new, source in zip(before, learner.targets.parameters(), sources, strict=True):
+        torch.testing.assert_close(new, old + 0.25 * (source.detach() - old))
+    assert len(loss.followed) == 2 and list(learner.mixers) == ["agents"]
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (lambda: make_arena(n_groups=2), {"algorithm": "qmix", "n_step": 3, "double_q": False}),
+        (make_arena, {"central_input": "state", "replay": ReplayConfig(200, alpha=0.6)}),
+        (make_tag, {"algorithm": "qmix", "central_input": "team", "normalize_observations": True}),
+        (make_tag, {"algorithm": "iql", "bootstrap": "agent", "negative_weight": 0.5}),
+        (
+            lambda: make_arena(kinds=2, n_actions=6, action_mask=True, categorical_actions=False),
+            {"algorithm": "vdn", "actor": QNetworkConfig([8], sharing="none", dueling=True)},
+        ),
+    ],
+)
+def test_its_graphs_are_its_eager_updates(make, settings):
+    eager, metrics = trained(make(), **settings)
+    traced, others = trained(make(), execution="trace", **settings)
+    assert len(traced.updates.programs) == 1
+    for one, other in zip(states([eager]), states([traced]), strict=True):
+        assert torch.equal(one, other)
+    for key, value in metrics[-1].items(True, True):
+        assert math.isfinite(value) and torch.equal(value, others[-1][key]), key
+
+
+@pytest.mark.parametrize("value", POISON)
+@pytest.mark.parametrize("algorithm", ["iql", "vdn", "qmix"])
+def test_what_masked_slots_of_a_batch_hold_changes_no_bit(algorithm, value):
+    """Of the store, networks, optimizer, statistics and metrics."""
+    settings = {"learning_starts": 0, "n_step": 2, "algorithm": algorithm}
+    env = Arena(4, n_groups=2, seed=0, max_steps=12)
+    one, _ = trained(env, 0, normalize_observations=True, **settings)
+    other, _ = trained(env, 0, normalize_observations=True, **settings)
+    policy = TeamPolicy(one.actors.values())
+    batch = RolloutCollector(env, policy, frames_per_batch=160).rollout()
+    bad = batch.clone()
+    for name in one.groups:
+        mask, alive = batch[name, "mask"], ~batch[name, "done"].squeeze(-1)
+        flags = batch["next", name]
+        cut = alive & (flags["truncated"] & ~flags["terminated"]).squeeze(-1)
+        bad = poisoned(bad, (name, "observation"), mask, value)
+        bad = poisoned(bad, (name, "action"), mask, value)
+        bad = poisoned(bad, ("next", name, "reward"), alive, value)
+        bad = poisoned(bad, ("next", name, "observation"), flags["mask"] | cut, value)
+    assert not bool(mask.all())
+    metrics = []
+    for learner, own in ((one, batch), (other, bad)):
+        torch.manual_seed(3)
+        metrics.append(learner.learn(own))
+    for key, found in metrics[0].items(True, True):
+        assert torch.equal(found, metrics[1][key]), key
+    for mine, theirs in zip(states([one]), states([other]), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+# ------------------------------------------------------------------------------ what it equals
+
+
+def same_weights(learner):
+    """By a column's number, so that a group's are those that it has beside others."""
+    for name, parameter in learner.named_parameters():
+        value = torch.arange(parameter.shape[-1]) if name.endswith("weight") else torch.ones(1)
+        parameter.data.copy_(0.3 * torch.cos(3.0 * value).expand_as(parameter))
+
+
+@pytest.mark.parametrize("algorithm", ["iql", "vdn", "qmix"])
+def test_groups_as_one_learn_as_each_alone(algorithm):
+    """So groups that compete have a mixer each, and are never mixed."""
+    env = make_tag()
+    team = TeamSpec.from_env(env)
+    config = ValueConfig(algorithm, **SMALL, learning_starts=0, max_grad_norm=0.05)
+    both = ValueLearner(team.groups, config, team=team)
+    batch = RolloutCollector(env, TeamPolicy(both.actors.values()), frames_per_batch=80).rollout()
+    same_weights(both)
+    torch.manual_seed(5)
+    metrics = both.learn(batch)
+    assert int(metrics["agent", "updates"]) == 8 and len(both.losses) == 1
+    for name, group in team.groups.items():
+        alone = ValueLearner({name: group}, config, team=team)
+        same_weights(alone)
+        torch.manual_seed(5)
+        for key, value in alone.learn(batch)[name].items():
+            torch.testing.assert_close(metrics[name, key], value, rtol=1e-4, atol=1e-6)
+
+
+def identity(mixer, above=100.0):
+    """Makes a monotonic mixer of one agent give back its value."""
+    for parameter in mixer.parameters():
+        parameter.data.zero_()
+    made = mixer.module.weights.bias.data.view(-1, mixer.module.hidden)
+    made[:, 0] = torch.tensor([1.0, above, 1.0])  # where elu is the identity
+    list(mixer.parameters())[-1].data.fill_(-above)
+
+
+@pytest.mark.parametrize("algorithm", ["vdn", "qmix"])
+def test_a_mixer_of_one_agent_leaves_double_dqn(algorithm):
+    """The first update of a Q network is IQL's, whose loss is TorchRL's DQNLoss."""
+    env = make_arena(n_agents=1)
+    learned = []
+    for word in ("iql", algorithm):
+        settings = {"learning_starts": 0, "updates_per_frame": 1 / 40, "max_grad_norm": None}
+        learner, _ = trained(env, 0, algorithm=word, **settings)
+        [loss] = learner.losses.values()
+        if word == "qmix":
+            identity(loss.mixer_network)
+            identity(loss.target_mixer_network)
+        env.set_seed(0)
+        torch.manual_seed(1)
+        collector = RolloutCollector(env, learner.actors["agents"], frames_per_batch=40)
+        metrics = learner.learn(collector.rollout())["agents"]
+        learned.append((metrics, [p.detach().clone() for p in learner.actors.parameters()]))
+    (one, own), (other, mixed) = learned
+    assert float(one["loss_value"]) > 0
+    rounding = {"rtol": 1e-4, "atol": 1e-5} if algorithm == "qmix" else {"rtol": 0, "atol": 0}
+    for key in ("loss_value", "pred_value", "target_value"):
+        torch.testing.assert_close(one[key], other[key], **rounding)
+    for mine, theirs in zip(own, mixed, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_vdn_finds_what_each_action_adds():
+    """Where the reward is a sum over agents, so are the values: 2 for the first's, 1 for the
+    second's better action."""
+    env = MatrixGame(8, payoff=[[0.0, 1.0], [2.0, 3.0]], seed=0)
+    settings = {"learning_starts": 0, "lr": 0.02, "updates_per_frame": 1.0, "tau": 1.0}
+    learner, metrics = trained(env, 8, algorithm="vdn", exploration=EpsilonConfig(1, 1), **settings)
+    values = learner.actors["agents"](env.reset())["agents", "action_value"][0]
+    torch.testing.assert_close(values[:, 1] - values[:, 0], torch.tensor([2.0, 1.0]))
+    assert float(metrics[-1]["agents", "target_value"]) == pytest.approx(1.5, abs=0.2)
+
+
+# ------------------------------------------------------------------------------ runs
+
+
+def recipe(folder, **settings):
+    """MAPPO beside QMIX, half of the arena each."""
+    small = {"actor": {"num_cells": [8]}, "critic": {"num_cells": [8]}, "minibatch_size": 24}
+    return {
+        "recipe": "mixed",
+        "threads": 1,
+        "total_frames": 480,
+        "frames_per_batch": 80,
+        "folder": str(folder),
+        "env": {"library": "toy", "name": "arena", "num_envs": 8, "max_steps": 13}
+        | {"continuous_actions": False, "kwargs": {"n_groups": 2}},
+        "learner": {"algorithm": "mappo", "num_epochs": 2} | small,
+        "groups": {
+            "agents_1": {"algorithm": "qmix", "learning_starts": 200, "minibatch_size": 16}
+            | {"replay": {"capacity": 256, "alpha": 0.6}, "normalize_observations": True}
+        },
+        "evaluation": {"episodes": 4},
+        "logging": {"progress": False},
+    } | settings
+
+
+def test_a_mixed_run_resumes_to_the_bit_within_the_warm_up_and_with_a_full_store(tmp_path):
+    """256 rows of 8 envs: the ring of 32 steps is full after the fourth of six batches."""
+    torchrl_marl.train(recipe(tmp_path / "whole"))
+    for n in (1, 5):
+        for iteration in torchrl_marl.iterate(recipe(tmp_path / f"from_{n}")):
+            if iteration.number == n:
+                break
+        resume(tmp_path / f"from_{n}")
+        assert_same_run(tmp_path / "whole", tmp_path / f"from_{n}")
+    with open(tmp_path / "whole" / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["agents_1/updates"] for row in rows] == ["0", "0", "8", "8", "8", "8"]
+    assert rows[0]["agents_1/loss_value"] == "" and float(rows[-1]["agents_1/grad_norm"]) > 0
+    assert "agents_0/clip_fraction" in rows[0] and "agents_1/clip_fraction" not in rows[0]
+
+
+def test_who_learns_on_policy_learns_as_it_would_alone():
+    """MAPPO predators beside IQL prey, and alone on the same batches: equal to the bit."""
+    from torchrl_marl.learners import OnPolicyConfig, build_learners
+    from torchrl_marl.modules import CriticConfig, NetworkConfig
+
+    env = make_tag()
+    team = TeamSpec.from_env(env)
+    sizes = {"actor": NetworkConfig([8]), "critic": CriticConfig([8])}
+    config = OnPolicyConfig(**sizes, num_epochs=2, minibatch_size=20)
+    prey = {"agent": {"algorithm": "iql", "learning_starts": 40, "minibatch_size": 16}}
+
+    def build():
+        torch.manual_seed(0)
+        return build_learners(team, config, prey)
+
+    mixed, (alone, _) = build(), build()
+    assert mixed[1].config.actor.num_cells == [8]
+    policy = TeamPolicy(actor for learner in mixed for actor in learner.actors.values())
+    collector = RolloutCollector(env, policy, frames_per_batch=40, team=team)
+    for i in range(3):
+        batch = collector.rollout()
+        same = batch.clone()
+        for learner in mixed:
+            torch.manual_seed(i)
+            found = learner.learn(batch)
+        torch.manual_seed(i)
+        alone.learn(same)
+    assert int(found["agent", "updates"]) == 4
+    for one, other in zip(states(mixed[:1]), states([alone]), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_agents_that_differ_are_trained_padded(tmp_path):
+    """A recipe with two kinds of agents in one group, whose units are clusters."""
+    run = torchrl_marl.train(
+        "toy_arena_mappo_kinds",
+        learner={"algorithm": "qmix", "learning_starts": 40, "minibatch_size": 16}
+        | {"actor": {"sharing": "clusters", "clustering_frames": 160}},
+        env={"num_envs": 4},
+        frames_per_batch=40,
+        total_frames=80,
+        evaluation={"episodes": 4},
+        logging={"progress": False},
+        folder=str(tmp_path / "run"),
+    )
+    assert math.isfinite(run.summary["return_after"])
+
+
+# ------------------------------------------------------------------------------ bad input
+
+
+def test_continuous_actions_are_refused():
+    with pytest.raises(ConfigError, match="'agents': its actions are continuous, .* for qmix; use"):
+        trained(make_arena(continuous_actions=True), 0)

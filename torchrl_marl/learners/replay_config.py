@@ -1,0 +1,90 @@
+"""Settings that all algorithms have which learn from stored steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners.config import TrainedConfig
+from torchrl_marl.settings import Count, Positive, Range, ReadWhere, Share
+
+__all__ = ["ReplayConfig", "ReplayLearnerConfig"]
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """The steps that are kept to learn from."""
+
+    capacity: Count = 200_000
+    """Env steps that are kept, of all agents; the oldest make room."""
+    alpha: Share = 0.0
+    """Exponent of the errors by which steps are drawn (prioritized replay); 0 draws all alike."""
+    beta: Annotated[Share, ReadWhere("alpha", 0, but=True)] = 0.4
+    """How much less such steps count, so that the draw does not bias what is learned; 1 in full."""
+
+
+@dataclass(frozen=True)
+class ReplayLearnerConfig(TrainedConfig):
+    """Settings of every family that learns from stored steps."""
+
+    adam_eps: Positive = 1e-8
+    """Adam's epsilon."""
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    """What is kept."""
+    learning_starts: Annotated[int, Range(0)] = 10_000
+    """Frames with random actions before the first update."""
+    updates_per_frame: Positive = 0.1
+    """Updates for each frame that is collected since then."""
+    minibatch_size: Count = 256
+    """Env steps of an update, drawn from all that are kept; the agents of a step stay
+    together."""
+    n_step: Count = 1
+    """Rewards that are added up before the value of what follows."""
+    tau: Annotated[float, Range(0, 1, above=True)] = 0.005
+    """Share of the way that target networks go to the networks after each update."""
+
+    @property
+    def noisy(self) -> bool:
+        """Whether continuous actions are explored by noise."""
+        return False
+
+    def check(self, at: str = "") -> None:
+        """Refuses a store that is smaller than what is drawn from it."""
+        super().check(at)
+        for name in ("minibatch_size", "n_step"):
+            value = getattr(self, name)
+            if value > self.replay.capacity:
+                raise ConfigError(
+                    f"{at}{name} is {value}, expected at most {at}replay.capacity, "
+                    f"{self.replay.capacity}; use {at}replay.capacity={value}."
+                )
+
+    def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
+        """Refuses a run in which no update would ever be made."""
+        if self.learning_starts >= run.total_frames:
+            raise ConfigError(
+                f"{at}learning_starts is {self.learning_starts}, expected less than total_frames, "
+                f"{run.total_frames}, or nothing is learned; use {at}learning_starts="
+                f"{run.total_frames // 10}."
+            )
+        if not own_env:
+            self._check_store(run, at)
+        super().check_run(run, at, own_env=own_env)
+
+    def _check_store(self, run: Any, at: str) -> None:
+        """Refuses a store that a batch overflows, or in which n steps never lie."""
+        n_envs = run.env.num_envs
+        if self.replay.capacity < run.frames_per_batch:
+            raise ConfigError(
+                f"{at}replay.capacity is {self.replay.capacity}, expected at least "
+                f"frames_per_batch, {run.frames_per_batch}; use {at}replay.capacity="
+                f"{run.frames_per_batch}."
+            )
+        most = self.replay.capacity // n_envs
+        if self.n_step > most:
+            raise ConfigError(
+                f"{at}n_step is {self.n_step}, expected at most {most}, the steps of each of "
+                f"{n_envs} environments in {at}replay.capacity, {self.replay.capacity}; use "
+                f"{at}n_step={min(5, most)}."
+            )

@@ -1,0 +1,262 @@
+"""What all learners share that store every batch and make updates from what is stored.
+
+Shapes: E envs, T steps, N agents of a group, G groups that are trained as one.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase, TensorDictSequential
+from torch import Tensor, nn
+
+from torchrl_marl.capture import check_execution
+from torchrl_marl.errors import ConfigError, NonFiniteError
+from torchrl_marl.learners.block import Block
+from torchrl_marl.learners.networks import ObservationNorms, must_stay_apart, seen_by_critics
+from torchrl_marl.learners.replay import Priority, TeamReplay
+from torchrl_marl.learners.replay_config import ReplayLearnerConfig
+from torchrl_marl.learners.replay_updates import History, ReplayUpdates, Step
+from torchrl_marl.learners.turns import acts_in_turns, warn_of_turns
+from torchrl_marl.modules.exploration import Explore
+from torchrl_marl.modules.joined_actor import GroupActors
+from torchrl_marl.modules.precision import matmul_precision
+from torchrl_marl.objectives.off_policy import OffPolicyLoss
+from torchrl_marl.objectives.targets import share_rewards
+from torchrl_marl.specs import GroupSpec, TeamSpec
+
+__all__ = ["ReplayLearner"]
+
+
+class ReplayLearner(nn.Module):
+    """Stores every batch, and makes updates from what is stored, for groups of equal settings.
+
+    Groups with actions of one type are trained as one: their agents side by side, padded. A batch
+    is stored whole; then so many updates follow as its frames give, each from steps drawn of all
+    that is stored, the whole team's. Until ``learning_starts`` frames are stored, agents act at
+    random and the metrics are NaN.
+
+    A family says which networks and which loss a group has (``build``), and which steps an update
+    takes (``make_steps``). ``state_dict()`` holds everything that resuming needs, what is stored
+    included.
+
+    Args:
+        groups (mapping of name to GroupSpec): the groups that it trains.
+        config (ReplayLearnerConfig): how.
+        team (TeamSpec, optional): all groups of the environment, for what sees across groups.
+        device (torch.device, optional): of networks and store.
+        execution ("eager", "compile" or "cudagraph"): operation by operation; or each update,
+            from its rows to the targets, as one compiled graph.
+
+    Attributes:
+        actors (GroupActors): by group, with their exploration.
+        replay (TeamReplay or None): the store; None before the first batch.
+        frames (int): env steps seen.
+
+    Shapes:
+        - batch: ``[E, T]``, heterogeneous groups padded
+
+    Keys:
+        - reads: what networks and losses read
+        - writes: nothing into the batch
+
+    Raises:
+        NonFiniteError: a loss or gradient that is NaN or infinite.
+    """
+
+    rates = "learner.lr"  # the settings to lower where a loss is not finite
+
+    def __init__(
+        self,
+        groups: Mapping[str, GroupSpec],
+        config: ReplayLearnerConfig,
+        *,
+        team: TeamSpec | None = None,
+        device: torch.device | str | None = None,
+        execution: str = "eager",
+    ) -> None:
+        super().__init__()
+        if execution != "trace":  # for tests: a graph, run operation by operation
+            check_execution(execution, device, type(self).__name__)
+        self.groups, self.config = dict(groups), config
+        seen = seen_by_critics((self.groups if team is None else team.groups).values(), config)
+        apart = must_stay_apart(config)
+        self.block = Block(self.groups, apart=apart, seen=seen, acted=("action",))
+        self.observation_norms = ObservationNorms(config.normalize_observations, device)
+        self.actors = GroupActors()
+        self.explorers: list[Explore] = []
+        self.losses: dict[str, OffPolicyLoss] = {}
+        for name, group in self.block.joined.items():
+            actor, loss = self.build(group, seen, device)
+            explore = Explore(group, device=device)
+            self.actors.add(group, TensorDictSequential(actor, explore))
+            self.explorers.append(explore)
+            self.losses[name] = loss
+        self.targets = nn.ModuleDict(
+            {
+                name: nn.ModuleList([target for _, target in loss.followed])
+                for name, loss in self.losses.items()
+            }
+        )
+        self.updates = ReplayUpdates(
+            self.losses,
+            self.make_steps(seen),
+            minibatch_size=config.minibatch_size,
+            n_step=config.n_step,
+            gamma=config.gamma,
+            tau=config.tau,
+            execution=execution,
+        )
+        self.replay: TeamReplay | None = None
+        self.device = None if device is None else torch.device(device)
+        self.frames, self.owed, self.progress = 0, 0.0, 0.0
+        self._explore()
+
+    @abstractmethod
+    def build(
+        self, group: GroupSpec, seen: GroupSpec | None, device: torch.device | str | None
+    ) -> tuple[TensorDictModuleBase, OffPolicyLoss]:
+        """Builds the actor and the loss of a group.
+
+        Args:
+            group (GroupSpec): also several groups as one.
+            seen (GroupSpec, optional): the agents that a network across groups sees.
+            device (torch.device, optional): of the networks.
+        """
+
+    @abstractmethod
+    def make_steps(self, seen: GroupSpec | None) -> list[Step]:
+        """Returns the steps of an update of all losses.
+
+        Args:
+            seen (GroupSpec, optional): as in :meth:`build`.
+        """
+
+    def set_progress(self, fraction: float) -> None:
+        """Moves the schedules to a fraction, 0 to 1, of the run."""
+        self.progress = fraction
+        self._explore()
+
+    def _explore(self) -> None:
+        """Fills in how actions are explored from now on."""
+        epsilon = self._scheduled("epsilon") if self.started else 1.0
+        for explore in self.explorers:
+            explore.epsilon.fill_(epsilon)
+            if self.config.noisy:
+                explore.sigma.fill_(self._scheduled("sigma"))
+
+    def _scheduled(self, name: str) -> float:
+        settings = cast(Any, self.config).exploration  # each family's own
+        share = min(1.0, self.progress / settings.annealing) if settings.annealing else 1.0
+        first, last = getattr(settings, name), getattr(settings, f"{name}_end")
+        return first + share * (last - first)
+
+    @property
+    def started(self) -> bool:
+        """Whether enough is stored to learn from."""
+        return self.frames >= self.config.learning_starts
+
+    def learn(self, batch: TensorDictBase) -> TensorDict:
+        """Stores a batch and makes its updates; metrics are tensors, ``(group, name)``."""
+        with matmul_precision(self.config.precision):
+            batch = batch.reshape(-1, batch.shape[-1])
+            self._store(batch)
+            n_updates = 0
+            if self.started:
+                self.owed += self.config.updates_per_frame * batch.numel()
+                n_updates = int(self.owed)
+                self.owed -= n_updates
+            history = self.updates.run(cast(TeamReplay, self.replay), n_updates)
+            _refuse_non_finite(history, self.rates)
+            self._explore()
+            return self._summary(history, n_updates)
+
+    def _store(self, batch: TensorDictBase) -> None:
+        if self.replay is None:
+            self._look_at_turns(batch)
+            self.replay = self._make_replay(len(batch))
+        data = self.block.gather(batch)
+        for loss in self.losses.values() if self.config.bootstrap == "team" else ():
+            share_rewards(loss.group, data, loss.per_group)
+        self.replay.extend(data)
+        self.observation_norms.update_all(data)
+        self.frames += batch.numel()
+
+    def _make_replay(self, num_envs: int) -> TeamReplay:
+        settings = self.config.replay
+        n_steps = math.ceil(settings.capacity / num_envs)
+        priority = Priority(settings.alpha, settings.beta) if settings.alpha else None
+        keys = dict.fromkeys(key for loss in self.losses.values() for key in loss.in_keys)
+        earn = self.config.bootstrap == "team"
+        return TeamReplay(n_steps, num_envs, list(keys), priority, self.device, dead_earn=earn)
+
+    def _look_at_turns(self, batch: TensorDictBase) -> None:
+        warn_of_turns(self.groups.values(), batch, self.config.bootstrap)
+        for group in self.groups.values():
+            if self.config.bootstrap == "agent" and bool(acts_in_turns(group, batch)):
+                raise ConfigError(
+                    f"group {group.name!r}: agents act in turns or at their own pace, which "
+                    f"{self.config.algorithm} does not yet credit with bootstrap=agent; use "
+                    "algorithm=mappo, or bootstrap=team."
+                )
+
+    def _summary(self, history: History, n_updates: int) -> TensorDict:
+        device = self.explorers[0].epsilon.device
+        nothing = torch.full((), torch.nan, device=device)
+        summary: dict[str, dict[str, Tensor]] = {name: {} for name in self.groups}
+        for (name, loss), explore in zip(self.losses.items(), self.explorers):
+            for i, group in enumerate(loss.group.groups):
+                own = summary[group.name]
+                for key in (*loss.out_keys, *(step.norm for step in self.updates.steps)):
+                    values = history.get((name, key))
+                    mean = None if values is None else values.mean(0).reshape(-1)[i]
+                    own[key] = nothing if mean is None else mean
+                own["epsilon"] = explore.epsilon.clone()
+                if self.config.noisy:
+                    own["sigma"] = explore.sigma.clone()
+                for key, number in (("updates", n_updates), ("stored", len(self.replay or ()))):
+                    own[key] = torch.full((), float(number), device=device)
+        return TensorDict(cast(dict[str, Any], summary), [], device=device)
+
+    # ------------------------------------------------------------------------------- state
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What ``state_dict()`` holds beside networks and statistics."""
+        optimizers = {name: x.state_dict() for name, x in self.updates.optimizers.items()}
+        return {
+            **optimizers,
+            "updates": self.updates.count,
+            "frames": self.frames,
+            "owed": self.owed,
+            "progress": self.progress,
+            "replay": None if self.replay is None else self.replay.state_dict(),
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Takes it back."""
+        for name, optimizer in self.updates.optimizers.items():
+            optimizer.load_state_dict(state[name])
+        self.updates.count, self.frames = state["updates"], state["frames"]
+        self.owed, self.progress = state["owed"], state["progress"]
+        if state["replay"] is not None:
+            if self.replay is None:
+                self.replay = self._make_replay(state["replay"]["shape"][1])
+            self.replay.load_state_dict(state["replay"])
+
+
+def _refuse_non_finite(history: History, rates: str) -> None:
+    """Waits for the device."""
+    keys = [key for key in history if key[1].startswith(("loss_", "grad_norm"))]
+    finite = [torch.isfinite(history[key]).all() for key in keys]
+    if not keys or bool(torch.stack(finite).all()):
+        return
+    name, metric = next(key for key, fine in zip(keys, finite) if not bool(fine))
+    raise NonFiniteError(
+        f"group {name!r}: {metric} became NaN or infinite while learning; lower {rates} or "
+        "learner.max_grad_norm, or look at the rewards' scale."
+    )

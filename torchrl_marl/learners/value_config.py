@@ -1,0 +1,64 @@
+"""Settings of IQL, VDN and QMIX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners.config import CentralInput, EpsilonConfig
+from torchrl_marl.learners.replay_config import ReplayLearnerConfig
+from torchrl_marl.modules.config import MixerConfig, QNetworkConfig
+from torchrl_marl.settings import Positive, ReadWhere
+
+__all__ = ["ValueConfig"]
+
+_MIXERS = {"iql": "none", "vdn": "sum", "qmix": "monotonic"}
+
+
+@dataclass(frozen=True)
+class ValueConfig(ReplayLearnerConfig):
+    """IQL, VDN and QMIX: values of discrete actions, learned from stored steps."""
+
+    algorithm: str = "qmix"
+    """How agents learn."""
+    central_input: Annotated[CentralInput, ReadWhere("algorithm", "qmix")] = "observations"
+    """What the mixer sees."""
+    actor: QNetworkConfig = field(default_factory=QNetworkConfig)
+    """The network of the values, by which agents act."""
+    lr: Positive = 5e-4
+    """Learning rate of Adam."""
+    mixer: Annotated[MixerConfig, ReadWhere("algorithm", "qmix", of=("hidden", "init_scale"))] = (
+        field(default_factory=MixerConfig)
+    )
+    """The mixer's network."""
+    exploration: EpsilonConfig = field(default_factory=EpsilonConfig)
+    """How new steps are made."""
+    double_q: bool = True
+    """The next action is what the network prefers, not what its target does."""
+    negative_weight: Positive = 1.0
+    """Weight of the errors of values above their target; below 1 agents trust that the others will
+    do better."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.actor, QNetworkConfig):  # a plain network will do, too
+            object.__setattr__(self, "actor", QNetworkConfig(**vars(self.actor)))
+
+    @property
+    def central(self) -> bool:
+        """Whether a mixer sees more than one agent."""
+        return self.algorithm == "qmix"
+
+    @property
+    def mixes(self) -> str:
+        """The kind of its mixer, a word of :data:`~torchrl_marl.modules.config.MIXERS`."""
+        return _MIXERS[self.algorithm]
+
+    def check(self, at: str = "") -> None:
+        """Refuses a mixer where each agent's own end counts, and a store that is too small."""
+        super().check(at)
+        if self.bootstrap == "agent" and self.mixes != "none":
+            raise ConfigError(
+                f"{at}bootstrap is 'agent', but {self.algorithm} has one value for all agents, "
+                f"expected 'team'; use {at}bootstrap=team, or {at}algorithm=iql."
+            )

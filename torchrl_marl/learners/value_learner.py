@@ -1,0 +1,106 @@
+"""The learner of IQL, VDN and QMIX: values of actions, from stored steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal, cast
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners.adam import Adam
+from torchrl_marl.learners.clipping import GradientClip
+from torchrl_marl.learners.networks import build_actor, build_mixer
+from torchrl_marl.learners.replay_learner import ReplayLearner
+from torchrl_marl.learners.replay_updates import Step
+from torchrl_marl.learners.value_config import ValueConfig
+from torchrl_marl.modules.q_actor import make_q_actor
+from torchrl_marl.modules.random_actor import RandomActor
+from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["ValueLearner"]
+
+
+class ValueLearner(ReplayLearner):
+    """IQL, VDN or QMIX for one or more groups of equal settings, with discrete actions.
+
+    Agents do what they value highest, or at random with chance epsilon. Groups that are trained as
+    one have a mixer each: values of groups that may compete are never mixed.
+
+    Args:
+        groups, team, device, execution: as in
+            :class:`~torchrl_marl.learners.replay_learner.ReplayLearner`.
+        config (ValueConfig): how.
+
+    Raises:
+        ConfigError: continuous actions.
+
+    Examples:
+        >>> from torchrl_marl import TeamSpec
+        >>> from torchrl_marl.collectors import RolloutCollector
+        >>> from torchrl_marl.envs.toy import TwoStepGame
+        >>> env = TwoStepGame(4, seed=0)
+        >>> config = ValueConfig("qmix", learning_starts=0, minibatch_size=16)
+        >>> learner = ValueLearner(TeamSpec.from_env(env).groups, config)
+        >>> batch = RolloutCollector(env, learner.actors["agents"], frames_per_batch=40).next()
+        >>> metrics = learner.learn(batch)
+        >>> metrics["agents", "updates"], len(learner.replay)
+        (tensor(4.), 40)
+    """
+
+    config: ValueConfig
+    losses: dict[str, ValueDecompositionLoss]  # type: ignore[assignment]
+
+    def __init__(self, groups: Mapping[str, GroupSpec], config: ValueConfig, **kwargs: Any) -> None:
+        super().__init__(groups, config, **kwargs)
+        mixers = {name: loss.mixer_network for name, loss in self.losses.items() if loss.mixed}
+        self.mixers = nn.ModuleDict(cast(Mapping[str, nn.Module], mixers))
+
+    def build(
+        self, group: GroupSpec, seen: GroupSpec | None, device: torch.device | str | None
+    ) -> tuple[TensorDictModuleBase, ValueDecompositionLoss]:
+        """Builds the actor and the loss of a group."""
+        config, norms = self.config, self.observation_norms
+        if not group.discrete:
+            raise ConfigError(
+                f"group {group.name!r}: its actions are continuous, expected discrete ones for "
+                f"{config.algorithm}; use env.continuous_actions=false, or algorithm=maddpg."
+            )
+        make = partial(make_q_actor, dueling=config.actor.dueling)
+        actor = build_actor(group, config, norms, device, make)
+        loss = ValueDecompositionLoss(
+            actor,
+            build_mixer(group, seen, config, norms, device),
+            group=group,
+            double_q=config.double_q,
+            negative_weight=config.negative_weight,
+            bootstrap=cast(Literal["team", "agent"], config.bootstrap),
+            gamma=config.gamma,
+            functional=False,
+        )
+        return actor, loss
+
+    def make_steps(self, seen: GroupSpec | None) -> list[Step]:
+        """Returns the one step, of all networks."""
+        config, losses = self.config, self.losses.items()
+        clips = {name: _clip(loss, seen, config.max_grad_norm) for name, loss in losses}
+        parameters = [p for clip in clips.values() for p in clip.parameters]
+        return [Step("value", {"values": Adam(parameters, config.lr, config.adam_eps)}, clips)]
+
+
+def _clip(
+    loss: ValueDecompositionLoss, seen: GroupSpec | None, limit: float | None
+) -> GradientClip:
+    """Finds out which rows of the networks serve which group."""
+    parameters = [p for network, _ in loss.followed for p in network.parameters()]
+    act = RandomActor(loss.group, parameters[0].device)
+
+    def values(td: TensorDict) -> Tensor:
+        return loss.values(act(td)).sum(-1)
+
+    return GradientClip.of_outputs(loss.group, parameters, values, limit, seen=seen)
