@@ -43,11 +43,15 @@ def refusal(recipe, *texts):
             ["learner.actor.agent_id_size=4", "learner.actor.sharing=agent_id"],
             "learner.actor.agent_id is embedding",
         ),
-        (TOY, ["learner.algorithm=random", "learner.lr=1"], "learner.algorithm is mappo or ippo"),
+        (
+            TOY,
+            ["learner.algorithm=random", "learner.lr=1"],
+            "learner.algorithm is mappo, ippo, qmix, vdn or iql",
+        ),
         (
             TOY,
             ["groups.agents.algorithm=random", "groups.agents.lr=1"],
-            "groups.agents.algorithm is mappo or ippo",
+            "groups.agents.algorithm is mappo, ippo, qmix, vdn or iql",
         ),
         (
             TOY,

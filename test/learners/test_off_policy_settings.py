@@ -32,7 +32,7 @@ def test_settings_of_another_family_do_not_exist():
     )
     stored = "maddpg, iddpg, matd3, itd3, masac, isac, qmix, vdn or iql"
     assert f"learner.algorithm is {stored}" in refusal("learner.tau=0.5")
-    assert "groups.agent.algorithm is mappo or ippo" in refusal(
+    assert "groups.agent.algorithm is mappo, ippo, qmix, vdn or iql" in refusal(
         "groups.agent=maddpg", "groups.agent.lr=0.1"
     )
     for own, other in (("sigma", "exploration.sigma"), ("saturation", "saturation_coeff")):
