@@ -9,7 +9,7 @@ Shapes: B any batch dims, N agents of all groups, O observation features of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
@@ -23,6 +23,7 @@ from torchrl_marl.specs.checks import check_action_mask, check_inputs
 
 __all__ = [
     "JoinedGroup",
+    "as_one",
     "can_join",
     "join",
 ]
@@ -229,6 +230,21 @@ def join(groups: Sequence[GroupSpec], *, same_actions: bool = True) -> GroupSpec
         ),
         groups=groups,
     )
+
+
+def as_one(group: GroupSpec) -> GroupSpec:
+    """Returns a joined group as an ordinary group, whose agents are one team; others are so.
+
+    Examples:
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> bounded = Bounded(-1, 1, (2,))
+        >>> team = TeamSpec([AgentSpec("cat", 1, Unbounded((4,)), bounded),
+        ...                  AgentSpec("mouse", 2, Unbounded((3,)), bounded)])
+        >>> joined = join(tuple(team.groups.values()))
+        >>> len(joined.groups), len(as_one(joined).groups), as_one(joined).n_agents
+        (2, 1, 3)
+    """
+    return GroupSpec(**{field.name: getattr(group, field.name) for field in fields(GroupSpec)})
 
 
 def _members(group: GroupSpec, acts: bool) -> list[Composite]:

@@ -88,6 +88,7 @@ def test_refusals(texts, message):
             "use learner.bootstrap=team, or learner.algorithm=iql.",
         ),
         (["learner=vdn", "learner.mixer.hidden=8"], "read only where learner.algorithm is qmix"),
+        (["learner=iql", "learner.mixer.over=team"], "where learner.algorithm is qmix or vdn;"),
         (["learner=iql", "learner.central_input=team"], "where learner.algorithm is qmix"),
         (["learner=maddpg", "learner.double_q=false"], "algorithm is qmix, vdn or iql"),
         (["learner=qmix", "learner.exploration.sigma=0.1"], "read only where"),

@@ -17,6 +17,7 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners import Learner, ValueConfig, ValueLearner
 from torchrl_marl.learners.config import EpsilonConfig
 from torchrl_marl.learners.replay_config import ReplayConfig
+from torchrl_marl.learners.value_config import TeamMixerConfig
 from torchrl_marl.modules import MixerConfig, QNetworkConfig
 from torchrl_marl.runs import resume
 
@@ -27,9 +28,10 @@ def make_arena(**kwargs):
     return Arena(4, seed=0, **kwargs)
 
 
-def make_tag():
+def make_tag(**kwargs):
     pytest.importorskip("vmas")
-    return VmasEnv("simple_tag", num_envs=4, max_steps=20, seed=0, continuous_actions=False)
+    settings = {"num_envs": 4, "max_steps": 20, "seed": 0, "continuous_actions": False}
+    return VmasEnv("simple_tag", **settings, **kwargs)
 
 
 def trained(env, n_batches=4, execution="eager", seed=0, **settings):
@@ -151,6 +153,36 @@ def test_groups_as_one_learn_as_each_alone(algorithm):
         torch.manual_seed(5)
         for key, value in alone.learn(batch)[name].items():
             torch.testing.assert_close(metrics[name, key], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["vdn", "qmix"])
+@pytest.mark.parametrize("central_input", ["observations", "state"])
+def test_a_mixer_over_two_groups_is_that_of_one_group_of_all(algorithm, central_input):
+    """Where one network serves all: the arena's four agents in one group, and in two."""
+    found = []
+    for n_groups, sharing in ((1, "group"), (2, "full")):
+        learner, _ = trained(
+            Arena(4, seed=0, n_groups=n_groups),
+            0,
+            algorithm=algorithm,
+            central_input=central_input,
+            learning_starts=0,
+            max_grad_norm=0.1,
+            actor=QNetworkConfig([8], sharing=sharing),
+            mixer=TeamMixerConfig(4, over="team"),
+        )
+        same_weights(learner)
+        torch.manual_seed(1)
+        policy = TeamPolicy(learner.actors.values())
+        batch = RolloutCollector(
+            Arena(4, seed=0, n_groups=n_groups), policy, frames_per_batch=80
+        ).rollout()
+        torch.manual_seed(2)
+        found.append(learner.learn(batch))
+    alone, parts = found
+    for name in ("agents_0", "agents_1"):
+        for key, value in alone["agents"].items():
+            torch.testing.assert_close(parts[name, key], value, rtol=1e-4, atol=1e-6)
 
 
 def identity(mixer, above=100.0):
@@ -288,6 +320,13 @@ def test_agents_that_differ_are_trained_padded(tmp_path):
 
 
 # ------------------------------------------------------------------------------ bad input
+
+
+def test_groups_that_compete_under_one_mixer_are_refused():
+    settings = {"algorithm": "vdn", "mixer": TeamMixerConfig(over="team")}
+    shaped = {"shape_adversary_rew": True, "shape_agent_rew": True}
+    with pytest.raises(ConfigError, match="'adversary' and 'agent' compete: .* correlation of -"):
+        trained(make_tag(**shaped), 1, **settings)
 
 
 def test_continuous_actions_are_refused():

@@ -178,7 +178,7 @@ class ReplayLearner(nn.Module):
 
     def _store(self, batch: TensorDictBase) -> None:
         if self.replay is None:
-            self._look_at_turns(batch)
+            self.look_at(batch)
             self.replay = self._make_replay(len(batch))
         data = self.block.gather(batch)
         for loss in self.losses.values() if self.config.bootstrap == "team" else ():
@@ -195,7 +195,8 @@ class ReplayLearner(nn.Module):
         earn = self.config.bootstrap == "team"
         return TeamReplay(n_steps, num_envs, list(keys), priority, self.device, dead_earn=earn)
 
-    def _look_at_turns(self, batch: TensorDictBase) -> None:
+    def look_at(self, batch: TensorDictBase) -> None:
+        """Refuses what the first batch shows: agents in turns that own ends cannot credit."""
         warn_of_turns(self.groups.values(), batch, self.config.bootstrap)
         for group in self.groups.values():
             if self.config.bootstrap == "agent" and bool(acts_in_turns(group, batch)):
@@ -209,13 +210,14 @@ class ReplayLearner(nn.Module):
         device = self.explorers[0].epsilon.device
         nothing = torch.full((), torch.nan, device=device)
         summary: dict[str, dict[str, Tensor]] = {name: {} for name in self.groups}
-        for (name, loss), explore in zip(self.losses.items(), self.explorers):
-            for i, group in enumerate(loss.group.groups):
+        joined = zip(self.losses.items(), self.block.joined.values(), self.explorers)
+        for (name, loss), whole, explore in joined:
+            for i, group in enumerate(whole.groups):
                 own = summary[group.name]
                 for key in (*loss.out_keys, *(step.norm for step in self.updates.steps)):
                     values = history.get((name, key))
-                    mean = None if values is None else values.mean(0).reshape(-1)[i]
-                    own[key] = nothing if mean is None else mean
+                    mean = nothing if values is None else values.mean(0).reshape(-1)
+                    own[key] = mean.expand(len(whole.groups))[i]
                 own["epsilon"] = explore.epsilon.clone()
                 if self.config.noisy:
                     own["sigma"] = explore.sigma.clone()

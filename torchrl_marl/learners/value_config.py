@@ -9,11 +9,27 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.config import CentralInput, EpsilonConfig
 from torchrl_marl.learners.replay_config import ReplayLearnerConfig
 from torchrl_marl.modules.config import MixerConfig, QNetworkConfig
-from torchrl_marl.settings import Positive, ReadWhere
+from torchrl_marl.settings import OneOf, Positive, ReadWhere
 
-__all__ = ["ValueConfig"]
+__all__ = ["TeamMixerConfig", "ValueConfig"]
 
 _MIXERS = {"iql": "none", "vdn": "sum", "qmix": "monotonic"}
+
+
+@dataclass(frozen=True)
+class TeamMixerConfig(MixerConfig):
+    """A mixer, and whose values it mixes."""
+
+    over: Annotated[
+        str,
+        OneOf(
+            {
+                "group": "those of each group, apart from the others'",
+                "team": "those of all groups of equal settings, which earn together",
+            }
+        ),
+    ] = "group"
+    """Whose values become one."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +44,12 @@ class ValueConfig(ReplayLearnerConfig):
     """The network of the values, by which agents act."""
     lr: Positive = 5e-4
     """Learning rate of Adam."""
-    mixer: Annotated[MixerConfig, ReadWhere("algorithm", "qmix", of=("hidden", "init_scale"))] = (
-        field(default_factory=MixerConfig)
-    )
-    """The mixer's network."""
+    mixer: Annotated[
+        TeamMixerConfig,
+        ReadWhere("algorithm", "qmix", of=("hidden", "init_scale")),
+        ReadWhere("algorithm", "qmix", "vdn", of=("over",)),
+    ] = field(default_factory=TeamMixerConfig)
+    """What makes one value of those of several agents."""
     exploration: EpsilonConfig = field(default_factory=EpsilonConfig)
     """How new steps are made."""
     double_q: bool = True
@@ -41,8 +59,9 @@ class ValueConfig(ReplayLearnerConfig):
     do better."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.actor, QNetworkConfig):  # a plain network will do, too
-            object.__setattr__(self, "actor", QNetworkConfig(**vars(self.actor)))
+        for name, kind in (("actor", QNetworkConfig), ("mixer", TeamMixerConfig)):
+            if not isinstance(getattr(self, name), kind):  # a plain one will do, too
+                object.__setattr__(self, name, kind(**vars(getattr(self, name))))
 
     @property
     def central(self) -> bool:
@@ -53,6 +72,11 @@ class ValueConfig(ReplayLearnerConfig):
     def mixes(self) -> str:
         """The kind of its mixer, a word of :data:`~torchrl_marl.modules.config.MIXERS`."""
         return _MIXERS[self.algorithm]
+
+    @property
+    def mixes_team(self) -> bool:
+        """Whether one value is made of those of all its groups."""
+        return self.mixes != "none" and self.mixer.over == "team"
 
     def check(self, at: str = "") -> None:
         """Refuses a mixer where each agent's own end counts, and a store that is too small."""

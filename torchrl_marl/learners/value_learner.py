@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
+from itertools import combinations
 from typing import Any, Literal, cast
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.functional import masked_mean
+from torchrl_marl.joining import as_one
 from torchrl_marl.learners.adam import Adam
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.networks import build_actor, build_mixer
@@ -25,12 +28,15 @@ from torchrl_marl.specs import GroupSpec
 
 __all__ = ["ValueLearner"]
 
+_RIVALS = -0.5  # correlation of rewards below which groups compete
+
 
 class ValueLearner(ReplayLearner):
     """IQL, VDN or QMIX for one or more groups of equal settings, with discrete actions.
 
     Agents do what they value highest, or at random with chance epsilon. Groups that are trained as
-    one have a mixer each: values of groups that may compete are never mixed.
+    one have a mixer each, so that those who compete are never mixed; with ``mixer.over: team`` they
+    have one, and earn together.
 
     Args:
         groups, team, device, execution: as in
@@ -38,7 +44,7 @@ class ValueLearner(ReplayLearner):
         config (ValueConfig): how.
 
     Raises:
-        ConfigError: continuous actions.
+        ConfigError: continuous actions, or groups under one mixer that compete.
 
     Examples:
         >>> from torchrl_marl import TeamSpec
@@ -58,6 +64,12 @@ class ValueLearner(ReplayLearner):
 
     def __init__(self, groups: Mapping[str, GroupSpec], config: ValueConfig, **kwargs: Any) -> None:
         super().__init__(groups, config, **kwargs)
+        if config.mixes_team and len(self.losses) > 1:
+            raise ConfigError(
+                f"groups {', '.join(self.losses)}: their actions are of different types, so that "
+                "they are trained apart, expected one type where learner.mixer.over is 'team'; "
+                "use learner.mixer.over=group."
+            )
         mixers = {name: loss.mixer_network for name, loss in self.losses.items() if loss.mixed}
         self.mixers = nn.ModuleDict(cast(Mapping[str, nn.Module], mixers))
 
@@ -73,10 +85,11 @@ class ValueLearner(ReplayLearner):
             )
         make = partial(make_q_actor, dueling=config.actor.dueling)
         actor = build_actor(group, config, norms, device, make)
+        mixed = as_one(group) if config.mixes_team else group
         loss = ValueDecompositionLoss(
             actor,
-            build_mixer(group, seen, config, norms, device),
-            group=group,
+            build_mixer(mixed, seen, config, norms, device),
+            group=mixed,
             double_q=config.double_q,
             negative_weight=config.negative_weight,
             bootstrap=cast(Literal["team", "agent"], config.bootstrap),
@@ -85,12 +98,41 @@ class ValueLearner(ReplayLearner):
         )
         return actor, loss
 
+    def look_at(self, batch: TensorDictBase) -> None:
+        """Refuses what the first batch shows: groups under one mixer that compete."""
+        super().look_at(batch)
+        if self.config.mixes_team and len(self.groups) > 1:
+            _refuse_rivals(self.groups.values(), batch)
+
     def make_steps(self, seen: GroupSpec | None) -> list[Step]:
         """Returns the one step, of all networks."""
         config, losses = self.config, self.losses.items()
         clips = {name: _clip(loss, seen, config.max_grad_norm) for name, loss in losses}
         parameters = [p for clip in clips.values() for p in clip.parameters]
         return [Step("value", {"values": Adam(parameters, config.lr, config.adam_eps)}, clips)]
+
+
+def _refuse_rivals(groups: Collection[GroupSpec], batch: TensorDictBase) -> None:
+    """Refuses a mixer of groups of which one loses what the other earns, in its first batch.
+
+    Waits for the device.
+    """
+    rewards = (group.data(batch.get("next")).get("reward", None) for group in groups)
+    earned = [
+        masked_mean(reward, group.living(batch), dim=-2).flatten()
+        for group, reward in zip(groups, rewards)
+        if reward is not None
+    ]
+    if len(earned) < len(groups):
+        return  # the team has one reward
+    together = torch.corrcoef(torch.stack(earned))
+    for (i, one), (j, other) in combinations(enumerate(groups), 2):
+        if bool(together[i, j] < _RIVALS):
+            raise ConfigError(
+                f"groups {one.name!r} and {other.name!r} compete: their rewards have a correlation "
+                f"of {together[i, j]:.2f} in the first batch, expected groups that earn together "
+                "where learner.mixer.over is 'team'; use learner.mixer.over=group."
+            )
 
 
 def _clip(

@@ -85,11 +85,13 @@ def unread(config: Any, at: str = "") -> dict[str, str]:
             found |= unread(value, f"{at}{name}.")
             found |= _idle_within(config, setting, at)
         elif _is_idle(config, setting, value, setting.default):
-            found[f"{at}{name}"] = _sentence(f"{at}{name}", value, setting, at)
+            found[f"{at}{name}"] = _sentence(f"{at}{name}", value, setting.read_where(), at)
         if arguments := _typed_arguments(setting, config):
             section, typed = arguments
             found |= {
-                f"{at}{name}.{key}": _sentence(f"{at}{name}.{key}", value[key], one, f"{at}{name}.")
+                f"{at}{name}.{key}": _sentence(
+                    f"{at}{name}.{key}", value[key], one.read_where(), f"{at}{name}."
+                )
                 for key, one in typed.items()
                 if key in value and _is_idle(section, one, value[key], one.default)
             }
@@ -121,7 +123,7 @@ def _idle_within(config: Any, setting: Setting, at: str) -> Iterator[tuple[str, 
             value = getattr(section, key)
             if value != default and not _holds(where, config):
                 path = f"{at}{setting.key}.{key}"
-                yield path, _sentence(path, value, setting, at)
+                yield path, _sentence(path, value, [where], at)
 
 
 def _is_idle(config: Any, setting: Setting, value: Any, default: Any) -> bool:
@@ -134,8 +136,8 @@ def _holds(where: ReadWhere, config: Any) -> bool:
     return where.holds(config, rule.word_of) if rule else where.holds(config)
 
 
-def _sentence(key: str, value: Any, setting: Setting, at: str) -> str:
-    where = " and ".join(where.in_words(at) for where in setting.read_where())
+def _sentence(key: str, value: Any, conditions: Collection[ReadWhere], at: str) -> str:
+    where = " and ".join(where.in_words(at) for where in conditions)
     return f"{key} is {shown(value)}, which is read only where {where}"
 
 
