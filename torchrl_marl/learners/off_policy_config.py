@@ -84,8 +84,9 @@ class OffPolicyConfig(ReplayLearnerConfig, ActorCriticConfig):
     target_noise_clip: Annotated[Weight, ReadWhere("algorithm", *_TD3)] = 0.5
     """Largest noise on the target's next action, as a share of half the range."""
 
-    alpha_lr: Annotated[Positive, ReadWhere("algorithm", *_SAC)] = 3e-4
-    """Learning rate of the temperature's Adam."""
+    alpha_lr: Annotated[Positive, ReadWhere("algorithm", *_SAC)] = 3e-3
+    """Learning rate of the temperature's Adam: SAC's 3e-4 for an update at every frame, of which
+    there is one at every tenth."""
     alpha_init: Annotated[Positive, ReadWhere("algorithm", *_SAC)] = 1.0
     """The first temperature, the weight of the policy's entropy."""
     target_entropy: Annotated[float | None, ReadWhere("algorithm", *_SAC)] = None
