@@ -30,6 +30,7 @@ EXPECTED = {
         for world in ("simple_speaker_listener", "simple_spread")
         for algorithm in ("mappo", "ippo")
     ),
+    "toy_matrix_game_happo",
     "vmas_balance_matd3",
     "vmas_balance_masac",
     *(f"vmas_navigation_{algorithm}" for algorithm in ("maddpg", "matd3", "masac")),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Adam", "adam_", "freeze"]
+__all__ = ["Adam", "adam_", "freeze", "start_adam"]
 
 _LIBRARY = torch.library.Library("torchrl_marl", "DEF")
 _LIBRARY.define(
@@ -135,6 +135,17 @@ class Adam:
                 )
             for x, value in zip(own, state[name]):
                 x.copy_(value)
+
+
+def start_adam(optimizer: torch.optim.Adam, parameters: Iterable[Tensor]) -> None:
+    """Makes the optimizer's state of parameters that have none, as its first step does."""
+    for parameter in parameters:
+        if not optimizer.state.get(parameter):
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter).detach(),
+                "exp_avg_sq": torch.zeros_like(parameter).detach(),
+            }
 
 
 @contextlib.contextmanager

@@ -46,6 +46,10 @@ _PPO = (
     "torchrl_marl.learners.config:OnPolicyConfig",
     "torchrl_marl.learners.on_policy:OnPolicyLearner",
 )
+_HAPPO = (
+    "torchrl_marl.learners.config:HAPPOConfig",
+    "torchrl_marl.learners.sequential:SequentialLearner",
+)
 _OFF_POLICY = (
     "torchrl_marl.learners.off_policy_config:OffPolicyConfig",
     "torchrl_marl.learners.off_policy:OffPolicyLearner",
@@ -88,6 +92,11 @@ ALGORITHMS = Algorithms(
             "PPO for a team; the critic sees what all agents of the group see, or the state", *_PPO
         ),
         "ippo": Algorithm("PPO for a team; each agent's critic sees what the agent sees", *_PPO),
+        "happo": Algorithm(
+            "MAPPO with a policy for each agent; agents are updated one after the other, in random "
+            "order, each taking account of those before it",
+            *_HAPPO,
+        ),
         "maddpg": Algorithm(
             "deterministic policies from stored steps; the critic sees all agents and their "
             "actions, or the state",

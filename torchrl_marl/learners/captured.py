@@ -14,7 +14,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.capture import Program, capture
-from torchrl_marl.learners.adam import adam_
+from torchrl_marl.learners.adam import adam_, start_adam
 from torchrl_marl.learners.recording import (
     Programs,
     random_state,
@@ -212,7 +212,7 @@ class CapturedUpdates(Updates):
         everything = self.optimizer.param_groups[0]["params"]
         moments = [x for own in self._moments()[1:] for x in own]
         buffers = [buffer for loss in self.objectives.values() for buffer in loss.buffers()]
-        found = [*everything, *moments, *buffers, *self.state, self._lr, self.stop.stopped]
+        found = [*everything, *moments, *buffers, *self.state, self._lr, *self.stop.tensors]
         return list({id(x): x for x in found}.values())
 
     def _moments(self) -> tuple[list[Tensor], ...]:
@@ -230,13 +230,7 @@ class CapturedUpdates(Updates):
         with unchanged(self.device, []):
             total, _ = evaluate(self.objectives, minibatch)
             gradients = torch.autograd.grad(total, parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients):
-            if gradient is not None:
-                self.optimizer.state[parameter] = {
-                    "step": torch.zeros((), device=self.device),
-                    "exp_avg": torch.zeros_like(parameter).detach(),
-                    "exp_avg_sq": torch.zeros_like(parameter).detach(),
-                }
+        start_adam(self.optimizer, [p for p, g in zip(parameters, gradients) if g is not None])
 
 
 def _minibatch(

@@ -63,6 +63,7 @@ class GradientClip:
         actor: ProbabilisticActor,
         critic: TensorDictModule,
         limit: float | None,
+        per_agent: bool = False,
     ) -> GradientClip:
         """Finds out which rows of an actor and a critic serve which group.
 
@@ -71,6 +72,7 @@ class GradientClip:
             seen (GroupSpec, optional): the agents that a critic across groups sees.
             actor, critic (TensorDictModule): their networks.
             limit (float, optional): the largest norm; None for none.
+            per_agent (bool): take every agent for a group of its own.
         """
 
         def outputs(td: TensorDict) -> Tensor:
@@ -78,9 +80,8 @@ class GradientClip:
             acts = distribution.log_prob(distribution.sample())
             return acts + critic(td).get(group.key("state_value")).squeeze(-1)
 
-        return cls.of_outputs(
-            group, [*actor.parameters(), *critic.parameters()], outputs, limit, seen=seen
-        )
+        parameters = [*actor.parameters(), *critic.parameters()]
+        return cls.of_outputs(group, parameters, outputs, limit, seen=seen, per_agent=per_agent)
 
     @classmethod
     def of_outputs(
@@ -91,6 +92,7 @@ class GradientClip:
         limit: float | None,
         *,
         seen: GroupSpec | None = None,
+        per_agent: bool = False,
     ) -> GradientClip:
         """Finds out which rows of parameters serve which group.
 
@@ -101,12 +103,14 @@ class GradientClip:
                 ``[B, N]``.
             limit (float, optional): the largest norm; None for none.
             seen (GroupSpec, optional): other agents that a network sees.
+            per_agent (bool): take every agent for a group of its own.
         """
         parameters = list(dict.fromkeys(parameters))
-        n_groups = len(group.groups)
+        index = tuple(range(group.n_agents)) if per_agent else group.group_index
+        n_groups = max(index) + 1
         if n_groups == 1:
             return cls(parameters, limit)
-        rows = _rows_served(group, seen, outputs, parameters)
+        rows = _rows_served(index, group, seen, outputs, parameters)
         return cls(parameters, limit, n_groups=n_groups, rows=rows)
 
     def __call__(self) -> Tensor:
@@ -138,18 +142,21 @@ class GradientClip:
         own, common = norms[:-1], norms[-1:]
         return (own.square() + common.square()).sqrt()
 
-    def rows_of(self, flags: Tensor) -> list[Tensor]:
+    def rows_of(self, flags: Tensor, common: Tensor | None = None) -> list[Tensor]:
         """Returns the rows of each parameter that serve a flagged group.
 
         Args:
             flags (Tensor): bool, ``[G]``.
+            common (Tensor, optional): the flag of rows that serve several groups; by default
+                whether any of the groups is flagged.
 
         Shapes:
             - each: bool, a scalar, or as many dims as the parameter, 1 behind the first
         """
         if self.row_groups is None:
             return [flags[0]] * len(self.parameters)
-        served = torch.cat([flags, flags.any().unsqueeze(0)])[self.row_groups].split(self.sizes)
+        common = flags.any() if common is None else common
+        served = torch.cat([flags, common.unsqueeze(0)])[self.row_groups].split(self.sizes)
         return [
             rows.reshape(-1, *(1,) * (p.ndim - 1)) if p.ndim else rows[0]
             for p, rows in zip(self.parameters, served)
@@ -157,6 +164,7 @@ class GradientClip:
 
 
 def _rows_served(
+    index: Sequence[int],
     group: GroupSpec,
     seen: GroupSpec | None,
     outputs: Callable[[TensorDict], Tensor],
@@ -164,22 +172,22 @@ def _rows_served(
 ) -> list[Tensor]:
     """Returns for each row of each parameter the group that it serves, G where it serves several.
 
-    By autograd: a row serves those whose outputs depend on it.
+    By autograd: a row serves those whose outputs depend on it. ``index`` says whose an agent is.
     """
-    serves = [torch.zeros(_n_rows(p), len(group.groups), device=p.device) for p in parameters]
+    n_groups = max(index) + 1
+    serves = [torch.zeros(_n_rows(p), n_groups, device=p.device) for p in parameters]
     device = parameters[0].device
     with torch.random.fork_rng(), _awake_weights(parameters):
-        _mark_served(serves, outputs(_random_batch(group, seen, device)), group, parameters)
-    return [torch.where(rows.sum(1) == 1, rows.argmax(1), len(group.groups)) for rows in serves]
+        _mark_served(serves, outputs(_random_batch(group, seen, device)), index, parameters)
+    return [torch.where(rows.sum(1) == 1, rows.argmax(1), n_groups) for rows in serves]
 
 
 def _mark_served(
-    serves: list[Tensor], outputs: Tensor, group: GroupSpec, parameters: list[nn.Parameter]
+    serves: list[Tensor], outputs: Tensor, index: Sequence[int], parameters: list[nn.Parameter]
 ) -> None:
-    device = outputs.device
-    index = torch.tensor(group.group_index, device=device)
-    for i in range(len(group.groups)):
-        total = outputs[..., index == i].sum()
+    owners = torch.tensor(index, device=outputs.device)
+    for i in range(max(index) + 1):
+        total = outputs[..., owners == i].sum()
         for rows, gradient in zip(
             serves, torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)
         ):

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.modules.config import CriticConfig, NetworkConfig, sharing_of
+from torchrl_marl.modules.registry import BODIES
 from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share, Weight
 
 __all__ = [
     "ActorCriticConfig",
     "CentralInput",
     "EpsilonConfig",
+    "HAPPOConfig",
     "LearnerConfig",
     "OnPolicyConfig",
     "RandomConfig",
@@ -192,7 +194,7 @@ class OnPolicyConfig(ActorCriticConfig):
         CriticConfig, ReadWhere("algorithm", "mappo", of=("architecture", "value_per"))
     ] = field(default_factory=CriticConfig)
     """The critic's network."""
-    unshare_at: Share | None = None
+    unshare_at: Annotated[Share | None, ReadWhere("algorithm", "mappo", "ippo")] = None
     """Share of the run, 0 to 1, after which every agent goes on with its own copy of the networks
     that it shared; null for never."""
     lmbda: Share = 0.95
@@ -257,3 +259,39 @@ class OnPolicyConfig(ActorCriticConfig):
                 f"use {at}minibatch_size={run.frames_per_batch}."
             )
         super().check_run(run, at, own_env=own_env)
+
+
+@dataclass(frozen=True)
+class HAPPOConfig(OnPolicyConfig):
+    """HAPPO: MAPPO with agents that learn one after the other, each from a network of its own."""
+
+    algorithm: str = "happo"
+    """How agents learn."""
+    central_input: CentralInput = "observations"
+    """What the critic sees."""
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    """The critic's network."""
+    actor: NetworkConfig = field(default_factory=lambda: NetworkConfig(sharing="none"))
+    """The actor's network, each agent's own."""
+
+    @property
+    def central(self) -> bool:
+        """Whether critics see more than their own agent."""
+        return True
+
+    def check(self, at: str = "") -> None:
+        """Refuses policies that agents share: one agent's update would move the others."""
+        super().check(at)
+        sharing, body = sharing_of(self.actor), BODIES.find(self.actor.body)
+        if sharing != "none":
+            raise ConfigError(
+                f"{at}actor.sharing is {quoted(sharing)}, but {self.algorithm} updates one agent "
+                f"after the other, each with a network of its own; use {at}actor.sharing=none, or "
+                f"{at}algorithm=mappo."
+            )
+        if body is not None and body.body is not None:
+            raise ConfigError(
+                f"{at}actor.body is {quoted(self.actor.body)}, one network over all agents, but "
+                f"{self.algorithm} updates one agent after the other; use {at}actor.body=mlp, or "
+                f"{at}algorithm=mappo."
+            )

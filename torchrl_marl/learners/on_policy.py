@@ -84,6 +84,11 @@ class OnPolicyLearner(nn.Module):
         torch.Size([])
     """
 
+    per_agent = False
+    """Whether each agent's policy has means, limits and a stop of its own, and not each group's."""
+    make_stop = KLStop
+    """What ends the epochs of a batch."""
+
     def __init__(
         self,
         groups: Mapping[str, GroupSpec],
@@ -110,7 +115,7 @@ class OnPolicyLearner(nn.Module):
             critic = build_critic(group, seen, config, self.observation_norms, device)
             self.actors.add(group, actor)
             self.critics[name] = critic
-            self.losses[name] = _loss(actor, critic, group, config, device)
+            self.losses[name] = _loss(actor, critic, group, config, device, self.per_agent)
         self.unshared = self._looked = False
         networks = [x for loss in self.losses.values() for x in _networks(loss)]
         parameters = list(dict.fromkeys(p for net in networks for p in net.parameters()))
@@ -123,7 +128,11 @@ class OnPolicyLearner(nn.Module):
         config, joined = self.config, self.block.joined
         clips = {
             name: GradientClip.of_networks(
-                joined[name], self.block.seen, *_networks(loss), config.max_grad_norm
+                joined[name],
+                self.block.seen,
+                *_networks(loss),
+                config.max_grad_norm,
+                self.per_agent,
             )
             for name, loss in self.losses.items()
         }
@@ -132,7 +141,7 @@ class OnPolicyLearner(nn.Module):
             self.losses,
             self.optimizer,
             clips=clips,
-            stop=KLStop(clips, config.target_kl, device),
+            stop=self.make_stop(clips, config.target_kl, device),
             execution=self.execution,
         )
 
@@ -185,9 +194,15 @@ class OnPolicyLearner(nn.Module):
             self.add_advantage(data)
             self.block.scatter(data, batch, _WRITTEN)
             frames = data.select(*minibatch_keys(self.losses.values()), strict=False).reshape(-1)
-            history, finite = self.updates.run(frames, self._epochs(len(frames)))
+            metrics = self._train(frames)
             self.observation_norms.update_all(data)
-            return self._summary(history, finite)
+            return metrics
+
+    def _train(self, frames: TensorDictBase) -> TensorDict:
+        """Trains on the frames of a batch, ``[F]``, with what the losses read."""
+        history, finite = self.updates.run(frames, self._epochs(len(frames)))
+        stop = self.updates.stop
+        return self._summary(history, finite, dict(stop.by_loss(stop.epochs)))
 
     @torch.no_grad()
     def add_advantage(self, data: TensorDictBase) -> None:
@@ -207,9 +222,10 @@ class OnPolicyLearner(nn.Module):
             n_frames, config.minibatch_size, n_epochs=config.num_epochs, device=device
         )
 
-    def _summary(self, history: Mapping[Any, torch.Tensor], finite: bool) -> TensorDict:
-        stop, lr = self.updates.stop, self.optimizer.param_groups[0]["lr"]
-        epochs = dict(stop.by_loss(stop.epochs))
+    def _summary(
+        self, history: Mapping[Any, torch.Tensor], finite: bool, epochs: Mapping[str, torch.Tensor]
+    ) -> TensorDict:
+        lr = self.optimizer.param_groups[0]["lr"]
         summary = summarize(history, self.block.joined, self.groups, lr=lr, epochs=epochs)
         if not finite:
             refuse_non_finite(summary)
@@ -243,6 +259,7 @@ def _loss(
     group: GroupSpec,
     config: OnPolicyConfig,
     device: torch.device | str | None,
+    per_agent: bool,
 ) -> MAPPOLoss:
     loss = MAPPOLoss(
         actor,
@@ -257,6 +274,7 @@ def _loss(
         entropy_bonus=config.entropy_coeff > 0,
         entropy_coeff=config.entropy_coeff,
         normalize_advantage=False,  # done over the whole batch
+        per_agent=per_agent,
         functional=False,
         device=device,
     )

@@ -1,4 +1,4 @@
-"""Ends the epochs of a group whose policy has moved too far.
+"""Who learns from an update: groups that have not moved too far, and agents whose turn it is.
 
 Shapes: U updates of an epoch, G groups of all losses.
 """
@@ -6,15 +6,16 @@ Shapes: U updates of an epoch, G groups of all losses.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from tensordict import NestedKey
 from torch import Tensor
 
-from torchrl_marl.learners.adam import freeze
+from torchrl_marl.learners.adam import freeze, start_adam
 from torchrl_marl.learners.clipping import GradientClip
 
-__all__ = ["KLStop"]
+__all__ = ["KLStop", "Turns"]
 
 
 class KLStop:
@@ -71,6 +72,11 @@ class KLStop:
             self.stopped.logical_or_(kl.mean(0) > self.limit)
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """What an update reads of it."""
+        return [self.stopped]
+
+    @property
     def all(self) -> Tensor:
         """1 where all groups have stopped, else 0; a scalar."""
         return self.stopped.amin()
@@ -96,8 +102,61 @@ class KLStop:
         """
         if self.limit is None or len(self.stopped) == 1:
             return []
+        return self._rows(parameters)
+
+    def _rows(self, parameters: Sequence[Tensor], common: Tensor | None = None) -> list[Tensor]:
         flags: dict[int, Tensor] = {}
         for name, stopped in self.by_loss(self.stopped > 0):
             clip = self.clips[name]
-            flags.update(zip(map(id, clip.parameters), clip.rows_of(stopped)))
+            flags.update(zip(map(id, clip.parameters), clip.rows_of(stopped, common)))
         return [flags[id(p)] for p in parameters]
+
+
+class Turns(KLStop):
+    """Lets one agent of each group learn at a time; the others' networks stay as they are.
+
+    Whose turn it is is data, so that a graph of an update serves all agents.
+
+    Args:
+        *args, **kwargs: of :class:`KLStop`, to which each agent is a group of its own.
+
+    Attributes:
+        resting (Tensor): 1 for agents whose turn it is not, else 0, ``[N]`` of all losses.
+        common (Tensor): 1 where what serves several agents stays, such as the critic; else 0.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.resting = torch.zeros_like(self.stopped)
+        self.common = torch.zeros((), device=self.stopped.device)
+
+    def give(self, active: Tensor, *, common: bool) -> None:
+        """Begins a turn.
+
+        Args:
+            active (Tensor): whose it is, bool, ``[N]``.
+            common (bool): what serves several agents learns, too.
+        """
+        self.resting.copy_(~active)
+        self.common.fill_(0.0 if common else 1.0)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins a batch, from which the agents learn whose turn it is."""
+        super().begin()
+        self.stopped.copy_(self.resting)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What an update reads of it."""
+        return [self.stopped, self.common]
+
+    def step(self, optimizer: torch.optim.Adam) -> None:
+        """Takes a step of the optimizer that moves nobody else."""
+        parameters = optimizer.param_groups[0]["params"]
+        start_adam(optimizer, [p for p in parameters if p.grad is not None])
+        super().step(optimizer)
+
+    def frozen(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Returns which rows of each parameter stay as they are, as :class:`KLStop` does."""
+        return [] if len(self.stopped) == 1 else self._rows(parameters, self.common > 0)

@@ -59,6 +59,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         normalize_advantage (bool): standardize the advantage over what is passed in.
         normalize_advantage_exclude_dims (tuple of int): ``()`` pools the living agents, as the
             MAPPO authors do; ``(-2,)`` standardizes each agent by itself.
+        per_agent (bool): take the actor's terms over each agent's own steps, for agents with
+            policies of their own, as HAPPO has them; the critic's stay those of the group.
         functional (bool): hold the parameters apart from the networks, as TorchRL does.
             False: the networks are used as they are.
         **kwargs: of :class:`torchrl.objectives.ClipPPOLoss` (``clip_epsilon``, ``clip_value``,
@@ -67,7 +69,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
     Shapes:
         - advantage, value_target, state_value: ``[*B, N, 1]``; action_log_prob, mask: ``[*B, N]``
         - every output: a scalar (``reduction="none"``: the losses are ``[*B, N, 1]``); for a
-          joined group ``[G]``, one for each group in it
+          joined group ``[G]``, one for each group in it; with ``per_agent`` the actor's are ``[N]``
 
     Keys:
         - reads: what the networks read, action, action_log_prob, mask (and loss_mask), advantage
@@ -117,6 +119,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         entropy_coeff: float = 0.01,
         normalize_advantage: bool = True,
         normalize_advantage_exclude_dims: tuple[int, ...] = (),
+        per_agent: bool = False,
         functional: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -143,6 +146,9 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         self._clips_value = bool(kwargs.get("clip_value"))
         where = next((p.device for p in critic_network.parameters()), None)
         self.per_group = PerGroup(None if group is None else group.membership, where)
+        self.per_policy = self.per_group
+        if per_agent and group is not None and group.n_agents > 1:
+            self.per_policy = PerGroup(torch.eye(group.n_agents), where)
         self.register_buffer("_placeholder_action", torch.zeros(()), persistent=False)
         self.register_buffer("_valid_actions", None, persistent=False)
         if group is not None:
@@ -186,10 +192,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the losses and metrics of a batch or minibatch."""
-        tensordict = (
-            tensordict.copy() if self.group is None else self.group.dense(tensordict.copy())
-        )
-        keys = self.tensor_keys
+        tensordict, per, keys = self._dense(tensordict), self.per_policy, self.tensor_keys
         if tensordict.get(keys.advantage, None) is None:
             self.value_estimator(
                 tensordict,
@@ -207,14 +210,28 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         terms = self._objective(log_ratio, advantage, mask)
         with torch.no_grad():
             # The entropy at the actions that were taken; the bonus draws actions of its own.
-            terms["entropy"] = self.per_group.mean(-log_prob, mask)
+            terms["entropy"] = per.mean(-log_prob, mask)
         if self.entropy_bonus:
             entropy = self._entropy(distribution).unsqueeze(-1)
-            terms["loss_entropy"] = self._reduce(-self.entropy_coeff * entropy, mask)
-            terms["entropy"] = self.per_group.mean(entropy.detach(), mask)
+            terms["loss_entropy"] = self._reduce(-self.entropy_coeff * entropy, mask, per)
+            terms["entropy"] = per.mean(entropy.detach(), mask)
         if self._has_critic:
             terms.update(self._critic_terms(tensordict, mask))
         return TensorDict(terms, [])
+
+    @torch.no_grad()
+    def log_ratio(self, tensordict: TensorDictBase) -> Tensor:
+        """Returns the logarithm of the policy's ratio to the one that acted, 0 where masked.
+
+        Shapes:
+            - returns: ``[*B, N, 1]``
+        """
+        tensordict = self._dense(tensordict)
+        mask = None if self._mask_key is None else tensordict.get(self._mask_key)
+        if mask is not None:
+            mask = self._blank_masked(tensordict, mask)
+        log_ratio = self._ratio(tensordict, tensordict.get(self.tensor_keys.advantage))[2]
+        return log_ratio if mask is None else log_ratio.where(expand_mask(mask, log_ratio), 0.0)
 
     def _set_in_keys(self) -> None:
         super()._set_in_keys()
@@ -241,6 +258,10 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
     def _mask_key(self) -> NestedKey | None:
         key = self.loss_mask_key
         return None if key is None or key == "auto" else key
+
+    def _dense(self, tensordict: TensorDictBase) -> TensorDictBase:
+        tensordict = tensordict.copy()
+        return tensordict if self.group is None else self.group.dense(tensordict)
 
     def _blank_masked(self, tensordict: TensorDictBase, mask: Tensor) -> Tensor:
         """Replaces what stands in masked slots; returns the steps to learn from.
@@ -284,7 +305,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
     ) -> dict[str, Tensor]:
         clipped = log_ratio.clamp(*self._clip_bounds)
         gain = torch.minimum(log_ratio.exp() * advantage, clipped.exp() * advantage)
-        terms = {"loss_objective": self._reduce(-gain, mask)}
+        terms = {"loss_objective": self._reduce(-gain, mask, self.per_policy)}
         with torch.no_grad():
             terms.update(self._ratio_metrics(log_ratio.detach(), clipped.detach(), mask))
         return terms
@@ -319,7 +340,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             clipped_error = self._distance(near / scale, target / scale)
             terms["value_clip_fraction"] = self.per_group.mean((near != value).float(), mask)
             error = torch.maximum(error, clipped_error)
-        terms["loss_critic"] = self._reduce(self.critic_coeff * error, mask)
+        terms["loss_critic"] = self._reduce(self.critic_coeff * error, mask, self.per_group)
         if self.log_explained_variance:
             with torch.no_grad():
                 residual = self.per_group.moments(target - value, mask)[1]
@@ -333,9 +354,9 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         distance = {"l2": F.mse_loss, "l1": F.l1_loss, "smooth_l1": F.smooth_l1_loss}
         return distance[self.loss_critic_type](value, target, reduction="none")
 
-    def _reduce(self, loss: Tensor, mask: Tensor | None) -> Tensor:
+    def _reduce(self, loss: Tensor, mask: Tensor | None, per: PerGroup) -> Tensor:
         if self.reduction == "mean":
-            return self.per_group.mean(loss, mask)
+            return per.mean(loss, mask)
         if mask is not None:
             loss = torch.where(expand_mask(mask, loss), loss, 0.0)
         return loss.sum() if self.reduction == "sum" else loss
@@ -343,7 +364,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
     def _ratio_metrics(
         self, log_ratio: Tensor, clipped: Tensor, mask: Tensor | None
     ) -> dict[str, Tensor]:
-        per, ratio = self.per_group, log_ratio.exp()
+        per, ratio = self.per_policy, log_ratio.exp()
         alive = None if mask is None else mask.reshape(log_ratio.shape)
         # As logarithms, in which a masked ratio of 0 counts for nothing.
         counted = log_ratio if alive is None else log_ratio.masked_fill(~alive, -torch.inf)

@@ -1,0 +1,340 @@
+"""HAPPO: one agent after the other, each with the advantage that those before it leave."""
+
+import copy
+
+import pytest
+import torch
+from meadow import make_meadow
+from samples import POISON, assert_same, poisoned, states
+from torch import nn
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs.toy import Arena, MatrixGame
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.functional import masked_standardize
+from torchrl_marl.learners import OnPolicyConfig, build_learners
+from torchrl_marl.learners.config import HAPPOConfig
+from torchrl_marl.modules import CriticConfig, NetworkConfig
+from torchrl_marl.recipes import load_config
+
+FRAMES = 80
+SMALL = {"minibatch_size": 40, "num_epochs": 2, "lr": 0.01, "critic": CriticConfig([8])}
+
+
+def arena(**settings):
+    return Arena(8, **{"n_agents": 3, "years": 3, "lives": 2, "seed": 0} | settings)
+
+
+def make(env, schema=HAPPOConfig, execution="eager", **settings):
+    torch.manual_seed(0)
+    config = schema(actor=NetworkConfig([8], sharing="none"), **{**SMALL, **settings})
+    [learner] = build_learners(TeamSpec.from_env(env), config, execution=execution)
+    return learner
+
+
+def make_collector(env, learner):
+    return RolloutCollector(env, TeamPolicy(learner.actors.values()), frames_per_batch=FRAMES)
+
+
+def train(make_env, n=2, **settings):
+    """The learner after some batches, and all metrics."""
+    env = make_env()
+    learner = make(env, **settings)
+    collector = make_collector(env, learner)
+    metrics = []
+    for i in range(n):
+        learner.set_progress(i / 4)
+        metrics.append(learner.learn(collector.rollout()))
+    return learner, metrics
+
+
+def assert_equal_training(one, other):
+    (a, metrics), (b, found) = one, other
+    for x, y in zip(states([a]), states([b]), strict=True):
+        assert_same(x, y)
+    for x, y in zip(metrics, found, strict=True):
+        assert set(x.keys(True, True)) == set(y.keys(True, True))
+        for key in x.keys(True, True):
+            assert_same(x[key], y[key], key)
+
+
+def watch(learner, look):
+    """Calls ``look(frames)`` at the beginning of each turn."""
+    run = learner.updates.run
+
+    def watched(frames, epochs):
+        look(frames)
+        return run(frames, epochs)
+
+    learner.updates.run = watched
+
+
+# -------------------------------------------------------------------------------- reductions
+
+ALONE = {
+    "once": (lambda: MatrixGame(8, payoff=[1.0, 5.0, 2.0], seed=0), {}),
+    "deaths, entropy": (lambda: arena(n_agents=1), {"entropy_coeff": 0.01}),
+    "stops, schedules": (
+        lambda: arena(n_agents=1),
+        {"target_kl": 0.003, "num_epochs": 6, "lr_schedule": "linear", "max_grad_norm": 0.1},
+    ),
+}
+
+
+@pytest.mark.parametrize("execution", ["eager", "trace"])
+@pytest.mark.parametrize("case", ALONE)
+def test_one_agent_learns_as_by_mappo_to_the_bit(case, execution):
+    make_env, settings = ALONE[case]
+    settings["execution"] = execution
+    one = train(make_env, **settings)
+    number = torch.rand(1)
+    assert_equal_training(one, train(make_env, schema=OnPolicyConfig, **settings))
+    assert torch.equal(torch.rand(1), number)
+
+
+def test_it_learns_as_a_bare_script_does():
+    """Networks apart, an Adam for each, in plain torch: same weights after two batches."""
+    env = MatrixGame(FRAMES, payoff=torch.randn(3, 3, 3).tolist(), seed=0)
+    settings = {"minibatch_size": FRAMES, "value_norm": False, "max_grad_norm": None, "lr": 0.05}
+    learner = make(env, loss_critic_type="l2", **settings)
+    stacked = list(learner.actors["agents"].module.parameters())
+    actors = [bare_actor([p[i] for p in stacked]) for i in range(3)]
+    optimizers = [torch.optim.Adam(actor.parameters(), lr=0.05, eps=1e-5) for actor in actors]
+    collector = make_collector(env, learner)
+    for seed in range(2):
+        batch = collector.rollout()
+        torch.manual_seed(seed)
+        learner.learn(batch)
+        torch.manual_seed(seed)
+        order = torch.randperm(3).argsort().tolist()
+        bare_turns(batch.reshape(-1)["agents"], actors, optimizers, order)
+    for i, actor in enumerate(actors):
+        for p, q in zip(actor.parameters(), stacked, strict=True):
+            torch.testing.assert_close(p, q[i], rtol=1e-4, atol=1e-6)
+
+
+def bare_actor(weights):
+    actor = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
+    for p, value in zip(actor.parameters(), weights, strict=True):
+        p.data.copy_(value)
+    return actor
+
+
+def bare_turns(rows, actors, optimizers, order):
+    advantage = masked_standardize(rows["advantage"]).squeeze(-1)
+    for i in order:
+
+        def log_ratio(i=i):
+            logits = actors[i](rows["observation"][:, i])
+            log_prob = torch.distributions.Categorical(logits=logits).log_prob(rows["action"][:, i])
+            return log_prob - rows["action_log_prob"][:, i]
+
+        for _ in range(2):
+            ratio = log_ratio().exp()
+            near = ratio.clamp(0.8, 1.2)
+            loss = -torch.minimum(ratio * advantage[:, i], near * advantage[:, i]).mean()
+            optimizers[i].zero_grad()
+            loss.backward()
+            optimizers[i].step()
+        advantage = advantage * log_ratio().exp().detach().unsqueeze(-1)
+
+
+# ---------------------------------------------------------------------------------- the factor
+
+
+def shifted(batch, learner, ratios):
+    """A batch that a policy has collected after which the actions are so many times as likely."""
+    batch = batch.clone()
+    batch["agents", "action_log_prob"] -= torch.tensor(ratios).log()
+    seen = []
+    watch(learner, lambda frames: seen.append(frames["agents", "advantage"].clone()))
+    return batch, seen
+
+
+def test_the_factor_is_the_product_of_the_others_ratios():
+    """Nobody moves here, and the ratios are 2, 3 and 0.5."""
+    env = MatrixGame(FRAMES, payoff=torch.randn(2, 2, 2).tolist(), seed=0)
+    learner = make(env, lr=1e-30)
+    batch, seen = shifted(make_collector(env, learner).rollout(), learner, [2.0, 3.0, 0.5])
+    torch.manual_seed(5)
+    learner.learn(batch)
+    torch.manual_seed(5)
+    first, second, _ = torch.randperm(3).argsort().tolist()
+    ratios = {0: 2.0, 1: 3.0, 2: 0.5}
+    factors = [1.0, ratios[first], ratios[first] * ratios[second]]
+    assert len(seen) == 3
+    for advantage, factor in zip(seen, factors):
+        torch.testing.assert_close(advantage, factor * seen[0])
+    # What the batch keeps is the advantage as it was estimated.
+    torch.testing.assert_close(
+        seen[0].reshape(batch["agents", "advantage"].shape), batch["agents", "advantage"]
+    )
+
+
+def test_the_factor_of_the_dead_is_1():
+    env = arena()
+    learner = make(env, lr=1e-30)
+    batch, seen = shifted(make_collector(env, learner).rollout(), learner, [2.0, 3.0, 0.5])
+    mask = batch["agents", "mask"].reshape(-1, 3)
+    assert bool((~mask).any(0).all())
+    torch.manual_seed(5)
+    learner.learn(batch)
+    torch.manual_seed(5)
+    first, second, third = torch.randperm(3).argsort().tolist()
+    ratios = torch.where(mask, torch.tensor([2.0, 3.0, 0.5]), 1.0)
+    expected = seen[0][:, third, 0] * ratios[:, first] * ratios[:, second]
+    torch.testing.assert_close(seen[2][:, third, 0], expected)
+
+
+def test_groups_leave_each_others_advantages_alone():
+    env = make_meadow(8, "two")  # two cats and three mice, trained as one
+    learner = make(env, lr=1e-30)
+    batch = make_collector(env, learner).rollout()
+    batch["cats", "action_log_prob"] -= torch.tensor([2.0, 2.0]).log()
+    batch["mice", "action_log_prob"] -= torch.tensor([3.0, 3.0, 3.0]).log()
+    seen, key = [], ("cats+mice", "advantage")
+    watch(learner, lambda frames: seen.append((frames[key].clone(), frames["cats+mice", "mask"])))
+    learner.learn(batch)
+    (before, mask), (after, _), _ = seen
+    factor = (after / before).nan_to_num(1.0).squeeze(-1)
+    everyone = mask.all(-1)
+    assert bool(everyone.any())
+    torch.testing.assert_close(
+        factor[everyone], torch.tensor([2.0, 2.0, 3.0, 3.0, 3.0]).expand(int(everyone.sum()), 5)
+    )
+
+
+@pytest.mark.parametrize("value", POISON)
+def test_what_stands_in_masked_slots_reaches_nothing(value):
+    env = arena()
+    batch = make_collector(env, make(env)).rollout()
+    mask = batch["agents", "mask"]
+    bad = batch
+    for leaf in ("observation", "action", "action_log_prob"):
+        bad = poisoned(bad, ("agents", leaf), mask, value)
+    results = []
+    for own in (batch, bad):
+        learner = make(env)
+        torch.manual_seed(1)
+        results.append((learner, [learner.learn(own)]))
+    assert_equal_training(*results)
+
+
+# ----------------------------------------------------------------------------------- the turns
+
+
+def rows_of_agents(learner):
+    """What of the parameters serves each agent, and what serves several."""
+    [clip] = learner.updates.clips.values()
+    owners = clip.row_groups.split(clip.sizes)
+    return [
+        torch.cat(
+            [
+                p.detach().reshape(len(o), -1)[o == i].flatten()
+                for p, o in zip(clip.parameters, owners)
+            ]
+        )
+        for i in range(clip.n_groups + 1)
+    ]
+
+
+@pytest.mark.parametrize("execution", ["eager", "trace"])
+def test_each_moves_in_its_turn_alone_and_the_critic_in_the_first(execution):
+    env = arena()
+    learner = make(env, execution=execution)
+    collector = make_collector(env, learner)
+    orders = []
+    for _ in range(8):
+        moments = []
+        learner.updates.__dict__.pop("run", None)
+        watch(learner, lambda frames, now=moments: now.append(rows_of_agents(learner)))
+        learner.learn(collector.rollout())
+        moments.append(rows_of_agents(learner))
+        moved = [
+            [i for i, (x, y) in enumerate(zip(*pair)) if not torch.equal(x, y)]
+            for pair in zip(moments, moments[1:])
+        ]
+        assert moved[0][1:] == [3]  # the critic
+        assert [len(own) for own in moved] == [2, 1, 1]
+        orders.append(tuple(own[0] for own in moved))
+        assert sorted(orders[-1]) == [0, 1, 2]
+    assert len(set(orders)) > 2
+
+
+def test_the_order_follows_from_the_seed():
+    one, other = (train(arena, n=4) for _ in range(2))
+    assert_equal_training(one, other)
+
+
+def test_adam_counts_the_steps_of_each_agent():
+    learner, _ = train(arena, n=2)
+    counted = {state["step"].item() for state in learner.optimizer.state.values()}
+    assert counted == {8.0}  # 2 batches, 2 epochs of 2 minibatches
+
+
+def test_each_stops_by_its_own_divergence():
+    free, metrics = train(arena, num_epochs=6, lr=0.05, n=1)
+    limit = metrics[0]["agents", "kl_approx"].item()
+    stopped, metrics = train(arena, num_epochs=6, lr=0.05, n=1, target_kl=limit)
+    assert 1 < metrics[0]["agents", "epochs"].item() < 6
+    assert not torch.equal(states([free])[0], states([stopped])[0])
+
+
+CASES = {
+    "deaths": (arena, {"entropy_coeff": 0.01, "normalize_observations": True}),
+    "one group of two kinds": (lambda: make_meadow(8, "one"), {}),
+    "as one": (lambda: make_meadow(8, "two"), {"central_input": "team", "max_grad_norm": 0.1}),
+    "own critics": (arena, {"critic": CriticConfig([8], sharing="none"), "clip_value": True}),
+    "stops": (arena, {"num_epochs": 4, "target_kl": 0.01, "lr": 0.03}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_graph_learns_as_eager_updates_do(case):
+    make_env, settings = CASES[case]
+    one = train(make_env, **settings)
+    number = torch.rand(1)
+    assert_equal_training(one, train(make_env, execution="trace", **settings))
+    assert torch.equal(torch.rand(1), number)
+
+
+def test_one_graph_serves_all_agents():
+    learner, _ = train(arena, execution="trace")
+    assert len(learner.updates.programs) == 1
+
+
+def test_a_learner_is_resumed_to_the_bit():
+    env = arena()
+    learner = make(env)
+    collector = make_collector(env, learner)
+    learner.learn(collector.rollout())
+    batch = collector.rollout()
+    other = make(arena())
+    other.load_state_dict(copy.deepcopy(learner.state_dict()))
+    results = []
+    for own in (learner, other):
+        torch.manual_seed(3)
+        results.append((own, [own.learn(batch.clone())]))
+    assert_equal_training(*results)
+
+
+# ------------------------------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("actor.sharing=group", "actor.sharing is 'group', but happo updates one agent after the"),
+        ("actor.share_params=true", "actor.sharing is 'group', but happo updates one agent after"),
+        ("unshare_at=0.5", "learner.unshare_at is 0.5, which is read only where"),
+    ],
+)
+def test_policies_that_are_shared_are_refused(text, error):
+    with pytest.raises(ConfigError) as refusal:
+        load_config("toy_arena_mappo", ["learner=happo", f"learner.{text}"])
+    assert error in str(refusal.value)
+
+
+def test_networks_are_apart_by_default():
+    assert load_config("toy_arena_mappo", ["learner=happo"]).learner.actor.sharing == "none"

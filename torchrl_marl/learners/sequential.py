@@ -1,0 +1,123 @@
+"""HAPPO: the agents of a group learn one after the other.
+
+Shapes: F frames of a batch, U updates, N agents and G groups of a loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from torchrl_marl.learners.on_policy import OnPolicyLearner
+from torchrl_marl.learners.stopping import Turns
+
+__all__ = ["SequentialLearner"]
+
+_OF_CRITIC = ("loss_critic", "explained_variance", "value_clip_fraction")
+
+
+class SequentialLearner(OnPolicyLearner):
+    r"""HAPPO: agents with policies of their own, updated one after the other in random order.
+
+    Each learns from the group's advantage times how likely those before it have made what they
+    did, so that the team's improvement is that of all updates together:
+
+    .. math:: \hat A^{i_k} = \hat A \prod_{j < k}
+        \frac{\pi^{i_j}_{\text{after}}(a^{i_j} | o^{i_j})}
+             {\pi^{i_j}_{\text{before}}(a^{i_j} | o^{i_j})}
+
+    Advantages are standardized before. An agent that does not act has the factor 1. Groups have
+    an order of their own, and take their turns side by side. What serves several agents, the
+    critic, learns in the first turn.
+
+    Reference: Kuba et al., 2022, https://arxiv.org/abs/2109.11251 (algorithm 4).
+
+    Reduces to: for one agent, :class:`OnPolicyLearner`, to the bit.
+
+    Examples:
+        >>> from torchrl_marl import TeamSpec
+        >>> from torchrl_marl.collectors import RolloutCollector
+        >>> from torchrl_marl.envs.toy import MatrixGame
+        >>> from torchrl_marl.learners.config import HAPPOConfig
+        >>> env = MatrixGame(8, payoff="climbing", seed=0)
+        >>> config = HAPPOConfig(minibatch_size=16)
+        >>> learner = SequentialLearner(TeamSpec.from_env(env).groups, config)
+        >>> batch = RolloutCollector(env, learner.actors["agents"], frames_per_batch=16).next()
+        >>> learner.learn(batch)["agents", "epochs"]
+        tensor(6.)
+    """
+
+    per_agent = True
+    make_stop = Turns
+
+    def _train(self, frames: TensorDictBase) -> TensorDict:
+        groups = [g for joined in self.block.joined.values() for g in joined.groups]
+        rank = torch.cat([torch.randperm(g.n_agents, device=frames.device) for g in groups])
+        begun, turns = self._steps(), []
+        for turn in range(max(g.n_agents for g in groups)):
+            active = rank == turn
+            if turn:
+                self._pass_on(frames, rank == turn - 1)
+            cast(Turns, self.updates.stop).give(active, common=turn == 0)
+            self._rewind(begun)
+            history, finite = self.updates.run(frames, self._epochs(len(frames)))
+            turns.append(self._metrics_of(history, finite, active, critic=turn == 0))
+        return self._together(turns)
+
+    def _pass_on(self, frames: TensorDictBase, moved: Tensor) -> None:
+        """Multiplies advantages by the ratios of the agents that have just learned."""
+        for name, own in self.updates.stop.by_loss(moved):
+            loss = self.losses[name]
+            key, per = loss.tensor_keys.advantage, loss.per_group
+            log_ratio = torch.where(own, loss.log_ratio(frames).squeeze(-1), 0.0)
+            factor = per.to_agents(per.sum(log_ratio)).exp().unsqueeze(-1)
+            frames.set(key, frames.get(key) * factor)
+
+    def _steps(self) -> dict[Tensor, Tensor]:
+        """Returns how many steps Adam has taken with each parameter that it has moved."""
+        state = self.optimizer.state
+        return {p: own["step"].clone() for p, own in state.items() if own}
+
+    def _rewind(self, begun: Mapping[Tensor, Tensor]) -> None:
+        """Counts Adam's steps from the batch's begin, for what moves in this turn.
+
+        A parameter's rows are several agents', and none has taken the steps of another.
+        """
+        now = self._steps()
+        for parameter, rows in zip(now, self.updates.stop.frozen(list(now))):
+            step = begun.get(parameter, torch.zeros_like(now[parameter]))
+            self.optimizer.state[parameter]["step"].copy_(
+                torch.where(rows.all(), now[parameter], step)
+            )
+
+    def _metrics_of(
+        self, history: Mapping[Any, Tensor], finite: bool, active: Tensor, *, critic: bool
+    ) -> TensorDict:
+        """Returns the metrics of a turn: in each group, those of the agent whose turn it was."""
+        stop, of_turn = self.updates.stop, {}
+        acted = dict(stop.by_loss(active))
+        for (name, key), values in history.items():
+            if key not in _OF_CRITIC:
+                values = torch.where(acted[name], values.reshape(len(values), -1), 0.0)
+                values = self.losses[name].per_group.sum(values)
+            elif not critic:
+                continue
+            of_turn[name, key] = values
+        epochs = {
+            name: self.losses[name].per_group.sum(own) for name, own in stop.by_loss(stop.epochs)
+        }
+        return self._summary(of_turn, finite, epochs)
+
+    def _together(self, turns: Sequence[TensorDict]) -> TensorDict:
+        """Returns the means over the agents of each group."""
+        metrics = turns[0].clone()
+        for name, group in self.groups.items():
+            for key in metrics[name].keys():
+                of_agents = [turn[name].get(key, None) for turn in turns[: group.n_agents]]
+                values = torch.stack([x for x in of_agents if x is not None])
+                metrics[name, key] = values.amax(0) if key == "max_ratio" else values.mean(0)
+        return metrics
