@@ -35,7 +35,11 @@ SHARING = {
     "one shared network": "full",
     "one shared network, told the agent": "agent_id",
 }
-ONE_GROUP = {"env.kwargs.continuous_speech": True, "env.kwargs.one_group": True}
+ONE_GROUP = {
+    "env.continuous_actions": True,
+    "env.kwargs.continuous_speech": True,
+    "env.kwargs.one_group": True,
+}
 EVALUATION_SEED = 10_000
 QUICK: dict[str, Any] = {
     "frames_per_batch": 80,
