@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from contract import E, draw_actions, play
-from jax_worlds import SMAX, SPREAD, spread
+from jax_worlds import ROUNDS, SMAX, SPREAD, spread
 
 from torchrl_marl.envs import JaxMarlEnv, make_env
 
@@ -307,8 +307,8 @@ FORMS = {
 )
 def test_storms_are_taken_in_each_form(name):
     """Against JaxMARL's own calls, by hand: what each sees and earns, and where it ends."""
-    rounds = {"num_inner_steps": 3, "num_outer_steps": 2}
-    env = JaxMarlEnv(name, num_envs=1, seed=0, state="observations", **rounds)
+    env = JaxMarlEnv(name, seed=0, **ROUNDS)
+    rounds = {key: ROUNDS[key] for key in ("num_inner_steps", "num_outer_steps")}
     assert env.max_steps == 6 and env.group_map == {"agents": ["0", "1"]}
     td = env.reset()
     own = jaxmarl.make(name, **rounds)
@@ -319,12 +319,14 @@ def test_storms_are_taken_in_each_form(name):
     form = FORMS[name]
     for step in range(6):
         actions = [(step * 5 + 1) % n_actions, (step * 3 + 2) % n_actions]
-        td["agents", "action"] = torch.tensor([actions])
+        td["agents", "action"] = torch.tensor([actions] * env.num_envs)
         td, carry = env.step_and_maybe_reset(td)
         key, stepping, _ = jax.random.split(key, 3)
         given = tuple(actions) if name == "storm_2p" else dict(enumerate(actions))
         given = jax.tree.map(jax.numpy.int32, given)
-        seen, world, rewards, dones, _ = step_own(jax.random.split(stepping, 1)[0], world, given)
+        seen, world, rewards, dones, _ = step_own(
+            jax.random.split(stepping, env.num_envs)[0], world, given
+        )
         for i in range(2):
             leaves = form(seen, i)
             leaves = leaves if isinstance(leaves, dict) else {(): leaves}
@@ -333,7 +335,7 @@ def test_storms_are_taken_in_each_form(name):
                 found = found[leaf] if leaf else found
                 assert np.array_equal(found[0, i].numpy(), np.asarray(expected, np.float32))
             assert td["next", "agents", "reward"][0, i, 0] == float(rewards[i])
-        assert bool(dones["__all__"]) == bool(td["next", "truncated"]) == (step == 5)
+        assert bool(dones["__all__"]) == bool(td["next", "truncated"][0]) == (step == 5)
         td = carry
     assert not td["done"].any() and not td["terminated"].any()
 

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 from contract import base_of
-from jax_worlds import SMAX, SPREAD, spread
+from jax_worlds import ROUNDS, SMAX, SPREAD, spread
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs import JaxMarlEnv
@@ -87,8 +87,8 @@ def test_all_agents_in_one_group():
 
 @pytest.mark.slow
 def test_storm_is_looked_at_by_the_check():
-    env = JaxMarlEnv("storm", num_envs=2, seed=0, num_inner_steps=3)
-    assert "keeps the rules" in check_marl_env(env, n_steps=7)  # two episodes
+    env = JaxMarlEnv("storm", seed=0, **ROUNDS)
+    assert "keeps the rules" in check_marl_env(env, n_steps=13)  # two episodes
 
 
 def test_a_package_that_is_missing_is_named():

@@ -38,14 +38,15 @@ def toy(cls, **kwargs):
     return lambda seed=0: cls(E, seed=seed, max_steps=5, **kwargs)
 
 
+COMM = {"num_adversaries": 2, "num_good_agents": 1, "num_food": 1, "num_forests": 1}
 WORLDS = {
     "continuous": toy(SpeakerListener, continuous_speech=True, one_group=True),
     "categorical": toy(Arena, kinds=2),
     "one_hot": toy(Arena, kinds=2, categorical_actions=False),
     "masked": toy(Arena, kinds=2, n_actions=6, action_mask=True, late_spawn=1),
     "groups": toy(Arena, kinds=2, n_groups=2),
-    "vmas_continuous": vmas("simple_world_comm"),
-    "vmas_categorical": vmas("simple_world_comm", continuous_actions=False),
+    "vmas_continuous": vmas("simple_world_comm", **COMM),
+    "vmas_categorical": vmas("simple_world_comm", **COMM, continuous_actions=False),
     "vmas_one_hot": vmas("simple_adversary", continuous_actions=False, categorical_actions=False),
 }
 

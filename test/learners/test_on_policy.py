@@ -1,52 +1,18 @@
-"""The on-policy learner: parity with a bare script, masks, schedules, state, learning."""
+"""The on-policy learner: parity with a bare script, masks, state, groups and errors."""
 
 import copy
 
 import pytest
 import torch
+from on_policy_learners import SMALL, learn, make_arena, make_batch, make_learner, weights
 from samples import POISON, assert_same, poisoned, states
 from torch import nn
-from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl import TeamSpec
-from torchrl_marl.collectors import RolloutCollector, TeamPolicy
-from torchrl_marl.envs.toy import Arena, MatrixGame, TwoStepGame
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.functional import gae
 from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner, build_learners
-from torchrl_marl.learners.updates import Updates
-from torchrl_marl.modules import NetworkConfig
 from torchrl_marl.modules.config import CriticConfig
-
-SMALL = {"actor": NetworkConfig([8]), "critic": NetworkConfig([8])}
-
-
-def make_arena(num_envs=8, **kwargs):
-    settings = {"n_agents": 3, "years": 3, "lives": 2, "seed": 0} | kwargs
-    return Arena(num_envs, **settings)
-
-
-def make_learner(env, seed=0, **kwargs):
-    torch.manual_seed(seed)
-    settings = {**SMALL, "num_epochs": 2, "minibatch_size": 24, "entropy_coeff": 0.01} | kwargs
-    return OnPolicyLearner(TeamSpec.from_env(env).groups, OnPolicyConfig(**settings))
-
-
-def make_batch(env, learner, steps=10, seed=0):
-    torch.manual_seed(seed)
-    policy = TeamPolicy(learner.actors.values())
-    frames = steps * env.batch_size.numel()
-    return RolloutCollector(env, policy, frames_per_batch=frames).next()
-
-
-def weights(learner):
-    return [p.detach().clone() for p in learner.parameters()]
-
-
-def learn(learner, batch, seed=1):
-    torch.manual_seed(seed)
-    return learner.learn(batch)
-
 
 # ------------------------------------------------------------------------------------- parity
 
@@ -226,126 +192,6 @@ def test_poison_through_a_whole_batch(algorithm, bootstrap, value):
         assert_same(metrics[key], after[key], key)
 
 
-# ------------------------------------------------------------------------- updates, schedules
-
-
-def test_number_of_updates(monkeypatch):
-    env = make_arena()
-    learner = make_learner(env, num_epochs=3, minibatch_size=32)
-    sizes = []
-    plain = Updates.step
-
-    def step(self, minibatch):
-        sizes.append(minibatch.shape[0])
-        return plain(self, minibatch)
-
-    monkeypatch.setattr(Updates, "step", step)
-    metrics = learn(learner, make_batch(env, learner))
-    assert sizes == [32, 32, 16] * 3
-    assert metrics["agents", "epochs"].item() == 3
-    assert learner.state_dict()["_extra_state"]["optimizer"]["state"][0]["step"].item() == 9
-
-
-@pytest.mark.parametrize(("limit", "epochs"), [(0.0, 1), (1e9, 3), (None, 3)])
-def test_epochs_stop_at_the_target_kl(limit, epochs):
-    env = make_arena()
-    learner = make_learner(env, num_epochs=3, lr=0.05, target_kl=limit)
-    metrics = learn(learner, make_batch(env, learner))
-    assert metrics["agents", "kl_approx"] > 0
-    assert metrics["agents", "epochs"].item() == epochs
-
-
-def test_schedules():
-    env = make_arena()
-    linear = {"lr_schedule": "linear", "entropy_schedule": "linear", "lr": 0.1}
-    learner = make_learner(env, **linear, entropy_coeff=0.2)
-    batch = make_batch(env, learner)
-    for fraction, lr in ((0.0, 0.1), (0.25, 0.075), (1.0, 0.0)):
-        learner.set_progress(fraction)
-        metrics = learn(copy.deepcopy(learner), batch.clone())
-        assert metrics["agents", "lr"].item() == pytest.approx(lr)
-        entropy = metrics["agents", "entropy"] * -0.2 * (1 - fraction)
-        assert metrics["agents", "loss_entropy"].item() == pytest.approx(entropy.item(), abs=1e-6)
-    before = weights(learner)
-    learn(learner, batch)
-    assert all(torch.equal(a, b) for a, b in zip(before, weights(learner)))  # lr 0
-    constant = make_learner(env, lr=0.1, entropy_coeff=0.2)
-    constant.set_progress(0.5)
-    metrics = learn(constant, batch)
-    assert metrics["agents", "lr"].item() == pytest.approx(0.1)
-    assert metrics["agents", "loss_entropy"].item() == pytest.approx(
-        -0.2 * metrics["agents", "entropy"].item()
-    )
-
-
-def test_gradients_are_clipped_or_not():
-    env = make_arena()
-    for limit in (None, 1e-3):
-        learner = make_learner(env, num_epochs=1, minibatch_size=80, max_grad_norm=limit)
-        metrics = learn(learner, make_batch(env, learner))
-        own = [*learner.actors["agents"].parameters(), *learner.critics["agents"].parameters()]
-        norm = torch.cat([p.grad.flatten() for p in own]).norm().item()
-        measured = metrics["agents", "grad_norm"].item()  # before it is clipped
-        assert measured > 0.01
-        assert norm == pytest.approx(measured if limit is None else 1e-3, rel=1e-3)
-
-
-def test_the_observation_norm_changes_after_the_batch():
-    env = make_arena()
-    learner = make_learner(env, normalize_observations=True)
-    norm = learner.observation_norms["agents"]
-    batch = make_batch(env, learner)
-    seen = []
-    plain = learner.updates.step
-    learner.updates.step = lambda minibatch: (seen.append(norm.count.item()), plain(minibatch))[1]
-    learn(learner, batch)
-    assert len(seen) == 8
-    assert set(seen) == {0.0}
-    living = batch["agents", "observation"][batch["agents", "mask"]].double()
-    assert norm.count.item() == len(living) < 240
-    torch.testing.assert_close(norm.mean, living.mean(0))
-    torch.testing.assert_close(norm.variance, living.var(0, correction=0))
-    # Actor and critic see through the same one, and it is saved once for both.
-    assert learner.actors["agents"].module[0].module.features.norm is norm
-    assert learner.critics["agents"].module.features.agents.norm is norm
-
-
-def test_the_first_ratio_is_one():
-    """The policy that collected is the policy that learns, statistics included."""
-    env = make_arena()
-    learner = make_learner(env, normalize_observations=True, num_epochs=1, minibatch_size=80)
-    for i in range(2):
-        metrics = learn(learner, make_batch(env, learner, seed=i))
-        assert metrics["agents", "max_ratio"].item() == pytest.approx(1.0, abs=1e-5)
-        assert metrics["agents", "kl_approx"].item() == pytest.approx(0.0, abs=1e-6)
-
-
-def test_metrics():
-    env = make_arena()
-    learner = make_learner(env)
-    batch = make_batch(env, learner)
-    keys = set(batch.keys(True, True))
-    metrics = learn(learner, batch)
-    assert {
-        "loss_objective",
-        "loss_critic",
-        "loss_entropy",
-        "entropy",
-        "kl_approx",
-        "clip_fraction",
-        "explained_variance",
-        "grad_norm",
-        "lr",
-        "epochs",
-    } <= set(metrics["agents"].keys())
-    assert all(x.shape == () and not x.requires_grad for x in metrics.values(True, True))
-    new = set(batch.keys(True, True)) - keys
-    assert new == {("agents", leaf) for leaf in ("advantage", "value_target", "state_value")}
-    living = batch["agents", "advantage"][batch["agents", "mask"]]
-    assert living.mean().item() == pytest.approx(0.0, abs=1e-5)
-    assert living.std(correction=0).item() == pytest.approx(1.0, abs=1e-3)
-
-
 # --------------------------------------------------------------------------------------- state
 
 
@@ -419,72 +265,3 @@ def test_a_value_that_is_not_finite_stops(leaf):
     batch[key][0, 0] = float("nan")
     with pytest.raises(NonFiniteError, match="group 'agents_1': loss_.*NaN or infinite"):
         learn(learner, batch)
-
-
-# ------------------------------------------------------------------------------------ learning
-
-
-def trained(env, frames_per_batch, iterations, **kwargs):
-    settings = {
-        "actor": NetworkConfig([32]),
-        "critic": NetworkConfig([32]),
-        "lr": 1e-2,
-        "minibatch_size": 10_000,
-        "num_epochs": 5,
-        "entropy_coeff": 0.01,
-    } | kwargs
-    learner = make_learner(env, **settings)
-    policy = TeamPolicy(learner.actors.values())
-    collector = RolloutCollector(env, policy, frames_per_batch=frames_per_batch)
-    torch.manual_seed(0)
-    for _ in range(iterations):
-        learner.learn(collector.next())
-    return policy
-
-
-def return_of(env, policy, steps):
-    """Mean return of the first episodes; the game ends within so many steps."""
-    with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
-        rollout = env.rollout(steps, policy, break_when_any_done=False, auto_reset=True)
-    done = rollout["next", "done"].squeeze(-1)
-    first = torch.cat([torch.ones_like(done[:, :1]), ~done[:, :-1].cummax(1).values], 1)
-    assert bool(done.any(1).all())
-    # The living share one reward; the dead earn nothing.
-    living = torch.stack([~rollout[g, "done"] for g in env.group_map])
-    rewards = torch.stack([rollout["next", g, "reward"] for g in env.group_map])
-    rewards = (rewards * living).sum((0, -1, -2)) / living.sum((0, -1, -2)).clamp_min(1)
-    return (rewards * first).sum(1).mean().item()
-
-
-@pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
-def test_it_learns_a_matrix_game(algorithm):
-    env = MatrixGame(64, payoff="coordination", seed=0)
-    policy = trained(env, 64, 40, algorithm=algorithm)
-    assert return_of(env, policy, 1) == env.optimal_return == 10.0
-
-
-@pytest.mark.parametrize("central_input", ["observations", "state"])
-def test_it_learns_the_two_step_game(central_input):
-    env = TwoStepGame(128, seed=0)
-    policy = trained(
-        env, 256, 80, central_input=central_input, entropy_coeff=0.1, entropy_schedule="constant"
-    )
-    assert return_of(env, policy, 2) >= 7.0  # the safe choice; 8 needs luck in exploration
-
-
-@pytest.mark.parametrize(
-    ("world", "settings"),
-    [
-        ({}, {}),
-        ({"action_mask": True}, {"algorithm": "ippo", "bootstrap": "agent"}),
-        ({"n_groups": 2}, {"normalize_advantage": "agent", "normalize_observations": True}),
-    ],
-    ids=["mappo", "ippo with action masks", "two groups"],
-)
-def test_it_learns_the_arena_in_which_agents_die(world, settings):
-    settings = {"n_actions": 3, "years": 2, "lives": 2, "n_agents": 2, "seed": 0} | world, settings
-    env = Arena(64, **settings[0])
-    policy = trained(env, 64 * 8, 30, **settings[1])
-    assert env.optimal_return == 3.0
-    assert env.random_return < 1.6
-    assert return_of(env, policy, 5) == pytest.approx(3.0, abs=0.05)

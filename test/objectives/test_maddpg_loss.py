@@ -5,7 +5,17 @@ import itertools
 
 import pytest
 import torch
-from support.samples import DISCRETE, POISON, assert_same, make_group, make_trajectory, poisoned
+from off_policy_losses import (
+    assert_order_changes_nothing,
+    assert_poison_changes_no_bit,
+    cats_and_mice,
+    gradients_of,
+    load_rows,
+    rows_moved,
+    side_by_side,
+    steps,
+)
+from samples import DISCRETE, make_group
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
@@ -13,12 +23,7 @@ from torchrl.objectives import DDPGLoss, SoftUpdate, TD3Loss, ValueEstimators
 
 from torchrl_marl.functional import soft_update_
 from torchrl_marl.joining import join
-from torchrl_marl.modules import (
-    NetworkConfig,
-    RandomActor,
-    make_action_critic,
-    make_deterministic_actor,
-)
+from torchrl_marl.modules import NetworkConfig, make_action_critic, make_deterministic_actor
 from torchrl_marl.objectives import MADDPGLoss
 
 SMALL = NetworkConfig([8])
@@ -34,23 +39,10 @@ def networks(group, *, centralized=True, n_critics=1, config=SMALL, **kwargs):
     return actor, critic
 
 
-def steps(group, *batch, seed=0, alive=0.7):
-    td = make_trajectory(group, *batch, seed=seed, alive=alive)
-    torch.manual_seed(seed)
-    return RandomActor(group)(td)
-
-
 def gradients(loss, td):
     """Those of the actor's loss by the actor, and of the critics' by the critics."""
-    terms = loss(td)
-    found = []
-    for name, network in (
-        ("loss_actor", loss.actor_network),
-        ("loss_value", loss.qvalue_network),
-    ):
-        own = list(network.parameters())
-        found += torch.autograd.grad(terms[name].sum(), own, retain_graph=True)
-    return terms, found
+    own = {"loss_actor": loss.actor_network, "loss_value": loss.qvalue_network}
+    return gradients_of(loss(td), {key: network.parameters() for key, network in own.items()})
 
 
 def parameters_of(params):
@@ -268,30 +260,8 @@ def test_poison(kind, bootstrap, centralized):
         actor, critic, group=group, bootstrap=bootstrap, policy_noise=0.2, saturation_coeff=0.1,
         functional=False,
     )  # fmt: skip
-    td = steps(group, 32)
-    flags = td["next", group.name]
-    mask, following = td[group.mask_key], td["next", group.mask_key]
-    seen = following | (mask & (flags["truncated"] & ~flags["terminated"]).squeeze(-1))
-    torch.manual_seed(1)
-    terms, found = gradients(loss, expected := td.clone())
-    assert all(bool(g.isfinite().all()) for g in found)
+    found = assert_poison_changes_no_bit(gradients, loss, steps(group, 32))
     assert sum(bool((g != 0).any()) for g in found) > 8
-    for value in POISON:
-        bad = td.clone()
-        for key, alive in (
-            (group.observation_key, mask),
-            (group.action_key, mask),
-            (("next", group.name, "reward"), mask),
-            (("next", group.name, "observation"), seen),
-        ):
-            bad = poisoned(bad, key, alive, value)
-        torch.manual_seed(1)
-        others, again = gradients(loss, bad)
-        for key, term in terms.items():
-            assert_same(term, others[key], key)
-        for one, other in zip(found, again, strict=True):
-            assert_same(one, other)
-        assert_same(expected[group.name, "td_error"], bad[group.name, "td_error"])
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3)))[1:3])
@@ -305,24 +275,7 @@ def test_permuted_agents(order, architecture):
     actor = make_deterministic_actor(group, SMALL)
     critic = make_action_critic(group, config, centralized=architecture == "set")
     loss = MADDPGLoss(actor, critic, group=group, functional=False)
-    td = steps(group, 16)
-    other = td.clone()
-    for key in td.keys(True, True):
-        if isinstance(key, tuple) and "car" in key:
-            other[key] = td[key][:, list(order)]
-    one, permuted = loss(td), loss(other)
-    for key, value in one.items():
-        torch.testing.assert_close(value, permuted[key])
-
-
-def side_by_side(groups, td):
-    """The groups of a batch as one, and the batch with it."""
-    joined = join(groups)
-    now = joined.gather(td, leaves=("action",), flags=False)
-    then = joined.gather(td["next"], leaves=("reward",), flags=True)
-    root = td["next"].select("done", "terminated")
-    now["next"] = then.update(root)
-    return joined, now
+    assert_order_changes_nothing(loss, steps(group, 16), order)
 
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
@@ -330,18 +283,15 @@ def side_by_side(groups, td):
 def test_joined_groups_have_the_losses_and_gradients_of_each_alone(bootstrap, kind):
     """Two groups of other sizes side by side; critics see their own group's agents."""
     torch.manual_seed(0)
-    one, other = make_group(kind, 2, name="cat", o=4), make_group(kind, 3, name="mouse", o=3)
-    td = steps(one, 16, seed=1)
-    td_other = steps(other, 16, seed=1)
-    td["mouse"], td["next", "mouse"] = td_other["mouse"], td_other["next", "mouse"]
-    joined, together = side_by_side((one, other), td)
+    groups, td = cats_and_mice(kind, (2, 3), 16, seed=1)
+    joined, together = side_by_side(groups, td)
     settings = {"bootstrap": bootstrap, "functional": False, "saturation_coeff": 0.1}
     actor, critic = networks(joined, n_critics=2)
     both = MADDPGLoss(actor, critic, group=joined, actor_gradient=whose(bootstrap), **settings)
     terms = both(together)
     assert terms["loss_value"].shape == (2,)
     own = [*actor.parameters()]
-    for i, group in enumerate((one, other)):
+    for i, group in enumerate(groups):
         alone = MADDPGLoss(*networks(group, n_critics=2), group=group, **settings)
         load_rows(alone.actor_network, actor, i)
         load_rows(alone.qvalue_network, critic, i)
@@ -363,19 +313,10 @@ def whose(bootstrap):
     return "all" if bootstrap == "team" else "agent"
 
 
-def load_rows(network, joined, i):
-    """The parameters of the i-th group's network, of those that are stacked and padded."""
-    for mine, theirs in zip(network.parameters(), joined.parameters(), strict=True):
-        mine.data.copy_(theirs.data[i][tuple(slice(0, n) for n in mine.shape)])
-
-
 def test_gradients_do_not_cross_groups():
     """A critic that sees both groups: what one does raises its own values only."""
     torch.manual_seed(0)
-    groups = make_group(n=2, name="cat", o=4), make_group(n=1, name="mouse", o=3)
-    td = steps(groups[0], 8, alive=1.1)
-    other = steps(groups[1], 8, alive=1.1)
-    td["mouse"], td["next", "mouse"] = other["mouse"], other["next", "mouse"]
+    groups, td = cats_and_mice("bounded", (2, 1), 8, alive=1.1)
     joined, together = side_by_side(groups, td)
     actor, critic = networks(joined, team=join(groups, same_actions=False))
     loss = MADDPGLoss(actor, critic, group=joined, functional=False)
@@ -386,11 +327,6 @@ def test_gradients_do_not_cross_groups():
     crossing = MADDPGLoss(actor, critic, group=joined, actor_gradient="all", functional=False)
     torch.testing.assert_close(crossing(together)["loss_actor"], terms["loss_actor"])
     assert rows_moved(crossing(together)["loss_actor"][0], first) == [0, 1]
-
-
-def rows_moved(term, parameter):
-    (found,) = torch.autograd.grad(term, [parameter], retain_graph=True)
-    return [i for i, row in enumerate(found) if bool((row != 0).any())]
 
 
 def test_illegal_actions_are_never_drawn_and_get_no_gradient():

@@ -1,4 +1,4 @@
-"""MASAC's loss: TorchRL's where it reduces to it, by hand, under poison, permuted and joined."""
+"""MASAC's loss: TorchRL's where it reduces to it, under poison, permuted and joined."""
 
 import copy
 import itertools
@@ -6,18 +6,26 @@ import math
 
 import pytest
 import torch
-from support.samples import DISCRETE, POISON, assert_same, make_group, make_trajectory, poisoned
-from tensordict import TensorDict
+from off_policy_losses import (
+    assert_order_changes_nothing,
+    assert_poison_changes_no_bit,
+    cats_and_mice,
+    gradients_of,
+    load_rows,
+    rows_moved,
+    side_by_side,
+    steps,
+)
+from samples import DISCRETE, make_group
 from tensordict.nn import TensorDictModule
 from torch import nn
-from torchrl.data import Bounded, OneHot, Unbounded
-from torchrl.modules import OneHotCategorical, ProbabilisticActor
+from torchrl.data import Bounded, Unbounded
 from torchrl.objectives import DiscreteSACLoss, SACLoss, SoftUpdate, ValueEstimators
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.functional import soft_update_
 from torchrl_marl.joining import join
-from torchrl_marl.modules import NetworkConfig, RandomActor, make_action_critic, make_actor
+from torchrl_marl.modules import NetworkConfig, make_action_critic, make_actor
 from torchrl_marl.objectives import MASACLoss, own_actions
 
 SMALL = NetworkConfig([8])
@@ -31,23 +39,14 @@ def networks(group, *, centralized=True, config=SMALL, **kwargs):
     return actor, critic
 
 
-def steps(group, *batch, seed=0, alive=0.7):
-    td = make_trajectory(group, *batch, seed=seed, alive=alive)
-    torch.manual_seed(seed)
-    return RandomActor(group)(td)
-
-
 def gradients(loss, td):
     """Those of each loss by its own parameters."""
-    terms = loss(td)
-    found = []
-    for name, own in (
-        ("loss_actor", list(loss.actor_network.parameters())),
-        ("loss_value", list(loss.qvalue_network.parameters())),
-        ("loss_alpha", [loss.log_alpha]),
-    ):
-        found += torch.autograd.grad(terms[name].sum(), own, retain_graph=True)
-    return terms, found
+    own = {
+        "loss_actor": loss.actor_network.parameters(),
+        "loss_value": loss.qvalue_network.parameters(),
+        "loss_alpha": [loss.log_alpha],
+    }
+    return gradients_of(loss(td), own)
 
 
 def parameters_of(params):
@@ -219,153 +218,6 @@ class TestReduction:
             torch.testing.assert_close(value, found[1][key])
 
 
-class Sum(nn.Module):
-    """Two critics: all observations and weighted actions added up, and one less than that."""
-
-    def __init__(self, weight):
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(weight))
-
-    def forward(self, observation, action):
-        done = (self.weight * action).sum((-2, -1)).unsqueeze(-1).unsqueeze(-1)
-        total = observation.sum(-2, keepdim=True) + done
-        own = torch.tensor([1.0, 3.0]).unsqueeze(-1)  # of what all do, the second earns three times
-        value = own * total.expand_as(observation)
-        return torch.cat([value + 1.0, value], -1)
-
-
-class TestByHand:
-    """Two agents with two actions each, chosen with chances of 1/4 and 3/4 by both."""
-
-    chances = (0.25, 0.75)
-
-    def setup_method(self):
-        self.group = TeamSpec([AgentSpec("car", 2, Unbounded((1,)), OneHot(2))]).groups["car"]
-        logits = torch.tensor(self.chances).log()
-        self.actor = constant_actor(self.group, logits)
-        self.critic = TensorDictModule(
-            Sum([[1.0, 5.0], [0.0, 10.0]]),
-            [("car", "observation"), ("car", "action")],
-            [("car", "state_action_value")],
-        )
-
-    def loss(self, **kwargs):
-        return MASACLoss(
-            self.actor, self.critic, group=self.group, gamma=0.5, functional=False, **kwargs
-        )
-
-    def batch(self, mask=(True, True), next_mask=(True, True), **flags):
-        off = {"terminated": [[False], [False]], "truncated": [[False], [False]]} | flags
-        done = (torch.tensor(off["terminated"]) | torch.tensor(off["truncated"])).unsqueeze(0)
-        own = {key: torch.tensor([x]) for key, x in off.items()} | {"done": done}
-        then = {
-            "observation": torch.tensor([[[2.0], [4.0]]]),
-            "mask": torch.tensor([next_mask]),
-            "reward": torch.tensor([[[1.0], [5.0]]]),
-        }
-        now = {
-            "observation": torch.tensor([[[1.0], [2.0]]]),
-            "action": torch.tensor([[[1, 0], [0, 1]]]),
-            "mask": torch.tensor([mask]),
-        }
-        root = {key: torch.zeros(1, 1, dtype=torch.bool) for key in ("done", "terminated")}
-        return TensorDict({"car": now, "next": {"car": then | own, **root}}, [1])
-
-    @property
-    def entropy(self):
-        return -sum(p * math.log(p) for p in self.chances)
-
-    @pytest.fixture(autouse=True)
-    def draws(self, monkeypatch):
-        """Everybody draws the likelier action, the second."""
-        from torchrl_marl.objectives import masac
-
-        monkeypatch.setattr(masac, "draw_one_hot", likeliest)
-
-    def test_values_and_targets(self):
-        # Stored: 1 + 2 + 1 + 10 = 14 and 42, and one more each in the first critic.
-        # Next, of 2 + 4 and what the other draws: the first, 6 + 10 + (1/4 1 + 3/4 5) = 20;
-        # the second, 3 (6 + 5 + 3/4 10) = 55.5; and half their entropy.
-        td = self.batch()
-        terms = self.loss(alpha_init=0.5)(td)
-        soft = 0.5 * self.entropy
-        targets = torch.tensor([1 + 0.5 * (20 + soft), 5 + 0.5 * (55.5 + soft)])
-        values = torch.tensor([[15.0, 14.0], [43.0, 42.0]])
-        errors = values - targets.unsqueeze(-1)
-        torch.testing.assert_close(terms["loss_value"], errors.square().sum(-1).mean())
-        torch.testing.assert_close(terms["target_value"], targets.mean())
-        torch.testing.assert_close(td["car", "td_error"].squeeze(), errors.abs().amax(-1))
-        torch.testing.assert_close(terms["entropy"], torch.tensor(self.entropy))
-        torch.testing.assert_close(terms["alpha"], torch.tensor(0.5))
-
-    @pytest.mark.parametrize(
-        ("whose", "gain"),
-        [
-            # Now 1 + 2. One's own: the first 3 + 10 + 4 = 17, the second 3 (3 + 5 + 7.5) = 46.5.
-            ("agent", (17 + 46.5) / 2),
-            # The group's: half of one's own and of the other's; the first's choice is worth 17 to
-            # itself and 51 to the other, the second's 15.5 and 46.5.
-            ("group", (34 + 31) / 2),
-        ],
-    )
-    def test_what_choices_are_worth(self, whose, gain):
-        terms = self.loss(actor_gradient=whose, alpha_init=0.5)(self.batch())
-        torch.testing.assert_close(terms["loss_actor"], torch.tensor(-gain - 0.5 * self.entropy))
-
-    def test_the_dead_are_worth_what_the_living_are_or_nothing(self):
-        """Next 2 alone acts: it sees 4, 3 (4 + 7.5) = 34.5, and its entropy at alpha 1."""
-        td = self.batch(next_mask=(False, True), terminated=[[True], [False]])
-        value = 0.5 * (34.5 + self.entropy)
-        for bootstrap, found in (("team", (6 + 2 * value) / 2), ("agent", (6 + value) / 2)):
-            terms = self.loss(bootstrap=bootstrap)(td.clone())
-            torch.testing.assert_close(terms["target_value"], torch.tensor(found))
-
-    def test_temperature_moves_towards_the_target_entropy(self):
-        """0.56 of entropy: log alpha rises where more is wanted, and falls where less is."""
-        for share, sign in ((0.99, 1), (0.5, -1)):
-            loss = self.loss(target_entropy=share)
-            terms = loss(self.batch())
-            torch.testing.assert_close(terms["loss_alpha"], torch.tensor(0.0))  # log 1
-            (slope,) = torch.autograd.grad(terms["loss_alpha"], [loss.log_alpha])
-            torch.testing.assert_close(slope, torch.tensor(self.entropy - share * math.log(2)))
-            assert -sign * slope > 0
-
-    def test_losses_do_not_move_what_is_not_theirs(self):
-        loss = self.loss()
-        terms = loss(self.batch())
-        alpha, actor = [loss.log_alpha], list(self.actor.parameters())
-        for name, others in (
-            ("loss_actor", alpha),
-            ("loss_value", [*alpha, *actor]),
-            ("loss_alpha", [*actor, *self.critic.parameters()]),
-        ):
-            found = torch.autograd.grad(
-                terms[name].sum(), others, retain_graph=True, allow_unused=True
-            )
-            assert found == (None,) * len(others)
-
-
-class Constant(nn.Module):
-    """The same logits, whatever is seen."""
-
-    def __init__(self, logits):
-        super().__init__()
-        self.logits = nn.Parameter(logits)
-
-    def forward(self, observation):
-        return self.logits.expand(*observation.shape[:-1], -1)
-
-
-def constant_actor(group, logits):
-    module = TensorDictModule(Constant(logits), [group.observation_key], [group.key("logits")])
-    return ProbabilisticActor(
-        module,
-        in_keys={"logits": group.key("logits")},
-        out_keys=[group.action_key],
-        distribution_class=OneHotCategorical,
-    )
-
-
 def likeliest(logits):
     return nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
 
@@ -414,30 +266,8 @@ def test_poison(kind, bootstrap, centralized):
     group = make_group(kind, state=4, action_mask=kind in DISCRETE)
     actor, critic = networks(group, centralized=centralized)
     loss = MASACLoss(actor, critic, group=group, bootstrap=bootstrap, functional=False)
-    td = steps(group, 32)
-    flags = td["next", group.name]
-    mask, following = td[group.mask_key], td["next", group.mask_key]
-    seen = following | (mask & (flags["truncated"] & ~flags["terminated"]).squeeze(-1))
-    torch.manual_seed(1)
-    terms, found = gradients(loss, expected := td.clone())
-    assert all(bool(g.isfinite().all()) for g in found)
+    found = assert_poison_changes_no_bit(gradients, loss, steps(group, 32))
     assert sum(bool((g != 0).any()) for g in found) > 8
-    for value in POISON:
-        bad = td.clone()
-        for key, alive in (
-            (group.observation_key, mask),
-            (group.action_key, mask),
-            (("next", group.name, "reward"), mask),
-            (("next", group.name, "observation"), seen),
-        ):
-            bad = poisoned(bad, key, alive, value)
-        torch.manual_seed(1)
-        others, again = gradients(loss, bad)
-        for key, term in terms.items():
-            assert_same(term, others[key], key)
-        for one, other in zip(found, again, strict=True):
-            assert_same(one, other)
-        assert_same(expected[group.name, "td_error"], bad[group.name, "td_error"])
 
 
 @pytest.fixture
@@ -464,24 +294,7 @@ def test_permuted_agents(order, architecture, kind, without_chance):
     actor = make_actor(group, SMALL)
     critic = make_action_critic(group, config, centralized=architecture == "set", n_critics=2)
     loss = MASACLoss(actor, critic, group=group, functional=False)
-    td = steps(group, 16)
-    other = td.clone()
-    for key in td.keys(True, True):
-        if isinstance(key, tuple) and "car" in key:
-            other[key] = td[key][:, list(order)]
-    one, permuted = loss(td), loss(other)
-    for key, value in one.items():
-        torch.testing.assert_close(value, permuted[key])
-
-
-def side_by_side(groups, td):
-    """The groups of a batch as one, and the batch with it."""
-    joined = join(groups)
-    now = joined.gather(td, leaves=("action",), flags=False)
-    then = joined.gather(td["next"], leaves=("reward",), flags=True)
-    root = td["next"].select("done", "terminated")
-    now["next"] = then.update(root)
-    return joined, now
+    assert_order_changes_nothing(loss, steps(group, 16), order)
 
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
@@ -489,18 +302,15 @@ def side_by_side(groups, td):
 def test_joined_groups_have_the_losses_and_gradients_of_each_alone(bootstrap, kind, without_chance):
     """Two groups of other sizes side by side; critics see their own group's agents."""
     torch.manual_seed(0)
-    one, other = make_group(kind, 2, name="cat", o=4), make_group(kind, 3, name="mouse", o=3)
-    td = steps(one, 16, seed=1)
-    td_other = steps(other, 16, seed=1)
-    td["mouse"], td["next", "mouse"] = td_other["mouse"], td_other["next", "mouse"]
-    joined, together = side_by_side((one, other), td)
+    groups, td = cats_and_mice(kind, (2, 3), 16, seed=1)
+    joined, together = side_by_side(groups, td)
     settings = {"bootstrap": bootstrap, "functional": False}
     actor, critic = networks(joined)
     both = MASACLoss(actor, critic, group=joined, **settings)
     both.log_alpha.data.copy_(torch.tensor([-1.0, 0.5]))
     terms = both(together)
     assert terms["loss_value"].shape == (2,)
-    for i, group in enumerate((one, other)):
+    for i, group in enumerate(groups):
         alone = MASACLoss(*networks(group), group=group, **settings)
         alone.log_alpha.data.copy_(both.log_alpha.data[i])
         load_rows(alone.actor_network, actor, i)
@@ -518,22 +328,12 @@ def test_joined_groups_have_the_losses_and_gradients_of_each_alone(bootstrap, ki
             torch.testing.assert_close(a, row, rtol=1e-4, atol=1e-6)
 
 
-def load_rows(network, joined, i):
-    """The parameters of the i-th group's network, of those that are stacked and padded."""
-    for mine, theirs in zip(network.parameters(), joined.parameters(), strict=True):
-        rows = theirs.data[i]
-        mine.data.copy_(rows[tuple(slice(0, n) for n in mine.shape)])
-
-
 @pytest.mark.parametrize("kind", ["bounded", "categorical"])
 @pytest.mark.parametrize("whose", ["group", "agent"])
 def test_gradients_do_not_cross_groups(kind, whose):
     """Critics that see both groups: what one does raises its own values only."""
     torch.manual_seed(0)
-    groups = make_group(kind, n=2, name="cat", o=4), make_group(kind, n=1, name="mouse", o=3)
-    td = steps(groups[0], 8, alive=1.1)
-    other = steps(groups[1], 8, alive=1.1)
-    td["mouse"], td["next", "mouse"] = other["mouse"], other["next", "mouse"]
+    groups, td = cats_and_mice(kind, (2, 1), 8, alive=1.1)
     joined, together = side_by_side(groups, td)
     actor, critic = networks(joined, team=join(groups, same_actions=False))
     loss = MASACLoss(actor, critic, group=joined, actor_gradient=whose, functional=False)
@@ -544,11 +344,6 @@ def test_gradients_do_not_cross_groups(kind, whose):
     if kind == "bounded":
         crossing = MASACLoss(actor, critic, group=joined, actor_gradient="all", functional=False)
         assert rows_moved(crossing(together)["loss_actor"][0], first) == [0, 1]
-
-
-def rows_moved(term, parameter):
-    (found,) = torch.autograd.grad(term, [parameter], retain_graph=True)
-    return [i for i, row in enumerate(found) if bool((row != 0).any())]
 
 
 def test_choices_of_local_critics_take_a_copy_for_each_action():

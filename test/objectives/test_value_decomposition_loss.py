@@ -4,7 +4,15 @@ import itertools
 
 import pytest
 import torch
-from support.samples import DISCRETE, POISON, assert_same, make_group, make_trajectory, poisoned
+from off_policy_losses import (
+    assert_order_changes_nothing,
+    assert_poison_changes_no_bit,
+    cats_and_mice,
+    gradients_of,
+    side_by_side,
+    steps,
+)
+from samples import DISCRETE, make_group
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
@@ -14,8 +22,7 @@ from torchrl.objectives import DQNLoss, QMixerLoss, SoftUpdate, ValueEstimators
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.functional import soft_update_
-from torchrl_marl.joining import join
-from torchrl_marl.modules import NetworkConfig, RandomActor, make_mixer, make_q_actor
+from torchrl_marl.modules import NetworkConfig, make_mixer, make_q_actor
 from torchrl_marl.modules.q_actor import Greedy
 from torchrl_marl.objectives import ValueDecompositionLoss
 
@@ -43,17 +50,9 @@ def plain(actor, mixer, group, **kwargs):
     return loss
 
 
-def steps(group, *batch, seed=0, alive=0.7):
-    td = make_trajectory(group, *batch, seed=seed, alive=alive)
-    torch.manual_seed(seed)
-    return RandomActor(group)(td)
-
-
 def gradients(loss, td):
-    terms = loss(td)
     mixer = loss.mixer_network if loss.mixed else None
-    own = parameters_of(loss.qvalue_network, mixer)
-    return terms, torch.autograd.grad(terms["loss_value"].sum(), own, retain_graph=True)
+    return gradients_of(loss(td), {"loss_value": parameters_of(loss.qvalue_network, mixer)})
 
 
 class TestReduction:
@@ -345,32 +344,10 @@ def test_poison(kind, mixes, bootstrap):
     torch.manual_seed(0)
     group = make_group(kind, action_mask=True)
     loss = plain(*networks(group, mixes, dueling=True), group, bootstrap=bootstrap)
-    td = steps(group, 32)
-    flags = td["next", "car"]
-    mask, following = td[group.mask_key], td["next", group.mask_key]
-    seen = following | (mask & (flags["truncated"] & ~flags["terminated"]).squeeze(-1))
-    if bootstrap == "team":
-        root = td["next"]["truncated"] & ~td["next"]["terminated"]
-        seen = seen | (mask & root)
-    terms, found = gradients(loss, expected := td.clone())
-    assert all(bool(g.isfinite().all()) for g in found)
+    found = assert_poison_changes_no_bit(
+        gradients, loss, steps(group, 32), ends_of_team=bootstrap == "team", masks=True
+    )
     assert all(bool((g != 0).any()) for g in found)
-    for value in POISON:
-        bad = td.clone()
-        for key, alive in (
-            (group.observation_key, mask),
-            (group.action_key, mask),
-            (group.action_mask_key, mask),
-            (("next", "car", "reward"), mask),
-            (("next", "car", "observation"), seen),
-        ):
-            bad = poisoned(bad, key, alive, value)
-        others, again = gradients(loss, bad)
-        for key, term in terms.items():
-            assert_same(term, others[key], key)
-        for one, other in zip(found, again, strict=True):
-            assert_same(one, other)
-        assert_same(expected["car", "td_error"], bad["car", "td_error"])
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3)))[1:3])
@@ -379,31 +356,18 @@ def test_permuted_agents(order, kind):
     torch.manual_seed(0)
     group = make_group("categorical")
     loss = plain(*networks(group, kind), group)
-    td = steps(group, 16)
-    other = td.clone()
-    for key in td.keys(True, True):
-        if isinstance(key, tuple) and "car" in key:
-            other[key] = td[key][:, list(order)]
-    one, permuted = loss(td), loss(other)
-    for key, value in one.items():
-        torch.testing.assert_close(value, permuted[key])
+    assert_order_changes_nothing(loss, steps(group, 16), order)
 
 
 @pytest.mark.parametrize("kind", ["none", "sum"])
 def test_joined_groups_have_the_losses_of_each_alone(kind):
     torch.manual_seed(0)
-    one = make_group("categorical", 2, name="cat", o=4)
-    other = make_group("categorical", 3, name="mouse", o=3)
-    td, mice = steps(one, 16, seed=1), steps(other, 16, seed=1)
-    td["mouse"], td["next", "mouse"] = mice["mouse"], mice["next", "mouse"]
-    joined = join((one, other))
-    together = joined.gather(td, leaves=("action",))
-    together["next"] = joined.gather(td["next"], leaves=("reward",), flags=True)
-    together["next"].update(td["next"].select("done", "terminated"))
+    groups, td = cats_and_mice("categorical", (2, 3), 16, seed=1)
+    joined, together = side_by_side(groups, td)
     nets = networks(joined, kind)
     terms = ValueDecompositionLoss(*nets, group=joined, functional=False)(together)
     assert terms["loss_value"].shape == (2,)
-    for i, group in enumerate((one, other)):
+    for i, group in enumerate(groups):
         alone = networks(group, kind)
         pairs = zip(parameters_of(*alone), parameters_of(*nets), strict=True)
         for mine, theirs in pairs:

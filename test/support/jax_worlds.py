@@ -10,3 +10,7 @@ SPREAD, SMAX = "MPE_simple_spread_v3", "HeuristicEnemySMAX"
 def spread(**kwargs):
     kwargs = {"num_envs": E, "seed": 0, "continuous_actions": False, **kwargs}
     return JaxMarlEnv(SPREAD, **kwargs)
+
+
+# Of worlds of several rounds; compiled once for all tests of a world.
+ROUNDS = {"num_envs": 2, "state": "observations", "num_inner_steps": 3, "num_outer_steps": 2}

@@ -23,7 +23,12 @@ SETTINGS = {
     "frames_per_batch": 8,
     "env": {"num_envs": 2, "max_steps": 4, "kwargs": {"n_agents": 2}},
     "evaluation": {"episodes": 1},
-    "learner": {"minibatch_size": 8, "num_epochs": 1, "actor": {"num_cells": [4]}},
+    "learner": {
+        "minibatch_size": 8,
+        "num_epochs": 1,
+        "actor": {"num_cells": [4]},
+        "critic": {"num_cells": [4]},
+    },
 }
 
 

@@ -232,6 +232,7 @@ def test_a_script_that_leaves_a_run_open_saves_it(tmp_path):
 def test_the_command_line_is_ended_by_sigterm_and_goes_on(tmp_path):
     folder = tmp_path / "run"
     settings = [f"folder={folder}", "total_frames=6400000", "checkpoint.every_iterations=0"]
+    settings.append("execution=eager")  # which a run of so many frames would not choose
     train = [sys.executable, "-m", "torchrl_marl", "train", "toy_arena_mappo"]
     with subprocess.Popen([*train, *settings], stderr=subprocess.PIPE, text=True) as process:
         while not (folder / "metrics.csv").exists() and process.poll() is None:

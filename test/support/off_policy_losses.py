@@ -1,0 +1,106 @@
+"""Steps for losses of stored steps, and what must change no loss: poison, order, neighbors."""
+
+import torch
+from samples import POISON, assert_same, make_group, make_trajectory, poisoned
+
+from torchrl_marl.joining import join
+from torchrl_marl.modules import RandomActor
+
+
+def steps(group, *batch, seed=0, alive=0.7):
+    """Random actions and what followed; masks and flags need not make sense together."""
+    td = make_trajectory(group, *batch, seed=seed, alive=alive)
+    torch.manual_seed(seed)
+    return RandomActor(group)(td)
+
+
+def cats_and_mice(kind, sizes, *batch, **settings):
+    """Two groups of other sizes, and a batch of both."""
+    cats, mice = (
+        make_group(kind, n, name=name, o=o)
+        for n, name, o in zip(sizes, ("cat", "mouse"), (4, 3), strict=True)
+    )
+    td, other = steps(cats, *batch, **settings), steps(mice, *batch, **settings)
+    td["mouse"], td["next", "mouse"] = other["mouse"], other["next", "mouse"]
+    return (cats, mice), td
+
+
+def side_by_side(groups, td):
+    """The groups of a batch as one, and the batch with it."""
+    joined = join(groups)
+    now = joined.gather(td, leaves=("action",), flags=False)
+    then = joined.gather(td["next"], leaves=("reward",), flags=True)
+    root = td["next"].select("done", "terminated")
+    now["next"] = then.update(root)
+    return joined, now
+
+
+def load_rows(network, joined, i):
+    """The parameters of the i-th group's network, of those that are stacked and padded."""
+    for mine, theirs in zip(network.parameters(), joined.parameters(), strict=True):
+        mine.data.copy_(theirs.data[i][tuple(slice(0, n) for n in mine.shape)])
+
+
+def gradients_of(terms, own):
+    """The terms, and the gradient of each named loss by its own parameters."""
+    found = []
+    for name, parameters in own.items():
+        found += torch.autograd.grad(terms[name].sum(), list(parameters), retain_graph=True)
+    return terms, found
+
+
+def rows_moved(term, parameter):
+    """Which rows of a parameter have a gradient."""
+    (found,) = torch.autograd.grad(term, [parameter], retain_graph=True)
+    return [i for i, row in enumerate(found) if bool((row != 0).any())]
+
+
+def assert_poison_changes_no_bit(gradients, loss, td, *, ends_of_team=False, masks=False):
+    """What stands in masked slots changes no bit of losses, errors and gradients.
+
+    Args:
+        gradients: ``gradients(loss, td)`` gives losses by name, and gradients.
+        ends_of_team: who is cut off with the team is seen once more, too.
+        masks: masks of actions are poisoned, too.
+
+    Returns:
+        The gradients, which are finite.
+    """
+    group = loss.group
+    mask, following = td[group.mask_key], td["next", group.mask_key]
+    seen = following | (mask & _cut_off(td["next", group.name]).squeeze(-1))
+    if ends_of_team:
+        seen = seen | (mask & _cut_off(td["next"]))
+    hidden = [(group.observation_key, mask), (group.action_key, mask)]
+    hidden += [(("next", group.name, "reward"), mask), (("next", group.name, "observation"), seen)]
+    hidden += [(group.action_mask_key, mask)] if masks else []
+    torch.manual_seed(1)
+    terms, found = gradients(loss, expected := td.clone())
+    assert all(bool(g.isfinite().all()) for g in found)
+    for value in POISON:
+        bad = td.clone()
+        for key, alive in hidden:
+            bad = poisoned(bad, key, alive, value)
+        torch.manual_seed(1)
+        others, again = gradients(loss, bad)
+        for key, term in terms.items():
+            assert_same(term, others[key], key)
+        for one, other in zip(found, again, strict=True):
+            assert_same(one, other)
+        assert_same(expected[group.name, "td_error"], bad[group.name, "td_error"])
+    return found
+
+
+def _cut_off(flags):
+    return flags["truncated"] & ~flags["terminated"]
+
+
+def assert_order_changes_nothing(loss, td, order):
+    """Agents in another order have the same losses and metrics."""
+    other = td.clone()
+    for key in td.keys(True, True):
+        if isinstance(key, tuple) and loss.group.name in key:
+            other[key] = td[key][:, list(order)]
+    one, permuted = loss(td), loss(other)
+    for key, value in one.items():
+        torch.testing.assert_close(value, permuted[key])
