@@ -11,12 +11,12 @@ from off_policy_losses import (
     cats_and_mice,
     gradients_of,
     load_rows,
+    one_step_of_two,
     rows_moved,
     side_by_side,
     steps,
 )
 from samples import DISCRETE, make_group
-from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.objectives import DDPGLoss, SoftUpdate, TD3Loss, ValueEstimators
@@ -175,22 +175,8 @@ class TestByHand:
             self.actor, self.critic, group=self.group, gamma=0.5, functional=False, **kwargs
         )
 
-    def batch(self, mask=(True, True), next_mask=(True, True), **flags):
-        off = {"terminated": [[False], [False]], "truncated": [[False], [False]]} | flags
-        done = (torch.tensor(off["terminated"]) | torch.tensor(off["truncated"])).unsqueeze(0)
-        own = {key: torch.tensor([x]) for key, x in off.items()} | {"done": done}
-        then = {
-            "observation": torch.tensor([[[2.0], [4.0]]]),
-            "mask": torch.tensor([next_mask]),
-            "reward": torch.tensor([[[1.0], [5.0]]]),
-        }
-        now = {
-            "observation": torch.tensor([[[1.0], [2.0]]]),
-            "action": torch.tensor([[[3.0], [1.0]]]),
-            "mask": torch.tensor([mask]),
-        }
-        root = {key: torch.zeros(1, 1, dtype=torch.bool) for key in ("done", "terminated")}
-        return TensorDict({"car": now, "next": {"car": then | own, **root}}, [1])
+    def batch(self, **settings):
+        return one_step_of_two([[3.0], [1.0]], **settings)
 
     def test_values_and_targets(self):
         # Q = 1 + 2 + 3 + 10 = 16 and 48; next actions 1 and 2: 2 + 4 + 1 + 20 = 27 and 81.

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tensordict import TensorDict
+from off_policy_losses import one_step_of_two
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.data import OneHot, Unbounded
@@ -49,22 +49,8 @@ class TestByHand:
             self.actor, self.critic, group=self.group, gamma=0.5, functional=False, **kwargs
         )
 
-    def batch(self, mask=(True, True), next_mask=(True, True), **flags):
-        off = {"terminated": [[False], [False]], "truncated": [[False], [False]]} | flags
-        done = (torch.tensor(off["terminated"]) | torch.tensor(off["truncated"])).unsqueeze(0)
-        own = {key: torch.tensor([x]) for key, x in off.items()} | {"done": done}
-        then = {
-            "observation": torch.tensor([[[2.0], [4.0]]]),
-            "mask": torch.tensor([next_mask]),
-            "reward": torch.tensor([[[1.0], [5.0]]]),
-        }
-        now = {
-            "observation": torch.tensor([[[1.0], [2.0]]]),
-            "action": torch.tensor([[[1, 0], [0, 1]]]),
-            "mask": torch.tensor([mask]),
-        }
-        root = {key: torch.zeros(1, 1, dtype=torch.bool) for key in ("done", "terminated")}
-        return TensorDict({"car": now, "next": {"car": then | own, **root}}, [1])
+    def batch(self, **settings):
+        return one_step_of_two([[1, 0], [0, 1]], **settings)
 
     @property
     def entropy(self):

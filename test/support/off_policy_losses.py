@@ -2,6 +2,7 @@
 
 import torch
 from samples import POISON, assert_same, make_group, make_trajectory, poisoned
+from tensordict import TensorDict
 
 from torchrl_marl.joining import join
 from torchrl_marl.modules import RandomActor
@@ -12,6 +13,25 @@ def steps(group, *batch, seed=0, alive=0.7):
     td = make_trajectory(group, *batch, seed=seed, alive=alive)
     torch.manual_seed(seed)
     return RandomActor(group)(td)
+
+
+def one_step_of_two(action, mask=(True, True), next_mask=(True, True), **flags):
+    """Two agents see 1 and 2, then 2 and 4, and earn 1 and 5; ``flags`` say who ends how."""
+    off = {"terminated": [[False], [False]], "truncated": [[False], [False]]} | flags
+    done = (torch.tensor(off["terminated"]) | torch.tensor(off["truncated"])).unsqueeze(0)
+    own = {key: torch.tensor([x]) for key, x in off.items()} | {"done": done}
+    then = {
+        "observation": torch.tensor([[[2.0], [4.0]]]),
+        "mask": torch.tensor([next_mask]),
+        "reward": torch.tensor([[[1.0], [5.0]]]),
+    }
+    now = {
+        "observation": torch.tensor([[[1.0], [2.0]]]),
+        "action": torch.tensor([action]),
+        "mask": torch.tensor([mask]),
+    }
+    root = {key: torch.zeros(1, 1, dtype=torch.bool) for key in ("done", "terminated")}
+    return TensorDict({"car": now, "next": {"car": then | own, **root}}, [1])
 
 
 def cats_and_mice(kind, sizes, *batch, **settings):
