@@ -64,7 +64,10 @@ class TestBadInput:
         [
             (["trian"], "unknown command 'trian'; did you mean 'train'?"),
             (["--foo"], "unknown argument '--foo'; `torchrl-marl --help`"),
-            (["train", "toy_arena"], "unknown recipe 'toy_arena'; did you mean 'toy_arena_mappo'?"),
+            (
+                ["train", "toy_arena_mapo"],
+                "unknown recipe 'toy_arena_mapo'; did you mean 'toy_arena_mappo'?",
+            ),
             (["train", TOY, "lr=1"], "unknown setting 'lr'; did you mean 'learner.lr'?"),
             (["train", TOY, "learner.lr=x"], "learner.lr is 'x', expected a number"),
             (["train", TOY, "learner.gamma=2"], "learner.gamma is 2.0, expected from 0 to 1"),

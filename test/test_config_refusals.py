@@ -180,7 +180,7 @@ class TestValues:
                 "learner.minibatch_size is 1000, expected at most frames_per_batch, 640; "
                 "use learner.minibatch_size=640.",
             ),
-            ("env.num_envs=0", "env.num_envs is 0, expected 1 or more; use env.num_envs=64."),
+            ("env.num_envs=0", "env.num_envs is 0, expected 1 or more; use env.num_envs=32."),
             (
                 "env.library=gym",
                 "env.library is 'gym', expected vmas, pettingzoo, jaxmarl, isaaclab or toy; "

@@ -50,6 +50,8 @@ def _train_epilog() -> str:
         "  torchrl-marl train --resume runs/my_run total_frames=2000000\n\n"
         f"settings, with their values in {DEFAULT_RECIPE}:\n"
         + settings_table(explain(read_config(DEFAULT_RECIPE)))
+        + "\n\nOther algorithms have other settings of learner: "
+        "`torchrl-marl list settings vmas_balance_matd3`."
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from torchrl_marl.curves import Curves, read_run
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, nearest
 from torchrl_marl.experiments import experiments, world_name
+from torchrl_marl.training.config import seed_folders
 from torchrl_marl.training.files import whole_file, writing
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def learning_curve(
     Runs are seeds of one line if all settings that matter agree.
 
     Args:
-        folders (list of paths): run folders.
+        folders (list of paths): run folders, or such as hold the runs of several seeds.
         key (str, optional): a column of ``metrics.csv`` or ``evaluation.csv`` to draw instead.
         path (str or Path, optional): where to write the picture.
 
@@ -67,6 +68,7 @@ def learning_curve(
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError("matplotlib", "plot")
     folders = [folders] if isinstance(folders, (str, Path)) else list(folders)
+    folders = [run for folder in folders for run in _runs_in(folder)]
     folders = list({Path(folder).resolve(): folder for folder in folders}.values())
     if not folders:
         raise ConfigError("no run folder is given, expected one or more; name them.")
@@ -80,6 +82,12 @@ def learning_curve(
     if path is not None:
         _save(figure, Path(path))
     return figure
+
+
+def _runs_in(folder: str | Path) -> Sequence[str | Path]:
+    """Returns a run's folder as it is, or those of its seeds."""
+    is_run = not isinstance(folder, (str, Path)) or (Path(folder) / "config.yaml").is_file()
+    return [folder] if is_run else seed_folders(folder) or [folder]
 
 
 def aggregate(

@@ -83,7 +83,11 @@ def load_config(
     config, *idle = _read(recipe, overrides)
     if isinstance(recipe, (str, Path)) and Path(recipe).name == "config.yaml" and not own_env:
         check_world(Path(recipe).parent, config.env)  # a run's, which may be somebody else's
-    validate(config, own_env=own_env)
+    try:
+        validate(config, own_env=own_env)
+    except ConfigError:
+        validate(config, own_env=own_env, like=_read(recipe, {}).config)  # advises its values
+        raise
     for key, text in (pair for found in idle for pair in found.items()):
         if not (own_env and key.startswith("env.")):
             raise ConfigError(f"{text}; leave {key} out.")
@@ -101,12 +105,16 @@ def read_config(
     return config
 
 
-def validate(config: TrainConfig, *, own_env: bool = False) -> None:
+def validate(
+    config: TrainConfig, *, own_env: bool = False, like: TrainConfig | None = None
+) -> None:
     """Refuses values that are out of range, unknown, or do not fit together.
 
     Args:
         config (TrainConfig): what is to be run.
         own_env (bool): the caller brings an environment, so ``env`` is not looked at.
+        like (TrainConfig, optional): the recipe, whose values are advised in place of wrong ones;
+            otherwise the defaults.
 
     Raises:
         ConfigError: naming the setting, what was found, what was expected and the fix.
@@ -119,7 +127,7 @@ def validate(config: TrainConfig, *, own_env: bool = False) -> None:
         torchrl_marl.errors.ConfigError: device is 'gpu', expected 'cpu', 'cuda' or 'cuda:1'; \
 use device=cpu.
     """
-    check(config, skip=("env",) if own_env else ())
+    check(config, skip=("env",) if own_env else (), like=like)
     if not own_env:
         check_world_name(config.env)
 
@@ -210,6 +218,11 @@ def _settings(recipe: str | Path | TrainConfig | Mapping[str, Any]) -> dict[str,
         return dataclasses.asdict(recipe)
     if isinstance(recipe, Mapping):
         return unfold(recipe)
+    if not isinstance(recipe, (str, os.PathLike)):
+        raise ConfigError(
+            f"recipe is {quoted(recipe)}, expected a recipe's name, the path of a YAML file, a "
+            "TrainConfig or a dict; `torchrl-marl list recipes` shows the names."
+        )
     path = Path(recipe)
     if isinstance(recipe, str) and recipe in recipe_names():
         path = _FOLDER / f"{recipe}.yaml"

@@ -195,12 +195,10 @@ def _prepared(
         given, kind = env, library_of(env)
         if kind is not None:
             name = getattr(env, "__name__", type(env).__name__)
+            _refuse_beside(overrides, "env.kwargs.", "a world, which takes no arguments from here")
             overrides = {**_world_of(recipe, kind, name), **overrides}
-        elif idle := [key for key in flatten(unfold(overrides)) if key.startswith("env.")]:
-            raise ConfigError(
-                f"{idle[0]} is given beside an environment that is built already; build it so, "
-                f"or leave {idle[0]} out."
-            )
+        else:
+            _refuse_beside(overrides, "env.", "an environment that is built already")
     built = given is not None and kind in (None, "isaaclab")
     config = load_config(recipe, overrides, own_env=built)
     check_compiler_cache()
@@ -208,6 +206,13 @@ def _prepared(
     check_logging(config.logging)
     check_folder(config)
     return config, given if given is None else as_environment(given, config.env, config.device)
+
+
+def _refuse_beside(overrides: Mapping[str, Any], idle: str, what: str) -> None:
+    """Refuses settings that nothing reads beside what is given as ``env``."""
+    for key in flatten(unfold(overrides)):
+        if key.startswith(idle):
+            raise ConfigError(f"{key} is given beside {what}; build it so, or leave {key} out.")
 
 
 def _world_of(

@@ -19,7 +19,13 @@ _SAC = ("isac", "masac")
 
 @dataclass(frozen=True)
 class ExplorationConfig:
-    """What is added to the actions of a policy while it collects."""
+    """What is added to the actions of a policy while it collects.
+
+    Examples:
+        >>> noise = ExplorationConfig(sigma=0.3, sigma_end=0.1, annealing=0.5)
+        >>> OffPolicyConfig(exploration=noise).exploration.sigma_end
+        0.1
+    """
 
     sigma: Weight = 0.2
     """Standard deviation of Gaussian noise on continuous actions, as a share of half their
@@ -36,7 +42,18 @@ class ExplorationConfig:
 
 @dataclass(frozen=True)
 class OffPolicyConfig(ReplayLearnerConfig, ActorCriticConfig):
-    """MADDPG, MATD3, MASAC and their independent forms: learns from stored steps."""
+    """MADDPG, MATD3, MASAC and their independent forms: learns from stored steps.
+
+    Examples:
+        >>> config = OffPolicyConfig("matd3", n_step=3)
+        >>> config.twin, config.delayed, config.replay.capacity
+        (True, True, 200000)
+        >>> OffPolicyConfig(minibatch_size=512, replay=ReplayConfig(capacity=100)).check("learner.")
+        Traceback (most recent call last):
+            ...
+        torchrl_marl.errors.ConfigError: learner.minibatch_size is 512, expected at most \
+learner.replay.capacity, 100; use learner.replay.capacity=512.
+    """
 
     algorithm: str = "maddpg"
     """How agents learn."""

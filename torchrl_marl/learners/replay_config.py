@@ -14,7 +14,12 @@ __all__ = ["ReplayConfig", "ReplayLearnerConfig"]
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """The steps that are kept to learn from."""
+    """The steps that are kept to learn from.
+
+    Examples:
+        >>> ReplayLearnerConfig(replay=ReplayConfig(capacity=50_000, alpha=0.6)).replay.beta
+        0.4
+    """
 
     capacity: Count = 200_000
     """Env steps that are kept, of all agents; the oldest make room."""

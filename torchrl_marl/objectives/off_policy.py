@@ -59,6 +59,27 @@ class OffPolicyLoss(LossModule):
 
     Raises:
         ValueError: another ``bootstrap``, or ``"agent"`` where values are mixed.
+
+    Examples:
+        >>> from torchrl.data import Bounded, Unbounded
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> from torchrl_marl.modules import make_action_critic, make_deterministic_actor
+        >>> class ZeroAfter(OffPolicyLoss):
+        ...     def next_value(self, following):
+        ...         return torch.zeros(*following.batch_size, self.group.n_agents, 1)
+        ...
+        ...     def actor_loss(self, tensordict):
+        ...         return -self.values(self.inputs(tensordict)).mean(), {}
+        >>> team = TeamSpec([AgentSpec("car", 3, Unbounded((4,)), Bounded(-1, 1, (2,)))])
+        >>> car = team.groups["car"]
+        >>> loss = ZeroAfter(make_deterministic_actor(car), make_action_critic(car), group=car)
+        >>> seen = {"observation": torch.zeros(5, 3, 4), "mask": torch.ones(5, 3).bool()}
+        >>> now = seen | {"action": torch.zeros(5, 3, 2)}
+        >>> then = seen | {"reward": torch.ones(5, 3, 1)}
+        >>> ended = torch.zeros(5, 1, dtype=torch.bool)
+        >>> steps = TensorDict({"car": now, "next": {"car": then, "terminated": ended}}, [5])
+        >>> loss(steps)["target_value"]  # the reward, since what follows is worth nothing
+        tensor(1.)
     """
 
     @dataclass

@@ -15,7 +15,7 @@ from torchrl_marl.settings.words import shown
 __all__ = ["check", "override", "unread"]
 
 
-def check(config: Any, at: str = "", skip: Collection[str] = ()) -> None:
+def check(config: Any, at: str = "", skip: Collection[str] = (), like: Any = None) -> None:
     """Refuses values that a rule forbids, and settings that do not fit together.
 
     The latter is what the ``check(at)`` of a dataclass says, where it has one; that of ``config``
@@ -25,23 +25,27 @@ def check(config: Any, at: str = "", skip: Collection[str] = ()) -> None:
         config (dataclass): what was read.
         at (str): what stands before the names in messages.
         skip (collection of str): fields that are not looked at.
+        like (dataclass, optional): whose values are advised in place of wrong ones, where they
+            are others; otherwise the defaults.
 
     Raises:
         ConfigError: naming the setting, what was found, what was expected and the fix.
     """
+    like = like if type(like) is type(config) else None
     known = {k: s for k, s in settings_within(type(config)).items() if k not in skip}
     for name, setting in known.items():
         value = getattr(config, name)
         if not setting.is_section and value is not None:
-            _check_value(setting, f"{at}{name}", value)
+            _check_value(setting, f"{at}{name}", value, getattr(like, name, value))
         if arguments := _typed_arguments(setting, config):
             for key in arguments[1] & value.keys():
                 _check_value(arguments[1][key], f"{at}{name}.{key}", value[key])
     for name, setting in known.items():
         if setting.is_section:
-            check(getattr(config, name), f"{at}{name}.")
+            check(getattr(config, name), f"{at}{name}.", like=getattr(like, name, None))
         for group in getattr(config, name) if setting.note(Overrides) else ():
-            check(override(config, name, group), f"{at}{name}.{group}.")
+            own = None if like is None else override(like, name, group)
+            check(override(config, name, group), f"{at}{name}.{group}.", like=own)
     fits = getattr(config, "check", None)
     if fits is not None:
         fits(at, skip) if skip else fits(at)
@@ -141,10 +145,12 @@ def _sentence(key: str, value: Any, conditions: Collection[ReadWhere], at: str) 
     return f"{key} is {shown(value)}, which is read only where {where}"
 
 
-def _check_value(setting: Setting, key: str, value: Any) -> None:
+def _check_value(setting: Setting, key: str, value: Any, before: Any = None) -> None:
+    """Refuses a value; one that was another before is advised to be that again."""
+    advised = setting.default if before in (None, value) else before
     for note in setting.notes:
         misfit = getattr(note, "misfit", None)
-        text = None if misfit is None else misfit(key, value, setting.default)
+        text = None if misfit is None else misfit(key, value, advised)
         if text is not None:
             raise ConfigError(text)
 

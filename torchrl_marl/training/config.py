@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ __all__ = [
     "LoggingConfig",
     "TrainConfig",
     "read_run_config",
+    "seed_folders",
 ]
 
 
@@ -173,20 +175,39 @@ class TrainConfig:
             learner.check_run(self, f"groups.{group}.", own_env=own_env)
 
 
+def seed_folders(folder: str | Path) -> list[Path]:
+    """Returns the run folders in a folder, as ``torchrl-marl train --seeds`` makes them.
+
+    Args:
+        folder (str or Path): what ``folder=...`` was beside ``--seeds``.
+    """
+    found = Path(folder).glob("seed*/config.yaml")
+    seeds = [path.parent for path in found if path.parent.name[4:].isdecimal()]
+    return sorted(seeds, key=lambda path: int(path.name[4:]))
+
+
 def read_run_config(folder: str | Path) -> TrainConfig:
     """The settings that a run was started with, from its folder.
 
     Raises:
         CheckpointError: a folder that is missing, is no run's, or whose settings are broken.
+        ConfigError: no path at all.
     """
+    if not isinstance(folder, (str, os.PathLike)):
+        a_run = isinstance(getattr(folder, "folder", None), Path)
+        raise ConfigError(
+            f"the run folder is {quoted(folder)}, expected a path; "
+            f"give {'run.folder' if a_run else 'the folder that `torchrl-marl train` printed'}."
+        )
     path = Path(folder) / "config.yaml"
     if not path.is_file():
         there = "is a file" if Path(folder).exists() else "is not there"
         there = "has no config.yaml" if Path(folder).is_dir() else there
-        raise CheckpointError(
-            f"{str(folder)!r} is no run folder: it {there}; "
-            "give the folder that `torchrl-marl train` printed."
-        )
+        fix = "give the folder that `torchrl-marl train` printed"
+        if seeds := seed_folders(folder):
+            there = f"holds {len(seeds)} of them, one for each seed"
+            fix = f"give one of {', '.join(map(str, seeds))}"
+        raise CheckpointError(f"{str(folder)!r} is no run folder: it {there}; {fix}.")
     try:
         # What does not apply has never been read, and is left out.
         return Reader(TrainConfig).read(read_yaml(path), told=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from datetime import datetime
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torchrl_marl.envs.make import make_env
 from torchrl_marl.envs.own.objects import as_environment
 from torchrl_marl.envs.torchrl.env import TorchRLEnv, adapt
 from torchrl_marl.envs.transforms import with_dense_groups
-from torchrl_marl.errors import CheckpointError, ConfigError
+from torchrl_marl.errors import CheckpointError, ConfigError, quoted
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
@@ -151,8 +152,15 @@ class Run:
         episodes = settings.episodes if episodes is None else episodes
         deterministic = settings.deterministic if deterministic is None else deterministic
         seed = self.config.seed if seed is None else seed
-        if episodes < 1:
-            raise ConfigError(f"episodes is {episodes}, expected 1 or more.")
+        if not isinstance(episodes, Integral) or episodes < 1:
+            raise ConfigError(
+                f"episodes is {quoted(episodes)}, expected a whole number, 1 or more; use "
+                f"episodes={settings.episodes}."
+            )
+        if not isinstance(seed, Integral):
+            raise ConfigError(
+                f"seed is {quoted(seed)}, expected a whole number; use seed={self.config.seed}."
+            )
         device = next(
             (p.device for p in self.policy.parameters()), torch.device(self.config.device)
         )

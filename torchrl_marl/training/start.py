@@ -9,6 +9,8 @@ from pathlib import Path
 from torchrl.envs import EnvBase
 
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners.build import partition
+from torchrl_marl.learners.replay.size import refuse_large_store
 from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.checkpoint import (
     fitting,
@@ -81,6 +83,8 @@ def _begin(folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Train
         )
         config = dataclasses.replace(config, env=own)
     training = Training(config, folder, env)
+    for learner, groups in partition(training.team, config.learner, config.groups):
+        refuse_large_store(learner, groups.values(), training.device)
     _write_config(training)  # the settings in use: clusters and execution are known by now
     sign_world(training.folder, config.env)
     training.open()

@@ -31,6 +31,12 @@ class Priority:
         ValueError: a negative number.
 
     Reference: Schaul et al., 2016, https://arxiv.org/abs/1511.05952.
+
+    Examples:
+        >>> from torchrl_marl.learners import TeamReplay
+        >>> replay = TeamReplay(1000, 8, [("agents", "action")], Priority(alpha=0.7))
+        >>> replay.priority.beta
+        0.4
     """
 
     alpha: float = 0.6

@@ -1,0 +1,48 @@
+"""A folder with a run for each seed, as ``--seeds`` beside ``folder=`` makes it."""
+
+import pytest
+
+from torchrl_marl import cli
+from torchrl_marl.errors import CheckpointError
+from torchrl_marl.recipes import load_config, save_config
+from torchrl_marl.training.config import read_run_config, seed_folders
+
+
+@pytest.fixture
+def parent(tmp_path):
+    """Runs of seeds 2 and 10, and what is none."""
+    for seed in (10, 2):
+        folder = tmp_path / "runs" / f"seed{seed}"
+        folder.mkdir(parents=True)
+        config = load_config("toy_arena_mappo", {"seed": seed, "folder": str(folder)})
+        save_config(config, folder / "config.yaml")
+        (folder / "metrics.csv").write_text(f"frames,agents/episode_reward\n640,{seed}\n")
+    (tmp_path / "runs" / "seedling").mkdir()
+    (tmp_path / "runs" / "seed3").mkdir()
+    return tmp_path / "runs"
+
+
+def test_seeds_are_in_order(parent):
+    assert [folder.name for folder in seed_folders(parent)] == ["seed2", "seed10"]
+    assert seed_folders(parent / "seed2") == seed_folders(parent / "none") == []
+
+
+@pytest.mark.parametrize("command", [["train", "--resume"], ["evaluate"]])
+def test_it_is_no_run_but_holds_some(command, parent, capsys):
+    with pytest.raises(CheckpointError, match="holds 2 of them, one for each seed; give one of"):
+        read_run_config(parent)
+    assert cli.main([*command, str(parent)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"give one of {parent / 'seed2'}, {parent / 'seed10'}." in error
+
+
+def test_all_its_runs_are_drawn(parent, capsys):
+    pytest.importorskip("matplotlib")
+    from torchrl_marl.plotting import learning_curve
+
+    (axes,) = learning_curve(parent).axes
+    line = next(line for line in axes.lines if "2 seeds" in line.get_label())
+    assert line.get_ydata().tolist() == [6.0]  # the mean of 2 and 10
+    assert cli.main(["plot", str(parent)]) == 0
+    assert capsys.readouterr().out.strip() == str(parent / "learning_curve.png")
