@@ -95,22 +95,31 @@ def make_mlp(
     Args:
         inputs (Features): what it reads.
         out_features (int): outputs O.
-        config (NetworkConfig): widths and activation.
+        config (NetworkConfig): widths, activation and whether layers are standardized, by a
+            ``LayerNorm`` without weights of its own.
         gain (float): scale of the last layer's orthogonal start; hidden layers have sqrt(2).
         num_cells (sequence of int, optional): widths of hidden layers other than the config's.
         activate_last_layer (bool): there is an activation behind the last layer, too.
         device (torch.device, optional): of the parameters.
 
+    Reference: Ba et al., 2016, https://arxiv.org/abs/1607.06450 (layer norm).
+
     Examples:
         >>> make_mlp(Features(3), 2, NetworkConfig([8]), gain=1.0)(torch.zeros(5, 3)).shape
         torch.Size([5, 2])
     """
+    cells = list(config.num_cells if num_cells is None else num_cells)
+    widths = [*cells, out_features] if activate_last_layer else cells
     network = MLP(
         in_features=inputs.width,
         out_features=out_features,
-        num_cells=list(config.num_cells if num_cells is None else num_cells),
+        num_cells=cells,
         activation_class=ACTIVATIONS[config.activation],
         activate_last_layer=activate_last_layer,
+        norm_class=nn.LayerNorm if config.layer_norm else None,
+        norm_kwargs=[{"normalized_shape": n, "elementwise_affine": False} for n in widths]
+        if config.layer_norm
+        else None,
         device=device,
     )
     initialize(network, gain)

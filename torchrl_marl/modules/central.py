@@ -176,6 +176,11 @@ def make_set_network(
             f"group {group.name!r}: a critic of architecture {config.architecture!r} has "
             f"perceptrons, but body is {config.body!r}; use architecture=mlp or body=mlp."
         )
+    if config.layer_norm:
+        raise ConfigError(
+            f"group {group.name!r}: layer_norm is true, but a critic of architecture "
+            f"{config.architecture!r} has none; use architecture=mlp or layer_norm=false."
+        )
     if sharing_of(config) not in ("group", "full"):
         raise ValueError(
             f"group {group.name!r}: a critic of architecture {config.architecture!r} is one "

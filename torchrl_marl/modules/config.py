@@ -67,6 +67,8 @@ class NetworkConfig:
     """Width of each hidden layer."""
     activation: Annotated[str, OneOf(ACTIVATIONS)] = "tanh"
     """Function between the layers."""
+    layer_norm: bool = False
+    """Standardize the features of each hidden layer before that function."""
     body: Annotated[str, OneOf(BODIES.words)] = "mlp"
     """Kind of network between observations and outputs."""
     channels: Annotated[str | None, OneOf(CHANNELS), ReadWhere("body", "cnn")] = None

@@ -183,7 +183,7 @@ def _steps(module: nn.Module, name: str) -> list[tuple[str, nn.Module]] | None:
     """Returns linear maps and activations in order; None where something else is between."""
     if type(module) is nn.Identity:
         return []
-    if type(module) is nn.Linear or type(module) in ELEMENTWISE:
+    if type(module) is nn.Linear or type(module) in ELEMENTWISE or _is_plain_norm(module):
         return [(name, module)]
     if type(module) is not nn.Sequential and not (
         type(module) is MLP and isinstance(module.out_features, int)
@@ -198,6 +198,11 @@ def _steps(module: nn.Module, name: str) -> list[tuple[str, nn.Module]] | None:
             return None
         steps += inner
     return steps
+
+
+def _is_plain_norm(module: nn.Module) -> bool:
+    """Whether it standardizes features by themselves; their number is in its ``repr``."""
+    return type(module) is nn.LayerNorm and not module.elementwise_affine
 
 
 def _pad(widths: Sequence[int], device: torch.device) -> Tensor | None:
