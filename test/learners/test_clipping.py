@@ -197,3 +197,14 @@ def test_units_that_sleep_are_still_their_groups():
     for parameter, owner in zip(clip.parameters, clip.row_groups.split(clip.sizes)):
         assert owner.tolist() == [0, 1]
         assert not parameter.any()
+
+
+def test_a_gradient_that_comes_transposed_is_limited_in_place():
+    """As autograd gives it for a batched product."""
+    clip, _ = clip_of(0.5)
+    contiguous = [p.grad.clone() for p in clip.parameters]
+    transposed = [g.mT.contiguous().mT if g.ndim == 3 else g.clone() for g in contiguous]
+    assert not all(g.is_contiguous() for g in transposed)
+    assert torch.equal(clip.scale(contiguous), clip.scale(transposed))
+    for one, other in zip(contiguous, transposed):
+        assert torch.equal(one, other)

@@ -15,6 +15,8 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor
 
+from torchrl_marl.modules.random_actor import RandomActor
+from torchrl_marl.objectives.off_policy import OffPolicyLoss
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["GradientClip"]
@@ -113,6 +115,31 @@ class GradientClip:
         rows = _rows_served(index, group, seen, outputs, parameters)
         return cls(parameters, limit, n_groups=n_groups, rows=rows)
 
+    @classmethod
+    def of_values(
+        cls,
+        loss: OffPolicyLoss,
+        parameters: Iterable[nn.Parameter],
+        limit: float | None,
+        *,
+        seen: GroupSpec | None = None,
+    ) -> GradientClip:
+        """Finds out which rows of critics, or of networks of values, serve which group.
+
+        Args:
+            loss (OffPolicyLoss): with the networks as they are.
+            parameters (iterable of Parameter): of the networks.
+            limit (float, optional): the largest norm; None for none.
+            seen (GroupSpec, optional): other agents that a mixer sees.
+        """
+        parameters = list(dict.fromkeys(parameters))
+        act = RandomActor(loss.group, parameters[0].device)
+
+        def values(td: TensorDict) -> Tensor:
+            return loss.values(act(td)).sum(-1)
+
+        return cls.of_outputs(loss.group, parameters, values, limit, seen=seen)
+
     def __call__(self) -> Tensor:
         """Scales the parameters' gradients; returns the norms before, a scalar or ``[G]``."""
         return self.scale([p.grad for p in self.parameters])
@@ -137,8 +164,10 @@ class GradientClip:
         squares = torch.cat([torch.linalg.vector_norm(g, dim=1) for g in flat]).square()
         norms = squares.new_zeros(self.n_groups + 1).index_add(0, self.row_groups, squares).sqrt()
         factors = (self.limit / (norms + 1e-6)).clamp(max=1.0)
-        for gradient, factor in zip(flat, factors[self.row_groups].split(self.sizes)):
-            gradient.mul_(factor.unsqueeze(-1))
+        # Not the flat ones: those of a gradient that comes transposed are copies.
+        for gradient, factor in zip(of_all, factors[self.row_groups].split(self.sizes)):
+            rows = factor.reshape(-1, *(1,) * (gradient.ndim - 1)) if gradient.ndim else factor[0]
+            gradient.mul_(rows)
         own, common = norms[:-1], norms[-1:]
         return (own.square() + common.square()).sqrt()
 

@@ -9,38 +9,23 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import nn
 
-from torchrl_marl.capture import check_execution
-from torchrl_marl.learners.block import Block
-from torchrl_marl.learners.captured import make_updates
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.config import OnPolicyConfig
-from torchrl_marl.learners.networks import (
-    ObservationNorms,
-    build_actor,
-    build_critic,
-    must_stay_apart,
-    seen_by_critics,
-)
+from torchrl_marl.learners.epoch_learner import EpochLearner
+from torchrl_marl.learners.networks import build_actor, build_critic
 from torchrl_marl.learners.stopping import KLStop
-from torchrl_marl.learners.summary import refuse_non_finite, summarize
 from torchrl_marl.learners.turns import warn_of_turns
-from torchrl_marl.learners.unshare import unshare_networks
-from torchrl_marl.learners.updates import minibatch_keys, shuffled_epochs
-from torchrl_marl.modules.joined_actor import GroupActors
-from torchrl_marl.modules.precision import matmul_precision
 from torchrl_marl.objectives.masking import loss_mask
 from torchrl_marl.objectives.ppo import MAPPOLoss
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["OnPolicyLearner"]
 
-_WRITTEN = ("advantage", "value_target", "state_value", "loss_mask")
 
-
-class OnPolicyLearner(nn.Module):
+class OnPolicyLearner(EpochLearner):
     """MAPPO or IPPO for one or more groups of equal settings, with one optimizer.
 
     Groups with actions of one type are trained as one: their agents side by side, padded, in one
@@ -86,8 +71,10 @@ class OnPolicyLearner(nn.Module):
 
     per_agent = False
     """Whether each agent's policy has means, limits and a stop of its own, and not each group's."""
-    make_stop = KLStop
+    stopping = KLStop
     """What ends the epochs of a batch."""
+    acted = ("action", "action_log_prob")
+    written = ("advantage", "value_target", "state_value", "loss_mask")
 
     def __init__(
         self,
@@ -98,111 +85,42 @@ class OnPolicyLearner(nn.Module):
         device: torch.device | str | None = None,
         execution: str = "eager",
     ) -> None:
-        super().__init__()
-        if execution != "trace":  # for tests: a graph, run operation by operation
-            check_execution(execution, device, "OnPolicyLearner")
-        self.execution = execution
-        self.groups = dict(groups)
-        self.config = config
-        seen = seen_by_critics((self.groups if team is None else team.groups).values(), config)
-        self.block = Block(self.groups, apart=must_stay_apart(config), seen=seen)
-        self.observation_norms = ObservationNorms(config.normalize_observations, device)
-        self.actors = GroupActors()
+        super().__init__(groups, config, team=team, device=device, execution=execution)
         self.critics = nn.ModuleDict()
-        self.losses: dict[str, MAPPOLoss] = {}
+        norms, seen = self.observation_norms, self.block.seen
         for name, group in self.block.joined.items():
-            actor = build_actor(group, config, self.observation_norms, device)
-            critic = build_critic(group, seen, config, self.observation_norms, device)
+            actor = build_actor(group, config, norms, device)
+            critic = build_critic(group, seen, config, norms, device)
             self.actors.add(group, actor)
             self.critics[name] = critic
             self.losses[name] = _loss(actor, critic, group, config, device, self.per_agent)
-        self.unshared = self._looked = False
-        networks = [x for loss in self.losses.values() for x in _networks(loss)]
-        parameters = list(dict.fromkeys(p for net in networks for p in net.parameters()))
-        # One kernel for all parameters.
-        self.optimizer = torch.optim.Adam(parameters, lr=config.lr, eps=config.adam_eps, fused=True)
-        self._prepare_updates()
+        self.start_optimizer()
 
-    def _prepare_updates(self) -> None:
-        """Prepares updates of these networks with this optimizer."""
-        config, joined = self.config, self.block.joined
-        clips = {
-            name: GradientClip.of_networks(
-                joined[name],
-                self.block.seen,
-                *_networks(loss),
-                config.max_grad_norm,
-                self.per_agent,
-            )
-            for name, loss in self.losses.items()
-        }
-        device = self.optimizer.param_groups[0]["params"][0].device
-        self.updates = make_updates(
-            self.losses,
-            self.optimizer,
-            clips=clips,
-            stop=self.make_stop(clips, config.target_kl, device),
-            execution=self.execution,
-        )
+    def networks(self, loss: MAPPOLoss) -> tuple[Any, Any]:
+        """Returns its actor and its critic."""
+        return loss.actor_network, loss.critic_network
 
-    @property
-    def actor(self) -> nn.Module:
-        """The actor of all groups, where they are trained as one.
+    def make_clip(self, name: str) -> GradientClip:
+        """Returns the limit of actor and critic together."""
+        group, networks = self.block.joined[name], self.networks(self.losses[name])
+        limit = self.config.max_grad_norm
+        return GradientClip.of_networks(group, self.block.seen, *networks, limit, self.per_agent)
 
-        Raises:
-            ValueError: there are several; ask ``actors``.
-        """
-        trained = list(self.actors.children())
-        if len(trained) > 1:
-            raise ValueError(f"this learner has the actors {list(self.actors)}; use .actors[name].")
-        return trained[0]
+    def make_stop(self, clips: Mapping[str, GradientClip], device: torch.device) -> KLStop:
+        """Returns the limit of the policy's divergence."""
+        return self.stopping(clips, self.config.target_kl, device)
 
     def set_progress(self, fraction: float) -> None:
         """Moves the schedules to a fraction, 0 to 1, of the run."""
         config = self.config
-        if config.lr_schedule == "linear":
-            for parameters in self.optimizer.param_groups:
-                parameters["lr"] = config.lr * (1.0 - fraction)
         if config.entropy_schedule == "linear":
             for loss in self.losses.values():
                 loss.entropy_coeff.fill_(config.entropy_coeff * (1.0 - fraction))
-        if config.unshare_at is not None and fraction >= config.unshare_at:
-            self.unshare()
+        super().set_progress(fraction)
 
-    def unshare(self) -> None:
-        """Gives every agent a network of its own from now on, with the outputs that it had.
-
-        Actors are un-shared, and critics that see what one agent sees; a critic that sees the
-        whole team stays one. The optimizer goes on where it was.
-        """
-        if self.unshared:
-            return
-        sizes = {
-            network: self.block.joined[name].n_agents
-            for name, loss in self.losses.items()
-            for network in _networks(loss)
-        }
-        self.optimizer = unshare_networks(sizes, self.optimizer)
-        self._prepare_updates()
-        self.unshared = True
-
-    def learn(self, batch: TensorDictBase) -> TensorDict:
-        """Trains on a batch; metrics are tensors, ``(group, name)``."""
-        with matmul_precision(self.config.precision):
-            self._warn_once(batch)
-            data = self.block.gather(batch)
-            self.add_advantage(data)
-            self.block.scatter(data, batch, _WRITTEN)
-            frames = data.select(*minibatch_keys(self.losses.values()), strict=False).reshape(-1)
-            metrics = self._train(frames)
-            self.observation_norms.update_all(data)
-            return metrics
-
-    def _train(self, frames: TensorDictBase) -> TensorDict:
-        """Trains on the frames of a batch, ``[F]``, with what the losses read."""
-        history, finite = self.updates.run(frames, self._epochs(len(frames)))
-        stop = self.updates.stop
-        return self._summary(history, finite, dict(stop.by_loss(stop.epochs)))
+    def add_targets(self, data: TensorDictBase) -> None:
+        """Writes advantages and the critics' targets."""
+        self.add_advantage(data)
 
     @torch.no_grad()
     def add_advantage(self, data: TensorDictBase) -> None:
@@ -216,41 +134,9 @@ class OnPolicyLearner(nn.Module):
             mask = None if mask_key is None else loss_mask(data, mask_key)
             data.set(key, loss.per_group.standardize(data.get(key), mask, excluded))
 
-    def _epochs(self, n_frames: int) -> Any:
-        config, device = self.config, self.updates.device
-        return shuffled_epochs(
-            n_frames, config.minibatch_size, n_epochs=config.num_epochs, device=device
-        )
-
-    def _summary(
-        self, history: Mapping[Any, torch.Tensor], finite: bool, epochs: Mapping[str, torch.Tensor]
-    ) -> TensorDict:
-        lr = self.optimizer.param_groups[0]["lr"]
-        summary = summarize(history, self.block.joined, self.groups, lr=lr, epochs=epochs)
-        if not finite:
-            refuse_non_finite(summary)
-        return summary
-
-    def _warn_once(self, batch: TensorDictBase) -> None:
-        if not self._looked:
-            self._looked = True
-            warn_of_turns(self.groups.values(), batch, self.config.bootstrap)
-
-    # ------------------------------------------------------------------------------- state
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """What ``state_dict()`` holds beside networks and statistics."""
-        return {"optimizer": self.optimizer.state_dict(), "unshared": self.unshared}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Goes on from a saved state, un-shared if that was so."""
-        if state_dict.get("_extra_state", {}).get("unshared"):
-            self.unshare()
-        return super().load_state_dict(state_dict, *args, **kwargs)
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Takes the optimizer's state back."""
-        self.optimizer.load_state_dict(state["optimizer"])
+    def look_at(self, batch: TensorDictBase) -> None:
+        """Warns of turns that nobody is credited for."""
+        warn_of_turns(self.groups.values(), batch, self.config.bootstrap)
 
 
 def _loss(
@@ -280,7 +166,3 @@ def _loss(
     )
     loss.make_value_estimator(gamma=config.gamma, lmbda=config.lmbda)
     return loss
-
-
-def _networks(loss: MAPPOLoss) -> tuple[Any, Any]:
-    return loss.actor_network, loss.critic_network

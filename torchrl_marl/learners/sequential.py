@@ -52,7 +52,7 @@ class SequentialLearner(OnPolicyLearner):
     """
 
     per_agent = True
-    make_stop = Turns
+    stopping = Turns
 
     def _train(self, frames: TensorDictBase) -> TensorDict:
         groups = [g for joined in self.block.joined.values() for g in joined.groups]

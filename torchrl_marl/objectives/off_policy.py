@@ -202,7 +202,7 @@ class OffPolicyLoss(LossModule):
         """Returns the critics' loss, and metrics; writes the errors."""
         keys, data = self.tensor_keys, self.group.dense(tensordict)
         value = self.values(self.inputs(data))
-        target, learned = self._target(data, value)
+        target, learned = self.target(data, value[..., 0])
         error = value - target
         loss = self.distance(value, target.expand_as(value)).sum(-1, True)
         weight = data.get(keys.priority_weight, None)
@@ -219,9 +219,29 @@ class OffPolicyLoss(LossModule):
         return self.per_group.mean(loss, learned), metrics
 
     @torch.no_grad()
-    def _target(self, data: TensorDictBase, value: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns what values should be, ``[*B, N, 1]``, and of whose steps that is known."""
-        keys, group, everyone = self.tensor_keys, self.group, value[..., 0]
+    def target(self, data: TensorDictBase, everyone: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns what values should be, ``[*B, N, 1]``, and of whose steps that is known.
+
+        Args:
+            data (TensorDictBase): steps, dense.
+            everyone (Tensor): any ``[*B, N]``.
+        """
+        reward, next_value, terminated, learned = self.outcome(data, everyone)
+        discount = data.get(self.tensor_keys.discount, None)
+        discount = self.gamma if discount is None else of_agents(discount, everyone)
+        target = reward + discount * torch.where(terminated, 0.0, next_value)
+        if learned is not None:  # what is not learned from may hold anything
+            target = torch.where(learned.unsqueeze(-1), target, 0.0)
+        return target, learned
+
+    def outcome(
+        self, data: TensorDictBase, everyone: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Returns reward, what follows is worth, and whether nothing does, each ``[*B, N, 1]``.
+
+        And whose steps are learned from, ``[*B, N]``; None for all.
+        """
+        keys, group = self.tensor_keys, self.group
         seen, following = next_mask(group, data), data.get("next").copy()
         reward = self.rewards(data, everyone)
         terminated = of_agents(following.get(keys.terminated), everyone)
@@ -233,12 +253,7 @@ class OffPolicyLoss(LossModule):
             next_value = share_of_seen(next_value, seen, self.per_group)
         elif seen is not None and learned is not None:
             learned = learned & (terminated.squeeze(-1) | seen)
-        discount = data.get(keys.discount, None)
-        discount = self.gamma if discount is None else of_agents(discount, everyone)
-        target = reward + discount * torch.where(terminated, 0.0, next_value)
-        if learned is not None:  # what is not learned from may hold anything
-            target = torch.where(learned.unsqueeze(-1), target, 0.0)
-        return target, learned
+        return reward, next_value, terminated, learned
 
     def rewards(self, data: TensorDictBase, everyone: Tensor) -> Tensor:
         """Returns each agent's reward, or where values are mixed the mean of its group's living.

@@ -6,7 +6,7 @@ Shapes: B any batch dims, N agents, G groups that are trained as one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
@@ -83,7 +83,7 @@ class ValueDecompositionLoss(OffPolicyLoss):
         global_value: NestedKey = "chosen_action_value"
 
     default_keys = _AcceptedKeys
-    with_target = ("qvalue_network", "mixer_network")
+    with_target: ClassVar[tuple[str, ...]] = ("qvalue_network", "mixer_network")
     tensor_keys: _AcceptedKeys
     mixer_network: TensorDictModule | None
     mixer_network_params: TensorDictParams
@@ -129,14 +129,21 @@ class ValueDecompositionLoss(OffPolicyLoss):
             chosen = (values * action).sum(-1, keepdim=True)
         else:
             chosen = values.gather(-1, action.reshape(*values.shape[:-1], 1))
+        return self.mixture(data, chosen, target, detached)
+
+    def mixture(
+        self, data: TensorDictBase, chosen: Tensor, target: bool = False, detached: bool = False
+    ) -> Tensor:
+        """Returns agents' values ``[*B, N, 1]`` mixed, for every agent of a group; or as given."""
         if not self.mixed:
             return chosen
-        if group.mask_key is not None:
-            chosen = torch.where(data.get(group.mask_key).unsqueeze(-1), chosen, 0.0)
+        mask_key = self.group.mask_key
+        if mask_key is not None:
+            chosen = torch.where(data.get(mask_key).unsqueeze(-1), chosen, 0.0)
         with self.network("mixer_network", target, detached) as mixer:
-            rows = data.select(*mixer.in_keys, strict=False).set(keys.local_value, chosen)
-            total = mixer(rows).get(keys.global_value)
-        return self.to_agents(total)
+            rows = data.select(*mixer.in_keys, strict=False)
+            total = mixer(rows.set(self.tensor_keys.local_value, chosen))
+        return self.to_agents(total.get(self.tensor_keys.global_value))
 
     def distance(self, value: Tensor, target: Tensor) -> Tensor:
         """Returns how far values are from their target; less where the target is below."""

@@ -1,0 +1,208 @@
+"""What learners share that train on every batch at once, in epochs of minibatches.
+
+Shapes: E envs, T steps, F frames of a batch, N agents of a group, G groups that are trained as one.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+from torchrl_marl.capture import check_execution
+from torchrl_marl.learners.block import Block
+from torchrl_marl.learners.captured import make_updates
+from torchrl_marl.learners.clipping import GradientClip
+from torchrl_marl.learners.networks import ObservationNorms, must_stay_apart, seen_by_critics
+from torchrl_marl.learners.stopping import KLStop
+from torchrl_marl.learners.summary import refuse_non_finite, summarize
+from torchrl_marl.learners.unshare import unshare_networks
+from torchrl_marl.learners.updates import minibatch_keys, shuffled_epochs
+from torchrl_marl.modules.joined_actor import GroupActors
+from torchrl_marl.modules.precision import matmul_precision
+from torchrl_marl.specs import GroupSpec, TeamSpec
+
+__all__ = ["EpochLearner"]
+
+
+class EpochLearner(nn.Module):
+    """Trains one or more groups of equal settings on every batch at once, with one optimizer.
+
+    A batch gets its targets, and is then trained on in epochs of minibatches, each update eagerly
+    or as one graph. A subclass makes actors and losses, calls ``start_optimizer``, and says what
+    the targets are.
+
+    ``state_dict()`` holds everything that resuming needs, the optimizer's state included.
+
+    Args:
+        groups (mapping of name to GroupSpec): the groups that it trains.
+        config: how; of
+            :class:`~torchrl_marl.learners.config.OnPolicyConfig` or
+            :class:`~torchrl_marl.learners.parallel_q_config.ParallelQConfig`.
+        team (TeamSpec, optional): all groups of the environment, for a network across groups.
+        device (torch.device, optional): of networks and optimizer.
+        execution ("eager", "compile" or "cudagraph"): operation by operation; or each update,
+            from the minibatch to Adam, as one compiled graph, which a GPU may replay.
+    """
+
+    acted: ClassVar[tuple[str, ...]] = ("action",)
+    """What the losses read of the agents' acting."""
+    written: ClassVar[tuple[str, ...]] = ("value_target", "loss_mask")
+    """What targets leave in the batch, as far as there is such."""
+
+    def __init__(
+        self,
+        groups: Mapping[str, GroupSpec],
+        config: Any,
+        *,
+        team: TeamSpec | None = None,
+        device: torch.device | str | None = None,
+        execution: str = "eager",
+    ) -> None:
+        super().__init__()
+        if execution != "trace":  # for tests: a graph, run operation by operation
+            check_execution(execution, device, type(self).__name__)
+        self.execution = execution
+        self.groups = dict(groups)
+        self.config = config
+        seen = seen_by_critics((self.groups if team is None else team.groups).values(), config)
+        apart = must_stay_apart(config)
+        self.block = Block(self.groups, apart=apart, seen=seen, acted=self.acted)
+        self.observation_norms = ObservationNorms(config.normalize_observations, device)
+        self.actors = GroupActors()
+        self.losses: dict[str, Any] = {}
+        self.unshared = self._looked = False
+
+    @abstractmethod
+    def networks(self, loss: Any) -> Sequence[nn.Module]:
+        """Returns the networks that a loss trains."""
+
+    @abstractmethod
+    def make_clip(self, name: str) -> GradientClip:
+        """Returns the limit of the gradients of a loss."""
+
+    @abstractmethod
+    def add_targets(self, data: TensorDictBase) -> None:
+        """Writes what the losses learn, into a batch ``[E, T]`` in the block's layout."""
+
+    @abstractmethod
+    def look_at(self, batch: TensorDictBase) -> None:
+        """Warns of, or refuses, what the first batch shows of the agents."""
+
+    def make_stop(self, clips: Mapping[str, GradientClip], device: torch.device) -> KLStop:
+        """Returns what ends the epochs of a batch; by default nothing does."""
+        return KLStop(clips, None, device)
+
+    def start_optimizer(self) -> None:
+        """Makes the optimizer of all losses, and their updates."""
+        networks = [x for loss in self.losses.values() for x in self.networks(loss)]
+        parameters = list(dict.fromkeys(p for net in networks for p in net.parameters()))
+        lr, eps = self.config.lr, self.config.adam_eps
+        # One kernel for all parameters.
+        self.optimizer = torch.optim.Adam(parameters, lr=lr, eps=eps, fused=True)
+        self._prepare_updates()
+
+    def _prepare_updates(self) -> None:
+        """Prepares updates of these networks with this optimizer."""
+        clips = {name: self.make_clip(name) for name in self.losses}
+        device = self.optimizer.param_groups[0]["params"][0].device
+        self.updates = make_updates(
+            self.losses,
+            self.optimizer,
+            clips=clips,
+            stop=self.make_stop(clips, device),
+            execution=self.execution,
+        )
+
+    @property
+    def actor(self) -> nn.Module:
+        """The actor of all groups, where they are trained as one.
+
+        Raises:
+            ValueError: there are several; ask ``actors``.
+        """
+        trained = list(self.actors.children())
+        if len(trained) > 1:
+            raise ValueError(f"this learner has the actors {list(self.actors)}; use .actors[name].")
+        return trained[0]
+
+    def set_progress(self, fraction: float) -> None:
+        """Moves the schedules to a fraction, 0 to 1, of the run."""
+        config = self.config
+        if config.lr_schedule == "linear":
+            for parameters in self.optimizer.param_groups:
+                parameters["lr"] = config.lr * (1.0 - fraction)
+        if config.unshare_at is not None and fraction >= config.unshare_at:
+            self.unshare()
+
+    def unshare(self) -> None:
+        """Gives every agent a network of its own from now on, with the outputs that it had.
+
+        Networks that see what one agent sees are un-shared; one that sees the whole team stays
+        one. The optimizer goes on where it was.
+        """
+        if self.unshared:
+            return
+        sizes = {
+            network: self.block.joined[name].n_agents
+            for name, loss in self.losses.items()
+            for network in self.networks(loss)
+        }
+        self.optimizer = unshare_networks(sizes, self.optimizer)
+        self._prepare_updates()
+        self.unshared = True
+
+    def learn(self, batch: TensorDictBase) -> TensorDict:
+        """Trains on a batch; metrics are tensors, ``(group, name)``."""
+        with matmul_precision(self.config.precision):
+            if not self._looked:
+                self._looked = True
+                self.look_at(batch)
+            data = self.block.gather(batch)
+            self.add_targets(data)
+            self.block.scatter(data, batch, self.written)
+            frames = data.select(*minibatch_keys(self.losses.values()), strict=False).reshape(-1)
+            metrics = self._train(frames)
+            self.observation_norms.update_all(data)
+            return metrics
+
+    def _train(self, frames: TensorDictBase) -> TensorDict:
+        """Trains on the frames of a batch, ``[F]``, with what the losses read."""
+        history, finite = self.updates.run(frames, self._epochs(len(frames)))
+        stop = self.updates.stop
+        return self._summary(history, finite, dict(stop.by_loss(stop.epochs)))
+
+    def _epochs(self, n_frames: int) -> Any:
+        config, device = self.config, self.updates.device
+        return shuffled_epochs(
+            n_frames, config.minibatch_size, n_epochs=config.num_epochs, device=device
+        )
+
+    def _summary(
+        self, history: Mapping[Any, torch.Tensor], finite: bool, epochs: Mapping[str, torch.Tensor]
+    ) -> TensorDict:
+        lr = self.optimizer.param_groups[0]["lr"]
+        summary = summarize(history, self.block.joined, self.groups, lr=lr, epochs=epochs)
+        if not finite:
+            refuse_non_finite(summary)
+        return summary
+
+    # ------------------------------------------------------------------------------- state
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What ``state_dict()`` holds beside networks and statistics."""
+        return {"optimizer": self.optimizer.state_dict(), "unshared": self.unshared}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Goes on from a saved state, un-shared if that was so."""
+        if state_dict.get("_extra_state", {}).get("unshared"):
+            self.unshare()
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Takes the optimizer's state back."""
+        self.optimizer.load_state_dict(state["optimizer"])
