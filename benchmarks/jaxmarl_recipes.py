@@ -28,6 +28,9 @@ GOALS = {
     "jaxmarl_smax_3m_mappo": "0.9",
     "jaxmarl_smax_2s3z_mappo": "0.8",
     "jaxmarl_simple_spread_mappo": "-10.5",
+    "jaxmarl_smax_3m_pqn": "0.9",
+    "jaxmarl_smax_2s3z_pqn": "0.95",
+    "jaxmarl_simple_spread_pqn": "-9.5",
     "jaxmarl_overcooked_cramped_room_ippo": "",
 }
 TWIN = "mpe2/simple_spread_v3"

@@ -144,7 +144,7 @@ class TestValues:
             (
                 "learner.algorithm=mapo",
                 "learner.algorithm is 'mapo', expected mappo, ippo, happo, maddpg, "
-                "iddpg, matd3, itd3, masac, isac, qmix, vdn, iql or random; "
+                "iddpg, matd3, itd3, masac, isac, qmix, vdn, iql, pqn or random; "
                 "did you mean 'mappo'? use learner.algorithm=mappo.",
             ),
             (

@@ -48,6 +48,7 @@ SETTINGS = {
     "learners.off_policy_config",
     "learners.replay_config",
     "learners.value_config",
+    "learners.parallel_q_config",
     "learners.algorithms",
     "training.config",
 }

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import torchrl_marl
-from torchrl_marl.learners import OnPolicyConfig
+from torchrl_marl.learners import OnPolicyConfig, ParallelQConfig
 from torchrl_marl.recipes import load_config, read_config, recipe_names
 from torchrl_marl.settings import flatten, override, settings_of
 from torchrl_marl.training.config import TrainConfig
@@ -40,10 +40,12 @@ EXPECTED = {
     "pettingzoo_ant_ippo",
     "pettingzoo_connect_four_ippo",
     *(f"jaxmarl_{world}_mappo" for world in ("smax_3m", "smax_2s3z", "simple_spread")),
+    *(f"jaxmarl_{world}_pqn" for world in ("smax_3m", "smax_2s3z", "simple_spread")),
+    "vmas_simple_spread_pqn",
     "jaxmarl_overcooked_cramped_room_ippo",
 }
 GOLDEN = Path(__file__).with_name("recipes.json")
-VALUES = {"iql", "vdn", "qmix"}  # of discrete actions
+VALUES = {"iql", "vdn", "qmix", "pqn"}  # of discrete actions
 WRITE = "python test/test_recipes.py --write"
 
 
@@ -133,14 +135,14 @@ def test_recipe_loads_and_its_name_says_what_it_is(name):
     assert config.seed == 0
     assert config.device == "cpu"
     assert config.folder is None
-    if isinstance(config.learner, OnPolicyConfig):
+    if isinstance(config.learner, OnPolicyConfig | ParallelQConfig):
         assert config.frames_per_batch % config.learner.minibatch_size == 0
 
 
 def short_learner(learner):
     """What makes a learner of a recipe learn from 40 frames."""
-    on_policy = isinstance(learner, OnPolicyConfig)
-    return {"minibatch_size": 20, **({"num_epochs": 2} if on_policy else {"learning_starts": 20})}
+    at_once = isinstance(learner, OnPolicyConfig | ParallelQConfig)
+    return {"minibatch_size": 20, **({"num_epochs": 2} if at_once else {"learning_starts": 20})}
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -60,7 +60,7 @@ class TestOnesOwn:
     def test_options_of_others_do_not_exist(self, lazy):
         assert refusal("learner=lazy", "learner.lr=1") == (
             "learner.lr is 1, which is read only where learner.algorithm is "
-            "mappo, ippo, happo, qmix, vdn or iql; leave learner.lr out."
+            "mappo, ippo, happo, qmix, vdn, iql or pqn; leave learner.lr out."
         )
         assert "is read only where learner.algorithm is lazy" in refusal("learner.sloth=1")
         assert refusal("learner=lazy", "learner.sloth=0").startswith("learner.sloth is 0.0, exp")

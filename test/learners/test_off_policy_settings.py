@@ -27,12 +27,13 @@ def test_a_group_of_another_family_takes_over_what_both_have():
 
 def test_settings_of_another_family_do_not_exist():
     assert refusal("learner=maddpg", "learner.lmbda=0.5") == (
-        "learner.lmbda is 0.5, which is read only where learner.algorithm is mappo, ippo or happo; "
+        "learner.lmbda is 0.5, which is read only where learner.algorithm is "
+        "mappo, ippo, happo or pqn; "
         "leave learner.lmbda out."
     )
     stored = "maddpg, iddpg, matd3, itd3, masac, isac, qmix, vdn or iql"
     assert f"learner.algorithm is {stored}" in refusal("learner.tau=0.5")
-    assert "groups.agent.algorithm is mappo, ippo, happo, qmix, vdn or iql" in refusal(
+    assert "groups.agent.algorithm is mappo, ippo, happo, qmix, vdn, iql or pqn" in refusal(
         "groups.agent=maddpg", "groups.agent.lr=0.1"
     )
     for own, other in (("sigma", "exploration.sigma"), ("saturation", "saturation_coeff")):

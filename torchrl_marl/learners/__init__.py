@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from torchrl_marl.learners.off_policy import OffPolicyLearner
     from torchrl_marl.learners.off_policy_config import OffPolicyConfig
     from torchrl_marl.learners.on_policy import OnPolicyLearner
+    from torchrl_marl.learners.parallel_q import ParallelQLearner
+    from torchrl_marl.learners.parallel_q_config import ParallelQConfig
     from torchrl_marl.learners.replay.priorities import Priority
     from torchrl_marl.learners.replay.team_replay import TeamReplay
     from torchrl_marl.learners.replay.tree_sampler import TreeSampler
@@ -28,6 +30,8 @@ __getattr__, __dir__, __all__ = attach(
         "off_policy": ["OffPolicyLearner"],
         "off_policy_config": ["OffPolicyConfig"],
         "on_policy": ["OnPolicyLearner"],
+        "parallel_q": ["ParallelQLearner"],
+        "parallel_q_config": ["ParallelQConfig"],
         "replay.priorities": ["Priority"],
         "replay.team_replay": ["TeamReplay"],
         "replay.tree_sampler": ["TreeSampler"],

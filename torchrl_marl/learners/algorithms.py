@@ -58,6 +58,10 @@ _VALUES = (
     "torchrl_marl.learners.value_config:ValueConfig",
     "torchrl_marl.learners.value_learner:ValueLearner",
 )
+_PARALLEL_Q = (
+    "torchrl_marl.learners.parallel_q_config:ParallelQConfig",
+    "torchrl_marl.learners.parallel_q:ParallelQLearner",
+)
 _RANDOM = (
     "torchrl_marl.learners.config:RandomConfig",
     "torchrl_marl.learners.fixed_policy:FixedPolicy",
@@ -135,6 +139,11 @@ ALGORITHMS = Algorithms(
         "iql": Algorithm(
             "values of discrete actions from stored steps; each agent by itself, a team's DQN",
             *_VALUES,
+        ),
+        "pqn": Algorithm(
+            "values of discrete actions by the returns of each batch, without replay and targets; "
+            "with any mixer",
+            *_PARALLEL_Q,
         ),
         "random": Algorithm(
             "random actions, nothing is learned: for a group that the others play against", *_RANDOM

@@ -181,6 +181,16 @@ class EpsilonConfig:
     annealing: Share = 0.2
     """Share of the run in which it goes from the first value to the last, along a line."""
 
+    def at(self, fraction: float) -> float:
+        """Returns the chance at a fraction, 0 to 1, of the run.
+
+        Examples:
+            >>> EpsilonConfig(1.0, 0.5, annealing=0.2).at(0.1)
+            0.75
+        """
+        share = min(1.0, fraction / self.annealing) if self.annealing else 1.0
+        return self.epsilon + share * (self.epsilon_end - self.epsilon)
+
 
 @dataclass(frozen=True)
 class OnPolicyConfig(ActorCriticConfig):
@@ -252,12 +262,7 @@ class OnPolicyConfig(ActorCriticConfig):
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
         """Refuses minibatches larger than a batch, and a state that the world does not give."""
-        if self.minibatch_size > run.frames_per_batch:
-            raise ConfigError(
-                f"{at}minibatch_size is {self.minibatch_size}, expected at most "
-                f"frames_per_batch, {run.frames_per_batch}; "
-                f"use {at}minibatch_size={run.frames_per_batch}."
-            )
+        check_minibatch(self.minibatch_size, run, at)
         super().check_run(run, at, own_env=own_env)
 
 
@@ -295,3 +300,22 @@ class HAPPOConfig(OnPolicyConfig):
                 f"{self.algorithm} updates one agent after the other; use {at}actor.body=mlp, or "
                 f"{at}algorithm=mappo."
             )
+
+
+def check_minibatch(size: int, run: Any, at: str) -> None:
+    """Refuses minibatches larger than a batch.
+
+    Args:
+        size (int): env steps of a minibatch.
+        run (TrainConfig): the run's settings.
+        at (str): what stands before the name in messages.
+
+    Raises:
+        ConfigError: it is larger.
+    """
+    if size > run.frames_per_batch:
+        raise ConfigError(
+            f"{at}minibatch_size is {size}, expected at most "
+            f"frames_per_batch, {run.frames_per_batch}; "
+            f"use {at}minibatch_size={run.frames_per_batch}."
+        )

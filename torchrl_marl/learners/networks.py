@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,7 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.joining import join
 from torchrl_marl.learners.config import ActorCriticConfig, OnPolicyConfig, TrainedConfig
 from torchrl_marl.learners.off_policy_config import OffPolicyConfig
+from torchrl_marl.learners.parallel_q_config import ParallelQConfig
 from torchrl_marl.learners.value_config import ValueConfig
 from torchrl_marl.modules.action_critics import make_action_critic
 from torchrl_marl.modules.actors import make_actor
@@ -27,6 +29,7 @@ from torchrl_marl.modules.mixed_critic import make_mixed_critic
 from torchrl_marl.modules.mixers import make_mixer
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.modules.precision import set_precision
+from torchrl_marl.modules.q_actor import make_q_actor
 from torchrl_marl.specs import GroupSpec
 
 __all__ = [
@@ -35,6 +38,7 @@ __all__ = [
     "build_actor",
     "build_critic",
     "build_mixer",
+    "build_q_actor",
     "must_stay_apart",
     "seen_by_critics",
 ]
@@ -90,6 +94,29 @@ def build_actor(
         actor = make(group, config.actor, observation_norm=norms.of(group), device=device)
     set_precision(actor, config.precision)
     return actor
+
+
+def build_q_actor(
+    group: GroupSpec,
+    config: ValueConfig | ParallelQConfig,
+    norms: ObservationNorms,
+    device: torch.device | str | None = None,
+) -> Any:
+    """Builds the network of the values of a group's actions, by which it acts.
+
+    Args:
+        group, config, norms, device: as in :func:`build_actor`.
+
+    Raises:
+        ConfigError: continuous actions, or settings that do not fit.
+    """
+    if not group.discrete:
+        raise ConfigError(
+            f"group {group.name!r}: its actions are continuous, expected discrete ones for "
+            f"{config.algorithm}; use env.continuous_actions=false, or algorithm=maddpg."
+        )
+    make = partial(make_q_actor, dueling=config.actor.dueling)
+    return build_actor(group, config, norms, device, make)
 
 
 def build_critic(
@@ -167,7 +194,7 @@ def build_action_critic(
 def build_mixer(
     group: GroupSpec,
     seen: GroupSpec | None,
-    config: ValueConfig,
+    config: ValueConfig | ParallelQConfig,
     norms: ObservationNorms,
     device: torch.device | str | None = None,
 ) -> TensorDictModule | None:

@@ -19,7 +19,6 @@ from torchrl_marl.learners.replay_learner import ReplayLearner
 from torchrl_marl.learners.replay_updates import Step
 from torchrl_marl.modules.actors import make_actor
 from torchrl_marl.modules.deterministic_actor import make_deterministic_actor
-from torchrl_marl.modules.random_actor import RandomActor
 from torchrl_marl.objectives.maddpg import MADDPGLoss
 from torchrl_marl.objectives.masac import MASACLoss
 from torchrl_marl.specs import GroupSpec
@@ -115,10 +114,4 @@ def _critic_clip(
     loss: MADDPGLoss | MASACLoss, seen: GroupSpec | None, limit: float | None
 ) -> GradientClip:
     """Finds out which rows of critics serve which group."""
-    critic = loss.qvalue_network
-    act = RandomActor(loss.group, next(critic.parameters()).device)
-
-    def values(td: TensorDict) -> Tensor:
-        return loss.values(act(td)).sum(-1)
-
-    return GradientClip.of_outputs(loss.group, critic.parameters(), values, limit, seen=seen)
+    return GradientClip.of_values(loss, loss.qvalue_network.parameters(), limit, seen=seen)

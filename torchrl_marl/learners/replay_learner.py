@@ -16,13 +16,13 @@ from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
 from torchrl_marl.capture import check_execution
-from torchrl_marl.errors import ConfigError, NonFiniteError
+from torchrl_marl.errors import NonFiniteError
 from torchrl_marl.learners.block import Block
 from torchrl_marl.learners.networks import ObservationNorms, must_stay_apart, seen_by_critics
 from torchrl_marl.learners.replay import Priority, TeamReplay
 from torchrl_marl.learners.replay_config import ReplayLearnerConfig
 from torchrl_marl.learners.replay_updates import History, ReplayUpdates, Step
-from torchrl_marl.learners.turns import acts_in_turns, warn_of_turns
+from torchrl_marl.learners.turns import refuse_turns
 from torchrl_marl.modules.exploration import Explore
 from torchrl_marl.modules.joined_actor import GroupActors
 from torchrl_marl.modules.precision import matmul_precision
@@ -197,14 +197,7 @@ class ReplayLearner(nn.Module):
 
     def look_at(self, batch: TensorDictBase) -> None:
         """Refuses what the first batch shows: agents in turns that own ends cannot credit."""
-        warn_of_turns(self.groups.values(), batch, self.config.bootstrap)
-        for group in self.groups.values():
-            if self.config.bootstrap == "agent" and bool(acts_in_turns(group, batch)):
-                raise ConfigError(
-                    f"group {group.name!r}: agents act in turns or at their own pace, which "
-                    f"{self.config.algorithm} does not yet credit with bootstrap=agent; use "
-                    "algorithm=mappo, or bootstrap=team."
-                )
+        refuse_turns(self.groups.values(), batch, self.config)
 
     def _summary(self, history: History, n_updates: int) -> TensorDict:
         device = self.explorers[0].epsilon.device

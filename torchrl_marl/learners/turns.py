@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["acts_in_turns", "warn_of_turns"]
+__all__ = ["acts_in_turns", "refuse_turns", "warn_of_turns"]
 
 
 def acts_in_turns(group: GroupSpec, batch: TensorDictBase) -> Tensor:
@@ -36,6 +38,28 @@ def acts_in_turns(group: GroupSpec, batch: TensorDictBase) -> Tensor:
     goes_on = ~batch.get(("next", "done"))[..., :-1, :]
     waits = living[..., 1:, :] & ~mask[..., 1:, :]
     return (mask[..., :-1, :] & waits & goes_on).any()
+
+
+def refuse_turns(groups: Iterable[GroupSpec], batch: TensorDictBase, config: Any) -> None:
+    """Refuses turns with ``bootstrap="agent"``, for what does not credit them; else warns of them.
+
+    Args:
+        groups (iterable of GroupSpec): that are trained.
+        batch (TensorDictBase): ``[E, T]``.
+        config (TrainedConfig): the algorithm, and how agents are credited.
+
+    Raises:
+        ConfigError: agents act in turns or at their own pace.
+    """
+    groups = list(groups)
+    warn_of_turns(groups, batch, config.bootstrap)
+    for group in groups if config.bootstrap == "agent" else ():
+        if bool(acts_in_turns(group, batch)):
+            raise ConfigError(
+                f"group {group.name!r}: agents act in turns or at their own pace, which "
+                f"{config.algorithm} does not yet credit with bootstrap=agent; use "
+                "algorithm=mappo, or bootstrap=team."
+            )
 
 
 def warn_of_turns(groups: Iterable[GroupSpec], batch: TensorDictBase, bootstrap: str) -> None:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import partial
 from itertools import combinations
 from typing import Any, Literal, cast
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor, nn
+from torch import nn
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.functional import masked_mean
 from torchrl_marl.joining import as_one
 from torchrl_marl.learners.adam import Adam
 from torchrl_marl.learners.clipping import GradientClip
-from torchrl_marl.learners.networks import build_actor, build_mixer
+from torchrl_marl.learners.networks import build_mixer, build_q_actor
 from torchrl_marl.learners.replay_learner import ReplayLearner
 from torchrl_marl.learners.replay_updates import Step
 from torchrl_marl.learners.value_config import ValueConfig
-from torchrl_marl.modules.q_actor import make_q_actor
-from torchrl_marl.modules.random_actor import RandomActor
 from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
 from torchrl_marl.specs import GroupSpec
 
@@ -78,13 +75,7 @@ class ValueLearner(ReplayLearner):
     ) -> tuple[TensorDictModuleBase, ValueDecompositionLoss]:
         """Builds the actor and the loss of a group."""
         config, norms = self.config, self.observation_norms
-        if not group.discrete:
-            raise ConfigError(
-                f"group {group.name!r}: its actions are continuous, expected discrete ones for "
-                f"{config.algorithm}; use env.continuous_actions=false, or algorithm=maddpg."
-            )
-        make = partial(make_q_actor, dueling=config.actor.dueling)
-        actor = build_actor(group, config, norms, device, make)
+        actor = build_q_actor(group, config, norms, device)
         mixed = as_one(group) if config.mixes_team else group
         loss = ValueDecompositionLoss(
             actor,
@@ -140,9 +131,4 @@ def _clip(
 ) -> GradientClip:
     """Finds out which rows of the networks serve which group."""
     parameters = [p for network, _ in loss.followed for p in network.parameters()]
-    act = RandomActor(loss.group, parameters[0].device)
-
-    def values(td: TensorDict) -> Tensor:
-        return loss.values(act(td)).sum(-1)
-
-    return GradientClip.of_outputs(loss.group, parameters, values, limit, seen=seen)
+    return GradientClip.of_values(loss, parameters, limit, seen=seen)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from torchrl_marl.objectives.estimator import TeamGAE
     from torchrl_marl.objectives.maddpg import MADDPGLoss
     from torchrl_marl.objectives.masac import MASACLoss
+    from torchrl_marl.objectives.parallel_q import ParallelQLoss
     from torchrl_marl.objectives.ppo import MAPPOLoss
     from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
 
@@ -17,6 +18,7 @@ __getattr__, __dir__, __all__ = attach(
         "estimator": ["TeamGAE"],
         "maddpg": ["MADDPGLoss"],
         "masac": ["MASACLoss"],
+        "parallel_q": ["ParallelQLoss"],
         "ppo": ["MAPPOLoss"],
         "value_decomposition": ["ValueDecompositionLoss"],
     },

@@ -1,0 +1,223 @@
+"""The learner of PQN: its graphs, resuming, groups as one, another beside it, what it refuses."""
+
+import csv
+
+import pytest
+import torch
+from support.runs import assert_same_run
+from support.samples import POISON, poisoned, states
+
+import torchrl_marl
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs import VmasEnv
+from torchrl_marl.envs.toy import Arena, Paces
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners import Learner, ParallelQConfig, ParallelQLearner
+from torchrl_marl.learners.parallel_q_config import (
+    AnyMixerConfig,
+    EarlyExplorationConfig,
+    NormedNetworkConfig,
+)
+from torchrl_marl.recipes import load_config
+from torchrl_marl.runs import resume
+
+SMALL = {"actor": NormedNetworkConfig([8]), "minibatch_size": 20, "num_epochs": 2}
+NONE, SUM, MONOTONIC = (AnyMixerConfig(kind, 4) for kind in ("none", "sum", "monotonic"))
+
+
+def make_arena(**kwargs):
+    return Arena(4, seed=0, **kwargs)
+
+
+def make_tag(**kwargs):
+    pytest.importorskip("vmas")
+    return VmasEnv("simple_tag", num_envs=4, max_steps=20, seed=0, continuous_actions=False)
+
+
+def trained(env, n_batches=2, execution="eager", **settings):
+    torch.manual_seed(0)
+    team = TeamSpec.from_env(env)
+    config = ParallelQConfig(**SMALL | settings)
+    learner = ParallelQLearner(team.groups, config, team=team, execution=execution)
+    collector = RolloutCollector(env, TeamPolicy(learner.actors.values()), frames_per_batch=40)
+    metrics = []
+    for i in range(n_batches):
+        learner.set_progress(i / n_batches)
+        metrics.append(learner.learn(collector.rollout()))
+    return learner, metrics
+
+
+def test_it_is_a_learner_of_its_groups_and_its_schedules():
+    learner, metrics = trained(
+        make_arena(n_groups=2), exploration=EarlyExplorationConfig(1, 0.2, 1.0)
+    )
+    assert isinstance(learner, Learner) and list(learner.actors) == ["agents_0", "agents_1"]
+    own = [m["agents_1"] for m in metrics]
+    assert [float(m["epsilon"]) for m in own] == pytest.approx([1.0, 0.6])
+    assert [float(m["lr"]) for m in own] == pytest.approx([5e-4, 2.5e-4])
+    assert set(own[0].keys()) == set(own[1].keys()) and float(own[0]["epochs"]) == 2
+    assert float(own[1]["grad_norm"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (lambda: make_arena(n_groups=2), {"mixer": MONOTONIC, "normalize_observations": True}),
+        (make_arena, {"mixer": MONOTONIC, "central_input": "state"}),
+        (make_tag, {"mixer": NONE, "bootstrap": "agent"}),
+        (
+            lambda: make_arena(kinds=2, n_actions=6, action_mask=True, categorical_actions=False),
+            {"actor": NormedNetworkConfig([8], sharing="none", dueling=True)},
+        ),
+    ],
+)
+def test_its_graphs_are_its_eager_updates(make, settings):
+    eager, metrics = trained(make(), **settings)
+    traced, others = trained(make(), execution="trace", **settings)
+    assert len(traced.updates.programs) == 1
+    for one, other in zip(states([eager]), states([traced]), strict=True):
+        assert torch.equal(one, other)
+    for key, value in metrics[-1].items(True, True):
+        assert bool(value.isfinite()) and torch.equal(value, others[-1][key]), key
+
+
+@pytest.mark.parametrize("value", POISON)
+@pytest.mark.parametrize("mixer", [NONE, MONOTONIC], ids=["none", "monotonic"])
+def test_what_masked_slots_of_a_batch_hold_changes_no_bit(mixer, value):
+    """Of networks, optimizer, statistics and metrics."""
+    env = make_arena(n_groups=2, max_steps=12)
+    settings = {"mixer": mixer, "normalize_observations": True}
+    (one, _), (other, _) = trained(env, 0, **settings), trained(env, 0, **settings)
+    policy = TeamPolicy(one.actors.values())
+    batch = RolloutCollector(env, policy, frames_per_batch=160).rollout()
+    bad = batch.clone()
+    for name in one.groups:
+        mask, alive = batch[name, "mask"], ~batch[name, "done"].squeeze(-1)
+        flags = batch["next", name]
+        cut = alive & (flags["truncated"] & ~flags["terminated"]).squeeze(-1)
+        bad = poisoned(bad, (name, "observation"), mask, value)
+        bad = poisoned(bad, (name, "action"), mask, value)
+        bad = poisoned(bad, ("next", name, "reward"), alive, value)
+        bad = poisoned(bad, ("next", name, "observation"), flags["mask"] | cut, value)
+    assert not bool(mask.all())
+    metrics = []
+    for learner, own in ((one, batch), (other, bad)):
+        torch.manual_seed(3)
+        metrics.append(learner.learn(own))
+    for key, found in metrics[0].items(True, True):
+        assert torch.equal(found, metrics[1][key]), key
+    for mine, theirs in zip(states([one]), states([other]), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def same_weights(learner):
+    """By a row's and a column's number, so that a group's are those that it has beside others."""
+    for module in (learner.actors, learner.mixers):
+        for name, parameter in module.named_parameters():
+            value = 3.0 * torch.arange(parameter.shape[-1])
+            if name.endswith("weight"):
+                value = value + torch.arange(parameter.shape[-2]).unsqueeze(-1)
+            parameter.data.copy_(0.3 * torch.cos(value).expand_as(parameter))
+
+
+@pytest.mark.parametrize("mixer", [NONE, SUM], ids=["none", "sum"])
+def test_groups_as_one_learn_as_each_alone(mixer):
+    """So groups that compete have a mixer each, and are never mixed."""
+    env = make_tag()
+    team = TeamSpec.from_env(env)
+    config = ParallelQConfig(**SMALL, mixer=mixer)
+    both = ParallelQLearner(team.groups, config, team=team)
+    batch = RolloutCollector(env, TeamPolicy(both.actors.values()), frames_per_batch=80).rollout()
+    same_weights(both)
+    torch.manual_seed(5)
+    metrics = both.learn(batch)
+    assert len(both.losses) == 1
+    for name, group in team.groups.items():
+        alone = ParallelQLearner({name: group}, config, team=team)
+        same_weights(alone)
+        torch.manual_seed(5)
+        for key, value in alone.learn(batch)[name].items():
+            torch.testing.assert_close(metrics[name, key], value, rtol=1e-4, atol=1e-6)
+
+
+def recipe(folder):
+    small = {"actor": {"num_cells": [8]}, "minibatch_size": 40, "num_epochs": 2}
+    return {
+        "recipe": "mixed",
+        "threads": 1,
+        "total_frames": 400,
+        "frames_per_batch": 80,
+        "folder": str(folder),
+        "env": {"library": "toy", "name": "arena", "num_envs": 8, "max_steps": 13}
+        | {"kwargs": {"n_groups": 2}, "continuous_actions": False},
+        "learner": {"algorithm": "mappo", **small},
+        "groups": {"agents_1": {"algorithm": "pqn", "mixer": {"kind": "monotonic"}, **small}},
+        "evaluation": {"episodes": 4},
+        "logging": {"progress": False},
+    }
+
+
+def test_a_run_beside_mappo_resumes_to_the_bit(tmp_path):
+    torchrl_marl.train(recipe(tmp_path / "whole"))
+    for iteration in torchrl_marl.iterate(recipe(tmp_path / "stopped")):
+        if iteration.number == 2:
+            break
+    resume(tmp_path / "stopped")
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    with open(tmp_path / "whole" / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    # 1 to 0.1 in the first tenth of the run.
+    assert [float(row["agents_1/epsilon"]) for row in rows] == pytest.approx([1.0] + [0.1] * 4)
+    assert all(row["agents_1/loss_value"] for row in rows)
+    assert "agents_0/clip_fraction" in rows[0] and "agents_1/clip_fraction" not in rows[0]
+
+
+def test_every_agent_may_go_on_with_a_network_of_its_own():
+    learner, _ = trained(make_arena(), unshare_at=0.5, mixer=MONOTONIC)
+    assert learner.unshared
+    weights = [p for p in learner.actors.parameters() if p.ndim == 3]
+    assert weights and all(not torch.equal(w[0], w[1]) for w in weights)
+    other, _ = trained(make_arena(), 0, mixer=MONOTONIC)
+    other.load_state_dict(learner.state_dict())
+    for one, two in zip(states([learner]), states([other]), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_the_arena_is_learned(tmp_path):
+    """12.5 is the best; at random 0.97. Agents die, and the survivors play on."""
+    run = torchrl_marl.train(
+        "toy_arena_mappo",
+        learner={"algorithm": "pqn", "minibatch_size": 160, "lr": 1e-3},
+        total_frames=19_200,
+        logging={"progress": False},
+        execution="eager",
+        folder=str(tmp_path / "run"),
+    )
+    assert run.summary["return_after"] == 12.5
+
+
+def test_turns_are_refused_by_own_ends():
+    with pytest.raises(ConfigError, match="pqn does not yet credit with bootstrap=agent"):
+        trained(Paces(4, seed=0), 1, bootstrap="agent", mixer=NONE)
+
+
+def test_a_continuous_world_is_refused_by_a_sentence():
+    with pytest.raises(ConfigError, match="its actions are continuous, expected discrete ones"):
+        trained(VmasEnv("balance", num_envs=2, seed=0), 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bootstrap": "agent"}, "bootstrap is 'agent', but a mixer has one value for all agents"),
+        ({"minibatch_size": 1_000}, "minibatch_size is 1000, expected at most frames_per_batch"),
+        (
+            {"mixer": {"kind": "product"}},
+            "mixer.kind is 'product', expected none, sum or monotonic",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config("toy_arena_mappo", {"learner": {"algorithm": "pqn", **settings}})

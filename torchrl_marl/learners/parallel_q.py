@@ -1,0 +1,148 @@
+"""The learner of PQN: values of actions, from each batch while it is new.
+
+Shapes: E envs, T steps, N agents of a group, G groups that are trained as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+
+from torchrl_marl.learners.clipping import GradientClip
+from torchrl_marl.learners.epoch_learner import EpochLearner
+from torchrl_marl.learners.networks import build_mixer, build_q_actor
+from torchrl_marl.learners.parallel_q_config import ParallelQConfig
+from torchrl_marl.learners.turns import refuse_turns
+from torchrl_marl.modules.exploration import Explore
+from torchrl_marl.objectives.parallel_q import ParallelQLoss
+from torchrl_marl.specs import GroupSpec, TeamSpec
+
+__all__ = ["ParallelQLearner"]
+
+
+class ParallelQLearner(EpochLearner):
+    """PQN for one or more groups of equal settings, with discrete actions.
+
+    Agents do what they value highest, or at random with chance epsilon. The lambda-returns of a
+    batch are computed once, by the networks that collected it; then follow epochs of minibatches.
+    Nothing is stored and no network follows another: layer norm keeps the values stable. Groups
+    that are trained as one have a mixer each: values of groups that may compete are never mixed.
+
+    ``state_dict()`` holds everything that resuming needs, the optimizer's state included.
+
+    Args:
+        groups (mapping of name to GroupSpec): the groups that it trains.
+        config (ParallelQConfig): how.
+        team (TeamSpec, optional): all groups of the environment, for a mixer that sees them.
+        device (torch.device, optional): of networks and optimizer.
+        execution ("eager", "compile" or "cudagraph"): operation by operation; or each update,
+            from the minibatch to Adam, as one compiled graph, which a GPU may replay.
+
+    Attributes:
+        actors (GroupActors): by group, with their exploration.
+        mixers (ModuleDict): by name of a group, or of several as one, ``"a+b"``.
+
+    Shapes:
+        - batch: ``[E, T]``, heterogeneous groups padded
+
+    Keys:
+        - reads: what networks and losses read
+        - writes: value_target of each group, into the batch
+
+    Raises:
+        ConfigError: continuous actions, or turns that it does not credit.
+        NonFiniteError: a loss or gradient that is NaN or infinite.
+
+    Reference: Gallici et al., 2024, https://arxiv.org/abs/2407.04811 (algorithm 1).
+
+    Examples:
+        >>> from torchrl_marl import TeamSpec
+        >>> from torchrl_marl.collectors import RolloutCollector
+        >>> from torchrl_marl.envs.toy import TwoStepGame
+        >>> env = TwoStepGame(4, seed=0)
+        >>> config = ParallelQConfig(minibatch_size=20)
+        >>> learner = ParallelQLearner(TeamSpec.from_env(env).groups, config)
+        >>> batch = RolloutCollector(env, learner.actors["agents"], frames_per_batch=40).next()
+        >>> metrics = learner.learn(batch)
+        >>> metrics["agents", "loss_value"].shape, metrics["agents", "epsilon"]
+        (torch.Size([]), tensor(1.))
+    """
+
+    losses: dict[str, ParallelQLoss]
+
+    def __init__(
+        self,
+        groups: Mapping[str, GroupSpec],
+        config: ParallelQConfig,
+        *,
+        team: TeamSpec | None = None,
+        device: torch.device | str | None = None,
+        execution: str = "eager",
+    ) -> None:
+        super().__init__(groups, config, team=team, device=device, execution=execution)
+        self.mixers = nn.ModuleDict()
+        self.explorers: list[Explore] = []
+        norms, seen = self.observation_norms, self.block.seen
+        for name, group in self.block.joined.items():
+            actor = build_q_actor(group, config, norms, device)
+            mixer = build_mixer(group, seen, config, norms, device)
+            explore = Explore(group, epsilon=config.exploration.epsilon, device=device)
+            self.actors.add(group, TensorDictSequential(actor, explore))
+            self.explorers.append(explore)
+            if mixer is not None:
+                self.mixers[name] = mixer
+            self.losses[name] = _loss(actor, mixer, group, config)
+        self.start_optimizer()
+
+    def networks(self, loss: ParallelQLoss) -> list[nn.Module]:
+        """Returns the network of values, and the mixer."""
+        found = (loss.qvalue_network, loss.mixer_network if loss.mixed else None)
+        return [network for network in found if network is not None]
+
+    def make_clip(self, name: str) -> GradientClip:
+        """Returns the limit of the network of values and the mixer together."""
+        loss, limit = self.losses[name], self.config.max_grad_norm
+        parameters = [p for network in self.networks(loss) for p in network.parameters()]
+        return GradientClip.of_values(loss, parameters, limit, seen=self.block.seen)
+
+    def set_progress(self, fraction: float) -> None:
+        """Moves the schedules to a fraction, 0 to 1, of the run."""
+        super().set_progress(fraction)
+        epsilon = self.config.exploration.at(fraction)
+        for explore in self.explorers:
+            explore.epsilon.fill_(epsilon)
+
+    def add_targets(self, data: TensorDictBase) -> None:
+        """Writes the lambda-returns."""
+        for loss in self.losses.values():
+            loss.add_targets(data)
+
+    def look_at(self, batch: TensorDictBase) -> None:
+        """Refuses turns that are not credited."""
+        refuse_turns(self.groups.values(), batch, self.config)
+
+    def learn(self, batch: TensorDictBase) -> TensorDict:
+        """Trains on a batch; metrics are tensors, ``(group, name)``."""
+        metrics = super().learn(batch)
+        for group in self.groups:
+            metrics[group, "epsilon"] = self.explorers[0].epsilon.clone()
+        return metrics
+
+
+def _loss(
+    actor: Any, mixer: TensorDictModule | None, group: GroupSpec, config: ParallelQConfig
+) -> ParallelQLoss:
+    return ParallelQLoss(
+        actor,
+        mixer,
+        group=group,
+        lmbda=config.lmbda,
+        bootstrap=cast(Literal["team", "agent"], config.bootstrap),
+        gamma=config.gamma,
+        functional=False,
+    )

@@ -1,0 +1,110 @@
+"""Settings of PQN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners.config import (
+    CentralInput,
+    EpsilonConfig,
+    Schedule,
+    TrainedConfig,
+    check_minibatch,
+)
+from torchrl_marl.modules.config import ACTIVATIONS, MIXERS, QNetworkConfig
+from torchrl_marl.settings import Count, OneOf, Positive, ReadWhere, Share
+
+__all__ = ["AnyMixerConfig", "EarlyExplorationConfig", "NormedNetworkConfig", "ParallelQConfig"]
+
+
+@dataclass(frozen=True)
+class NormedNetworkConfig(QNetworkConfig):
+    """A network of the values of actions whose layers are standardized."""
+
+    activation: Annotated[str, OneOf(ACTIVATIONS)] = "relu"
+    """Function between the layers."""
+    layer_norm: bool = True
+    """Standardize the features of each hidden layer before that function."""
+
+
+@dataclass(frozen=True)
+class EarlyExplorationConfig(EpsilonConfig):
+    """How often agents act at random: most of it early, some to the end."""
+
+    epsilon_end: Share = 0.1
+    """Chance with which an agent acts at random, at the end of the schedule."""
+    annealing: Share = 0.1
+    """Share of the run in which it goes from the first value to the last, along a line."""
+
+
+@dataclass(frozen=True)
+class AnyMixerConfig:
+    """What makes one value of a group of the values of its agents' actions."""
+
+    kind: Annotated[str, OneOf(MIXERS)] = "sum"
+    """How values are mixed."""
+    hidden: Annotated[Count, ReadWhere("kind", "monotonic")] = 32
+    """Units of the mixer."""
+    init_scale: Annotated[Positive, ReadWhere("kind", "monotonic")] = 1e-3
+    """Gain of the orthogonal start of what makes the mixer's weights."""
+
+
+@dataclass(frozen=True)
+class ParallelQConfig(TrainedConfig):
+    """PQN: values of discrete actions, learned from each batch while it is new."""
+
+    algorithm: str = "pqn"
+    """How agents learn."""
+    central_input: Annotated[CentralInput, ReadWhere("mixer.kind", "monotonic")] = "observations"
+    """What the mixer sees."""
+    actor: NormedNetworkConfig = field(default_factory=NormedNetworkConfig)
+    """The network of the values, by which agents act."""
+    mixer: AnyMixerConfig = field(default_factory=AnyMixerConfig)
+    """What makes one value of the agents'."""
+    max_grad_norm: Positive | None = 1.0
+    """Largest norm of the gradient of each group's networks; null for none."""
+    unshare_at: Share | None = None
+    """Share of the run, 0 to 1, after which every agent goes on with its own copy of the networks
+    that it shared; null for never."""
+    lmbda: Share = 0.65
+    """Weight of longer returns in the target, Q(lambda)."""
+    lr: Positive = 5e-4
+    """Learning rate of Adam."""
+    lr_schedule: Schedule = "linear"
+    """Course of the learning rate."""
+    num_epochs: Count = 4
+    """Passes over a batch."""
+    minibatch_size: Count = 400
+    """Env steps of a minibatch; the agents of a step stay together."""
+    exploration: EarlyExplorationConfig = field(default_factory=EarlyExplorationConfig)
+    """How actions are explored."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.actor, NormedNetworkConfig):  # a plain network will do, too
+            object.__setattr__(self, "actor", NormedNetworkConfig(**vars(self.actor)))
+
+    @property
+    def central(self) -> bool:
+        """Whether a mixer sees more than one agent."""
+        return self.mixes == "monotonic"
+
+    @property
+    def mixes(self) -> str:
+        """The kind of its mixer, a word of :data:`~torchrl_marl.modules.mixers.MIXERS`."""
+        return self.mixer.kind
+
+    def check(self, at: str = "") -> None:
+        """Refuses a mixer where each agent's own end counts."""
+        super().check(at)
+        if self.bootstrap == "agent" and self.mixes != "none":
+            raise ConfigError(
+                f"{at}bootstrap is 'agent', but a mixer has one value for all agents, expected "
+                f"'team'; use {at}bootstrap=team, or {at}mixer.kind=none."
+            )
+
+    def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
+        """Refuses minibatches larger than a batch, and a state that the world does not give."""
+        check_minibatch(self.minibatch_size, run, at)
+        super().check_run(run, at, own_env=own_env)

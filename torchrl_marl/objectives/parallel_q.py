@@ -1,0 +1,149 @@
+"""PQN: Q-learning of a rollout, without replay and without target networks.
+
+Shapes: B any batch dims, T time, N agents, G groups that are trained as one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor
+
+from torchrl_marl.functional import q_lambda
+from torchrl_marl.objectives.estimator import estimator_keys
+from torchrl_marl.objectives.masking import loss_mask, loss_mask_key
+from torchrl_marl.objectives.targets import of_agents, share_of_seen
+from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["ParallelQLoss"]
+
+
+class ParallelQLoss(ValueDecompositionLoss):
+    r"""Q-learning of a group by the lambda-returns of a rollout; one network values and is trained.
+
+    .. math::
+        L = \big(Q_{tot}(s_t, a_t) - G_t\big)^2, \qquad
+        G_t = r_t + \gamma (1 - \text{terminated}_t)
+              \left[ \lambda G_{t+1} + (1 - \lambda) \max_a Q_{tot}(s_{t+1}, a) \right]
+
+    :meth:`add_targets` computes :math:`G_t` of a whole batch, by the network as it then is; the
+    loss of its minibatches reads it. A return ends where its episode does, and where the batch
+    does; a time limit is bootstrapped from. With a mixer :math:`Q_{tot}` is the group's value, and
+    masks, ends and rewards are those of :class:`ValueDecompositionLoss`; without one a dead agent
+    goes on earning what the living of its group do (``bootstrap="team"``), or its return ends with
+    it (``"agent"``).
+
+    Args:
+        qvalue_network (TensorDictModule): writes values ``[*B, N, n_actions]``, the best action and
+            its value, from :func:`~torchrl_marl.modules.make_q_actor` or one's own.
+        mixer_network (TensorDictModule, optional): as in :class:`ValueDecompositionLoss`.
+
+    Keyword Args:
+        lmbda (float): weight of longer returns.
+        **kwargs: ``group``, ``bootstrap``, ``gamma``, ``loss_function``, ``functional``.
+
+    Shapes:
+        - batch of ``add_targets``: ``[*B, T]``; of the loss: ``[*B]``
+        - reward: ``[*B, T, N, 1]``, or the team's ``[*B, T, 1]``; value_target: ``[*B, T, N, 1]``
+        - every output: a scalar; for a joined group ``[G]``, one for each group in it
+
+    Keys:
+        - reads: what the networks read, action, masks, ``(group, "value_target")``;
+          ``add_targets`` also what the networks read under ``"next"``, the next reward, done and
+          terminated
+        - writes: ``add_targets`` ``(group, "value_target")``, and ``(group, "loss_mask")`` where
+          the group has a mask; the loss returns ``loss_value``, ``pred_value``, ``target_value``
+
+    Raises:
+        ValueError: a mixer where ``bootstrap="agent"``.
+
+    Reference: Gallici et al., 2024, https://arxiv.org/abs/2407.04811, algorithm 1.
+
+    Reduces to: one-step Q-learning for ``lmbda=0``, Monte Carlo returns for ``lmbda=1``.
+
+    Examples:
+        >>> from torchrl_marl import TeamSpec
+        >>> from torchrl_marl.collectors import RolloutCollector
+        >>> from torchrl_marl.envs.toy import TwoStepGame
+        >>> from torchrl_marl.modules import make_mixer, make_q_actor
+        >>> env = TwoStepGame(4, seed=0)
+        >>> group = TeamSpec.from_env(env).groups["agents"]
+        >>> actor = make_q_actor(group)
+        >>> loss = ParallelQLoss(actor, make_mixer(group, "sum"), group=group, lmbda=0.5)
+        >>> batch = RolloutCollector(env, actor, frames_per_batch=40).next()
+        >>> loss.add_targets(batch)
+        >>> loss(batch)["loss_value"].shape
+        torch.Size([])
+    """
+
+    @dataclass
+    class _AcceptedKeys(ValueDecompositionLoss._AcceptedKeys):
+        done: NestedKey = "done"
+        value_target: NestedKey = "value_target"
+
+    default_keys = _AcceptedKeys
+    with_target = ()
+    tensor_keys: _AcceptedKeys
+
+    def __init__(
+        self,
+        qvalue_network: TensorDictModule,
+        mixer_network: TensorDictModule | None = None,
+        *,
+        group: GroupSpec,
+        lmbda: float = 0.65,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(qvalue_network, mixer_network, group=group, **kwargs)
+        self.lmbda = lmbda
+        keys = estimator_keys(group, self.bootstrap)
+        self.set_keys(done=keys["done"], value_target=keys["value_target"])
+
+    @torch.no_grad()
+    def add_targets(self, tensordict: TensorDictBase) -> None:
+        """Writes the lambda-returns of a batch, and whose steps are learned from."""
+        group, data = self.group, self.group.dense(tensordict)
+        everyone = torch.ones(()).expand(*data.batch_size, group.n_agents)
+        reward, next_value, terminated, learned = self.outcome(data, everyone)
+        done = of_agents(data.get("next").get(self.tensor_keys.done), everyone)
+        acts = None
+        if self.bootstrap == "agent" and group.mask_key is not None:
+            acts = data.get(group.mask_key)
+        target = q_lambda(
+            reward, next_value, done, terminated, gamma=self.gamma, lmbda=self.lmbda, mask=acts
+        )
+        if learned is not None:
+            target = torch.where(learned.unsqueeze(-1), target, 0.0)
+            group.write(tensordict, "loss_mask", learned)
+        group.write(tensordict, "value_target", target)
+
+    def target(self, data: TensorDictBase, everyone: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns what was written for each step, and of whose steps."""
+        mask_key = self.group.mask_key
+        learned = None if mask_key is None else loss_mask(data, mask_key)
+        return data.get(self.tensor_keys.value_target), learned
+
+    def next_value(self, following: TensorDictBase) -> Tensor:
+        """Returns the value of the best next actions."""
+        with self.network("qvalue_network") as network:
+            best = network(following.select(*network.in_keys)).get(self.tensor_keys.local_value)
+        return self.mixture(following, best)
+
+    def rewards(self, data: TensorDictBase, everyone: Tensor) -> Tensor:
+        """Returns each agent's reward; of the dead, the mean of the living's."""
+        reward, own = super().rewards(data, everyone), data.get("next").get(self.tensor_keys.reward)
+        if self.mixed or self.bootstrap == "agent" or own.ndim == everyone.ndim:
+            return reward
+        return share_of_seen(reward, self.group.living(data), self.per_group)
+
+    @property
+    def minibatch_keys(self) -> list[NestedKey]:
+        """What a minibatch holds, as far as there is such."""
+        mask = self.group.mask_key
+        masks = [] if mask is None else [mask, loss_mask_key(mask)]
+        return list(dict.fromkeys([*self.read_keys, *masks, self.tensor_keys.value_target]))
