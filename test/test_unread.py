@@ -46,12 +46,12 @@ def refusal(recipe, *texts):
         (
             TOY,
             ["learner.algorithm=random", "learner.lr=1"],
-            "learner.algorithm is mappo, ippo, qmix, vdn or iql",
+            "learner.algorithm is mappo, ippo, happo, qmix, vdn, iql or pqn",
         ),
         (
             TOY,
             ["groups.agents.algorithm=random", "groups.agents.lr=1"],
-            "groups.agents.algorithm is mappo, ippo, qmix, vdn or iql",
+            "groups.agents.algorithm is mappo, ippo, happo, qmix, vdn, iql or pqn",
         ),
         (
             TOY,
