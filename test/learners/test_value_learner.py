@@ -10,6 +10,8 @@ from support.samples import POISON, poisoned, states
 
 import torchrl_marl
 from torchrl_marl import TeamSpec
+from torchrl_marl.capture import Program, count_syncs, graph_syncs
+from torchrl_marl.capture.folding import fold_constants
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.envs.toy import Arena, MatrixGame
@@ -93,6 +95,21 @@ def test_its_graphs_are_its_eager_updates(make, settings):
         assert torch.equal(one, other)
     for key, value in metrics[-1].items(True, True):
         assert math.isfinite(value) and torch.equal(value, others[-1][key]), key
+
+
+def test_an_update_does_not_wait_for_the_device(monkeypatch):
+    """Neither eagerly nor as a graph, priorities included."""
+    inputs, plain = {}, Program.flat
+    monkeypatch.setattr(Program, "flat", lambda p, x: inputs.update({p: list(x)}) or plain(p, x))
+    for execution in ("eager", "trace"):
+        replay = ReplayConfig(200, alpha=0.6)
+        learner, _ = trained(make_arena(), 2, execution, algorithm="qmix", replay=replay)
+        with count_syncs() as syncs:
+            learner.updates.run(learner.replay, 3)
+        assert not syncs, syncs
+    [(program, leaves)] = inputs.items()
+    fold_constants(program.traced.module)
+    assert not graph_syncs(program.traced.module, [*leaves, *program.traced.captured])
 
 
 @pytest.mark.parametrize("value", POISON)
