@@ -32,7 +32,9 @@ def make_arena(**kwargs):
 
 def make_tag(**kwargs):
     pytest.importorskip("vmas")
-    return VmasEnv("simple_tag", num_envs=4, max_steps=20, seed=0, continuous_actions=False)
+    return VmasEnv(
+        "simple_tag", num_envs=4, max_steps=20, seed=0, continuous_actions=False, **kwargs
+    )
 
 
 def trained(env, n_batches=2, execution="eager", **settings):
@@ -139,6 +141,33 @@ def test_groups_as_one_learn_as_each_alone(mixer):
         torch.manual_seed(5)
         for key, value in alone.learn(batch)[name].items():
             torch.testing.assert_close(metrics[name, key], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sum", "monotonic"])
+def test_a_mixer_over_two_groups_is_that_of_one_group_of_all(kind):
+    """Where one network serves all: the arena's four agents in one group, and in two."""
+    found = []
+    for n_groups, sharing in ((1, "group"), (2, "full")):
+        mixer = AnyMixerConfig(kind, 4, over="team")
+        actor = NormedNetworkConfig([8], sharing=sharing)
+        learner, _ = trained(make_arena(n_groups=n_groups), 0, mixer=mixer, actor=actor)
+        same_weights(learner)
+        torch.manual_seed(1)
+        policy = TeamPolicy(learner.actors.values())
+        env = make_arena(n_groups=n_groups)
+        batch = RolloutCollector(env, policy, frames_per_batch=80).rollout()
+        torch.manual_seed(2)
+        found.append(learner.learn(batch))
+    alone, parts = found
+    for name in ("agents_0", "agents_1"):
+        for key, value in alone["agents"].items():
+            torch.testing.assert_close(parts[name, key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_groups_that_compete_under_one_mixer_are_refused():
+    shaped = {"shape_adversary_rew": True, "shape_agent_rew": True}
+    with pytest.raises(ConfigError, match="'adversary' and 'agent' compete"):
+        trained(make_tag(**shaped), 1, mixer=AnyMixerConfig("sum", over="team"))
 
 
 def recipe(folder):

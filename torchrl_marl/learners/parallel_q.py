@@ -13,14 +13,16 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
+from torchrl_marl.joining import as_one
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.epoch_learner import EpochLearner
 from torchrl_marl.learners.networks import build_mixer, build_q_actor
 from torchrl_marl.learners.parallel_q_config import ParallelQConfig
+from torchrl_marl.learners.rivals import refuse_apart, refuse_rivals
 from torchrl_marl.learners.turns import refuse_turns
 from torchrl_marl.modules.exploration import Explore
 from torchrl_marl.objectives.parallel_q import ParallelQLoss
-from torchrl_marl.specs import GroupSpec, TeamSpec
+from torchrl_marl.specs import GroupSpec
 
 __all__ = ["ParallelQLearner"]
 
@@ -31,17 +33,15 @@ class ParallelQLearner(EpochLearner):
     Agents do what they value highest, or at random with chance epsilon. The lambda-returns of a
     batch are computed once, by the networks that collected it; then follow epochs of minibatches.
     Nothing is stored and no network follows another: layer norm keeps the values stable. Groups
-    that are trained as one have a mixer each: values of groups that may compete are never mixed.
+    that are trained as one have a mixer each, so that those who compete are never mixed; with
+    ``mixer.over: team`` they have one, and earn together.
 
     ``state_dict()`` holds everything that resuming needs, the optimizer's state included.
 
     Args:
-        groups (mapping of name to GroupSpec): the groups that it trains.
+        groups, team, device, execution: as in
+            :class:`~torchrl_marl.learners.epoch_learner.EpochLearner`.
         config (ParallelQConfig): how.
-        team (TeamSpec, optional): all groups of the environment, for a mixer that sees them.
-        device (torch.device, optional): of networks and optimizer.
-        execution ("eager", "compile" or "cudagraph"): operation by operation; or each update,
-            from the minibatch to Adam, as one compiled graph, which a GPU may replay.
 
     Attributes:
         actors (GroupActors): by group, with their exploration.
@@ -55,7 +55,8 @@ class ParallelQLearner(EpochLearner):
         - writes: value_target of each group, into the batch
 
     Raises:
-        ConfigError: continuous actions, or turns that it does not credit.
+        ConfigError: continuous actions, turns that it does not credit, or groups under one mixer
+            that compete.
         NonFiniteError: a loss or gradient that is NaN or infinite.
 
     Reference: Gallici et al., 2024, https://arxiv.org/abs/2407.04811 (algorithm 1).
@@ -80,23 +81,25 @@ class ParallelQLearner(EpochLearner):
         groups: Mapping[str, GroupSpec],
         config: ParallelQConfig,
         *,
-        team: TeamSpec | None = None,
         device: torch.device | str | None = None,
-        execution: str = "eager",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(groups, config, team=team, device=device, execution=execution)
+        super().__init__(groups, config, device=device, **kwargs)
         self.mixers = nn.ModuleDict()
         self.explorers: list[Explore] = []
         norms, seen = self.observation_norms, self.block.seen
         for name, group in self.block.joined.items():
             actor = build_q_actor(group, config, norms, device)
-            mixer = build_mixer(group, seen, config, norms, device)
+            mixed = as_one(group) if config.mixes_team else group
+            mixer = build_mixer(mixed, seen, config, norms, device)
             explore = Explore(group, epsilon=config.exploration.epsilon, device=device)
             self.actors.add(group, TensorDictSequential(actor, explore))
             self.explorers.append(explore)
             if mixer is not None:
                 self.mixers[name] = mixer
-            self.losses[name] = _loss(actor, mixer, group, config)
+            self.losses[name] = _loss(actor, mixer, mixed, config)
+        if config.mixes_team:
+            refuse_apart(self.losses)
         self.start_optimizer()
 
     def networks(self, loss: ParallelQLoss) -> list[nn.Module]:
@@ -123,8 +126,10 @@ class ParallelQLearner(EpochLearner):
             loss.add_targets(data)
 
     def look_at(self, batch: TensorDictBase) -> None:
-        """Refuses turns that are not credited."""
+        """Refuses turns that are not credited, and groups under one mixer that compete."""
         refuse_turns(self.groups.values(), batch, self.config)
+        if self.config.mixes_team and len(self.groups) > 1:
+            refuse_rivals(self.groups.values(), batch)
 
     def learn(self, batch: TensorDictBase) -> TensorDict:
         """Trains on a batch; metrics are tensors, ``(group, name)``."""

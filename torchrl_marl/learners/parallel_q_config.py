@@ -13,6 +13,7 @@ from torchrl_marl.learners.config import (
     TrainedConfig,
     check_minibatch,
 )
+from torchrl_marl.learners.value_config import MIXED
 from torchrl_marl.modules.config import ACTIVATIONS, MIXERS, QNetworkConfig
 from torchrl_marl.settings import Count, OneOf, Positive, ReadWhere, Share
 
@@ -49,6 +50,8 @@ class AnyMixerConfig:
     """Units of the mixer."""
     init_scale: Annotated[Positive, ReadWhere("kind", "monotonic")] = 1e-3
     """Gain of the orthogonal start of what makes the mixer's weights."""
+    over: Annotated[str, OneOf(MIXED), ReadWhere("kind", "none", but=True)] = "group"
+    """Whose values become one."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,11 @@ class ParallelQConfig(TrainedConfig):
     def mixes(self) -> str:
         """The kind of its mixer, a word of :data:`~torchrl_marl.modules.mixers.MIXERS`."""
         return self.mixer.kind
+
+    @property
+    def mixes_team(self) -> bool:
+        """Whether one value is made of those of all its groups."""
+        return self.mixes != "none" and self.mixer.over == "team"
 
     def check(self, at: str = "") -> None:
         """Refuses a mixer where each agent's own end counts."""

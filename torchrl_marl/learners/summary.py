@@ -49,10 +49,12 @@ def summarize(
             value = values.masked_fill(~counts, -torch.inf).amax(0)
         else:
             value = masked_mean(values, counts, 0)
-        for group, own in zip(joined[name].groups, value):
+        groups_of = joined[name].groups  # which may learn one thing together
+        for group, own in zip(groups_of, value.expand(len(groups_of))):
             summary[group.name, key] = own
     for name, passes in epochs.items():
-        for group, own in zip(joined[name].groups, passes):
+        groups_of = joined[name].groups
+        for group, own in zip(groups_of, passes.expand(len(groups_of))):
             # Filled on the device: nothing is copied there.
             summary[group.name, "lr"] = torch.full((), lr, device=device)
             summary[group.name, "epochs"] = own.clone()

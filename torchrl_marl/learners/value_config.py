@@ -11,8 +11,12 @@ from torchrl_marl.learners.replay_config import ReplayLearnerConfig
 from torchrl_marl.modules.config import MixerConfig, QNetworkConfig
 from torchrl_marl.settings import OneOf, Positive, ReadWhere
 
-__all__ = ["TeamMixerConfig", "ValueConfig"]
+__all__ = ["MIXED", "TeamMixerConfig", "ValueConfig"]
 
+MIXED = {
+    "group": "those of each group, apart from the others'",
+    "team": "those of all groups of equal settings, which earn together",
+}
 _MIXERS = {"iql": "none", "vdn": "sum", "qmix": "monotonic"}
 
 
@@ -20,15 +24,7 @@ _MIXERS = {"iql": "none", "vdn": "sum", "qmix": "monotonic"}
 class TeamMixerConfig(MixerConfig):
     """A mixer, and whose values it mixes."""
 
-    over: Annotated[
-        str,
-        OneOf(
-            {
-                "group": "those of each group, apart from the others'",
-                "team": "those of all groups of equal settings, which earn together",
-            }
-        ),
-    ] = "group"
+    over: Annotated[str, OneOf(MIXED)] = "group"
     """Whose values become one."""
 
 

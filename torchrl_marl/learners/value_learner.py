@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from itertools import combinations
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import torch
@@ -11,21 +10,18 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
-from torchrl_marl.errors import ConfigError
-from torchrl_marl.functional import masked_mean
 from torchrl_marl.joining import as_one
 from torchrl_marl.learners.adam import Adam
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.networks import build_mixer, build_q_actor
 from torchrl_marl.learners.replay_learner import ReplayLearner
 from torchrl_marl.learners.replay_updates import Step
+from torchrl_marl.learners.rivals import refuse_apart, refuse_rivals
 from torchrl_marl.learners.value_config import ValueConfig
 from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["ValueLearner"]
-
-_RIVALS = -0.5  # correlation of rewards below which groups compete
 
 
 class ValueLearner(ReplayLearner):
@@ -61,12 +57,8 @@ class ValueLearner(ReplayLearner):
 
     def __init__(self, groups: Mapping[str, GroupSpec], config: ValueConfig, **kwargs: Any) -> None:
         super().__init__(groups, config, **kwargs)
-        if config.mixes_team and len(self.losses) > 1:
-            raise ConfigError(
-                f"groups {', '.join(self.losses)}: their actions are of different types, so that "
-                "they are trained apart, expected one type where learner.mixer.over is 'team'; "
-                "use learner.mixer.over=group."
-            )
+        if config.mixes_team:
+            refuse_apart(self.losses)
         mixers = {name: loss.mixer_network for name, loss in self.losses.items() if loss.mixed}
         self.mixers = nn.ModuleDict(cast(Mapping[str, nn.Module], mixers))
 
@@ -93,7 +85,7 @@ class ValueLearner(ReplayLearner):
         """Refuses what the first batch shows: groups under one mixer that compete."""
         super().look_at(batch)
         if self.config.mixes_team and len(self.groups) > 1:
-            _refuse_rivals(self.groups.values(), batch)
+            refuse_rivals(self.groups.values(), batch)
 
     def make_steps(self, seen: GroupSpec | None) -> list[Step]:
         """Returns the one step, of all networks."""
@@ -101,29 +93,6 @@ class ValueLearner(ReplayLearner):
         clips = {name: _clip(loss, seen, config.max_grad_norm) for name, loss in losses}
         parameters = [p for clip in clips.values() for p in clip.parameters]
         return [Step("value", {"values": Adam(parameters, config.lr, config.adam_eps)}, clips)]
-
-
-def _refuse_rivals(groups: Collection[GroupSpec], batch: TensorDictBase) -> None:
-    """Refuses a mixer of groups of which one loses what the other earns, in its first batch.
-
-    Waits for the device.
-    """
-    rewards = (group.data(batch.get("next")).get("reward", None) for group in groups)
-    earned = [
-        masked_mean(reward, group.living(batch), dim=-2).flatten()
-        for group, reward in zip(groups, rewards)
-        if reward is not None
-    ]
-    if len(earned) < len(groups):
-        return  # the team has one reward
-    together = torch.corrcoef(torch.stack(earned))
-    for (i, one), (j, other) in combinations(enumerate(groups), 2):
-        if bool(together[i, j] < _RIVALS):
-            raise ConfigError(
-                f"groups {one.name!r} and {other.name!r} compete: their rewards have a correlation "
-                f"of {together[i, j]:.2f} in the first batch, expected groups that earn together "
-                "where learner.mixer.over is 'team'; use learner.mixer.over=group."
-            )
 
 
 def _clip(
