@@ -1,0 +1,54 @@
+"""The benchmark of games with known answers: its world, its rows, and a tiny run."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchrl_marl.learners.algorithms import ALGORITHMS
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def exact_games(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module("exact_games")
+
+
+def test_every_algorithm_of_discrete_actions_plays(exact_games):
+    names = {player.algorithm for player in exact_games.players()}
+    assert names == set(ALGORITHMS.names()) - {"random"}
+
+
+@pytest.mark.parametrize(
+    ("game", "acts", "earned"),
+    [
+        ("climbing", [[[0, 0], [0, 1], [2, 1]]], [11.0, -30.0, 0.0]),
+        ("penalty", [[[0, 2], [1, 1], [2, 2]]], [-100.0, 2.0, 10.0]),
+        ("two-step", [[[0, 1], [1, 1], [1, 0]], [[1, 0], [1, 1], [0, 1]]], [7.0, 8.0, 1.0]),
+    ],
+)
+def test_each_team_plays_a_game_of_its_own(exact_games, game, acts, earned):
+    payoff, best = exact_games.games()[game]
+    assert payoff.max() == best
+    world = exact_games.make_world(payoff, 3, 1)
+    td, total = world.reset(), torch.zeros(3)
+    for step in acts:
+        for i, actions in enumerate(step):
+            td[f"team_{i}", "action"] = torch.tensor([actions])
+        td = world.step(td)["next"]
+        for i in range(3):
+            assert torch.equal(td[f"team_{i}", "reward"][0, 0], td[f"team_{i}", "reward"][0, 1])
+            total[i] += td[f"team_{i}", "reward"][0, 0, 0]
+    assert total.tolist() == earned
+    assert bool(td["terminated"].all())
+
+
+@pytest.mark.parametrize("name", ["happo", "maddpg", "iql"])
+def test_teams_learn_and_are_measured(exact_games, name):
+    payoff, _ = exact_games.games()["two-step"]
+    returns, seconds = exact_games.play(payoff, exact_games.Player(name), n_teams=2, n_batches=3)
+    assert set(returns) <= {7.0, 0.0, 1.0, 8.0}
+    assert len(returns) == 2 and seconds > 0
