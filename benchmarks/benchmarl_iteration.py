@@ -1,8 +1,9 @@
-"""BenchMARL's MAPPO on VMAS balance, one training iteration each time it is asked.
+"""BenchMARL on VMAS balance, one training iteration each time it is asked.
 
-``one_program.py`` runs it in an environment of BenchMARL's own. Task, algorithm and experiment are
-BenchMARL's defaults but for the sizes on the command line; nothing is logged or evaluated. An
-iteration is what BenchMARL repeats: collecting, advantages, minibatches, the policy's new weights.
+``one_program.py`` and ``off_policy_iteration.py`` run it in an environment of BenchMARL's own.
+Task, algorithm and experiment are BenchMARL's defaults but for the sizes on the command line;
+nothing is logged or evaluated. An iteration is what BenchMARL repeats: collecting, then advantages
+and epochs, or updates from its buffer, and the policy's new weights.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import benchmarl.experiment.experiment as experiment_module
 import foreign
 import torch
-from benchmarl.algorithms import MappoConfig
+from benchmarl.algorithms import algorithm_config_registry
 from benchmarl.environments import VmasTask
 from benchmarl.experiment import Callback, Experiment, ExperimentConfig
 from benchmarl.models.mlp import MlpConfig
@@ -50,7 +51,8 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--envs", type=int, required=True)
     parser.add_argument("--frames", type=int, required=True, help="of a batch")
-    parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--algorithm", default="mappo", help="as BenchMARL calls it")
+    parser.add_argument("--epochs", type=int, required=True, help="or updates from its buffer")
     parser.add_argument("--minibatch", type=int, required=True)
     parser.add_argument("--cells", type=int, required=True, help="of both hidden layers")
     parser.add_argument("--agents", type=int, required=True)
@@ -80,6 +82,10 @@ def main() -> None:
         "on_policy_n_envs_per_worker": args.envs,
         "on_policy_n_minibatch_iters": args.epochs,
         "on_policy_minibatch_size": args.minibatch,
+        "off_policy_collected_frames_per_batch": args.frames,
+        "off_policy_n_envs_per_worker": args.envs,
+        "off_policy_n_optimizer_steps": args.epochs,
+        "off_policy_train_batch_size": args.minibatch,
         "max_n_frames": args.frames * 10**6,
         "evaluation": False,
         "render": False,
@@ -93,7 +99,7 @@ def main() -> None:
         config.save_folder = folder  # BenchMARL always writes its configuration somewhere.
         Experiment(
             task=task,
-            algorithm_config=MappoConfig.get_from_yaml(),
+            algorithm_config=algorithm_config_registry[args.algorithm].get_from_yaml(),
             model_config=model,
             critic_model_config=critic,
             seed=0,

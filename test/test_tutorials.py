@@ -43,6 +43,7 @@ def test_there_are_tutorials():
         "03_stacks_and_sharing",
         "04_one_program",
         "05_your_world",
+        "06_replay_and_mixed",
     ]
 
 
@@ -60,6 +61,11 @@ def test_tutorial_is_kept_as_it_ran(path):
         assert output.get("name") != "stderr", output.text
         for shown in texts_of(output):
             assert not MACHINE.search(shown), shown
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and "plt.show()" in cell.source:
+            assert any("image/png" in output.get("data", {}) for output in cell.outputs), (
+                cell.source
+            )
     assert path.stat().st_size < 1_500_000
 
 

@@ -13,17 +13,18 @@ import argparse
 import os
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import nbclient
 import nbformat
 
 FOLDER = Path(__file__).resolve().parent
+# What the notebooks import, and where their figures are drawn, whatever the shell says.
+INLINE = "module://matplotlib_inline.backend_inline"
 
 
 def execute(path: Path, folder: str | Path) -> nbformat.NotebookNode:
     """The notebook as it runs now, in a folder."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(FOLDER.parent), before]))
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(
         notebook,
@@ -32,13 +33,9 @@ def execute(path: Path, folder: str | Path) -> nbformat.NotebookNode:
         record_timing=False,
         resources={"metadata": {"path": str(folder)}},
     )
-    try:
+    paths = os.pathsep.join(filter(None, [str(FOLDER.parent), os.environ.get("PYTHONPATH")]))
+    with mock.patch.dict(os.environ, {"PYTHONPATH": paths, "MPLBACKEND": INLINE}):
         client.execute()
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
     return notebook
 
 

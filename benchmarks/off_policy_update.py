@@ -1,0 +1,208 @@
+"""Updates from stored steps: MADDPG, MATD3, MASAC and QMIX against TorchRL's losses.
+
+    python benchmarks/off_policy_update.py --write
+
+An update draws a minibatch from 200,000 stored steps of `balance` (three agents), and makes the
+losses, gradients, their limits, Adam's step and the targets:
+
+- *TorchRL*: as its recipes and BenchMARL write it: ``TensorDictReplayBuffer``, ``DDPGLoss``,
+  ``TD3Loss``, ``SACLoss`` or ``QMixerLoss``, ``clip_grad_norm_``, ``Adam``, ``SoftUpdate``;
+- *TorchRL, tuned*: with fused Adam and ``use_td_params=False``;
+- *torchrl_marl, eager* and *captured*: our learner, operation by operation, and as one graph.
+
+The second table is of one million stored steps: drawn uniformly, and by priority.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+import report
+from torchrl_off_policy import GROUP, TorchRLUpdate, with_flags_of_agents
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+
+    from torchrl_marl.learners.off_policy import OffPolicyLearner
+    from torchrl_marl.specs import TeamSpec
+
+BASELINES = ("TorchRL", "TorchRL, tuned")
+EAGER, CAPTURED = "torchrl_marl, eager", "torchrl_marl, captured"
+ALGORITHMS = ("maddpg", "matd3", "masac", "qmix")
+N_ENVS, N_STEPS, N_UPDATES = 60, 100, 20
+
+
+def collect(discrete: bool, quick: bool) -> tuple[TeamSpec, TensorDictBase]:
+    """Steps of random actions."""
+    import torch
+
+    from torchrl_marl import TeamSpec
+    from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+    from torchrl_marl.envs import VmasEnv
+    from torchrl_marl.modules import RandomActor
+
+    torch.manual_seed(0)
+    n_envs, n_steps = (4, 20) if quick else (N_ENVS, N_STEPS)
+    env = VmasEnv(
+        "balance", num_envs=n_envs, max_steps=N_STEPS, continuous_actions=not discrete, seed=0
+    )
+    team = TeamSpec.from_env(env)
+    policy = TeamPolicy([RandomActor(team.groups[GROUP])])
+    return team, RolloutCollector(env, policy, frames_per_batch=n_envs * n_steps).rollout()
+
+
+def make_config(algorithm: str, cells: int, size: int, rows: int, alpha: float = 0.0) -> Any:
+    """The settings of a learner that updates when it is told to."""
+    from torchrl_marl.recipes import load_config
+
+    q = algorithm == "qmix"
+    networks = ("actor",) if q else ("actor", "critic")
+    overrides = {
+        "learner.algorithm": algorithm,
+        "learner.learning_starts": 0,
+        "learner.updates_per_frame": 1e-9,
+        "learner.minibatch_size": size,
+        "learner.replay.capacity": rows,
+        "learner.replay.alpha": alpha,
+        "env.num_envs": 4,
+        "frames_per_batch": 80,
+        **{f"learner.{name}.num_cells": [cells, cells] for name in networks},
+    }
+    recipe = "vmas_balance_mappo_discrete" if q else "vmas_balance_mappo"
+    return load_config(recipe, overrides).learner
+
+
+def make_learner(
+    config: Any, team: TeamSpec, batch: TensorDictBase, rows: int, execution: str
+) -> OffPolicyLearner:
+    """A learner whose store is full."""
+    import torch
+
+    from torchrl_marl.learners import build_learners
+
+    torch.manual_seed(0)
+    [learner] = build_learners(team, config, execution=execution)
+    for _ in range(-(-rows // batch.numel())):
+        learner.learn(batch)
+    return learner
+
+
+def measure_algorithm(
+    algorithm: str, cells: int, size: int, args: argparse.Namespace
+) -> list[list[str]]:
+    """A row for every candidate of one algorithm and size."""
+    import torch
+
+    team, batch = collect(algorithm == "qmix", args.quick)
+    rows = batch.numel() if args.quick else 200_000
+    config = make_config(algorithm, cells, size, rows)
+    group = team.groups[GROUP]
+    steps = with_flags_of_agents(batch, group.n_agents)
+    steps = torch.cat([steps] * -(-rows // len(steps)))[:rows]
+    candidates: dict[str, Any] = {}
+    for name in BASELINES:
+        torch.manual_seed(0)
+        update = TorchRLUpdate(steps, group, config, tuned=name == BASELINES[1])
+        candidates[name] = lambda update=update: [update() for _ in range(N_UPDATES)]
+    for name, execution in ((EAGER, "eager"), (CAPTURED, "compile")):
+        if args.quick and name == CAPTURED:
+            continue
+        learner = make_learner(config, team, batch, rows, execution)
+        candidates[name] = lambda x=learner: x.updates.run(x.replay, N_UPDATES)
+    timings = report.alternate(candidates, args.rounds, seconds=args.seconds, warmup=2)
+    return [
+        [
+            algorithm,
+            f"2 x {cells}",
+            f"{size:,}",
+            name,
+            f"{1e6 * timings.median(name) / N_UPDATES:,.0f}",
+            *(timings.ratio_text(name, baseline) for baseline in BASELINES),
+            timings.rounds(),
+        ]
+        for name in candidates
+    ]
+
+
+def measure_priorities(algorithm: str, args: argparse.Namespace) -> list[list[str]]:
+    """Updates of rows drawn uniformly and by priority, of a full store of a million."""
+    team, batch = collect(algorithm == "qmix", args.quick)
+    rows, size = (batch.numel(), 16) if args.quick else (1_000_000, 128)
+    execution = "eager" if args.quick else "compile"
+    learners = {
+        name: make_learner(
+            make_config(algorithm, 64, size, rows, alpha), team, batch, rows, execution
+        )
+        for name, alpha in (("uniform", 0.0), ("prioritized", 0.6))
+    }
+    candidates = {
+        name: lambda x=learner: x.updates.run(x.replay, N_UPDATES)
+        for name, learner in learners.items()
+    }
+    timings = report.alternate(candidates, args.rounds, seconds=args.seconds, warmup=2)
+    return [
+        [
+            algorithm,
+            name,
+            f"{1e6 * timings.median(name) / N_UPDATES:,.0f}",
+            f"{1 / timings.ratio(name, 'uniform'):.2f}",
+            f"{learner.replay.bytes_per_row:,}",
+            timings.rounds(),
+        ]
+        for name, learner in learners.items()
+    ]
+
+
+def measure(args: argparse.Namespace) -> tuple[list[list[str]], list[list[str]]]:
+    """The rows of both tables."""
+    sizes = [(64, 128), (256, 128)] if not args.quick else [(16, 16)]
+    updates = [
+        row
+        for algorithm in args.algorithms
+        for cells, size in sizes
+        for row in measure_algorithm(algorithm, cells, size, args)
+    ]
+    priorities = [row for x in args.algorithms for row in measure_priorities(x, args)]
+    return updates, priorities
+
+
+def main() -> None:
+    """Measures and reports."""
+    parser = report.parser(__doc__, threads=(1,))
+    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=10.0, help="longest, for one comparison")
+    args = parser.parse_args()
+    if args.quick:
+        args.write, args.rounds = False, 2
+    updates = ["", "networks", "minibatch", "", "us an update"]
+    updates += [*(f"times {name}" for name in BASELINES), "rounds"]
+    priorities = ["", "drawn", "us an update", "times uniform's time", "bytes a step", "rounds"]
+    sections = []
+    for n, (first, second) in report.for_each_number_of_threads(
+        measure, args.threads, args
+    ).items():
+        threads = report.count_of(n, "thread")
+        sections += [
+            (f"An update, {threads}", report.markdown_table(updates, first)),
+            (f"By priority, of 1,000,000 steps, {threads}",
+             report.markdown_table(priorities, second)),
+        ]  # fmt: skip
+    report.publish(
+        "off_policy_update",
+        "Updates from stored steps",
+        sections,
+        {"steps stored": "200,000, and 1,000,000 for the second table"},
+        __doc__.split("\n\n", 2)[2]
+        + f"""
+        All candidates of an algorithm and size alternate in one process, {N_UPDATES} updates each
+        in random order every round; microseconds are medians over the rounds, "times" is the
+        median (and the quartiles) of the rounds' ratios. Ours handle more: agents that may die, and
+        who has a next step; actors learn from the critics as they were before the update.""",
+        write=args.write,
+    )
+
+
+if __name__ == "__main__":
+    main()
