@@ -338,3 +338,8 @@ def test_policies_that_are_shared_are_refused(text, error):
 
 def test_networks_are_apart_by_default():
     assert load_config("toy_arena_mappo", ["learner=happo"]).learner.actor.sharing == "none"
+
+
+def test_networks_stay_apart_when_only_their_size_is_given():
+    config = load_config("vmas_balance_mappo", {"learner": "happo", "learner.actor.num_cells": [8]})
+    assert (config.learner.actor.sharing, config.learner.actor.num_cells) == ("none", [8])

@@ -381,3 +381,16 @@ def test_a_schema_typed_into_an_interpreter_has_no_meanings():
     names = {"dataclass": dataclass}
     exec("@dataclass(frozen=True)\nclass Typed:\n    a: int = 1\n    '''Not found.'''", names)
     assert settings_of(names["Typed"])["a"].help == ""
+
+
+@dataclass(frozen=True)
+class Trip:
+    way: Walk = field(default_factory=lambda: Walk(steps=7))
+    """How."""
+
+
+def test_a_section_begins_with_the_defaults_of_its_field():
+    assert read(Trip, {"way.far": 4}).way == Walk(steps=7, far=4)
+    assert settings_of(Trip)["way.steps"].default == 7
+    assert to_yaml(Trip()).count("steps: 7") == 1
+    assert json_schema(Trip)["properties"]["way"]["anyOf"][1]["properties"]["steps"]["default"] == 7

@@ -123,8 +123,7 @@ def settings_of(schema: Any) -> dict[str, Setting]:
         if not setting.is_section:
             found[name] = setting
             continue
-        inner = type(setting.default) if is_type else setting.default
-        for key, one in with_words(setting, settings_of(inner)).items():
+        for key, one in with_words(setting, settings_of(setting.default)).items():
             found[f"{name}.{key}"] = dataclasses.replace(one, key=f"{name}.{key}")
     return found
 

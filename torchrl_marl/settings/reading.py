@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar, get_origin
 
 from torchrl_marl.errors import ConfigError, quoted
@@ -121,8 +121,10 @@ class Reader:
         except RecursionError:
             raise ConfigError("settings are nested too deeply; check their brackets.") from None
 
-    def _section(self, schema: type, layer: Mapping[str, Any], path: str) -> Any:
-        known = settings_within(schema)
+    def _section(self, schema: Any, layer: Mapping[str, Any], path: str) -> Any:
+        """Returns a dataclass's defaults, or a config's values, overridden by a layer."""
+        kind = schema if isinstance(schema, type) else type(schema)
+        known = settings_within(kind)
         values = {}
         for name in layer:
             if name not in known:
@@ -143,7 +145,7 @@ class Reader:
                 word = values.get(arguments.by, known[arguments.by].default)
                 given = values.get(name, setting.default)
                 values[name] = self._arguments(arguments, word, given, f"{path}{name}.")
-        return schema(**values)
+        return schema(**values) if schema is kind else replace(schema, **values)
 
     def _subsection(self, setting: Setting, layer: Any, key: str) -> Any:
         if not isinstance(layer, Mapping):
@@ -154,7 +156,7 @@ class Reader:
             )
         note = setting.note(Tagged)
         if note is None:
-            return self._section(type(setting.default), layer, f"{key}.")
+            return self._section(setting.default, layer, f"{key}.")
         word = layer.get(note.by, getattr(setting.default, note.by))
         schema = _schema(note, self._given(word, f"{key}.{note.by}"), f"{self.at}{key}.{note.by}")
         layer, foreign = _applicable(note.variants, schema, layer)

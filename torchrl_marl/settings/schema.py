@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, get_args, get_origin
 
 from torchrl_marl.settings.fields import Setting, settings_within
@@ -38,8 +39,11 @@ def json_schema(schema: type, title: str = "") -> dict[str, Any]:
     return {**head, **_section(schema)}
 
 
-def _section(schema: type) -> dict[str, Any]:
-    known = settings_within(schema)
+def _section(schema: Any) -> dict[str, Any]:
+    """A section by its dataclass, or by a config, whose values are then the defaults."""
+    known = settings_within(schema if isinstance(schema, type) else type(schema))
+    if not isinstance(schema, type):
+        known = {name: replace(one, default=getattr(schema, name)) for name, one in known.items()}
     properties = {name: _property(setting, known) for name, setting in known.items()}
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
@@ -50,7 +54,7 @@ def _property(setting: Setting, known: dict[str, Setting]) -> dict[str, Any]:
         return {**about, **_tagged(note, type(setting.default))}
     if setting.is_section:
         first = next(iter(settings_within(setting.kind).values()))
-        section = _section(setting.kind)
+        section = _section(setting.default)
         if first.kind is str:  # a plain word sets it
             section = {"anyOf": [_value(first), section]}
         return {**about, **section}
