@@ -28,6 +28,10 @@ SETTINGS = {
         "num_epochs": 1,
         "actor": {"num_cells": [4]},
         "critic": {"num_cells": [4]},
+        "loss_critic_type": "l2",
+        "max_grad_norm": None,
+        "normalize_advantage": "none",
+        "value_norm": False,
     },
 }
 
