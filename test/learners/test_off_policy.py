@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from support.samples import POISON, poisoned, states
+from learner_twins import assert_masked_slots_change_no_bit, same_weights
+from samples import POISON, states
 
 import torchrl_marl
 from torchrl_marl import TeamSpec
@@ -251,41 +252,12 @@ def test_what_masked_slots_of_a_batch_hold_changes_no_bit(bootstrap, value):
     env = Arena(4, n_groups=2, seed=0, max_steps=12)
     one, _ = trained(env, 0, normalize_observations=True, **settings)
     other, _ = trained(env, 0, normalize_observations=True, **settings)
-    policy = TeamPolicy(one.actors.values())
-    batch = RolloutCollector(env, policy, frames_per_batch=160).rollout()
-    bad = batch.clone()
-    for name in one.groups:
-        mask, alive = batch[name, "mask"], ~batch[name, "done"].squeeze(-1)
-        flags = batch["next", name]
-        cut = alive & (flags["truncated"] & ~flags["terminated"]).squeeze(-1)
-        bad = poisoned(bad, (name, "observation"), mask, value)
-        bad = poisoned(bad, (name, "action"), mask, value)
-        bad = poisoned(bad, ("next", name, "reward"), alive, value)
-        bad = poisoned(bad, ("next", name, "observation"), flags["mask"] | cut, value)
-    assert not bool(mask.all())
-    metrics = []
-    for learner, own in ((one, batch), (other, bad)):
-        torch.manual_seed(3)
-        metrics.append(learner.learn(own))
-    for key, found in metrics[0].items(True, True):
-        assert torch.equal(found, metrics[1][key]), key
-    for mine, theirs in zip(states([one]), states([other]), strict=True):
-        assert torch.equal(mine, theirs)
+    assert_masked_slots_change_no_bit(one, other, env, value)
 
 
 def test_turns_are_refused_by_own_ends():
     with pytest.raises(ConfigError, match="does not yet credit with bootstrap=agent"):
         trained(Paces(4, seed=0), 1, bootstrap="agent")
-
-
-def same_weights(learner):
-    """By a row's and a column's number, so that a group's are those that it has beside others."""
-    for module in (learner.actors, learner.critics, learner.targets):
-        for name, parameter in module.named_parameters():
-            value = 3.0 * torch.arange(parameter.shape[-1])
-            if name.endswith("weight"):
-                value = value + torch.arange(parameter.shape[-2]).unsqueeze(-1)
-            parameter.data.copy_(0.3 * torch.cos(value).expand_as(parameter))
 
 
 @pytest.mark.parametrize("algorithm", ["iddpg", "maddpg"])
@@ -298,13 +270,13 @@ def test_groups_as_one_learn_as_each_alone(algorithm, bootstrap):
     config = OffPolicyConfig(algorithm, **settings)
     both = OffPolicyLearner(team.groups, config, team=team)
     batch = RolloutCollector(env, TeamPolicy(both.actors.values()), frames_per_batch=80).rollout()
-    same_weights(both)
+    same_weights(both.actors, both.critics, both.targets)
     torch.manual_seed(5)
     metrics = both.learn(batch)
     assert int(metrics["agent", "updates"]) == 8
     for name, group in team.groups.items():
         alone = OffPolicyLearner({name: group}, config, team=team)
-        same_weights(alone)
+        same_weights(alone.actors, alone.critics, alone.targets)
         torch.manual_seed(5)
         for key, value in alone.learn(batch)[name].items():
             torch.testing.assert_close(metrics[name, key], value, rtol=1e-4, atol=1e-6)

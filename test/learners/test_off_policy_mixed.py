@@ -1,18 +1,16 @@
 """Groups that learn from stored steps beside groups that do not: resumed, and as each alone."""
 
-import csv
+from functools import partial
 
 import pytest
 import torch
-from support.runs import assert_same_run
-from support.samples import states
+from learner_twins import rows_of_a_run_that_resumes_to_the_bit
+from samples import states
 
-import torchrl_marl
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.modules import CriticConfig, NetworkConfig
-from torchrl_marl.runs import resume
 
 
 def make_tag():
@@ -43,15 +41,8 @@ def recipe(folder, store=(), **settings):
 @pytest.mark.parametrize("store", [{}, {"alpha": 0.6}], ids=["uniform", "prioritized"])
 def test_a_mixed_run_resumes_to_the_bit_within_the_warm_up_and_with_a_full_store(tmp_path, store):
     """256 rows of 8 envs: the ring of 32 steps is full after the fourth of six batches."""
-    torchrl_marl.train(recipe(tmp_path / "whole", store))
-    for n in (1, 5):
-        for iteration in torchrl_marl.iterate(recipe(tmp_path / f"from_{n}", store)):
-            if iteration.number == n:
-                break
-        resume(tmp_path / f"from_{n}")
-        assert_same_run(tmp_path / "whole", tmp_path / f"from_{n}")
-    with open(tmp_path / "whole" / "metrics.csv") as file:
-        rows = list(csv.DictReader(file))
+    own = partial(recipe, store=store)
+    rows = rows_of_a_run_that_resumes_to_the_bit(own, tmp_path, (1, 5))
     assert [row["agents_1/updates"] for row in rows] == ["0", "0", "8", "8", "8", "8"]
     assert rows[0]["agents_1/loss_value"] == "" and float(rows[-1]["agents_1/loss_value"]) > 0
     assert [row["agents_1/stored"] for row in rows] == ["80", "160", "240", "256", "256", "256"]

@@ -1,11 +1,13 @@
 """The learner of PQN: its graphs, resuming, groups as one, another beside it, what it refuses."""
 
-import csv
-
 import pytest
 import torch
-from support.runs import assert_same_run
-from support.samples import POISON, poisoned, states
+from learner_twins import (
+    assert_masked_slots_change_no_bit,
+    rows_of_a_run_that_resumes_to_the_bit,
+    same_weights,
+)
+from samples import POISON, states
 
 import torchrl_marl
 from torchrl_marl import TeamSpec
@@ -20,7 +22,6 @@ from torchrl_marl.learners.parallel_q_config import (
     NormedNetworkConfig,
 )
 from torchrl_marl.recipes import load_config
-from torchrl_marl.runs import resume
 
 SMALL = {"actor": NormedNetworkConfig([8]), "minibatch_size": 20, "num_epochs": 2}
 NONE, SUM, MONOTONIC = (AnyMixerConfig(kind, 4) for kind in ("none", "sum", "monotonic"))
@@ -91,36 +92,7 @@ def test_what_masked_slots_of_a_batch_hold_changes_no_bit(mixer, value):
     env = make_arena(n_groups=2, max_steps=12)
     settings = {"mixer": mixer, "normalize_observations": True}
     (one, _), (other, _) = trained(env, 0, **settings), trained(env, 0, **settings)
-    policy = TeamPolicy(one.actors.values())
-    batch = RolloutCollector(env, policy, frames_per_batch=160).rollout()
-    bad = batch.clone()
-    for name in one.groups:
-        mask, alive = batch[name, "mask"], ~batch[name, "done"].squeeze(-1)
-        flags = batch["next", name]
-        cut = alive & (flags["truncated"] & ~flags["terminated"]).squeeze(-1)
-        bad = poisoned(bad, (name, "observation"), mask, value)
-        bad = poisoned(bad, (name, "action"), mask, value)
-        bad = poisoned(bad, ("next", name, "reward"), alive, value)
-        bad = poisoned(bad, ("next", name, "observation"), flags["mask"] | cut, value)
-    assert not bool(mask.all())
-    metrics = []
-    for learner, own in ((one, batch), (other, bad)):
-        torch.manual_seed(3)
-        metrics.append(learner.learn(own))
-    for key, found in metrics[0].items(True, True):
-        assert torch.equal(found, metrics[1][key]), key
-    for mine, theirs in zip(states([one]), states([other]), strict=True):
-        assert torch.equal(mine, theirs)
-
-
-def same_weights(learner):
-    """By a row's and a column's number, so that a group's are those that it has beside others."""
-    for module in (learner.actors, learner.mixers):
-        for name, parameter in module.named_parameters():
-            value = 3.0 * torch.arange(parameter.shape[-1])
-            if name.endswith("weight"):
-                value = value + torch.arange(parameter.shape[-2]).unsqueeze(-1)
-            parameter.data.copy_(0.3 * torch.cos(value).expand_as(parameter))
+    assert_masked_slots_change_no_bit(one, other, env, value)
 
 
 @pytest.mark.parametrize("mixer", [NONE, SUM], ids=["none", "sum"])
@@ -131,13 +103,13 @@ def test_groups_as_one_learn_as_each_alone(mixer):
     config = ParallelQConfig(**SMALL, mixer=mixer)
     both = ParallelQLearner(team.groups, config, team=team)
     batch = RolloutCollector(env, TeamPolicy(both.actors.values()), frames_per_batch=80).rollout()
-    same_weights(both)
+    same_weights(both.actors, both.mixers)
     torch.manual_seed(5)
     metrics = both.learn(batch)
     assert len(both.losses) == 1
     for name, group in team.groups.items():
         alone = ParallelQLearner({name: group}, config, team=team)
-        same_weights(alone)
+        same_weights(alone.actors, alone.mixers)
         torch.manual_seed(5)
         for key, value in alone.learn(batch)[name].items():
             torch.testing.assert_close(metrics[name, key], value, rtol=1e-4, atol=1e-6)
@@ -151,7 +123,7 @@ def test_a_mixer_over_two_groups_is_that_of_one_group_of_all(kind):
         mixer = AnyMixerConfig(kind, 4, over="team")
         actor = NormedNetworkConfig([8], sharing=sharing)
         learner, _ = trained(make_arena(n_groups=n_groups), 0, mixer=mixer, actor=actor)
-        same_weights(learner)
+        same_weights(learner.actors, learner.mixers)
         torch.manual_seed(1)
         policy = TeamPolicy(learner.actors.values())
         env = make_arena(n_groups=n_groups)
@@ -188,14 +160,7 @@ def recipe(folder):
 
 
 def test_a_run_beside_mappo_resumes_to_the_bit(tmp_path):
-    torchrl_marl.train(recipe(tmp_path / "whole"))
-    for iteration in torchrl_marl.iterate(recipe(tmp_path / "stopped")):
-        if iteration.number == 2:
-            break
-    resume(tmp_path / "stopped")
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
-    with open(tmp_path / "whole" / "metrics.csv") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of_a_run_that_resumes_to_the_bit(recipe, tmp_path, (2,))
     # 1 to 0.1 in the first tenth of the run.
     assert [float(row["agents_1/epsilon"]) for row in rows] == pytest.approx([1.0] + [0.1] * 4)
     assert all(row["agents_1/loss_value"] for row in rows)

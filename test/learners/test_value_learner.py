@@ -1,12 +1,11 @@
 """The learner of IQL, VDN and QMIX: what it equals, its graphs, resuming, groups as one, masks."""
 
-import csv
 import math
 
 import pytest
 import torch
-from support.runs import assert_same_run
-from support.samples import POISON, poisoned, states
+from learner_twins import assert_masked_slots_change_no_bit, rows_of_a_run_that_resumes_to_the_bit
+from samples import POISON, states
 
 import torchrl_marl
 from torchrl_marl import TeamSpec
@@ -21,7 +20,6 @@ from torchrl_marl.learners.config import EpsilonConfig
 from torchrl_marl.learners.replay_config import ReplayConfig
 from torchrl_marl.learners.value_config import TeamMixerConfig
 from torchrl_marl.modules import MixerConfig, QNetworkConfig
-from torchrl_marl.runs import resume
 
 SMALL = {"actor": QNetworkConfig([8]), "mixer": MixerConfig(4), "minibatch_size": 16}
 
@@ -120,26 +118,7 @@ def test_what_masked_slots_of_a_batch_hold_changes_no_bit(algorithm, value):
     env = Arena(4, n_groups=2, seed=0, max_steps=12)
     one, _ = trained(env, 0, normalize_observations=True, **settings)
     other, _ = trained(env, 0, normalize_observations=True, **settings)
-    policy = TeamPolicy(one.actors.values())
-    batch = RolloutCollector(env, policy, frames_per_batch=160).rollout()
-    bad = batch.clone()
-    for name in one.groups:
-        mask, alive = batch[name, "mask"], ~batch[name, "done"].squeeze(-1)
-        flags = batch["next", name]
-        cut = alive & (flags["truncated"] & ~flags["terminated"]).squeeze(-1)
-        bad = poisoned(bad, (name, "observation"), mask, value)
-        bad = poisoned(bad, (name, "action"), mask, value)
-        bad = poisoned(bad, ("next", name, "reward"), alive, value)
-        bad = poisoned(bad, ("next", name, "observation"), flags["mask"] | cut, value)
-    assert not bool(mask.all())
-    metrics = []
-    for learner, own in ((one, batch), (other, bad)):
-        torch.manual_seed(3)
-        metrics.append(learner.learn(own))
-    for key, found in metrics[0].items(True, True):
-        assert torch.equal(found, metrics[1][key]), key
-    for mine, theirs in zip(states([one]), states([other]), strict=True):
-        assert torch.equal(mine, theirs)
+    assert_masked_slots_change_no_bit(one, other, env, value)
 
 
 # ------------------------------------------------------------------------------ what it equals
@@ -274,15 +253,7 @@ def recipe(folder, **settings):
 
 def test_a_mixed_run_resumes_to_the_bit_within_the_warm_up_and_with_a_full_store(tmp_path):
     """256 rows of 8 envs: the ring of 32 steps is full after the fourth of six batches."""
-    torchrl_marl.train(recipe(tmp_path / "whole"))
-    for n in (1, 5):
-        for iteration in torchrl_marl.iterate(recipe(tmp_path / f"from_{n}")):
-            if iteration.number == n:
-                break
-        resume(tmp_path / f"from_{n}")
-        assert_same_run(tmp_path / "whole", tmp_path / f"from_{n}")
-    with open(tmp_path / "whole" / "metrics.csv") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of_a_run_that_resumes_to_the_bit(recipe, tmp_path, (1, 5))
     assert [row["agents_1/updates"] for row in rows] == ["0", "0", "8", "8", "8", "8"]
     assert rows[0]["agents_1/loss_value"] == "" and float(rows[-1]["agents_1/grad_norm"]) > 0
     assert "agents_0/clip_fraction" in rows[0] and "agents_1/clip_fraction" not in rows[0]

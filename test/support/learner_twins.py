@@ -1,0 +1,64 @@
+"""Learners that must end alike: with poison in masked slots, in one go and resumed."""
+
+import csv
+
+import torch
+from runs import assert_same_run
+from samples import poisoned, states
+
+import torchrl_marl
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.runs import resume
+
+
+def assert_masked_slots_change_no_bit(one, other, env, value):
+    """Two equal learners learn the same from a batch, and from one with a value in masked slots."""
+    policy = TeamPolicy(one.actors.values())
+    batch = RolloutCollector(env, policy, frames_per_batch=160).rollout()
+    bad = batch.clone()
+    for name in one.groups:
+        mask, alive = batch[name, "mask"], ~batch[name, "done"].squeeze(-1)
+        flags = batch["next", name]
+        cut = alive & (flags["truncated"] & ~flags["terminated"]).squeeze(-1)
+        bad = poisoned(bad, (name, "observation"), mask, value)
+        bad = poisoned(bad, (name, "action"), mask, value)
+        bad = poisoned(bad, ("next", name, "reward"), alive, value)
+        bad = poisoned(bad, ("next", name, "observation"), flags["mask"] | cut, value)
+    assert not bool(mask.all())
+    metrics = []
+    for learner, own in ((one, batch), (other, bad)):
+        torch.manual_seed(3)
+        metrics.append(learner.learn(own))
+    for key, found in metrics[0].items(True, True):
+        assert torch.equal(found, metrics[1][key]), key
+    for mine, theirs in zip(states([one]), states([other]), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def same_weights(*modules):
+    """By a row's and a column's number, so that a group's are those that it has beside others."""
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            value = 3.0 * torch.arange(parameter.shape[-1])
+            if name.endswith("weight"):
+                value = value + torch.arange(parameter.shape[-2]).unsqueeze(-1)
+            parameter.data.copy_(0.3 * torch.cos(value).expand_as(parameter))
+
+
+def rows_of_a_run_that_resumes_to_the_bit(recipe, folder, stops):
+    """The metrics of a run, which is the same when it is stopped and resumed.
+
+    Args:
+        recipe: ``recipe(folder)`` gives its settings.
+        folder: for its folders.
+        stops: after which iterations it is stopped, each time anew.
+    """
+    torchrl_marl.train(recipe(folder / "whole"))
+    for n in stops:
+        for iteration in torchrl_marl.iterate(recipe(folder / f"from_{n}")):
+            if iteration.number == n:
+                break
+        resume(folder / f"from_{n}")
+        assert_same_run(folder / "whole", folder / f"from_{n}")
+    with open(folder / "whole" / "metrics.csv") as file:
+        return list(csv.DictReader(file))
