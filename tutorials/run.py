@@ -19,8 +19,11 @@ import nbclient
 import nbformat
 
 FOLDER = Path(__file__).resolve().parent
-# What the notebooks import, and where their figures are drawn, whatever the shell says.
-INLINE = "module://matplotlib_inline.backend_inline"
+# So that notebooks show the same wherever they run: figures in the page, and one process compiles.
+SAME = {
+    "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+}
 
 
 def execute(path: Path, folder: str | Path) -> nbformat.NotebookNode:
@@ -34,7 +37,7 @@ def execute(path: Path, folder: str | Path) -> nbformat.NotebookNode:
         resources={"metadata": {"path": str(folder)}},
     )
     paths = os.pathsep.join(filter(None, [str(FOLDER.parent), os.environ.get("PYTHONPATH")]))
-    with mock.patch.dict(os.environ, {"PYTHONPATH": paths, "MPLBACKEND": INLINE}):
+    with mock.patch.dict(os.environ, {"PYTHONPATH": paths, **SAME}):
         client.execute()
     return notebook
 
