@@ -108,6 +108,7 @@ def test_discrete_actions_learn_to_agree(tmp_path):
         learner={"algorithm": "maddpg", "learning_starts": 512, "minibatch_size": 64},
         total_frames=6_400,
         frames_per_batch=128,
+        evaluation={"deterministic": True},
         logging={"progress": False},
         folder=str(tmp_path / "run"),
     )
@@ -121,6 +122,7 @@ def test_soft_actor_critic_learns_to_agree(tmp_path):
         learner={"algorithm": "masac", "learning_starts": 512, "minibatch_size": 64},
         total_frames=6_400,
         frames_per_batch=128,
+        evaluation={"deterministic": True},
         logging={"progress": False},
         folder=str(tmp_path / "run"),
     )
