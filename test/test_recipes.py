@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import torchrl_marl
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners import OnPolicyConfig, ParallelQConfig
 from torchrl_marl.recipes import load_config, read_config, recipe_names
 from torchrl_marl.settings import flatten, override, settings_of
@@ -175,3 +176,25 @@ if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
         raise SystemExit(f"usage: {WRITE}")
     GOLDEN.write_text(golden_text(effective()))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides"),
+    [
+        ("toy_two_step_game_qmix", {"learner.algorithm": "mappo"}),
+        ("vmas_balance_matd3", {"learner": "qmix", "env.continuous_actions": False}),
+        ("vmas_balance_matd3", {"learner": "random"}),
+        ("vmas_simple_tag_mappo_masac", {"groups.agent.algorithm": "mappo"}),
+        ("vmas_simple_tag_mappo_iql", {"groups.agent.algorithm": "random"}),
+        ("toy_speaker_listener_mappo", {"learner": "pqn"}),
+        ("vmas_simple_spread_pqn",
+         {"learner.mixer.kind": "monotonic", "learner.central_input": "team"}),
+    ],
+)  # fmt: skip
+def test_another_algorithm_leaves_what_it_does_not_read(recipe, overrides):
+    load_config(recipe, overrides)
+
+
+def test_pqn_without_a_monotonic_mixer_sees_no_team():
+    with pytest.raises(ConfigError, match="learner.central_input is 'team', which is read only"):
+        load_config("vmas_simple_spread_pqn", {"learner.central_input": "team"})

@@ -172,14 +172,17 @@ def _given(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without(settings: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Returns settings without those of dotted keys."""
+    """Returns settings without those of dotted keys, and without sections that this empties."""
     nested = unfold(settings)
     for key in keys:
         *path, leaf = key.split(".")
-        inner = nested
+        sections = [nested]
         for part in path:
-            inner = inner.get(part, {})
-        inner.pop(leaf, None)
+            sections.append(sections[-1].get(part, {}))
+        sections[-1].pop(leaf, None)
+        for outer, inner, part in zip(sections[-2::-1], sections[:0:-1], path[::-1]):
+            if not inner:
+                outer.pop(part, None)
     return nested
 
 

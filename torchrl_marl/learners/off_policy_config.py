@@ -9,7 +9,7 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.config import ActorCriticConfig, CentralInput
 from torchrl_marl.learners.replay_config import ReplayConfig, ReplayLearnerConfig
 from torchrl_marl.modules.config import CriticConfig, CriticMixerConfig
-from torchrl_marl.settings import Count, OneOf, Positive, ReadWhere, Share, Weight
+from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share, Weight
 
 __all__ = ["ExplorationConfig", "OffPolicyConfig", "ReplayConfig"]
 
@@ -106,7 +106,7 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
     there is one at every tenth."""
     alpha_init: Annotated[Positive, ReadWhere("algorithm", *_SAC)] = 1.0
     """The first temperature, the weight of the policy's entropy."""
-    target_entropy: Annotated[float | None, ReadWhere("algorithm", *_SAC)] = None
+    target_entropy: Annotated[float | None, Range(), ReadWhere("algorithm", *_SAC)] = None
     """Entropy that the temperature keeps, for each action feature from -1 to 1; of discrete actions
     as a share of that of a uniform choice of the legal ones. None: -1, and 0.5."""
 

@@ -176,6 +176,11 @@ class ReplayLearner(nn.Module):
             self._explore()
             return self._summary(history, n_updates)
 
+    def cut(self) -> None:
+        """Says that the next batch does not follow on the last: episodes begin anew."""
+        if self.replay is not None:
+            self.replay.cut()
+
     def _store(self, batch: TensorDictBase) -> None:
         if self.replay is None:
             self.look_at(batch)

@@ -136,7 +136,11 @@ def _is_idle(config: Any, setting: Setting, value: Any, default: Any) -> bool:
 
 
 def _holds(where: ReadWhere, config: Any) -> bool:
-    rule = settings_within(type(config))[where.key].note(OneOf)
+    config_of = config
+    *sections, name = where.key.split(".")
+    for section in sections:
+        config_of = getattr(config_of, section)
+    rule = settings_within(type(config_of))[name].note(OneOf)
     return where.holds(config, rule.word_of) if rule else where.holds(config)
 
 

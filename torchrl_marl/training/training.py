@@ -273,7 +273,14 @@ class Training:
             self.collector.load_state_dict({})
             self.env.set_seed(self.config.seed + self.iteration)
             self.tracker.load_state_dict({})  # the evaluation cut off its episodes
+            self._cut()
         return result
+
+    def _cut(self) -> None:
+        """Tells learners that store steps that the next do not follow on the last."""
+        for learner in self.learners:
+            if hasattr(learner, "cut"):
+                learner.cut()
 
     @_in_its_own_state
     def end(self) -> None:
@@ -369,6 +376,8 @@ class Training:
         if any(len(value) != self.env.batch_size.numel() for value in tracker.values()):
             raise ValueError("running episodes of another number of envs")
         self.tracker.load_state_dict(tracker if resumed else {})
+        if not resumed:
+            self._cut()
         process = RandomState(0, self.device)
         process.load_state_dict(state["random"])
         process.install()

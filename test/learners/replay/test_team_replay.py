@@ -71,6 +71,20 @@ def test_a_cut_stops_the_look_ahead():
     assert replay.look(torch.arange(4), 4, 1.0)["next", "reward"].flatten().tolist() == [2, 1, 2, 1]
 
 
+def test_what_is_stored_next_may_not_follow():
+    flag = torch.zeros(1, 2, 1, dtype=torch.bool)
+    then = {"reward": torch.ones(1, 2, 1), "done": flag, "terminated": flag}
+    for cut, first in ((False, [4, 3, 2, 1]), (True, [2, 1, 2, 1])):
+        replay = TeamReplay(10, 1, [("next", "reward")])
+        replay.cut()  # nothing is stored yet
+        replay.extend(TensorDict({"next": then}, [1, 2]))
+        if cut:
+            replay.cut()
+        replay.extend(TensorDict({"next": then}, [1, 2]))
+        returns = replay.look(torch.arange(4), 4, 1.0)["next", "reward"]
+        assert returns.flatten().tolist() == first
+
+
 def test_who_is_cut_off_alone_ends_the_look_ahead():
     """Its last observation is in that step, and in none later."""
     group = make_group()

@@ -88,6 +88,11 @@ class Ring:
             written.append(slots)
         return written
 
+    def cut(self) -> None:
+        """Lets no look-ahead go beyond the newest steps."""
+        if self.n_filled:
+            self._ends[self.head - 1].fill_(True)
+
     def _spans(self, n: int) -> Iterator[tuple[slice, slice]]:
         """Gives slots up to the ring's end, and from its start, for the last of n new steps."""
         first, head = max(n - self.n_steps, 0), self.head

@@ -142,6 +142,14 @@ class TeamReplay:
             for slots in written:
                 self.priorities.add(slots.start * n, (slots.stop - slots.start) * n)
 
+    def cut(self) -> None:
+        """Says that what is stored next does not follow on the newest steps.
+
+        Returns of several steps then end with them, as at a time limit; so where episodes are left
+        and begun anew between two batches.
+        """
+        self.ring.cut()
+
     def _start_priorities(self) -> None:
         if self.priority is not None and self.priorities is None and self.ring.store is not None:
             self.priorities = Priorities(self.capacity, self.priority, self.ring.device)
