@@ -52,3 +52,12 @@ def test_teams_learn_and_are_measured(exact_games, name):
     returns, seconds = exact_games.play(payoff, exact_games.Player(name), n_teams=2, n_batches=3)
     assert set(returns) <= {7.0, 0.0, 1.0, 8.0}
     assert len(returns) == 2 and seconds > 0
+
+
+@pytest.mark.parametrize(("weight", "best"), [(0.05, 11.0), (1.0, 5.0)])
+def test_trust_finds_the_best_of_the_climbing_game(exact_games, weight, best):
+    """On uniform data IQL finds it where the weight is below 1/7."""
+    payoff, _ = exact_games.games()["climbing"]
+    trusting = exact_games.Player("iql", {"negative_weight": weight})
+    returns, _ = exact_games.play(payoff, trusting, n_teams=3, n_batches=50)
+    assert returns == [best] * 3

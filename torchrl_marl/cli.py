@@ -253,14 +253,18 @@ def _list(parsed: argparse.Namespace) -> None:
 
 def _list_settings(parsed: argparse.Namespace) -> None:
     from torchrl_marl.recipes import DEFAULT_RECIPE, explain, read_config
+    from torchrl_marl.settings import read_by_others
 
     if parsed.markdown:
         values = None if parsed.recipe is None else read_config(parsed.recipe)
         print(settings_markdown(explain(values)))
         return
     recipe = parsed.recipe or DEFAULT_RECIPE
+    config = read_config(recipe)
+    idle = tuple(f"{key}." for key in read_by_others(config))
+    chosen = [one for one in explain(config) if not f"{one.key}.".startswith(idle)]
     print(f"settings, with their values in {recipe}:")
-    print(settings_table(explain(read_config(recipe)), words=True))
+    print(settings_table(chosen, words=True))
 
 
 _ACTIONS = {"train": _train, "evaluate": _evaluate, "plot": _plot, "list": _list}

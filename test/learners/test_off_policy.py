@@ -2,6 +2,7 @@
 
 import math
 
+import learner_twins
 import pytest
 import torch
 from learner_twins import assert_masked_slots_change_no_bit, same_weights
@@ -16,10 +17,10 @@ from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners import Learner, OffPolicyConfig, OffPolicyLearner
 from torchrl_marl.learners.off_policy_config import ExplorationConfig, ReplayConfig
 from torchrl_marl.modules import CriticConfig, NetworkConfig
-from torchrl_marl.modules.config import CriticMixerConfig
+from torchrl_marl.modules.config import AnyMixerConfig
 from torchrl_marl.recipes import load_config
 
-MIXER = CriticMixerConfig(hidden=4, kind="monotonic")
+MIXER = AnyMixerConfig("monotonic", 4)
 SMALL = {"actor": NetworkConfig([8]), "critic": CriticConfig([8]), "minibatch_size": 16}
 
 
@@ -33,16 +34,12 @@ def make_tag():
 
 
 def trained(env, n_batches=4, execution="eager", seed=0, **settings):
-    torch.manual_seed(seed)
-    team = TeamSpec.from_env(env)
     config = OffPolicyConfig(**{"learning_starts": 80} | SMALL | settings)
-    learner = OffPolicyLearner(team.groups, config, team=team, execution=execution)
-    collector = RolloutCollector(env, TeamPolicy(learner.actors.values()), frames_per_batch=40)
-    metrics = []
-    for i in range(n_batches):
-        learner.set_progress(i / n_batches)
-        metrics.append(learner.learn(collector.rollout()))
-    return learner, metrics
+
+    def make(team):
+        return OffPolicyLearner(team.groups, config, team=team, execution=execution)
+
+    return learner_twins.trained(make, env, n_batches, seed)
 
 
 def test_it_is_a_learner_of_its_groups():

@@ -2,10 +2,11 @@
 
 import pytest
 
+from torchrl_marl import cli
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.off_policy_config import OffPolicyConfig
-from torchrl_marl.recipes import load_config
-from torchrl_marl.settings import override, settings_of
+from torchrl_marl.recipes import load_config, read_config
+from torchrl_marl.settings import override, read_by_others, settings_of
 
 TAG = "vmas_simple_tag_mappo"
 
@@ -113,3 +114,40 @@ def test_a_q_network_takes_over_the_actors_sizes():
 def test_a_store_smaller_than_its_look_ahead():
     texts = ["learner=maddpg", "learner.n_step=300000"]
     assert "use learner.replay.capacity=300000." in refusal(*texts)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "kind"),
+    [
+        ("vmas_balance_matd3", {"learner.mixer": "sum"}, "sum"),
+        ("vmas_simple_spread_pqn", {"learner": {"mixer": "none"}}, "none"),
+        ("vmas_simple_spread_pqn", ["learner.mixer=sum", "learner.mixer.over=team"], "sum"),
+    ],
+)  # fmt: skip
+def test_a_mixer_is_a_plain_word(recipe, overrides, kind):
+    assert load_config(recipe, overrides).learner.mixer.kind == kind
+
+
+def test_a_group_s_mixer_is_a_plain_word():
+    groups = {"agent": {"algorithm": "maddpg", "mixer": "sum"}}
+    config = load_config("vmas_simple_tag_mappo", {"groups": groups})
+    assert config.groups["agent"]["mixer"] == {"kind": "sum"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "others"),
+    [
+        ("vmas_balance_masac", "saturation_coeff actor_interval target_noise target_noise_clip "
+         "exploration.sigma exploration.sigma_end mixer.kind mixer.hidden mixer.init_scale"),
+        ("vmas_balance_matd3", "alpha_lr alpha_init target_entropy"),
+        ("vmas_simple_spread_vdn", "central_input mixer.hidden mixer.init_scale"),
+        ("vmas_balance_ippo", "central_input critic.architecture critic.value_per"),
+    ],
+)  # fmt: skip
+def test_only_what_the_algorithm_reads_is_listed(recipe, others, capsys):
+    config = read_config(recipe)
+    assert read_by_others(config) == {f"learner.{name}" for name in others.split()}
+    assert cli.main(["list", "settings", recipe]) == 0
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.split()}
+    known = {f"learner.{name}" for name in settings_of(config.learner)}
+    assert listed & known == known - read_by_others(config)

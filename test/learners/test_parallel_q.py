@@ -1,5 +1,8 @@
 """The learner of PQN: its graphs, resuming, groups as one, another beside it, what it refuses."""
 
+from functools import partial
+
+import learner_twins
 import pytest
 import torch
 from learner_twins import (
@@ -16,15 +19,14 @@ from torchrl_marl.envs import VmasEnv
 from torchrl_marl.envs.toy import Arena, Paces
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners import Learner, ParallelQConfig, ParallelQLearner
-from torchrl_marl.learners.parallel_q_config import (
-    AnyMixerConfig,
-    EarlyExplorationConfig,
-    NormedNetworkConfig,
-)
+from torchrl_marl.learners.config import EpsilonConfig
+from torchrl_marl.learners.parallel_q_config import AnyTeamMixerConfig
+from torchrl_marl.modules import QNetworkConfig
 from torchrl_marl.recipes import load_config
 
-SMALL = {"actor": NormedNetworkConfig([8]), "minibatch_size": 20, "num_epochs": 2}
-NONE, SUM, MONOTONIC = (AnyMixerConfig(kind, 4) for kind in ("none", "sum", "monotonic"))
+NORMED = partial(QNetworkConfig, activation="relu", layer_norm=True)
+SMALL = {"actor": NORMED([8]), "minibatch_size": 20, "num_epochs": 2}
+NONE, SUM, MONOTONIC = (AnyTeamMixerConfig(kind, 4) for kind in ("none", "sum", "monotonic"))
 
 
 def make_arena(**kwargs):
@@ -39,22 +41,16 @@ def make_tag(**kwargs):
 
 
 def trained(env, n_batches=2, execution="eager", **settings):
-    torch.manual_seed(0)
-    team = TeamSpec.from_env(env)
     config = ParallelQConfig(**SMALL | settings)
-    learner = ParallelQLearner(team.groups, config, team=team, execution=execution)
-    collector = RolloutCollector(env, TeamPolicy(learner.actors.values()), frames_per_batch=40)
-    metrics = []
-    for i in range(n_batches):
-        learner.set_progress(i / n_batches)
-        metrics.append(learner.learn(collector.rollout()))
-    return learner, metrics
+
+    def make(team):
+        return ParallelQLearner(team.groups, config, team=team, execution=execution)
+
+    return learner_twins.trained(make, env, n_batches)
 
 
 def test_it_is_a_learner_of_its_groups_and_its_schedules():
-    learner, metrics = trained(
-        make_arena(n_groups=2), exploration=EarlyExplorationConfig(1, 0.2, 1.0)
-    )
+    learner, metrics = trained(make_arena(n_groups=2), exploration=EpsilonConfig(1, 0.2, 1.0))
     assert isinstance(learner, Learner) and list(learner.actors) == ["agents_0", "agents_1"]
     own = [m["agents_1"] for m in metrics]
     assert [float(m["epsilon"]) for m in own] == pytest.approx([1.0, 0.6])
@@ -71,7 +67,7 @@ def test_it_is_a_learner_of_its_groups_and_its_schedules():
         (make_tag, {"mixer": NONE, "bootstrap": "agent"}),
         (
             lambda: make_arena(kinds=2, n_actions=6, action_mask=True, categorical_actions=False),
-            {"actor": NormedNetworkConfig([8], sharing="none", dueling=True)},
+            {"actor": NORMED([8], sharing="none", dueling=True)},
         ),
     ],
 )
@@ -120,8 +116,8 @@ def test_a_mixer_over_two_groups_is_that_of_one_group_of_all(kind):
     """Where one network serves all: the arena's four agents in one group, and in two."""
     found = []
     for n_groups, sharing in ((1, "group"), (2, "full")):
-        mixer = AnyMixerConfig(kind, 4, over="team")
-        actor = NormedNetworkConfig([8], sharing=sharing)
+        mixer = AnyTeamMixerConfig(kind, 4, over="team")
+        actor = NORMED([8], sharing=sharing)
         learner, _ = trained(make_arena(n_groups=n_groups), 0, mixer=mixer, actor=actor)
         same_weights(learner.actors, learner.mixers)
         torch.manual_seed(1)
@@ -139,7 +135,7 @@ def test_a_mixer_over_two_groups_is_that_of_one_group_of_all(kind):
 def test_groups_that_compete_under_one_mixer_are_refused():
     shaped = {"shape_adversary_rew": True, "shape_agent_rew": True}
     with pytest.raises(ConfigError, match="'adversary' and 'agent' compete"):
-        trained(make_tag(**shaped), 1, mixer=AnyMixerConfig("sum", over="team"))
+        trained(make_tag(**shaped), 1, mixer=AnyTeamMixerConfig("sum", over="team"))
 
 
 def recipe(folder):

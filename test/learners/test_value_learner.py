@@ -2,6 +2,7 @@
 
 import math
 
+import learner_twins
 import pytest
 import torch
 from learner_twins import assert_masked_slots_change_no_bit, rows_of_a_run_that_resumes_to_the_bit
@@ -35,16 +36,12 @@ def make_tag(**kwargs):
 
 
 def trained(env, n_batches=4, execution="eager", seed=0, **settings):
-    torch.manual_seed(seed)
-    team = TeamSpec.from_env(env)
     config = ValueConfig(**{"learning_starts": 80} | SMALL | settings)
-    learner = ValueLearner(team.groups, config, team=team, execution=execution)
-    collector = RolloutCollector(env, TeamPolicy(learner.actors.values()), frames_per_batch=40)
-    metrics = []
-    for i in range(n_batches):
-        learner.set_progress(i / n_batches)
-        metrics.append(learner.learn(collector.rollout()))
-    return learner, metrics
+
+    def make(team):
+        return ValueLearner(team.groups, config, team=team, execution=execution)
+
+    return learner_twins.trained(make, env, n_batches, seed)
 
 
 def test_it_is_a_learner_of_its_groups_and_explores_by_epsilon_alone():

@@ -7,6 +7,7 @@ from runs import assert_same_run
 from samples import poisoned, states
 
 import torchrl_marl
+from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.runs import resume
 
@@ -33,6 +34,25 @@ def assert_masked_slots_change_no_bit(one, other, env, value):
         assert torch.equal(found, metrics[1][key]), key
     for mine, theirs in zip(states([one]), states([other]), strict=True):
         assert torch.equal(mine, theirs)
+
+
+def trained(make, env, n_batches, seed=0):
+    """A learner, and the metrics of each batch of 40 frames that it has learned from.
+
+    Args:
+        make: ``make(team)`` gives the learner.
+        env: where it acts.
+        n_batches: how many.
+        seed: of its networks and draws.
+    """
+    torch.manual_seed(seed)
+    learner = make(TeamSpec.from_env(env))
+    collector = RolloutCollector(env, TeamPolicy(learner.actors.values()), frames_per_batch=40)
+    metrics = []
+    for i in range(n_batches):
+        learner.set_progress(i / n_batches)
+        metrics.append(learner.learn(collector.rollout()))
+    return learner, metrics
 
 
 def same_weights(*modules):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from torchrl_marl.errors import ConfigError, quoted
@@ -278,6 +278,11 @@ class HAPPOConfig(OnPolicyConfig):
     """The critic's network."""
     actor: NetworkConfig = field(default_factory=lambda: NetworkConfig(sharing="none"))
     """The actor's network, each agent's own."""
+
+    def __post_init__(self) -> None:
+        if self.actor.share_params and self.actor.sharing == "none":
+            # ``none`` is also what nobody chose: share_params alone decides then.
+            object.__setattr__(self, "actor", replace(self.actor, sharing="group"))
 
     @property
     def central(self) -> bool:

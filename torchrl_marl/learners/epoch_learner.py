@@ -13,23 +13,20 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from torchrl_marl.capture import check_execution
-from torchrl_marl.learners.block import Block
+from torchrl_marl.learners.block_learner import BlockLearner
 from torchrl_marl.learners.captured import make_updates
 from torchrl_marl.learners.clipping import GradientClip
-from torchrl_marl.learners.networks import ObservationNorms, must_stay_apart, seen_by_critics
 from torchrl_marl.learners.stopping import KLStop
 from torchrl_marl.learners.summary import refuse_non_finite, summarize
 from torchrl_marl.learners.unshare import unshare_networks
 from torchrl_marl.learners.updates import minibatch_keys, shuffled_epochs
-from torchrl_marl.modules.joined_actor import GroupActors
 from torchrl_marl.modules.precision import matmul_precision
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["EpochLearner"]
 
 
-class EpochLearner(nn.Module):
+class EpochLearner(BlockLearner):
     """Trains one or more groups of equal settings on every batch at once, with one optimizer.
 
     A batch gets its targets, and is then trained on in epochs of minibatches, each update eagerly
@@ -49,8 +46,6 @@ class EpochLearner(nn.Module):
             from the minibatch to Adam, as one compiled graph, which a GPU may replay.
     """
 
-    acted: ClassVar[tuple[str, ...]] = ("action",)
-    """What the losses read of the agents' acting."""
     written: ClassVar[tuple[str, ...]] = ("value_target", "loss_mask")
     """What targets leave in the batch, as far as there is such."""
 
@@ -63,18 +58,7 @@ class EpochLearner(nn.Module):
         device: torch.device | str | None = None,
         execution: str = "eager",
     ) -> None:
-        super().__init__()
-        if execution != "trace":  # for tests: a graph, run operation by operation
-            check_execution(execution, device, type(self).__name__)
-        self.execution = execution
-        self.groups = dict(groups)
-        self.config = config
-        seen = seen_by_critics((self.groups if team is None else team.groups).values(), config)
-        apart = must_stay_apart(config)
-        self.block = Block(self.groups, apart=apart, seen=seen, acted=self.acted)
-        self.observation_norms = ObservationNorms(config.normalize_observations, device)
-        self.actors = GroupActors()
-        self.losses: dict[str, Any] = {}
+        super().__init__(groups, config, team=team, device=device, execution=execution)
         self.unshared = self._looked = False
 
     @abstractmethod

@@ -8,7 +8,7 @@ from typing import Annotated
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.config import ActorCriticConfig, CentralInput
 from torchrl_marl.learners.replay_config import ReplayConfig, ReplayLearnerConfig
-from torchrl_marl.modules.config import CriticConfig, CriticMixerConfig
+from torchrl_marl.modules.config import AnyMixerConfig, CriticConfig
 from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share, Weight
 
 __all__ = ["ExplorationConfig", "OffPolicyConfig", "ReplayConfig"]
@@ -67,9 +67,9 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
     ] = field(default_factory=CriticConfig)
     """The critic's network."""
     mixer: Annotated[
-        CriticMixerConfig,
+        AnyMixerConfig,
         ReadWhere("algorithm", "maddpg", "matd3", of=("kind", "hidden", "init_scale")),
-    ] = field(default_factory=CriticMixerConfig)
+    ] = field(default_factory=AnyMixerConfig)
     """What makes one value of a group of critics that see one agent each (FACMAC)."""
     actor_lr: Positive = 3e-4
     """Learning rate of the actor's Adam."""

@@ -14,42 +14,16 @@ from torchrl_marl.learners.config import (
     check_minibatch,
 )
 from torchrl_marl.learners.value_config import MIXED
-from torchrl_marl.modules.config import ACTIVATIONS, MIXERS, QNetworkConfig
+from torchrl_marl.modules.config import AnyMixerConfig, QNetworkConfig
 from torchrl_marl.settings import Count, OneOf, Positive, ReadWhere, Share
 
-__all__ = ["AnyMixerConfig", "EarlyExplorationConfig", "NormedNetworkConfig", "ParallelQConfig"]
+__all__ = ["AnyTeamMixerConfig", "ParallelQConfig"]
 
 
 @dataclass(frozen=True)
-class NormedNetworkConfig(QNetworkConfig):
-    """A network of the values of actions whose layers are standardized."""
+class AnyTeamMixerConfig(AnyMixerConfig):
+    """A mixer of any kind, and whose values it mixes."""
 
-    activation: Annotated[str, OneOf(ACTIVATIONS)] = "relu"
-    """Function between the layers."""
-    layer_norm: bool = True
-    """Standardize the features of each hidden layer before that function."""
-
-
-@dataclass(frozen=True)
-class EarlyExplorationConfig(EpsilonConfig):
-    """How often agents act at random: most of it early, some to the end."""
-
-    epsilon_end: Share = 0.1
-    """Chance with which an agent acts at random, at the end of the schedule."""
-    annealing: Share = 0.1
-    """Share of the run in which it goes from the first value to the last, along a line."""
-
-
-@dataclass(frozen=True)
-class AnyMixerConfig:
-    """What makes one value of a group of the values of its agents' actions."""
-
-    kind: Annotated[str, OneOf(MIXERS)] = "sum"
-    """How values are mixed."""
-    hidden: Annotated[Count, ReadWhere("kind", "monotonic")] = 32
-    """Units of the mixer."""
-    init_scale: Annotated[Positive, ReadWhere("kind", "monotonic")] = 1e-3
-    """Gain of the orthogonal start of what makes the mixer's weights."""
     over: Annotated[str, OneOf(MIXED), ReadWhere("kind", "none", but=True)] = "group"
     """Whose values become one."""
 
@@ -62,9 +36,11 @@ class ParallelQConfig(TrainedConfig):
     """How agents learn."""
     central_input: Annotated[CentralInput, ReadWhere("mixer.kind", "monotonic")] = "observations"
     """What the mixer sees."""
-    actor: NormedNetworkConfig = field(default_factory=NormedNetworkConfig)
+    actor: QNetworkConfig = field(
+        default_factory=lambda: QNetworkConfig(activation="relu", layer_norm=True)
+    )
     """The network of the values, by which agents act."""
-    mixer: AnyMixerConfig = field(default_factory=AnyMixerConfig)
+    mixer: AnyTeamMixerConfig = field(default_factory=lambda: AnyTeamMixerConfig("sum"))
     """What makes one value of the agents'."""
     max_grad_norm: Positive | None = 1.0
     """Largest norm of the gradient of each group's networks; null for none."""
@@ -81,12 +57,14 @@ class ParallelQConfig(TrainedConfig):
     """Passes over a batch."""
     minibatch_size: Count = 400
     """Env steps of a minibatch; the agents of a step stay together."""
-    exploration: EarlyExplorationConfig = field(default_factory=EarlyExplorationConfig)
+    exploration: EpsilonConfig = field(
+        default_factory=lambda: EpsilonConfig(epsilon_end=0.1, annealing=0.1)
+    )
     """How actions are explored."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.actor, NormedNetworkConfig):  # a plain network will do, too
-            object.__setattr__(self, "actor", NormedNetworkConfig(**vars(self.actor)))
+        if not isinstance(self.actor, QNetworkConfig):  # a plain network will do, too
+            object.__setattr__(self, "actor", QNetworkConfig(**vars(self.actor)))
 
     @property
     def central(self) -> bool:

@@ -15,16 +15,13 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
-from torchrl_marl.capture import check_execution
 from torchrl_marl.errors import NonFiniteError
-from torchrl_marl.learners.block import Block
-from torchrl_marl.learners.networks import ObservationNorms, must_stay_apart, seen_by_critics
+from torchrl_marl.learners.block_learner import BlockLearner
 from torchrl_marl.learners.replay import Priority, TeamReplay
 from torchrl_marl.learners.replay_config import ReplayLearnerConfig
 from torchrl_marl.learners.replay_updates import History, ReplayUpdates, Step
 from torchrl_marl.learners.turns import refuse_turns
 from torchrl_marl.modules.exploration import Explore
-from torchrl_marl.modules.joined_actor import GroupActors
 from torchrl_marl.modules.precision import matmul_precision
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
 from torchrl_marl.objectives.targets import share_rewards
@@ -33,7 +30,7 @@ from torchrl_marl.specs import GroupSpec, TeamSpec
 __all__ = ["ReplayLearner"]
 
 
-class ReplayLearner(nn.Module):
+class ReplayLearner(BlockLearner):
     """Stores every batch, and makes updates from what is stored, for groups of equal settings.
 
     Groups with actions of one type are trained as one: their agents side by side, padded. A batch
@@ -69,6 +66,7 @@ class ReplayLearner(nn.Module):
         NonFiniteError: a loss or gradient that is NaN or infinite.
     """
 
+    losses: dict[str, OffPolicyLoss]
     rates = "learner.lr"  # the settings to lower where a loss is not finite
 
     def __init__(
@@ -80,17 +78,9 @@ class ReplayLearner(nn.Module):
         device: torch.device | str | None = None,
         execution: str = "eager",
     ) -> None:
-        super().__init__()
-        if execution != "trace":  # for tests: a graph, run operation by operation
-            check_execution(execution, device, type(self).__name__)
-        self.groups, self.config = dict(groups), config
-        seen = seen_by_critics((self.groups if team is None else team.groups).values(), config)
-        apart = must_stay_apart(config)
-        self.block = Block(self.groups, apart=apart, seen=seen, acted=("action",))
-        self.observation_norms = ObservationNorms(config.normalize_observations, device)
-        self.actors = GroupActors()
+        super().__init__(groups, config, team=team, device=device, execution=execution)
+        seen = self.block.seen
         self.explorers: list[Explore] = []
-        self.losses: dict[str, OffPolicyLoss] = {}
         for name, group in self.block.joined.items():
             actor, loss = self.build(group, seen, device)
             explore = Explore(group, device=device)

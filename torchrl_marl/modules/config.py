@@ -16,8 +16,8 @@ __all__ = [
     "CHANNELS",
     "MIXERS",
     "SHARINGS",
+    "AnyMixerConfig",
     "CriticConfig",
-    "CriticMixerConfig",
     "MixerConfig",
     "NetworkConfig",
     "QNetworkConfig",
@@ -149,11 +149,11 @@ class MixerConfig:
 
 
 @dataclass(frozen=True)
-class CriticMixerConfig(MixerConfig):
-    """What makes one value of a group of critics that see one agent each."""
+class AnyMixerConfig:
+    """What makes one value of a group of the values of its agents' actions, if anything does."""
 
     kind: Annotated[str, OneOf(MIXERS)] = "none"
-    """How the agents' values become one; ``none``: critics are as ``central_input`` says."""
+    """How the agents' values become one; ``none``: they do not."""
     hidden: Annotated[Count, ReadWhere("kind", "monotonic")] = 32
     """Units of the mixer."""
     init_scale: Annotated[Positive, ReadWhere("kind", "monotonic")] = 1e-3

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
-    from torchrl_marl.settings.checking import check, override, unread
+    from torchrl_marl.settings.checking import check, override, read_by_others, unread
     from torchrl_marl.settings.fields import Setting, all_settings, settings_of, settings_within
     from torchrl_marl.settings.files import parse_overrides, read_yaml, to_yaml
     from torchrl_marl.settings.layers import flatten, merged, unfold
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "checking": ["check", "override", "unread"],
+        "checking": ["check", "override", "read_by_others", "unread"],
         "fields": ["Setting", "all_settings", "settings_of", "settings_within"],
         "files": ["parse_overrides", "read_yaml", "to_yaml"],
         "layers": ["flatten", "merged", "unfold"],

@@ -12,7 +12,7 @@ from torchrl_marl.settings.reading import overridden
 from torchrl_marl.settings.rules import Arguments, OneOf, Overrides, ReadWhere, Tagged
 from torchrl_marl.settings.words import shown
 
-__all__ = ["check", "override", "unread"]
+__all__ = ["check", "override", "read_by_others", "unread"]
 
 
 def check(config: Any, at: str = "", skip: Collection[str] = (), like: Any = None) -> None:
@@ -99,6 +99,29 @@ def unread(config: Any, at: str = "") -> dict[str, str]:
                 for key, one in typed.items()
                 if key in value and _is_idle(section, one, value[key], one.default)
             }
+    return found
+
+
+def read_by_others(config: Any) -> set[str]:
+    """Returns settings and sections that only other words of their section's tag read.
+
+    Args:
+        config (dataclass): with sections whose schema is chosen by a tag.
+
+    Examples:
+        >>> from torchrl_marl.recipes import read_config
+        >>> "learner.alpha_init" in read_by_others(read_config("vmas_balance_matd3"))
+        True
+    """
+    found = set()
+    for name, setting in settings_within(type(config)).items():
+        tagged, section = setting.note(Tagged), getattr(config, name)
+        if tagged is None:
+            continue
+        for key, one in settings_within(type(section)).items():
+            for where in one.read_where():
+                if where.key == tagged.by and not _holds(where, section):
+                    found |= {f"{name}.{key}.{inner}" for inner in where.of} or {f"{name}.{key}"}
     return found
 
 

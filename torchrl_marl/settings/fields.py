@@ -19,7 +19,7 @@ from torchrl_marl.settings.rules import (
     Tagged,
 )
 
-__all__ = ["Setting", "all_settings", "settings_of", "settings_within", "with_words"]
+__all__ = ["Setting", "all_settings", "schemas_of", "settings_of", "settings_within", "with_words"]
 
 _Note = TypeVar("_Note")
 
@@ -134,13 +134,13 @@ def all_settings(schema: type) -> dict[str, Setting]:
     for name, setting in settings_within(schema).items():
         if not setting.is_section:
             found[name] = setting
-        for kind in _schemas_of(setting):
+        for kind in schemas_of(setting):
             for key, one in with_words(setting, all_settings(kind)).items():
                 found.setdefault(f"{name}.{key}", dataclasses.replace(one, key=f"{name}.{key}"))
     return found
 
 
-def _schemas_of(setting: Setting) -> Iterator[type]:
+def schemas_of(setting: Setting) -> Iterator[type]:
     """The schemas that a section or a mapping of arguments may have, its default's first."""
     if setting.is_section:
         yield type(setting.default)

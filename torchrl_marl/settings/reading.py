@@ -10,7 +10,13 @@ from typing import Any, TypeVar, get_origin
 
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.settings.conversion import UNFIT, converted, plain
-from torchrl_marl.settings.fields import Setting, all_settings, settings_of, settings_within
+from torchrl_marl.settings.fields import (
+    Setting,
+    all_settings,
+    schemas_of,
+    settings_of,
+    settings_within,
+)
 from torchrl_marl.settings.layers import WORD, flatten, merged, unfold
 from torchrl_marl.settings.renaming import with_new_names
 from torchrl_marl.settings.rules import Arguments, OneOf, Overrides, Tagged, Variants
@@ -58,7 +64,7 @@ def normalized(schema: type, layer: Mapping[str, Any], *, told: bool = True) -> 
         >>> normalized(TrainConfig, {"learner": "ippo", "learner.lr": 1e-3})
         {'learner': {'algorithm': 'ippo', 'lr': 0.001}}
     """
-    return with_new_names(schema, _words_in_place(schema, unfold(layer)), told=told)
+    return with_new_names(schema, _words_in_place([schema], unfold(layer)), told=told)
 
 
 def overridden(note: Tagged, base: Any, own: Mapping[str, Any], at: str = "") -> Any:
@@ -342,21 +348,29 @@ def _is_default(setting: Setting, value: Any) -> bool:
     return value == setting.default or converted(setting.kind, value) == setting.default
 
 
-def _words_in_place(schema: type, layer: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer in which the plain word of a section is the value of the section's first setting."""
+def _words_in_place(schemas: Iterable[type], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer in which the plain word of a section is the value of the section's first setting.
+
+    Args:
+        schemas (iterable of type): those that the layer may be of.
+        layer (mapping): nested.
+    """
     placed = dict(layer)
-    for name, setting in settings_within(schema).items():
-        value = placed.get(name)
-        if setting.is_section:
-            placed |= {name: _worded(type(setting.default), value)} if name in placed else {}
-        elif (overrides := setting.note(Overrides)) and isinstance(value, Mapping):
-            of = type(settings_within(schema)[overrides.of].default)
-            placed[name] = {group: _worded(of, own) for group, own in value.items()}
-    return placed
+    sections: dict[str, list[type]] = {}
+    for schema in schemas:
+        known = settings_within(schema)
+        for name, setting in known.items():
+            if setting.is_section:
+                sections.setdefault(name, []).extend(schemas_of(setting))
+            elif (overrides := setting.note(Overrides)) and isinstance(placed.get(name), Mapping):
+                of = list(schemas_of(known[overrides.of]))
+                placed[name] = {group: _worded(of, own) for group, own in placed[name].items()}
+    return placed | {n: _worded(sections[n], placed[n]) for n in placed.keys() & sections.keys()}
 
 
-def _worded(schema: type, value: Any) -> Any:
-    first = next(iter(settings_within(schema)))
+def _worded(schemas: list[type], value: Any) -> Any:
+    firsts = [next(iter(settings_within(schema).values())) for schema in schemas]
+    first = next((one.key for one in firsts if one.kind is str), firsts[0].key)
     if isinstance(value, str):
         return {first: value}
     if not isinstance(value, Mapping):
@@ -364,4 +378,4 @@ def _worded(schema: type, value: Any) -> Any:
     value = dict(value)
     if WORD in value:
         value = {first: value.pop(WORD), **value}
-    return _words_in_place(schema, value)
+    return _words_in_place(schemas, value)

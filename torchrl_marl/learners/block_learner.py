@@ -1,0 +1,65 @@
+"""What every learner that trains networks begins with: its groups side by side.
+
+Shapes: E envs, T steps, N agents of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from torchrl_marl.capture import check_execution
+from torchrl_marl.learners.block import Block
+from torchrl_marl.learners.networks import ObservationNorms, must_stay_apart, seen_by_critics
+from torchrl_marl.modules.joined_actor import GroupActors
+from torchrl_marl.specs import GroupSpec, TeamSpec
+
+__all__ = ["BlockLearner"]
+
+
+class BlockLearner(nn.Module):
+    """The groups of a learner, joined where their actions allow, with nothing trained yet.
+
+    Args:
+        groups (mapping of name to GroupSpec): the groups that it trains.
+        config (TrainedConfig): how.
+        team (TeamSpec, optional): all groups of the environment, for what sees across groups.
+        device (torch.device, optional): of the networks.
+        execution ("eager", "compile" or "cudagraph"): how its updates run.
+
+    Attributes:
+        block (Block): the joined groups, and batches in their layout.
+        observation_norms (ObservationNorms): the running statistics of observations.
+        actors (GroupActors): by group; empty until a subclass adds them.
+        losses (dict): name of one or several groups, ``"a+b"`` -> the loss; likewise.
+
+    Raises:
+        ConfigError: an execution that the device does not have.
+    """
+
+    acted: ClassVar[tuple[str, ...]] = ("action",)
+    """What the losses read of the agents' acting."""
+
+    def __init__(
+        self,
+        groups: Mapping[str, GroupSpec],
+        config: Any,
+        *,
+        team: TeamSpec | None = None,
+        device: torch.device | str | None = None,
+        execution: str = "eager",
+    ) -> None:
+        super().__init__()
+        if execution != "trace":  # for tests: a graph, run operation by operation
+            check_execution(execution, device, type(self).__name__)
+        self.execution = execution
+        self.groups, self.config = dict(groups), config
+        seen = seen_by_critics((self.groups if team is None else team.groups).values(), config)
+        apart = must_stay_apart(config)
+        self.block = Block(self.groups, apart=apart, seen=seen, acted=self.acted)
+        self.observation_norms = ObservationNorms(config.normalize_observations, device)
+        self.actors = GroupActors()
+        self.losses: dict[str, Any] = {}
