@@ -227,7 +227,8 @@ def main() -> None:
         statistics and limits of its own; a seed's seconds are all teams' by their number. The
         return is that of the likeliest actions after training. Each agent has a network of its own,
         32 units. Who learns from stored steps explores uniformly (epsilon 1), with {UPDATES}
-        updates for each batch; the others make {UPDATES} epochs of it. The rest stands in the
+        updates for each batch; PQN explores so, too, and makes {UPDATES} epochs of it, as the
+        others do. The rest stands in the
         script.""",
         write=args.write and not args.quick,
     )

@@ -8,6 +8,7 @@ losses, gradients, their limits, Adam's step and the targets:
 - *TorchRL*: as its recipes and BenchMARL write it: ``TensorDictReplayBuffer``, ``DDPGLoss``,
   ``TD3Loss``, ``SACLoss`` or ``QMixerLoss``, ``clip_grad_norm_``, ``Adam``, ``SoftUpdate``;
 - *TorchRL, tuned*: with fused Adam and ``use_td_params=False``;
+- *TorchRL, compiled*: tuned, and its losses through ``torch.compile``;
 - *torchrl_marl, eager* and *captured*: our learner, operation by operation, and as one graph.
 
 The second table is of one million stored steps: drawn uniformly, and by priority.
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
     from torchrl_marl.learners.off_policy import OffPolicyLearner
     from torchrl_marl.specs import TeamSpec
 
-BASELINES = ("TorchRL", "TorchRL, tuned")
+# How TorchRL's side is written.
+BASELINES: dict[str, dict[str, bool]] = {
+    "TorchRL": {"tuned": False},
+    "TorchRL, tuned": {"tuned": True},
+    "TorchRL, compiled": {"tuned": True, "compiled": True},
+}
 EAGER, CAPTURED = "torchrl_marl, eager", "torchrl_marl, captured"
 ALGORITHMS = ("maddpg", "matd3", "masac", "qmix")
 N_ENVS, N_STEPS, N_UPDATES = 60, 100, 20
@@ -93,6 +99,7 @@ def measure_algorithm(
 ) -> list[list[str]]:
     """A row for every candidate of one algorithm and size."""
     import torch
+    from loops import fresh_compiler
 
     team, batch = collect(algorithm == "qmix", args.quick)
     rows = batch.numel() if args.quick else 200_000
@@ -101,9 +108,12 @@ def measure_algorithm(
     steps = with_flags_of_agents(batch, group.n_agents)
     steps = torch.cat([steps] * -(-rows // len(steps)))[:rows]
     candidates: dict[str, Any] = {}
-    for name in BASELINES:
+    fresh_compiler()
+    for name, form in BASELINES.items():
+        if args.quick and form.get("compiled"):
+            continue
         torch.manual_seed(0)
-        update = TorchRLUpdate(steps, group, config, tuned=name == BASELINES[1])
+        update = TorchRLUpdate(steps, group, config, **form)
         candidates[name] = lambda update=update: [update() for _ in range(N_UPDATES)]
     for name, execution in ((EAGER, "eager"), (CAPTURED, "compile")):
         if args.quick and name == CAPTURED:
@@ -118,7 +128,7 @@ def measure_algorithm(
             f"{size:,}",
             name,
             f"{1e6 * timings.median(name) / N_UPDATES:,.0f}",
-            *(timings.ratio_text(name, baseline) for baseline in BASELINES),
+            *(timings.ratio_text(name, x) if x in candidates else "" for x in BASELINES),
             timings.rounds(),
         ]
         for name in candidates

@@ -25,10 +25,17 @@ class TorchRLUpdate:
         group (GroupSpec): the agents.
         config (OffPolicyConfig): algorithm, sizes and rates.
         tuned (bool): with what makes TorchRL faster: fused Adam, and ``use_td_params=False``.
+        compiled (bool): the losses through ``torch.compile``, too.
     """
 
     def __init__(
-        self, steps: TensorDictBase, group: GroupSpec, config: OffPolicyConfig, *, tuned: bool
+        self,
+        steps: TensorDictBase,
+        group: GroupSpec,
+        config: OffPolicyConfig,
+        *,
+        tuned: bool,
+        compiled: bool = False,
     ) -> None:
         import torch
         from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
@@ -45,6 +52,10 @@ class TorchRLUpdate:
         self.loss = losses[config.algorithm]()
         self.loss.make_value_estimator(ValueEstimators.TD0, gamma=config.gamma)
         self.targets = SoftUpdate(self.loss, tau=config.tau)
+        names = ("value_loss", "actor_loss") if config.algorithm == "matd3" else ("forward",)
+        self.losses = [getattr(self.loss, name) for name in names]
+        if compiled:
+            self.losses = [torch.compile(loss) for loss in self.losses]
         self.optimizers = {}
         for name, (parameters, rate) in self._parameters().items():
             fused = True if tuned else None
@@ -56,12 +67,13 @@ class TorchRLUpdate:
         sample = self.buffer.sample()
         self.count += 1
         if self.config.algorithm == "matd3":
-            self._step("loss_qvalue", self.loss.value_loss(sample)[0])
+            value_loss, actor_loss = self.losses
+            self._step("loss_qvalue", value_loss(sample)[0])
             if self.count % self.config.actor_interval == 0:
-                self._step("loss_actor", self.loss.actor_loss(sample)[0])
+                self._step("loss_actor", actor_loss(sample)[0])
                 self.targets.step()
             return
-        losses = self.loss(sample)
+        losses = self.losses[0](sample)
         for name in self.optimizers:
             self._step(name, losses[name])
         self.targets.step()
