@@ -39,7 +39,7 @@ ALGORITHMS = ("maddpg", "matd3", "masac", "qmix")
 N_ENVS, N_STEPS, N_UPDATES = 60, 100, 20
 
 
-def collect(discrete: bool, quick: bool) -> tuple[TeamSpec, TensorDictBase]:
+def collect(discrete: bool, args: argparse.Namespace) -> tuple[TeamSpec, TensorDictBase]:
     """Steps of random actions."""
     import torch
 
@@ -49,12 +49,17 @@ def collect(discrete: bool, quick: bool) -> tuple[TeamSpec, TensorDictBase]:
     from torchrl_marl.modules import RandomActor
 
     torch.manual_seed(0)
-    n_envs, n_steps = (4, 20) if quick else (N_ENVS, N_STEPS)
+    n_envs, n_steps = (4, 20) if args.quick else (N_ENVS, N_STEPS)
     env = VmasEnv(
-        "balance", num_envs=n_envs, max_steps=N_STEPS, continuous_actions=not discrete, seed=0
+        "balance",
+        num_envs=n_envs,
+        max_steps=N_STEPS,
+        continuous_actions=not discrete,
+        device=args.device,
+        seed=0,
     )
     team = TeamSpec.from_env(env)
-    policy = TeamPolicy([RandomActor(team.groups[GROUP])])
+    policy = TeamPolicy([RandomActor(team.groups[GROUP]).to(args.device)])
     return team, RolloutCollector(env, policy, frames_per_batch=n_envs * n_steps).rollout()
 
 
@@ -101,27 +106,35 @@ def measure_algorithm(
     import torch
     from loops import fresh_compiler
 
-    team, batch = collect(algorithm == "qmix", args.quick)
+    team, batch = collect(algorithm == "qmix", args)
     rows = batch.numel() if args.quick else 200_000
     config = make_config(algorithm, cells, size, rows)
     group = team.groups[GROUP]
     steps = with_flags_of_agents(batch, group.n_agents)
     steps = torch.cat([steps] * -(-rows // len(steps)))[:rows]
     candidates: dict[str, Any] = {}
+    failed: dict[str, str] = {}
     fresh_compiler()
     for name, form in BASELINES.items():
         if args.quick and form.get("compiled"):
             continue
         torch.manual_seed(0)
         update = TorchRLUpdate(steps, group, config, **form)
+        try:
+            update()
+        except Exception as error:  # what torch cannot compile is said, not hidden
+            if not form.get("compiled"):
+                raise
+            failed[name] = f"failed: {type(error).__name__}"
+            continue
         candidates[name] = lambda update=update: [update() for _ in range(N_UPDATES)]
-    for name, execution in ((EAGER, "eager"), (CAPTURED, "compile")):
+    for name, execution in ((EAGER, "eager"), (CAPTURED, args.execution)):
         if args.quick and name == CAPTURED:
             continue
         learner = make_learner(config, team, batch, rows, execution)
         candidates[name] = lambda x=learner: x.updates.run(x.replay, N_UPDATES)
     timings = report.alternate(candidates, args.rounds, seconds=args.seconds, warmup=2)
-    return [
+    measured = [
         [
             algorithm,
             f"2 x {cells}",
@@ -133,13 +146,16 @@ def measure_algorithm(
         ]
         for name in candidates
     ]
+    blank = [""] * (len(BASELINES) + 1)
+    head = [algorithm, f"2 x {cells}", f"{size:,}"]
+    return measured + [[*head, name, text, *blank] for name, text in failed.items()]
 
 
 def measure_priorities(algorithm: str, args: argparse.Namespace) -> list[list[str]]:
     """Updates of rows drawn uniformly and by priority, of a full store of a million."""
-    team, batch = collect(algorithm == "qmix", args.quick)
+    team, batch = collect(algorithm == "qmix", args)
     rows, size = (batch.numel(), 16) if args.quick else (1_000_000, 128)
-    execution = "eager" if args.quick else "compile"
+    execution = "eager" if args.quick else args.execution
     learners = {
         name: make_learner(
             make_config(algorithm, 64, size, rows, alpha), team, batch, rows, execution
@@ -166,7 +182,8 @@ def measure_priorities(algorithm: str, args: argparse.Namespace) -> list[list[st
 
 def measure(args: argparse.Namespace) -> tuple[list[list[str]], list[list[str]]]:
     """The rows of both tables."""
-    sizes = [(64, 128), (256, 128)] if not args.quick else [(16, 16)]
+    sizes = [(cells, size) for size in args.minibatches for cells in (64, 256)]
+    sizes = [(16, 16)] if args.quick else sizes
     updates = [
         row
         for algorithm in args.algorithms
@@ -181,9 +198,13 @@ def main() -> None:
     """Measures and reports."""
     parser = report.parser(__doc__, threads=(1,))
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--execution", choices=("compile", "cudagraph"))
+    parser.add_argument("--minibatches", type=int, nargs="+", default=[128])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seconds", type=float, default=10.0, help="longest, for one comparison")
     args = parser.parse_args()
+    args.execution = args.execution or ("compile" if args.device == "cpu" else "cudagraph")
     if args.quick:
         args.write, args.rounds = False, 2
     updates = ["", "networks", "minibatch", "", "us an update"]
@@ -211,6 +232,7 @@ def main() -> None:
         median (and the quartiles) of the rounds' ratios. Ours handle more: agents that may die, and
         who has a next step; actors learn from the critics as they were before the update.""",
         write=args.write,
+        device=args.device,
     )
 
 

@@ -42,14 +42,15 @@ class TorchRLUpdate:
         from torchrl.objectives import SoftUpdate, ValueEstimators
 
         self.group, self.config, self.tuned, self.count = group, config, tuned, 0
+        self.device = steps.device
         self.buffer = TensorDictReplayBuffer(
-            storage=LazyTensorStorage(len(steps)), batch_size=config.minibatch_size
+            storage=LazyTensorStorage(len(steps), device=steps.device), batch_size=config.minibatch_size
         )
         self.buffer.extend(steps)
         losses: dict[str, Callable[[], Any]] = {
             "maddpg": self._ddpg, "matd3": self._td3, "masac": self._sac, "qmix": self._qmix,
         }  # fmt: skip
-        self.loss = losses[config.algorithm]()
+        self.loss = losses[config.algorithm]().to(self.device)
         self.loss.make_value_estimator(ValueEstimators.TD0, gamma=config.gamma)
         self.targets = SoftUpdate(self.loss, tau=config.tau)
         names = ("value_loss", "actor_loss") if config.algorithm == "matd3" else ("forward",)
@@ -168,7 +169,7 @@ class TorchRLUpdate:
         seen = (GROUP, "observation")
         agents = TensorDictSequential(TensorDictModule(network, [seen], [value]), greedy)
         shape = (self.group.n_agents, self.group.observation_dim)
-        mixer = QMixer(shape, self.config.mixer.hidden, shape[0], "cpu")
+        mixer = QMixer(shape, self.config.mixer.hidden, shape[0], self.device)
         mixer = TensorDictModule(mixer, [chosen, seen], ["chosen_action_value"])
         loss = QMixerLoss(agents, mixer, delay_value=True, action_space="categorical")
         loss.set_keys(
@@ -196,6 +197,7 @@ class TorchRLUpdate:
             num_cells=list(own.num_cells),
             activation_class=nn.Tanh,
             use_td_params=not self.tuned,
+            device=self.device,
         )
 
     def _deterministic_actor(self) -> Any:
