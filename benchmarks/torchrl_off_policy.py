@@ -44,7 +44,8 @@ class TorchRLUpdate:
         self.group, self.config, self.tuned, self.count = group, config, tuned, 0
         self.device = steps.device
         self.buffer = TensorDictReplayBuffer(
-            storage=LazyTensorStorage(len(steps), device=steps.device), batch_size=config.minibatch_size
+            storage=LazyTensorStorage(len(steps), device=steps.device),
+            batch_size=config.minibatch_size,
         )
         self.buffer.extend(steps)
         losses: dict[str, Callable[[], Any]] = {
