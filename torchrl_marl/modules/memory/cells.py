@@ -1,0 +1,392 @@
+"""Memories: what agents carry from step to step, over whole sequences in one call.
+
+Shapes: T steps, R any dims of rows whose last is N agents, F input features, H units, S numbers
+of a state, K distinct networks.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchrl_marl.modules.memory.gru import gru, gru_loop
+from torchrl_marl.modules.memory.linear_scan import linear_scan, linear_scan_loop
+from torchrl_marl.modules.memory.lstm import lstm, lstm_loop
+
+__all__ = ["CELLS", "GRU", "LRU", "LSTM", "AgentLinear", "Layers", "Memory", "MinGRU"]
+
+
+class AgentLinear(nn.Module):
+    """A linear map for every agent, of which several may have the same.
+
+    Args:
+        in_features, out_features (int): F and O.
+        index (sequence of int): the map of each agent, from 0; or ``[0]``, one for all.
+        gain (float): scale of the orthogonal start; biases are 0.
+        device (torch.device, optional): of the parameters.
+
+    Shapes:
+        - input: ``[*B, N, F]``; returns ``[*B, N, O]``; weight: ``[K, O, F]``; bias: ``[K, O]``
+
+    Examples:
+        >>> AgentLinear(4, 2, index=[0, 1, 0])(torch.zeros(5, 3, 4)).shape
+        torch.Size([5, 3, 2])
+    """
+
+    index: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        index: Sequence[int] = (0,),
+        *,
+        gain: float = 1.0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        k = max(index) + 1
+        self.weight = nn.Parameter(torch.empty(k, out_features, in_features, device=device))
+        self.bias = nn.Parameter(torch.zeros(k, out_features, device=device))
+        for member in self.weight:
+            nn.init.orthogonal_(member, gain)
+        plain = list(index) == list(range(k))
+        self.register_buffer(
+            "index", None if plain else torch.tensor(index, device=device), persistent=False
+        )
+        self.shared = k == 1
+
+    def of_agents(self, parameter: Tensor) -> Tensor:
+        """Returns a parameter of each agent, ``[K, ...]`` to ``[N, ...]``; one serves all."""
+        if self.shared or self.index is None:
+            return parameter
+        return parameter.index_select(0, self.index)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps each agent's features."""
+        if self.shared:
+            return F.linear(x, self.weight.squeeze(0), self.bias.squeeze(0))
+        weight, bias = self.of_agents(self.weight), self.of_agents(self.bias)
+        rows = x.movedim(-2, 0)
+        y = torch.baddbmm(bias.unsqueeze(1), rows.flatten(1, -2), weight.mT)
+        return y.unflatten(1, rows.shape[1:-1]).movedim(0, -2)
+
+
+class Memory(nn.Module):
+    """What an agent carries on: a state in, features and the states after each step out.
+
+    A state is forgotten before a step in which an episode begins, and stays as it is in a step
+    in which the agent does not act. Agents are independent rows; those that share no network have
+    one each, run as one batched call.
+
+    Args:
+        in_features (int): F.
+        size (int): units H.
+        index (sequence of int): the network of each agent; or ``[0]``, one for all.
+        device (torch.device, optional): of the parameters.
+
+    Attributes:
+        state_size (int): numbers S of a state.
+        out_features (int): features of the output.
+
+    Shapes:
+        - x: ``[T, *R, F]``; state: ``[*R, S]``; init, mask: bool ``[T, *R, 1]``, or None
+        - returns: output ``[T, *R, H]``, states ``[T, *R, S]``
+    """
+
+    state_size: int
+    out_features: int
+
+    @abstractmethod
+    def forward(
+        self, x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Runs over the steps.
+
+        Args:
+            x (Tensor): features of each step.
+            state (Tensor): before the first step; finite.
+            init (Tensor, optional): True where an agent's episode begins; None: nowhere.
+            mask (Tensor, optional): True where an agent acts; None: everywhere.
+        """
+
+
+class _Gated(Memory):
+    """A memory whose gates read the state, too: sequential by nature, one operation."""
+
+    n_gates: int
+
+    def __init__(
+        self,
+        in_features: int,
+        size: int,
+        index: Sequence[int] = (0,),
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.size = self.out_features = self.state_size = size
+        width = self.n_gates * size
+        self.ih = AgentLinear(in_features, width, index, device=device)
+        self.hh = AgentLinear(size, width, index, device=device)
+
+    def _weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.hh.of_agents(self.hh.weight).to(x), self.hh.of_agents(self.hh.bias).to(x)
+
+    def _rows(self, x: Tensor, steps: int = 1) -> Tensor:
+        """Folds ``[T, *R, F]`` to ``[T, K, R, F]``; without steps, ``[*R, F]`` to ``[K, R, F]``."""
+        if self.hh.shared:
+            return x.flatten(steps, -2).unsqueeze(steps)
+        return x.movedim(-2, steps).flatten(steps + 1, -2)
+
+    def _unrows(self, rows: Tensor, like: Tensor) -> Tensor:
+        """Unfolds ``[T, K, R, F]`` to ``[T, *R, F]``."""
+        batch = like.shape[1:-1]
+        if self.hh.shared:
+            return rows.squeeze(1).unflatten(1, batch)
+        return rows.unflatten(2, batch[:-1]).movedim(1, -2)
+
+    def _kept(self, init: Tensor | None, x: Tensor) -> Tensor:
+        kept = x.new_ones(*x.shape[:-1], 1) if init is None else (~init).to(x.dtype)
+        return self._rows(kept)
+
+
+class GRU(_Gated):
+    """Gated recurrent units; see :func:`~torchrl_marl.modules.memory.gru.gru`.
+
+    Args:
+        in_features, size, index, device: of :class:`Memory`; ``S = H``.
+
+    Reduces to: ``torch.nn.GRU``, where nothing is forgotten and all act.
+
+    Examples:
+        >>> memory = GRU(4, 8)
+        >>> output, states = memory(torch.zeros(5, 2, 3, 4), torch.zeros(2, 3, 8), None, None)
+        >>> output.shape
+        torch.Size([5, 2, 3, 8])
+    """
+
+    n_gates = 3
+
+    def forward(
+        self, x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Runs over the steps."""
+        gates = self.ih(x).to(state.dtype)
+        if mask is not None:
+            # An update gate that is open all the way passes the state on as it is, to the bit.
+            reset, update, new = gates.split(self.size, -1)
+            update = update.masked_fill(~mask, math.inf)
+            gates = torch.cat([reset, update, new], -1)
+        run = gru_loop if len(x) == 1 else gru
+        rows = run(
+            self._rows(gates), self._rows(state, 0), self._kept(init, gates), *self._weights(state)
+        )
+        states = self._unrows(rows, x)
+        return states, states
+
+
+class LSTM(_Gated):
+    """Long short-term memory; see :func:`~torchrl_marl.modules.memory.lstm.lstm`.
+
+    Args:
+        in_features, size, index, device: of :class:`Memory`; ``S = 2 H``.
+
+    Reduces to: ``torch.nn.LSTM``, where nothing is forgotten and all act.
+
+    Examples:
+        >>> memory = LSTM(4, 8)
+        >>> output, states = memory(torch.zeros(5, 2, 3, 4), torch.zeros(2, 3, 16), None, None)
+        >>> output.shape, states.shape
+        (torch.Size([5, 2, 3, 8]), torch.Size([5, 2, 3, 16]))
+    """
+
+    n_gates = 4
+
+    def __init__(
+        self,
+        in_features: int,
+        size: int,
+        index: Sequence[int] = (0,),
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(in_features, size, index, device)
+        self.state_size = 2 * size
+
+    def forward(
+        self, x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Runs over the steps."""
+        gates = self.ih(x).to(state.dtype)
+        acts = torch.ones(*x.shape[:-1], 1, dtype=torch.bool, device=x.device)
+        acts = acts if mask is None else mask
+        rows = (lstm_loop if len(x) == 1 else lstm)(
+            self._rows(gates),
+            self._rows(state, 0),
+            self._kept(init, gates),
+            self._rows(acts),
+            *self._weights(state),
+        )
+        states = self._unrows(rows, x)
+        return states[..., : self.size], states
+
+
+class _Linear(Memory):
+    """A memory that is linear in its state, with a residual layer behind."""
+
+    def __init__(
+        self,
+        in_features: int,
+        size: int,
+        width: int,
+        index: Sequence[int],
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__()
+        self.size = self.out_features = self.state_size = size
+        self.input = AgentLinear(in_features, width, index, device=device)
+        self.output = AgentLinear(size, size, index, gain=math.sqrt(2.0), device=device)
+        self.skip: nn.Module = nn.Identity()
+        if in_features != size:
+            self.skip = AgentLinear(in_features, size, index, device=device)
+
+    def _run(
+        self,
+        x: Tensor,
+        factors: tuple[Tensor, Tensor | None, Tensor],
+        state: Tensor,
+        init: Tensor | None,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Runs ``a``, its imaginary part and ``b`` over the steps."""
+        decay, turn, entered = factors
+        if mask is not None:
+            decay = torch.where(mask, decay, 1.0)
+            turn = None if turn is None else torch.where(mask, turn, 0.0)
+            entered = torch.where(mask, entered, 0.0)
+        if init is not None:
+            decay = torch.where(init, 0.0, decay)
+            turn = None if turn is None else torch.where(init, 0.0, turn)
+        run = linear_scan_loop if len(x) == 1 else linear_scan
+        states = run(decay, turn, entered, state)
+        return self.skip(x) + F.silu(self.output(states)), states
+
+
+class MinGRU(_Linear):
+    r"""A GRU whose gate and candidate do not read the state, with a residual layer behind.
+
+    .. math:: h' = (1 - z) h + z c, \quad z = \sigma(W_z x), \quad c = W_c x, \quad
+        y = x + \mathrm{SiLU}(W_y h')
+
+    Args:
+        in_features, size, index, device: of :class:`Memory`; ``S = H``.
+
+    Reference: Feng et al., 2024, https://arxiv.org/abs/2410.01201.
+
+    Examples:
+        >>> memory = MinGRU(8, 8)
+        >>> output, states = memory(torch.zeros(5, 2, 3, 8), torch.zeros(2, 3, 8), None, None)
+        >>> output.shape
+        torch.Size([5, 2, 3, 8])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        size: int,
+        index: Sequence[int] = (0,),
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(in_features, size, 2 * size, index, device)
+
+    def forward(
+        self, x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Runs over the steps."""
+        update, candidate = self.input(x).to(state.dtype).chunk(2, -1)
+        update = torch.sigmoid(update)
+        return self._run(x, (1 - update, None, update * candidate), state, init, mask)
+
+
+class LRU(_Linear):
+    r"""Linear recurrent units: complex numbers that turn and decay, with a residual layer behind.
+
+    .. math:: h' = \lambda h + \sqrt{1 - |\lambda|^2} \, W x, \quad
+        \lambda = e^{-e^\nu + i e^\theta}, \quad y = x + \mathrm{SiLU}(W_y h')
+
+    Args:
+        in_features, size, index, device: of :class:`Memory`; ``S = H``, which is even: real parts
+            first.
+        ring (tuple of float): least and largest :math:`|\lambda|` at the start.
+
+    Reference: Orvieto et al., 2023, https://arxiv.org/abs/2303.06349.
+
+    Raises:
+        ValueError: an odd size.
+
+    Examples:
+        >>> memory = LRU(8, 8)
+        >>> output, states = memory(torch.zeros(5, 2, 3, 8), torch.zeros(2, 3, 8), None, None)
+        >>> output.shape
+        torch.Size([5, 2, 3, 8])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        size: int,
+        index: Sequence[int] = (0,),
+        device: torch.device | str | None = None,
+        ring: tuple[float, float] = (0.5, 0.99),
+    ) -> None:
+        if size % 2:
+            raise ValueError(f"an LRU has {size} units, expected an even number; use {size + 1}.")
+        super().__init__(in_features, size, size, index, device)
+        shape, (low, high) = (max(index) + 1, size // 2), ring
+        radius = torch.rand(shape, device=device) * (high**2 - low**2) + low**2
+        self.nu = nn.Parameter((-0.5 * radius.log()).log())
+        self.theta = nn.Parameter((math.pi * torch.rand(shape, device=device)).log())
+
+    def forward(
+        self, x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Runs over the steps."""
+        nu, theta = self.input.of_agents(self.nu), self.input.of_agents(self.theta)
+        radius, angle = (-nu.exp()).exp(), theta.exp()
+        decay, turn = radius * angle.cos(), radius * angle.sin()
+        scale = (1 - radius.square()).sqrt()
+        entered = self.input(x).to(state.dtype) * torch.cat([scale, scale], -1)
+        half = (*x.shape[:-1], self.size // 2)
+        return self._run(x, (decay.expand(half), turn.expand(half), entered), state, init, mask)
+
+
+class Layers(Memory):
+    """Several memories, one after the other; a state holds theirs side by side.
+
+    Args:
+        layers (sequence of Memory): each reads what the one before gives.
+    """
+
+    def __init__(self, layers: Sequence[Memory]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.sizes = [layer.state_size for layer in layers]
+        self.state_size, self.out_features = sum(self.sizes), layers[-1].out_features
+
+    def forward(
+        self, x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Runs over the steps, layer by layer."""
+        states = []
+        for layer, own in zip(self.layers, state.split(self.sizes, -1)):
+            x, after = layer(x, own, init, mask)
+            states.append(after)
+        return x, torch.cat(states, -1)
+
+
+CELLS: dict[str, type[Memory]] = {"gru": GRU, "lstm": LSTM, "mingru": MinGRU, "lru": LRU}
+"""The memories by their words in the settings."""
