@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
 VERSION = re.search(
-    r'__version__ = "([^"]+)"', (HERE / "torchrl_marl" / "__init__.py").read_text(encoding="utf-8")
+    r'__version__ = "([^"]+)"', (HERE / "torchrl_marl" / "version.py").read_text(encoding="utf-8")
 )[1]
 
 EXTRAS = {

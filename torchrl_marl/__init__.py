@@ -3,12 +3,11 @@
 from typing import TYPE_CHECKING
 
 from torchrl_marl._lazy import attach
+from torchrl_marl.version import __version__  # noqa: F401
 
 if TYPE_CHECKING:
     from torchrl_marl.runs import iterate, resume, train
     from torchrl_marl.specs import AgentSpec, GroupSpec, TeamSpec
-
-__version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = attach(
     __name__,

@@ -10,6 +10,7 @@ from torchrl.envs.utils import ExplorationType, MarlGroupMapType
 
 from torchrl_marl.capture import count_syncs
 from torchrl_marl.envs import EnvConfig, VmasEnv, make_env
+from torchrl_marl.envs.toy import Arena
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError, GraphCheckError
 
@@ -40,6 +41,15 @@ CASES = {
         EnvConfig(library="toy", name="matrix_game", num_envs=6, max_steps=7), seed=0
     ),
 }
+
+
+def test_a_world_that_checks_its_actions_gets_those_below_the_transforms():
+    # Novices answer with 2 choices, the others with 4: the world itself knows no padded actions.
+    env = with_dense_groups(Arena(6, n_agents=4, n_actions=4, kinds=2, max_steps=7, seed=0))
+    collector = collector_of(env, "trace")
+    action = batch_of(collector)["agents", "action"]
+    assert collector.execution == "trace"
+    assert action.amax((0, 1)).tolist() == [3, 3, 1, 1]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -69,6 +69,15 @@ DEATH = {
 }
 
 
+def test_its_numbers_are_where_its_network_is():
+    # A CUDA graph reads nothing that is elsewhere; gamma and lmbda are tensors.
+    group = make_group(n=2, o=1)
+    network = make_echo(group)
+    network.register_parameter("weight", nn.Parameter(torch.empty(1, device="meta")))
+    estimator = TeamGAE(gamma=0.5, lmbda=1.0, value_network=network, group=group)
+    assert {x.device.type for x in estimator.buffers()} == {"meta"}
+
+
 def test_team_bootstrap_the_dead_earn_what_the_living_earn():
     advantage, target = estimate("team", **DEATH)
     # Step 1: both earn 4, and what agent 0 is worth, the dead one is: 4 - 3.

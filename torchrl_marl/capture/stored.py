@@ -16,12 +16,13 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+
+from torchrl_marl.version import __version__
 
 __all__ = ["compile_stored"]
 
@@ -102,7 +103,7 @@ def _key(
 
 def _machine() -> tuple:
     """Returns what compiled code depends on beside its graph; it has a number of threads."""
-    versions = [version(name) for name in ("torch", "torchrl_marl")]
+    versions = torch.__version__, __version__
     threads = torch.get_num_threads()
     return (*versions, torch.version.git_version, platform.machine(), _processor(), threads)
 

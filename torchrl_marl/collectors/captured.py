@@ -241,7 +241,7 @@ class CapturedRollout:
             acted = act(nesting.build([x.clone() for x in now], size))
             check_actions([k for k in self.env.action_keys if _has(acted, k)], self.env.action_keys)
             if hasattr(self._base, "check_actions"):
-                self._base.check_actions(acted)
+                self._base.check_actions(self._as_given(acted))
             following = self.env.step_mdp(self.env.step(acted))
             kept = nesting.build([x.clone() for x in nesting.leaves(following)], size)
             expected, found = act(following), act(kept)
@@ -251,6 +251,12 @@ class CapturedRollout:
                         "the policy goes on from its last call, and what it remembers is not yet "
                         "carried on in a graph"
                     )
+
+    def _as_given(self, acted: TensorDictBase) -> TensorDictBase:
+        """Returns a step as the environment below the transforms gets it."""
+        if not isinstance(self.env, TransformedEnv):
+            return acted
+        return self.env.transform.inv(acted.copy())
 
     def _as_pool(self, used: Tensor, leaves: tuple[Tensor, ...]) -> dict[str, Any]:
         n, m = len(self.captured.packing), len(self.pool.nesting.keys)

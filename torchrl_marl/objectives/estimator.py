@@ -76,12 +76,14 @@ class TeamGAE(MultiAgentGAE):
     ) -> None:
         if bootstrap not in ("team", "agent"):
             raise ValueError(f"bootstrap is {bootstrap!r}, expected 'team' or 'agent'.")
+        device = next((p.device for p in value_network.parameters()), None)
+        # Without a device its numbers are on the CPU, where no CUDA graph may read them.
+        kwargs = {"device": device, **kwargs}
         super().__init__(gamma=gamma, lmbda=lmbda, value_network=value_network, **kwargs)
         self._discount = (float(gamma), float(lmbda))
         self.bootstrap, self.group = bootstrap, group
         self.mask_key: NestedKey | None = None if group is None else group.mask_key
         self._own_flags = None if group is None or not group.agent_done else group
-        device = next((p.device for p in value_network.parameters()), None)
         self.per_group = PerGroup(None if group is None else group.membership, device)
         # Held in a tuple: the norm is a part of the critic, not of the estimator.
         self._value_norm = (value_norm,)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torchrl_marl.capture.announce import announce
 from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.version import __version__
 
 if TYPE_CHECKING:
     from torchrl.envs import EnvBase
@@ -97,7 +98,8 @@ def _mark_of(config: TrainConfig) -> Path:
     plain = TrainConfig()
     own = ("seed", "folder", "total_frames", "stop_at_return", "evaluation", "checkpoint")
     same = {name: getattr(plain, name) for name in (*own, "logging", "recipe")}
-    versions = [version(name) for name in ("torch", "torchrl", "tensordict", "torchrl_marl")]
+    versions = [version(name) for name in ("torch", "torchrl", "tensordict")]
+    versions.append(__version__)
     text = to_yaml(dataclasses.replace(config, **same)) + str(versions)
     return Path(cache_dir()) / "torchrl_marl" / hashlib.sha256(text.encode()).hexdigest()
 
