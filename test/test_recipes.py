@@ -1,5 +1,6 @@
 """Every recipe holds what differs, means what it meant, loads, and runs one iteration."""
 
+import functools
 import json
 import math
 import re
@@ -50,6 +51,7 @@ VALUES = {"iql", "vdn", "qmix", "pqn"}  # of discrete actions
 WRITE = "python test/test_recipes.py --write"
 
 
+@functools.cache
 def effective():
     """Every recipe -> section -> every setting in it with its value."""
     found = {}

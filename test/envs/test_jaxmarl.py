@@ -17,6 +17,12 @@ def smax(**kwargs):
     return JaxMarlEnv(SMAX, state="world", info=True, **kwargs)
 
 
+def kitchen():
+    schedule = {"shaped_reward": 2.0, "shaped_reward_steps": E * 40}
+    settings = {"num_envs": E, "seed": 0, "max_steps": 43, "info": True, "random_reset": True}
+    return JaxMarlEnv("overcooked", **settings, **schedule)
+
+
 # ------------------------------------------------------------------- equal to JAX's own steps
 
 
@@ -111,7 +117,7 @@ def test_the_limit_is_the_classs_own_unless_one_is_asked_for(world, steps):
 
 
 def test_an_episode_has_as_many_steps_as_asked_for():
-    env = spread()  # 25; JaxMARL's own makes 26
+    env = spread(num_envs=1)  # 25; JaxMARL's own makes 26
     ends = [
         td["next", "truncated"].all().item() for td in play(env, env.reset(), draw_actions(env, 51))
     ]
@@ -119,7 +125,7 @@ def test_an_episode_has_as_many_steps_as_asked_for():
 
 
 def test_overcookeds_observations_know_of_the_limit():
-    env = JaxMarlEnv("overcooked", num_envs=2, seed=0, max_steps=43)
+    env = kitchen()
     urgent = []
     for td in play(env, env.reset(), draw_actions(env, 43)):
         urgent.append(td["next", "agent", "observation"][..., 25].amin().item())
@@ -204,11 +210,9 @@ def test_hanabis_seats_act_in_turn():
 
 
 def test_overcookeds_shaped_reward_fades():
-    schedule = {"shaped_reward": 2.0, "shaped_reward_steps": E * 40}
-    settings = {"num_envs": E, "seed": 0, "max_steps": 50, "info": True, "random_reset": True}
-    env = JaxMarlEnv("overcooked", **settings, **schedule)
+    env = kitchen()
     seen = 0.0
-    for n, td in enumerate(play(env, env.reset(), draw_actions(env, 60))):
+    for n, td in enumerate(play(env, env.reset(), draw_actions(env, 50))):
         info = td["next", "agent", "info"]
         share = 2.0 * max(0.0, 1 - n / 40)
         expected = info["unshaped_reward"] + share * info["shaped_reward"]
@@ -224,8 +228,8 @@ def test_states():
     env = spread(num_envs=2, state=lambda world: world.p_pos[:3])
     td = env.reset()
     assert torch.equal(td["state"], td["agent", "observation"][..., 2:4].flatten(1))
-    kitchen = JaxMarlEnv("overcooked", num_envs=2, state="world").reset()
-    assert torch.equal(kitchen["state"], kitchen["agent", "observation"][:, 0].flatten(1))
+    td = JaxMarlEnv("overcooked", num_envs=2, state="world").reset()
+    assert torch.equal(td["state"], td["agent", "observation"][:, 0].flatten(1))
 
 
 # ------------------------------------------------------------------------- groups and actions
@@ -343,9 +347,10 @@ def test_storms_are_taken_in_each_form(name):
 def test_coin_games_length_is_its_own():
     rounds = {"num_inner_steps": 3, "num_outer_steps": 2}
     own = jaxmarl.make("coin_game", **rounds)
+    step_own = jax.jit(own.step_env)
     _, world = own.reset(jax.random.PRNGKey(0))
     for step in range(1, 7):
         actions = dict.fromkeys(own.agents, jax.numpy.int32(0))
-        _, world, _, dones, _ = own.step_env(jax.random.PRNGKey(step), world, actions)
+        _, world, _, dones, _ = step_own(jax.random.PRNGKey(step), world, actions)
         assert bool(dones["__all__"]) == (step == 6)
     assert JaxMarlEnv("coin_game", num_envs=2, **rounds).max_steps == 6

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from played import roll
-from scripted import BOX, Drawn, Faulty, Gambler, Script
+from scripted import BOX, Breaking, Drawn, Faulty, Gambler, OwnSource, Script
 
 from torchrl_marl.envs import PettingZooEnv
 from torchrl_marl.errors import NonFiniteError, WorkerError
@@ -65,41 +65,27 @@ def test_a_snapshot_of_a_world_that_pickles_its_arguments_only():
     assert torch.equal(go(twin, td.exclude(("agent", "reward"))), expected)
 
 
-class OwnSource(Script):
-    """Draws from a source of its own, which begins anew with every reset."""
-
-    def reset(self, seed=None, options=None):
-        self.source = random.Random(seed)  # of the clock, where there is no seed
-        self.seeds = [*getattr(self, "seeds", ()), seed]
-        return super().reset(seed, options)
-
-    def _see(self, agents):
-        return {a: np.array([self.source.random(), self.t]) for a in agents}
-
-
-def own_source():
-    return OwnSource("bob_0", [{}])
-
-
 @pytest.mark.parametrize("workers", [0, 2])  # two, of which one plays two copies
 def test_every_episode_begins_with_a_seed_of_its_own(workers):
-    env = PettingZooEnv(own_source, num_envs=3, seed=0, max_steps=2, workers=workers)
+    env = PettingZooEnv(
+        lambda: OwnSource("bob_0", [{}]), num_envs=3, seed=0, max_steps=2, workers=workers
+    )
     seen = [env.rollout(8, break_when_any_done=False) for _ in range(2)]
     env.close()
     seen = torch.cat([td["bob", "observation"][..., 0].flatten(1) for td in seen], 1)
     assert seen.unique().numel() == seen.numel() == 3 * 16
-    again = PettingZooEnv(own_source, num_envs=3, seed=0, max_steps=2)
+    again = PettingZooEnv(lambda: OwnSource("bob_0", [{}]), num_envs=3, seed=0, max_steps=2)
     again = [again.rollout(8, break_when_any_done=False) for _ in range(2)]
     again = torch.cat([td["bob", "observation"][..., 0].flatten(1) for td in again], 1)
     assert torch.equal(seen, again)
 
 
 def test_a_restored_copy_goes_on_with_the_seeds_that_would_have_come():
-    env = PettingZooEnv(own_source, num_envs=2, seed=0, max_steps=2)
+    env = PettingZooEnv(lambda: OwnSource("bob_0", [{}]), num_envs=2, seed=0, max_steps=2)
     env.rollout(5, break_when_any_done=False)
     saved = env.snapshot()
     expected = env.rollout(6, break_when_any_done=False, auto_reset=False, tensordict=env.reset())
-    twin = PettingZooEnv(own_source, num_envs=2, seed=9, max_steps=2)
+    twin = PettingZooEnv(lambda: OwnSource("bob_0", [{}]), num_envs=2, seed=9, max_steps=2)
     twin.restore(saved)
     found = twin.rollout(6, break_when_any_done=False, auto_reset=False, tensordict=twin.reset())
     assert torch.equal(found["next", "bob", "observation"], expected["next", "bob", "observation"])
@@ -163,24 +149,6 @@ def test_a_mistake_in_a_world_is_not_mended_by_a_restart():
         WorkerError, match=r"Copy 0 of Script raised TypeError: .*; correct the world"
     ):
         roll(world, 1)
-
-
-class Breaking(Script):
-    """Raises in step 4 of every episode, or at every second begin."""
-
-    def __init__(self, where, error=ValueError):
-        super().__init__("bob_0", [{}])
-        self.where, self.error = where, error
-
-    def reset(self, seed=None, options=None):
-        if self.where == "begin" and self.episodes == 1:
-            raise self.error("no second life")
-        return super().reset(seed, options)
-
-    def step(self, actions):
-        if self.where == "step" and self.t == 3:
-            raise self.error("the wheel is off")
-        return super().step(actions)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

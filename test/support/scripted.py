@@ -95,6 +95,36 @@ class Faulty(Script):
         return super().step(actions)
 
 
+class OwnSource(Script):
+    """Draws from a source of its own, which begins anew with every reset."""
+
+    def reset(self, seed=None, options=None):
+        self.source = random.Random(seed)  # of the clock, where there is no seed
+        self.seeds = [*getattr(self, "seeds", ()), seed]
+        return super().reset(seed, options)
+
+    def _see(self, agents):
+        return {a: np.array([self.source.random(), self.t]) for a in agents}
+
+
+class Breaking(Script):
+    """Raises in step 4 of every episode, or at every second begin."""
+
+    def __init__(self, where, error=ValueError):
+        super().__init__("bob_0", [{}])
+        self.where, self.error = where, error
+
+    def reset(self, seed=None, options=None):
+        if self.where == "begin" and self.episodes == 1:
+            raise self.error("no second life")
+        return super().reset(seed, options)
+
+    def step(self, actions):
+        if self.where == "step" and self.t == 3:
+            raise self.error("the wheel is off")
+        return super().step(actions)
+
+
 class Turns(AECEnv):
     """Two players or more move in turn; ``plan[move]`` is what each then earns, and who ends.
 
