@@ -81,7 +81,7 @@ def load_config(
         0.001
     """
     config, *idle = _read(recipe, overrides)
-    if isinstance(recipe, (str, Path)) and Path(recipe).name == "config.yaml" and not own_env:
+    if isinstance(recipe, (str, Path)) and _is_complete(recipe) and not own_env:
         check_world(Path(recipe).parent, config.env)  # a run's, which may be somebody else's
     try:
         validate(config, own_env=own_env)
@@ -146,7 +146,7 @@ def _read(
 ) -> _Read:
     own = _given(overrides)
     base = _without_foreign_arguments(normalized(TrainConfig, _settings(recipe)), own)
-    read = _merged(base, own)
+    read = _merged(base, own, complete=_is_complete(recipe))
     idle = (read.inapplicable | read.unread).keys() - flatten(own).keys()
     if idle and own:
         # What the recipe's algorithm or world reads and the chosen one does not.
@@ -157,11 +157,19 @@ def _read(
     return read
 
 
-def _merged(base: dict[str, Any], own: dict[str, Any]) -> _Read:
+def _merged(base: dict[str, Any], own: dict[str, Any], *, complete: bool = False) -> _Read:
+    """Reads a recipe with overrides; of a complete one, nobody chose the defaults."""
     reader = Reader(TrainConfig, hints=_scenario_hints(base, own))
     config = reader.read(base, own)
     config = dataclasses.replace(config, env=_found_from_anywhere(config.env))
-    return _Read(config, reader.inapplicable, unread(config))
+    unchosen = reader.by_default - flatten(own).keys() if complete else ()
+    inapplicable = {k: text for k, text in reader.inapplicable.items() if k not in unchosen}
+    return _Read(config, inapplicable, unread(config))
+
+
+def _is_complete(recipe: Any) -> bool:
+    """Whether it is the file of a run, which holds every setting."""
+    return isinstance(recipe, (str, Path)) and Path(recipe).name == "config.yaml"
 
 
 def _given(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:

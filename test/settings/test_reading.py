@@ -194,10 +194,16 @@ class TestTags:
             "unknown setting 'learner.patienc'; did you mean 'learner.patience'?"
         )
 
-    def test_what_another_has_by_default_says_nothing(self):
-        assert read(Schema, {"learner": {"method": "slow", "speed": 1, "steps": 4}}).learner == (
+    def test_what_another_has_is_refused_whatever_its_value(self):
+        assert refusal("learner=slow", "learner.speed=1") == (
+            "learner.speed is 1, which is read only where learner.method is fast or quick; "
+            "leave learner.speed out."
+        )
+        reader = Reader(Schema)
+        assert reader.read({"learner": {"method": "slow", "speed": 1, "steps": 4}}).learner == (
             Slow("slow", steps=4)
         )
+        assert reader.by_default == set(reader.inapplicable) == {"learner.speed"}
 
     def test_what_does_not_apply_is_left_out_and_noted(self):
         reader = Reader(Schema)

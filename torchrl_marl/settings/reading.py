@@ -105,11 +105,13 @@ class Reader:
 
     After :meth:`read`, ``inapplicable`` holds what was given although the chosen algorithm or
     library does not have it: dotted key -> the beginning of a sentence. The config goes without.
+    ``by_default`` are those of them that have a default of another.
     """
 
     def __init__(self, schema: type[T], at: str = "", hints: Iterable[str] = ()) -> None:
         self.schema, self.at, self.hints = schema, at, hints
         self.inapplicable: dict[str, str] = {}
+        self.by_default: set[str] = set()
         self._layer: dict[str, Any] = {}
         self._foreign: dict[str, dict[str, Any]] = {}  # section -> settings of other variants
 
@@ -217,7 +219,10 @@ class Reader:
     def _refuse(self, note: Tagged, foreign: Mapping[str, Any], path: str, tag: str) -> None:
         """Notes settings that only other variants have."""
         for key, value in foreign.items():
-            words = [word for word, known in _variants(note.variants) if key in known]
+            having = {word: one[key] for word, one in _variants(note.variants) if key in one}
+            words = list(having)
+            if any(_is_default(setting, value) for setting in having.values()):
+                self.by_default.add(f"{self.at}{path}{key}")
             self.inapplicable[f"{self.at}{path}{key}"] = (
                 f"{self.at}{path}{key} is {shown(value)}, which is read only where "
                 f"{self.at}{tag} is {listed(words)}"
@@ -324,24 +329,12 @@ def _variants(variants: Variants) -> Iterator[tuple[str, dict[str, Setting]]]:
 def _applicable(
     variants: Variants, schema: type, layer: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings that a schema has or that none has, and flat those that only others have.
-
-    What another has by default says nothing, and is left out.
-    """
+    """Settings that a schema has or that none has, and flat those that only others have."""
     known = settings_of(schema)
     flat = flatten(layer, stop=known)
-    strange = [key for key in flat if key not in known]
-    if not strange:
-        return dict(layer), {}
-    foreign = {}
-    others = [settings for _, settings in _variants(variants)]
-    for key in strange:
-        having = [settings[key] for settings in others if key in settings]
-        if having:
-            value = flat.pop(key)
-            if not any(_is_default(one, value) for one in having):
-                foreign[key] = value
-    return unfold(flat), foreign
+    others = {key for _, settings in _variants(variants) for key in settings}
+    foreign = {key: flat.pop(key) for key in list(flat) if key in others and key not in known}
+    return (unfold(flat) if foreign else dict(layer)), foreign
 
 
 def _is_default(setting: Setting, value: Any) -> bool:
