@@ -2,9 +2,14 @@
 
 import pytest
 
-from torchrl_marl import cli
+import torchrl_marl
+from torchrl_marl import TeamSpec, cli
+from torchrl_marl.collectors import RolloutCollector
+from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.learners.off_policy_config import OffPolicyConfig
+from torchrl_marl.learners.off_policy_config import OffPolicyConfig, ReplayConfig
+from torchrl_marl.learners.value_config import ValueConfig
+from torchrl_marl.learners.value_learner import ValueLearner
 from torchrl_marl.recipes import load_config, read_config
 from torchrl_marl.settings import override, read_by_others, settings_of
 
@@ -76,6 +81,12 @@ def test_settings_of_another_family_do_not_exist():
         (["learner=iddpg", "learner.mixer.kind=sum"], "learner.algorithm is maddpg or matd3"),
         (["learner=maddpg", "learner.mixer.hidden=8"], "learner.mixer.kind is monotonic"),
         (["learner=maddpg", "learner.updates_per_frame=0"], "learner.updates_per_frame is 0"),
+        (
+            ["learner=maddpg", "learner.updates_per_frame=1e-9"],
+            "learner.updates_per_frame is 1e-09, expected at least 3.6e-06, one update in the "
+            "278,400 frames that are learned from, or nothing is learned; use "
+            "learner.updates_per_frame=0.1.",
+        ),
         (["learner=maddpg", "learner.central_input=state"], "use env.state=observations"),
     ],
 )
@@ -102,6 +113,49 @@ def test_refusals(texts, message):
 )
 def test_refusals_of_values(texts, message):
     assert message in refusal(*texts)
+
+
+def test_updates_may_be_few():
+    few = {"total_frames": 60, "frames_per_batch": 20, "env.num_envs": 4, "learner": "maddpg"}
+    few |= {"learner.learning_starts": 21, "learner.minibatch_size": 8}  # after 40: 40 frames more
+    assert load_config(TAG, {**few, "learner.updates_per_frame": 1 / 40}).total_frames == 60
+    with pytest.raises(ConfigError, match="updates_per_frame is 0.024, expected at least 0.025"):
+        load_config(TAG, {**few, "learner.updates_per_frame": 0.024})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replay.capacity": 300}, r"capacity is 300, expected at least frames_per_batch, 400;"),
+        ({"n_step": 50, "replay.capacity": 400}, r"n_step is 50, expected at most 40, the steps "
+         "of each of 10 environments in learner.replay.capacity, 400; use learner.n_step=5"),
+    ],
+)  # fmt: skip
+def test_a_store_too_small_for_an_environment_of_ones_own(settings, message, tmp_path):
+    """Said before the first batch."""
+    own = {f"learner.{name}": value for name, value in settings.items()}
+    own |= {"learner.learning_starts": 800, "learner.minibatch_size": 32, "frames_per_batch": 400}
+    with pytest.raises(ConfigError, match=message):
+        torchrl_marl.train("toy_arena_qmix", env=Arena(10), folder=tmp_path / "run", **own)
+    assert not (tmp_path / "run" / "metrics.csv").exists()
+
+
+def test_a_store_too_small_for_the_first_batch():
+    """In a script, which knows no run."""
+    env = Arena(10, continuous_actions=False)
+    groups = TeamSpec.from_env(env).groups
+    learner = ValueLearner(groups, ValueConfig(replay=ReplayConfig(300)))
+    with pytest.raises(ConfigError, match="expected at least frames_per_batch, 400"):
+        learner.learn(RolloutCollector(env, learner.actors["agents"], frames_per_batch=400).next())
+
+
+def test_two_spellings_of_a_group():
+    text = refusal("groups.agnt.algorithm=masac", "groups.agent.alpha_init=0.1")
+    assert text == (
+        "groups.agent.alpha_init is 0.1, which is read only where groups.agent.algorithm is masac "
+        "or isac, as groups.agnt.algorithm is: one of the two names may be misspelt; leave "
+        "groups.agent.alpha_init out."
+    )
 
 
 def test_a_q_network_takes_over_the_actors_sizes():

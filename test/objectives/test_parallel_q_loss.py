@@ -9,6 +9,7 @@ from torch import nn
 from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
+from torchrl_marl.errors import SpecError
 from torchrl_marl.modules import NetworkConfig, RandomActor, make_mixer, make_q_actor
 from torchrl_marl.modules.q_actor import Greedy
 from torchrl_marl.objectives import ParallelQLoss, ValueDecompositionLoss
@@ -152,3 +153,9 @@ def test_what_masked_slots_hold_changes_no_bit(kind, bootstrap, value):
     assert torch.equal(one["car", "value_target"], other["car", "value_target"])
     for key, found in loss(one).items():
         assert torch.equal(found, loss(other)[key]), key
+
+
+def test_a_batch_without_targets():
+    group = car()
+    with pytest.raises(SpecError, match=r"no \('car', 'value_target'\); call add_targets on the"):
+        loss_of(group)(batch())

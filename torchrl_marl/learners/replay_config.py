@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -66,30 +67,49 @@ class ReplayLearnerConfig(TrainedConfig):
                 )
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
-        """Refuses a run in which no update would ever be made."""
+        """Refuses a run in which no update would ever be made, and a store that is too small."""
         if self.learning_starts >= run.total_frames:
             raise ConfigError(
                 f"{at}learning_starts is {self.learning_starts}, expected less than total_frames, "
                 f"{run.total_frames}, or nothing is learned; use {at}learning_starts="
                 f"{run.total_frames // 10}."
             )
-        if not own_env:
-            self._check_store(run, at)
+        self._check_updates(run, at)
+        self.check_store(None if own_env else run.env.num_envs, run.frames_per_batch, at)
         super().check_run(run, at, own_env=own_env)
 
-    def _check_store(self, run: Any, at: str) -> None:
-        """Refuses a store that a batch overflows, or in which n steps never lie."""
-        n_envs = run.env.num_envs
-        if self.replay.capacity < run.frames_per_batch:
+    def _check_updates(self, run: Any, at: str) -> None:
+        """Refuses so few updates that the first is not due by the end."""
+        batch = run.frames_per_batch
+        n_batches = math.ceil(run.total_frames / batch)
+        frames = (n_batches - max(0, math.ceil(self.learning_starts / batch) - 1)) * batch
+        if self.updates_per_frame * frames < 1:
+            raise ConfigError(
+                f"{at}updates_per_frame is {self.updates_per_frame:g}, expected at least "
+                f"{1 / frames:.2g}, one update in the {frames:,} frames that are learned from, or "
+                f"nothing is learned; use {at}updates_per_frame={0.1 if frames >= 10 else 1}."
+            )
+
+    def check_store(self, num_envs: int | None, frames_per_batch: int, at: str) -> None:
+        """Refuses a store that a batch overflows, or in which n steps never lie.
+
+        Args:
+            num_envs (int, optional): number of envs, if it is known yet.
+            frames_per_batch (int): env steps of a batch.
+            at (str): what stands before the names in messages.
+
+        Raises:
+            ConfigError: naming the settings and the fix.
+        """
+        if self.replay.capacity < frames_per_batch:
             raise ConfigError(
                 f"{at}replay.capacity is {self.replay.capacity}, expected at least "
-                f"frames_per_batch, {run.frames_per_batch}; use {at}replay.capacity="
-                f"{run.frames_per_batch}."
+                f"frames_per_batch, {frames_per_batch}; use {at}replay.capacity={frames_per_batch}."
             )
-        most = self.replay.capacity // n_envs
+        most = self.replay.capacity // (num_envs or 1)
         if self.n_step > most:
             raise ConfigError(
                 f"{at}n_step is {self.n_step}, expected at most {most}, the steps of each of "
-                f"{n_envs} environments in {at}replay.capacity, {self.replay.capacity}; use "
+                f"{num_envs} environments in {at}replay.capacity, {self.replay.capacity}; use "
                 f"{at}n_step={min(5, most)}."
             )

@@ -64,6 +64,7 @@ class ReplayLearner(BlockLearner):
 
     Raises:
         NonFiniteError: a loss or gradient that is NaN or infinite.
+        ConfigError: with the first batch, a store that it overflows.
     """
 
     losses: dict[str, OffPolicyLoss]
@@ -174,6 +175,7 @@ class ReplayLearner(BlockLearner):
     def _store(self, batch: TensorDictBase) -> None:
         if self.replay is None:
             self.look_at(batch)
+            self.config.check_store(len(batch), batch.numel(), "learner.")
             self.replay = self._make_replay(len(batch))
         data = self.block.gather(batch)
         for loss in self.losses.values() if self.config.bootstrap == "team" else ():

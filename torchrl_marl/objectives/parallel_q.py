@@ -13,6 +13,7 @@ from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor
 
+from torchrl_marl.errors import SpecError
 from torchrl_marl.functional import q_lambda
 from torchrl_marl.objectives.estimator import estimator_keys
 from torchrl_marl.objectives.masking import loss_mask, loss_mask_key
@@ -33,10 +34,9 @@ class ParallelQLoss(ValueDecompositionLoss):
 
     :meth:`add_targets` computes :math:`G_t` of a whole batch, by the network as it then is; the
     loss of its minibatches reads it. A return ends where its episode does, and where the batch
-    does; a time limit is bootstrapped from. With a mixer :math:`Q_{tot}` is the group's value, and
-    masks, ends and rewards are those of :class:`ValueDecompositionLoss`; without one a dead agent
-    goes on earning what the living of its group do (``bootstrap="team"``), or its return ends with
-    it (``"agent"``).
+    does; a time limit is bootstrapped from. Masks, ends and rewards are those of
+    :class:`ValueDecompositionLoss`; without a mixer a dead agent goes on earning what the living of
+    its group do (``bootstrap="team"``), or its return ends with it (``"agent"``).
 
     Args:
         qvalue_network (TensorDictModule): writes values ``[*B, N, n_actions]``, the best action and
@@ -61,6 +61,7 @@ class ParallelQLoss(ValueDecompositionLoss):
 
     Raises:
         ValueError: a mixer where ``bootstrap="agent"``.
+        SpecError: a batch without targets.
 
     Reference: Gallici et al., 2024, https://arxiv.org/abs/2407.04811, algorithm 1.
 
@@ -73,9 +74,8 @@ class ParallelQLoss(ValueDecompositionLoss):
         >>> from torchrl_marl.modules import make_mixer, make_q_actor
         >>> env = TwoStepGame(4, seed=0)
         >>> group = TeamSpec.from_env(env).groups["agents"]
-        >>> actor = make_q_actor(group)
-        >>> loss = ParallelQLoss(actor, make_mixer(group, "sum"), group=group, lmbda=0.5)
-        >>> batch = RolloutCollector(env, actor, frames_per_batch=40).next()
+        >>> loss = ParallelQLoss(make_q_actor(group), make_mixer(group, "sum"), group=group)
+        >>> batch = RolloutCollector(env, loss.qvalue_network, frames_per_batch=40).next()
         >>> loss.add_targets(batch)
         >>> loss(batch)["loss_value"].shape
         torch.Size([])
@@ -111,9 +111,8 @@ class ParallelQLoss(ValueDecompositionLoss):
         everyone = torch.ones(()).expand(*data.batch_size, group.n_agents)
         reward, next_value, terminated, learned = self.outcome(data, everyone)
         done = of_agents(data.get("next").get(self.tensor_keys.done), everyone)
-        acts = None
-        if self.bootstrap == "agent" and group.mask_key is not None:
-            acts = data.get(group.mask_key)
+        own_ends = self.bootstrap == "agent" and group.mask_key is not None
+        acts = data.get(group.mask_key) if own_ends else None
         target = q_lambda(
             reward, next_value, done, terminated, gamma=self.gamma, lmbda=self.lmbda, mask=acts
         )
@@ -124,9 +123,11 @@ class ParallelQLoss(ValueDecompositionLoss):
 
     def target(self, data: TensorDictBase, everyone: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns what was written for each step, and of whose steps."""
-        mask_key = self.group.mask_key
-        learned = None if mask_key is None else loss_mask(data, mask_key)
-        return data.get(self.tensor_keys.value_target), learned
+        mask_key, key = self.group.mask_key, self.tensor_keys.value_target
+        target = data.get(key, None)
+        if target is None:
+            raise SpecError(f"the batch has no {key}; call add_targets on the whole rollout first.")
+        return target, None if mask_key is None else loss_mask(data, mask_key)
 
     def next_value(self, following: TensorDictBase) -> Tensor:
         """Returns the value of the best next actions."""

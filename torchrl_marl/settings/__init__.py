@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from torchrl_marl.settings.fields import Setting, all_settings, settings_of, settings_within
     from torchrl_marl.settings.files import parse_overrides, read_yaml, to_yaml
     from torchrl_marl.settings.layers import flatten, merged, unfold
-    from torchrl_marl.settings.reading import Reader, normalized, overridden, read
+    from torchrl_marl.settings.normalizing import normalized
+    from torchrl_marl.settings.reading import Reader, overridden, read
     from torchrl_marl.settings.renaming import tell_new_name
     from torchrl_marl.settings.rules import (
         AnyOf,
@@ -43,7 +44,8 @@ __getattr__, __dir__, __all__ = attach(
         "fields": ["Setting", "all_settings", "settings_of", "settings_within"],
         "files": ["parse_overrides", "read_yaml", "to_yaml"],
         "layers": ["flatten", "merged", "unfold"],
-        "reading": ["Reader", "normalized", "overridden", "read"],
+        "normalizing": ["normalized"],
+        "reading": ["Reader", "overridden", "read"],
         "renaming": ["tell_new_name"],
         "rules": [
             "AnyOf",

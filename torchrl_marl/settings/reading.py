@@ -8,21 +8,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar, get_origin
 
-from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.errors import ConfigError, closest, quoted
 from torchrl_marl.settings.conversion import UNFIT, converted, plain
 from torchrl_marl.settings.fields import (
     Setting,
     all_settings,
-    schemas_of,
     settings_of,
     settings_within,
 )
 from torchrl_marl.settings.layers import WORD, flatten, merged, unfold
-from torchrl_marl.settings.renaming import with_new_names
+from torchrl_marl.settings.normalizing import normalized
 from torchrl_marl.settings.rules import Arguments, OneOf, Overrides, Tagged, Variants
 from torchrl_marl.settings.words import expectation, listed, shown, unknown_setting
 
-__all__ = ["Reader", "normalized", "overridden", "read"]
+__all__ = ["Reader", "overridden", "read"]
 
 T = TypeVar("T")
 
@@ -49,22 +48,6 @@ def read(schema: type[T], *layers: Mapping[str, Any], at: str = "", hints: Itera
     for key, text in reader.inapplicable.items():
         raise ConfigError(f"{text}; leave {key} out.")
     return config
-
-
-def normalized(schema: type, layer: Mapping[str, Any], *, told: bool = True) -> dict[str, Any]:
-    """Returns a layer nested, under today's names, each section's plain word in its place.
-
-    Args:
-        schema (type): a dataclass.
-        layer (mapping): nested, or with dotted keys, or both.
-        told (bool): whether former names are warned of.
-
-    Examples:
-        >>> from torchrl_marl.training.config import TrainConfig
-        >>> normalized(TrainConfig, {"learner": "ippo", "learner.lr": 1e-3})
-        {'learner': {'algorithm': 'ippo', 'lr': 0.001}}
-    """
-    return with_new_names(schema, _words_in_place([schema], unfold(layer)), told=told)
 
 
 def overridden(note: Tagged, base: Any, own: Mapping[str, Any], at: str = "") -> Any:
@@ -192,6 +175,7 @@ class Reader:
             )
             own, foreign = _applicable(note.variants, schema, own)
             self._refuse(note, foreign, at, f"{at}{note.by}")
+            self._name_namesakes(note, key, name, foreign, layer)
             own = merged(self._of_another(overrides.of, settings_of(schema)), own)
             config = Reader(schema, f"{self.at}{at}")._section(schema, own, "")
             typed = settings_of(config)
@@ -220,12 +204,25 @@ class Reader:
         """Notes settings that only other variants have."""
         for key, value in foreign.items():
             having = {word: one[key] for word, one in _variants(note.variants) if key in one}
-            words = list(having)
+            words = [word for word, one in having.items() if _is_read_by(one, note.by, word)]
             if any(_is_default(setting, value) for setting in having.values()):
                 self.by_default.add(f"{self.at}{path}{key}")
             self.inapplicable[f"{self.at}{path}{key}"] = (
                 f"{self.at}{path}{key} is {shown(value)}, which is read only where "
                 f"{self.at}{tag} is {listed(words)}"
+            )
+
+    def _name_namesakes(
+        self, note: Tagged, field: str, name: str, foreign: Iterable[str], layer: Mapping[str, Any]
+    ) -> None:
+        """Adds to what a name does not read that one of nearly this name would."""
+        near = closest(name, [other for other in layer if other != name])
+        own = layer.get(near)
+        schema = note.variants.schema(own.get(note.by)) if isinstance(own, Mapping) else None
+        known = {} if schema is None else settings_of(schema)
+        for key in known.keys() & set(foreign):
+            self.inapplicable[f"{self.at}{field}.{name}.{key}"] += (
+                f", as {self.at}{field}.{near}.{note.by} is: one of the two names may be misspelt"
             )
 
     def _leaf(self, setting: Setting, value: Any, key: str) -> Any:
@@ -337,38 +334,11 @@ def _applicable(
     return (unfold(flat) if foreign else dict(layer)), foreign
 
 
+def _is_read_by(setting: Setting, tag: str, word: str) -> bool:
+    """Whether the conditions of a setting of a word's schema leave it to that word."""
+    conditions = (where for where in setting.read_where() if where.key == tag)
+    return all((word in where.values) is not where.but for where in conditions)
+
+
 def _is_default(setting: Setting, value: Any) -> bool:
     return value == setting.default or converted(setting.kind, value) == setting.default
-
-
-def _words_in_place(schemas: Iterable[type], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer in which the plain word of a section is the value of the section's first setting.
-
-    Args:
-        schemas (iterable of type): those that the layer may be of.
-        layer (mapping): nested.
-    """
-    placed = dict(layer)
-    sections: dict[str, list[type]] = {}
-    for schema in schemas:
-        known = settings_within(schema)
-        for name, setting in known.items():
-            if setting.is_section:
-                sections.setdefault(name, []).extend(schemas_of(setting))
-            elif (overrides := setting.note(Overrides)) and isinstance(placed.get(name), Mapping):
-                of = list(schemas_of(known[overrides.of]))
-                placed[name] = {group: _worded(of, own) for group, own in placed[name].items()}
-    return placed | {n: _worded(sections[n], placed[n]) for n in placed.keys() & sections.keys()}
-
-
-def _worded(schemas: list[type], value: Any) -> Any:
-    firsts = [next(iter(settings_within(schema).values())) for schema in schemas]
-    first = next((one.key for one in firsts if one.kind is str), firsts[0].key)
-    if isinstance(value, str):
-        return {first: value}
-    if not isinstance(value, Mapping):
-        return value
-    value = dict(value)
-    if WORD in value:
-        value = {first: value.pop(WORD), **value}
-    return _words_in_place(schemas, value)

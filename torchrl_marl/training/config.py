@@ -169,6 +169,17 @@ class TrainConfig:
                 f"total_frames is {self.total_frames}, expected at least frames_per_batch, "
                 f"{self.frames_per_batch}; raise the first or lower the second."
             )
+        self.check_learners(own_env=own_env)
+
+    def check_learners(self, *, own_env: bool = False) -> None:
+        """Refuses settings of learners that do not fit the rest of the run.
+
+        Args:
+            own_env (bool): the caller brings an environment of which nothing is known yet.
+
+        Raises:
+            ConfigError: naming the settings and the fix.
+        """
         self.learner.check_run(self, "learner.", own_env=own_env)
         for group in self.groups:
             learner: LearnerConfig = override(self, "groups", group)

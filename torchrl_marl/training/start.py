@@ -82,6 +82,7 @@ def _begin(folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Train
             kwargs={},
         )
         config = dataclasses.replace(config, env=own)
+        config.check_learners()
     training = Training(config, folder, env)
     for learner, groups in partition(training.team, config.learner, config.groups):
         refuse_large_store(learner, groups.values(), training.device)

@@ -134,6 +134,22 @@ def test_refusals():
         TeamReplay(S, E, KEYS, Priority()).load_state_dict(replay.state_dict())
     with pytest.raises(ValueError, match="alpha is -1, expected 0 or more"):
         Priority(alpha=-1)
+    with pytest.raises(ValueError, match="beta is nan, expected 0 or more, and finite"):
+        Priority(beta=float("nan"))
+    with pytest.raises(ValueError, match=r"cut is \[4, 7, 1\], torch.bool, expected \[4, 7\]"):
+        replay.extend(some_batch(7), torch.zeros(E, 7, 1, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"cut is \[4, 7\], torch.float32, expected"):
+        replay.extend(some_batch(7), torch.zeros(E, 7))
+
+
+@pytest.mark.parametrize("error", [float("nan"), float("inf")])
+def test_an_error_that_is_no_number_is_the_highest_so_far(error):
+    replay, _ = wrapped(Priority(alpha=1, eps=0))
+    replay.update_priority(torch.arange(3), torch.tensor([5.0, error, 0.5]))
+    assert replay.priorities.tree.values[:3].tolist() == [5, 1, 0.5]  # 1: of new rows, until then
+    replay.update_priority(torch.arange(2), torch.tensor([error, 0.25]))
+    assert replay.priorities.tree.values[:3].tolist() == [5, 0.25, 0.5]
+    assert replay.priorities.highest == 5
 
 
 def test_a_store_that_does_not_fit_is_refused_before_it_is_made():

@@ -220,6 +220,8 @@ def test_refusals():
         TreeSampler(C, -1, 0.4)
     with pytest.raises(ValueError, match="beta is -1, expected 0 or more"):
         TreeSampler(C, 0.4, -1)
+    with pytest.raises(ValueError, match="alpha is nan, expected 0 or more, and finite"):
+        TreeSampler(C, float("nan"), 0.4)
     with pytest.raises(RuntimeError, match="empty storage"):
         TreeSampler(C, 0.4, 0.4).sample(LazyTensorStorage(C), 4)
     with pytest.raises(ValueError, match="the state is of a capacity of 60, expected 50"):

@@ -5,6 +5,7 @@ Shapes: B rows of a minibatch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ class Priority:
         eps (float): added to every error, so that no row is never drawn.
 
     Raises:
-        ValueError: a negative number.
+        ValueError: a number that is negative or not finite.
 
     Reference: Schaul et al., 2016, https://arxiv.org/abs/1511.05952.
 
@@ -45,8 +46,9 @@ class Priority:
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta", "eps"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"priority: {name} is {getattr(self, name)}, expected 0 or more.")
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ValueError(f"priority: {name} is {value}, expected 0 or more, and finite.")
 
 
 class Priorities:
@@ -92,6 +94,8 @@ class Priorities:
     def update(self, index: Tensor, error: Tensor, mask: Tensor | None = None) -> None:
         """Sets priorities by the largest error of each row, of those that are not masked.
 
+        A row whose error is NaN or infinite gets the highest priority so far.
+
         Shapes:
             - index: ``[B]``; error: ``[B, ...]``; mask: the error's, or without its trailing dims
         """
@@ -100,6 +104,7 @@ class Priorities:
             error = torch.where(fit_mask(mask, error), error, 0.0)
         worst = error.reshape(len(index), -1).amax(-1).double()
         value = (worst + self.priority.eps).pow(self.priority.alpha)
+        value = torch.where(worst.isfinite(), value, self.highest)  # one would spoil all sums
         self.highest.copy_(torch.maximum(self.highest, value.amax()))
         self.tree.set(index, value)
 

@@ -126,13 +126,19 @@ class TeamReplay:
 
         Raises:
             SpecError: a key that the batch has not.
-            ValueError: another number of envs, or leaves of other shapes than before.
+            ValueError: another number of envs, a ``cut`` of another shape or type, or leaves of
+                other shapes than before.
             ConfigError: rows that do not fit into memory.
         """
         if batch.ndim != 2 or batch.batch_size[0] != self.ring.num_envs:
             raise ValueError(
                 f"TeamReplay: the batch has batch size {list(batch.batch_size)}, expected "
                 f"[{self.ring.num_envs}, T], the steps of all envs."
+            )
+        if cut is not None and (cut.shape != batch.batch_size or cut.dtype != torch.bool):
+            raise ValueError(
+                f"TeamReplay: cut is {list(cut.shape)}, {cut.dtype}, expected "
+                f"{list(batch.batch_size)}, torch.bool, as the batch."
             )
         leaves, ends = settle(batch, self.keys, self.dead_earn)
         written = self.ring.write(leaves, ends if cut is None else ends | cut)
@@ -247,6 +253,8 @@ class TeamReplay:
     @torch.no_grad()
     def update_priority(self, rows: Tensor, error: Tensor, mask: Tensor | None = None) -> None:
         """Sets the priorities of rows by their largest error; does nothing where none are kept.
+
+        A row whose error is NaN or infinite gets the highest priority so far.
 
         Args:
             rows (Tensor): ``index`` of a minibatch.

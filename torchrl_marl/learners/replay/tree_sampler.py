@@ -42,7 +42,7 @@ class TreeSampler(PrioritizedSampler):
             storage is on.
 
     Raises:
-        ValueError: a negative exponent.
+        ValueError: an exponent that is negative or not finite.
 
     Reference: Schaul et al., 2016, https://arxiv.org/abs/1511.05952.
 
@@ -74,8 +74,8 @@ class TreeSampler(PrioritizedSampler):
     ) -> None:
         # Without TorchRL's constructor, which warns that its extension is missing.
         for name, value in (("alpha", alpha), ("beta", beta)):
-            if value < 0:
-                raise ValueError(f"TreeSampler: {name} is {value}, expected 0 or more.")
+            if not 0 <= value < math.inf:
+                raise ValueError(f"TreeSampler: {name} is {value}, expected 0 or more, and finite.")
         self._max_capacity = max_capacity
         self._alpha, self._beta, self._eps = alpha, beta, eps
         self.reduction, self.dtype = reduction, dtype
