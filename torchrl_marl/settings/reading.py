@@ -217,8 +217,9 @@ class Reader:
     ) -> None:
         """Adds to what a name does not read that one of nearly this name would."""
         near = closest(name, [other for other in layer if other != name])
-        own = layer.get(near)
-        schema = note.variants.schema(own.get(note.by)) if isinstance(own, Mapping) else None
+        own = layer.get(near or "")
+        word = own.get(note.by) if isinstance(own, Mapping) else None
+        schema = note.variants.schema(word) if isinstance(word, str) else None
         known = {} if schema is None else settings_of(schema)
         for key in known.keys() & set(foreign):
             self.inapplicable[f"{self.at}{field}.{name}.{key}"] += (
