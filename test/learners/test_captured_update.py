@@ -181,10 +181,9 @@ def test_epochs_stop_at_the_target_kl(make_env, target_kl):
     assert torch.equal(torch.rand(1), next_number)
 
 
-@pytest.mark.parametrize(
-    "case", ["deaths", "as one, of different sizes", "pictures, by the actor alone"]
-)
+@pytest.mark.parametrize("case", ["as one, of different sizes", "pictures, by the actor alone"])
 def test_compiled_graphs_learn_as_eager_updates_do(case):
+    """Two groups whose agents are born, die and differ; and one of pictures, with choices."""
     make_env, settings = CASES[case]
     settings = {**settings, "minibatch_size": 40}
     one, other = (train(make_env, execution, **settings) for execution in ("eager", "compile"))

@@ -44,7 +44,7 @@ class Relic(MarlEnv):
         return TensorDict({**{name: dict(own) for name in self.names}, "state": self.time / STEPS})
 
 
-def credit(groups=1, iterations=24, **settings):
+def credit(groups=1, iterations=15, **settings):
     """The value targets of a first step, once critics have settled, ``[N]`` of each group."""
     torch.manual_seed(0)
     env = Relic(16, groups=groups, seed=0)

@@ -45,21 +45,26 @@ def train(folder, **network):
     )
 
 
-def test_clusters_are_found_and_kept(tmp_path):
-    run = train(tmp_path / "run", clustering_frames=4000)
-    written = read_run_config(run.folder)
+@pytest.fixture(scope="module")
+def clustered(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("clustered") / "run", clustering_frames=4000)
+
+
+def test_clusters_are_found_and_kept(clustered):
+    written = read_run_config(clustered.folder)
     assert written.groups["carts"]["actor"]["sharing_index"] == [0, 1, 0, 1]
     assert "critic" not in written.groups["carts"]
-    first = next(run.policy.parameters())
+    first = next(clustered.policy.parameters())
     assert first.shape[0] == 2  # networks
-    again = Run.load(run.folder, env=Pushed(8, max_steps=10))
-    for a, b in zip(run.policy.parameters(), again.policy.parameters(), strict=True):
+    again = Run.load(clustered.folder, env=Pushed(8, max_steps=10))
+    for a, b in zip(clustered.policy.parameters(), again.policy.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
-def test_clusters_are_the_same_with_the_same_seed(tmp_path):
-    one, other = (train(tmp_path / name, clustering_frames=4000) for name in ("a", "b"))
-    for a, b in zip(one.policy.parameters(), other.policy.parameters(), strict=True):
+def test_clusters_are_the_same_with_the_same_seed(clustered, tmp_path):
+    torch.rand(7)
+    other = train(tmp_path / "other", clustering_frames=4000)
+    for a, b in zip(clustered.policy.parameters(), other.policy.parameters(), strict=True):
         assert torch.equal(a, b)
 
 

@@ -175,8 +175,14 @@ def test_a_store_that_just_fits(monkeypatch):
 # --------------------------------------------------------------------------- in a graph
 
 
-@pytest.mark.parametrize("execution", ["trace", "compile"])
-@pytest.mark.parametrize("priority", [None, Priority()], ids=["uniform", "prioritized"])
+@pytest.mark.parametrize(
+    ("execution", "priority"),
+    [
+        pytest.param("trace", None, id="uniform-trace"),
+        pytest.param("trace", Priority(), id="prioritized-trace"),
+        pytest.param("compile", Priority(), id="prioritized-compile"),  # all that uniform has
+    ],
+)
 def test_a_graph_equals_eager_calls(execution, priority):
     """Rows, n-step returns and priorities of a graph, while the store goes on between replays."""
     torch.manual_seed(0)
