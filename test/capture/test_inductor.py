@@ -34,6 +34,12 @@ def test_the_quick_analysis_of_indices_gives_the_same_code(monkeypatch):
     assert torch.equal(found, expected)
 
 
+OF_THIS_VERSION = pytest.mark.skipif(
+    not hasattr(sizevars, "stride_at"), reason="another version of torch has other functions"
+)
+
+
+@OF_THIS_VERSION
 @pytest.mark.parametrize("length", [4, 16])
 def test_the_quick_analysis_agrees_with_the_general_one(length):
     x, y = sympy_index_symbol("x0"), sympy_index_symbol("x1")
@@ -47,6 +53,7 @@ def test_the_quick_analysis_agrees_with_the_general_one(length):
             assert (found - expected).expand() == 0, (name, index)
 
 
+@OF_THIS_VERSION
 def test_a_failed_compilation_leaves_garbage_collection_and_compiler_as_they_were(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no compiler")

@@ -10,6 +10,7 @@ from learner_twins import (
     rows_of_a_run_that_resumes_to_the_bit,
     same_weights,
 )
+from protocols import lacks
 from samples import POISON, states
 
 import torchrl_marl
@@ -51,7 +52,7 @@ def trained(env, n_batches=2, execution="eager", **settings):
 
 def test_it_is_a_learner_of_its_groups_and_its_schedules():
     learner, metrics = trained(make_arena(n_groups=2), exploration=EpsilonConfig(1, 0.2, 1.0))
-    assert isinstance(learner, Learner) and list(learner.actors) == ["agents_0", "agents_1"]
+    assert not lacks(learner, Learner) and list(learner.actors) == ["agents_0", "agents_1"]
     own = [m["agents_1"] for m in metrics]
     assert [float(m["epsilon"]) for m in own] == pytest.approx([1.0, 0.6])
     assert [float(m["lr"]) for m in own] == pytest.approx([5e-4, 2.5e-4])

@@ -54,11 +54,14 @@ def test_nothing_is_chosen_for_those_who_say_what_they_want():
         assert choose_execution(config) == wanted
 
 
-def test_without_a_compiler_and_on_a_gpu_it_is_eager(monkeypatch):
-    config = load_config("vmas_balance_mappo", {"device": "cuda"})
-    assert choose_execution(config) == "eager"
+@pytest.mark.parametrize(("device", "graphs"), [("cpu", "compile"), ("cuda:1", "cudagraph")])
+def test_graphs_need_what_compiles_them(device, graphs, monkeypatch):
+    config = load_config("vmas_balance_mappo", {"device": device})
+    monkeypatch.setattr(execution.importlib.util, "find_spec", lambda name: name)
+    assert choose_execution(config) == graphs
     monkeypatch.setattr(execution.shutil, "which", lambda command: None)
-    assert choose_execution(load_config("vmas_balance_mappo")) == "eager"
+    monkeypatch.setattr(execution.importlib.util, "find_spec", lambda name: None)
+    assert choose_execution(config) == "eager"
 
 
 def test_an_environment_of_ones_own_is_asked():

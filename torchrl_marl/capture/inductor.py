@@ -54,7 +54,7 @@ def compile_module(
     """
     if not exact and all(x.device.type == "cpu" for x in leaves):
         module = rewrite_for_cpu(module)
-        if len(module.graph.nodes) >= _LARGE:
+        if len(module.graph.nodes) >= _LARGE and _libraries_load():
             try:
                 return compile_stored(module, leaves, OPTIONS, _compiling)
             except OSError as error:
@@ -72,6 +72,11 @@ def compile_module(
         else:
             run = torch._inductor.compile(module, list(leaves), options=OPTIONS)
     return run, metrics.generated_kernel_count - before
+
+
+def _libraries_load() -> bool:
+    # Beside a GPU, torch 2.11 crashed where it loaded the library of a graph of a CPU.
+    return not torch.cuda.is_available()
 
 
 @contextlib.contextmanager

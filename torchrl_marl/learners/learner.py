@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
@@ -21,7 +21,6 @@ class Actors(Protocol):
     def values(self) -> Iterable[TensorDictModuleBase]: ...  # noqa: D102
 
 
-@runtime_checkable
 class Learner(Protocol):
     """Trains one or more groups of equal settings, on the batches of a collector.
 

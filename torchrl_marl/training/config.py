@@ -41,7 +41,8 @@ __all__ = [
 
 
 CHOICES = {
-    "auto": "compile where it saves more time than it takes, else eager; config.yaml says which",
+    "auto": "compile, or cudagraph on a GPU, where that saves more time than it takes, else eager; "
+    "config.yaml says which",
     **EXECUTIONS,
 }
 """Execution -> how a run runs."""
