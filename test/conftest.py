@@ -34,6 +34,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
+# What calls a compiled graph's kernels runs a few times only.
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+
 # Tests run side by side, so that a second process for compiling takes the time of another test.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
@@ -47,6 +50,20 @@ SLOW = {
 }
 
 
+# Of ten seconds or more, so that of several processes none is left alone with one at the end.
+LONG = (
+    "test/test_tutorials.py",
+    "test/test_left_open.py",
+    "test/test_readme.py::test_python_runs",
+    "test/capture/test_stored.py",
+    "test/learners/test_captured_update.py::test_compiled",
+    "test/learners/replay/test_team_replay_draws.py::test_a_graph",
+    "test/training/test_ahead.py",
+    "test/training/test_execution.py::test_a_compiled",
+    "test/training/test_loggers.py::test_what_is_logged",
+)
+
+
 def names_of(nodeid):
     """What a case may be listed by: itself, its test, its file."""
     test = nodeid.partition("[")[0]
@@ -55,9 +72,9 @@ def names_of(nodeid):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks the tests in ``slow.txt``; of several processes none is left alone with a tutorial."""
+    """Marks the tests in ``slow.txt``; among several processes the longest begin first."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: not item.nodeid.startswith("test/test_tutorials.py"))
+        items.sort(key=lambda item: not item.nodeid.startswith(LONG))
     for item in items:
         if names_of(item.nodeid) & SLOW:
             item.add_marker(pytest.mark.slow)
