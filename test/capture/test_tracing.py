@@ -1,9 +1,11 @@
 """Which functions become graphs, and what is said of those that do not."""
 
+import contextlib
+
 import pytest
 import torch
 
-from torchrl_marl.capture import capture, trace
+from torchrl_marl.capture import capture, trace, tracing
 from torchrl_marl.capture.values import ValueNumbers
 from torchrl_marl.errors import CaptureError
 
@@ -41,6 +43,23 @@ def test_nesting_and_what_is_no_tensor_stay():
     found = program({"a": torch.ones(2), "b": torch.zeros(2)})
     assert found["name"] == "sum" and found["none"] is None
     assert torch.equal(found["sum"], torch.ones(2))
+
+
+def test_results_are_described_to_the_compiler_as_torch_does(monkeypatch):
+    weight = torch.nn.Parameter(torch.ones(3, 2))
+
+    def function(x):
+        y = (x.t() @ weight.t()).double()
+        return y[1:], y.sum().long(), x[:, None].expand(2, 5, 3)
+
+    def described():
+        nodes = trace(function, torch.ones(4, 3)[:2]).module.graph.nodes
+        values = [node.meta["val"] for node in nodes if "val" in node.meta]
+        return [(x.shape, x.stride(), x.dtype, x.device, type(x)) for x in values]
+
+    quick = described()
+    monkeypatch.setattr(tracing, "_quickly_described", lambda mode: contextlib.nullcontext())
+    assert described() == quick and len(quick) > 6
 
 
 def test_chance_is_that_of_eager_execution():

@@ -1,5 +1,7 @@
 """Resets of some envs, snapshots, and what all envs share."""
 
+from weakref import WeakKeyDictionary
+
 import pytest
 import torch
 from contract import assert_same, assert_same_rng, rng_states
@@ -11,8 +13,14 @@ from torchrl.envs.transforms import RewardSum
 from torchrl.envs.utils import step_mdp
 
 from torchrl_marl.envs import MarlEnv
+from torchrl_marl.envs.marl_env import graphs
 from torchrl_marl.errors import SimulatorStateError
 from torchrl_marl.specs import AgentSpec
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known(monkeypatch):
+    monkeypatch.setattr(graphs, "_known_slots", WeakKeyDictionary())
 
 
 class Worlds(MarlEnv):
@@ -131,6 +139,23 @@ def test_what_holds_the_envs_is_found_without_a_trace():
             torch.manual_seed(0)
             drawn.append(env.rand_step(env.reset())["next"])
     assert_same(*drawn)
+
+
+def test_worlds_that_are_alike_are_probed_once(monkeypatch):
+    probed, plain = [], graphs.slots_of_envs
+    monkeypatch.setattr(graphs, "slots_of_envs", lambda *args: probed.append(1) or plain(*args))
+
+    def slots(*args, square=3, **kwargs):
+        env = Worlds(*args, **kwargs)
+        env.square = torch.zeros(square, 3)
+        env.reset()
+        return env._slots_of_envs()
+
+    first = slots(seed=0)
+    assert slots(seed=5) == slots(seed=0) == first and len(probed) == 1
+    for n, world in enumerate([{"num_envs": 4}, {"square": 4}, {"on_reset": print}], 2):
+        assert slots(**world)["memory",] and len(probed) == n
+    assert slots(on_reset=print) and len(probed) == 5  # nobody knows what a function does
 
 
 def test_a_slot_that_no_probe_has_is_refused():

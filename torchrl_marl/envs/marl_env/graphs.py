@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from tensordict import TensorDictBase
@@ -22,9 +23,12 @@ from torchrl_marl.random_state import RandomState
 from torchrl_marl.simulator.captured import CapturedSimulator
 from torchrl_marl.simulator.copy_settings import copy_settings
 from torchrl_marl.simulator.shared_tables import shared_tables
-from torchrl_marl.simulator.state import Path, SimulatorState, slots_of_envs
+from torchrl_marl.simulator.state import Path, SimulatorState, slots_of_envs, walk_simulator
 
 __all__ = ["WorldGraphs"]
+
+# Class -> likeness of a world -> which of its tensors have the envs as their first dim.
+_known_slots: WeakKeyDictionary[type, dict[tuple, dict[Path, bool]]] = WeakKeyDictionary()
 
 
 class WorldGraphs:
@@ -118,6 +122,10 @@ class WorldGraphs:
         """
         if self._env_slots is ...:
             exclude = {*self._not_world, ("_episode",)}
+            known, key = _known_slots.setdefault(type(self), {}), self._likeness(exclude)
+            if key in known:
+                self._env_slots = known[key]
+                return self._env_slots
             random = self.random_state.state_dict()
             try:
                 with RandomState(0, self.device).active():  # probes must leave no trace
@@ -127,7 +135,23 @@ class WorldGraphs:
                 self._warn_of_tables(exclude)
             finally:
                 self.random_state.load_state_dict(random)
+            if key is not None and self._env_slots is not None:
+                known[key] = self._env_slots
         return self._env_slots
+
+    def _likeness(self, exclude: set[Path]) -> tuple | None:
+        """Returns what worlds of a class have in common whose probes find the same.
+
+        That is the plain values that they were made with, and the shapes of all their tensors.
+        None for a world that was made with other objects.
+        """
+        args, kwargs = self._made_with
+        made = (*args, *((key, x) for key, x in kwargs.items() if key != "seed"))
+        if not _is_plain(made):
+            return None
+        tensors = walk_simulator(self, frozenset(exclude)).tensors
+        shapes = tuple((path, x.dtype, tuple(x.shape)) for path, x in tensors.items())
+        return repr(made), str(self.device), shapes
 
     def _warn_of_tables(self, exclude: set[Path]) -> None:
         """Warns of tables shared by all envs whose rows a reset would take for those of envs."""
@@ -189,6 +213,15 @@ class WorldGraphs:
             self.reset()
         self._step(self.rand_action(self._wrap(self._episode["given"])))
         return self
+
+
+def _is_plain(value: Any) -> bool:
+    """Returns whether a value is a number, a text or None, or a collection of such."""
+    if isinstance(value, dict):
+        return all(_is_plain(x) for item in value.items() for x in item)
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def _place_of_num_envs(cls: type) -> int | None:
