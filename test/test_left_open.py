@@ -27,7 +27,8 @@ SCRIPTS = {
 from torchrl_marl.collectors import RolloutCollector
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.envs.toy import Arena
-compiled = VmasEnv("dropout", num_envs=64, n_agents=2, execution="compile")  # as in the docs
+# Of docs/one_program.md, whose graph it finds.
+compiled = VmasEnv("dropout", num_envs=64, n_agents=2, execution="compile")
 compiled.rollout(7, break_when_any_done=False)
 env = VmasEnv("dropout", num_envs=4, max_steps=5, seed=0, n_agents=2, execution="trace")
 env.rollout(7, break_when_any_done=False)

@@ -102,7 +102,8 @@ def test_torchrls_collector_collects_it():
 
 
 def test_compiled_steps_are_close_to_eager_ones():
-    env, eager = make(execution="compile"), make(execution="eager")
+    settings = {"num_envs": 64, "max_steps": None}  # of docs/one_program.md, whose graph it is
+    env, eager = make(execution="compile", **settings), make(execution="eager", **settings)
     td, other = env.reset(), eager.reset()
     for action in draw_actions(env, 3):
         # Actions may lie in memory in any way.

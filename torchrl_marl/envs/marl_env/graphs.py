@@ -216,12 +216,12 @@ class WorldGraphs:
 
 
 def _is_plain(value: Any) -> bool:
-    """Returns whether a value is a number, a text or None, or a collection of such."""
+    """Returns whether a value is a number, a text, a device or None, or a collection of such."""
     if isinstance(value, dict):
         return all(_is_plain(x) for item in value.items() for x in item)
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
-    return value is None or type(value) in (bool, int, float, str)
+    return value is None or type(value) in (bool, int, float, str, torch.device)
 
 
 def _place_of_num_envs(cls: type) -> int | None:
