@@ -7,6 +7,7 @@ from contract import E, draw_actions, play
 from jax_worlds import ROUNDS, SMAX, SPREAD, spread
 
 from torchrl_marl.envs import JaxMarlEnv, make_env
+from torchrl_marl.envs.check import check_marl_env
 
 jax = pytest.importorskip("jax")
 jaxmarl = pytest.importorskip("jaxmarl")
@@ -303,6 +304,12 @@ FORMS = {
     "storm_2p": lambda seen, i: seen[i],
     "storm_np": lambda seen, i: seen[i],
 }
+
+
+@pytest.mark.slow
+def test_storm_is_looked_at_by_the_check():
+    env = JaxMarlEnv("storm", seed=0, **ROUNDS)
+    assert "keeps the rules" in check_marl_env(env, n_steps=13)  # two episodes
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,10 @@ import importlib.util
 
 import pytest
 from contract import base_of
-from jax_worlds import ROUNDS, SMAX, SPREAD, spread
+from jax_worlds import SMAX, SPREAD, spread
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs import JaxMarlEnv
-from torchrl_marl.envs.check import check_marl_env
 from torchrl_marl.errors import ConfigError, MissingExtraError, SpecError
 
 jax = pytest.importorskip("jax")
@@ -83,12 +82,6 @@ def test_a_snapshot_of_another_world_is_refused():
 def test_all_agents_in_one_group():
     env = spread(num_envs=2, group_map=MarlGroupMapType.ALL_IN_ONE_GROUP)
     assert env.group_map == {"agents": ["agent_0", "agent_1", "agent_2"]}
-
-
-@pytest.mark.slow
-def test_storm_is_looked_at_by_the_check():
-    env = JaxMarlEnv("storm", seed=0, **ROUNDS)
-    assert "keeps the rules" in check_marl_env(env, n_steps=13)  # two episodes
 
 
 def test_a_package_that_is_missing_is_named():
