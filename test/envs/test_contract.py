@@ -62,10 +62,10 @@ SCENARIOS = {
     "simple_adversary": {},
     "simple_reference": {},
     "simple_speaker_listener": {},
-    "flocking": {},
+    "flocking": {"n_agents": 2, "n_obstacles": 2},
     "give_way": {},
     "wheel": {},
-    "dispersion": {"continuous_actions": False},
+    "dispersion": {"continuous_actions": False, "n_agents": 2},
     "ball_passage": {},
     "football": {"n_blue_agents": 2, "n_red_agents": 2, "ai_red_agents": False},
     "football_ai": {"n_blue_agents": 2, "n_red_agents": 1, "ai_red_agents": True},
@@ -95,13 +95,20 @@ for name, kwargs in GRAPHS.items():
 
 # Groups of agents that differ in what they see or do: stacked lazily, and padded.
 ALL = MarlGroupMapType.ALL_IN_ONE_GROUP
+COMM = {"num_adversaries": 2, "num_good_agents": 1, "num_food": 1, "num_forests": 1}
 HETEROGENEOUS = {
-    "simple_world_comm": vmas_case("simple_world_comm", group_map=ALL, state="observations"),
+    "simple_world_comm": vmas_case(
+        "simple_world_comm", group_map=ALL, state="observations", **COMM
+    ),
     "simple_world_comm_discrete": vmas_case(
-        "simple_world_comm", group_map=ALL, continuous_actions=False
+        "simple_world_comm", group_map=ALL, continuous_actions=False, **COMM
     ),
     "simple_world_comm_one_hot": vmas_case(
-        "simple_world_comm", group_map=ALL, continuous_actions=False, categorical_actions=False
+        "simple_world_comm",
+        group_map=ALL,
+        continuous_actions=False,
+        categorical_actions=False,
+        **COMM,
     ),
     "simple_tag": vmas_case("simple_tag", group_map=ALL),
     "simple_adversary": vmas_case("simple_adversary", group_map=ALL, info=False),
