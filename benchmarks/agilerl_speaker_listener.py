@@ -1,8 +1,8 @@
-"""AgileRL's IPPO on mpe2's simple_speaker_listener_v4: the reference side of speaker_listener.py.
+"""AgileRL on mpe2's simple_speaker_listener_v4: the reference side of speaker_listener.py.
 
-Trains AgileRL's own IPPO by AgileRL's own training function, with the settings that its repository
-has for this world, and writes a learning curve as JSON. It is run by ``speaker_listener.py`` in a
-virtual environment of its own.
+Trains AgileRL's own IPPO, MADDPG or MATD3 by AgileRL's own training function, with the settings
+that its repository has for this world, and writes a learning curve as JSON. It is run by
+``speaker_listener.py`` in a virtual environment of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from agilerl.algorithms import IPPO
+from agilerl.algorithms import IPPO, MADDPG, MATD3
+from agilerl.components.replay_buffer import ReplayBuffer
+from agilerl.training.train_multi_agent_off_policy import train_multi_agent_off_policy
 from agilerl.training.train_multi_agent_on_policy import train_multi_agent_on_policy
 from agilerl.vector import AsyncPettingZooVecEnv
 from mpe2 import simple_speaker_listener_v4
@@ -27,32 +29,56 @@ from mpe2_episodes import Arrays, Episodes
 
 PACKAGES = ("agilerl", "torch", "tensordict", "mpe2", "pettingzoo", "numpy")
 EVO_STEPS = 10_000
-# configs/training/ippo.yaml of AgileRL's repository, which is for this world, without evolution
-# and torch.compile. Later versions of it have a learning rate of 1e-4, ent_coef 0.05 and
-# action_std_init 0.0, with which IPPO learns more slowly at first.
-N_ENVS = 16
-SETTINGS: dict[str, Any] = {
-    "batch_size": 128,
-    "lr": 1e-3,
-    "learn_step": 2048,
-    "gamma": 0.99,
-    "gae_lambda": 0.95,
-    "action_std_init": 0.6,
-    "clip_coef": 0.2,
-    "ent_coef": 0.01,
-    "vf_coef": 0.5,
-    "max_grad_norm": 0.5,
-    "update_epochs": 4,
-    "net_config": {
-        "latent_dim": 64,
-        "encoder_config": {"hidden_size": [64], "activation": "ReLU"},
-        "head_config": {"hidden_size": [64], "activation": "ReLU"},
-    },
+# configs/training/ippo.yaml, multi_agent/maddpg.yaml and multi_agent/matd3.yaml of AgileRL's
+# repository, which are for this world, without evolution and torch.compile. Later versions of the
+# first have a learning rate of 1e-4, ent_coef 0.05 and action_std_init 0.0, with which IPPO learns
+# more slowly at first.
+N_ENVS, N_STORED = 16, 100_000
+OFF_POLICY: dict[str, Any] = {
+    "lr_actor": 1e-4,
+    "lr_critic": 1e-3,
+    "learn_step": 16,
+    "gamma": 0.95,
+    "tau": 0.001,
+    "O_U_noise": True,
+    "expl_noise": 0.1,
+    "mean_noise": 0.0,
+    "theta": 0.15,
+    "dt": 0.01,
 }
 
 
-class MeasuredIPPO(IPPO):
-    """IPPO; where AgileRL tests its agent, between learning, it is measured as ours is.
+def network(*head: int) -> dict[str, Any]:
+    """AgileRL's settings of networks with these layers after the encoder."""
+    return {
+        "latent_dim": 64,
+        "encoder_config": {"hidden_size": [64], "activation": "ReLU"},
+        "head_config": {"hidden_size": list(head), "activation": "ReLU"},
+    }
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ippo": {
+        "batch_size": 128,
+        "lr": 1e-3,
+        "learn_step": 2048,
+        "gamma": 0.99,
+        "gae_lambda": 0.95,
+        "action_std_init": 0.6,
+        "clip_coef": 0.2,
+        "ent_coef": 0.01,
+        "vf_coef": 0.5,
+        "max_grad_norm": 0.5,
+        "update_epochs": 4,
+        "net_config": network(64),
+    },
+    "maddpg": {**OFF_POLICY, "batch_size": 64, "net_config": network(64, 64)},
+    "matd3": {**OFF_POLICY, "batch_size": 128, "policy_freq": 2, "net_config": network(64)},
+}
+
+
+class Measured:
+    """An algorithm; where AgileRL tests its agent, between learning, it is measured as ours is.
 
     Attributes:
         curve (list of dict): what was measured.
@@ -94,6 +120,14 @@ class MeasuredIPPO(IPPO):
         return point
 
     def likeliest(self, seen: Arrays) -> Arrays:
+        """What the actor thinks best; without exploration where it is deterministic."""
+        return self.get_action(seen)[0]
+
+
+class MeasuredIPPO(Measured, IPPO):
+    """IPPO, measured."""
+
+    def likeliest(self, seen: Arrays) -> Arrays:
         """The means of the actors' normal distributions."""
         actions = {}
         for name, ready in self.preprocess_observation(seen, list(seen)).items():
@@ -103,40 +137,52 @@ class MeasuredIPPO(IPPO):
         return actions
 
 
+class MeasuredMADDPG(Measured, MADDPG):
+    """MADDPG, measured."""
+
+
+class MeasuredMATD3(Measured, MATD3):
+    """MATD3, measured."""
+
+
+MEASURED = {"ippo": MeasuredIPPO, "maddpg": MeasuredMADDPG, "matd3": MeasuredMATD3}
+
+
 def make_world() -> Any:
     """One copy of the world."""
     return simple_speaker_listener_v4.parallel_env(continuous_actions=True)
 
 
-def train(args: argparse.Namespace) -> MeasuredIPPO:
+def train(args: argparse.Namespace) -> Any:
     """One seed."""
     random.seed(args.seed)
     np.random.seed(args.seed)
     torch.manual_seed(args.seed)
     env = AsyncPettingZooVecEnv([make_world for _ in range(N_ENVS)])
     env.reset(seed=args.seed)
-    agent = MeasuredIPPO(
+    settings = dict(SETTINGS[args.algorithm])
+    if args.algorithm != "ippo":
+        settings["vect_noise_dim"] = N_ENVS
+    agent = MEASURED[args.algorithm](
         [env.single_observation_space(name) for name in env.agents],
         [env.single_action_space(name) for name in env.agents],
         agent_ids=env.agents,
-        **SETTINGS,
+        **settings,
     )
     agent.begin(args)
-    train_multi_agent_on_policy(
-        env,
-        "simple_speaker_listener_v4",
-        "IPPO",
-        [agent],
-        max_steps=args.frames,
-        evo_steps=EVO_STEPS,
-        verbose=False,
-    )
+    words = env, "simple_speaker_listener_v4", args.algorithm.upper(), [agent]
+    steps = {"max_steps": args.frames, "evo_steps": EVO_STEPS, "verbose": False}
+    if args.algorithm == "ippo":
+        train_multi_agent_on_policy(*words, **steps)
+    else:
+        train_multi_agent_off_policy(*words, ReplayBuffer(max_size=N_STORED), **steps)
     return agent
 
 
 def main() -> None:
     """Trains, evaluates and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--algorithm", default="ippo", choices=list(SETTINGS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--frames", type=int, default=614_400)
     parser.add_argument("--episodes", type=int, default=200, help="episodes in each evaluation")
@@ -153,7 +199,12 @@ def main() -> None:
         "library": "agilerl",
         "versions": {"python": platform.python_version(), **versions},
         "seed": args.seed,
-        "settings": {"num_envs": N_ENVS, "evo_steps": EVO_STEPS, "population": 1, **SETTINGS},
+        "settings": {
+            "num_envs": N_ENVS,
+            "evo_steps": EVO_STEPS,
+            "population": 1,
+            **SETTINGS[args.algorithm],
+        },
         "evaluation": [args.frames, args.episodes, args.evaluate_every, args.evaluation_seed],
         "curve": agent.curve,
         "seconds": round(agent.seconds, 1),

@@ -1,6 +1,8 @@
-"""mpe2's simple_speaker_listener_v4: our recipes against AgileRL 2.58's IPPO.
+"""mpe2's simple_speaker_listener_v4: our recipes against AgileRL 2.58's algorithms.
 
     python benchmarks/speaker_listener.py --write
+    python benchmarks/speaker_listener.py --algorithms maddpg matd3 --agilerl maddpg matd3 \
+        --frames 102400 --evaluate-every 20480 --seeds 0 --write
 
 All train the world with continuous actions for the same number of frames, seeds 0, 1 and 2, one
 after the other, and are evaluated every 102,400 frames on the same 200 episodes of mpe2's own
@@ -27,12 +29,13 @@ import report
 from mpe2_episodes import Arrays, Episodes, random_actions, scripted
 
 OURS = {
-    algorithm: f"pettingzoo_simple_speaker_listener_{algorithm}" for algorithm in ("mappo", "ippo")
+    algorithm: f"pettingzoo_simple_speaker_listener_{algorithm}"
+    for algorithm in ("mappo", "ippo", "maddpg", "matd3")
 }
-THEIRS = "AgileRL IPPO"
+THEIRS = {x: f"AgileRL {x.upper()}" for x in ("ippo", "maddpg", "matd3")}
 SCRIPT = Path(__file__).parent / "agilerl_speaker_listener.py"
 EVALUATION_SEED = 10_000
-COLORS = ("#2a6fbb", "#6fae5c", "#d1662a")
+COLORS = ("#2a6fbb", "#6fae5c", "#d1662a", "#8a5fbf")
 Result = dict[str, Any]
 
 
@@ -48,7 +51,7 @@ def results(
     Raises:
         SystemExit: an earlier result is of another evaluation.
     """
-    frames = args.agilerl_frames if name == "agilerl" else args.frames
+    frames = args.agilerl_frames if name.startswith("agilerl") else args.frames
     expected = [frames, args.episodes, args.evaluate_every, EVALUATION_SEED]
     found = []
     for seed in args.seeds:
@@ -65,9 +68,12 @@ def results(
     return found
 
 
-def train_agilerl(seed: int, path: Path, python: Path, args: argparse.Namespace) -> None:
+def train_agilerl(
+    seed: int, path: Path, algorithm: str, python: Path, args: argparse.Namespace
+) -> None:
     """Trains one seed in a process of its own."""
     options = {
+        "--algorithm": algorithm,
         "--seed": seed,
         "--frames": args.agilerl_frames,
         "--episodes": args.episodes,
@@ -241,17 +247,18 @@ def publish(sides: dict[str, list[Result]], picture: Path, args: argparse.Namesp
     sections = [("Return", curves), ("At the end", final)]
     if args.write:
         sections.insert(1, ("Learning curves", f"![learning curves]({picture.name})"))
-    theirs = sides[THEIRS][0]
+    theirs = {name: sides[name][0] for name in map(THEIRS.get, args.agilerl)}
+    first = next(iter(theirs.values()))
     report.publish(
-        "speaker_listener",
-        "mpe2's simple_speaker_listener: our recipes and AgileRL's IPPO",
+        args.file,
+        "mpe2's simple_speaker_listener: our recipes and AgileRL's",
         sections,
         {
             "seeds": ", ".join(str(seed) for seed in args.seeds),
             "threads of torch": 1,
             "world": f"mpe2 {version('mpe2')}, pettingzoo {version('pettingzoo')}",
-            "AgileRL's versions": ", ".join(f"{k} {v}" for k, v in theirs["versions"].items()),
-            "AgileRL's settings": json.dumps(theirs["settings"]),
+            "AgileRL's versions": ", ".join(f"{k} {v}" for k, v in first["versions"].items()),
+            **{f"settings of {name}": json.dumps(x["settings"]) for name, x in theirs.items()},
         },
         f"""Mean (least to most) over the seeds. A return is what one agent earns in an episode of
         25 steps, mean over {args.episodes} episodes and both agents, who earn the same; AgileRL's
@@ -259,7 +266,7 @@ def publish(sides: dict[str, list[Result]], picture: Path, args: argparse.Namesp
         same episodes of mpe2's own world, without anybody's adapter (`mpe2_episodes.py`), by the
         likeliest actions and by drawn ones, which is how AgileRL tests. "scripted": the speaker
         names the goal, the listener waits for it and goes there. AgileRL runs in an environment of
-        its own, by its own training function, with the settings that its repository has for IPPO on
+        its own, by its own training function, with the settings that its repository has for
         this world, one agent and no evolution; ours are the recipes. They were trained one after
         the other, so the seconds, without evaluations, are a rough comparison. The two differ in
         more than the library: networks, learning rate, number of envs and epochs are each side's
@@ -275,7 +282,8 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--frames", type=int, default=614_400)
-    parser.add_argument("--algorithms", nargs="+", choices=list(OURS), default=list(OURS))
+    parser.add_argument("--algorithms", nargs="+", choices=list(OURS), default=["mappo", "ippo"])
+    parser.add_argument("--agilerl", nargs="+", choices=list(THEIRS), default=["ippo"])
     parser.add_argument("--agilerl-frames", type=int, help="as many as ours by default")
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--evaluate-every", type=int, default=51_200, help="in frames")
@@ -285,6 +293,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--write", action="store_true", help="write table and picture to results")
     args = parser.parse_args()
     args.agilerl_frames = args.agilerl_frames or args.frames
+    args.file = "speaker_listener" + ("" if args.agilerl == ["ippo"] else "_off_policy")
     if args.quick:
         args.agilerl_frames = 20_480
         args.seeds, args.frames, args.evaluate_every = args.seeds[:1], 20_480, 10_240
@@ -304,13 +313,16 @@ def main() -> None:
         report.be_quiet()
         recipes = [OURS[algorithm] for algorithm in args.algorithms]
         trains = {recipe: functools.partial(train_ours, recipe=recipe) for recipe in recipes}
-        trains["agilerl"] = functools.partial(train_agilerl, python=python)
-        names = [*(f"torchrl_marl {algorithm.upper()}" for algorithm in args.algorithms), THEIRS]
+        for algorithm in args.agilerl:
+            name = "agilerl" if algorithm == "ippo" else f"agilerl_{algorithm}"
+            trains[name] = functools.partial(train_agilerl, algorithm=algorithm, python=python)
+        names = [f"torchrl_marl {algorithm.upper()}" for algorithm in args.algorithms]
+        names += [THEIRS[algorithm] for algorithm in args.agilerl]
         sides = {
             name: results(file, functools.partial(train, args=args), folder, args)
             for name, (file, train) in zip(names, trains.items())
         }
-        picture = report.file_name("speaker_listener", "png")
+        picture = report.file_name(args.file, "png")
         draw(sides, picture if args.write else folder / picture.name)
     publish(sides, picture, args)
 
