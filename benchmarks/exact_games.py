@@ -126,7 +126,8 @@ def make_learner(world: Any, player: Player) -> Any:
         chosen["exploration"] = dataclasses.replace(
             default.exploration, epsilon=1.0, epsilon_end=1.0
         )
-    config = dataclasses.replace(default, algorithm=player.algorithm, **{**chosen, **player.differs})
+    chosen |= player.differs
+    config = dataclasses.replace(default, algorithm=player.algorithm, **chosen)
     [learner] = build_learners(TeamSpec.from_env(world), config)
     return learner
 
