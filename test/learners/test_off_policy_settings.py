@@ -196,7 +196,7 @@ def test_a_group_s_mixer_is_a_plain_word():
         ("vmas_balance_masac", "saturation_coeff actor_interval target_noise target_noise_clip "
          "exploration.sigma exploration.sigma_end mixer.kind mixer.hidden mixer.init_scale"),
         ("vmas_balance_matd3", "alpha_lr alpha_init target_entropy"),
-        ("vmas_simple_spread_vdn", "central_input mixer.hidden mixer.init_scale"),
+        ("vmas_simple_spread_vdn", "bootstrap central_input mixer.hidden mixer.init_scale"),
         ("vmas_balance_ippo", "central_input critic.architecture critic.value_per"),
     ],
 )  # fmt: skip

@@ -12,6 +12,7 @@ from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Shar
 
 __all__ = [
     "ActorCriticConfig",
+    "Bootstrap",
     "CentralInput",
     "EpsilonConfig",
     "HAPPOConfig",
@@ -24,8 +25,17 @@ __all__ = [
 # What an algorithm is called whose critics see more than their own agent.
 _CENTRAL = {"ippo": "mappo", "iddpg": "maddpg", "itd3": "matd3", "isac": "masac"}
 
+# Settings of a network that only some ways of sharing it read, and which way it is.
+_SHARED = (
+    *("sharing", "sharing_index", "agent_id", "agent_id_size", "mask_ratio", "mask_seed"),
+    *("n_clusters", "clustering_frames"),
+)
+
 Schedule = Annotated[
     str, OneOf({"constant": "stays as it is", "linear": "falls to 0 at the end of training"})
+]
+Bootstrap = Annotated[
+    str, OneOf({"team": "the team's (shared reward)", "agent": "each agent's own"})
 ]
 CentralInput = Annotated[
     str,
@@ -89,9 +99,7 @@ class TrainedConfig(LearnerConfig):
     """What a central critic or a mixer sees."""
     gamma: Share = 0.99
     """Discount."""
-    bootstrap: Annotated[
-        str, OneOf({"team": "the team's (shared reward)", "agent": "each agent's own"})
-    ] = "team"
+    bootstrap: Bootstrap = "team"
     """Whose ends stop the return."""
     adam_eps: Positive = 1e-5
     """Adam's epsilon."""
@@ -276,7 +284,9 @@ class HAPPOConfig(OnPolicyConfig):
     """What the critic sees."""
     critic: CriticConfig = field(default_factory=CriticConfig)
     """The critic's network."""
-    actor: NetworkConfig = field(default_factory=lambda: NetworkConfig(sharing="none"))
+    actor: Annotated[NetworkConfig, ReadWhere("algorithm", "happo", but=True, of=_SHARED)] = field(
+        default_factory=lambda: NetworkConfig(sharing="none")
+    )
     """The actor's network, each agent's own."""
 
     def __post_init__(self) -> None:

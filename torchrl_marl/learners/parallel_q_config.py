@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.config import (
+    Bootstrap,
     CentralInput,
     EpsilonConfig,
     Schedule,
@@ -36,6 +37,8 @@ class ParallelQConfig(TrainedConfig):
     """How agents learn."""
     central_input: Annotated[CentralInput, ReadWhere("mixer.kind", "monotonic")] = "observations"
     """What the mixer sees."""
+    bootstrap: Annotated[Bootstrap, ReadWhere("mixer.kind", "none")] = "team"
+    """Whose ends stop the return."""
     actor: QNetworkConfig = field(
         default_factory=lambda: QNetworkConfig(activation="relu", layer_norm=True)
     )

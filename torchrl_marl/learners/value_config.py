@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.learners.config import CentralInput, EpsilonConfig
+from torchrl_marl.learners.config import Bootstrap, CentralInput, EpsilonConfig
 from torchrl_marl.learners.replay_config import ReplayLearnerConfig
 from torchrl_marl.modules.config import MixerConfig, QNetworkConfig
 from torchrl_marl.settings import OneOf, Positive, ReadWhere
@@ -36,6 +36,8 @@ class ValueConfig(ReplayLearnerConfig):
     """How agents learn."""
     central_input: Annotated[CentralInput, ReadWhere("algorithm", "qmix")] = "observations"
     """What the mixer sees."""
+    bootstrap: Annotated[Bootstrap, ReadWhere("algorithm", "iql")] = "team"
+    """Whose ends stop the return."""
     actor: QNetworkConfig = field(default_factory=QNetworkConfig)
     """The network of the values, by which agents act."""
     lr: Positive = 5e-4

@@ -146,8 +146,7 @@ def _idle_within(config: Any, setting: Setting, at: str) -> Iterator[tuple[str, 
     for where in setting.read_where():
         section = getattr(config, setting.key)
         for key in where.of:
-            default = settings_within(type(section))[key].default
-            value = getattr(section, key)
+            default, value = getattr(setting.default, key), getattr(section, key)
             if value != default and not _holds(where, config):
                 path = f"{at}{setting.key}.{key}"
                 yield path, _sentence(path, value, [where], at)
