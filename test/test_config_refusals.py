@@ -1,6 +1,7 @@
 """Recipes and overrides: what is refused, and how."""
 
 import pytest
+from algorithms import algorithms_with
 
 from torchrl_marl.errors import ConfigError, MissingExtraError
 from torchrl_marl.recipes import load_config
@@ -143,8 +144,7 @@ class TestValues:
         [
             (
                 "learner.algorithm=mapo",
-                "learner.algorithm is 'mapo', expected mappo, ippo, happo, maddpg, "
-                "iddpg, matd3, itd3, masac, isac, qmix, vdn, iql, pqn or random; "
+                f"learner.algorithm is 'mapo', expected {algorithms_with('algorithm')}; "
                 "did you mean 'mappo'? use learner.algorithm=mappo.",
             ),
             (

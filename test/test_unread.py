@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from algorithms import algorithms_with
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.recipes import load_config, read_config, recipe_names, save_config
@@ -46,12 +47,12 @@ def refusal(recipe, *texts):
         (
             TOY,
             ["learner.algorithm=random", "learner.lr=1"],
-            "learner.algorithm is mappo, ippo, happo, qmix, vdn, iql or pqn",
+            f"learner.algorithm is {algorithms_with('lr')}",
         ),
         (
             TOY,
             ["groups.agents.algorithm=random", "groups.agents.lr=1"],
-            "groups.agents.algorithm is mappo, ippo, happo, qmix, vdn, iql or pqn",
+            f"groups.agents.algorithm is {algorithms_with('lr')}",
         ),
         (
             TOY,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import yaml
+from algorithms import algorithms_with
 
 from torchrl_marl.cli import main
 from torchrl_marl.errors import ConfigError
@@ -60,7 +61,7 @@ class TestOnesOwn:
     def test_options_of_others_do_not_exist(self, lazy):
         assert refusal("learner=lazy", "learner.lr=1") == (
             "learner.lr is 1, which is read only where learner.algorithm is "
-            "mappo, ippo, happo, qmix, vdn, iql or pqn; leave learner.lr out."
+            f"{algorithms_with('lr')}; leave learner.lr out."
         )
         assert "is read only where learner.algorithm is lazy" in refusal("learner.sloth=1")
         assert refusal("learner=lazy", "learner.sloth=0").startswith("learner.sloth is 0.0, exp")

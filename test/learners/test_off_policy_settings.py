@@ -1,6 +1,7 @@
 """Settings of the algorithms that learn from stored steps."""
 
 import pytest
+from algorithms import algorithms_with
 
 import torchrl_marl
 from torchrl_marl import TeamSpec, cli
@@ -37,9 +38,8 @@ def test_settings_of_another_family_do_not_exist():
         "mappo, ippo, happo or pqn; "
         "leave learner.lmbda out."
     )
-    stored = "maddpg, iddpg, matd3, itd3, masac, isac, qmix, vdn or iql"
-    assert f"learner.algorithm is {stored}" in refusal("learner.tau=0.5")
-    assert "groups.agent.algorithm is mappo, ippo, happo, qmix, vdn, iql or pqn" in refusal(
+    assert f"learner.algorithm is {algorithms_with('tau')}" in refusal("learner.tau=0.5")
+    assert f"groups.agent.algorithm is {algorithms_with('lr')}" in refusal(
         "groups.agent=maddpg", "groups.agent.lr=0.1"
     )
     for own, other in (("sigma", "exploration.sigma"), ("saturation", "saturation_coeff")):

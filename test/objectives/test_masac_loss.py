@@ -361,6 +361,161 @@ def test_choices_of_local_critics_take_a_copy_for_each_action():
         torch.testing.assert_close(value, found[1][0][key])
 
 
+@pytest.mark.parametrize("whose", ["group", "agent"])
+@pytest.mark.parametrize("sizes", [(2, 3), (1, 1)])
+def test_choices_of_groups_that_are_apart_are_valued_side_by_side(whose, sizes):
+    """As one after the other, with copies for the largest group only."""
+    torch.manual_seed(0)
+    joined, together = side_by_side(*cats_and_mice("categorical", sizes, 16, seed=1))
+    actor, critic = networks(joined)
+    found, copies = [], []
+    for apart in (False, True):
+        loss = MASACLoss(
+            actor, critic, group=joined, actor_gradient=whose, groups_apart=apart, functional=False
+        )
+        load_rows(loss.target_qvalue_network, critic, slice(None))
+        seen = []
+        hook = critic.register_forward_pre_hook(
+            lambda _, inputs, to=seen: to.append(inputs[0].shape)
+        )
+        torch.manual_seed(1)
+        found.append(loss(td))
+    for key, value in found[0].items():
+        torch.testing.assert_close(found[1][key], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["wide", "unbounded", "categorical", "one_hot"])
+@pytest.mark.parametrize("bootstrap", ["team", "agent"])
+@pytest.mark.parametrize("centralized", [True, False, "state"])
+def test_poison(kind, bootstrap, centralized):
+    """What stands in masked slots changes no bit of losses, errors and gradients."""
+    torch.manual_seed(0)
+    group = make_group(kind, state=4, action_mask=kind in DISCRETE)
+    actor, critic = networks(group, centralized=centralized)
+    loss = MASACLoss(actor, critic, group=group, bootstrap=bootstrap, functional=False)
+    found = assert_poison_changes_no_bit(gradients, loss, steps(group, 32))
+    assert sum(bool((g != 0).any()) for g in found) > 8
+
+
+@pytest.fixture
+def without_chance(monkeypatch):
+    """The same noise for everybody; of discrete actions the likeliest is drawn."""
+    from torch.distributions import normal
+
+    from torchrl_marl.objectives import masac
+
+    monkeypatch.setattr(masac, "draw_one_hot", likeliest)
+    half = lambda shape, dtype, device: torch.full(shape, 0.5, dtype=dtype, device=device)  # noqa: E731
+    monkeypatch.setattr(normal, "_standard_normal", half)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3)))[1:3])
+@pytest.mark.parametrize("architecture", ["local", "set"])
+@pytest.mark.parametrize("kind", ["bounded", "categorical"])
+def test_permuted_agents(order, architecture, kind, without_chance):
+    from torchrl_marl.modules import CriticConfig
+
+    torch.manual_seed(0)
+    group = make_group(kind)
+    config = CriticConfig([8], architecture="set") if architecture == "set" else SMALL
+    actor = make_actor(group, SMALL)
+    critic = make_action_critic(group, config, centralized=architecture == "set", n_critics=2)
+    loss = MASACLoss(actor, critic, group=group, functional=False)
+    assert_order_changes_nothing(loss, steps(group, 16), order)
+
+
+@pytest.mark.parametrize("bootstrap", ["team", "agent"])
+@pytest.mark.parametrize("kind", ["bounded", "categorical"])
+def test_joined_groups_have_the_losses_and_gradients_of_each_alone(bootstrap, kind, without_chance):
+    """Two groups of other sizes side by side; critics see their own group's agents."""
+    torch.manual_seed(0)
+    groups, td = cats_and_mice(kind, (2, 3), 16, seed=1)
+    joined, together = side_by_side(groups, td)
+    settings = {"bootstrap": bootstrap, "functional": False}
+    actor, critic = networks(joined)
+    both = MASACLoss(actor, critic, group=joined, **settings)
+    both.log_alpha.data.copy_(torch.tensor([-1.0, 0.5]))
+    terms = both(together)
+    assert terms["loss_value"].shape == (2,)
+    for i, group in enumerate(groups):
+        alone = MASACLoss(*networks(group), group=group, **settings)
+        alone.log_alpha.data.copy_(both.log_alpha.data[i])
+        load_rows(alone.actor_network, actor, i)
+        load_rows(alone.qvalue_network, critic, i)
+        load_rows(alone.target_qvalue_network, critic, i)
+        load_rows(both.target_qvalue_network, critic, slice(None))
+        found = alone(td.clone())
+        for key, value in found.items():
+            torch.testing.assert_close(terms[key][i], value, rtol=1e-5, atol=1e-6)
+        mine = torch.autograd.grad(found["loss_actor"], list(alone.actor_network.parameters()))
+        own = list(actor.parameters())
+        theirs = torch.autograd.grad(terms["loss_actor"].sum(), own, retain_graph=True)
+        for a, b in zip(mine, theirs, strict=True):
+            row = b[i][tuple(slice(0, n) for n in a.shape)]
+            torch.testing.assert_close(a, row, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["bounded", "categorical"])
+@pytest.mark.parametrize("whose", ["group", "agent"])
+def test_gradients_do_not_cross_groups(kind, whose):
+    """Critics that see both groups: what one does raises its own values only."""
+    torch.manual_seed(0)
+    groups, td = cats_and_mice(kind, (2, 1), 8, alive=1.1)
+    joined, together = side_by_side(groups, td)
+    actor, critic = networks(joined, team=join(groups, same_actions=False))
+    loss = MASACLoss(actor, critic, group=joined, actor_gradient=whose, functional=False)
+    terms = loss(together)
+    first, *_ = actor.parameters()  # [G, ...]: rows of each group
+    assert sorted(rows_moved(term, first) for term in terms["loss_actor"]) == [[0], [1]]
+    assert [rows_moved(term, loss.log_alpha) for term in terms["loss_alpha"]] == [[0], [1]]
+    if kind == "bounded":
+        crossing = MASACLoss(actor, critic, group=joined, actor_gradient="all", functional=False)
+        assert rows_moved(crossing(together)["loss_actor"][0], first) == [0, 1]
+
+
+def test_choices_of_local_critics_take_a_copy_for_each_action():
+    torch.manual_seed(0)
+    group = make_group("categorical", action_mask=True)
+    actor, critic = networks(group, centralized=False)
+    td = steps(group, 16)
+    found = []
+    for whose in ("all", "agent"):
+        loss = MASACLoss(actor, critic, group=group, actor_gradient=whose, functional=False)
+        found.append(gradients(loss, td.clone()))
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(one, other)
+    for key, value in found[0][0].items():
+        torch.testing.assert_close(value, found[1][0][key])
+
+
+@pytest.mark.parametrize("whose", ["group", "agent"])
+@pytest.mark.parametrize("sizes", [(2, 3), (1, 1)])
+def test_choices_of_groups_that_are_apart_are_valued_side_by_side(whose, sizes):
+    """As one after the other, with copies for the largest group only."""
+    torch.manual_seed(0)
+    joined, together = side_by_side(*cats_and_mice("categorical", sizes, 16, seed=1))
+    actor, critic = networks(joined)
+    found, copies = [], []
+    for apart in (False, True):
+        loss = MASACLoss(
+            actor, critic, group=joined, actor_gradient=whose, groups_apart=apart, functional=False
+        )
+        load_rows(loss.target_qvalue_network, critic, slice(None))
+        sizes_seen = []
+        hook = critic.register_forward_pre_hook(
+            lambda _, inputs: sizes_seen.append(inputs[0].shape)
+        )
+        torch.manual_seed(1)
+        found.append(gradients(loss, together.clone()))
+        hook.remove()
+        copies.append(max(shape[1] for shape in seen if len(shape) > 1))
+    assert copies == [n * joined.n_actions for n in (sum(sizes), max(sizes))]
+    for key, value in found[0][0].items():
+        torch.testing.assert_close(found[1][0][key], value, rtol=0, atol=1e-6)
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=1e-6)
+
+
 def test_a_large_temperature_and_illegal_actions_leave_gradients_finite():
     torch.manual_seed(0)
     group = make_group("categorical", action_mask=True)

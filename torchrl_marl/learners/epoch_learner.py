@@ -21,7 +21,6 @@ from torchrl_marl.learners.summary import refuse_non_finite, summarize
 from torchrl_marl.learners.unshare import unshare_networks
 from torchrl_marl.learners.updates import minibatch_keys, shuffled_epochs
 from torchrl_marl.modules.precision import matmul_precision
-from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["EpochLearner"]
 
@@ -49,17 +48,7 @@ class EpochLearner(BlockLearner):
     written: ClassVar[tuple[str, ...]] = ("value_target", "loss_mask")
     """What targets leave in the batch, as far as there is such."""
 
-    def __init__(
-        self,
-        groups: Mapping[str, GroupSpec],
-        config: Any,
-        *,
-        team: TeamSpec | None = None,
-        device: torch.device | str | None = None,
-        execution: str = "eager",
-    ) -> None:
-        super().__init__(groups, config, team=team, device=device, execution=execution)
-        self.unshared = self._looked = False
+    unshared = _looked = False
 
     @abstractmethod
     def networks(self, loss: Any) -> Sequence[nn.Module]:

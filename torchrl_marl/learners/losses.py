@@ -52,6 +52,7 @@ def _soft_loss(actor: Any, critic: Any, group: GroupSpec, config: OffPolicyConfi
         group=group,
         bootstrap=cast(Literal["team", "agent"], config.bootstrap),
         actor_gradient=_whose(config, group),
+        groups_apart=config.central_input == "observations",
         gamma=config.gamma,
         alpha_init=config.alpha_init,
         target_entropy=config.target_entropy,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.config import (
     Bootstrap,
     CentralInput,
@@ -14,7 +13,7 @@ from torchrl_marl.learners.config import (
     TrainedConfig,
     check_minibatch,
 )
-from torchrl_marl.learners.value_config import MIXED
+from torchrl_marl.learners.value_config import MIXED, MixesValues
 from torchrl_marl.modules.config import AnyMixerConfig, QNetworkConfig
 from torchrl_marl.settings import Count, OneOf, Positive, ReadWhere, Share
 
@@ -30,7 +29,7 @@ class AnyTeamMixerConfig(AnyMixerConfig):
 
 
 @dataclass(frozen=True)
-class ParallelQConfig(TrainedConfig):
+class ParallelQConfig(MixesValues, TrainedConfig):
     """PQN: values of discrete actions, learned from each batch while it is new."""
 
     algorithm: str = "pqn"
@@ -79,19 +78,10 @@ class ParallelQConfig(TrainedConfig):
         """The kind of its mixer, a word of :data:`~torchrl_marl.modules.mixers.MIXERS`."""
         return self.mixer.kind
 
-    @property
-    def mixes_team(self) -> bool:
-        """Whether one value is made of those of all its groups."""
-        return self.mixes != "none" and self.mixer.over == "team"
-
     def check(self, at: str = "") -> None:
         """Refuses a mixer where each agent's own end counts."""
         super().check(at)
-        if self.bootstrap == "agent" and self.mixes != "none":
-            raise ConfigError(
-                f"{at}bootstrap is 'agent', but a mixer has one value for all agents, expected "
-                f"'team'; use {at}bootstrap=team, or {at}mixer.kind=none."
-            )
+        self.check_ends(at, "a mixer", "mixer.kind=none")
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
         """Refuses minibatches larger than a batch, and a state that the world does not give."""

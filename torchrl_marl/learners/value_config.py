@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.config import Bootstrap, CentralInput, EpsilonConfig
@@ -11,7 +11,7 @@ from torchrl_marl.learners.replay_config import ReplayLearnerConfig
 from torchrl_marl.modules.config import MixerConfig, QNetworkConfig
 from torchrl_marl.settings import OneOf, Positive, ReadWhere
 
-__all__ = ["MIXED", "TeamMixerConfig", "ValueConfig"]
+__all__ = ["MIXED", "MixesValues", "TeamMixerConfig", "ValueConfig"]
 
 MIXED = {
     "group": "those of each group, apart from the others'",
@@ -28,8 +28,42 @@ class TeamMixerConfig(MixerConfig):
     """Whose values become one."""
 
 
+class MixesValues:
+    """What settings have in common of families whose values may be mixed."""
+
+    bootstrap: str
+    mixer: Any
+
+    @property
+    def mixes(self) -> str:
+        """The kind of its mixer, a word of :data:`~torchrl_marl.modules.config.MIXERS`."""
+        raise NotImplementedError
+
+    @property
+    def mixes_team(self) -> bool:
+        """Whether one value is made of those of all its groups."""
+        return self.mixes != "none" and self.mixer.over == "team"
+
+    def check_ends(self, at: str, who: str, instead: str) -> None:
+        """Refuses a mixer where each agent's own end counts.
+
+        Args:
+            at (str): what stands before the names in messages.
+            who (str): has one value for all.
+            instead (str): a setting of the family that mixes nothing.
+
+        Raises:
+            ConfigError: naming it.
+        """
+        if self.bootstrap == "agent" and self.mixes != "none":
+            raise ConfigError(
+                f"{at}bootstrap is 'agent', but {who} has one value for all agents, "
+                f"expected 'team'; use {at}bootstrap=team, or {at}{instead}."
+            )
+
+
 @dataclass(frozen=True)
-class ValueConfig(ReplayLearnerConfig):
+class ValueConfig(MixesValues, ReplayLearnerConfig):
     """IQL, VDN and QMIX: values of discrete actions, learned from stored steps."""
 
     algorithm: str = "qmix"
@@ -71,16 +105,7 @@ class ValueConfig(ReplayLearnerConfig):
         """The kind of its mixer, a word of :data:`~torchrl_marl.modules.config.MIXERS`."""
         return _MIXERS[self.algorithm]
 
-    @property
-    def mixes_team(self) -> bool:
-        """Whether one value is made of those of all its groups."""
-        return self.mixes != "none" and self.mixer.over == "team"
-
     def check(self, at: str = "") -> None:
         """Refuses a mixer where each agent's own end counts, and a store that is too small."""
         super().check(at)
-        if self.bootstrap == "agent" and self.mixes != "none":
-            raise ConfigError(
-                f"{at}bootstrap is 'agent', but {self.algorithm} has one value for all agents, "
-                f"expected 'team'; use {at}bootstrap=team, or {at}algorithm=iql."
-            )
+        self.check_ends(at, self.algorithm, "algorithm=iql")

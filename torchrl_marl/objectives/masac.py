@@ -65,6 +65,8 @@ class MASACLoss(OffPolicyLoss):
             the mean of the agent's group, its own, or all in one pass, which is right where no
             critic sees the actions of another group (discrete: of another agent). By default as
             ``bootstrap`` says.
+        groups_apart (bool): no critic sees the actions of another group, so that discrete ones of
+            several groups are valued side by side, in fewer passes.
         alpha_init (float): the first temperature.
         target_entropy (float, optional): of an agent, for each of its own action features, scaled
             to -1 to 1; by default -1. Of discrete actions as a share of that of a uniform choice
@@ -121,6 +123,7 @@ class MASACLoss(OffPolicyLoss):
         *,
         group: GroupSpec,
         actor_gradient: Whose | None = None,
+        groups_apart: bool = False,
         alpha_init: float = 1.0,
         target_entropy: float | None = None,
         **kwargs: Any,
@@ -131,7 +134,8 @@ class MASACLoss(OffPolicyLoss):
         whose = actor_gradient or ("group" if self.bootstrap == "team" else "agent")
         device = next(qvalue_network.parameters()).device
         self.moved = MovedActions(group, whose, device)
-        self.choices = Choices(group, whose, device) if group.discrete else None
+        choices = Choices(group, whose, device, apart=groups_apart) if group.discrete else None
+        self.choices = choices
         shape = () if self.per_group.membership is None else (self.per_group.n_groups,)
         first = torch.full(shape, math.log(alpha_init), device=device)
         self.log_alpha = nn.Parameter(first)

@@ -66,7 +66,8 @@ class MovedActions(nn.Module):
 class Choices(nn.Module):
     """Values of every discrete action of every agent, while others do what was drawn for them.
 
-    Takes as many copies of a step as all agents have actions.
+    Takes as many copies of a step as all agents have actions; where groups are apart, as those of
+    the largest group have, since agents of several groups choose side by side.
 
     Args:
         group (GroupSpec): whose actions.
@@ -74,20 +75,42 @@ class Choices(nn.Module):
             says that no agent's value depends on others' actions, and takes a copy for each action
             only.
         device (torch.device, optional): of the indices.
+        apart (bool): no value depends on the actions of another group.
+
+    Shapes (beside those above): M agents of which each has copies of its own, N or those of the
+    largest group.
     """
 
     mine: Tensor
     actions: Tensor
+    place: Tensor | None
+    of_group: Tensor  # where there are places
 
     def __init__(
-        self, group: GroupSpec, actor_gradient: str, device: torch.device | str | None = None
+        self,
+        group: GroupSpec,
+        actor_gradient: str,
+        device: torch.device | str | None = None,
+        *,
+        apart: bool = False,
     ) -> None:
         super().__init__()
         self.key, self.mask_key, self.whose = group.action_key, group.mask_key, actor_gradient
         self.per_group = PerGroup(group.membership, device)
-        one_hot = torch.eye(group.n_actions, device=device)
-        self.register_buffer("mine", torch.eye(group.n_agents, device=device), persistent=False)
-        self.register_buffer("actions", one_hot, persistent=False)
+        owner, n_agents = list(group.group_index), group.n_agents
+        place = [i - owner.index(k) for i, k in enumerate(owner)] if apart else range(n_agents)
+        n_own = max(place) + 1
+        mine = F.one_hot(torch.tensor(list(place)), n_own).T  # [M, N]
+        buffers: dict[str, Tensor | None] = {
+            "mine": mine.bool(),
+            "actions": torch.eye(group.n_actions),
+        }
+        buffers |= {"place": None, "of_group": torch.tensor(owner)}
+        if n_own < n_agents:
+            buffers["place"] = torch.tensor(place)
+        for name, value in buffers.items():
+            value = None if value is None else value.to(device)
+            self.register_buffer(name, value, persistent=False)
 
     def forward(
         self, data: TensorDictBase, drawn: Tensor, values: Values, own: bool = False
@@ -105,24 +128,34 @@ class Choices(nn.Module):
             chosen = self.actions.unsqueeze(-2).expand(*drawn.shape[:-2], -1, n_agents, -1)
             found = values(_copied(data, self.key, n_actions).set(self.key, chosen))
             return found[..., 0].transpose(-2, -1)
-        mine = self.mine.bool().reshape(n_agents, 1, n_agents, 1)
+        n_own = len(self.mine)
+        mine = self.mine.reshape(n_own, 1, n_agents, 1)
         others = drawn.unsqueeze(-3).unsqueeze(-3)  # [*B, 1, 1, N, A]
         chosen = torch.where(mine, self.actions.unsqueeze(-2), others).flatten(-4, -3)
-        found = values(_copied(data, self.key, n_agents * n_actions).set(self.key, chosen))
-        found = found[..., 0].unflatten(-2, (n_agents, n_actions))  # [*B, who, what, whose value]
+        found = values(_copied(data, self.key, n_own * n_actions).set(self.key, chosen))
+        found = found[..., 0].unflatten(-2, (n_own, n_actions))  # [*B, M, A, whose value]
         if own or self.whose == "agent":
-            return found.diagonal(dim1=-3, dim2=-1).transpose(-2, -1)
+            if self.place is None:
+                return found.diagonal(dim1=-3, dim2=-1).transpose(-2, -1)
+            return self._pick(found, torch.arange(n_agents, device=found.device), self.place)
         return self._of_group(found, None if self.mask_key is None else data.get(self.mask_key))
 
     def _of_group(self, found: Tensor, mask: Tensor | None) -> Tensor:
         """Returns the mean of the values of those of the chooser's group who act."""
         acts = torch.ones_like(found[..., :1, :1, :]) if mask is None else mask[..., None, None, :]
         count = self.per_group.sum(acts.to(found.dtype)).clamp_min(1.0)
-        means = self.per_group.sum(torch.where(acts > 0, found, 0.0)) / count  # [*B, N, A, G]
+        means = self.per_group.sum(torch.where(acts > 0, found, 0.0)) / count  # [*B, M, A, G]
         if self.per_group.membership is None:
             return means[..., 0]
+        if self.place is not None:
+            return self._pick(means, self.of_group, self.place)
         of = self.per_group.membership.unsqueeze(-2)
         return torch.where(of > 0, means, 0.0).sum(-1)
+
+    def _pick(self, found: Tensor, whose: Tensor, place: Tensor) -> Tensor:
+        """Returns each agent's choices, ``[*B, M, A, K]`` to ``[*B, N, A]``, of one of K each."""
+        rows = found.movedim(-1, -3).flatten(-3, -2)  # [*B, K * M, A]
+        return rows.index_select(-2, whose * len(self.mine) + place)
 
 
 def draw_one_hot(logits: Tensor) -> Tensor:
