@@ -47,7 +47,7 @@ def test_settings_of_another_family_do_not_exist():
             "learner=masac", f"learner.{other}=0.1"
         ), own
     assert "learner.algorithm is isac or masac" in refusal("learner=maddpg", "learner.alpha_lr=0.1")
-    for text in ("lr_schedule=linear", "mixer.kind=sum", "alpha_init=1", "unshare_at=null"):
+    for text in ("lr_schedule=linear", "mixer.kind=sum", "alpha_init=1", "critic.sharing=group"):
         assert "which is read only where" in refusal("learner=qmix", f"learner.{text}")  # defaults
     known = settings_of(load_config(TAG, ["learner=matd3"]).learner)
     assert "tau" in known and not {"lr", "num_epochs", "entropy_coeff"} & set(known)

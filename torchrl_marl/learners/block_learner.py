@@ -42,6 +42,8 @@ class BlockLearner(nn.Module):
 
     acted: ClassVar[tuple[str, ...]] = ("action",)
     """What the losses read of the agents' acting."""
+    unshared = False
+    """Whether every agent has gone on with networks of its own."""
 
     def __init__(
         self,
@@ -63,3 +65,13 @@ class BlockLearner(nn.Module):
         self.observation_norms = ObservationNorms(config.normalize_observations, device)
         self.actors = GroupActors()
         self.losses: dict[str, Any] = {}
+
+    def unshare(self) -> None:
+        """Gives every agent a network of its own from now on, with the outputs that it had."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Goes on from a saved state, un-shared if that was so."""
+        if state_dict.get("_extra_state", {}).get("unshared"):
+            self.unshare()
+        return super().load_state_dict(state_dict, *args, **kwargs)

@@ -48,7 +48,7 @@ class EpochLearner(BlockLearner):
     written: ClassVar[tuple[str, ...]] = ("value_target", "loss_mask")
     """What targets leave in the batch, as far as there is such."""
 
-    unshared = _looked = False
+    _looked = False
 
     @abstractmethod
     def networks(self, loss: Any) -> Sequence[nn.Module]:
@@ -169,12 +169,6 @@ class EpochLearner(BlockLearner):
     def get_extra_state(self) -> dict[str, Any]:
         """What ``state_dict()`` holds beside networks and statistics."""
         return {"optimizer": self.optimizer.state_dict(), "unshared": self.unshared}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Goes on from a saved state, un-shared if that was so."""
-        if state_dict.get("_extra_state", {}).get("unshared"):
-            self.unshare()
-        return super().load_state_dict(state_dict, *args, **kwargs)
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes the optimizer's state back."""

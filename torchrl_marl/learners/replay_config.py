@@ -28,6 +28,8 @@ class ReplayConfig:
     """Exponent of the errors by which steps are drawn (prioritized replay); 0 draws all alike."""
     beta: Annotated[Share, ReadWhere("alpha", 0, but=True)] = 0.4
     """How much less such steps count, so that the draw does not bias what is learned; 1 in full."""
+    beta_end: Annotated[Share | None, ReadWhere("alpha", 0, but=True)] = None
+    """The same at the end of the run, along a line, usually 1; null: it stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,9 @@ class ReplayLearnerConfig(TrainedConfig):
     """Adam's epsilon."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """What is kept."""
+    unshare_at: Share | None = None
+    """Share of the run, 0 to 1, after which every agent goes on with its own copy of the networks
+    that it shared, and of their targets; null for never."""
     learning_starts: Annotated[int, Range(0)] = 10_000
     """Frames with random actions before the first update."""
     updates_per_frame: Annotated[float, Range(0, 1_000, above=True)] = 0.1

@@ -21,6 +21,7 @@ from torchrl_marl.learners.replay import Priority, TeamReplay
 from torchrl_marl.learners.replay_config import ReplayLearnerConfig
 from torchrl_marl.learners.replay_updates import History, ReplayUpdates, Step
 from torchrl_marl.learners.turns import refuse_turns
+from torchrl_marl.learners.unshare import unshare_parts
 from torchrl_marl.modules.exploration import Explore
 from torchrl_marl.modules.precision import matmul_precision
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
@@ -94,15 +95,7 @@ class ReplayLearner(BlockLearner):
                 for name, loss in self.losses.items()
             }
         )
-        self.updates = ReplayUpdates(
-            self.losses,
-            self.make_steps(seen),
-            minibatch_size=config.minibatch_size,
-            n_step=config.n_step,
-            gamma=config.gamma,
-            tau=config.tau,
-            execution=execution,
-        )
+        self.updates = self._make_updates()
         self.replay: TeamReplay | None = None
         self.device = None if device is None else torch.device(device)
         self.frames, self.owed, self.progress = 0, 0.0, 0.0
@@ -128,10 +121,43 @@ class ReplayLearner(BlockLearner):
             seen (GroupSpec, optional): as in :meth:`build`.
         """
 
+    def _make_updates(self) -> ReplayUpdates:
+        """Prepares updates of these networks."""
+        config = self.config
+        return ReplayUpdates(
+            self.losses,
+            self.make_steps(self.block.seen),
+            minibatch_size=config.minibatch_size,
+            n_step=config.n_step,
+            gamma=config.gamma,
+            tau=config.tau,
+            execution=self.execution,
+        )
+
     def set_progress(self, fraction: float) -> None:
         """Moves the schedules to a fraction, 0 to 1, of the run."""
         self.progress = fraction
         self._explore()
+        self._anneal()
+        if self.config.unshare_at is not None and fraction >= self.config.unshare_at:
+            self.unshare()
+
+    def unshare(self) -> None:
+        """Gives every agent a network of its own from now on, with the outputs that it had.
+
+        So do their targets. Networks that see what one agent sees are un-shared; one that sees the
+        whole team stays one. Optimizers go on where they were.
+        """
+        if self.unshared:
+            return
+        joined, losses = self.block.joined, self.losses.items()
+        sizes: dict[nn.Module, int] = {loss: joined[name].n_agents for name, loss in losses}
+        known, count = unshare_parts(sizes, self.updates.moments), self.updates.count
+        self.updates = self._make_updates()
+        self.updates.count, self.unshared = count, True
+        for parameter, moments in self.updates.moments.items():
+            for name, value in moments.items():
+                value.copy_(known[parameter][name])
 
     def _explore(self) -> None:
         """Fills in how actions are explored from now on."""
@@ -140,6 +166,14 @@ class ReplayLearner(BlockLearner):
             explore.epsilon.fill_(epsilon)
             if self.config.noisy:
                 explore.sigma.fill_(self._scheduled("sigma"))
+
+    def _anneal(self) -> None:
+        """Fills in how much less steps count that are drawn more often."""
+        settings = self.config.replay
+        priorities = None if self.replay is None else self.replay.priorities
+        if priorities is not None and settings.beta_end is not None:
+            beta = settings.beta + self.progress * (settings.beta_end - settings.beta)
+            priorities.beta.fill_(beta)
 
     def _scheduled(self, name: str) -> float:
         settings = cast(Any, self.config).exploration  # each family's own
@@ -181,6 +215,7 @@ class ReplayLearner(BlockLearner):
         for loss in self.losses.values() if self.config.bootstrap == "team" else ():
             share_rewards(loss.group, data, loss.per_group)
         self.replay.extend(data)
+        self._anneal()
         self.observation_norms.update_all(data)
         self.frames += batch.numel()
 
@@ -226,6 +261,7 @@ class ReplayLearner(BlockLearner):
             "frames": self.frames,
             "owed": self.owed,
             "progress": self.progress,
+            "unshared": self.unshared,
             "replay": None if self.replay is None else self.replay.state_dict(),
         }
 

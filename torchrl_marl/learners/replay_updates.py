@@ -90,6 +90,15 @@ class ReplayUpdates:
         self.programs = Programs()
         self._columns: dict[int, dict[NestedKey, slice]] = {}
 
+    @property
+    def moments(self) -> dict[Tensor, dict[str, Tensor]]:
+        """What the optimizers know of each parameter, as they hold it."""
+        return {
+            parameter: {"mean": mean, "square": square, "step": step}
+            for x in self.optimizers.values()
+            for parameter, mean, square, step in zip(x.parameters, x.means, x.squares, x.steps)
+        }
+
     def run(self, replay: TeamReplay, n_updates: int) -> History:
         """Makes updates; returns their metrics, (name, metric) -> ``[U]`` or ``[U, G]``.
 

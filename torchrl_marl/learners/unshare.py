@@ -5,6 +5,7 @@ Shapes: N agents of a group.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,9 +14,11 @@ from torch import nn
 from torchrl_marl.modules.bodies import Feedforward
 from torchrl_marl.modules.inputs import AgentInput
 from torchrl_marl.modules.networks import AgentNetwork
-from torchrl_marl.modules.unsharing import carry_state, unshare
+from torchrl_marl.modules.unsharing import Origin, carry_state, unshare
 
-__all__ = ["unshare_networks"]
+__all__ = ["unshare_networks", "unshare_parts"]
+
+_Named = dict[str, nn.Parameter]
 
 
 def unshare_networks(
@@ -35,21 +38,10 @@ def unshare_networks(
     """
     replaced: dict[int, list[nn.Parameter]] = {}
     state: dict[Any, Any] = dict(optimizer.state)
-    for network, n_agents in networks.items():
-        for module in network.modules():
-            if not isinstance(module, AgentNetwork) or not isinstance(module.features, AgentInput):
-                continue
-            if not isinstance(module.network, Feedforward):
-                continue
-            own, origins = unshare(module.network, n_agents)
-            named = dict(module.network.named_parameters())
-            before = {name: optimizer.state.get(p, {}) for name, p in named.items()}
-            new = dict(own.named_parameters())
-            for name, moments in carry_state(before, origins).items():
-                state[new[name]] = moments
-            old = [p for p in named.values() if p.requires_grad]
-            replaced |= {id(p): [] for p in old} | {id(old[0]): list(new.values())}
-            module.network = Feedforward(*own)
+    for before, after, origins in _unshared(networks):
+        state |= _carried(before, after, origins, state)
+        old = [p for p in before.values() if p.requires_grad]
+        replaced |= {id(p): [] for p in old} | {id(old[0]): list(after.values())}
     settings = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
     parameters = [
         new for p in optimizer.param_groups[0]["params"] for new in replaced.get(id(p), [p])
@@ -59,3 +51,48 @@ def unshare_networks(
         if state.get(parameter):
             fresh.state[parameter] = state[parameter]
     return fresh
+
+
+def unshare_parts(
+    networks: Mapping[nn.Module, int], state: Mapping[Any, Mapping[str, Any]]
+) -> dict[Any, Mapping[str, Any]]:
+    """As :func:`unshare_networks`, of whatever holds networks, such as a loss with its targets.
+
+    Args:
+        networks (mapping): what holds networks -> number N of their agents.
+        state (mapping): parameter -> what an optimizer knows of it, if it is trained.
+
+    Returns:
+        dict: the state, with that of the new parameters.
+    """
+    known = dict(state)
+    for before, after, origins in _unshared(networks):
+        known |= _carried(before, after, origins, known)
+        if not any(parameter.requires_grad for parameter in before.values()):  # a target's
+            for parameter in after.values():
+                parameter.requires_grad_(False)
+    return known
+
+
+def _unshared(
+    networks: Mapping[nn.Module, int],
+) -> Iterator[tuple[_Named, _Named, dict[str, Origin]]]:
+    """Un-shares one network of agents after the other; gives its parameters before and after."""
+    for network, n_agents in networks.items():
+        for module in network.modules():
+            if not isinstance(module, AgentNetwork) or not isinstance(module.features, AgentInput):
+                continue
+            if not isinstance(module.network, Feedforward):
+                continue
+            own, origins = unshare(module.network, n_agents)
+            before = dict(module.network.named_parameters())
+            module.network = Feedforward(*own)
+            yield before, dict(own.named_parameters()), origins
+
+
+def _carried(
+    before: _Named, after: _Named, origins: Mapping[str, Origin], state: Mapping[Any, Any]
+) -> dict[Any, Any]:
+    """Returns the state of the parameters after."""
+    known = {name: state.get(parameter, {}) for name, parameter in before.items()}
+    return {after[name]: own for name, own in carry_state(known, origins).items()}
