@@ -36,8 +36,6 @@ class ParallelQLearner(EpochLearner):
     that are trained as one have a mixer each, so that those who compete are never mixed; with
     ``mixer.over: team`` they have one, and earn together.
 
-    ``state_dict()`` holds everything that resuming needs, the optimizer's state included.
-
     Args:
         groups, team, device, execution: as in
             :class:`~torchrl_marl.learners.epoch_learner.EpochLearner`.
@@ -116,9 +114,8 @@ class ParallelQLearner(EpochLearner):
     def set_progress(self, fraction: float) -> None:
         """Moves the schedules to a fraction, 0 to 1, of the run."""
         super().set_progress(fraction)
-        epsilon = self.config.exploration.at(fraction)
         for explore in self.explorers:
-            explore.epsilon.fill_(epsilon)
+            explore.epsilon.fill_(self.config.exploration.at(fraction))
 
     def add_targets(self, data: TensorDictBase) -> None:
         """Writes the lambda-returns."""
