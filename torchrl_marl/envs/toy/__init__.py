@@ -6,6 +6,7 @@ from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
     from torchrl_marl.envs.toy.arena import Arena
+    from torchrl_marl.envs.toy.echo import Echo
     from torchrl_marl.envs.toy.games import TOY_ENVS, MatrixGame, TwoStepGame
     from torchrl_marl.envs.toy.speaker_listener import SpeakerListener
     from torchrl_marl.envs.toy.turns import Nim, Paces
@@ -14,6 +15,7 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "arena": ["Arena"],
+        "echo": ["Echo"],
         "games": ["TOY_ENVS", "MatrixGame", "TwoStepGame"],
         "speaker_listener": ["SpeakerListener"],
         "turns": ["Nim", "Paces"],

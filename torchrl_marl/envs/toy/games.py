@@ -16,12 +16,22 @@ from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.toy.arena import Arena
+from torchrl_marl.envs.toy.echo import Echo
 from torchrl_marl.envs.toy.speaker_listener import SpeakerListener
 from torchrl_marl.envs.toy.turns import Nim, Paces
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.specs import AgentSpec
 
-__all__ = ["TOY_ENVS", "Arena", "MatrixGame", "Nim", "Paces", "SpeakerListener", "TwoStepGame"]
+__all__ = [
+    "TOY_ENVS",
+    "Arena",
+    "Echo",
+    "MatrixGame",
+    "Nim",
+    "Paces",
+    "SpeakerListener",
+    "TwoStepGame",
+]
 
 PAYOFFS = {
     "climbing": [[11.0, -30.0, 0.0], [-30.0, 7.0, 6.0], [0.0, 0.0, 5.0]],
@@ -185,6 +195,7 @@ class TwoStepGame(MarlEnv):
 
 TOY_ENVS: dict[str, type[MarlEnv]] = {
     "arena": Arena,
+    "echo": Echo,
     "matrix_game": MatrixGame,
     "nim": Nim,
     "paces": Paces,

@@ -1,0 +1,155 @@
+"""A world that asks for memory and for words, whose exact answers are known.
+
+Shapes: E envs, N agents, K symbols.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torch.nn.functional import one_hot
+from torchrl.data import Categorical, Unbounded
+
+from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.specs import AgentSpec
+
+__all__ = ["Echo"]
+
+
+class Echo(MarlEnv):
+    """Agents name the symbols of the past: their own, or those that another one has seen.
+
+    In each step every agent sees a symbol, drawn anew, and earns 1 if it names the one that the
+    agent ``hop`` places on saw ``lag`` steps ago; nothing in the first ``lag`` steps. ``hop=0``
+    asks for memory alone, ``lag=0`` for words alone. Without what is asked for nobody does better
+    than to guess: ``1 / K`` a step.
+
+    With ``late_spawn`` agent i is born after ``i * late_spawn`` steps, with ``years`` it lives
+    ``(i + 1) * years`` steps. Then those who live stand in the circle, when the symbols are seen;
+    for who did not live then, or nobody else did, the answer is symbol 0. So a memory that is not
+    reset, agents that are mixed up and voices of the dead each cost a part of the return.
+
+    Args:
+        num_envs (int): number E of vectorized envs.
+
+    Keyword Args:
+        n_agents (int): number N of agents.
+        n_symbols (int): number K of symbols.
+        lag (int): steps that an answer lies back.
+        hop (int): places to whose symbol is asked for; 0: an agent's own.
+        late_spawn (int): steps between births; 0: all are there from the start.
+        years (int): steps by which each agent outlives the one before; 0: nobody dies.
+        max_steps (int): the time limit; in each episode ``max_steps - lag`` answers count.
+        seed, device, check: as in :class:`MarlEnv`.
+
+    Shapes:
+        - ``("agents", "observation")``: ``[E, N, K + N]``, the symbol, and which agent one is
+        - ``"state"``: ``[E, N * K]``, all symbols
+
+    Raises:
+        ConfigError: an unknown argument, or numbers that cannot be.
+
+    Examples:
+        >>> env = Echo(2, lag=3, hop=0, max_steps=16, seed=0)
+        >>> env.optimal_return, env.random_return
+        (13.0, 3.25)
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        n_agents: int = 4,
+        n_symbols: int = 4,
+        lag: int = 3,
+        hop: int = 1,
+        late_spawn: int = 0,
+        years: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        kwargs = {"max_steps": 16, **{k: x for k, x in kwargs.items() if x is not None}}
+        super().__init__(num_envs, **kwargs)
+        self.n_agents, self.n_symbols, self.lag, self.hop = n_agents, n_symbols, lag, hop
+        for name, value, least in (
+            *(("n_agents", n_agents, 1), ("n_symbols", n_symbols, 2), ("lag", lag, 0)),
+            *(("hop", hop, 0), ("late_spawn", late_spawn, 0), ("years", years, 0)),
+        ):
+            if value < least:
+                raise ConfigError(f"Echo: {name} is {value}, expected {least} or more.")
+        agents = torch.arange(n_agents, device=self.device)
+        self.births = late_spawn * agents
+        self.deaths = self.births + (years * (agents + 1) if years else 2**31)
+        self.register_agent(
+            AgentSpec(
+                "agent", n_agents, Unbounded((n_symbols + n_agents,)), Categorical(n_symbols)
+            ),
+            group="agents",
+        )
+        self.register_state(Unbounded((n_agents * n_symbols,)))
+
+    # ------------------------------------------------------------------------- known returns
+
+    @property
+    def _scored(self) -> float:
+        """Number of answers of an agent that count, on average."""
+        assert self.max_steps is not None
+        first = self.births.clamp_min(self.lag)
+        last = self.deaths.clamp_max(self.max_steps)
+        return (last - first).clamp_min(0).float().mean().item()
+
+    @property
+    def optimal_return(self) -> float:
+        """Returns the return of the best joint policy."""
+        return self._scored
+
+    @property
+    def random_return(self) -> float:
+        """Returns the expected return of the uniform random policy."""
+        return self._scored / self.n_symbols
+
+    # ------------------------------------------------------------------------------ dynamics
+
+    def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
+        self.clock = torch.zeros(self.num_envs, 1, dtype=torch.int64, device=self.device)
+        shape = (self.num_envs, self.n_agents, self.lag + 1)
+        self.answers = torch.full(shape, -1, device=self.device)  # the next one first
+        return self._observe()
+
+    def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
+        right = (tensordict["agents", "action"] == self.answers[..., 0]) & self.alive
+        self.clock = self.clock + 1
+        dead = (self.clock >= self.deaths).unsqueeze(-1)
+        return self._observe(reward=right.float().unsqueeze(-1), terminated=dead)
+
+    @property
+    def alive(self) -> Tensor:
+        """Returns which agents live, ``[E, N]``."""
+        return (self.clock >= self.births) & (self.clock < self.deaths)
+
+    def _observe(self, **leaves: Tensor) -> dict[str, Any]:
+        n, alive = self.n_agents, self.alive
+        symbols = torch.randint(self.n_symbols, (self.num_envs, n), device=self.device)
+        answer = self._asked_for(symbols).unsqueeze(-1)
+        self.answers = torch.cat([self.answers[..., 1:], answer], -1)
+        identity = torch.eye(n, device=self.device).expand(self.num_envs, n, n)
+        shown = one_hot(symbols, self.n_symbols) * alive.unsqueeze(-1)
+        born = (self.clock >= self.births).expand(self.num_envs, n)
+        own = {"observation": torch.cat([shown.float(), identity], -1), "mask": born, **leaves}
+        return {"agents": own, "state": shown.flatten(1).float()}
+
+    def _asked_for(self, symbols: Tensor) -> Tensor:
+        """Returns what each agent has to name ``lag`` steps later, ``[E, N]``."""
+        n, alive = self.n_agents, self.alive
+        answer = torch.zeros_like(symbols)
+        if self.hop == 0:
+            return torch.where(alive, symbols, answer)
+        met = torch.zeros_like(symbols)  # living others on the way
+        for places in range(1, n):
+            there = alive.roll(-places, 1)
+            met = met + there
+            answer = torch.where(there & (met == self.hop), symbols.roll(-places, 1), answer)
+        return torch.where(alive, answer, 0)
