@@ -45,6 +45,7 @@ SETTINGS = {
     "envs.libraries",
     "modules.config",
     "learners.config",
+    "learners.memory_config",
     "learners.off_policy_config",
     "learners.replay_config",
     "learners.value_config",

@@ -32,6 +32,7 @@ EXPECTED = {
         for world in ("simple_speaker_listener", "simple_spread")
         for algorithm in ("mappo", "ippo")
     ),
+    *("toy_echo_rmappo", "vmas_balance_rmappo"),
     "toy_matrix_game_happo",
     "vmas_balance_matd3",
     "vmas_balance_masac",
@@ -131,7 +132,8 @@ def test_recipe_loads_and_its_name_says_what_it_is(name):
     world = "smax" if world.endswith("smax") else world.removeprefix("mpe_")
     assert rest.startswith(re.sub(r"_v\d+$", "", world))
     words = rest.split("_")
-    assert config.learner.algorithm in words
+    remembers = getattr(config.learner, "remembers", False)
+    assert f"{'r' if remembers else ''}{config.learner.algorithm}" in words
     if library in ("vmas", "toy"):
         discrete = rest.endswith("discrete") or library == "toy" or not VALUES.isdisjoint(words)
         assert config.env.continuous_actions is not discrete
@@ -145,7 +147,9 @@ def test_recipe_loads_and_its_name_says_what_it_is(name):
 def short_learner(learner):
     """What makes a learner of a recipe learn from 40 frames."""
     at_once = isinstance(learner, OnPolicyConfig | ParallelQConfig)
-    return {"minibatch_size": 20, **({"num_epochs": 2} if at_once else {"learning_starts": 20})}
+    window = {"window": 10} if getattr(learner, "remembers", False) else {}
+    more = {"num_epochs": 2} if at_once else {"learning_starts": 20}
+    return {"minibatch_size": 20, **more, **window}
 
 
 @pytest.mark.parametrize("name", recipe_names())

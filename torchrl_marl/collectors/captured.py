@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.envs import Compose, EnvBase, TensorDictPrimer, TransformedEnv
+from torchrl.envs import Compose, EnvBase, TensorDictPrimer, Transform, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.capture.cuda_graph import CudaGraph
 from torchrl_marl.capture.program import Program
 from torchrl_marl.collectors.fingerprint import fingerprint
-from torchrl_marl.collectors.team import TeamPolicy, check_actions
+from torchrl_marl.collectors.team import TeamPolicy, check_actions, without_next_states
+from torchrl_marl.envs.remember import Remember, remembered_keys
 from torchrl_marl.errors import CaptureError, UserError
 from torchrl_marl.modules.random_actor import RandomActor
 from torchrl_marl.simulator.captured import CapturedSimulator
@@ -66,6 +67,7 @@ class CapturedRollout:
             env.batch_size.numel(),
             depth=min(n_steps, 128),
         )
+        self._remembered = remembered_keys(env)
         self._prepared = False
         self._seen_through: Any = None  # the transforms
         self._random_policy = _random_policy(env)
@@ -74,9 +76,11 @@ class CapturedRollout:
     def _twin(self, num_envs: int) -> tuple[EnvBase, Any]:
         base = self._base.twin(num_envs)
         simulator = base.simulator
-        if not isinstance(self.env, TransformedEnv):
+        # What is remembered begins with zeros: not drawn, and not kept a row of for each start.
+        parts = [part for part in _transforms(self.env) if not isinstance(part, Remember)]
+        if not parts:
             return base, simulator
-        return TransformedEnv(base, self.env.transform.clone()), simulator
+        return TransformedEnv(base, Compose(*(part.clone() for part in parts))), simulator
 
     def run(
         self,
@@ -96,7 +100,7 @@ class CapturedRollout:
         try:
             self.prepare()
             self._prepared = False
-            now = [x.contiguous() for x in self.pool.nesting.leaves(carry)]
+            now = [x.contiguous() for x in self._carried().leaves(carry)]
             state = self.captured.state
             program, nesting, loop, outer = self._program(policy, exploration, state, now)
             outer.refresh(program, self.captured.simulator)
@@ -113,7 +117,15 @@ class CapturedRollout:
         self.captured.release()  # whoever looks at the simulator now sees where it is
         size = tuple(self.env.batch_size)
         batch = nesting.build(out[n + m + 1 :], (*size, self._n_steps))
-        return batch, self.pool.nesting.build(now, size)
+        return batch, self._carried().build(now, size)
+
+    def _carried(self) -> TensorDictLayout:
+        """Returns the layout of a step: of a start, and what is remembered besides."""
+        nesting = self.pool.nesting
+        if not self._remembered:
+            return nesting
+        keys = [*nesting.keys, *self._remembered]
+        return TensorDictLayout.of(keys, nesting.inner, nesting.device)
 
     def _loop(self, program: Program, n_state: int, n_carry: int) -> Loop:
         """Returns T steps as a function of flat tensors; on a GPU one graph."""
@@ -193,20 +205,20 @@ class CapturedRollout:
         self, policy: Policy, exploration: ExplorationType, state: list[Tensor], now: list[Tensor]
     ) -> tuple[Program, TensorDictLayout]:
         found: list[TensorDictLayout] = []
-        pool, n_carry = self.pool, len(now)
-        keys = pool.nesting.keys
+        n_carry, nesting = len(now), self._carried()
         now = [x.clone() for x in now]  # a policy may write to what it reads
         self._try(policy, exploration, now)
 
         def step(*inputs: Tensor) -> Any:
-            carry = pool.nesting.build(inputs[:n_carry], self.env.batch_size)
+            carry = nesting.build(inputs[:n_carry], self.env.batch_size)
             drawn = self._as_pool(inputs[n_carry], inputs[n_carry + 1 :])
             with set_exploration_type(exploration):
                 stepped = self.env.step(policy(carry))
+            following = self.env.step_mdp(stepped)
+            stepped = without_next_states(stepped, self._remembered)
             if not found:
                 found.append(TensorDictLayout(stepped))
-            following = self.env.step_mdp(stepped)
-            after = {key: following.get(key) for key in keys}
+            after = {key: following.get(key) for key in nesting.keys}
             ended = stepped.get(("next", "done")).reshape(-1)
             return ended, after, drawn, found[0].leaves(stepped)
 
@@ -219,7 +231,7 @@ class CapturedRollout:
         program = self.captured.capture(
             step,
             *now,
-            pool.tensors["used"],
+            self.pool.tensors["used"],
             *self._pool_leaves(),
             name=f"a step of {type(self._base).__name__} with its policy",
             # The steps of a batch are one CUDA graph: see _loop.
@@ -230,7 +242,7 @@ class CapturedRollout:
 
     def _try(self, policy: Policy, exploration: ExplorationType, now: list[Tensor]) -> None:
         """Checks by two eager steps that all groups act and that the policy remembers nothing."""
-        captured, nesting = self.captured, self.pool.nesting
+        captured, nesting = self.captured, self._carried()
         size = self.env.batch_size
 
         def act(td: TensorDictBase) -> TensorDictBase:
@@ -249,7 +261,7 @@ class CapturedRollout:
                 if not torch.equal(expected.get(key), found.get(key)):
                     raise CaptureError(
                         "the policy goes on from its last call, and what it remembers is not yet "
-                        "carried on in a graph"
+                        "carried on in a graph; torchrl_marl.envs.Remember carries it"
                     )
 
     def _as_given(self, acted: TensorDictBase) -> TensorDictBase:
@@ -288,6 +300,12 @@ def _tried(call: Callable[[], Any], what: str) -> Any:
         raise CaptureError(f"{what} raised {why}") from error
 
 
+def _transforms(env: EnvBase) -> list[Transform]:
+    if not isinstance(env, TransformedEnv):
+        return []
+    return list(env.transform) if isinstance(env.transform, Compose) else [env.transform]
+
+
 def _has(td: TensorDictBase, key: NestedKey) -> bool:
     return td.get(key, None) is not None
 
@@ -309,12 +327,11 @@ def _refuse_stateful(env: EnvBase) -> None:
     """Refuses transforms that keep tensors of their own from step to step, or give a memory."""
     if not isinstance(env, TransformedEnv):
         return
-    parts = env.transform if isinstance(env.transform, Compose) else [env.transform]
-    for part in parts:
+    for part in _transforms(env):
         if isinstance(part, TensorDictPrimer):
             raise CaptureError(
                 f"what the transform {type(part).__name__} gives a policy to remember is not yet "
-                "carried on in a graph"
+                "carried on in a graph; use torchrl_marl.envs.Remember"
             )
         for name, value in vars(part).items():
             # Buffers are read where they are; a graph refuses to write to them.

@@ -27,7 +27,8 @@ from torchrl_marl.collectors.snapshots import (
     restore_env,
     snapshot_env,
 )
-from torchrl_marl.collectors.team import check_actions
+from torchrl_marl.collectors.team import check_actions, without_next_states
+from torchrl_marl.envs.remember import remembered_keys
 from torchrl_marl.errors import CaptureError, GraphCheckError, SimulatorStateError
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.stacking import is_lazy
@@ -207,13 +208,13 @@ class RolloutCollector:
         return batch if self.postproc is None else self.postproc(batch)
 
     def _run_steps(self, policy: Any) -> TensorDictBase:
-        steps = []
+        steps, remembered = [], remembered_keys(self.env)
         for i in range(self.n_steps):
             acted = policy(self._carry)
             if i == 0:
                 self._check_actions(acted)
             step, self._carry = self.env.step_and_maybe_reset(acted)
-            steps.append(step)
+            steps.append(without_next_states(step, remembered))
         return _stack_steps(steps, len(self.env.batch_size))
 
     def _run_graph(self, policy: Any) -> TensorDictBase | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tensordict import NestedKey, unravel_key
+from tensordict import NestedKey, TensorDictBase, unravel_key
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 
 from torchrl_marl.errors import SpecError
@@ -52,6 +52,16 @@ class TeamPolicy(TensorDictSequential):
         if team is not None:
             check_actions(written, [group.action_key for group in team.groups.values()])
         super().__init__(*actors)
+
+
+def without_next_states(step: TensorDictBase, keys: Sequence[NestedKey]) -> TensorDictBase:
+    """Returns a step without what is remembered behind it: the next step has it.
+
+    Args:
+        step (TensorDictBase): with ``"next"``.
+        keys (sequence of NestedKey): of what is remembered.
+    """
+    return step.exclude(*(("next", *key) for key in keys)) if keys else step
 
 
 def check_actions(written: Sequence[NestedKey], needed: Sequence[NestedKey]) -> None:

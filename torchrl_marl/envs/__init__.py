@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torchrl_marl.envs.make import make_env
     from torchrl_marl.envs.marl_env import MarlEnv
     from torchrl_marl.envs.pettingzoo import PettingZooEnv
+    from torchrl_marl.envs.remember import Remember, with_memory
     from torchrl_marl.envs.transforms import AgentInitTracker, PadAgents
     from torchrl_marl.envs.vmas import VmasEnv
 
@@ -25,6 +26,7 @@ __getattr__, __dir__, __all__ = attach(
         "jaxmarl": ["JaxMarlEnv"],
         "marl_env": ["MarlEnv"],
         "pettingzoo": ["PettingZooEnv"],
+        "remember": ["Remember", "with_memory"],
         "transforms": ["AgentInitTracker", "PadAgents"],
         "vmas": ["VmasEnv"],
     },

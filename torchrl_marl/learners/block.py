@@ -24,6 +24,8 @@ class Block:
         apart (bool): leave every group by itself.
         seen (GroupSpec, optional): the agents that critics across groups see.
         acted (sequence of str): what a batch has of their acting.
+        remembered (sequence of str): what it has for networks with memory; of them ``is_init``
+            also at the next step.
 
     Attributes:
         joined (dict): name of one or several groups, ``"a+b"`` -> the group that is trained.
@@ -43,8 +45,10 @@ class Block:
         apart: bool = False,
         seen: GroupSpec | None = None,
         acted: Sequence[str] = ("action", "action_log_prob"),
+        remembered: Sequence[str] = (),
     ) -> None:
         self.groups, self.seen, self.acted = dict(groups), seen, tuple(acted)
+        self.remembered = tuple(remembered)
         alike = [[group] for group in groups.values()] if apart else _alike(groups.values())
         self.joined = {group.name: group for group in map(join, alike)}
 
@@ -56,8 +60,10 @@ class Block:
         """
         data = batch.copy()
         for group in self.joined.values():
-            now = group.gather(batch, leaves=self.acted, flags=True)
-            then = group.gather(batch.get("next"), leaves=("reward",), flags=True)
+            leaves = (*self.acted, *self.remembered)
+            now = group.gather(batch, leaves=leaves, flags=True)
+            leaves = ("reward", *(leaf for leaf in self.remembered if leaf == "is_init"))
+            then = group.gather(batch.get("next"), leaves=leaves, flags=True)
             data.set(group.name, now.get(group.name))
             data.set(("next", group.name), then.get(group.name))
         if self.seen is not None and self.seen.name not in self.joined:

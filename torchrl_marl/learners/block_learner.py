@@ -61,10 +61,17 @@ class BlockLearner(nn.Module):
         self.groups, self.config = dict(groups), config
         seen = seen_by_critics((self.groups if team is None else team.groups).values(), config)
         apart = must_stay_apart(config)
-        self.block = Block(self.groups, apart=apart, seen=seen, acted=self.acted)
+        self.block = Block(
+            self.groups, apart=apart, seen=seen, acted=self.acted, remembered=self.remembered
+        )
         self.observation_norms = ObservationNorms(config.normalize_observations, device)
         self.actors = GroupActors()
         self.losses: dict[str, Any] = {}
+
+    @property
+    def remembered(self) -> tuple[str, ...]:
+        """What a batch has for networks with memory."""
+        return ()
 
     def unshare(self) -> None:
         """Gives every agent a network of its own from now on, with the outputs that it had."""

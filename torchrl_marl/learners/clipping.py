@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from tensordict import TensorDict
@@ -15,6 +15,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor
 
+from torchrl_marl.modules.memory.network import STATES, state_size
 from torchrl_marl.modules.random_actor import RandomActor
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
 from torchrl_marl.specs import GroupSpec
@@ -83,7 +84,11 @@ class GradientClip:
             return acts + critic(td).get(group.key("state_value")).squeeze(-1)
 
         parameters = [*actor.parameters(), *critic.parameters()]
-        return cls.of_outputs(group, parameters, outputs, limit, seen=seen, per_agent=per_agent)
+        sizes = zip(STATES, map(state_size, (actor, critic)))
+        states = {leaf: size for leaf, size in sizes if size}
+        return cls.of_outputs(
+            group, parameters, outputs, limit, seen=seen, per_agent=per_agent, states=states
+        )
 
     @classmethod
     def of_outputs(
@@ -95,6 +100,7 @@ class GradientClip:
         *,
         seen: GroupSpec | None = None,
         per_agent: bool = False,
+        states: Mapping[str, int] | None = None,
     ) -> GradientClip:
         """Finds out which rows of parameters serve which group.
 
@@ -106,13 +112,14 @@ class GradientClip:
             limit (float, optional): the largest norm; None for none.
             seen (GroupSpec, optional): other agents that a network sees.
             per_agent (bool): take every agent for a group of its own.
+            states (mapping, optional): leaf -> the numbers that a network remembers.
         """
         parameters = list(dict.fromkeys(parameters))
         index = tuple(range(group.n_agents)) if per_agent else group.group_index
         n_groups = max(index) + 1
         if n_groups == 1:
             return cls(parameters, limit)
-        rows = _rows_served(index, group, seen, outputs, parameters)
+        rows = _rows_served(index, group, seen, outputs, parameters, states)
         return cls(parameters, limit, n_groups=n_groups, rows=rows)
 
     @classmethod
@@ -198,6 +205,7 @@ def _rows_served(
     seen: GroupSpec | None,
     outputs: Callable[[TensorDict], Tensor],
     parameters: list[nn.Parameter],
+    states: Mapping[str, int] | None = None,
 ) -> list[Tensor]:
     """Returns for each row of each parameter the group that it serves, G where it serves several.
 
@@ -207,7 +215,8 @@ def _rows_served(
     serves = [torch.zeros(_n_rows(p), n_groups, device=p.device) for p in parameters]
     device = parameters[0].device
     with torch.random.fork_rng(), _awake_weights(parameters):
-        _mark_served(serves, outputs(_random_batch(group, seen, device)), index, parameters)
+        batch = _random_batch(group, seen, device, states)
+        _mark_served(serves, outputs(batch), index, parameters)
     return [torch.where(rows.sum(1) == 1, rows.argmax(1), n_groups) for rows in serves]
 
 
@@ -245,7 +254,12 @@ def _n_rows(parameter: nn.Parameter) -> int:
     return parameter.shape[0] if parameter.ndim else 1
 
 
-def _random_batch(group: GroupSpec, seen: GroupSpec | None, device: torch.device) -> TensorDict:
+def _random_batch(
+    group: GroupSpec,
+    seen: GroupSpec | None,
+    device: torch.device,
+    states: Mapping[str, int] | None = None,
+) -> TensorDict:
     batch = 64
     td = TensorDict({}, [batch], device=device)
     # Where both are the same agents they have one name, and the actor reads more.
@@ -255,6 +269,9 @@ def _random_batch(group: GroupSpec, seen: GroupSpec | None, device: torch.device
             rows["mask"] = torch.ones(batch, known.n_agents, dtype=torch.bool)
         if known.action_mask_key is not None:
             rows["action_mask"] = torch.ones(batch, known.n_agents, known.n_actions).bool()
+        for leaf, size in (states or {}).items():
+            rows[leaf] = torch.randn(batch, known.n_agents, size)
+            rows["is_init"] = torch.zeros(batch, known.n_agents, 1, dtype=torch.bool)
         td[known.name] = TensorDict(rows, [batch, known.n_agents]).to(device)
     if group.state_spec is not None:
         td["state"] = torch.randn(batch, *group.state_spec.shape, device=device)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from torchrl_marl.errors import ConfigError, quoted
-from torchrl_marl.modules.config import CriticConfig, NetworkConfig, sharing_of
+from torchrl_marl.learners.memory_config import NeedsMemory, check_batch, check_window
+from torchrl_marl.modules.config import (
+    CriticConfig,
+    NetworkConfig,
+    RecurrentCriticConfig,
+    RecurrentNetworkConfig,
+    has_memory,
+    sharing_of,
+)
 from torchrl_marl.modules.registry import BODIES
 from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share, Weight
 
@@ -208,10 +217,15 @@ class OnPolicyConfig(ActorCriticConfig):
     """How agents learn."""
     central_input: Annotated[CentralInput, ReadWhere("algorithm", "mappo")] = "observations"
     """What a central critic sees."""
+    actor: RecurrentNetworkConfig = field(default_factory=RecurrentNetworkConfig)
+    """The actor's network."""
     critic: Annotated[
-        CriticConfig, ReadWhere("algorithm", "mappo", of=("architecture", "value_per"))
-    ] = field(default_factory=CriticConfig)
+        RecurrentCriticConfig, ReadWhere("algorithm", "mappo", of=("architecture", "value_per"))
+    ] = field(default_factory=RecurrentCriticConfig)
     """The critic's network."""
+    window: Annotated[Count, NeedsMemory()] = 16
+    """Steps that a network with memory is trained on in a row, from the state that it had there;
+    the steps of a batch and of a minibatch are multiples of it."""
     unshare_at: Annotated[Share | None, ReadWhere("algorithm", "mappo", "ippo")] = None
     """Share of the run, 0 to 1, after which every agent goes on with its own copy of the networks
     that it shared; null for never."""
@@ -268,9 +282,41 @@ class OnPolicyConfig(ActorCriticConfig):
     )
     """Memory of the return statistics, per batch."""
 
+    def __post_init__(self) -> None:
+        # Plain networks will do, too.
+        for name, kind in (("actor", RecurrentNetworkConfig), ("critic", RecurrentCriticConfig)):
+            given = getattr(self, name)
+            if not isinstance(given, kind):
+                object.__setattr__(self, name, kind(**vars(given)))
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the actor or the critic carries something from step to step."""
+        return has_memory(self.actor) or has_memory(self.critic)
+
+    def check(self, at: str = "") -> None:
+        """Refuses what does not fit together.
+
+        Raises:
+            ConfigError: naming the settings that do not fit together.
+        """
+        super().check(at)
+        if not self.remembers:
+            return
+        check_window("minibatch_size", self.minibatch_size, self.window, at)
+        if self.unshare_at is not None:
+            raise ConfigError(
+                f"{at}unshare_at is {self.unshare_at:g}, but networks with memory stay as they "
+                f"are shared; use {at}unshare_at=null, or {at}actor.sharing=none."
+            )
+
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
-        """Refuses minibatches larger than a batch, and a state that the world does not give."""
+        """Refuses minibatches larger than a batch, a state that the world does not give, and
+        batches that are no whole windows."""
         check_minibatch(self.minibatch_size, run, at)
+        if self.remembers and not own_env:
+            steps = math.ceil(run.frames_per_batch / run.env.num_envs)
+            check_batch(steps, run.env.num_envs, self.window, at)
         super().check_run(run, at, own_env=own_env)
 
 
@@ -282,14 +328,15 @@ class HAPPOConfig(OnPolicyConfig):
     """How agents learn."""
     central_input: CentralInput = "observations"
     """What the critic sees."""
-    critic: CriticConfig = field(default_factory=CriticConfig)
+    critic: RecurrentCriticConfig = field(default_factory=RecurrentCriticConfig)
     """The critic's network."""
-    actor: Annotated[NetworkConfig, ReadWhere("algorithm", "happo", but=True, of=_SHARED)] = field(
-        default_factory=lambda: NetworkConfig(sharing="none")
-    )
+    actor: Annotated[
+        RecurrentNetworkConfig, ReadWhere("algorithm", "happo", but=True, of=_SHARED)
+    ] = field(default_factory=lambda: RecurrentNetworkConfig(sharing="none"))
     """The actor's network, each agent's own."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.actor.share_params and self.actor.sharing == "none":
             # ``none`` is also what nobody chose: share_params alone decides then.
             object.__setattr__(self, "actor", replace(self.actor, sharing="group"))
@@ -302,6 +349,13 @@ class HAPPOConfig(OnPolicyConfig):
     def check(self, at: str = "") -> None:
         """Refuses policies that agents share: one agent's update would move the others."""
         super().check(at)
+        if self.remembers:
+            name = "actor" if has_memory(self.actor) else "critic"
+            raise ConfigError(
+                f"{at}{name}.memory.kind is {quoted(getattr(self, name).memory.kind)}, which "
+                f"{self.algorithm} does not have; use {at}{name}.memory=none, or "
+                f"{at}algorithm=mappo."
+            )
         sharing, body = sharing_of(self.actor), BODIES.find(self.actor.body)
         if sharing != "none":
             raise ConfigError(

@@ -138,10 +138,13 @@ class EpochLearner(BlockLearner):
             data = self.block.gather(batch)
             self.add_targets(data)
             self.block.scatter(data, batch, self.written)
-            frames = data.select(*minibatch_keys(self.losses.values()), strict=False).reshape(-1)
-            metrics = self._train(frames)
+            metrics = self._train(self._frames(data))
             self.observation_norms.update_all(data)
             return metrics
+
+    def _frames(self, data: TensorDictBase) -> TensorDictBase:
+        """Returns what minibatches are drawn from: the frames of a batch, ``[F]``."""
+        return data.select(*minibatch_keys(self.losses.values()), strict=False).reshape(-1)
 
     def _train(self, frames: TensorDictBase) -> TensorDict:
         """Trains on the frames of a batch, ``[F]``, with what the losses read."""

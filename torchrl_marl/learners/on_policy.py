@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import torch
-from tensordict import TensorDictBase
-from torch import nn
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
 
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.config import OnPolicyConfig
@@ -18,6 +18,9 @@ from torchrl_marl.learners.epoch_learner import EpochLearner
 from torchrl_marl.learners.networks import build_actor, build_critic
 from torchrl_marl.learners.stopping import KLStop
 from torchrl_marl.learners.turns import warn_of_turns
+from torchrl_marl.learners.updates import minibatch_keys, shuffled_epochs
+from torchrl_marl.learners.windows import refuse_forgotten, windows_of
+from torchrl_marl.modules.config import has_memory
 from torchrl_marl.objectives.masking import loss_mask
 from torchrl_marl.objectives.ppo import MAPPOLoss
 from torchrl_marl.specs import GroupSpec, TeamSpec
@@ -46,6 +49,8 @@ class OnPolicyLearner(EpochLearner):
         actors (GroupActors): by group; groups that are trained as one act as one, too.
         critics (ModuleDict): by name of a group, or of several as one, ``"a+b"``, which it reads
             side by side.
+        critic_states (dict): likewise -> what a critic with memory remembers of each env,
+            ``[E, N, S]``, where the last batch ended.
 
     Shapes:
         - batch: ``[E, T]``, heterogeneous groups padded
@@ -87,6 +92,7 @@ class OnPolicyLearner(EpochLearner):
     ) -> None:
         super().__init__(groups, config, team=team, device=device, execution=execution)
         self.critics = nn.ModuleDict()
+        self.critic_states: dict[str, Tensor] = {}
         norms, seen = self.observation_norms, self.block.seen
         for name, group in self.block.joined.items():
             actor = build_actor(group, config, norms, device)
@@ -95,6 +101,12 @@ class OnPolicyLearner(EpochLearner):
             self.critics[name] = critic
             self.losses[name] = _loss(actor, critic, group, config, device, self.per_agent)
         self.start_optimizer()
+
+    @property
+    def remembered(self) -> tuple[str, ...]:
+        """What a batch has for networks with memory."""
+        actor = ("hidden",) if has_memory(self.config.actor) else ()
+        return ("is_init", *actor) if self.config.remembers else ()
 
     def networks(self, loss: MAPPOLoss) -> tuple[Any, Any]:
         """Returns its actor and its critic."""
@@ -127,12 +139,52 @@ class OnPolicyLearner(EpochLearner):
         """Estimates advantages, and standardizes those of each group over the whole batch."""
         excluded = {"none": None, "pooled": (), "agent": (-2,)}[self.config.normalize_advantage]
         for name, loss in self.losses.items():
-            loss.value_estimator(data)
+            self._estimate(name, loss, data)
             if excluded is None:
                 continue
             key, mask_key = loss.tensor_keys.advantage, self.block.joined[name].mask_key
             mask = None if mask_key is None else loss_mask(data, mask_key)
             data.set(key, loss.per_group.standardize(data.get(key), mask, excluded))
+
+    def _estimate(self, name: str, loss: MAPPOLoss, data: TensorDictBase) -> None:
+        """Writes advantages; a critic with memory goes on where the last batch ended."""
+        if not loss.value_estimator.remembers:
+            loss.value_estimator(data)
+            return
+        group = self.block.joined[name]
+        key, before = group.key("critic_hidden"), self.critic_states.get(name)
+        init = data.get(group.key("is_init"))
+        if before is not None and before.shape[:2] == (init.shape[0], init.shape[2]):
+            data.set(key, before.to(init.device).unsqueeze(1).expand(*init.shape[:-1], -1))
+        loss.value_estimator(data)
+        self.critic_states[name] = data.get(("next", *key))[:, -1].clone()
+
+    def _frames(self, data: TensorDictBase) -> TensorDictBase:
+        """Returns what minibatches are drawn from: frames, or windows of networks with memory."""
+        if not self.config.remembers:
+            return super()._frames(data)
+        return windows_of(data, minibatch_keys(self.losses.values()), self.config.window)
+
+    def _epochs(self, n_frames: int) -> Any:
+        if not self.config.remembers:
+            return super()._epochs(n_frames)
+        size, device = self.config.minibatch_size // self.config.window, self.updates.device
+        return shuffled_epochs(n_frames, size, n_epochs=self.config.num_epochs, device=device)
+
+    def learn(self, batch: TensorDictBase) -> TensorDict:
+        """Trains on a batch; metrics are tensors, ``(group, name)``."""
+        refuse_forgotten(self.groups, batch, self.remembered)
+        return super().learn(batch)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What ``state_dict()`` holds beside networks and statistics."""
+        states = {"critic_states": dict(self.critic_states)} if self.critic_states else {}
+        return {**super().get_extra_state(), **states}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Takes the optimizer's state, and what critics remember, back."""
+        super().set_extra_state(state)
+        self.critic_states = dict(state.get("critic_states", {}))
 
     def look_at(self, batch: TensorDictBase) -> None:
         """Warns of turns that nobody is credited for."""

@@ -9,9 +9,12 @@ if TYPE_CHECKING:
     from torchrl_marl.modules.actors import make_actor
     from torchrl_marl.modules.config import (
         CriticConfig,
+        MemoryConfig,
         MixerConfig,
         NetworkConfig,
         QNetworkConfig,
+        RecurrentCriticConfig,
+        RecurrentNetworkConfig,
     )
     from torchrl_marl.modules.critics import make_critic
     from torchrl_marl.modules.deterministic_actor import make_deterministic_actor
@@ -32,7 +35,15 @@ __getattr__, __dir__, __all__ = attach(
     {
         "action_critics": ["make_action_critic"],
         "actors": ["make_actor"],
-        "config": ["CriticConfig", "MixerConfig", "NetworkConfig", "QNetworkConfig"],
+        "config": [
+            "CriticConfig",
+            "MemoryConfig",
+            "MixerConfig",
+            "NetworkConfig",
+            "QNetworkConfig",
+            "RecurrentCriticConfig",
+            "RecurrentNetworkConfig",
+        ],
         "critics": ["make_critic"],
         "deterministic_actor": ["make_deterministic_actor"],
         "exploration": ["Explore"],

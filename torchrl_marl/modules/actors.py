@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import (
     InteractionType,
     TensorDictModule,
@@ -26,10 +26,12 @@ from torchrl.modules import (
     TanhNormal,
 )
 
+from torchrl_marl.errors import SpecError
 from torchrl_marl.modules.config import NetworkConfig
 from torchrl_marl.modules.distributions import PaddedNormal, PaddedTanhNormal
 from torchrl_marl.modules.heads import LegalLogits
 from torchrl_marl.modules.inputs import AgentInput
+from torchrl_marl.modules.memory.network import memory_keys, state_size
 from torchrl_marl.modules.networks import AgentNetwork, links_of, make_agent_network
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.size import check_size
@@ -38,6 +40,7 @@ from torchrl_marl.stacking import is_lazy
 
 __all__ = [
     "GroupActor",
+    "check_memory",
     "legal_logits",
     "make_actor",
     "make_actor_network",
@@ -60,10 +63,15 @@ class GroupActor(ProbabilisticActor):
     def __init__(self, group: GroupSpec, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.group = group
+        size = state_size(self)
+        self.remembered = {own.name: size for own in group.groups if size}
+        """Numbers that an agent remembers, by group."""
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
         """Acts."""
+        if self.remembered:
+            check_memory(self.group, tensordict)
         if not is_lazy(tensordict.get(self.group.name, None)):
             return super().forward(tensordict, *args, **kwargs)
         acted = super().forward(self.group.dense(tensordict), *args, **kwargs)
@@ -72,6 +80,20 @@ class GroupActor(ProbabilisticActor):
     def get_dist(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> Any:
         """Returns the distribution over padded actions."""
         return super().get_dist(self.group.dense(tensordict), *args, **kwargs)
+
+
+def check_memory(group: GroupSpec, tensordict: TensorDictBase) -> None:
+    """Refuses a step without what agents remember.
+
+    Raises:
+        SpecError: naming the entry that is missing.
+    """
+    for leaf in ("hidden", "is_init"):
+        if tensordict.get(group.key(leaf), None) is None:
+            raise SpecError(
+                f"group {group.name!r}: its actor remembers, but there is no {group.key(leaf)!r}; "
+                "let the environment carry it: torchrl_marl.envs.with_memory(env, policy)."
+            )
 
 
 def write_acted(group: GroupSpec, acted: TensorDictBase, td: TensorDictBase) -> TensorDictBase:
@@ -112,6 +134,8 @@ def make_actor(
         - reads: ``group.observation_keys``, ``group.mask_key``, ``group.action_mask_key``
         - writes: ``group.action_key``, ``(group, "action_log_prob")`` and the parameters of the
           distribution: ``(group, "loc")`` and ``(group, "scale")``, or ``(group, "logits")``
+        - with ``config.memory`` it also reads ``(group, "is_init")`` and ``(group, "hidden")`` and
+          writes ``("next", group, "hidden")``; :func:`~torchrl_marl.envs.with_memory` carries them
 
     Where the agents of the group differ, it takes padded or lazily stacked groups, and padding
     counts in no log-probability and no entropy.
@@ -183,7 +207,7 @@ def make_actor_network(
 
 def _continuous(group, network, device):
     outputs = [group.key("loc"), group.key("scale")]
-    module = TensorDictModule(network, in_keys=AgentInput.keys(group), out_keys=outputs)
+    module = _of_group(group, network, outputs)
     parameters = {"loc": outputs[0], "scale": outputs[1]}
     bounds, own = group.action_bounds, group.action_padding
     if bounds is None:
@@ -195,6 +219,15 @@ def _continuous(group, network, device):
     if own is None:
         return module, parameters, TanhNormal, {"low": low, "high": high}
     return module, parameters, PaddedTanhNormal, {"low": low, "high": high, "mask": own.to(device)}
+
+
+def _of_group(group: GroupSpec, network: nn.Module, outputs: list[NestedKey]) -> TensorDictModule:
+    """Returns a network that reads a group, with its memory where it has one."""
+    keys = AgentInput.keys(group)
+    if getattr(network, "remembers", False):
+        read, written = memory_keys(group, "hidden")
+        keys, outputs = [*keys, *read], [*outputs, written]
+    return TensorDictModule(network, in_keys=keys, out_keys=outputs)
 
 
 def refuse_half_bounded(group: GroupSpec) -> None:
@@ -220,7 +253,7 @@ def legal_logits(
 ) -> TensorDictModule | TensorDictSequential:
     """Returns what writes ``(group, "logits")``, in which illegal actions have no probability."""
     logits = group.key("logits")
-    module = TensorDictModule(network, in_keys=AgentInput.keys(group), out_keys=[logits])
+    module = _of_group(group, network, [logits])
     if group.action_mask_key is None and group.action_padding is None:
         return module
     keys = [logits, *([group.action_mask_key] if group.action_mask_key else [])]

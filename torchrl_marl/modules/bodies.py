@@ -53,10 +53,10 @@ class Context:
         links (Tensor, optional): True where the agent of a row may hear the agent of a column;
             None: all may hear all. Groups that are trained as one do not hear each other.
         state (optional): what the body returned in the step before.
-        is_init (Tensor, optional): True where an episode begins.
+        is_init (Tensor, optional): True where an agent's episode begins.
 
     Shapes:
-        - links: ``[N, N]``; is_init: ``[*B, 1]``
+        - links: ``[N, N]``; state: ``[*B, N, S]``; is_init: ``[*B, N, 1]``
     """
 
     links: Tensor | None = None

@@ -5,14 +5,15 @@ Shapes: B any batch dims, N agents, F features of all agents.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.bodies import Feedforward
-from torchrl_marl.modules.config import CriticConfig, NetworkConfig, sharing_of
+from torchrl_marl.modules.config import CriticConfig, NetworkConfig, has_memory, sharing_of
 from torchrl_marl.modules.heads import AgentValues, PickAgents
 from torchrl_marl.modules.inputs import Features, agent_features, side_by_side, widest
 from torchrl_marl.modules.networks import kinds_of
@@ -20,6 +21,11 @@ from torchrl_marl.modules.registry import body_of
 from torchrl_marl.modules.set_critic import SetNetwork
 from torchrl_marl.modules.sharing.builder import share
 from torchrl_marl.modules.stacks.building import stack
+from torchrl_marl.modules.team_network import (
+    encoder_maker,
+    make_team_network,
+    sharing_of_encoder,
+)
 from torchrl_marl.specs import GroupSpec
 
 __all__ = [
@@ -68,7 +74,7 @@ def make_central_network(
     per_agent: bool,
     gain: float,
     device: torch.device | str | None = None,
-) -> Feedforward:
+) -> nn.Module:
     """Builds a network that sees everything, with a value for every agent.
 
     One network serves each of the groups that are trained as one (``sharing: group``), or all
@@ -87,32 +93,52 @@ def make_central_network(
     Shapes:
         - features: ``[*B, F]``; returns ``[*B, N, 1]``
     """
-    make, shared, owner = body_of(config).make_network, sharing_of(config), group.group_index
+    make = body_of(config).make_network
     assert make is not None
+    settings: dict = {"gain": gain, "device": device}
+    if not has_memory(config):
+        return _central(group, columns, inputs, config, make, per_agent, 1, settings)
+    width, own, kinds = config.num_cells[-1], sharing_of_encoder(config), kinds_of(group)
+    encoder = _central(group, columns, inputs, own, encoder_maker(make), True, width, settings)
+    return make_team_network(encoder, 1, kinds, cast(Any, config), **settings)
+
+
+def _central(
+    group: GroupSpec,
+    columns: Sequence[Sequence[int]],
+    inputs: Sequence[Features],
+    config: NetworkConfig,
+    make: Callable[..., nn.Module],
+    per_agent: bool,
+    width: int,
+    settings: dict[str, Any],
+) -> Feedforward:
+    """Builds a network that sees everything, with so many outputs for every agent."""
+    shared, owner = sharing_of(config), group.group_index
     sizes = [own.n_agents if per_agent else 1 for own in group.groups]
     alike = all(list(own) == list(columns[0]) for own in columns)
-    settings: dict = {"gain": gain, "device": device}
+    device = settings["device"]
     if shared not in ("group", "full"):
         own = [columns[k] for k in owner]
         rows = [inputs[k] for k in owner]
-        networks = share(make, rows, [1] * len(own), kinds_of(group), config, **settings)
+        networks = share(make, rows, [width] * len(own), kinds_of(group), config, **settings)
         return Feedforward(GroupColumns(own, device), networks)
     if len(sizes) == 1 or (shared == "full" and alike):
         index = list(range(group.n_agents)) if per_agent else list(owner)
-        one = make(inputs[0], sum(sizes), config, **settings)
-        return Feedforward(one, AgentValues(index, False, sum(sizes), device))
+        one = make(inputs[0], sum(sizes) * width, config, **settings)
+        return Feedforward(one, AgentValues(index, False, sum(sizes), device, width))
     most = max(sizes)
     if shared == "full":
-        network: nn.Module = make(widest(inputs), most, config, **settings)
+        network: nn.Module = make(widest(inputs), most * width, config, **settings)
     else:
-        members = [make(row, n, config, **settings) for row, n in zip(inputs, sizes)]
+        members = [make(row, n * width, config, **settings) for row, n in zip(inputs, sizes)]
         network = stack(members, pad=True)
     firsts = [owner.index(k) for k in owner]
     index = [
         k * most + (i - first if per_agent else 0)
         for i, (k, first) in enumerate(zip(owner, firsts))
     ]
-    picked = AgentValues(index, True, most * len(sizes), device)
+    picked = AgentValues(index, True, most * len(sizes), device, width)
     return Feedforward(GroupColumns(columns, device), network, picked)
 
 

@@ -14,13 +14,18 @@ __all__ = [
     "AGENT_IDS",
     "ARCHITECTURES",
     "CHANNELS",
+    "MEMORIES",
     "MIXERS",
     "SHARINGS",
     "AnyMixerConfig",
     "CriticConfig",
+    "MemoryConfig",
     "MixerConfig",
     "NetworkConfig",
     "QNetworkConfig",
+    "RecurrentCriticConfig",
+    "RecurrentNetworkConfig",
+    "has_memory",
     "sharing_of",
 ]
 
@@ -33,11 +38,20 @@ ACTIVATIONS = {
 }
 CHANNELS = {"first": "[C, H, W]", "last": "[H, W, C]"}
 AGENT_IDS = {"onehot": "a column for each agent", "embedding": "a few features, learned"}
+MEMORIES = {
+    "none": "nothing is carried from step to step",
+    "gru": "gated recurrent units",
+    "lstm": "long short-term memory",
+    "mingru": "gated recurrent units whose gates do not read the state",
+    "lru": "linear recurrent units: complex numbers that turn and decay",
+}
 MIXERS = {
     "none": "each agent's value stands for itself",
     "sum": "the sum of the agents' values",
     "monotonic": "a network that rises in each agent's value, with weights made of what all see",
 }
+REMEMBERING = ("group", "full", "none", "index", "clusters", "trunk", "agent_id")
+"""Ways of sharing that know which agents have a memory's weights together."""
 ARCHITECTURES = {
     "mlp": "a multi-layer perceptron over all agents side by side",
     "set": "the mean over a set of living agents",
@@ -131,6 +145,80 @@ class CriticConfig(NetworkConfig):
 
 
 @dataclass(frozen=True)
+class MemoryConfig:
+    """What an agent carries from step to step, between the hidden layers and the last one."""
+
+    kind: Annotated[str, OneOf(MEMORIES)] = "none"
+    """What carries it."""
+    size: Annotated[Count, ReadWhere("kind", "none", but=True)] = 64
+    """Units of a layer of it."""
+    layers: Annotated[Count, ReadWhere("kind", "none", but=True)] = 1
+    """How many follow one another."""
+
+
+@dataclass(frozen=True)
+class RecurrentNetworkConfig(NetworkConfig):
+    """A network that may remember."""
+
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    """What an agent carries from step to step."""
+
+    def check(self, at: str = "") -> None:
+        """Refuses networks that have no place for a memory.
+
+        Raises:
+            ConfigError: naming the settings that do not fit together.
+        """
+        super().check(at)
+        if not has_memory(self):
+            return
+        body, sharing, memory = BODIES.find(self.body), sharing_of(self), self.memory
+        found = f"{at}memory.kind is {quoted(memory.kind)}, but"
+        if body is not None and body.body is not None:
+            raise ConfigError(
+                f"{found} {at}body is {quoted(self.body)}, one network over all agents, which "
+                f"has none; use {at}body=mlp, or {at}memory=none."
+            )
+        if sharing not in REMEMBERING:
+            raise ConfigError(
+                f"{found} {at}sharing is {quoted(sharing)}, which has none; use one of "
+                f"{', '.join(REMEMBERING)}, or {at}memory=none."
+            )
+        if not self.num_cells:
+            raise ConfigError(
+                f"{found} {at}num_cells is empty, and it reads a hidden layer; use "
+                f"{at}num_cells=[{memory.size}]."
+            )
+        if memory.kind == "lru" and memory.size % 2:
+            raise ConfigError(
+                f"{at}memory.size is {memory.size}, expected an even number for 'lru'; use "
+                f"{at}memory.size={memory.size + 1}."
+            )
+
+
+@dataclass(frozen=True)
+class RecurrentCriticConfig(CriticConfig, RecurrentNetworkConfig):
+    """A critic's network that may remember."""
+
+    def check(self, at: str = "") -> None:
+        """Refuses critics that have no place for a memory.
+
+        Raises:
+            ConfigError: naming the settings that do not fit together.
+        """
+        super().check(at)
+        if not has_memory(self):
+            return
+        for name, needed in (("architecture", "mlp"), ("value_per", "agent")):
+            if getattr(self, name) != needed:
+                raise ConfigError(
+                    f"{at}memory.kind is {quoted(self.memory.kind)}, but {at}{name} is "
+                    f"{quoted(getattr(self, name))}, which has none; use {at}{name}={needed}, or "
+                    f"{at}memory=none."
+                )
+
+
+@dataclass(frozen=True)
 class QNetworkConfig(NetworkConfig):
     """A network of the values of actions, which is also who acts: by the highest value."""
 
@@ -158,6 +246,20 @@ class AnyMixerConfig:
     """Units of the mixer."""
     init_scale: Annotated[Positive, ReadWhere("kind", "monotonic")] = 1e-3
     """Gain of the orthogonal start of what makes the mixer's weights."""
+
+
+def has_memory(config: NetworkConfig) -> bool:
+    """Returns whether a network carries something from step to step.
+
+    Args:
+        config (NetworkConfig): the network.
+
+    Examples:
+        >>> has_memory(RecurrentNetworkConfig(memory=MemoryConfig("gru")))
+        True
+    """
+    memory = getattr(config, "memory", None)
+    return memory is not None and memory.kind != "none"
 
 
 def sharing_of(config: NetworkConfig) -> str:

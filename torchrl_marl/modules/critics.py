@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from tensordict import NestedKey
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -22,6 +23,7 @@ from torchrl_marl.modules.central import (
 from torchrl_marl.modules.config import CriticConfig, NetworkConfig, sharing_of
 from torchrl_marl.modules.heads import Denormalize
 from torchrl_marl.modules.inputs import AgentInput, StateInput, TeamInput, state_features
+from torchrl_marl.modules.memory.network import memory_keys
 from torchrl_marl.modules.networks import AgentNetwork, links_of, make_agent_network
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.modules.registry import body_of
@@ -68,6 +70,8 @@ def make_critic(
     Keys:
         - reads: observation and mask of ``group`` or of ``team``, or ``group.state_key``
         - writes: ``(group, "state_value")``
+        - with ``config.memory`` it also reads ``(group, "is_init")`` and
+          ``(group, "critic_hidden")``, and writes ``("next", group, "critic_hidden")``
 
     Raises:
         ValueError: ``"state"`` where the environment has none, or settings that do not fit.
@@ -108,7 +112,20 @@ def make_critic(
         critic = AgentNetwork(agents, network, head, links=links_of(group, config, device))
     else:
         critic = _central_critic(group, team, config, observation_norm, head, device)
-    return TensorDictModule(critic, keys, [group.key("state_value")])
+    values: list[NestedKey] = [group.key("state_value")]
+    if critic.remembers:
+        _check_seen(group, team if centralized is True else None)
+        read, written = memory_keys(group, "critic_hidden")
+        keys, values = [*keys, *read], [*values, written]
+    return TensorDictModule(critic, keys, values)
+
+
+def _check_seen(group: GroupSpec, team: GroupSpec | None) -> None:
+    if team is not None and team.agent_names != group.agent_names:
+        raise ConfigError(
+            f"group {group.name!r}: its critic remembers, but sees agents of groups that are "
+            "trained apart; use central_input=observations, or critic.memory=none."
+        )
 
 
 def _state_critic(group, config, per_agent, head, device) -> AgentNetwork:

@@ -37,6 +37,11 @@ class AgentValues(nn.Module):
         index (sequence of int): the output that is each agent's, numbered through.
         several (bool): there is a dim of networks before that of outputs.
         n_outputs (int): how many there are.
+        device (torch.device, optional): of the indices.
+        width (int): numbers W of each of them, side by side; a value is one.
+
+    Shapes:
+        - values: ``[*B, n_outputs * W]``; returns ``[*B, N, W]``
     """
 
     index: Tensor | None
@@ -47,15 +52,19 @@ class AgentValues(nn.Module):
         several: bool,
         n_outputs: int,
         device: torch.device | str | None,
+        width: int = 1,
     ) -> None:
         super().__init__()
-        self.several = several
+        self.several, self.width = several, width
         plain = list(index) == list(range(n_outputs))
         chosen = None if plain else torch.tensor(index, device=device)
         self.register_buffer("index", chosen, persistent=False)
 
     def forward(self, values: Tensor) -> Tensor:
         values = values.flatten(-2) if self.several else values
+        if self.width > 1:
+            values = values.unflatten(-1, (-1, self.width))
+            return values if self.index is None else values.index_select(-2, self.index)
         values = values if self.index is None else values.index_select(-1, self.index)
         return values.unsqueeze(-1)
 

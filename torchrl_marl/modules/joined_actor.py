@@ -10,14 +10,17 @@ from collections.abc import Iterable, Iterator
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import nn
+from torch import Tensor, nn
 
 from torchrl_marl.joining import JoinedGroup
+from torchrl_marl.modules.actors import check_memory
+from torchrl_marl.modules.memory.network import state_size
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["ActorPart", "GroupActors", "JoinedActor", "merge_parts"]
 
 _ACTED = ("action", "action_log_prob")
+_REMEMBERED = ("hidden", "is_init")
 
 
 class JoinedActor(TensorDictModuleBase):
@@ -28,22 +31,41 @@ class JoinedActor(TensorDictModuleBase):
         group (JoinedGroup): the groups.
 
     Keys:
-        - reads: each group's observation, mask and action mask
-        - writes: each group's ``action``, and ``action_log_prob`` where the actor writes it
+        - reads: each group's observation, mask and action mask; with memory, what it remembers
+        - writes: each group's ``action``, and ``action_log_prob`` where the actor writes it; with
+          memory, under ``"next"`` what it remembers then
     """
 
     def __init__(self, actor: TensorDictModuleBase, group: JoinedGroup) -> None:
         super().__init__()
         self.actor = actor
         self.group = group
-        self.in_keys = [key for own in group.groups for key in _read(own)]
+        self.state_size = state_size(actor)
+        self.extra = _REMEMBERED if self.state_size else ()
+        self.in_keys = [key for own in group.groups for key in _read(own, self.extra)]
         self.written = tuple(leaf for leaf in _ACTED if group.key(leaf) in actor.out_keys)
-        self.out_keys = [own.key(leaf) for own in group.groups for leaf in self.written]
+        self.out_keys = [key for own in group.groups for key in self.written_of(own)]
+
+    def written_of(self, group: GroupSpec) -> list[NestedKey]:
+        """Returns the keys that it writes for a group."""
+        state: list[NestedKey] = [("next", group.name, "hidden")] if self.extra else []
+        return [*(group.key(leaf) for leaf in self.written), *state]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts."""
-        joined = self.actor(self.group.gather(tensordict))
-        return self.group.scatter(joined, tensordict, self.written)
+        for group in self.group.groups if self.extra else ():
+            check_memory(group, tensordict)
+        joined = self.actor(self.group.gather(tensordict, leaves=self.extra))
+        self.group.scatter(joined, tensordict, self.written)
+        if self.extra:
+            self.scatter_state(joined.get(("next", self.group.name, "hidden")), tensordict)
+        return tensordict
+
+    def scatter_state(self, state: Tensor, tensordict: TensorDictBase) -> None:
+        """Writes what is remembered, ``[*B, N, S]``, to the groups that are there."""
+        sizes = [group.n_agents for group in self.group.groups]
+        for group, rows in zip(self.group.groups, state.split(sizes, -2)):
+            tensordict.set(("next", group.name, "hidden"), rows)
 
     def part(self, name: str) -> ActorPart:
         """Returns the actor of one group."""
@@ -61,25 +83,39 @@ class ActorPart(TensorDictModuleBase):
         name (str): the group.
 
     Keys:
-        - reads: the group's observation, mask and action mask
-        - writes: its ``action``, and ``action_log_prob`` where the actor writes it
+        - reads: the group's observation, mask and action mask; with memory, what it remembers
+        - writes: its ``action``, and ``action_log_prob`` where the actor writes it; with memory,
+          under ``"next"`` what it remembers then
     """
 
     def __init__(self, whole: JoinedActor, name: str) -> None:
         super().__init__()
         self.whole = whole
         [self.group] = [group for group in whole.group.groups if group.name == name]
-        self.in_keys = _read(self.group)
-        self.out_keys = [self.group.key(leaf) for leaf in whole.written]
+        self.in_keys = _read(self.group, whole.extra)
+        self.out_keys = whole.written_of(self.group)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts."""
         team = TensorDict({}, tensordict.batch_size, device=tensordict.device)
         for group in self.whole.group.groups:
             present = group.name == self.group.name
-            team.set(group.name, group.data(tensordict).copy() if present else _blank(group, team))
+            blank = group.data(tensordict).copy() if present else self._blank(group, team)
+            team.set(group.name, blank)
         acted = self.whole(team)
-        return self.group.scatter(acted, tensordict, self.whole.written)
+        self.group.scatter(acted, tensordict, self.whole.written)
+        if self.whole.extra:
+            key = ("next", self.group.name, "hidden")
+            tensordict.set(key, acted.get(key))
+        return tensordict
+
+    def _blank(self, group: GroupSpec, like: TensorDictBase) -> TensorDict:
+        blank, size = _blank(group, like), self.whole.state_size
+        if size:
+            shape = (*like.batch_size, group.n_agents)
+            blank.set("hidden", torch.zeros(*shape, size, device=like.device))
+            blank.set("is_init", torch.ones(*shape, 1, dtype=torch.bool, device=like.device))
+        return blank
 
 
 class GroupActors(nn.Module):
@@ -157,9 +193,9 @@ def merge_parts(actors: Iterable[TensorDictModuleBase]) -> list[TensorDictModule
     return merged
 
 
-def _read(group: GroupSpec) -> list[NestedKey]:
-    masks = (group.mask_key, group.action_mask_key)
-    return [*group.observation_keys, *(key for key in masks if key is not None)]
+def _read(group: GroupSpec, extra: Iterable[str] = ()) -> list[NestedKey]:
+    masks = [key for key in (group.mask_key, group.action_mask_key) if key is not None]
+    return [*group.observation_keys, *masks, *(group.key(leaf) for leaf in extra)]
 
 
 def _blank(group: GroupSpec, like: TensorDictBase) -> TensorDict:

@@ -5,15 +5,23 @@ Shapes: B any batch dims, N agents, O observation features.
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
 
 from torchrl_marl.modules.bodies import Context, Feedforward
-from torchrl_marl.modules.config import NetworkConfig, sharing_of
+from torchrl_marl.modules.config import NetworkConfig, has_memory, sharing_of
 from torchrl_marl.modules.inputs import agent_features, widest
 from torchrl_marl.modules.precision import autocast_in
 from torchrl_marl.modules.registry import body_of
 from torchrl_marl.modules.sharing.builder import share
+from torchrl_marl.modules.team_network import (
+    TeamNetwork,
+    encoder_maker,
+    make_team_network,
+    sharing_of_encoder,
+)
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["AgentNetwork", "feedforward", "kinds_of", "links_of", "make_agent_network"]
@@ -28,6 +36,9 @@ class AgentNetwork(nn.Module):
         head (nn.Module, optional): what follows the body.
         pick (nn.Module, optional): takes some of the body's outputs before the head.
         links (Tensor, optional): ``[N, N]``, which agents may hear each other, for the body.
+
+    A body with memory reads two more inputs, ``is_init`` and the state, and its next state is one
+    more output.
     """
 
     links: Tensor | None
@@ -47,15 +58,22 @@ class AgentNetwork(nn.Module):
         self.pick = pick
         self.head = head
         self.precision = "float32"
+        self.remembers = isinstance(network, TeamNetwork)
         self.register_buffer("links", links, persistent=False)
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Runs them."""
+        state = is_init = None
+        if self.remembers:
+            *inputs, is_init, state = inputs  # type: ignore[assignment]
         features, mask = self.features(*inputs)
-        context = Context(links=self.links)
-        output, _ = autocast_in(self.precision, self.network, features, mask, context)
+        context = Context(links=self.links, state=state, is_init=is_init)
+        output, state = autocast_in(self.precision, self.network, features, mask, context)
         output = output if self.pick is None else self.pick(output)
-        return output if self.head is None else self.head(output)
+        output = output if self.head is None else self.head(output)
+        if not self.remembers:
+            return output
+        return (*output, state) if isinstance(output, tuple) else (output, state)
 
 
 def make_agent_network(
@@ -86,6 +104,12 @@ def make_agent_network(
     make, inputs = body.make_network, agent_features(group, standardized)
     assert make is not None
     kinds, shared = kinds_of(group), sharing_of(config)
+    if has_memory(config):
+        width, own = config.num_cells[-1], sharing_of_encoder(config)
+        settings: dict = {"gain": gain, "device": device}
+        rows = [width] * group.n_agents
+        encoder = feedforward(share(encoder_maker(make), inputs, rows, kinds, own, **settings))
+        return make_team_network(encoder, out_features, kinds, cast(Any, config), **settings)
     one = shared == "full" or shared == "group" and len(set(kinds)) == 1
     if one and len({own.width for own in inputs}) == 1:
         return feedforward(make(widest(inputs), out_features, config, gain=gain, device=device))

@@ -12,9 +12,11 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor
+from torchrl.modules import set_recurrent_mode
 from torchrl.objectives.value import MultiAgentGAE
 
 from torchrl_marl.functional import gae
+from torchrl_marl.modules.memory.network import has_cells, state_size
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.objectives.masking import blank_masked_inputs, bootstrap_mask, loss_mask_key
 from torchrl_marl.per_group import PerGroup
@@ -56,6 +58,8 @@ class TeamGAE(MultiAgentGAE):
           ``("next", done)``, ``("next", terminated)``; the mask
         - writes: advantage, value_target and value, all under the group (it may be stacked lazily)
           and, for ``agent``, ``loss_mask`` beside the mask: the own turns to learn from
+        - of a critic with memory it reads ``(group, "critic_hidden")`` of the first step, zeros
+          without, and writes that of every step, and those that follow under ``"next"``
 
     Reference: Schulman et al., 2016, https://arxiv.org/abs/1506.02438.
 
@@ -83,6 +87,7 @@ class TeamGAE(MultiAgentGAE):
         self._discount = (float(gamma), float(lmbda))
         self.bootstrap, self.group = bootstrap, group
         self.mask_key: NestedKey | None = None if group is None else group.mask_key
+        self.remembers = has_cells(value_network)
         self._own_flags = None if group is None or not group.agent_done else group
         self.per_group = PerGroup(None if group is None else group.membership, device)
         # Held in a tuple: the norm is a part of the critic, not of the estimator.
@@ -103,8 +108,12 @@ class TeamGAE(MultiAgentGAE):
         data = tensordict if self.group is None else self.group.dense(tensordict)
         mask = None if self.mask_key is None else data.get(self.mask_key)
         with torch.no_grad():
-            value = self._value(data, params)
             following = self._next(data)
+            if self.remembers:
+                following = self._remember(tensordict, data, following, params)
+                value = tensordict.get(self.tensor_keys.value)
+            else:
+                value = self._value(data, params)
             next_value = self._value(following, params if target_params is None else target_params)
             reward, done, terminated = (
                 self._team_or_agent(data, key, value)
@@ -150,6 +159,37 @@ class TeamGAE(MultiAgentGAE):
         stateless = contextlib.nullcontext() if params is None else params.to_module(network)
         with stateless:
             return network(inputs).get(self.tensor_keys.value)
+
+    def _remember(
+        self,
+        tensordict: TensorDictBase,
+        data: TensorDictBase,
+        following: TensorDictBase,
+        params: TensorDictBase | None,
+    ) -> TensorDictBase:
+        """Runs a critic with memory over the steps; returns what follows each, with its state.
+
+        Writes the values and the state before each step, and the last one under ``"next"``. What
+        follows is then valued by one step more, also where an episode is cut off.
+        """
+        network, keys = self.value_network, self.tensor_keys
+        [key] = [k for k in network.in_keys if k[-1] == "critic_hidden"]
+        inputs = data.select(*network.in_keys, strict=False)
+        before = inputs.get(key, None)
+        if before is None:
+            shape = inputs.get((*key[:-1], "is_init")).shape[:-1]
+            size, dtype = state_size(network), torch.get_default_dtype()
+            before = torch.zeros(*shape, size, dtype=dtype, device=data.device)
+            inputs.set(key, before)
+        inputs = blank_masked_inputs(inputs, self.mask_key, data)
+        stateless = contextlib.nullcontext() if params is None else params.to_module(network)
+        with stateless, set_recurrent_mode(True):
+            output = network(inputs)
+        after = output.get(("next", *key))
+        tensordict.set(key, torch.cat([before[..., :1, :, :], after[..., :-1, :, :]], -3))
+        tensordict.set(keys.value, output.get(keys.value))
+        tensordict.set(("next", *key), after)
+        return following.copy().set(key, after)
 
     def _next(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the next step as the critic should see it."""

@@ -10,6 +10,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.functional import expand_mask
+from torchrl_marl.modules.memory.network import STATES
 
 __all__ = ["blank_masked_inputs", "bootstrap_mask", "loss_mask", "loss_mask_key"]
 
@@ -47,7 +48,7 @@ def blank_masked_inputs(
     """Puts 0 into the masked slots of networks' inputs, where 0 times NaN would be NaN.
 
     The agents' entries are those that stand beside their mask. The ``"state"`` is no agent's, and
-    stays as it is, whatever its shape.
+    stays as it is, whatever its shape; so does what agents remember: who waits keeps it.
 
     Args:
         inputs (TensorDictBase): a selection, changed in place.
@@ -62,6 +63,8 @@ def blank_masked_inputs(
         path = (key,) if isinstance(key, str) else key
         value = inputs.get(key)
         if path[: len(beside)] != beside or path == ("state",) or not value.is_floating_point():
+            continue
+        if path[-1] in STATES:
             continue
         if value.shape[: mask.ndim] != mask.shape:
             continue

@@ -17,6 +17,7 @@ from torch import Tensor
 from torchrl.objectives import ValueEstimators
 
 from torchrl_marl.functional import expand_mask
+from torchrl_marl.modules.memory.network import over_time
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.objectives.estimator import TeamGAE, estimator_keys
 from torchrl_marl.objectives.masking import blank_masked_inputs, loss_mask, loss_mask_key
@@ -67,6 +68,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             ``critic_coeff``, ``entropy_bonus``, ``samples_mc_entropy``, ``reduction``, ...).
 
     Shapes:
+        - for networks with memory ``*B`` ends in time, and the first step's state counts
         - advantage, value_target, state_value: ``[*B, N, 1]``; action_log_prob, mask: ``[*B, N]``
         - every output: a scalar (``reduction="none"``: the losses are ``[*B, N, 1]``); for a
           joined group ``[G]``, one for each group in it; with ``per_agent`` the actor's are ``[N]``
@@ -378,11 +380,14 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             "mean_ratio": per.mean(ratio, mask),
         }
 
-    def _parameters_of(self, network: str):
-        if not self.functional:
-            return contextlib.nullcontext()
-        params = getattr(self, f"{network}_params")
-        return params.to_module(getattr(self, network), preserve_module_state=False)
+    @contextlib.contextmanager
+    def _parameters_of(self, name: str):
+        network, stateless = getattr(self, name), contextlib.nullcontext()
+        if self.functional:
+            params = getattr(self, f"{name}_params")
+            stateless = params.to_module(network, preserve_module_state=False)
+        with stateless, over_time(network):
+            yield
 
 
 def _placeholder_action(group: GroupSpec) -> Tensor:

@@ -258,7 +258,8 @@ def begin_episodes(
     Args:
         ended (Tensor): bool ``[E]``.
         state (list of Tensor): of the running envs, ``[K, E]`` a matrix, shared tensors last.
-        carry (dict): what the next step reads, ``[E, ...]`` an entry.
+        carry (dict): what the next step reads, ``[E, ...]`` an entry; where the pool has none,
+            it begins with zeros.
         pool (dict): ``ResetPool.tensors``.
 
     Returns:
@@ -269,8 +270,11 @@ def begin_episodes(
         torch.where(ended & written, _pick(starts, row, -1), matrix)
         for matrix, starts, written in zip(state, pool["state"], pool["written"])
     ]
+    starts = pool["carry"]
     following = {
-        key: torch.where(_wide(ended, x, 0), _pick(pool["carry"][key], row, 0), x)
+        key: torch.where(
+            _wide(ended, x, 0), _pick(starts[key], row, 0) if key in starts else 0.0, x
+        )
         for key, x in carry.items()
     }
     return [*fresh, *state[len(fresh) :]], following, pool["used"] + ended

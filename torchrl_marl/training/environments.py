@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,8 +11,10 @@ from torchrl.envs.batched_envs import BatchedEnvBase
 
 from torchrl_marl.envs.make import make_env
 from torchrl_marl.envs.own.objects import as_environment
+from torchrl_marl.envs.remember import with_memory
 from torchrl_marl.envs.torchrl.env import adapt
 from torchrl_marl.envs.transforms import with_dense_groups
+from torchrl_marl.specs.reading import padded_members
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.run import EVALUATION_SEED
 
@@ -42,6 +45,16 @@ class Environments:
             built.reset()  # so that earlier use of it has no effect
         self.training = with_dense_groups(built)
         self._evaluation: EnvBase | None = None
+        self._sizes: dict[str, int] | None = None
+
+    def remember(self, sizes: Mapping[str, int]) -> None:
+        """Lets both environments carry what networks remember.
+
+        Args:
+            sizes (mapping): group -> the numbers that each agent's actor remembers.
+        """
+        self._sizes = dict(sizes)
+        self.training = with_memory(self.training, self._sizes)
 
     @property
     def shared(self) -> bool:
@@ -60,14 +73,15 @@ class Environments:
                 device=self._device,
                 num_envs=min(self._config.evaluation.episodes, 1000),
             )
-            self._evaluation = with_dense_groups(env)
+            env = with_dense_groups(env)
+            self._evaluation = env if self._sizes is None else with_memory(env, self._sizes)
         return self._evaluation
 
     def heuristic(self) -> Any:
         """The world's own heuristic policy, or None."""
         # The heuristics of worlds take agents of one shape, without padding.
-        env = None if self.own is not None else self.evaluation
-        make = None if isinstance(env, TransformedEnv) else getattr(env, "heuristic", None)
+        env = None if self.own is not None or padded_members(self.evaluation) else self.evaluation
+        make = None if env is None else getattr(_base_of(env), "heuristic", None)
         return None if make is None else make()
 
     def restarts(self) -> dict[str, int]:

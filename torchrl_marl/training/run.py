@@ -16,6 +16,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.make import make_env
 from torchrl_marl.envs.own.objects import as_environment
+from torchrl_marl.envs.remember import with_memory
 from torchrl_marl.envs.torchrl.env import TorchRLEnv, adapt
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import CheckpointError, ConfigError, quoted
@@ -170,6 +171,7 @@ class Run:
             own = trained
         with RandomState(seed, device).active():
             env = _own_or_new(self.config, own, device, num_envs=min(episodes, 1000))
+        env = with_memory(env, self.policy)
         try:
             with put_back(env) as undisturbed:
                 if env is trained and not undisturbed:

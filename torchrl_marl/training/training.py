@@ -20,6 +20,7 @@ from torchrl.envs import EnvBase
 from torchrl_marl.capture.announce import announced_to
 from torchrl_marl.collectors.rollout import RolloutCollector
 from torchrl_marl.collectors.team import TeamPolicy
+from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.errors import TrustError
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.random_state import RandomState
@@ -124,6 +125,9 @@ class Training:
         self.policy = TeamPolicy(
             actor for learner in self.learners for actor in learner.actors.values()
         )
+        if any(getattr(learner, "remembered", ()) for learner in self.learners):
+            self.environments.remember(remembered_by(self.policy))
+            self.env = self.environments.training
         self.collector = RolloutCollector(
             self.env,
             self.policy,

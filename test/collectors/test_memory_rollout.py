@@ -1,0 +1,118 @@
+"""Rollouts of policies that remember: eager, by graphs, in TorchRL's own loops."""
+
+import pytest
+import torch
+from graph_batches import assert_equal, dropout
+from torchrl.collectors import Collector
+from torchrl.envs.utils import MarlGroupMapType, check_env_specs
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs import VmasEnv, with_memory
+from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.envs.toy import Arena
+from torchrl_marl.envs.transforms import with_dense_groups
+from torchrl_marl.learners import OnPolicyConfig, build_learners
+from torchrl_marl.modules import MemoryConfig, RecurrentNetworkConfig
+
+CASES = {
+    "dropout": dropout,
+    "groups": lambda: dropout(group_map=MarlGroupMapType.ONE_GROUP_PER_AGENT),
+    "kinds, padded": lambda: with_dense_groups(
+        VmasEnv(
+            "simple_adversary",
+            num_envs=6,
+            seed=0,
+            max_steps=7,
+            group_map=MarlGroupMapType.ALL_IN_ONE_GROUP,
+            info=False,
+        )
+    ),
+}
+
+
+def policy_of(env, kind="gru", seed=0):
+    torch.manual_seed(seed)
+    actor = RecurrentNetworkConfig([8], memory=MemoryConfig(kind, size=6))
+    learners = build_learners(TeamSpec.from_env(env), OnPolicyConfig(actor=actor))
+    return TeamPolicy(actor for learner in learners for actor in learner.actors.values())
+
+
+def collector_of(env, execution="eager", kind="gru", **settings):
+    policy = policy_of(env, kind)
+    env = with_memory(env, policy)
+    return RolloutCollector(env, policy, frames_per_batch=30, execution=execution, **settings)
+
+
+def batch_of(collector, seed=0):
+    torch.manual_seed(seed)
+    return collector.rollout()
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"), [*((case, "gru") for case in CASES), ("dropout", "lstm"), ("dropout", "lru")]
+)
+def test_a_batch_by_graphs_is_that_of_eager_steps(case, kind):
+    by_graph, eager = (collector_of(CASES[case](), how, kind) for how in ("trace", "eager"))
+    first = batch_of(by_graph)
+    assert by_graph.execution == "trace"
+    assert_equal(first, batch_of(eager))
+    for name in remembered_by(by_graph.policy):
+        assert first[name, "hidden"].abs().sum() > 0
+        assert (name, "hidden") not in first["next"].keys(True)  # the next step has it
+        # What is remembered takes no room among the starts drawn ahead.
+        assert (name, "hidden") not in by_graph._captured.pool.tensors["carry"]
+    for _ in range(2):
+        batch = batch_of(by_graph)
+        assert set(batch.keys(True, True)) == set(first.keys(True, True))
+    for name in remembered_by(by_graph.policy):
+        init = batch[name, "is_init"].squeeze(-1)
+        assert init.any() and (batch[name, "hidden"][init] == 0).all()
+        assert (batch[name, "hidden"][~init] != 0).any(-1).all()
+        assert_goes_on(by_graph, batch, name)
+
+
+def assert_goes_on(collector, batch, name):
+    """What is remembered behind a batch's last step is carried to the next batch."""
+    last = batch[:, -1].exclude("next", "collector")
+    with torch.no_grad():
+        after = collector.policy(last.clone())["next", name, "hidden"]
+    ended = batch["next", "done"][:, -1]
+    expected = torch.where(ended.unsqueeze(-1), 0.0, after)
+    torch.testing.assert_close(collector.carry[name, "hidden"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_random_actions_leave_what_is_remembered():
+    collector = collector_of(dropout(), "trace", init_random_frames=30)
+    batch = collector.rollout()
+    assert collector.execution == "trace" and (batch["agents", "hidden"] == 0).all()
+    assert (collector.rollout()["agents", "hidden"] != 0).any()
+
+
+def test_torchrl_rolls_out_and_collects():
+    env = Arena(5, n_agents=3, late_spawn=2, seed=0)
+    policy = policy_of(env)
+    env = with_memory(env, policy)
+    check_env_specs(env)
+    with torch.no_grad():
+        rollout = env.rollout(20, policy, break_when_any_done=False)
+    hidden, init = rollout["agents", "hidden"], rollout["agents", "is_init"]
+    assert (hidden.masked_select(init) == 0).all() and (hidden != 0).any()
+    goes_on = ~rollout["next", "done"][:, :-1, 0]
+    following = rollout["next", "agents", "hidden"][:, :-1]
+    assert torch.equal(hidden[:, 1:][goes_on], following[goes_on])
+    [batch] = Collector(env, policy, frames_per_batch=50, total_frames=50)
+    assert batch["agents", "hidden"].shape == (5, 10, 3, 6)
+
+
+def test_an_environment_is_given_a_memory_once():
+    env = Arena(5, n_agents=3, seed=0)
+    policy = policy_of(env)
+    remembering = with_memory(env, policy)
+    assert with_memory(remembering, policy) is remembering
+    forgetful = policy_of(env, "none")
+    assert with_memory(env, forgetful) is env
+
+
+if __name__ == "__main__":
+    pytest.main([__file__])

@@ -1,0 +1,258 @@
+"""Learners with memory: windows, resets, critics that go on, graphs, poison, joined groups."""
+
+import pytest
+import torch
+from learner_twins import same_weights
+from samples import poisoned
+from torchrl.modules import set_recurrent_mode
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs import with_memory
+from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.envs.toy import Arena, Nim
+from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.learners import OnPolicyConfig, build_learners
+from torchrl_marl.learners.windows import windows_of
+from torchrl_marl.modules import MemoryConfig, RecurrentCriticConfig, RecurrentNetworkConfig
+
+KINDS = ("gru", "lstm", "mingru", "lru")
+
+
+def arena(**settings):
+    return Arena(4, **{"n_agents": 3, "years": 3, "lives": 2, "seed": 0} | settings)
+
+
+def config_of(actor="gru", critic="gru", network=None, **settings):
+    network = {"num_cells": [8], **(network or {})}
+    defaults = {
+        "actor": RecurrentNetworkConfig(**network, memory=MemoryConfig(actor, size=6)),
+        "critic": RecurrentCriticConfig(**network, memory=MemoryConfig(critic, size=4)),
+        "num_epochs": 2,
+        "minibatch_size": 20,
+        "window": 5,
+        "entropy_coeff": 0.01,
+    }
+    return OnPolicyConfig(**(defaults | settings))
+
+
+def learners_of(env, config, execution="eager", own=None):
+    torch.manual_seed(0)
+    learners = build_learners(TeamSpec.from_env(env), config, own, execution=execution)
+    policy = TeamPolicy(actor for learner in learners for actor in learner.actors.values())
+    env = with_memory(env, remembered_by(policy))
+    return learners, RolloutCollector(env, policy, frames_per_batch=80)
+
+
+def trained(env, config, n=2, execution="eager", own=None):
+    learners, collector = learners_of(env, config, execution, own)
+    metrics = []
+    for _ in range(n):
+        batch = collector.rollout()
+        metrics += [learner.learn(batch) for learner in learners]
+    return learners, metrics
+
+
+def assert_same(one, other, **tolerance):
+    (learners, metrics), (others, found) = one, other
+    for mine, theirs in zip(learners, others, strict=True):
+        for name, x in mine.state_dict().items():
+            if isinstance(x, torch.Tensor):
+                torch.testing.assert_close(x, theirs.state_dict()[name], **tolerance)
+    for mine, theirs in zip(metrics, found, strict=True):
+        for key, x in mine.items(True, True):
+            torch.testing.assert_close(x, theirs[key], **tolerance)
+
+
+EXACT = {"rtol": 0.0, "atol": 0.0}
+
+
+@pytest.mark.parametrize("critic", ["gru", "none"])
+@pytest.mark.parametrize("actor", KINDS)
+def test_what_was_acted_is_what_windows_say(actor, critic):
+    """The first ratio is 1, over ends of episodes, deaths and births, from states within one."""
+    env = arena(late_spawn=2)
+    [learner], collector = learners_of(env, config_of(actor, critic, minibatch_size=80))
+    collector.rollout()
+    batch = collector.rollout()
+    assert batch["agents", "is_init"].any() and not batch["agents", "mask"].all()
+    assert not batch["agents", "is_init"][:, ::5].all()
+    metrics = learner.learn(batch)
+    assert metrics["agents", "max_ratio"] > 1.0  # later, not at first
+    env = arena(late_spawn=2)
+    [learner], collector = learners_of(env, config_of(actor, critic))
+    batch = collector.rollout()
+    data = learner.block.gather(batch)
+    learner.add_advantage(data)
+    [loss] = learner.losses.values()
+    windows = windows_of(data, loss.minibatch_keys, 5)
+    terms = loss(windows)
+    assert terms["max_ratio"] == pytest.approx(1.0, abs=1e-6)
+    assert terms["mean_ratio"] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_reset_one_step_late_is_seen():
+    """The test above would find it: another ``is_init`` gives other ratios."""
+    [learner], collector = learners_of(arena(), config_of(critic="none"))
+    data = learner.block.gather(collector.rollout())
+    init = data["agents", "is_init"]
+    data["agents", "is_init"] = torch.cat([init[:, :1], init[:, :-1]], 1)
+    learner.add_advantage(data)
+    [loss] = learner.losses.values()
+    with torch.no_grad():  # an untrained head hardly looks at what it remembers
+        for parameter in loss.actor_network.parameters():
+            parameter.mul_(3)
+    late = loss.log_ratio(windows_of(data, loss.minibatch_keys, 20))
+    data["agents", "is_init"] = init
+    right = loss.log_ratio(windows_of(data, loss.minibatch_keys, 20))
+    assert (late - right).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("settings", [
+    {},
+    {"actor": "lstm", "critic": "lru"},
+    {"actor": "none"},
+    {"network": {"sharing": "none"}},
+    {"algorithm": "ippo", "network": {"sharing": "trunk", "layer_norm": True}},
+    {"network": {"sharing": "agent_id"}},
+    {"bootstrap": "agent"},
+], ids=str)  # fmt: skip
+def test_updates_as_graphs_are_eager_ones(settings):
+    make = lambda: arena(late_spawn=1)  # noqa: E731
+    runs = [trained(make(), config_of(**settings), execution=how) for how in ("eager", "trace")]
+    assert_same(*runs, **EXACT)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e9])
+@pytest.mark.parametrize("actor", KINDS)
+def test_what_masked_slots_hold_changes_no_bit(actor, value):
+    runs = []
+    for poison in (False, True):
+        [learner], collector = learners_of(arena(late_spawn=1), config_of(actor))
+        for _ in range(2):
+            batch = collector.rollout()
+            mask, alive = batch["agents", "mask"], ~batch["agents", "done"].squeeze(-1)
+            if poison:
+                flags = batch["next", "agents"]
+                cut = alive & (flags["truncated"] & ~flags["terminated"]).squeeze(-1)
+                batch = poisoned(batch, ("agents", "observation"), mask, value)
+                batch = poisoned(batch, ("agents", "action"), mask, value)
+                batch = poisoned(batch, ("agents", "hidden"), alive, value)
+                begun = ~batch["agents", "is_init"].squeeze(-1)
+                batch = poisoned(batch, ("agents", "hidden"), begun, value)
+                batch = poisoned(
+                    batch, ("next", "agents", "observation"), flags["mask"] | cut, value
+                )
+            torch.manual_seed(1)
+            metrics = learner.learn(batch)
+            torch.manual_seed(2)
+        runs.append(([learner], [metrics]))
+        assert torch.isfinite(learner.critic_states["agents"]).all()
+    assert_same(*runs, **EXACT)
+
+
+def test_who_waits_for_its_turn_remembers():
+    [learner], collector = learners_of(Nim(4, seed=0), config_of(bootstrap="agent"))
+    batch = collector.rollout()
+    goes_on = ~batch["next", "done"][:, :-1]
+    for name in learner.groups:
+        hidden, mask = batch[name, "hidden"], batch[name, "mask"][:, :-1]
+        waits = ~mask & goes_on
+        assert waits.any()
+        assert torch.equal(hidden[:, 1:][waits], hidden[:, :-1][waits])
+        moved = mask & goes_on
+        assert (hidden[:, 1:][moved] != hidden[:, :-1][moved]).any(-1).all()
+    learner.learn(batch)
+
+
+def test_a_critic_goes_on_where_the_last_batch_ended():
+    """Two batches are valued as one of the same steps; a cut is one step of the critic more."""
+    [learner], collector = learners_of(arena(max_steps=7), config_of(value_norm=False))
+    batches = [learner.block.gather(collector.rollout()) for _ in range(2)]
+    whole = torch.cat(batches, 1)
+    for data in batches:
+        learner.add_advantage(data)
+    state = learner.critic_states.pop("agents")
+    learner.add_advantage(whole)
+    apart = torch.cat([data["agents", "state_value"] for data in batches], 1)
+    torch.testing.assert_close(apart, whole["agents", "state_value"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(state, learner.critic_states["agents"], rtol=1e-5, atol=1e-6)
+    # The value of what follows is that of the next step, where the episode goes on.
+    [loss] = learner.losses.values()
+    following = whole["next"].select(*loss.critic_network.in_keys, strict=False)
+    following["agents", "critic_hidden"] = whole["next", "agents", "critic_hidden"]
+    with set_recurrent_mode(False), torch.no_grad():
+        next_value = loss.critic_network(following)["agents", "state_value"]
+    goes_on = ~whole["next", "done"][:, :-1, :, None].expand(-1, -1, 3, 1)
+    goes_on &= whole["next", "agents", "mask"][:, :-1, :, None]
+    goes_on &= ~whole["next", "agents", "done"][:, :-1]
+    torch.testing.assert_close(
+        next_value[:, :-1][goes_on],
+        whole["agents", "state_value"][:, 1:][goes_on],
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("kind", ["gru", "lru"])
+@pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
+def test_joined_groups_learn_as_apart(algorithm, kind):
+    settings = {"algorithm": algorithm, "minibatch_size": 80, "max_grad_norm": 0.01}
+    config = config_of(kind, kind, **settings)
+    env = arena(n_agents=4, n_groups=2)
+    joined, collector = learners_of(env, config)
+    apart, _ = learners_of(env, config, own={"agents_1": {"adam_eps": 1.0001e-5}})
+    assert (len(joined), len(apart)) == (1, 2)
+    same_weights(*joined, *apart)
+    batch = collector.rollout()
+    assert {"hidden", "is_init"} <= set(batch["agents_0"].keys())
+    [found] = [learner.learn(batch.clone()) for learner in joined]
+    for learner in apart:
+        for key, value in learner.learn(batch.clone()).items(True, True):
+            torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_part_of_a_joined_actor_acts_alone():
+    [learner], collector = learners_of(arena(n_agents=4, n_groups=2), config_of(critic="none"))
+    carry = collector.env.reset()
+    torch.manual_seed(0)
+    whole = collector.policy(carry.copy())
+    torch.manual_seed(0)
+    own = learner.actors["agents_1"](carry.select("agents_1", "done").copy())
+    key = ("next", "agents_1", "hidden")
+    torch.testing.assert_close(own[key], whole[key])
+    assert key in learner.actors["agents_1"].out_keys
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"minibatch_size": 24}, r"minibatch_size is 24, .* use learner.minibatch_size=25"),
+    ({"unshare_at": 0.5}, "unshare_at=null"),
+    ({"network": {"sharing": "masks"}}, "sharing is 'masks', which has none; use one of group"),
+    ({"network": {"num_cells": []}}, "use learner.actor.num_cells"),
+], ids=str)  # fmt: skip
+def test_settings_that_do_not_fit_are_refused(settings, words):
+    from torchrl_marl.settings import check
+
+    with pytest.raises(ConfigError, match=words):
+        check(config_of(**settings), "learner.")
+
+
+def test_a_batch_that_is_no_windows_is_refused():
+    [learner], collector = learners_of(arena(), config_of(window=8, minibatch_size=16))
+    with pytest.raises(ConfigError, match="20 steps of 4 envs; use frames_per_batch=96"):
+        learner.learn(collector.rollout())
+
+
+def test_an_environment_that_carries_nothing_is_refused():
+    env = arena()
+    [learner], collector = learners_of(env, config_of())
+    with pytest.raises(SpecError, match="with_memory"):
+        learner.actors["agents"](env.reset())
+    batch = collector.rollout()
+    del batch["agents", "is_init"]
+    with pytest.raises(SpecError, match="no \\('agents', 'is_init'\\)"):
+        learner.learn(batch)
+
+
+if __name__ == "__main__":
+    pytest.main([__file__])

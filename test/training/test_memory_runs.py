@@ -1,0 +1,78 @@
+"""Runs with memory: from the command's words to results, resumed in mid-episode to the bit."""
+
+import pytest
+import torch
+from learner_twins import rows_of_a_run_that_resumes_to_the_bit
+from runs import small_config
+
+import torchrl_marl
+from torchrl_marl.envs import make_env, with_memory
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.recipes import load_config, read_config, validate
+from torchrl_marl.settings import parse_overrides
+from torchrl_marl.training import Run
+
+MEMORY = {"actor.memory": "gru", "critic.memory": "lstm", "window": 5, "minibatch_size": 20}
+
+
+def recipe(folder, **overrides):
+    learner = {**MEMORY, **overrides.pop("learner", {})}
+    config = small_config(total_frames=320, folder=str(folder), **overrides)
+    return read_config(config, {"learner": learner})
+
+
+def test_a_run_that_is_resumed_in_mid_episode_is_the_same_to_the_bit(tmp_path):
+    rows = rows_of_a_run_that_resumes_to_the_bit(recipe, tmp_path, (1, 2))
+    assert len(rows) == 4
+
+
+def test_a_loaded_run_plays_on(tmp_path):
+    torchrl_marl.train(recipe(tmp_path / "run"))
+    run = Run.load(tmp_path / "run")
+    assert run.evaluate(episodes=4)["episodes"] == 4
+    env = with_memory(make_env(run.config.env, seed=1), run.policy)
+    with torch.no_grad():
+        rollout = env.rollout(6, run.policy)
+    assert (rollout["agents", "hidden"][:, 1:] != 0).any()
+
+
+def test_only_a_critic_may_remember(tmp_path):
+    config = recipe(tmp_path / "run", learner={"actor.memory": "none"})
+    run = torchrl_marl.train(config)
+    assert run.summary["frames"] == 320
+
+
+def read(*texts):
+    config = read_config("toy_arena_mappo", parse_overrides(texts))
+    validate(config)
+    return config
+
+
+def test_plain_words_choose_a_memory():
+    config = read("learner.actor.memory=gru", "learner.actor.memory.size=32", "learner.window=20",
+                  "learner.critic.memory=lru")  # fmt: skip
+    actor, critic = config.learner.actor.memory, config.learner.critic.memory
+    assert (actor.kind, actor.size, critic.kind) == ("gru", 32, "lru")
+
+
+@pytest.mark.parametrize(("texts", "words"), [
+    (["learner.actor.memory=gruu"], "learner.actor.memory.kind is 'gruu'.*did you mean 'gru'"),
+    (["learner.actor.memory=gru", "learner.window=7", "learner.minibatch_size=322"],
+     "20 steps of 32 envs; use frames_per_batch=672"),
+    (["learner.actor.memory=gru", "learner.window=20", "learner.minibatch_size=330"],
+     "use learner.minibatch_size=340"),
+    (["learner=happo", "learner.actor.memory=gru"], "which happo does not have"),
+    (["learner=maddpg", "learner.actor.memory=gru"], "read only where learner.algorithm is"),
+    (["learner.window=10"], "read only where learner.actor.memory.kind or"),
+    (["learner.actor.memory=lru", "learner.actor.memory.size=5", "learner.window=20"],
+     "use learner.actor.memory.size=6"),
+    (["learner.critic.memory=gru", "learner.critic.architecture=set", "learner.window=20"],
+     "use learner.critic.architecture=mlp"),
+], ids=str)  # fmt: skip
+def test_settings_that_do_not_fit_are_one_sentence(texts, words):
+    with pytest.raises(ConfigError, match=words):
+        load_config("toy_arena_mappo", parse_overrides(texts))
+
+
+if __name__ == "__main__":
+    pytest.main([__file__])
