@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import torchrl_marl
+import torchrl_marl.recipes
 from torchrl_marl import cli, console
 
 TOY = "toy_arena_mappo"

@@ -328,10 +328,14 @@ class HAPPOConfig(OnPolicyConfig):
     """How agents learn."""
     central_input: CentralInput = "observations"
     """What the critic sees."""
-    critic: RecurrentCriticConfig = field(default_factory=RecurrentCriticConfig)
+    critic: Annotated[
+        RecurrentCriticConfig, ReadWhere("algorithm", "happo", but=True, of=("memory",))
+    ] = field(default_factory=RecurrentCriticConfig)
     """The critic's network."""
+    window: Annotated[Count, ReadWhere("algorithm", "happo", but=True)] = 16
     actor: Annotated[
-        RecurrentNetworkConfig, ReadWhere("algorithm", "happo", but=True, of=_SHARED)
+        RecurrentNetworkConfig,
+        ReadWhere("algorithm", "happo", but=True, of=(*_SHARED, "memory")),
     ] = field(default_factory=lambda: RecurrentNetworkConfig(sharing="none"))
     """The actor's network, each agent's own."""
 
