@@ -46,7 +46,7 @@ class ReplayLearnerConfig(TrainedConfig):
     learning_starts: Annotated[int, Range(0)] = 10_000
     """Frames with random actions before the first update."""
     updates_per_frame: Annotated[float, Range(0, 1_000, above=True)] = 0.1
-    """Updates for each frame that is collected since then."""
+    """Updates for each frame from then on; the batch that gets there counts as a whole."""
     minibatch_size: Count = 256
     """Env steps of an update, drawn from all that are kept; the agents of a step stay
     together."""
