@@ -14,6 +14,7 @@ from torchrl_marl.envs import IsaacLabEnv, JaxMarlEnv, MarlEnv, PadAgents, Petti
 from torchrl_marl.envs.toy import (
     TOY_ENVS,
     Arena,
+    Echo,
     MatrixGame,
     Nim,
     Paces,
@@ -81,6 +82,7 @@ CASES = {
     "arena": toy_case(Arena),
     "arena_masked": toy_case(Arena, action_mask=True, lives=1),
     "arena_groups": toy_case(Arena, n_groups=2, continuous_actions=True, years=1),
+    "echo": toy_case(Echo, late_spawn=1, years=3),
     "arena_late": toy_case(Arena, late_spawn=2, lives=1, categorical_actions=False),
     "nim": toy_case(Nim),
     "paces": toy_case(Paces, late_spawn=2),

@@ -5,6 +5,7 @@ Shapes: E envs, N agents, K symbols.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import AgentSpec
 
 __all__ = ["Echo"]
+
+_NEVER = 2**31
 
 
 class Echo(MarlEnv):
@@ -71,8 +74,7 @@ class Echo(MarlEnv):
         years: int = 0,
         **kwargs: Any,
     ) -> None:
-        kwargs = {"max_steps": 16, **{k: x for k, x in kwargs.items() if x is not None}}
-        super().__init__(num_envs, **kwargs)
+        super().__init__(num_envs, **{"max_steps": 16, **kwargs})
         self.n_agents, self.n_symbols, self.lag, self.hop = n_agents, n_symbols, lag, hop
         for name, value, least in (
             *(("n_agents", n_agents, 1), ("n_symbols", n_symbols, 2), ("lag", lag, 0)),
@@ -82,7 +84,7 @@ class Echo(MarlEnv):
                 raise ConfigError(f"Echo: {name} is {value}, expected {least} or more.")
         agents = torch.arange(n_agents, device=self.device)
         self.births = late_spawn * agents
-        self.deaths = self.births + (years * (agents + 1) if years else 2**31)
+        self.deaths = self.births + (years * (agents + 1) if years else _NEVER)
         self.register_agent(
             AgentSpec(
                 "agent", n_agents, Unbounded((n_symbols + n_agents,)), Categorical(n_symbols)
@@ -96,10 +98,9 @@ class Echo(MarlEnv):
     @property
     def _scored(self) -> float:
         """Number of answers of an agent that count, on average."""
-        assert self.max_steps is not None
-        first = self.births.clamp_min(self.lag)
-        last = self.deaths.clamp_max(self.max_steps)
-        return (last - first).clamp_min(0).float().mean().item()
+        limit = math.inf if self.max_steps is None else self.max_steps
+        last = torch.where(self.deaths < _NEVER, self.deaths, math.inf).clamp_max(limit)
+        return (last - self.births.clamp_min(self.lag)).clamp_min(0).mean().item()
 
     @property
     def optimal_return(self) -> float:
