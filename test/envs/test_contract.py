@@ -15,6 +15,7 @@ from torchrl_marl.envs.toy import (
     TOY_ENVS,
     Arena,
     Echo,
+    Levers,
     MatrixGame,
     Nim,
     Paces,
@@ -39,7 +40,7 @@ def vmas(scenario, **kwargs):
 
 def toy_case(cls, **kwargs):
     options = {"agent_done": True, "random_starts": cls not in (MatrixGame, TwoStepGame)}
-    longest = {MatrixGame: 1, TwoStepGame: 2}.get(cls, 10**6)
+    longest = {Levers: 1, MatrixGame: 1, TwoStepGame: 2}.get(cls, 10**6)
     return Case(toy(cls, **kwargs), longest=longest, **options)
 
 
@@ -83,6 +84,7 @@ CASES = {
     "arena_masked": toy_case(Arena, action_mask=True, lives=1),
     "arena_groups": toy_case(Arena, n_groups=2, continuous_actions=True, years=1),
     "echo": toy_case(Echo, late_spawn=1, years=3),
+    "levers": toy_case(Levers, n_agents=3, pool=20),
     "arena_late": toy_case(Arena, late_spawn=2, lives=1, categorical_actions=False),
     "nim": toy_case(Nim),
     "paces": toy_case(Paces, late_spawn=2),

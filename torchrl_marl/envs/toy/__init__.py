@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from torchrl_marl.envs.toy.arena import Arena
     from torchrl_marl.envs.toy.echo import Echo
     from torchrl_marl.envs.toy.games import TOY_ENVS, MatrixGame, TwoStepGame
+    from torchrl_marl.envs.toy.levers import Levers
     from torchrl_marl.envs.toy.speaker_listener import SpeakerListener
     from torchrl_marl.envs.toy.turns import Nim, Paces
 
@@ -17,6 +18,7 @@ __getattr__, __dir__, __all__ = attach(
         "arena": ["Arena"],
         "echo": ["Echo"],
         "games": ["TOY_ENVS", "MatrixGame", "TwoStepGame"],
+        "levers": ["Levers"],
         "speaker_listener": ["SpeakerListener"],
         "turns": ["Nim", "Paces"],
     },

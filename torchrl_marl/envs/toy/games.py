@@ -17,6 +17,7 @@ from torchrl.data import Categorical, Unbounded
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.toy.arena import Arena
 from torchrl_marl.envs.toy.echo import Echo
+from torchrl_marl.envs.toy.levers import Levers
 from torchrl_marl.envs.toy.speaker_listener import SpeakerListener
 from torchrl_marl.envs.toy.turns import Nim, Paces
 from torchrl_marl.errors import ConfigError, nearest
@@ -26,6 +27,7 @@ __all__ = [
     "TOY_ENVS",
     "Arena",
     "Echo",
+    "Levers",
     "MatrixGame",
     "Nim",
     "Paces",
@@ -196,6 +198,7 @@ class TwoStepGame(MarlEnv):
 TOY_ENVS: dict[str, type[MarlEnv]] = {
     "arena": Arena,
     "echo": Echo,
+    "levers": Levers,
     "matrix_game": MatrixGame,
     "nim": Nim,
     "paces": Paces,

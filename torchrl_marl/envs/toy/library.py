@@ -10,7 +10,16 @@ from torchrl_marl.errors import ConfigError, nearest, quoted
 
 __all__ = ["LIBRARY", "TOY_WORLDS", "make_toy"]
 
-TOY_WORLDS = ("arena", "echo", "matrix_game", "nim", "paces", "speaker_listener", "two_step_game")
+TOY_WORLDS = (
+    "arena",
+    "echo",
+    "levers",
+    "matrix_game",
+    "nim",
+    "paces",
+    "speaker_listener",
+    "two_step_game",
+)
 """Names of the toy worlds."""
 
 
