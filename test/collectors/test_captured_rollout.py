@@ -11,7 +11,7 @@ from torchrl.envs.utils import ExplorationType, MarlGroupMapType
 from torchrl_marl import TeamSpec
 from torchrl_marl.capture import count_syncs
 from torchrl_marl.envs import EnvConfig, VmasEnv, make_env
-from torchrl_marl.envs.toy import Arena
+from torchrl_marl.envs.toy import Arena, PredatorPrey, TrafficJunction
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError, GraphCheckError
 from torchrl_marl.modules import make_actor
@@ -42,6 +42,7 @@ CASES = {
     "matrix game": lambda: make_env(
         EnvConfig(library="toy", name="matrix_game", num_envs=6, max_steps=7), seed=0
     ),
+    "predators": lambda: PredatorPrey(6, size=9, vision=1, max_steps=7, seed=0),
 }
 
 
@@ -68,6 +69,21 @@ def test_a_batch_by_graphs_is_that_of_eager_steps(case):
         assert set(batch.keys(True, True)) == keys and batch.batch_size == first.batch_size
     ids = batch["collector", "traj_ids"]
     assert len(ids.unique()) > 6 and (ids[:, 1:] >= ids[:, :-1]).all()
+
+
+def test_agents_are_born_and_leave_in_a_graph_as_in_eager_steps():
+    def collector(execution):
+        # Whatever is drawn, a car comes at each place; without draws the policy's stay the same.
+        env = TrafficJunction(6, size=3, arrival_rate=1.0, max_steps=17, seed=0)
+        mode = ExplorationType.DETERMINISTIC
+        policy = policy_of(env, seed=4)
+        return collector_of(env, execution, policy, n_steps=17, exploration_type=mode)
+
+    by_graph, eager = collector("trace"), collector("eager")
+    first = batch_of(by_graph)
+    assert by_graph.execution == "trace"
+    assert_equal(first, batch_of(eager))
+    assert first["next", "agents", "terminated"].any()
 
 
 def test_new_episodes_begin_where_the_old_ones_ended():

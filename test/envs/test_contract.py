@@ -19,7 +19,9 @@ from torchrl_marl.envs.toy import (
     MatrixGame,
     Nim,
     Paces,
+    PredatorPrey,
     SpeakerListener,
+    TrafficJunction,
     TwoStepGame,
 )
 
@@ -39,7 +41,10 @@ def vmas(scenario, **kwargs):
 
 
 def toy_case(cls, **kwargs):
-    options = {"agent_done": True, "random_starts": cls not in (MatrixGame, TwoStepGame)}
+    options = {
+        "agent_done": True,
+        "random_starts": cls not in (MatrixGame, TrafficJunction, TwoStepGame),
+    }
     longest = {Levers: 1, MatrixGame: 1, TwoStepGame: 2}.get(cls, 10**6)
     return Case(toy(cls, **kwargs), longest=longest, **options)
 
@@ -85,6 +90,8 @@ CASES = {
     "arena_groups": toy_case(Arena, n_groups=2, continuous_actions=True, years=1),
     "echo": toy_case(Echo, late_spawn=1, years=3),
     "levers": toy_case(Levers, n_agents=3, pool=20),
+    "predator_prey": toy_case(PredatorPrey, n_agents=2, size=3, vision=1),
+    "traffic_junction": toy_case(TrafficJunction, size=3, arrival_rate=0.8, vision=1),
     "arena_late": toy_case(Arena, late_spawn=2, lives=1, categorical_actions=False),
     "nim": toy_case(Nim),
     "paces": toy_case(Paces, late_spawn=2),

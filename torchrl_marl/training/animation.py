@@ -214,7 +214,8 @@ class _Picture:
             artist.set_visible(shape.visible)
             _paint(artist, shape)
         for i, trail in self.trails.items():
-            points = [(f.shapes[i].x, f.shapes[i].y) for f in recent]
+            there = [f.shapes[i] for f in recent if f.shapes[i].visible]
+            points = [(shape.x, shape.y) for shape in there]
             age = [(k + 1) / len(points) for k in range(len(points) - 1)]
             trail.set_segments(list(zip(points, points[1:])))
             trail.set_color([(*frame.shapes[i].color, 0.45 * a) for a in age])

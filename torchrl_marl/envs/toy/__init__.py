@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from torchrl_marl.envs.toy.echo import Echo
     from torchrl_marl.envs.toy.games import TOY_ENVS, MatrixGame, TwoStepGame
     from torchrl_marl.envs.toy.levers import Levers
+    from torchrl_marl.envs.toy.predator_prey import PredatorPrey
     from torchrl_marl.envs.toy.speaker_listener import SpeakerListener
+    from torchrl_marl.envs.toy.traffic_junction import TrafficJunction
     from torchrl_marl.envs.toy.turns import Nim, Paces
 
 __getattr__, __dir__, __all__ = attach(
@@ -19,7 +21,9 @@ __getattr__, __dir__, __all__ = attach(
         "echo": ["Echo"],
         "games": ["TOY_ENVS", "MatrixGame", "TwoStepGame"],
         "levers": ["Levers"],
+        "predator_prey": ["PredatorPrey"],
         "speaker_listener": ["SpeakerListener"],
+        "traffic_junction": ["TrafficJunction"],
         "turns": ["Nim", "Paces"],
     },
 )

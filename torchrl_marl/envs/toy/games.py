@@ -18,7 +18,9 @@ from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.toy.arena import Arena
 from torchrl_marl.envs.toy.echo import Echo
 from torchrl_marl.envs.toy.levers import Levers
+from torchrl_marl.envs.toy.predator_prey import PredatorPrey
 from torchrl_marl.envs.toy.speaker_listener import SpeakerListener
+from torchrl_marl.envs.toy.traffic_junction import TrafficJunction
 from torchrl_marl.envs.toy.turns import Nim, Paces
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.specs import AgentSpec
@@ -31,7 +33,9 @@ __all__ = [
     "MatrixGame",
     "Nim",
     "Paces",
+    "PredatorPrey",
     "SpeakerListener",
+    "TrafficJunction",
     "TwoStepGame",
 ]
 
@@ -202,6 +206,8 @@ TOY_ENVS: dict[str, type[MarlEnv]] = {
     "matrix_game": MatrixGame,
     "nim": Nim,
     "paces": Paces,
+    "predator_prey": PredatorPrey,
     "speaker_listener": SpeakerListener,
+    "traffic_junction": TrafficJunction,
     "two_step_game": TwoStepGame,
 }

@@ -17,7 +17,9 @@ TOY_WORLDS = (
     "matrix_game",
     "nim",
     "paces",
+    "predator_prey",
     "speaker_listener",
+    "traffic_junction",
     "two_step_game",
 )
 """Names of the toy worlds."""

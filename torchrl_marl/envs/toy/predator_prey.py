@@ -1,0 +1,195 @@
+"""Predators on a grid who must find a prey that does not move, and tell the others.
+
+Shapes: E envs, N predators, G cells, W cells of a window.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torch.nn.functional import one_hot
+from torchrl.data import Categorical, Unbounded
+
+from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.scene import Shape, Stage
+from torchrl_marl.envs.toy.grid import grid_stage, in_cell, windows
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.specs import AgentSpec
+
+__all__ = ["PredatorPrey"]
+
+MODES = ("mixed", "cooperative", "competitive")
+STEP_PENALTY, PREY_REWARD = -0.05, 0.05
+_BLUE, _GREEN = (0.35, 0.35, 0.75), (0.25, 0.75, 0.25)
+
+
+class PredatorPrey(MarlEnv):
+    """Predators walk on a grid until all stand on the prey, which they see only from nearby.
+
+    Predators and prey start in different cells. A predator goes up, right, down, left, or stays;
+    walls stop it, other predators do not. It sees the cells up to ``vision`` away: which cells of
+    the grid they are, whether the prey is there, and how many predators are. With ``vision=0``
+    that is its own cell, so nobody sees the others, and the prey only who has reached it; such a
+    predator stays there. What counts is the length of the episode: with words, those who search
+    can divide the grid among them and are called when the prey is found: by hand, each goes to the
+    nearest cell that nobody has seen, and an episode has 8.9 of 20 steps. Who knows from the start
+    where the prey is takes ``informed_length``, 4.7.
+
+    In a step who is not on the prey earns -0.05. Who is earns, by ``mode``:
+
+    - ``mixed``: 0; the episode ends when all are there;
+    - ``cooperative``: 0.05 for each that is there; the episode goes on to its time limit;
+    - ``competitive``: 0.05, divided by the number of those that are there; likewise.
+
+    Args:
+        num_envs (int): number E of vectorized envs.
+
+    Keyword Args:
+        n_agents (int): number N of predators; 3 (easy), 5 (medium), 10 (hard).
+        size (int): height and width of the grid; 5, 10, 20.
+        vision (int): how far is seen in each direction; 0, 1, 1.
+        mode (str): ``mixed``, ``cooperative`` or ``competitive``.
+        max_steps (int, optional): 20 by default; 20, 40, 80.
+        seed, device, check: as in :class:`MarlEnv`.
+
+    Shapes:
+        - ``("agents", "observation")``: ``[E, N, W * (G + 3)]``: of each cell in the window, row by
+          row, which it is (G: outside), whether the prey is there, number of predators
+        - ``"state"``: ``[E, N * G + G]``, the cells of the predators, and the prey's
+
+    Raises:
+        ConfigError: an unknown argument, or numbers that cannot be.
+
+    Reference: Singh et al., 2019, https://arxiv.org/abs/1812.09755 (section 4.1), and the rules in
+    https://github.com/IC3Net/IC3Net.
+
+    Examples:
+        >>> env = PredatorPrey(2, seed=0)
+        >>> env.rollout(20)["agents", "observation"].shape
+        torch.Size([2, 20, 3, 28])
+        >>> round(env.informed_length, 2)
+        4.68
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        n_agents: int = 3,
+        size: int = 5,
+        vision: int = 0,
+        mode: str = "mixed",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_envs, **{"max_steps": 20, **kwargs})
+        for name, value, least in (
+            ("n_agents", n_agents, 1),
+            ("size", size, 2),
+            ("vision", vision, 0),
+        ):
+            if value < least:
+                raise ConfigError(f"PredatorPrey: {name} is {value}, expected {least} or more.")
+        if size * size <= n_agents:
+            raise ConfigError(
+                f"PredatorPrey: {n_agents} predators and a prey do not fit into {size * size} "
+                "cells; give a larger size."
+            )
+        if mode not in MODES:
+            raise ConfigError(
+                f"PredatorPrey: mode is {mode!r}, expected one of {', '.join(MODES)}."
+            )
+        self.n_agents, self.size, self.mode = n_agents, size, mode
+        self.windows = windows(size, size, vision).to(self.device)
+        n_cells, n_seen = self.windows.shape
+        moves = [[-1, 0], [0, 1], [1, 0], [0, -1], [0, 0]]
+        self.moves = torch.tensor(moves, device=self.device)
+        self.register_agent(
+            AgentSpec(
+                "predator", n_agents, Unbounded((n_seen * (n_cells + 3),)), Categorical(len(moves))
+            ),
+            group="agents",
+        )
+        self.register_state(Unbounded(((n_agents + 1) * n_cells,)))
+
+    @property
+    def informed_length(self) -> float:
+        """Returns the mean length of an episode in which all know where the prey is.
+
+        Nobody can do better, and who must search does worse. There is no time limit in it.
+        """
+        row, column = (
+            x.flatten() for x in torch.meshgrid([torch.arange(self.size)] * 2, indexing="ij")
+        )
+        ways = (row - row.view(-1, 1)).abs() + (column - column.view(-1, 1)).abs()  # [G, G]
+        others = self.size**2 - 1
+        length = 0.0
+        for steps in range(2 * self.size - 1):
+            near = ((ways > 0) & (ways <= steps)).sum(0).tolist()  # cells so close, of each prey
+            teams = math.comb(others, self.n_agents)
+            within = sum(math.comb(n, self.n_agents) for n in near) / teams / len(near)
+            length += 1 - within
+        return length
+
+    # ------------------------------------------------------------------------------ dynamics
+
+    def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
+        draws = torch.rand(self.num_envs, self.size**2, device=self.device)
+        cells = draws.topk(self.n_agents + 1, -1).indices
+        places = torch.stack([cells // self.size, cells % self.size], -1)
+        self.predators, self.prey = places[:, :-1], places[:, -1:]
+        return self._observe()
+
+    def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
+        gone = self.predators + self.moves[tensordict["agents", "action"]]
+        gone = gone.clamp(0, self.size - 1)
+        self.predators = torch.where(self.caught.unsqueeze(-1), self.predators, gone)
+        caught = self.caught
+        reward = torch.where(caught, self._earned_there(caught), STEP_PENALTY)
+        ended = caught.all(1, keepdim=True) & (self.mode == "mixed")
+        return {**self._observe(reward=reward.unsqueeze(-1)), "terminated": ended}
+
+    @property
+    def caught(self) -> Tensor:
+        """Returns who stands on the prey, ``[E, N]``."""
+        return (self.predators == self.prey).all(-1)
+
+    def _earned_there(self, caught: Tensor) -> Tensor:
+        """Returns what who is on the prey earns, ``[E, 1]``."""
+        n_there = caught.sum(1, keepdim=True)
+        if self.mode == "cooperative":
+            return PREY_REWARD * n_there
+        if self.mode == "competitive":
+            return PREY_REWARD / n_there.clamp_min(1)
+        return torch.zeros_like(n_there, dtype=torch.float32)
+
+    def _observe(self, **leaves: Tensor) -> dict[str, Any]:
+        n_cells = self.size**2
+        predators, prey = (x[..., 0] * self.size + x[..., 1] for x in (self.predators, self.prey))
+        seen = self.windows[predators]  # [E, N, W]
+        there = [one_hot(x, n_cells + 1).sum(1).float() for x in (prey, predators)]  # [E, G + 1]
+        rows = seen.flatten(1)
+        counts = [x.gather(1, rows).view(*seen.shape, 1) for x in there]
+        observation = torch.cat([one_hot(seen, n_cells + 1).float(), *counts], -1).flatten(2)
+        state = one_hot(torch.cat([predators, prey], 1), n_cells).flatten(1).float()
+        return {"agents": {"observation": observation, **leaves}, "state": state}
+
+    # ------------------------------------------------------------------------------- drawing
+
+    def scene(self, index: int = 0) -> list[Shape]:
+        """Returns the entities of one of the envs, predators first."""
+        grid = (self.size, self.size)
+        predators, prey = self.predators[index].tolist(), self.prey[index, 0].tolist()
+        turns = [2 * math.pi * i / self.n_agents for i in range(self.n_agents)]
+        shapes = [
+            in_cell(f"predator_{i}", "agent", place, grid, _BLUE, size=0.5, turn=turn)
+            for i, (place, turn) in enumerate(zip(predators, turns))
+        ]
+        return [*shapes, in_cell("prey", "goal", prey, grid, _GREEN, size=0.9)]
+
+    def stage(self) -> Stage:
+        """Returns the view of the grid."""
+        return grid_stage("predator_prey", self.size, self.size)

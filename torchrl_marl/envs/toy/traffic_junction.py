@@ -1,0 +1,246 @@
+"""Cars that cross junctions without seeing each other, and must not collide.
+
+Shapes: E envs, N cars of an episode, A places of arrival, R routes, L cells of the longest route, G
+cells of the grid, B of them on roads, W cells of a window.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torch.nn.functional import one_hot
+from torchrl.data import Categorical, Unbounded
+
+from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.scene import Shape, Stage
+from torchrl_marl.envs.toy.grid import grid_stage, in_cell, windows
+from torchrl_marl.envs.toy.traffic_routes import DIFFICULTIES, make_routes
+from torchrl_marl.errors import ConfigError, nearest
+from torchrl_marl.specs import AgentSpec
+
+__all__ = ["TrafficJunction"]
+
+WAIT_PENALTY, CRASH_PENALTY = -0.01, -10.0
+_BLUE, _GRAY, _RED = (0.35, 0.35, 0.75), (0.6, 0.6, 0.6), (0.9, 0.2, 0.2)
+
+
+class TrafficJunction(MarlEnv):
+    """Cars come, drive along routes of their own by gas and brake, and leave; they may collide.
+
+    The roads are empty at first. After each step a car comes, with chance ``arrival_rate``, at
+    each place of arrival, one place after the other, while fewer than ``capacity`` are on the
+    roads; its route is drawn among those that begin there. Gas (0) takes it one cell on, or off
+    the road from the last one; brake (1) keeps it where it is. Cars in one cell collide, and drive
+    on. A car sees what it did last, which route it has, and the cells up to ``vision`` away: which
+    they are, and how many cars are there.
+
+    In each step a car earns -0.01 for every step that it has been on the roads, and -10 if it is
+    in a collision. An episode *succeeds* if there is none: if no car earns -10 or less in a step.
+    In ``easy``, 29 % do where all drive by gas alone, and 96 % where one road gives way to the
+    other and nobody drives up on who stands, which takes words or eyes.
+
+    Each car is an agent of its own, born when it comes and terminated when it leaves: it forgets
+    with its own life, and nobody hears those who are not there. At most ``n_agents`` come in an
+    episode, which is all that can in ``easy`` and ``medium``.
+
+    Args:
+        num_envs (int): number E of vectorized envs.
+
+    Keyword Args:
+        difficulty (str): ``easy`` (a junction of one-way roads, two routes), ``medium`` (a junction
+            of two-way roads, with turns, 12 routes) or ``hard`` (four of them, 56 routes).
+        size (int, optional): height and width of the grid; 7, 14, 18.
+        capacity (int, optional): cars on the roads at most; 5, 10, 20.
+        arrival_rate (float, optional): 0.3, 0.2, 0.05.
+        n_agents (int, optional): number N of cars that come at most; 15, 40, 60.
+        vision (int): how far is seen in each direction.
+        max_steps (int, optional): 20, 40, 80.
+        seed, device, check: as in :class:`MarlEnv`.
+
+    Shapes:
+        - ``("agents", "observation")``: ``[E, N, 1 + R + W * (B + 2)]``: whether it braked, its
+          route, and of each cell in the window which it is (B: no road) and the number of cars
+        - ``("agents", "mask")``: ``[E, N]``, who is on the roads
+        - ``"state"``: ``[E, 2 * R * L]``: number of cars at each place of each route, and the mean
+          number of steps, in tens, that these have been on the roads
+
+    Raises:
+        ConfigError: an unknown argument, or numbers that cannot be.
+
+    Reference: Sukhbaatar et al., 2016, https://arxiv.org/abs/1605.07736 (section 4.2), and the
+    rules in https://github.com/IC3Net/IC3Net. Differs: a car that collides where it arrives is not
+    punished for it in that step, since it has not acted yet; the rate does not rise in training.
+
+    Examples:
+        >>> env = TrafficJunction(2, seed=0)
+        >>> td = env.rollout(20)
+        >>> td["agents", "observation"].shape, td["agents", "mask"].sum(-1).max() <= 5
+        (torch.Size([2, 20, 15, 18]), tensor(True))
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        difficulty: str = "easy",
+        size: int | None = None,
+        capacity: int | None = None,
+        arrival_rate: float | None = None,
+        n_agents: int | None = None,
+        vision: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        if difficulty not in DIFFICULTIES:
+            raise ConfigError(
+                f"TrafficJunction: difficulty is {difficulty!r}; "
+                f"{nearest(str(difficulty), DIFFICULTIES)}expected one of "
+                f"{', '.join(DIFFICULTIES)}."
+            )
+        level = DIFFICULTIES[difficulty]
+        super().__init__(num_envs, **{"max_steps": level.max_steps, **kwargs})
+        self.size = level.size if size is None else size
+        self.capacity = level.capacity if capacity is None else capacity
+        self.arrival_rate = level.arrival_rate if arrival_rate is None else arrival_rate
+        self.n_agents = level.n_agents if n_agents is None else n_agents
+        self._check(difficulty, vision)
+        routes = make_routes(difficulty, self.size)
+        self.cells, self.lengths, self.of_arrival = (x.to(self.device) for x in routes)
+        self._number_roads(vision)
+        n_seen = self.windows.shape[1] * (self.n_road_cells + 2)
+        seen = Unbounded((1 + len(self.cells) + n_seen,))
+        self.register_agent(AgentSpec("car", self.n_agents, seen, Categorical(2)), group="agents")
+        self.register_state(Unbounded((2 * self.cells.numel(),)))
+
+    def _check(self, difficulty: str, vision: int) -> None:
+        smallest = {"easy": 3, "medium": 4, "hard": 9}[difficulty]
+        for name, value, least in (
+            ("size", self.size, smallest),
+            ("capacity", self.capacity, 1),
+            ("n_agents", self.n_agents, 1),
+            ("vision", vision, 0),
+        ):
+            if value < least:
+                raise ConfigError(f"TrafficJunction: {name} is {value}, expected {least} or more.")
+        if difficulty == "hard" and self.size % 3:
+            raise ConfigError(
+                f"TrafficJunction: size is {self.size}, expected a multiple of 3 where difficulty "
+                "is 'hard'."
+            )
+        if not 0 <= self.arrival_rate <= 1:
+            raise ConfigError(
+                f"TrafficJunction: arrival_rate is {self.arrival_rate}, expected 0 to 1."
+            )
+
+    def _number_roads(self, vision: int) -> None:
+        """Numbers the cells of the roads; what lies outside of the grid is no road."""
+        n_cells = self.size**2
+        on_road = torch.zeros(n_cells + 1, dtype=torch.bool, device=self.device)
+        on_road[self.cells[self.cells >= 0]] = True
+        self.n_road_cells = int(on_road.sum())
+        self.road_cells = torch.where(on_road, on_road.cumsum(0) - 1, self.n_road_cells)
+        # Of who is nowhere, too.
+        around = windows(self.size, self.size, vision).to(self.device)
+        self.windows = torch.cat([around, torch.full_like(around[:1], n_cells)])
+
+    # ------------------------------------------------------------------------------ dynamics
+
+    def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
+        zeros = torch.zeros(self.num_envs, self.n_agents, dtype=torch.int64, device=self.device)
+        self.route, self.place, self.wait = zeros, zeros.clone(), zeros.clone()
+        self.came, self.gone, self.braked = zeros > 0, zeros > 0, zeros > 0
+        return self._observe()
+
+    def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
+        drives = self.alive
+        self.braked = drives & (tensordict["agents", "action"] == 1)
+        self.place = self.place + (drives & ~self.braked).long()
+        self.wait = self.wait + drives.long()
+        self.gone = self.gone | (drives & (self.place >= self.lengths[self.route]))
+        self._let_in()
+        reward = WAIT_PENALTY * self.wait + CRASH_PENALTY * self.crashed.float()
+        reward = torch.where(self.alive, reward, 0.0)
+        return self._observe(reward=reward.unsqueeze(-1), terminated=self.gone.unsqueeze(-1))
+
+    @property
+    def alive(self) -> Tensor:
+        """Returns who is on the roads, ``[E, N]``."""
+        return self.came & ~self.gone
+
+    @property
+    def at(self) -> Tensor:
+        """Returns the cell of each car, ``[E, N]``; G of those who are not on the roads."""
+        place = self.place.clamp_max(self.cells.shape[1] - 1)
+        return torch.where(self.alive, self.cells[self.route, place], self.size**2)
+
+    @property
+    def crashed(self) -> Tensor:
+        """Returns who shares a cell with another car, ``[E, N]``."""
+        return self.alive & (self._count_cars().gather(1, self.at) > 1)
+
+    def _count_cars(self) -> Tensor:
+        """Returns the number of cars in each cell, ``[E, G + 1]``."""
+        counts = self.wait.new_zeros(self.num_envs, self.size**2 + 1)
+        return counts.scatter_add(1, self.at, self.alive.long())
+
+    def _let_in(self) -> None:
+        """Lets cars come, the next ones by number, one at most at each place of arrival."""
+        n_arrivals, n_choices = self.of_arrival.shape
+        shape = (self.num_envs, n_arrivals)
+        comes = torch.rand(shape, device=self.device) < self.arrival_rate
+        choice = torch.randint(n_choices, shape, device=self.device)
+        rank = comes.cumsum(1)  # 1 of the first one
+        comes = comes & (rank <= self.capacity - self.alive.sum(1, keepdim=True))
+        number = self.came.sum(1, keepdim=True) + rank - 1
+        agents = torch.arange(self.n_agents, device=self.device)
+        is_it = comes.unsqueeze(1) & (number.unsqueeze(1) == agents.unsqueeze(-1))  # [E, N, A]
+        route = torch.arange(n_arrivals, device=self.device) * n_choices + choice
+        self.route = self.route + (is_it * route.unsqueeze(1)).sum(-1)
+        self.came = self.came | is_it.any(-1)
+
+    def _observe(self, **leaves: Tensor) -> dict[str, Any]:
+        seen = self.windows[self.at]  # [E, N, W]
+        cars = self._count_cars().gather(1, seen.flatten(1)).view(*seen.shape, 1)
+        which = one_hot(self.road_cells[seen], self.n_road_cells + 1)
+        around = torch.cat([which, cars], -1).flatten(2)
+        parts = [self.braked.unsqueeze(-1), one_hot(self.route, len(self.cells)), around]
+        observation = torch.cat([x.float() for x in parts], -1) * self.alive.unsqueeze(-1)
+        # Who has not come yet waits; who is gone is terminated.
+        own = {"observation": observation, "mask": self.came, **leaves}
+        return {"agents": own, "state": self._state()}
+
+    def _state(self) -> Tensor:
+        n_routes, longest = self.cells.shape
+        place = self.route * longest + self.place.clamp_max(longest - 1)
+        zeros = torch.zeros(self.num_envs, n_routes * longest, device=self.device)
+        cars = zeros.scatter_add(1, place, self.alive.float())
+        steps = zeros.scatter_add(1, place, self.alive * self.wait / 10)
+        return torch.cat([cars, steps / cars.clamp_min(1)], -1)
+
+    # ------------------------------------------------------------------------------- drawing
+
+    def scene(self, index: int = 0) -> list[Shape]:
+        """Returns the entities of one of the envs, cars first; who collides is red."""
+        grid = (self.size, self.size)
+        at, crashed, alive = (x[index].tolist() for x in (self.at, self.crashed, self.alive))
+        shapes = []
+        for i, (cell, crash, visible) in enumerate(zip(at, crashed, alive)):
+            place = divmod(cell if visible else 0, self.size)
+            turn = 2 * math.pi * i / self.n_agents
+            look = {"turn": turn if crash else 0.0, "visible": visible, "size": 0.6}
+            shapes.append(
+                in_cell(f"car_{i}", "agent", place, grid, _RED if crash else _BLUE, **look)
+            )
+        cells = sorted({cell for cell in self.cells.flatten().tolist() if cell >= 0})
+        places = [divmod(cell, self.size) for cell in cells]
+        return shapes + [
+            in_cell(f"road_{i}", "goal", place, grid, _GRAY, size=1.0)
+            for i, place in enumerate(places)
+        ]
+
+    def stage(self) -> Stage:
+        """Returns the view of the grid."""
+        return grid_stage("traffic_junction", self.size, self.size)
