@@ -12,6 +12,7 @@ import yaml
 import torchrl_marl
 import torchrl_marl.recipes
 from torchrl_marl import cli, console
+from torchrl_marl.arguments import COMMANDS
 
 TOY = "toy_arena_mappo"
 
@@ -34,9 +35,9 @@ def call(*arguments, code):
 
 
 class TestHelp:
-    @pytest.mark.parametrize("command", [[], ["train"], ["evaluate"], ["plot"], ["list"]])
+    @pytest.mark.parametrize("command", ["", *COMMANDS])
     def test_help_needs_no_torch(self, command):
-        out, errors, torch = call(*command, "--help", code=0)
+        out, errors, torch = call(*command.split(), "--help", code=0)
         assert out.startswith("usage: torchrl-marl")
         assert errors == []
         assert not torch

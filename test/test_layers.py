@@ -20,7 +20,7 @@ LAYERS = [
     [{"simulator"}],
     [{"envs"}, {"modules"}],
     [{"objectives"}],
-    [{"collectors"}, {"learners"}],
+    [{"collectors"}, {"learners"}, {"export"}],
     [{"training"}],
     [{"evolution"}, {"distributed"}],
     [

@@ -12,10 +12,11 @@ from typing import Any, NoReturn
 import torchrl_marl
 from torchrl_marl.console import settings_table
 from torchrl_marl.errors import ConfigError, nearest, quoted
+from torchrl_marl.export.formats import FORMATS
 
 __all__ = ["COMMANDS", "make_parser"]
 
-COMMANDS = ("train", "evaluate", "plot", "list")
+COMMANDS = ("train", "evaluate", "export", "plot", "list")
 _TRUST = "run the code that a run of somebody else's brings: its world's module, pickled worlds"
 _LISTS = ("recipes", "worlds", "scenarios", "algorithms", "settings", "schema")
 
@@ -68,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for add in (_add_train, _add_evaluate, _add_plot, _add_list):
+    for add in (_add_train, _add_evaluate, _add_export, _add_plot, _add_list):
         add(commands)
     return parser
 
@@ -141,6 +142,24 @@ def _add_evaluate(commands: Any) -> None:
     evaluate.set_defaults(rest="")
 
 
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser(
+        "export",
+        help="write agents that run alone",
+        description="Writes what each agent of a run's last checkpoint needs to run alone, with "
+        "numpy and onnxruntime only, and plays it beside the team for whole episodes.",
+    )
+    export.add_argument("run", metavar="RUN", help="the folder that `train` printed")
+    export.add_argument("--agent", metavar="NAME", help="one agent; default: all")
+    words = ", ".join(f"{word} ({meaning})" for word, meaning in FORMATS.items())
+    export.add_argument(
+        "--format", metavar="FORMAT", type=_format, default="onnx", help=f"{words}; default: onnx"
+    )
+    export.add_argument("--out", metavar="FOLDER", type=Path, help="default: RUN/export")
+    export.add_argument("--trust", action="store_true", help=_TRUST)
+    export.set_defaults(rest="")
+
+
 def _add_plot(commands: Any) -> None:
     plot = commands.add_parser(
         "plot",
@@ -194,6 +213,14 @@ def _seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**32:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a number from 0 to {2**32 - 1}")
     return int(text)
+
+
+def _format(text: str) -> str:
+    if text not in FORMATS:
+        raise argparse.ArgumentTypeError(
+            f"found {quoted(text)}; {nearest(text, FORMATS)}choose among {', '.join(FORMATS)}"
+        )
+    return text
 
 
 def _what(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The command line: ``torchrl-marl train|evaluate|plot|list``.
+"""The command line: ``torchrl-marl train|evaluate|export|plot|list``.
 
 Nothing heavy is imported before the arguments are known to be right.
 """
@@ -205,6 +205,19 @@ def _evaluate(parsed: argparse.Namespace) -> None:
     print(table(rows))
 
 
+def _export(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.export.formats import check_format
+
+    check_format(parsed.format)
+    silence_others()
+    from torchrl_marl.training.run import Run
+
+    run = Run.load(Path(parsed.run), device="cpu", trust=parsed.trust)
+    made = run.export(parsed.agent, format=parsed.format, folder=parsed.out)
+    print(table([(name, str(folder)) for name, folder in made.agents.items()]))
+    print(f"checked against the team: {made.comparison}")
+
+
 def _plot(parsed: argparse.Namespace) -> None:
     folders = [Path(run) for run in parsed.runs]
     path = parsed.out
@@ -267,4 +280,4 @@ def _list_settings(parsed: argparse.Namespace) -> None:
     print(settings_table(chosen, words=True))
 
 
-_ACTIONS = {"train": _train, "evaluate": _evaluate, "plot": _plot, "list": _list}
+_ACTIONS = {"train": _train, "evaluate": _evaluate, "export": _export, "plot": _plot, "list": _list}

@@ -29,6 +29,7 @@ __all__ = [
     "TeamInput",
     "agent_features",
     "gather_observation",
+    "observation_leaves",
     "side_by_side",
     "state_features",
     "widest",
@@ -114,14 +115,14 @@ def agent_features(group: GroupSpec, standardized: bool = False) -> list[Feature
     for agent, width in enumerate(group.observation_dims):
         pictures: list[Picture] = []
         start = 0
-        for key, leaf in _leaves_of(group, agent):
+        for key, leaf in observation_leaves(group, agent):
             pictures += _pictures(leaf, start, key, standardized)
             start += leaf.shape.numel()
         found.append(Features(width, tuple(pictures)))
     return found
 
 
-def _leaves_of(group: GroupSpec, agent: int) -> Iterable[tuple[str, TensorSpec]]:
+def observation_leaves(group: GroupSpec, agent: int) -> Iterable[tuple[str, TensorSpec]]:
     """Returns name and spec of each observation leaf that an agent has."""
     own = None if group.members is None else group.members[agent]
     for key in group.observation_keys:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import warnings
+from collections.abc import Iterator
 from datetime import datetime
 from numbers import Integral
 from pathlib import Path
@@ -20,7 +23,12 @@ from torchrl_marl.envs.remember import with_memory
 from torchrl_marl.envs.torchrl.env import TorchRLEnv, adapt
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import CheckpointError, ConfigError, quoted
+from torchrl_marl.export.agent import find_agents
+from torchrl_marl.export.check import check_players
+from torchrl_marl.export.player import Player
+from torchrl_marl.export.write import Export, export_agents
 from torchrl_marl.learners.build import build_learners
+from torchrl_marl.modules.precision import set_precision
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import load_latest, load_learners
@@ -162,6 +170,67 @@ class Run:
             raise ConfigError(
                 f"seed is {quoted(seed)}, expected a whole number; use seed={self.config.seed}."
             )
+        with self._playing_on(env, seed, min(episodes, 1000), "evaluate") as world:
+            result = evaluate(
+                world,
+                self.policy,
+                TeamSpec.from_env(world),
+                episodes=episodes,
+                deterministic=deterministic,
+                seed=seed + EVALUATION_SEED,
+                gif=self.folder / "episode.gif" if gif else None,
+            )
+        if record:
+            self._record({"seed": seed, "deterministic": deterministic, **result})
+        return result
+
+    def export(
+        self,
+        agent: str | None = None,
+        *,
+        format: str = "onnx",
+        folder: str | Path | None = None,
+        steps: int = 200,
+        env: EnvBase | None = None,
+    ) -> Export:
+        """Writes what agents need to run alone, and plays it beside the team.
+
+        The programs compute in float32, and so does the team that they are compared with.
+
+        Args:
+            agent (str, optional): whose; by default, everybody's.
+            format (str): ``onnx``, which :class:`~torchrl_marl.export.Player` plays with numpy and
+                onnxruntime alone, or ``pt2``, which needs torch.
+            folder (str or Path, optional): by default ``export`` in the run folder.
+            steps (int): at least so many are compared, and at least a whole episode.
+            env (EnvBase, optional): another environment than the run's.
+
+        Raises:
+            ConfigError: nobody has that name, an unknown format, or an actor of which no agent has
+                a part.
+            MissingExtraError: a package that is not installed.
+            UserError: actions that differ from the team's.
+        """
+        policy = copy.deepcopy(self.policy)
+        set_precision(policy, "float32")
+        agents = find_agents(policy, agent)
+        folder = self.folder / "export" if folder is None else Path(folder)
+        folders = export_agents(agents, folder, format)
+        players = {name: Player(own) for name, own in folders.items()}
+        seed = self.config.seed
+        with (
+            self._playing_on(env, seed, 1, "export") as world,
+            RandomState(seed, world.device or "cpu").active(),
+        ):
+            world.set_seed(seed + EVALUATION_SEED)
+            found = check_players(world, policy, agents, players, steps=steps)
+        return Export(folder, folders, found)
+
+    @contextlib.contextmanager
+    def _playing_on(
+        self, env: EnvBase | None, seed: int, num_envs: int, asker: str
+    ) -> Iterator[EnvBase]:
+        """Gives an environment to play on, which is put back or closed afterwards."""
         device = next(
             (p.device for p in self.policy.parameters()), torch.device(self.config.device)
         )
@@ -170,30 +239,19 @@ class Run:
         if trained is not None and (own is None or _world(own) is _world(trained)):
             own = trained
         with RandomState(seed, device).active():
-            env = _own_or_new(self.config, own, device, num_envs=min(episodes, 1000))
+            env = _own_or_new(self.config, own, device, num_envs=num_envs)
         env = with_memory(env, self.policy)
         try:
             with put_back(env) as undisturbed:
                 if env is trained and not undisturbed:
                     raise ConfigError(
                         f"{type(_world(env)).__name__} is being trained, and has no snapshot to "
-                        "put it back to; play on another one: run.evaluate(env=...)."
+                        f"put it back to; play on another one: run.{asker}(env=...)."
                     )
-                result = evaluate(
-                    env,
-                    self.policy,
-                    TeamSpec.from_env(env),
-                    episodes=episodes,
-                    deterministic=deterministic,
-                    seed=seed + EVALUATION_SEED,
-                    gif=self.folder / "episode.gif" if gif else None,
-                )
+                yield env
         finally:
             if own is None:
                 env.close()
-        if record:
-            self._record({"seed": seed, "deterministic": deterministic, **result})
-        return result
 
     def _record(self, result: dict[str, Any]) -> None:
         when = datetime.now().astimezone().isoformat(timespec="seconds")

@@ -1,0 +1,70 @@
+"""Agents that play alone without a file, and teams whose weights make them differ."""
+
+import dataclasses
+import math
+
+import torch
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import TeamPolicy
+from torchrl_marl.envs import with_memory
+from torchrl_marl.envs.transforms import with_dense_groups
+from torchrl_marl.export.agent import agents_of
+from torchrl_marl.export.check import check_players
+from torchrl_marl.export.player import Player
+from torchrl_marl.joining import join
+from torchrl_marl.modules.joined_actor import GroupActors
+from torchrl_marl.modules.normalization import ObservationNorm
+
+
+class InMemory:
+    """A program as it would be in a file."""
+
+    def __init__(self, program):
+        self.program = program
+        self.inputs = [dataclasses.asdict(field) for field in program.inputs]
+
+    def __call__(self, inputs):
+        with torch.no_grad():
+            found = self.program.module(*map(torch.from_numpy, inputs))
+        return {field.name: value.numpy() for field, value in zip(self.program.outputs, found)}
+
+
+def player_of(agent):
+    """A player of programs that were not written."""
+    player = Player.__new__(Player)
+    programs = {program.name: InMemory(program) for program in agent.programs()}
+    player._start(agent.describe(), programs, seed=0)
+    return player
+
+
+@torch.no_grad()
+def lively(policy, seed=0):
+    """The policy with weights by which agents and observations differ."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in policy.parameters():
+        scale = 1.5 / math.sqrt(max(parameter.shape[-1], 2)) if parameter.ndim > 1 else 0.3
+        parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
+    for norm in (module for module in policy.modules() if isinstance(module, ObservationNorm)):
+        norm.mean.copy_(torch.rand(norm.mean.shape, generator=generator))
+        norm.variance.copy_(0.5 + torch.rand(norm.mean.shape, generator=generator))
+    return policy
+
+
+def team_policy(groups, make, *, joined=False, normed=False, **settings):
+    """The actors of some groups, apart or as one."""
+    actors = GroupActors()
+    for group in [join(tuple(groups))] if joined else groups:
+        norm = ObservationNorm(group.observation_dim, kinds=group.kinds) if normed else None
+        actors.add(group, make(group, observation_norm=norm, **settings))
+    return lively(TeamPolicy(actors.values()))
+
+
+def played_alone(env, make, *, steps=24, **settings):
+    """Compares everybody of an environment's team, alone, with the team."""
+    env = with_dense_groups(env)
+    groups = list(TeamSpec.from_env(env).groups.values())
+    policy = team_policy(groups, make, **settings)
+    agents = agents_of(policy)
+    players = {name: player_of(agent) for name, agent in agents.items()}
+    return check_players(with_memory(env, policy), policy, agents, players, steps=steps)

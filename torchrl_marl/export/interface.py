@@ -1,0 +1,109 @@
+"""What goes into and comes out of an agent's programs, as a file says it.
+
+Shapes: A action features, or discrete actions, S numbers that an agent remembers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrl.data import TensorSpec
+
+import torchrl_marl.version as version
+
+__all__ = ["Field", "Names", "describe", "fields_of", "sha256_of", "write_interface"]
+
+Names = Sequence["Field"]
+FORMAT = 1
+"""Of the file; a player reads its own."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """An input or output of a program.
+
+    Args:
+        name (str): how the program calls it.
+        shape (tuple of int): without batch dims.
+        dtype (str): numpy's word.
+
+    Examples:
+        >>> Field("observation", (2,)).example()
+        tensor([0., 0.])
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @classmethod
+    def of(cls, name: str, value: Tensor | TensorSpec) -> Field:
+        """Describes a tensor or a spec."""
+        return cls(name, tuple(value.shape), str(value.dtype).removeprefix("torch."))
+
+    def example(self) -> Tensor:
+        """Returns zeros of this shape; True where it is bool."""
+        dtype = getattr(torch, self.dtype)
+        return torch.full(self.shape, 1 if dtype is torch.bool else 0, dtype=dtype)
+
+
+def fields_of(names: Sequence[str], values: Sequence[Tensor]) -> tuple[Field, ...]:
+    """Describes tensors."""
+    return tuple(Field.of(name, value) for name, value in zip(names, values))
+
+
+def describe(
+    agent: str, group: str, action: Mapping[str, Any], observation: Names, state_size: int
+) -> dict[str, Any]:
+    """Returns what an interface says of an agent, without its programs.
+
+    Args:
+        agent, group (str): names.
+        action (mapping): ``distribution``, shape, dtype and bounds of its actions.
+        observation (sequence of Field): the leaves that it sees, in order.
+        state_size (int): numbers S that it remembers.
+    """
+    return {
+        "format": FORMAT,
+        "agent": agent,
+        "group": group,
+        "observation": [asdict(field) for field in observation],
+        "action": dict(action),
+        "state_size": state_size,
+        "versions": {"torchrl_marl": version.__version__, "torch": torch.__version__},
+    }
+
+
+def sha256_of(path: Path) -> str:
+    """Returns the hash of a file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write_interface(
+    folder: Path, described: Mapping[str, Any], files: Mapping[str, tuple[Path, Names, Names]]
+) -> None:
+    """Writes ``interface.json`` beside an agent's programs.
+
+    Args:
+        folder (Path): the agent's.
+        described (mapping): from :func:`describe`.
+        files (mapping): name of a program -> its file, inputs and outputs.
+    """
+    programs = {
+        name: {
+            "file": path.name,
+            "sha256": sha256_of(path),
+            "inputs": [asdict(field) for field in inputs],
+            "outputs": [asdict(field) for field in outputs],
+        }
+        for name, (path, inputs, outputs) in files.items()
+    }
+    text = json.dumps({**described, "programs": programs}, indent=2)
+    (folder / "interface.json").write_text(text + "\n", encoding="utf-8")
