@@ -181,6 +181,7 @@ class _Act(nn.Module):
             *others, hidden, is_init = others
             context = Context(state=hidden.unsqueeze(0), is_init=is_init.unsqueeze(0))
         output, state = self.body(self.observe(*leaves), None, context)
+        state = getattr(state, "state", state)
         chosen = self.choose(output.squeeze(0), *others)
         return (*chosen, state.squeeze(0)) if self.remembers else chosen
 

@@ -86,9 +86,12 @@ def body_of_agent(body: nn.Module, agent: int, n_agents: int) -> nn.Module:
     if isinstance(body, Feedforward):
         return Feedforward(*(_layer_of(layer, agent, n_agents) for layer in body))
     if isinstance(body, TeamNetwork):
-        encoder, head = (body_of_agent(part, agent, n_agents) for part in (body.encoder, body.head))
-        norm = copy.deepcopy(body.norm)
-        return TeamNetwork(encoder, memory_of_agent(body.memory, agent), head, norm)
+        own = copy.deepcopy(body)
+        own.encoder, own.head = (
+            body_of_agent(part, agent, n_agents) for part in (body.encoder, body.head)
+        )
+        own.memory = memory_of_agent(body.memory, agent)
+        return own
     raise ConfigError(
         f"an actor's body is a {type(body).__name__}, one network over all agents, of which no "
         "agent has a part that runs alone; use body=mlp, and communication to let agents talk."
