@@ -12,8 +12,8 @@ from torchrl_marl.envs import VmasEnv, with_memory
 from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.envs.transforms import with_dense_groups
-from torchrl_marl.learners import OnPolicyConfig, build_learners
-from torchrl_marl.modules import MemoryConfig, RecurrentNetworkConfig
+from torchrl_marl.learners import OffPolicyConfig, OnPolicyConfig, ValueConfig, build_learners
+from torchrl_marl.modules import MemoryConfig, QNetworkConfig, RecurrentNetworkConfig
 
 CASES = {
     "dropout": dropout,
@@ -80,6 +80,27 @@ def assert_goes_on(collector, batch, name):
     ended = batch["next", "done"][:, -1]
     expected = torch.where(ended.unsqueeze(-1), 0.0, after)
     torch.testing.assert_close(collector.carry[name, "hidden"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["iql", "matd3", "masac"])
+def test_a_batch_with_exploration_by_graphs_is_that_of_eager_steps(algorithm):
+    network = {"memory": MemoryConfig("gru", size=6)}
+    config = OffPolicyConfig(algorithm, actor=RecurrentNetworkConfig([8], **network))
+    if algorithm == "iql":
+        config = ValueConfig(actor=QNetworkConfig([8], **network))
+    batches = []
+    for how in ("trace", "eager"):
+        env = dropout(continuous_actions=algorithm != "iql")
+        torch.manual_seed(0)
+        [learner] = build_learners(TeamSpec.from_env(env), config)
+        learner.explorers[0].epsilon.fill_(0.3)
+        policy = TeamPolicy(learner.actors.values())
+        env = with_memory(env, policy)
+        collector = RolloutCollector(env, policy, frames_per_batch=30, execution=how)
+        batches.append(batch_of(collector))
+        assert collector.execution == how
+    assert_equal(*batches)
+    assert (batches[0]["agents", "hidden"][:, 1:] != 0).any()
 
 
 def test_random_actions_leave_what_is_remembered():

@@ -12,7 +12,7 @@ def broken_links(ring):
     n = ring.n_filled
     led_to = ring.leaf(("next", "agents", "observation"))[: n - 1]
     follows = ring.leaf(("agents", "observation"))[1:n]
-    goes_on = ~ring._ends[: n - 1]
+    goes_on = ~ring.marks["ends"][: n - 1]
     return int((goes_on & (led_to != follows).flatten(2).any(-1)).sum()), int(goes_on.sum())
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from learner_twins import same_weights
 from samples import poisoned
+from tensordict import TensorDict
 from torchrl.modules import set_recurrent_mode
 
 from torchrl_marl import TeamSpec
@@ -13,8 +14,14 @@ from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.envs.toy import Arena, Nim
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.learners import OnPolicyConfig, build_learners
+from torchrl_marl.learners.parallel_q_config import AnyTeamMixerConfig, ParallelQConfig
 from torchrl_marl.learners.windows import windows_of
-from torchrl_marl.modules import MemoryConfig, RecurrentCriticConfig, RecurrentNetworkConfig
+from torchrl_marl.modules import (
+    MemoryConfig,
+    QNetworkConfig,
+    RecurrentCriticConfig,
+    RecurrentNetworkConfig,
+)
 
 KINDS = ("gru", "lstm", "mingru", "lru")
 
@@ -116,11 +123,62 @@ def test_a_reset_one_step_late_is_seen():
     {"algorithm": "ippo", "network": {"sharing": "trunk", "layer_norm": True}},
     {"network": {"sharing": "agent_id"}},
     {"bootstrap": "agent"},
+    {"burn_in": 2},
 ], ids=str)  # fmt: skip
 def test_updates_as_graphs_are_eager_ones(settings):
     make = lambda: arena(late_spawn=1)  # noqa: E731
     runs = [trained(make(), config_of(**settings), execution=how) for how in ("eager", "trace")]
     assert_same(*runs, **EXACT)
+
+
+def test_pqn_learns_from_windows_as_eager_ones_and_as_graphs():
+    actor = QNetworkConfig([8], memory=MemoryConfig("gru", size=6))
+    config = ParallelQConfig(actor=actor, minibatch_size=20, num_epochs=2, window=5, burn_in=1)
+    runs = [trained(arena(late_spawn=1), config, execution=how) for how in ("eager", "trace")]
+    assert_same(*runs, **EXACT)
+
+
+def test_targets_of_pqn_are_those_of_the_networks_over_the_whole_batch():
+    """What follows is worth what the next step of the batch is, where the episode goes on."""
+    actor = QNetworkConfig([8], memory=MemoryConfig("gru", size=6))
+    settings = {"lmbda": 0.0, "gamma": 0.5, "mixer": AnyTeamMixerConfig("none")}
+    config = ParallelQConfig(actor=actor, minibatch_size=20, window=5, **settings)
+    [learner], collector = learners_of(arena(late_spawn=1), config)
+    [loss] = learner.losses.values()
+    same_weights(loss.qvalue_network)  # an untrained head hardly looks at what it remembers
+    collector.rollout()
+    data = learner.block.gather(collector.rollout())
+    learner.add_targets(data)
+    best = data["agents", "chosen_action_value"]  # as it was when it acted
+    goes_on = data["agents", "mask"][:, 1:] & ~data["next", "done"][:, :-1]
+    goes_on &= data["agents", "mask"][:, :-1]
+    expected = (data["next", "agents", "reward"][:, :-1] + 0.5 * best[:, 1:])[goes_on]
+    found = data["agents", "value_target"][:, :-1][goes_on]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("critic", ["gru", "none"])
+def test_a_burn_in_of_unchanged_networks_changes_nothing(critic):
+    """What is learned from are the steps behind it, from states that are those of acting."""
+    [learner], collector = learners_of(arena(late_spawn=2), config_of(critic=critic, burn_in=2))
+    collector.rollout()
+    data = learner.block.gather(collector.rollout())
+    learner.add_advantage(data)
+    [loss] = learner.losses.values()
+    windows = windows_of(data, loss.minibatch_keys, 5)
+    spent = learner._warmed_up(windows)
+    assert spent["agents", "action"].shape[:2] == (16, 3)
+    later = TensorDict({}, [16])
+    for key in loss.minibatch_keys:
+        value = data.get(key, None)
+        if value is not None:
+            rows = value.reshape(16, 5, *value.shape[2:])
+            state = key[-1] in ("hidden", "critic_hidden")
+            later[key] = rows[:, 2:3] if state else rows[:, 2:]
+    for key, value in loss(later).items():
+        torch.testing.assert_close(loss(spent)[key], value, rtol=1e-4, atol=1e-6)
+    assert loss(spent)["max_ratio"] == pytest.approx(1.0, abs=1e-6)
+    assert not spent["agents", "hidden"].requires_grad
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e9])
@@ -227,6 +285,7 @@ def test_part_of_a_joined_actor_acts_alone():
 @pytest.mark.parametrize(("settings", "words"), [
     ({"minibatch_size": 24}, r"minibatch_size is 24, .* use learner.minibatch_size=25"),
     ({"unshare_at": 0.5}, "unshare_at=null"),
+    ({"burn_in": 5}, "burn_in is 5, expected less than learner.window, 5"),
     ({"network": {"sharing": "masks"}}, "sharing is 'masks', which has none; use one of group"),
     ({"network": {"num_cells": []}}, "use learner.actor.num_cells"),
 ], ids=str)  # fmt: skip

@@ -26,6 +26,23 @@ def test_a_run_that_is_resumed_in_mid_episode_is_the_same_to_the_bit(tmp_path):
     assert len(rows) == 4
 
 
+@pytest.mark.parametrize("algorithm", ["qmix", "masac"])
+def test_a_run_with_replay_resumes_to_the_bit(algorithm, tmp_path):
+    learner = {"algorithm": algorithm, "learning_starts": 80, "updates_per_frame": 0.05,
+               "actor.memory": "gru", "actor.num_cells": [8], "window": 5, "burn_in": 2,
+               "minibatch_size": 20, "replay.capacity": 160}  # fmt: skip
+
+    def make(folder, **_):
+        config = {"total_frames": 320, "frames_per_batch": 80, "folder": str(folder),
+                  "env": {"num_envs": 8, "max_steps": 13}, "evaluation": {"episodes": 4},
+                  "threads": 1, "checkpoint": {"every_iterations": 0},
+                  "logging": {"progress": False}}  # fmt: skip
+        return read_config(read_config("toy_arena_mappo", config), {"learner": learner})
+
+    rows = rows_of_a_run_that_resumes_to_the_bit(make, tmp_path, (2,))
+    assert len(rows) == 4
+
+
 def test_a_loaded_run_plays_on(tmp_path):
     torchrl_marl.train(recipe(tmp_path / "run"))
     run = Run.load(tmp_path / "run")
@@ -62,7 +79,7 @@ def test_plain_words_choose_a_memory():
     (["learner.actor.memory=gru", "learner.window=20", "learner.minibatch_size=330"],
      "use learner.minibatch_size=340"),
     (["learner=happo", "learner.actor.memory=gru"], "which happo does not have"),
-    (["learner=maddpg", "learner.actor.memory=gru"], "read only where learner.algorithm is"),
+    (["learner=maddpg", "learner.critic.memory=gru"], "read only where learner.algorithm is"),
     (["learner.window=10"], "read only where learner.actor.memory.kind or"),
     (["learner.actor.memory=lru", "learner.actor.memory.size=5", "learner.window=20"],
      "use learner.actor.memory.size=6"),

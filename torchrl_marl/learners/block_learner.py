@@ -14,6 +14,7 @@ from torch import nn
 from torchrl_marl.capture import check_execution
 from torchrl_marl.learners.block import Block
 from torchrl_marl.learners.networks import ObservationNorms, must_stay_apart, seen_by_critics
+from torchrl_marl.modules.config import has_memory
 from torchrl_marl.modules.joined_actor import GroupActors
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
@@ -71,7 +72,9 @@ class BlockLearner(nn.Module):
     @property
     def remembered(self) -> tuple[str, ...]:
         """What a batch has for networks with memory."""
-        return ()
+        if not getattr(self.config, "remembers", False):
+            return ()
+        return ("is_init", "hidden") if has_memory(self.config.actor) else ("is_init",)
 
     def unshare(self) -> None:
         """Gives every agent a network of its own from now on, with the outputs that it had."""

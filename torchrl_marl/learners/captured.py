@@ -22,7 +22,7 @@ from torchrl_marl.learners.recording import (
     unchanged,
 )
 from torchrl_marl.learners.summary import must_be_finite
-from torchrl_marl.learners.updates import History, Updates, evaluate, minibatch_keys
+from torchrl_marl.learners.updates import History, Updates, minibatch_keys
 
 __all__ = ["CapturedUpdates", "make_updates"]
 
@@ -171,7 +171,7 @@ class CapturedUpdates(Updates):
 
     def _row(self, minibatch: TensorDictBase) -> Tensor:
         """Takes one step of the optimizer; returns metrics as one row, what is watched first."""
-        total, metrics = evaluate(self.objectives, minibatch)
+        total, metrics = self.evaluate(minibatch)
         parameters, means, squares, steps = self._moments()
         found = dict(zip(parameters, torch.autograd.grad(total, parameters)))
         with torch.no_grad():
@@ -228,7 +228,7 @@ class CapturedUpdates(Updates):
             return
         parameters = [p for p in self.optimizer.param_groups[0]["params"] if p.requires_grad]
         with unchanged(self.device, []):
-            total, _ = evaluate(self.objectives, minibatch)
+            total, _ = self.evaluate(minibatch)
             gradients = torch.autograd.grad(total, parameters, allow_unused=True)
         start_adam(self.optimizer, [p for p, g in zip(parameters, gradients) if g is not None])
 

@@ -145,7 +145,7 @@ class GradientClip:
         def values(td: TensorDict) -> Tensor:
             return loss.values(act(td)).sum(-1)
 
-        return cls.of_outputs(loss.group, parameters, values, limit, seen=seen)
+        return cls.of_outputs(loss.group, parameters, values, limit, seen=seen, states=loss.states)
 
     def __call__(self) -> Tensor:
         """Scales the parameters' gradients; returns the norms before, a scalar or ``[G]``."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from torchrl_marl.errors import ConfigError, quoted
-from torchrl_marl.learners.memory_config import NeedsMemory, check_batch, check_window
+from torchrl_marl.learners.memory_config import (
+    NeedsMemory,
+    check_run_windows,
+    check_shared,
+    check_windows,
+    remembers,
+)
 from torchrl_marl.modules.config import (
     CriticConfig,
     NetworkConfig,
@@ -226,6 +231,9 @@ class OnPolicyConfig(ActorCriticConfig):
     window: Annotated[Count, NeedsMemory()] = 16
     """Steps that a network with memory is trained on in a row, from the state that it had there;
     the steps of a batch and of a minibatch are multiples of it."""
+    burn_in: Annotated[int, Range(0), NeedsMemory()] = 0
+    """Steps at the start of a window that only bring the state up to date, and are not learned
+    from."""
     unshare_at: Annotated[Share | None, ReadWhere("algorithm", "mappo", "ippo")] = None
     """Share of the run, 0 to 1, after which every agent goes on with its own copy of the networks
     that it shared; null for never."""
@@ -292,7 +300,7 @@ class OnPolicyConfig(ActorCriticConfig):
     @property
     def remembers(self) -> bool:
         """Whether the actor or the critic carries something from step to step."""
-        return has_memory(self.actor) or has_memory(self.critic)
+        return remembers(self)
 
     def check(self, at: str = "") -> None:
         """Refuses what does not fit together.
@@ -303,20 +311,15 @@ class OnPolicyConfig(ActorCriticConfig):
         super().check(at)
         if not self.remembers:
             return
-        check_window("minibatch_size", self.minibatch_size, self.window, at)
-        if self.unshare_at is not None:
-            raise ConfigError(
-                f"{at}unshare_at is {self.unshare_at:g}, but networks with memory stay as they "
-                f"are shared; use {at}unshare_at=null, or {at}actor.sharing=none."
-            )
+        check_windows(self, at)
+        check_shared(self, at)
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
         """Refuses minibatches larger than a batch, a state that the world does not give, and
         batches that are no whole windows."""
         check_minibatch(self.minibatch_size, run, at)
         if self.remembers and not own_env:
-            steps = math.ceil(run.frames_per_batch / run.env.num_envs)
-            check_batch(steps, run.env.num_envs, self.window, at)
+            check_run_windows(self, run, at)
         super().check_run(run, at, own_env=own_env)
 
 
@@ -333,6 +336,7 @@ class HAPPOConfig(OnPolicyConfig):
     ] = field(default_factory=RecurrentCriticConfig)
     """The critic's network."""
     window: Annotated[Count, ReadWhere("algorithm", "happo", but=True)] = 16
+    burn_in: Annotated[int, Range(0), ReadWhere("algorithm", "happo", but=True)] = 0
     actor: Annotated[
         RecurrentNetworkConfig,
         ReadWhere("algorithm", "happo", but=True, of=(*_SHARED, "memory")),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +21,7 @@ from torchrl_marl.learners.stopping import KLStop
 from torchrl_marl.learners.summary import refuse_non_finite, summarize
 from torchrl_marl.learners.unshare import unshare_networks
 from torchrl_marl.learners.updates import minibatch_keys, shuffled_epochs
+from torchrl_marl.learners.windows import recall_all, refuse_forgotten, warmed_up, windows_of
 from torchrl_marl.modules.precision import matmul_precision
 
 __all__ = ["EpochLearner"]
@@ -88,8 +90,21 @@ class EpochLearner(BlockLearner):
             self.optimizer,
             clips=clips,
             stop=self.make_stop(clips, device),
+            prepare=self._warmed_up if self._burn_in else None,
             execution=self.execution,
         )
+
+    @property
+    def _burn_in(self) -> int:
+        return self.config.burn_in if self.config.remembers else 0
+
+    def _warmed_up(self, windows: TensorDictBase) -> TensorDictBase:
+        """Returns windows without the steps that only bring the networks' states up to date."""
+        recall = [
+            partial(recall_all, self.networks(loss), self.block.joined[name])
+            for name, loss in self.losses.items()
+        ]
+        return warmed_up(windows, self._burn_in, recall)
 
     @property
     def actor(self) -> nn.Module:
@@ -131,6 +146,7 @@ class EpochLearner(BlockLearner):
 
     def learn(self, batch: TensorDictBase) -> TensorDict:
         """Trains on a batch; metrics are tensors, ``(group, name)``."""
+        refuse_forgotten(self.groups, batch, self.remembered)
         with matmul_precision(self.config.precision):
             if not self._looked:
                 self._looked = True
@@ -143,8 +159,11 @@ class EpochLearner(BlockLearner):
             return metrics
 
     def _frames(self, data: TensorDictBase) -> TensorDictBase:
-        """Returns what minibatches are drawn from: the frames of a batch, ``[F]``."""
-        return data.select(*minibatch_keys(self.losses.values()), strict=False).reshape(-1)
+        """Returns what minibatches are drawn from: frames, or windows of networks with memory."""
+        keys = minibatch_keys(self.losses.values())
+        if self.config.remembers:
+            return windows_of(data, keys, self.config.window)
+        return data.select(*keys, strict=False).reshape(-1)
 
     def _train(self, frames: TensorDictBase) -> TensorDict:
         """Trains on the frames of a batch, ``[F]``, with what the losses read."""
@@ -154,9 +173,8 @@ class EpochLearner(BlockLearner):
 
     def _epochs(self, n_frames: int) -> Any:
         config, device = self.config, self.updates.device
-        return shuffled_epochs(
-            n_frames, config.minibatch_size, n_epochs=config.num_epochs, device=device
-        )
+        size = config.minibatch_size // (config.window if config.remembers else 1)
+        return shuffled_epochs(n_frames, size, n_epochs=config.num_epochs, device=device)
 
     def _summary(
         self, history: Mapping[Any, torch.Tensor], finite: bool, epochs: Mapping[str, torch.Tensor]

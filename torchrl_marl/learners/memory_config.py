@@ -9,22 +9,85 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.config import has_memory
 from torchrl_marl.settings import ReadWhere
 
-__all__ = ["NeedsMemory", "check_batch", "check_window"]
+__all__ = [
+    "NeedsMemory",
+    "check_batch",
+    "check_run_windows",
+    "check_shared",
+    "check_window",
+    "check_windows",
+    "remembers",
+]
+
+
+def remembers(section: Any) -> bool:
+    """Returns whether the actor or the critic of a learner carries something from step to step."""
+    critic = getattr(section, "critic", None)
+    return has_memory(section.actor) or critic is not None and has_memory(critic)
 
 
 class NeedsMemory(ReadWhere):
-    """A setting that is read where the actor or the critic remembers."""
+    """A setting that is read where the actor or the critic remembers.
 
-    def __init__(self) -> None:
+    Args:
+        critic (bool): critics may remember, too.
+    """
+
+    def __init__(self, *, critic: bool = True) -> None:
         super().__init__("actor.memory.kind", "none", but=True)
+        self.critic = critic
 
     def holds(self, section: Any, value_of: Any = None) -> bool:
         """Whether one of the two remembers."""
-        return has_memory(section.actor) or has_memory(section.critic)
+        return remembers(section)
 
     def in_words(self, at: str) -> str:
         """Returns the condition as it stands in a sentence."""
-        return f"{at}actor.memory.kind or {at}critic.memory.kind is not none"
+        critic = f" or {at}critic.memory.kind" if self.critic else ""
+        return f"{at}actor.memory.kind{critic} is not none"
+
+
+def check_windows(section: Any, at: str) -> None:
+    """Refuses minibatches that are no whole windows, and windows without a step to learn from.
+
+    Args:
+        section: settings of a learner with memory.
+        at (str): what stands before the names in messages.
+
+    Raises:
+        ConfigError: naming the setting and the fix.
+    """
+    check_window("minibatch_size", section.minibatch_size, section.window, at)
+    if section.burn_in >= section.window:
+        raise ConfigError(
+            f"{at}burn_in is {section.burn_in}, expected less than {at}window, {section.window}, "
+            f"so that there are steps to learn from; use {at}burn_in={section.window // 2}."
+        )
+
+
+def check_shared(section: Any, at: str) -> None:
+    """Refuses to un-share networks with memory.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    if section.unshare_at is not None:
+        raise ConfigError(
+            f"{at}unshare_at is {section.unshare_at:g}, but networks with memory stay as they "
+            f"are shared; use {at}unshare_at=null, or {at}actor.sharing=none."
+        )
+
+
+def check_run_windows(section: Any, run: Any, at: str) -> None:
+    """Refuses batches of a run that are no whole windows.
+
+    Args:
+        section: settings of a learner with memory that trains on whole batches.
+        run (TrainConfig): the run's settings.
+        at (str): what stands before the names in messages.
+    """
+    num_envs = run.env.num_envs
+    check_batch(math.ceil(run.frames_per_batch / num_envs), num_envs, section.window, at)
 
 
 def check_window(name: str, size: int, window: int, at: str) -> None:

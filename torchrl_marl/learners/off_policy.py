@@ -107,7 +107,7 @@ def _actor_clip(loss: MADDPGLoss | MASACLoss, limit: float | None) -> GradientCl
             return (dist.loc + dist.scale).sum(-1)
         return actor(td).get(group.action_key).sum(-1)
 
-    return GradientClip.of_outputs(group, actor.parameters(), outputs, limit)
+    return GradientClip.of_outputs(group, actor.parameters(), outputs, limit, states=loss.states)
 
 
 def _critic_clip(

@@ -8,7 +8,7 @@ from typing import Annotated
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.config import ActorCriticConfig, CentralInput
 from torchrl_marl.learners.replay_config import ReplayConfig, ReplayLearnerConfig
-from torchrl_marl.modules.config import AnyMixerConfig, CriticConfig
+from torchrl_marl.modules.config import AnyMixerConfig, CriticConfig, RecurrentNetworkConfig
 from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share, Weight
 
 __all__ = ["ExplorationConfig", "OffPolicyConfig", "ReplayConfig"]
@@ -61,6 +61,8 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
         "observations"
     )
     """What a central critic sees, beside the actions."""
+    actor: RecurrentNetworkConfig = field(default_factory=RecurrentNetworkConfig)
+    """The actor's network."""
     critic: Annotated[
         CriticConfig,
         ReadWhere("algorithm", "maddpg", "matd3", "masac", of=("architecture", "value_per")),
@@ -109,6 +111,11 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
     target_entropy: Annotated[float | None, Range(), ReadWhere("algorithm", *_SAC)] = None
     """Entropy that the temperature keeps, for each action feature from -1 to 1; of discrete actions
     as a share of that of a uniform choice of the legal ones. None: -1, and 0.5."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.actor, RecurrentNetworkConfig):  # a plain network will do, too
+            object.__setattr__(self, "actor", RecurrentNetworkConfig(**vars(self.actor)))
 
     @property
     def mixed(self) -> bool:

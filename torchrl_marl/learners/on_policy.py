@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_marl.learners.clipping import GradientClip
@@ -18,9 +18,6 @@ from torchrl_marl.learners.epoch_learner import EpochLearner
 from torchrl_marl.learners.networks import build_actor, build_critic
 from torchrl_marl.learners.stopping import KLStop
 from torchrl_marl.learners.turns import warn_of_turns
-from torchrl_marl.learners.updates import minibatch_keys, shuffled_epochs
-from torchrl_marl.learners.windows import refuse_forgotten, windows_of
-from torchrl_marl.modules.config import has_memory
 from torchrl_marl.objectives.masking import loss_mask
 from torchrl_marl.objectives.ppo import MAPPOLoss
 from torchrl_marl.specs import GroupSpec, TeamSpec
@@ -102,12 +99,6 @@ class OnPolicyLearner(EpochLearner):
             self.losses[name] = _loss(actor, critic, group, config, device, self.per_agent)
         self.start_optimizer()
 
-    @property
-    def remembered(self) -> tuple[str, ...]:
-        """What a batch has for networks with memory."""
-        actor = ("hidden",) if has_memory(self.config.actor) else ()
-        return ("is_init", *actor) if self.config.remembers else ()
-
     def networks(self, loss: MAPPOLoss) -> tuple[Any, Any]:
         """Returns its actor and its critic."""
         return loss.actor_network, loss.critic_network
@@ -158,23 +149,6 @@ class OnPolicyLearner(EpochLearner):
             data.set(key, before.to(init.device).unsqueeze(1).expand(*init.shape[:-1], -1))
         loss.value_estimator(data)
         self.critic_states[name] = data.get(("next", *key))[:, -1].clone()
-
-    def _frames(self, data: TensorDictBase) -> TensorDictBase:
-        """Returns what minibatches are drawn from: frames, or windows of networks with memory."""
-        if not self.config.remembers:
-            return super()._frames(data)
-        return windows_of(data, minibatch_keys(self.losses.values()), self.config.window)
-
-    def _epochs(self, n_frames: int) -> Any:
-        if not self.config.remembers:
-            return super()._epochs(n_frames)
-        size, device = self.config.minibatch_size // self.config.window, self.updates.device
-        return shuffled_epochs(n_frames, size, n_epochs=self.config.num_epochs, device=device)
-
-    def learn(self, batch: TensorDictBase) -> TensorDict:
-        """Trains on a batch; metrics are tensors, ``(group, name)``."""
-        refuse_forgotten(self.groups, batch, self.remembered)
-        return super().learn(batch)
 
     def get_extra_state(self) -> dict[str, Any]:
         """What ``state_dict()`` holds beside networks and statistics."""

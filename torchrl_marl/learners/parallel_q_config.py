@@ -13,9 +13,16 @@ from torchrl_marl.learners.config import (
     TrainedConfig,
     check_minibatch,
 )
+from torchrl_marl.learners.memory_config import (
+    NeedsMemory,
+    check_run_windows,
+    check_shared,
+    check_windows,
+    remembers,
+)
 from torchrl_marl.learners.value_config import MIXED, MixesValues
 from torchrl_marl.modules.config import AnyMixerConfig, QNetworkConfig
-from torchrl_marl.settings import Count, OneOf, Positive, ReadWhere, Share
+from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share
 
 __all__ = ["AnyTeamMixerConfig", "ParallelQConfig"]
 
@@ -59,6 +66,12 @@ class ParallelQConfig(MixesValues, TrainedConfig):
     """Passes over a batch."""
     minibatch_size: Count = 400
     """Env steps of a minibatch; the agents of a step stay together."""
+    window: Annotated[Count, NeedsMemory(critic=False)] = 16
+    """Steps that a network with memory is trained on in a row, from the state that it had there;
+    the steps of a batch and of a minibatch are multiples of it."""
+    burn_in: Annotated[int, Range(0), NeedsMemory(critic=False)] = 0
+    """Steps at the start of a window that only bring the state up to date, and are not learned
+    from."""
     exploration: EpsilonConfig = field(
         default_factory=lambda: EpsilonConfig(epsilon_end=0.1, annealing=0.1)
     )
@@ -78,12 +91,22 @@ class ParallelQConfig(MixesValues, TrainedConfig):
         """The kind of its mixer, a word of :data:`~torchrl_marl.modules.mixers.MIXERS`."""
         return self.mixer.kind
 
+    @property
+    def remembers(self) -> bool:
+        """Whether the actor carries something from step to step."""
+        return remembers(self)
+
     def check(self, at: str = "") -> None:
-        """Refuses a mixer where each agent's own end counts."""
+        """Refuses a mixer where each agent's own end counts, and what is no whole windows."""
         super().check(at)
         self.check_ends(at, "a mixer", "mixer.kind=none")
+        if self.remembers:
+            check_windows(self, at)
+            check_shared(self, at)
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
         """Refuses minibatches larger than a batch, and a state that the world does not give."""
         check_minibatch(self.minibatch_size, run, at)
+        if self.remembers and not own_env:
+            check_run_windows(self, run, at)
         super().check_run(run, at, own_env=own_env)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.config import TrainedConfig
+from torchrl_marl.learners.memory_config import NeedsMemory, check_shared, check_windows, remembers
 from torchrl_marl.settings import Count, Positive, Range, ReadWhere, Share
 
 __all__ = ["ReplayConfig", "ReplayLearnerConfig"]
@@ -50,6 +51,12 @@ class ReplayLearnerConfig(TrainedConfig):
     minibatch_size: Count = 256
     """Env steps of an update, drawn from all that are kept; the agents of a step stay
     together."""
+    window: Annotated[Count, NeedsMemory(critic=False)] = 16
+    """Steps that a network with memory is trained on in a row, from the state that it had there
+    when it acted; the steps of a minibatch are a multiple of it."""
+    burn_in: Annotated[int, Range(0), NeedsMemory(critic=False)] = 0
+    """Steps at the start of a window that only bring the state up to date, and are not learned
+    from."""
     n_step: Count = 1
     """Rewards that are added up before the value of what follows."""
     tau: Annotated[float, Range(0, 1, above=True)] = 0.005
@@ -60,15 +67,35 @@ class ReplayLearnerConfig(TrainedConfig):
         """Whether continuous actions are explored by noise."""
         return False
 
+    @property
+    def remembers(self) -> bool:
+        """Whether the actor carries something from step to step."""
+        return remembers(self)
+
     def check(self, at: str = "") -> None:
-        """Refuses a store that is smaller than what is drawn from it."""
+        """Refuses a store that is smaller than what is drawn from it, and what has no windows."""
         super().check(at)
+        if self.remembers:
+            self._check_memory(at)
         for name in ("minibatch_size", "n_step"):
             value = getattr(self, name)
             if value > self.replay.capacity:
                 raise ConfigError(
                     f"{at}{name} is {value}, expected at most {at}replay.capacity, "
                     f"{self.replay.capacity}; use {at}replay.capacity={value}."
+                )
+
+    def _check_memory(self, at: str) -> None:
+        """Refuses what networks with memory do not have."""
+        check_windows(self, at)
+        check_shared(self, at)
+        plain = {"n_step": (self.n_step, 1), "replay.alpha": (self.replay.alpha, 0)}
+        for name, (found, needed) in plain.items():
+            if found != needed:
+                raise ConfigError(
+                    f"{at}{name} is {found:g}, which networks with memory do not have, whose "
+                    f"windows are drawn alike and learned from step by step; use {at}{name}="
+                    f"{needed}, or {at}actor.memory=none."
                 )
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
@@ -112,9 +139,10 @@ class ReplayLearnerConfig(TrainedConfig):
                 f"frames_per_batch, {frames_per_batch}; use {at}replay.capacity={frames_per_batch}."
             )
         most = self.replay.capacity // (num_envs or 1)
-        if self.n_step > most:
-            raise ConfigError(
-                f"{at}n_step is {self.n_step}, expected at most {most}, the steps of each of "
-                f"{num_envs} environments in {at}replay.capacity, {self.replay.capacity}; use "
-                f"{at}n_step={min(5, most)}."
-            )
+        for name in ("window", "n_step") if self.remembers else ("n_step",):
+            if getattr(self, name) > most:
+                raise ConfigError(
+                    f"{at}{name} is {getattr(self, name)}, expected at most {most}, the steps of "
+                    f"each of {num_envs} environments in {at}replay.capacity, "
+                    f"{self.replay.capacity}; use {at}{name}={min(5, most)}."
+                )

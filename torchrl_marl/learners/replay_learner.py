@@ -22,6 +22,7 @@ from torchrl_marl.learners.replay_config import ReplayLearnerConfig
 from torchrl_marl.learners.replay_updates import History, ReplayUpdates, Step
 from torchrl_marl.learners.turns import refuse_turns
 from torchrl_marl.learners.unshare import unshare_parts
+from torchrl_marl.learners.windows import refuse_forgotten
 from torchrl_marl.modules.exploration import Explore
 from torchrl_marl.modules.precision import matmul_precision
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
@@ -131,6 +132,8 @@ class ReplayLearner(BlockLearner):
             n_step=config.n_step,
             gamma=config.gamma,
             tau=config.tau,
+            window=config.window if config.remembers else 0,
+            burn_in=config.burn_in,
             execution=self.execution,
         )
 
@@ -184,11 +187,15 @@ class ReplayLearner(BlockLearner):
     @property
     def started(self) -> bool:
         """Whether enough is stored to learn from."""
-        return self.frames >= self.config.learning_starts
+        if self.frames < self.config.learning_starts:
+            return False
+        steps = 0 if self.replay is None else self.replay.ring.n_filled
+        return not self.config.remembers or steps >= self.config.window
 
     def learn(self, batch: TensorDictBase) -> TensorDict:
         """Stores a batch and makes its updates; metrics are tensors, ``(group, name)``."""
         with matmul_precision(self.config.precision):
+            refuse_forgotten(self.groups, batch, self.remembered)
             batch = batch.reshape(-1, batch.shape[-1])
             self._store(batch)
             n_updates = 0
@@ -225,7 +232,8 @@ class ReplayLearner(BlockLearner):
         priority = Priority(settings.alpha, settings.beta) if settings.alpha else None
         keys = dict.fromkeys(key for loss in self.losses.values() for key in loss.in_keys)
         earn = self.config.bootstrap == "team"
-        return TeamReplay(n_steps, num_envs, list(keys), priority, self.device, dead_earn=earn)
+        options = {"dead_earn": earn, "windows": self.config.remembers}
+        return TeamReplay(n_steps, num_envs, list(keys), priority, self.device, **options)
 
     def look_at(self, batch: TensorDictBase) -> None:
         """Refuses what the first batch shows: agents in turns that own ends cannot credit."""

@@ -20,6 +20,7 @@ from torchrl_marl.learners.adam import Adam
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.recording import Programs, unchanged
 from torchrl_marl.learners.replay import TeamReplay
+from torchrl_marl.learners.windows import warmed_up
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
 
 __all__ = ["History", "ReplayUpdates", "Step"]
@@ -57,6 +58,7 @@ class ReplayUpdates:
         steps (sequence of Step): in their order.
         minibatch_size, n_step, gamma, tau: as in
             :class:`~torchrl_marl.learners.replay_config.ReplayLearnerConfig`.
+        window, burn_in (int): likewise, for networks with memory; 0: steps are drawn, no windows.
         execution (str): ``eager``, or of :func:`~torchrl_marl.capture.capture`: each update is then
             one graph, from the rows to the priorities.
 
@@ -76,12 +78,15 @@ class ReplayUpdates:
         n_step: int,
         gamma: float,
         tau: float,
+        window: int = 0,
+        burn_in: int = 0,
         execution: str = "eager",
     ) -> None:
         self.losses, self.steps = dict(losses), list(steps)
         self.optimizers = {k: x for step in steps for k, x in step.optimizers.items()}
         self.minibatch_size, self.n_step, self.gamma = minibatch_size, n_step, gamma
         self.tau, self.execution = tau, execution
+        self.window, self.burn_in = window, burn_in
         self.count = 0
         followed = [pair for loss in losses.values() for pair in loss.followed]
         self.sources = [p for network, _ in followed for p in network.parameters()]
@@ -105,7 +110,7 @@ class ReplayUpdates:
         Metrics of a step are of those updates in which it was taken.
         """
         rows: dict[int, list[Tensor]] = {}
-        for own in replay.rows(n_updates, self.minibatch_size) if n_updates else ():
+        for own in self._draw(replay, n_updates) if n_updates else ():
             self.count += 1
             # A step is due wherever one of those behind it is.
             n_steps = sum(self.count % step.interval == 0 for step in self.steps)
@@ -113,6 +118,11 @@ class ReplayUpdates:
         for program in self.programs.values():
             program.raise_failed()
         return self._history(rows)
+
+    def _draw(self, replay: TeamReplay, n_updates: int) -> Tensor:
+        if not self.window:
+            return replay.rows(n_updates, self.minibatch_size)
+        return replay.rows(n_updates, self.minibatch_size // self.window, self.window)
 
     def _history(self, rows: Mapping[int, list[Tensor]]) -> History:
         found: dict[NestedKey, list[Tensor]] = {}
@@ -146,7 +156,11 @@ class ReplayUpdates:
 
     def _row(self, replay: TeamReplay, rows: Tensor, n_steps: int) -> Tensor:
         """Makes an update; returns metrics as one row."""
-        data = replay.look(rows, self.n_step, self.gamma)
+        if self.window:
+            recall = [loss.recall for loss in self.losses.values()]
+            data = warmed_up(replay.windows(rows, self.window), self.burn_in, recall)
+        else:
+            data = replay.look(rows, self.n_step, self.gamma)
         metrics: History = {}
         due = self.steps[:n_steps]
         # All gradients come first: actors learn from the critics as they were.

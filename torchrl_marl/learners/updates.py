@@ -48,6 +48,7 @@ class Updates:
         after (callable, optional): called after each step of the optimizer, such as to move
             target networks; without arguments, it writes to tensors in place.
         state (sequence of Tensor): what ``after`` reads and writes beside the parameters.
+        prepare (callable, optional): what is done to each minibatch first.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -76,6 +77,7 @@ class Updates:
         stop: KLStop | None = None,
         after: Callable[[], None] | None = None,
         state: Sequence[Tensor] = (),
+        prepare: Callable[[TensorDictBase], TensorDictBase] | None = None,
     ) -> None:
         self.objectives, self.optimizer = dict(objectives), optimizer
         if clips is None:
@@ -83,7 +85,7 @@ class Updates:
         self.clips = dict(clips)
         self.device = optimizer.param_groups[0]["params"][0].device
         self.stop = KLStop(self.clips, None, self.device) if stop is None else stop
-        self.after, self.state = after, list(state)
+        self.after, self.state, self.prepare = after, list(state), prepare
 
     def run(
         self, frames: TensorDictBase, epochs: Iterable[Iterable[Tensor]]
@@ -115,7 +117,7 @@ class Updates:
 
     def step(self, minibatch: TensorDictBase) -> History:
         """Takes one step of the optimizer on all objectives; returns their metrics."""
-        total, metrics = evaluate(self.objectives, minibatch)
+        total, metrics = self.evaluate(minibatch)
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()
         for name, clip in self.clips.items():
@@ -125,6 +127,11 @@ class Updates:
             with torch.no_grad():
                 self.after()
         return metrics
+
+    def evaluate(self, minibatch: TensorDictBase) -> tuple[Tensor, History]:
+        """Returns the sum of all losses, and the metrics of each objective."""
+        prepared = minibatch if self.prepare is None else self.prepare(minibatch)
+        return evaluate(self.objectives, prepared)
 
 
 @torch.enable_grad()

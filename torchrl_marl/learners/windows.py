@@ -5,17 +5,21 @@ Shapes: E envs, T steps of a batch, L steps of a window, W windows of a batch, N
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
 
 from torchrl_marl.errors import SpecError
 from torchrl_marl.learners.memory_config import check_batch
-from torchrl_marl.modules.memory.network import STATES
+from torchrl_marl.modules.memory.network import STATES, states_after
+from torchrl_marl.objectives.masking import blank_masked_inputs
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["refuse_forgotten", "windows_of"]
+__all__ = ["recall_all", "refuse_forgotten", "warmed_up", "windows_of"]
 
 
 def windows_of(data: TensorDictBase, keys: Iterable[NestedKey], length: int) -> TensorDict:
@@ -51,6 +55,68 @@ def windows_of(data: TensorDictBase, keys: Iterable[NestedKey], length: int) -> 
         state = isinstance(key, tuple) and key[-1] in STATES
         windows.set(key, value[:, :1].contiguous() if state else value)
     return windows
+
+
+def warmed_up(
+    windows: TensorDictBase,
+    burn_in: int,
+    recall: Iterable[Callable[[TensorDictBase], Mapping[NestedKey, Tensor]]],
+) -> TensorDictBase:
+    """Returns windows without their first steps, over which networks bring their states up to date.
+
+    Args:
+        windows (TensorDictBase): with the states of their first steps.
+        burn_in (int): number of those steps.
+        recall (iterable of callable): of such steps, what networks remember after each.
+
+    Shapes:
+        - windows: ``[B, L]``, or ``[B]`` with entries ``[B, L, ...]``; returns L - burn_in steps
+
+    Reference: Kapturowski et al., 2019, https://openreview.net/forum?id=r1lyTjAqYX (section 3).
+
+    Reduces to: the windows, for ``burn_in=0``.
+    """
+    if not burn_in:
+        return windows
+    first, rest = _steps(windows, slice(0, burn_in)), _steps(windows, slice(burn_in, None))
+    for states_of in recall:
+        for key, after in states_of(first).items():
+            last = after[:, -1:]
+            shape = (*rest.batch_size, *last.shape[2:]) if rest.ndim > 1 else last.shape
+            rest.set(key, last.expand(shape))
+    return rest
+
+
+def _steps(windows: TensorDictBase, steps: slice) -> TensorDictBase:
+    """Returns some steps of windows; a state stays as it is, where it is only the first step's."""
+    if windows.ndim > 1:
+        return windows[:, steps]
+    chosen = TensorDict({}, windows.batch_size, device=windows.device)
+    for key, value in windows.items(True, True):
+        state = isinstance(key, tuple) and key[-1] in STATES
+        chosen.set(key, value if state else value[:, steps])
+    return chosen
+
+
+@torch.no_grad()
+def recall_all(
+    networks: Iterable[TensorDictModuleBase], group: GroupSpec, data: TensorDictBase
+) -> dict[NestedKey, Tensor]:
+    """Returns what actors and critics remember after each step of windows.
+
+    Args:
+        networks (iterable of TensorDictModuleBase): of the group.
+        group (GroupSpec): whose.
+        data (TensorDictBase): windows, dense.
+
+    Shapes:
+        - returns: ``[B, L, N, S]``, by the key of the state that a network reads
+    """
+    found: dict[NestedKey, Tensor] = {}
+    for network in networks:
+        inputs = data.select(*network.in_keys, strict=False)
+        found |= states_after(network, blank_masked_inputs(inputs, group.mask_key, data))
+    return found
 
 
 def refuse_forgotten(groups: Mapping[str, GroupSpec], batch: TensorDictBase, needed: Any) -> None:

@@ -44,7 +44,9 @@ __all__ = [
     "legal_logits",
     "make_actor",
     "make_actor_network",
+    "of_group",
     "refuse_half_bounded",
+    "remembered_of",
     "write_acted",
 ]
 
@@ -63,8 +65,7 @@ class GroupActor(ProbabilisticActor):
     def __init__(self, group: GroupSpec, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.group = group
-        size = state_size(self)
-        self.remembered = {own.name: size for own in group.groups if size}
+        self.remembered = remembered_of(self, group)
         """Numbers that an agent remembers, by group."""
 
     @dispatch(auto_batch_size=False)
@@ -80,6 +81,12 @@ class GroupActor(ProbabilisticActor):
     def get_dist(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> Any:
         """Returns the distribution over padded actions."""
         return super().get_dist(self.group.dense(tensordict), *args, **kwargs)
+
+
+def remembered_of(actor: nn.Module, group: GroupSpec) -> dict[str, int]:
+    """Returns the numbers that an agent remembers, by group; empty without memory."""
+    size = state_size(actor)
+    return {own.name: size for own in group.groups if size}
 
 
 def check_memory(group: GroupSpec, tensordict: TensorDictBase) -> None:
@@ -207,7 +214,7 @@ def make_actor_network(
 
 def _continuous(group, network, device):
     outputs = [group.key("loc"), group.key("scale")]
-    module = _of_group(group, network, outputs)
+    module = of_group(group, network, outputs)
     parameters = {"loc": outputs[0], "scale": outputs[1]}
     bounds, own = group.action_bounds, group.action_padding
     if bounds is None:
@@ -221,7 +228,7 @@ def _continuous(group, network, device):
     return module, parameters, PaddedTanhNormal, {"low": low, "high": high, "mask": own.to(device)}
 
 
-def _of_group(group: GroupSpec, network: nn.Module, outputs: list[NestedKey]) -> TensorDictModule:
+def of_group(group: GroupSpec, network: nn.Module, outputs: list[NestedKey]) -> TensorDictModule:
     """Returns a network that reads a group, with its memory where it has one."""
     keys = AgentInput.keys(group)
     if getattr(network, "remembers", False):
@@ -253,7 +260,7 @@ def legal_logits(
 ) -> TensorDictModule | TensorDictSequential:
     """Returns what writes ``(group, "logits")``, in which illegal actions have no probability."""
     logits = group.key("logits")
-    module = _of_group(group, network, [logits])
+    module = of_group(group, network, [logits])
     if group.action_mask_key is None and group.action_padding is None:
         return module
     keys = [logits, *([group.action_mask_key] if group.action_mask_key else [])]

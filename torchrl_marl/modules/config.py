@@ -219,7 +219,7 @@ class RecurrentCriticConfig(CriticConfig, RecurrentNetworkConfig):
 
 
 @dataclass(frozen=True)
-class QNetworkConfig(NetworkConfig):
+class QNetworkConfig(RecurrentNetworkConfig):
     """A network of the values of actions, which is also who acts: by the highest value."""
 
     dueling: bool = False

@@ -21,13 +21,15 @@ from torchrl.modules import OneHotCategorical
 
 from torchrl_marl.modules.actors import (
     GroupActor,
+    check_memory,
     legal_logits,
     make_actor_network,
+    of_group,
     refuse_half_bounded,
+    remembered_of,
     write_acted,
 )
 from torchrl_marl.modules.config import NetworkConfig
-from torchrl_marl.modules.inputs import AgentInput
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.specs import GroupSpec
 from torchrl_marl.stacking import is_lazy
@@ -49,9 +51,13 @@ class DeterministicActor(TensorDictSequential):
     ) -> None:
         super().__init__(network, squash)
         self.group = group
+        self.remembered = remembered_of(self, group)
+        """Numbers that an agent remembers, by group."""
 
     def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
         """Acts."""
+        if self.remembered:
+            check_memory(self.group, tensordict)
         if not is_lazy(tensordict.get(self.group.name, None)):
             return super().forward(tensordict, *args, **kwargs)
         acted = super().forward(self.group.dense(tensordict), *args, **kwargs)
@@ -82,6 +88,7 @@ def make_deterministic_actor(
         - reads: ``group.observation_keys``, ``group.mask_key``, ``group.action_mask_key``
         - writes: ``group.action_key``, and ``(group, "loc")``, what is squashed, or ``(group,
           "logits")``
+        - with ``config.memory`` as :func:`make_actor`
 
     Reference: Lowe et al., 2017, https://arxiv.org/abs/1706.02275.
 
@@ -105,7 +112,7 @@ def make_deterministic_actor(
         if group.action_bounds is None:
             refuse_half_bounded(group)
         loc, squash = group.key("loc"), Squash(group, device)
-        module = TensorDictModule(network, in_keys=AgentInput.keys(group), out_keys=[loc])
+        module = of_group(group, network, [loc])
         return DeterministicActor(
             group, module, TensorDictModule(squash, [loc], [group.action_key])
         )

@@ -11,11 +11,10 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.modules.actors import make_actor_network
+from torchrl_marl.modules.actors import make_actor_network, of_group
 from torchrl_marl.modules.config import NetworkConfig
 from torchrl_marl.modules.deterministic_actor import DeterministicActor
 from torchrl_marl.modules.heads import LegalLogits
-from torchrl_marl.modules.inputs import AgentInput
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.specs import GroupSpec
 
@@ -52,6 +51,7 @@ def make_q_actor(
         - reads: ``group.observation_keys``, ``group.mask_key``, ``group.action_mask_key``
         - writes: ``(group, "action_value")``, ``group.action_key``, ``(group,
           "chosen_action_value")``
+        - with ``config.memory`` as :func:`make_actor`
 
     Reference: Mnih et al., 2015, https://doi.org/10.1038/nature14236; Wang et al., 2016,
     https://arxiv.org/abs/1511.06581, equation 9.
@@ -82,7 +82,7 @@ def make_q_actor(
     legal = [] if group.action_mask_key is None else [group.action_mask_key]
     return DeterministicActor(
         group,
-        TensorDictModule(network, AgentInput.keys(group), [values]),
+        of_group(group, network, [values]),
         TensorDictModule(Greedy(group, device), [values, *legal], [group.action_key, chosen]),
     )
 

@@ -114,7 +114,9 @@ class TeamGAE(MultiAgentGAE):
                 value = tensordict.get(self.tensor_keys.value)
             else:
                 value = self._value(data, params)
-            next_value = self._value(following, params if target_params is None else target_params)
+            with set_recurrent_mode(False):  # TorchRL sets it in all losses
+                following_params = params if target_params is None else target_params
+                next_value = self._value(following, following_params)
             reward, done, terminated = (
                 self._team_or_agent(data, key, value)
                 for key in (keys.reward, keys.done, keys.terminated)

@@ -123,15 +123,17 @@ class MADDPGLoss(OffPolicyLoss):
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the actor's loss, and metrics."""
-        data = self.inputs(self.group.dense(tensordict))
-        action, outputs = self._act(data)
+        dense = self.group.dense(tensordict)
+        data = self.inputs(dense)
+        with self.in_time():
+            action, outputs = self._act(data)
         loss = -self.moved(data, action, self._values)
         saturated = torch.zeros_like(loss)
         if outputs is not None:
             loss = loss + self.saturation_coeff * self._mean_of_own(outputs.square())
             near = outputs.exp() > _NEAR if self.group.discrete else outputs.tanh().abs() > _NEAR
             saturated = self._mean_of_own(near.to(loss.dtype))
-        mask = None if self.group.mask_key is None else data.get(self.group.mask_key)
+        mask = self.acts(dense)
         metrics = {"saturation": self.per_group.mean(saturated.detach(), mask)}
         return self.per_group.mean(loss, mask), metrics
 
@@ -141,7 +143,7 @@ class MADDPGLoss(OffPolicyLoss):
     def _act(self, data: TensorDictBase, target: bool = False) -> tuple[Tensor, Tensor | None]:
         """Returns actions, and what they were squashed or drawn from."""
         with self.network("actor_network", target) as actor:
-            inputs = data.select(*actor.in_keys)
+            inputs = self.inputs_of(actor, data, target)
             if self.group.discrete:
                 logits = actor.get_dist(inputs).logits
                 return draw_one_hot(logits), torch.where(logits > -1e9, logits, 0.0)

@@ -162,12 +162,14 @@ class MASACLoss(OffPolicyLoss):
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the actor's loss; and the temperature's, among metrics."""
-        data = self.inputs(self.group.dense(tensordict))
-        policy = self._act(data)
+        dense = self.group.dense(tensordict)
+        data = self.inputs(dense)
+        with self.in_time():
+            policy = self._act(data)
         raised = self.moved if self.choices is None else self.choices
         gain = raised(data, policy.action, self._values)
         loss = policy.mean(self.alpha * policy.log_prob - gain)
-        mask = None if self.group.mask_key is None else data.get(self.group.mask_key)
+        mask = self.acts(dense)
         log_prob = policy.mean(policy.log_prob).detach()
         excess = self.per_group.mean(log_prob + policy.target_entropy, mask)
         return self.per_group.mean(loss, mask), {
@@ -181,7 +183,7 @@ class MASACLoss(OffPolicyLoss):
 
     def _act(self, data: TensorDictBase) -> Policy:
         with self.network("actor_network") as actor:
-            dist = actor.get_dist(data.select(*actor.in_keys))
+            dist = actor.get_dist(self.inputs_of(actor, data))
         if self.group.discrete:
             legal = dist.logits > -1e9
             log_prob = torch.where(legal, dist.logits.log_softmax(-1), 0.0)

@@ -15,10 +15,17 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, TensorDictParams
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
+from torchrl.modules import set_recurrent_mode
 from torchrl.objectives import LossModule
 from torchrl.objectives.utils import distance_loss
 
 from torchrl_marl.functional import expand_mask
+from torchrl_marl.modules.memory.network import (
+    has_cells,
+    over_time,
+    state_size,
+    states_after,
+)
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.objectives.estimator import estimator_keys
 from torchrl_marl.objectives.masking import blank_masked_inputs
@@ -39,6 +46,11 @@ class OffPolicyLoss(LossModule):
     ``bootstrap="team"``, the mean of those of its group who are; for ``"agent"`` its own end
     counts, and steps whose outcome is not known are not learned from. Nothing that stands in a
     masked slot reaches a loss or a gradient.
+
+    Where the network that acts remembers, ``*B`` ends in time, and its first step's ``(group,
+    "hidden")`` counts, for the target as well, if it has no ``(group, "target_hidden")`` of its
+    own. What follows a step is then worth what one step more says, from the state behind it. Steps
+    that are not ``valid``, where there is such an entry, are not learned from.
 
     A subclass says what follows is worth (``next_value``), what the actor learns (``actor_loss``),
     and which networks have targets (``with_target``).
@@ -124,6 +136,9 @@ class OffPolicyLoss(LossModule):
             )
         self.group, self.bootstrap, self.gamma, self.mixed = group, bootstrap, gamma, mixed
         self.loss_function, self._functional = loss_function, functional
+        acting = qvalue_network if actor_network is None else actor_network
+        self.acting = "qvalue_network" if actor_network is None else "actor_network"
+        self.remembers = has_cells(acting)
         if actor_network is not None:
             self.hold("actor_network", actor_network)
         self.hold("qvalue_network", qvalue_network)
@@ -146,6 +161,13 @@ class OffPolicyLoss(LossModule):
         setattr(self, name, network)
         if follows:
             setattr(self, f"target_{name}", _target_of(network))
+
+    @property
+    def state_keys(self) -> dict[bool, NestedKey]:
+        """Where that is which the acting network remembers, and (True) its target."""
+        own = {False: self.group.key("hidden")} if self.remembers else {}
+        follows = own and self.acting in self.with_target
+        return {**own, True: self.group.key("target_hidden")} if follows else own
 
     @property
     def followed(self) -> list[tuple[nn.Module, nn.Module]]:
@@ -190,7 +212,8 @@ class OffPolicyLoss(LossModule):
         keys = self.tensor_keys
         mask = [] if self.group.mask_key is None else [self.group.mask_key]
         seen = [key for key in dict.fromkeys([*self.read_keys, *mask]) if key != keys.action]
-        following = [*seen, keys.reward, keys.terminated]
+        carried = set(self.state_keys.values())
+        following = [*(key for key in seen if key not in carried), keys.reward, keys.terminated]
         return [*seen, keys.action, *(("next", *_as_tuple(key)) for key in following)]
 
     @property
@@ -201,7 +224,8 @@ class OffPolicyLoss(LossModule):
     def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the critics' loss, and metrics; writes the errors."""
         keys, data = self.tensor_keys, self.group.dense(tensordict)
-        value = self.values(self.inputs(data))
+        with self.in_time():
+            value = self.values(self.inputs(data))
         target, learned = self.target(data, value[..., 0])
         error = value - target
         loss = self.distance(value, target.expand_as(value)).sum(-1, True)
@@ -247,7 +271,10 @@ class OffPolicyLoss(LossModule):
         terminated = of_agents(following.get(keys.terminated), everyone)
         if seen is not None:
             following.set(group.mask_key, seen)
-        next_value = self.next_value(self.inputs(following))
+        for key, state in self.recall(data).items():
+            following.set(key, state)
+        with set_recurrent_mode(False):  # TorchRL sets it in all losses
+            next_value = self.next_value(self.inputs(following))
         learned = self.learned(data)
         if self.bootstrap == "team":
             next_value = share_of_seen(next_value, seen, self.per_group)
@@ -275,11 +302,55 @@ class OffPolicyLoss(LossModule):
 
         Who acts, or where values are mixed whose group does.
         """
-        acts = None if self.group.mask_key is None else data.get(self.group.mask_key)
+        acts = self.acts(data)
         if acts is None or not self.mixed:
             return acts
         count = self.per_group.sum(acts.to(torch.get_default_dtype()))
         return self.to_agents(count).squeeze(-1) > 0
+
+    def acts(self, data: TensorDictBase) -> Tensor | None:
+        """Returns who acts, ``[*B, N]``, in steps that are valid; None for all."""
+        mask = None if self.group.mask_key is None else data.get(self.group.mask_key)
+        valid = data.get("valid", None) if self.remembers else None
+        if valid is None:
+            return mask
+        valid = valid.unsqueeze(-1).expand(*valid.shape, self.group.n_agents)
+        return valid if mask is None else mask & valid
+
+    @property
+    def states(self) -> dict[str, int]:
+        """Leaf -> the numbers that the acting network remembers of an agent."""
+        return {"hidden": state_size(getattr(self, self.acting))} if self.remembers else {}
+
+    def in_time(self) -> contextlib.AbstractContextManager:
+        """Lets the network that acts read sequences, if it remembers, for a while."""
+        return over_time(getattr(self, self.acting))
+
+    @torch.no_grad()
+    def recall(self, data: TensorDictBase) -> dict[NestedKey, Tensor]:
+        """Returns what the acting network, and its target, remember after each step.
+
+        Args:
+            data (TensorDictBase): windows of steps.
+
+        Shapes:
+            - data: ``[*B, L]``; returns ``[*B, L, N, S]`` by key; nothing without memory
+        """
+        found: dict[NestedKey, Tensor] = {}
+        inputs = self.inputs(self.group.dense(data)) if self.remembers else data
+        for target, key in self.state_keys.items():
+            with self.network(self.acting, target) as network:
+                after = states_after(network, self.inputs_of(network, inputs, target))
+            found[key] = after[self.state_keys[False]]
+        return found
+
+    def inputs_of(
+        self, network: Any, inputs: TensorDictBase, target: bool = False
+    ) -> TensorDictBase:
+        """Returns what a network reads; a target goes on from a state of its own, if it has one."""
+        own = inputs.select(*network.in_keys)
+        state = inputs.get(self.state_keys[True], None) if target and self.remembers else None
+        return own if state is None else own.set(self.state_keys[False], state)
 
     def to_agents(self, of_groups: Tensor) -> Tensor:
         """Gives every agent its group's value, ``[*B, G]`` to ``[*B, N, 1]``."""
@@ -300,6 +371,7 @@ class OffPolicyLoss(LossModule):
         """Returns what networks read, with 0 in masked slots; 0 times NaN would be NaN."""
         mask, action = self.group.mask_key, self.tensor_keys.action
         read = self.read_keys
+        read = [*read, *self.state_keys.values()]
         inputs = data.select(*dict.fromkeys(read if mask is None else [*read, mask]), strict=False)
         acted = inputs.get(action, None)
         if mask is not None and acted is not None and not acted.is_floating_point():

@@ -116,14 +116,15 @@ class ValueDecompositionLoss(OffPolicyLoss):
     def next_value(self, following: TensorDictBase) -> Tensor:
         """Returns the target's value of the best next actions."""
         with self.network("qvalue_network", target=not self.double_q) as network:
-            best = network(following.select(*network.in_keys)).get(self.tensor_keys.action)
+            acted = network(self.inputs_of(network, following, not self.double_q))
+        best = acted.get(self.tensor_keys.action)
         return self.values(following.set(self.tensor_keys.action, best), target=True)
 
     def values(self, data: TensorDictBase, target: bool = False, detached: bool = False) -> Tensor:
         """Returns the values of what is done, ``[*B, N, 1]``; the mixed one for every agent."""
         keys, group = self.tensor_keys, self.group
         with self.network("qvalue_network", target, detached) as network:
-            values = network(data.select(*network.in_keys)).get(keys.action_value)
+            values = network(self.inputs_of(network, data, target)).get(keys.action_value)
         action = data.get(keys.action)
         if group.one_hot:
             chosen = (values * action).sum(-1, keepdim=True)

@@ -13,11 +13,14 @@ from torch import Tensor
 from torchrl_marl.errors import SpecError
 from torchrl_marl.functional import expand_mask
 from torchrl_marl.learners.replay.ring import Key
+from torchrl_marl.modules.memory.network import STATES
 from torchrl_marl.objectives.masking import bootstrap_mask
 
 __all__ = ["settle"]
 
 _FLAGS = ("done", "terminated", "truncated", "mask")
+_CARRIED = ("is_init", *STATES)  # of who waits, too
+_KEPT = [(leaf,) for leaf in (*_FLAGS, *_CARRIED)]
 
 
 def settle(
@@ -91,5 +94,5 @@ def _blank(leaves: dict[Key, Tensor], group: Key, mask: Tensor, rewarded: Tensor
 
 def _keys_of(leaves: dict[Key, Tensor], group: Key) -> Iterator[Key]:
     for key in list(leaves):
-        if key[: len(group)] == group and key[len(group) :] not in [(flag,) for flag in _FLAGS]:
+        if key[: len(group)] == group and key[len(group) :] not in _KEPT:
             yield key

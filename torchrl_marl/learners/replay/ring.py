@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict
@@ -31,9 +31,12 @@ class Ring:
         num_envs (int): number E of envs.
         device (torch.device, optional): where it is kept; by default where the first batch is.
         more_bytes (int): what a row takes elsewhere, counted where memory is too small.
+        windows (bool): steps are read in windows, which go on over the ends of episodes.
 
     Attributes:
         store (TensorDict): ``[S, E]``, time-major; None before the first batch.
+        marks (dict): bool ``[S, E]``: ``ends`` of episodes, with ``windows`` also ``cuts``, after
+            which the next step does not follow.
         n_filled (int): slots that are filled.
         head (int): the slot that is written next.
     """
@@ -44,10 +47,13 @@ class Ring:
         num_envs: int,
         device: torch.device | str | None = None,
         more_bytes: int = 0,
+        windows: bool = False,
     ) -> None:
+        self.windows = windows
         self.n_steps, self.num_envs, self.more_bytes = n_steps, num_envs, more_bytes
         self.device = None if device is None else torch.device(device)
         self.store: TensorDict | None = None
+        self.marks: dict[str, Tensor] = {}
         self.n_filled = self.head = 0
 
     @property
@@ -60,19 +66,22 @@ class Ring:
         """All that a graph reads; none before the first batch."""
         if self.store is None:
             return []
-        return [*self.store.values(True, True), self._ends, self._head]
+        return [*self.store.values(True, True), *self.marks.values(), self._head]
 
     # ------------------------------------------------------------------------------- writing
 
-    def write(self, leaves: Mapping[Key, Tensor], ends: Tensor) -> list[slice]:
+    def write(
+        self, leaves: Mapping[Key, Tensor], ends: Tensor, cuts: Tensor | None = None
+    ) -> list[slice]:
         """Stores steps in place of the oldest; returns the slots that were written, in order.
 
         Args:
             leaves (mapping): key -> values.
-            ends (Tensor): bool, no look-ahead goes beyond this step.
+            ends (Tensor): bool, an episode's end; no look-ahead goes beyond this step.
+            cuts (Tensor, optional): bool, nor does a window, since the next does not follow.
 
         Shapes:
-            - leaves: ``[E, T, ...]``; ends: ``[E, T]``
+            - leaves: ``[E, T, ...]``; ends, cuts: ``[E, T]``
 
         Raises:
             ValueError: leaves of other shapes or types than before.
@@ -83,15 +92,17 @@ class Ring:
         for slots, steps in self._spans(ends.shape[1]):
             for key, value in leaves.items():
                 self.leaf(key)[slots].copy_(value[:, steps].transpose(0, 1))
-            self._ends[slots].copy_(ends[:, steps].T)
+            for name, mark in self.marks.items():
+                given = {"ends": ends, "cuts": cuts}[name]
+                mark[slots] = False if given is None else given[:, steps].T
             self._move(slots.stop % self.n_steps, max(self.n_filled, slots.stop))
             written.append(slots)
         return written
 
     def cut(self) -> None:
-        """Lets no look-ahead go beyond the newest steps."""
-        if self.n_filled:
-            self._ends[self.head - 1].fill_(True)
+        """Lets no look-ahead and no window go beyond the newest steps."""
+        for mark in self.marks.values() if self.n_filled else ():
+            mark[self.head - 1].fill_(True)
 
     def _spans(self, n: int) -> Iterator[tuple[slice, slice]]:
         """Gives slots up to the ring's end, and from its start, for the last of n new steps."""
@@ -120,7 +131,7 @@ class Ring:
             return
         self.device = device if self.device is None else self.device
         size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in rows.values())
-        size += 1 + self.more_bytes
+        size += 1 + self.windows + self.more_bytes
         refuse_too_large(
             size * self.capacity,
             self.device,
@@ -131,7 +142,8 @@ class Ring:
         self.store = TensorDict({}, shape, device=self.device)
         for key, (features, dtype) in rows.items():
             self.store.set(key, torch.zeros(*shape, *features, dtype=dtype, device=self.device))
-        self._ends = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        for name in ("ends", "cuts") if self.windows else ("ends",):
+            self.marks[name] = torch.zeros(shape, dtype=torch.bool, device=self.device)
         self._head = torch.zeros((), dtype=torch.long, device=self.device)
 
     # ------------------------------------------------------------------------------- reading
@@ -147,10 +159,13 @@ class Ring:
         rows = self.leaf(key).flatten(0, 1).index_select(0, index.flatten())
         return rows if index.ndim == 1 else rows.unflatten(0, index.shape)
 
-    def ahead(self, index: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    def ahead(
+        self, index: Tensor, length: int, marks: Literal["ends", "cuts"] = "ends"
+    ) -> tuple[Tensor, Tensor]:
         """Returns the rows from each row on, and after which of them not to look on.
 
-        That is where an episode ends, and at the newest step.
+        That is where an episode ends, or only where the next step does not follow (``cuts``), and
+        at the newest step.
 
         Shapes:
             - index: ``[B]``; returns: ``[B, L]`` each
@@ -171,8 +186,13 @@ class Ring:
         path = torch.where(path < self.capacity, path, path - self.capacity)
         newest = (self._head - 1) % self.n_steps * self.num_envs  # its first env's row
         is_newest = (path >= newest) & (path < newest + self.num_envs)
-        ends = self._ends.flatten().index_select(0, path.flatten()).view(path.shape)
+        ends = self.marks[marks].flatten().index_select(0, path.flatten()).view(path.shape)
         return path, ends | is_newest
+
+    def starts(self, draws: Tensor) -> Tensor:
+        """Returns the rows with these numbers, counted from the oldest step of the first env."""
+        oldest = self.head if self.n_filled == self.n_steps else 0
+        return (draws + oldest * self.num_envs) % self.capacity
 
     # --------------------------------------------------------------------------------- state
 
@@ -182,7 +202,8 @@ class Ring:
         state = {"shape": shape, "head": self.head, "n_filled": self.n_filled, "leaves": {}}
         if self.store is None:
             return state
-        leaves = {key: self.leaf(key) for key in self._keys()} | {("ends",): self._ends}
+        leaves = {key: self.leaf(key) for key in self._keys()}
+        leaves |= {(name,): mark for name, mark in self.marks.items()}
         if self.n_filled < self.n_steps:  # a slice would be saved with all of its memory
             leaves = {key: value[: self.n_filled].clone() for key, value in leaves.items()}
         return {**state, "leaves": leaves}
@@ -200,11 +221,14 @@ class Ring:
             )
         leaves = dict(state["leaves"])
         if leaves:
-            ends = leaves.pop(("ends",))
-            self._allocate({key: (x.shape[2:], x.dtype) for key, x in leaves.items()}, ends.device)
+            names = [key for key in leaves if key in (("ends",), ("cuts",))]
+            marks = {key[0]: leaves.pop(key) for key in names}
+            device = marks["ends"].device
+            self._allocate({key: (x.shape[2:], x.dtype) for key, x in leaves.items()}, device)
             for key, value in leaves.items():
                 self.leaf(key)[: len(value)].copy_(value)
-            self._ends[: len(ends)].copy_(ends)
+            for name, mark in marks.items():
+                self.marks[name][: len(mark)].copy_(mark)
         if self.store is not None:
             self._move(state["head"], state["n_filled"])
 

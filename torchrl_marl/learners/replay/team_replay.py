@@ -19,6 +19,7 @@ from torchrl_marl.functional import within_window
 from torchrl_marl.learners.replay.entry import settle
 from torchrl_marl.learners.replay.priorities import Priorities, Priority
 from torchrl_marl.learners.replay.ring import Key, Ring
+from torchrl_marl.modules.memory.network import STATES
 
 __all__ = ["TeamReplay"]
 
@@ -43,6 +44,7 @@ class TeamReplay:
         device (torch.device, optional): where it is kept; by default where the first batch is.
         dead_earn (bool): rewards of agents that are not alive are stored as they come, such as what
             their team earns; otherwise they are 0.
+        windows (bool): steps are read in windows that go on over the ends of episodes.
 
     Attributes:
         ring (Ring): the rows.
@@ -84,6 +86,7 @@ class TeamReplay:
         device: torch.device | str | None = None,
         *,
         dead_earn: bool = False,
+        windows: bool = False,
     ) -> None:
         if n_steps < 1 or num_envs < 1:
             raise ConfigError(
@@ -91,7 +94,8 @@ class TeamReplay:
             )
         self.keys, self.priority = [_as_tuple(key) for key in keys], priority
         self.dead_earn = dead_earn
-        self.ring = Ring(n_steps, num_envs, device, more_bytes=16 if priority else 0)
+        more = 16 if priority else 0
+        self.ring = Ring(n_steps, num_envs, device, more_bytes=more, windows=windows)
         self.priorities: Priorities | None = None
 
     def __len__(self) -> int:
@@ -141,7 +145,7 @@ class TeamReplay:
                 f"{list(batch.batch_size)}, torch.bool, as the batch."
             )
         leaves, ends = settle(batch, self.keys, self.dead_earn)
-        written = self.ring.write(leaves, ends if cut is None else ends | cut)
+        written = self.ring.write(leaves, ends if cut is None else ends | cut, cut)
         self._start_priorities()
         if self.priorities is not None:
             n = self.ring.num_envs
@@ -162,8 +166,14 @@ class TeamReplay:
 
     # ------------------------------------------------------------------------------- drawing
 
-    def rows(self, n_updates: int, size: int) -> Tensor:
+    def rows(self, n_updates: int, size: int, length: int = 1) -> Tensor:
         """Draws the rows of several updates at once, with replacement.
+
+        Args:
+            n_updates (int): number U of updates.
+            size (int): rows B of each.
+            length (int): steps L of windows that begin with these rows: no window reaches beyond
+                the newest step.
 
         Shapes:
             - returns: ``[U, B]``: numbers of rows, where drawn uniformly; else numbers in [0, 1),
@@ -171,8 +181,8 @@ class TeamReplay:
               at its time
 
         Raises:
-            ConfigError: more rows than are ever kept.
-            RuntimeError: nothing is stored yet.
+            ConfigError: more rows than are ever kept, or windows by priority.
+            RuntimeError: nothing, or less than a window, is stored yet.
         """
         if size > self.capacity:
             raise ConfigError(
@@ -182,10 +192,27 @@ class TeamReplay:
         if not len(self):
             raise RuntimeError("TeamReplay: nothing is stored yet; call extend(batch) first.")
         shape, device = (n_updates, size), self.ring.device
+        if length > 1:
+            return self._starts(shape, length)
         if self.priorities is None:
             return torch.randint(len(self), shape, device=device)
         uniform = torch.rand(shape, dtype=torch.float64, device=device)
         return (uniform + torch.arange(size, device=device)) / size
+
+    def _starts(self, shape: tuple[int, int], length: int) -> Tensor:
+        """Draws rows with which windows begin."""
+        n_starts = self.ring.n_filled - length + 1
+        if self.priorities is not None:
+            raise ConfigError(
+                "TeamReplay: windows are drawn alike, expected no priorities; leave priority out."
+            )
+        if n_starts < 1:
+            raise RuntimeError(
+                f"TeamReplay: {self.ring.n_filled} steps of each env are stored, expected at least "
+                f"{length}, a window; call extend(batch) first."
+            )
+        draws = torch.randint(n_starts * self.ring.num_envs, shape, device=self.ring.device)
+        return self.ring.starts(draws)
 
     def look(self, rows: Tensor, n_step: int, gamma: float | Tensor) -> TensorDict:
         """Returns a minibatch: each row, and what it and the next steps led to.
@@ -223,25 +250,34 @@ class TeamReplay:
     def windows(self, rows: Tensor, length: int) -> TensorDict:
         """Returns each row and the steps that follow it, for networks that remember.
 
+        With ``windows`` they go on over the ends of episodes, which agents notice by their
+        ``is_init``, up to where stored steps do not follow on each other.
+
         Args:
             rows (Tensor): of one update, from :meth:`rows`.
             length (int): steps L of a window.
 
         Shapes:
             - rows: ``[B]``; returns: ``[B, L]``, with ``valid``, bool ``[B, L]``: the step
-              belongs to the first one's episode; behind it, the last that does is repeated
+              belongs to the first one's episode, or follows on it; behind it, the last that does
+              is repeated. What agents remember is the first step's throughout.
 
         Raises:
             ConfigError: more steps than are kept.
         """
         index, weight = self._find(rows)
-        path, ends = self.ring.ahead(index, length)
+        path, ends = self.ring.ahead(index, length, "cuts" if self.ring.windows else "ends")
         valid = within_window(ends)
         last = valid.sum(1, keepdim=True) - 1
         path = path.gather(1, torch.arange(length, device=path.device).minimum(last))
         leaves: dict[Key, Tensor] = {("index",): path, ("valid",): valid}
         leaves["priority_weight",] = weight.unsqueeze(1).expand_as(path)
-        leaves |= {key: self.ring.read(key, path) for key in self.keys}
+        for key in self.keys:
+            if key[-1] in STATES:
+                first = self.ring.read(key, path[:, :1])
+                leaves[key] = first.expand(*path.shape, *first.shape[2:])
+            else:
+                leaves[key] = self.ring.read(key, path)
         return _nested(leaves, path.shape, self.ring.device)
 
     def _find(self, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from tensordict import NestedKey
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 from torchrl.modules import recurrent_mode, set_recurrent_mode
 
@@ -26,10 +28,11 @@ __all__ = [
     "over_time",
     "remember",
     "state_size",
+    "states_after",
 ]
 
-STATES = ("hidden", "critic_hidden")
-"""Leaves that hold what actors and critics remember."""
+STATES = ("hidden", "critic_hidden", "target_hidden")
+"""Leaves that hold what actors, critics, and targets of actors remember."""
 
 
 def make_memory(
@@ -152,6 +155,27 @@ def has_cells(network: nn.Module) -> bool:
 def over_time(network: nn.Module) -> contextlib.AbstractContextManager:
     """Lets a network with memory read sequences, the last batch dim being time, for a while."""
     return set_recurrent_mode(True) if has_cells(network) else contextlib.nullcontext()
+
+
+def states_after(network: TensorDictModuleBase, inputs: TensorDictBase) -> dict[Any, Tensor]:
+    """Returns what a network remembers after each step of sequences; nothing without memory.
+
+    Of an actor only the network is run: no action is drawn.
+
+    Args:
+        network (TensorDictModuleBase): an actor or a critic.
+        inputs (TensorDictBase): what it reads, without anything in masked slots.
+
+    Shapes:
+        - returns: ``[*B, T, N, S]``, by the key of the state that it reads
+    """
+    keys = [key for key in network.in_keys if isinstance(key, tuple) and key[-1] in STATES]
+    if not keys:
+        return {}
+    alone = network[0] if isinstance(network, TensorDictSequential) else network
+    with over_time(network):
+        after = alone(inputs)
+    return {key: after.get(("next", *key)) for key in keys}
 
 
 def state_size(network: nn.Module) -> int:

@@ -1,0 +1,333 @@
+"""Learners with replay and memory: windows of the store, states, burn-in, graphs, poison."""
+
+import pytest
+import torch
+from learner_twins import same_weights
+from samples import poisoned
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs import with_memory
+from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.envs.toy import Arena, Nim
+from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.learners import OffPolicyConfig, ValueConfig, build_learners
+from torchrl_marl.learners.replay_config import ReplayConfig
+from torchrl_marl.learners.windows import warmed_up
+from torchrl_marl.modules import MemoryConfig, QNetworkConfig, RecurrentNetworkConfig
+from torchrl_marl.settings import check
+
+ALGORITHMS = ("iql", "vdn", "qmix", "maddpg", "matd3", "masac")
+L = 5
+
+
+def arena(**settings):
+    return Arena(4, **{"n_agents": 3, "years": 3, "lives": 2, "seed": 0} | settings)
+
+
+def config_of(algorithm="qmix", kind="gru", sharing="group", **settings):
+    values = algorithm in ("iql", "vdn", "qmix")
+    make, network = (
+        (ValueConfig, QNetworkConfig) if values else (OffPolicyConfig, RecurrentNetworkConfig)
+    )
+    actor = network([8], sharing=sharing, memory=MemoryConfig(kind, size=6))
+    defaults = {"minibatch_size": 20, "learning_starts": 80, "updates_per_frame": 0.03}
+    return make(algorithm, actor=actor, **(defaults | {"window": L} | settings))
+
+
+def learners_of(env, config, execution="eager", own=None):
+    torch.manual_seed(0)
+    learners = build_learners(TeamSpec.from_env(env), config, own, execution=execution)
+    policy = TeamPolicy(actor for learner in learners for actor in learner.actors.values())
+    env = with_memory(env, remembered_by(policy))
+    return learners, RolloutCollector(env, policy, frames_per_batch=80)
+
+
+def stored(config, n=2, env=None, awake=False):
+    """A learner that has stored batches without learning from them, and these in a row."""
+    [learner], collector = learners_of(env or arena(late_spawn=2), config)
+    if awake:  # an untrained head hardly looks at what it remembers
+        same_weights(*(x for loss in learner.losses.values() for x in loss.followed[0]))
+    batches = [collector.rollout() for _ in range(n)]
+    for batch in batches:
+        learner._store(batch)
+    return learner, torch.cat(batches, 1)
+
+
+# ------------------------------------------------------------------------------ windows
+
+
+@pytest.mark.parametrize("capacity", [400, 124])
+def test_windows_hold_steps_that_follow_on_each_other(capacity):
+    """They begin anywhere, go on over ends, and none goes over where new steps are written."""
+    learner, whole = stored(config_of(replay=ReplayConfig(capacity=capacity)), 2)
+    replay, steps = learner.replay, min(40, capacity // 4)
+    whole = whole[:, -steps:]
+    rows = replay.rows(20, 100, L).flatten()
+    windows = replay.windows(rows, L)
+    assert windows["valid"].all()
+    seen = whole["agents", "observation"] * whole["agents", "mask"].unsqueeze(-1)
+    begun = set()
+    for row, observed, init, hidden in zip(
+        rows.tolist(),
+        windows["agents", "observation"],
+        windows["agents", "is_init"],
+        windows["agents", "hidden"],
+    ):
+        slot, env = divmod(row, 4)
+        t = (slot - replay.ring.head) % steps if replay.ring.n_filled == steps else slot
+        begun.add(t)
+        assert torch.equal(observed, seen[env, t : t + L])
+        assert torch.equal(init, whole["agents", "is_init"][env, t : t + L])
+        assert torch.equal(hidden, whole["agents", "hidden"][env, t].expand_as(hidden))
+    assert begun == set(range(steps - L + 1))
+    assert windows["agents", "is_init"][:, 1:].any()
+
+
+def test_no_window_goes_over_a_cut():
+    learner, _ = stored(config_of(), 1)
+    learner.cut()
+    learner._store(learners_of(arena(), config_of())[1].rollout())
+    windows = learner.replay.windows(torch.tensor([18 * 4 + 1]), L)
+    assert windows["valid"].tolist() == [[True, True, False, False, False]]
+    observed = windows["agents", "observation"][0]
+    assert torch.equal(observed[2:], observed[1].expand_as(observed[2:]))
+    one, other = windows.clone(), windows.clone()
+    other["next", "agents", "reward"][:, 2:] += 5.0
+    [loss] = learner.losses.values()
+    assert torch.equal(loss.value_loss(one)[0], loss.value_loss(other)[0])
+
+
+def test_windows_wait_until_there_are_steps():
+    learner, _ = stored(config_of(), 1)
+    with pytest.raises(RuntimeError, match="20 steps of each env are stored, .* at least 21"):
+        learner.replay.rows(1, 3, 21)
+    config = config_of(window=25, minibatch_size=25, learning_starts=0, updates_per_frame=0.1)
+    [learner], collector = learners_of(arena(), config)
+    assert learner.learn(collector.rollout())["agents", "updates"] == 0
+    assert learner.learn(collector.rollout())["agents", "updates"] == 8
+
+
+# ------------------------------------------------------------------------------- states
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm", "mingru", "lru"])
+@pytest.mark.parametrize("algorithm", ["qmix", "maddpg", "masac"])
+def test_what_is_remembered_is_what_was_when_it_acted(algorithm, kind):
+    """Over ends of episodes, deaths and births, from states within an episode."""
+    learner, _ = stored(config_of(algorithm, kind))
+    [loss] = learner.losses.values()
+    windows = learner.replay.windows(learner.replay.rows(1, 200, L)[0], L)
+    found = loss.recall(windows)
+    first = learner.replay.windows(windows["index"].flatten(), 1).reshape(200, L)
+    stored_states, acts = first["agents", "hidden"], windows["agents", "mask"][:, :-1]
+    goes_on = ~windows["agents", "is_init"][:, 1:, :, 0] & acts
+    after = found["agents", "hidden"][:, :-1]
+    assert goes_on.any() and not goes_on.all()
+    torch.testing.assert_close(after[goes_on], stored_states[:, 1:][goes_on], rtol=1e-5, atol=1e-6)
+    for key, state in found.items():  # the target is still the network
+        torch.testing.assert_close(state, found["agents", "hidden"], msg=str(key))
+
+
+def test_who_waits_for_its_turn_remembers():
+    with pytest.warns(UserWarning, match="in turns"):
+        learner, _ = stored(config_of("vdn"), 1, Nim(4, seed=0))
+    [name] = learner.losses
+    [loss] = learner.losses.values()
+    windows = learner.replay.windows(learner.replay.rows(1, 64, L)[0], L)
+    after, mask = loss.recall(windows)[name, "hidden"], windows[name, "mask"]
+    waits = ~mask[:, 1:] & ~windows[name, "is_init"][:, 1:, :, 0]
+    assert waits.any()
+    assert torch.equal(after[:, 1:][waits], after[:, :-1][waits])
+
+
+@pytest.mark.parametrize("double_q", [True, False])
+def test_what_follows_is_worth_what_the_next_step_of_the_window_says(double_q):
+    """By one step more from the state behind a step; where the episode goes on, it is the same."""
+    learner, _ = stored(config_of("iql", double_q=double_q), awake=True)
+    [loss] = learner.losses.values()
+    windows = learner.replay.windows(learner.replay.rows(1, 200, L)[0], L)
+    data = loss.group.dense(windows)
+    following = data["next"].copy()
+    for key, state in loss.recall(data).items():
+        following.set(key, state)
+    with torch.no_grad(), loss.in_time():
+        values = loss.qvalue_network(loss.inputs(data))["agents", "action_value"]
+    with torch.no_grad():
+        found = loss.next_value(loss.inputs(following))
+    mask, init = data["agents", "mask"], data["agents", "is_init"][..., 0]
+    goes_on = mask[:, 1:] & ~init[:, 1:] & ~data["next", "terminated"][:, :-1]
+    best = values.amax(-1, keepdim=True)[:, 1:][goes_on]
+    assert len(best) > 50
+    torch.testing.assert_close(found[:, :-1][goes_on], best, rtol=1e-4, atol=1e-5)
+    # It is what is remembered that makes the difference.
+    following["agents", "hidden"] = following["agents", "target_hidden"] = torch.zeros_like(
+        following["agents", "hidden"]
+    )
+    with torch.no_grad():
+        forgetful = loss.next_value(loss.inputs(following))
+    assert (forgetful[:, :-1][goes_on] - best).abs().max() > 1e-3
+
+
+# ------------------------------------------------------------------------------ burn-in
+
+
+@pytest.mark.parametrize("algorithm", ["qmix", "maddpg", "masac"])
+def test_a_burn_in_of_unchanged_networks_changes_nothing(algorithm):
+    """Windows whose first steps are spent are those that begin behind them."""
+    learner, _ = stored(config_of(algorithm))
+    [loss] = learner.losses.values()
+    replay, recall = learner.replay, [loss.recall]
+    rows = replay.rows(1, 50, L)[0]
+    spent = warmed_up(replay.windows(rows, L), 2, recall)
+    assert spent.batch_size == (50, L - 2)
+    later = replay.windows((rows + 2 * 4) % replay.capacity, L - 2)
+    torch.manual_seed(1)
+    found, _ = loss.value_loss(spent)
+    torch.manual_seed(1)
+    expected, _ = loss.value_loss(later)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_burn_in_brings_states_up_to_date_for_network_and_target_apart():
+    learner, _ = stored(config_of("qmix"))
+    [loss] = learner.losses.values()
+    windows = learner.replay.windows(learner.replay.rows(1, 50, L)[0], L)
+    with torch.no_grad():
+        for parameter in loss.qvalue_network.parameters():
+            parameter.mul_(2.0)
+    spent = warmed_up(windows, 2, [loss.recall])
+    own, target = spent["agents", "hidden"], spent["agents", "target_hidden"]
+    assert not own.requires_grad and (own - target).abs().max() > 1e-2
+    begins = windows["index"].flatten()
+    first = learner.replay.windows(begins, 1).reshape(50, L)["agents", "hidden"][:, 2]
+    still = ~windows["agents", "is_init"][:, 2, :, 0] & windows["agents", "mask"][:, 1]
+    torch.testing.assert_close(target[:, 0][still], first[still], rtol=1e-5, atol=1e-6)
+    # Nothing of the spent steps is learned from.
+    torch.manual_seed(0)
+    windows["next", "agents", "reward"][:, :2] += 100.0
+    again = warmed_up(windows, 2, [loss.recall])
+    assert torch.equal(loss.value_loss(spent)[0], loss.value_loss(again)[0])
+
+
+# ------------------------------------------------------------------- graphs, poison, joins
+
+
+def trained(env, config, n=3, execution="eager", own=None):
+    learners, collector = learners_of(env, config, execution, own)
+    metrics = []
+    for _ in range(n):
+        batch = collector.rollout()
+        metrics += [learner.learn(batch) for learner in learners]
+    return learners, metrics
+
+
+def assert_same(one, other, **tolerance):
+    (learners, metrics), (others, found) = one, other
+    for mine, theirs in zip(learners, others, strict=True):
+        for name, x in mine.state_dict().items():
+            if isinstance(x, torch.Tensor):
+                torch.testing.assert_close(x, theirs.state_dict()[name], **tolerance)
+    for mine, theirs in zip(metrics, found, strict=True):
+        for key, x in mine.items(True, True):
+            torch.testing.assert_close(x, theirs[key], equal_nan=True, **tolerance)
+
+
+EXACT = {"rtol": 0.0, "atol": 0.0}
+
+
+@pytest.mark.parametrize(("algorithm", "settings"), [
+    *((algorithm, {"burn_in": 2}) for algorithm in ALGORITHMS),
+    ("qmix", {"kind": "lstm", "sharing": "none"}),
+    ("iql", {"kind": "lru", "bootstrap": "agent", "sharing": "trunk"}),
+    ("maddpg", {"sharing": "agent_id", "actor_gradient": "agent"}),
+], ids=str)  # fmt: skip
+def test_updates_as_graphs_are_eager_ones(algorithm, settings):
+    make = lambda: arena(late_spawn=1)  # noqa: E731
+    config = config_of(algorithm, **settings)
+    runs = [trained(make(), config, execution=how) for how in ("eager", "trace")]
+    assert_same(*runs, **EXACT)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e9])
+@pytest.mark.parametrize("algorithm", ["qmix", "iql", "matd3", "masac"])
+def test_what_masked_slots_hold_changes_no_bit(algorithm, value):
+    runs = []
+    for poison in (False, True):
+        [learner], collector = learners_of(arena(late_spawn=1), config_of(algorithm, burn_in=1))
+        for _ in range(2):
+            batch = collector.rollout()
+            mask, alive = batch["agents", "mask"], ~batch["agents", "done"].squeeze(-1)
+            if poison:
+                flags = batch["next", "agents"]
+                cut = alive & (flags["truncated"] & ~flags["terminated"]).squeeze(-1)
+                batch = poisoned(batch, ("agents", "observation"), mask, value)
+                batch = poisoned(batch, ("agents", "action"), mask, value)
+                batch = poisoned(batch, ("agents", "hidden"), alive, value)
+                begun = ~batch["agents", "is_init"].squeeze(-1)
+                batch = poisoned(batch, ("agents", "hidden"), begun, value)
+                batch = poisoned(
+                    batch, ("next", "agents", "observation"), flags["mask"] | cut, value
+                )
+            torch.manual_seed(1)
+            metrics = learner.learn(batch)
+            torch.manual_seed(2)
+        runs.append(([learner], [metrics]))
+    assert metrics["agents", "updates"] > 0
+    assert_same(*(([], metrics) for _, metrics in runs), **EXACT)
+    for mine, theirs in zip(*(learners[0].parameters() for learners, _ in runs), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("algorithm", ["iql", "qmix"])
+def test_joined_groups_learn_as_apart(algorithm):
+    settings = {"learning_starts": 0, "updates_per_frame": 0.0125, "minibatch_size": 80}
+    config = config_of(algorithm, max_grad_norm=0.01, burn_in=1, **settings)
+    env = arena(n_agents=4, n_groups=2)
+    joined, collector = learners_of(env, config)
+    apart, _ = learners_of(env, config, own={"agents_1": {"adam_eps": 1.0001e-8}})
+    assert (len(joined), len(apart)) == (1, 2)
+    same_weights(*joined, *apart)
+    batch = collector.rollout()
+    found = []
+    for learners in (joined, apart):
+        for learner in learners:
+            torch.manual_seed(5)  # the same windows
+            found.append(learner.learn(batch.clone()))
+    for metrics in found[1:]:
+        for key, value in metrics.items(True, True):
+            torch.testing.assert_close(found[0][key], value, rtol=1e-4, atol=1e-5)
+
+
+# ----------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"minibatch_size": 24}, r"minibatch_size is 24, .* use learner.minibatch_size=25"),
+    ({"burn_in": 5}, "burn_in is 5, expected less than learner.window, 5.* learner.burn_in=2"),
+    ({"n_step": 3}, "n_step is 3, which networks with memory .* use learner.n_step=1"),
+    ({"replay": ReplayConfig(alpha=0.6)}, "replay.alpha is 0.6, .* use learner.replay.alpha=0"),
+    ({"replay": ReplayConfig(capacity=20), "window": 10, "num_envs": 4},
+     "window is 10, expected at most 5, the steps of each of 4 environments"),
+], ids=str)  # fmt: skip
+def test_settings_that_do_not_fit_are_refused(settings, words):
+    num_envs = settings.pop("num_envs", None)
+    config = config_of(**settings)
+    with pytest.raises(ConfigError, match=words):
+        check(config, "learner.")
+        config.check_store(num_envs, 20, "learner.")
+
+
+def test_an_environment_that_carries_nothing_is_refused():
+    env = arena()
+    [learner], collector = learners_of(env, config_of())
+    with pytest.raises(SpecError, match="with_memory"):
+        learner.actors["agents"](env.reset())
+    batch = collector.rollout()
+    del batch["agents", "hidden"]
+    with pytest.raises(SpecError, match="no \\('agents', 'hidden'\\)"):
+        learner.learn(batch)
+
+
+if __name__ == "__main__":
+    pytest.main([__file__])
