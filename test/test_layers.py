@@ -44,6 +44,7 @@ SETTINGS = {
     "envs.config",
     "envs.libraries",
     "modules.config",
+    "modules.communication_config",
     "learners.config",
     "learners.memory_config",
     "learners.off_policy_config",

@@ -102,7 +102,7 @@ class TestBodyOfOnesOwn:
 
     def test_it_has_a_value_for_each_agent(self, mean_body):
         config = CriticConfig([8], body="mean", value_per="team")
-        with pytest.raises(ConfigError, match="value_per is 'team', but its body 'mean'"):
+        with pytest.raises(ConfigError, match="value_per is 'team', but a network over agents"):
             make_critic(picture_group(Unbounded((3,))), config)
 
 

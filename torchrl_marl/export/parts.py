@@ -90,7 +90,8 @@ def body_of_agent(body: nn.Module, agent: int, n_agents: int) -> nn.Module:
         own.encoder, own.head = (
             body_of_agent(part, agent, n_agents) for part in (body.encoder, body.head)
         )
-        own.memory = memory_of_agent(body.memory, agent)
+        if body.memory is not None:
+            own.memory = memory_of_agent(body.memory, agent)
         return own
     raise ConfigError(
         f"an actor's body is a {type(body).__name__}, one network over all agents, of which no "

@@ -15,6 +15,8 @@ from torchrl_marl.specs import GroupSpec
 
 __all__ = ["Block"]
 
+_AT_NEXT = ("is_init", "links")
+
 
 class Block:
     """As few joined groups as their actions allow, and a batch in their layout.
@@ -24,8 +26,8 @@ class Block:
         apart (bool): leave every group by itself.
         seen (GroupSpec, optional): the agents that critics across groups see.
         acted (sequence of str): what a batch has of their acting.
-        remembered (sequence of str): what it has for networks with memory; of them ``is_init``
-            also at the next step.
+        remembered (sequence of str): what it has for networks with memory or communication; of
+            them ``is_init`` and ``links`` also at the next step.
 
     Attributes:
         joined (dict): name of one or several groups, ``"a+b"`` -> the group that is trained.
@@ -62,7 +64,7 @@ class Block:
         for group in self.joined.values():
             leaves = (*self.acted, *self.remembered)
             now = group.gather(batch, leaves=leaves, flags=True)
-            leaves = ("reward", *(leaf for leaf in self.remembered if leaf == "is_init"))
+            leaves = ("reward", *(leaf for leaf in self.remembered if leaf in _AT_NEXT))
             then = group.gather(batch.get("next"), leaves=leaves, flags=True)
             data.set(group.name, now.get(group.name))
             data.set(("next", group.name), then.get(group.name))

@@ -13,7 +13,13 @@ from torch import nn
 
 from torchrl_marl.capture import check_execution
 from torchrl_marl.learners.block import Block
-from torchrl_marl.learners.networks import ObservationNorms, must_stay_apart, seen_by_critics
+from torchrl_marl.learners.networks import (
+    ObservationNorms,
+    check_hearing,
+    must_stay_apart,
+    seen_by_critics,
+)
+from torchrl_marl.modules.communication_config import gives_links
 from torchrl_marl.modules.config import has_memory
 from torchrl_marl.modules.joined_actor import GroupActors
 from torchrl_marl.specs import GroupSpec, TeamSpec
@@ -65,16 +71,19 @@ class BlockLearner(nn.Module):
         self.block = Block(
             self.groups, apart=apart, seen=seen, acted=self.acted, remembered=self.remembered
         )
+        check_hearing(self.block.joined, config)
         self.observation_norms = ObservationNorms(config.normalize_observations, device)
         self.actors = GroupActors()
         self.losses: dict[str, Any] = {}
 
     @property
     def remembered(self) -> tuple[str, ...]:
-        """What a batch has for networks with memory."""
-        if not getattr(self.config, "remembers", False):
-            return ()
-        return ("is_init", "hidden") if has_memory(self.config.actor) else ("is_init",)
+        """What a batch has for networks with memory, and links that the environment gives."""
+        config, found = self.config, []
+        if getattr(config, "remembers", False):
+            found = ["is_init", "hidden"] if has_memory(config.actor) else ["is_init"]
+        networks = (config.actor, getattr(config, "critic", config.actor))
+        return (*found, *["links"] * any(gives_links(own) for own in networks))
 
     def unshare(self) -> None:
         """Gives every agent a network of its own from now on, with the outputs that it had."""

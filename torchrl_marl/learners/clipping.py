@@ -15,6 +15,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor
 
+from torchrl_marl.modules.communication.channel import channels_of
 from torchrl_marl.modules.memory.network import STATES, state_size
 from torchrl_marl.modules.random_actor import RandomActor
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
@@ -86,6 +87,8 @@ class GradientClip:
         parameters = [*actor.parameters(), *critic.parameters()]
         sizes = zip(STATES, map(state_size, (actor, critic)))
         states = {leaf: size for leaf, size in sizes if size}
+        draws = sum(channel.draws for channel in channels_of(actor))
+        states |= {"channel": draws} if draws else {}
         return cls.of_outputs(
             group, parameters, outputs, limit, seen=seen, per_agent=per_agent, states=states
         )
@@ -112,7 +115,8 @@ class GradientClip:
             limit (float, optional): the largest norm; None for none.
             seen (GroupSpec, optional): other agents that a network sees.
             per_agent (bool): take every agent for a group of its own.
-            states (mapping, optional): leaf -> the numbers that a network remembers.
+            states (mapping, optional): leaf -> the numbers of an agent that networks read besides:
+                what they remember, and what was drawn in the channel.
         """
         parameters = list(dict.fromkeys(parameters))
         index = tuple(range(group.n_agents)) if per_agent else group.group_index

@@ -13,11 +13,12 @@ from torchrl_marl.learners.memory_config import (
     check_windows,
     remembers,
 )
+from torchrl_marl.modules.communication_config import communicates
 from torchrl_marl.modules.config import (
     CriticConfig,
     NetworkConfig,
     RecurrentCriticConfig,
-    RecurrentNetworkConfig,
+    TeamNetworkConfig,
     has_memory,
     sharing_of,
 )
@@ -184,6 +185,12 @@ class ActorCriticConfig(TrainedConfig):
                 f"has for itself; use {at}algorithm={central} and {at}critic.sharing=group, "
                 f"or {at}critic.value_per=agent."
             )
+        if critic.architecture != "mlp" and communicates(critic):
+            raise ConfigError(
+                f"{at}critic.communication.kind is {critic.communication.kind!r}, but a critic of "
+                f"architecture {critic.architecture!r} is one network over all agents; use "
+                f"{at}critic.communication=none, or {at}critic.architecture=mlp."
+            )
         if critic.architecture != "mlp" and not shared:
             raise ConfigError(
                 f"{at}critic.sharing is {sharing!r}, but a critic of architecture "
@@ -222,7 +229,7 @@ class OnPolicyConfig(ActorCriticConfig):
     """How agents learn."""
     central_input: Annotated[CentralInput, ReadWhere("algorithm", "mappo")] = "observations"
     """What a central critic sees."""
-    actor: RecurrentNetworkConfig = field(default_factory=RecurrentNetworkConfig)
+    actor: TeamNetworkConfig = field(default_factory=TeamNetworkConfig)
     """The actor's network."""
     critic: Annotated[
         RecurrentCriticConfig, ReadWhere("algorithm", "mappo", of=("architecture", "value_per"))
@@ -292,7 +299,7 @@ class OnPolicyConfig(ActorCriticConfig):
 
     def __post_init__(self) -> None:
         # Plain networks will do, too.
-        for name, kind in (("actor", RecurrentNetworkConfig), ("critic", RecurrentCriticConfig)):
+        for name, kind in (("actor", TeamNetworkConfig), ("critic", RecurrentCriticConfig)):
             given = getattr(self, name)
             if not isinstance(given, kind):
                 object.__setattr__(self, name, kind(**vars(given)))
@@ -309,6 +316,11 @@ class OnPolicyConfig(ActorCriticConfig):
             ConfigError: naming the settings that do not fit together.
         """
         super().check(at)
+        if self.unshare_at is not None and (communicates(self.actor) or communicates(self.critic)):
+            raise ConfigError(
+                f"{at}unshare_at is {self.unshare_at:g}, but networks whose agents communicate "
+                f"stay as they are shared; use {at}unshare_at=null, or {at}actor.sharing=none."
+            )
         if not self.remembers:
             return
         check_windows(self, at)
@@ -338,9 +350,9 @@ class HAPPOConfig(OnPolicyConfig):
     window: Annotated[Count, ReadWhere("algorithm", "happo", but=True)] = 16
     burn_in: Annotated[int, Range(0), ReadWhere("algorithm", "happo", but=True)] = 0
     actor: Annotated[
-        RecurrentNetworkConfig,
-        ReadWhere("algorithm", "happo", but=True, of=(*_SHARED, "memory")),
-    ] = field(default_factory=lambda: RecurrentNetworkConfig(sharing="none"))
+        TeamNetworkConfig,
+        ReadWhere("algorithm", "happo", but=True, of=(*_SHARED, "memory", "communication")),
+    ] = field(default_factory=lambda: TeamNetworkConfig(sharing="none"))
     """The actor's network, each agent's own."""
 
     def __post_init__(self) -> None:
@@ -363,6 +375,12 @@ class HAPPOConfig(OnPolicyConfig):
                 f"{at}{name}.memory.kind is {quoted(getattr(self, name).memory.kind)}, which "
                 f"{self.algorithm} does not have; use {at}{name}.memory=none, or "
                 f"{at}algorithm=mappo."
+            )
+        if communicates(self.actor):
+            raise ConfigError(
+                f"{at}actor.communication.kind is {quoted(self.actor.communication.kind)}, but "
+                f"{self.algorithm} updates one agent after the other, and a channel belongs to "
+                f"all; use {at}actor.communication=none, or {at}algorithm=mappo."
             )
         sharing, body = sharing_of(self.actor), BODIES.find(self.actor.body)
         if sharing != "none":

@@ -23,6 +23,7 @@ from torchrl_marl.learners.parallel_q_config import ParallelQConfig
 from torchrl_marl.learners.value_config import ValueConfig
 from torchrl_marl.modules.action_critics import make_action_critic
 from torchrl_marl.modules.actors import make_actor
+from torchrl_marl.modules.communication_config import communicates
 from torchrl_marl.modules.critics import make_critic
 from torchrl_marl.modules.inputs import gather_observation
 from torchrl_marl.modules.mixed_critic import make_mixed_critic
@@ -39,6 +40,7 @@ __all__ = [
     "build_critic",
     "build_mixer",
     "build_q_actor",
+    "check_hearing",
     "must_stay_apart",
     "seen_by_critics",
 ]
@@ -236,10 +238,33 @@ def seen_by_critics(groups: Iterable[GroupSpec], config: TrainedConfig) -> Group
 
 
 def must_stay_apart(config: TrainedConfig) -> bool:
-    """Whether each group needs networks of its own: one over a set of agents would see them all."""
+    """Whether each group needs networks of its own: one over a set of agents would see them all,
+    and who does not hear the others does not share a channel with them."""
+    networks = [config.actor, *([config.critic] if hasattr(config, "critic") else [])]
+    talks = [own.communication for own in networks if communicates(own)]
+    if any(not own.across_groups for own in talks):
+        return True
     if not isinstance(config, ActorCriticConfig):
         return False
     return config.critic.architecture != "mlp" and config.central_input != "team"
+
+
+def check_hearing(joined: Iterable[str], config: TrainedConfig) -> None:
+    """Refuses groups that should hear each other but are not trained as one.
+
+    Args:
+        joined (iterable of str): names of the groups that are trained.
+        config (TrainedConfig): how.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    names = list(joined)
+    if len(names) > 1 and config.actor.communication.across_groups and communicates(config.actor):
+        raise ConfigError(
+            f"actor.communication.across_groups is true, but groups {', '.join(names)} cannot be "
+            "trained as one: their actions are of different types; use across_groups=false."
+        )
 
 
 @contextlib.contextmanager

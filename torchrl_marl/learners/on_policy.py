@@ -18,6 +18,7 @@ from torchrl_marl.learners.epoch_learner import EpochLearner
 from torchrl_marl.learners.networks import build_actor, build_critic
 from torchrl_marl.learners.stopping import KLStop
 from torchrl_marl.learners.turns import warn_of_turns
+from torchrl_marl.modules.communication_config import draws
 from torchrl_marl.objectives.masking import loss_mask
 from torchrl_marl.objectives.ppo import MAPPOLoss
 from torchrl_marl.specs import GroupSpec, TeamSpec
@@ -75,7 +76,6 @@ class OnPolicyLearner(EpochLearner):
     """Whether each agent's policy has means, limits and a stop of its own, and not each group's."""
     stopping = KLStop
     """What ends the epochs of a batch."""
-    acted = ("action", "action_log_prob")
     written = ("advantage", "value_target", "state_value", "loss_mask")
 
     def __init__(
@@ -98,6 +98,12 @@ class OnPolicyLearner(EpochLearner):
             self.critics[name] = critic
             self.losses[name] = _loss(actor, critic, group, config, device, self.per_agent)
         self.start_optimizer()
+
+    @property
+    def acted(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What the losses read of the agents' acting."""
+        drawn = ("channel",) if draws(self.config.actor.communication) else ()
+        return ("action", "action_log_prob", *drawn)
 
     def networks(self, loss: MAPPOLoss) -> tuple[Any, Any]:
         """Returns its actor and its critic."""

@@ -132,7 +132,14 @@ def refuse_forgotten(groups: Mapping[str, GroupSpec], batch: TensorDictBase, nee
     """
     for group in groups.values():
         for leaf in needed:
-            if batch.get(group.key(leaf), None) is None:
+            if batch.get(group.key(leaf), None) is not None:
+                continue
+            if leaf == "links":
+                raise SpecError(
+                    f"group {group.name!r}: communication.links is 'env', but the environment "
+                    f"gives no {group.key(leaf)!r}, [N, N]; use communication.links=all."
+                )
+            else:
                 raise SpecError(
                     f"group {group.name!r}: its networks remember, but the batch has no "
                     f"{group.key(leaf)!r}; let the environment carry it: "

@@ -7,6 +7,10 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.modules.action_critics import make_action_critic
     from torchrl_marl.modules.actors import make_actor
+    from torchrl_marl.modules.communication_config import (
+        CommunicationConfig,
+        DrawnCommunicationConfig,
+    )
     from torchrl_marl.modules.config import (
         CriticConfig,
         MemoryConfig,
@@ -15,6 +19,7 @@ if TYPE_CHECKING:
         QNetworkConfig,
         RecurrentCriticConfig,
         RecurrentNetworkConfig,
+        TeamNetworkConfig,
     )
     from torchrl_marl.modules.critics import make_critic
     from torchrl_marl.modules.deterministic_actor import make_deterministic_actor
@@ -35,6 +40,7 @@ __getattr__, __dir__, __all__ = attach(
     {
         "action_critics": ["make_action_critic"],
         "actors": ["make_actor"],
+        "communication_config": ["CommunicationConfig", "DrawnCommunicationConfig"],
         "config": [
             "CriticConfig",
             "MemoryConfig",
@@ -43,6 +49,7 @@ __getattr__, __dir__, __all__ = attach(
             "QNetworkConfig",
             "RecurrentCriticConfig",
             "RecurrentNetworkConfig",
+            "TeamNetworkConfig",
         ],
         "critics": ["make_critic"],
         "deterministic_actor": ["make_deterministic_actor"],

@@ -15,6 +15,7 @@ from tensordict.nn import (
     TensorDictSequential,
     dispatch,
 )
+from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
 from torch.distributions import Categorical
 from torchrl.data import Bounded
@@ -27,12 +28,18 @@ from torchrl.modules import (
 )
 
 from torchrl_marl.errors import SpecError
+from torchrl_marl.modules.communication.channel import channels_of, drawing
 from torchrl_marl.modules.config import NetworkConfig
-from torchrl_marl.modules.distributions import PaddedNormal, PaddedTanhNormal
+from torchrl_marl.modules.distributions import Gated, PaddedNormal, PaddedTanhNormal
 from torchrl_marl.modules.heads import LegalLogits
 from torchrl_marl.modules.inputs import AgentInput
-from torchrl_marl.modules.memory.network import memory_keys, state_size
-from torchrl_marl.modules.networks import AgentNetwork, links_of, make_agent_network
+from torchrl_marl.modules.memory.network import state_size
+from torchrl_marl.modules.networks import (
+    AgentNetwork,
+    extra_keys,
+    links_of,
+    make_agent_network,
+)
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.size import check_size
 from torchrl_marl.specs import GroupSpec
@@ -67,6 +74,8 @@ class GroupActor(ProbabilisticActor):
         self.group = group
         self.remembered = remembered_of(self, group)
         """Numbers that an agent remembers, by group."""
+        self.draws = sum(channel.draws for channel in channels_of(self))
+        """Numbers that are drawn for an agent in the channel of a step."""
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
@@ -74,9 +83,21 @@ class GroupActor(ProbabilisticActor):
         if self.remembered:
             check_memory(self.group, tensordict)
         if not is_lazy(tensordict.get(self.group.name, None)):
-            return super().forward(tensordict, *args, **kwargs)
-        acted = super().forward(self.group.dense(tensordict), *args, **kwargs)
+            return self._act(tensordict, *args, **kwargs)
+        acted = self._act(self.group.dense(tensordict), *args, **kwargs)
         return write_acted(self.group, acted, tensordict)
+
+    def _act(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
+        """Acts on dense data; what the channel needs is drawn anew."""
+        if not self.draws:
+            return super().forward(tensordict, *args, **kwargs)
+        rows = tensordict.get(self.group.observation_keys[0])
+        agents = (*tensordict.batch_size, self.group.n_agents)
+        blank = torch.zeros(*agents, self.draws, device=rows.device)
+        tensordict.set(self.group.key("channel"), blank)
+        how = interaction_type() or self.default_interaction_type
+        with drawing("draw" if how is InteractionType.RANDOM else "mode"):
+            return super().forward(tensordict, *args, **kwargs)
 
     def get_dist(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> Any:
         """Returns the distribution over padded actions."""
@@ -105,7 +126,7 @@ def check_memory(group: GroupSpec, tensordict: TensorDictBase) -> None:
 
 def write_acted(group: GroupSpec, acted: TensorDictBase, td: TensorDictBase) -> TensorDictBase:
     """Writes dense actions into a lazily stacked group."""
-    for leaf in ("action", "action_log_prob"):
+    for leaf in ("action", "action_log_prob", "channel"):
         rows = acted.get((group.name, leaf), None)
         if rows is not None:
             group.write(td, leaf, rows)
@@ -166,6 +187,9 @@ def make_actor(
     network = make_actor_network(group, config, outputs, head, observation_norm, device)
     make = _discrete if group.discrete else _continuous
     module, parameters, distribution, settings = make(group, network, device)
+    if network.gated:
+        parameters |= {"gate": group.key("channel"), "gate_logits": group.key("gate_logits")}
+        distribution, settings = Gated, {"of": distribution, **settings}
     return GroupActor(
         group,
         module=module,
@@ -229,12 +253,10 @@ def _continuous(group, network, device):
 
 
 def of_group(group: GroupSpec, network: nn.Module, outputs: list[NestedKey]) -> TensorDictModule:
-    """Returns a network that reads a group, with its memory where it has one."""
-    keys = AgentInput.keys(group)
-    if getattr(network, "remembers", False):
-        read, written = memory_keys(group, "hidden")
-        keys, outputs = [*keys, *read], [*outputs, written]
-    return TensorDictModule(network, in_keys=keys, out_keys=outputs)
+    """Returns a network that reads a group, with its memory and its channel where it has them."""
+    read, written = extra_keys(network, group)
+    keys = [*AgentInput.keys(group), *read]
+    return TensorDictModule(network, in_keys=keys, out_keys=[*outputs, *written])
 
 
 def refuse_half_bounded(group: GroupSpec) -> None:

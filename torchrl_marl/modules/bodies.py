@@ -54,14 +54,19 @@ class Context:
             None: all may hear all. Groups that are trained as one do not hear each other.
         state (optional): what the body returned in the step before.
         is_init (Tensor, optional): True where an agent's episode begins.
+        position (Tensor, optional): where each agent is.
+        drawn (Tensor, optional): what was drawn in the channel between agents.
 
     Shapes:
-        - links: ``[N, N]``; state: ``[*B, N, S]``; is_init: ``[*B, N, 1]``
+        - links: ``[N, N]`` or ``[*B, N, N]``; state: ``[*B, N, S]``; is_init: ``[*B, N, 1]``
+        - position: ``[*B, N, P]``; drawn: ``[*B, N, D]``
     """
 
     links: Tensor | None = None
     state: Any = None
     is_init: Tensor | None = None
+    position: Tensor | None = None
+    drawn: Tensor | None = None
 
 
 class Feedforward(nn.Sequential):

@@ -6,6 +6,11 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
+from torchrl_marl.modules.communication_config import (
+    CommunicationConfig,
+    DrawnCommunicationConfig,
+    communicates,
+)
 from torchrl_marl.modules.registry import BODIES, SHARINGS
 from torchrl_marl.settings import Count, Each, OneOf, Positive, Range, ReadWhere, Seed
 
@@ -25,6 +30,7 @@ __all__ = [
     "QNetworkConfig",
     "RecurrentCriticConfig",
     "RecurrentNetworkConfig",
+    "TeamNetworkConfig",
     "has_memory",
     "sharing_of",
 ]
@@ -51,7 +57,7 @@ MIXERS = {
     "monotonic": "a network that rises in each agent's value, with weights made of what all see",
 }
 REMEMBERING = ("group", "full", "none", "index", "clusters", "trunk", "agent_id")
-"""Ways of sharing that know which agents have a memory's weights together."""
+"""Ways of sharing that have a place for memory and communication."""
 ARCHITECTURES = {
     "mlp": "a multi-layer perceptron over all agents side by side",
     "set": "the mean over a set of living agents",
@@ -109,6 +115,8 @@ class NetworkConfig:
     share_params: bool | None = None
     """TorchRL's word: true is ``sharing: group``, false is ``none``; null leaves ``sharing`` as it
     is."""
+    communication: CommunicationConfig = field(default_factory=CommunicationConfig)
+    """What agents of a group say to each other."""
 
     def check(self, at: str = "") -> None:
         """Refuses ways of sharing that contradict each other or miss their index.
@@ -130,6 +138,9 @@ class NetworkConfig:
             raise ConfigError(
                 f"{at}sharing_index is {quoted(list(index))}, expected numbers from 0 without gaps."
             )
+        if communicates(self):
+            self.communication.check(f"{at}communication.")
+            _check_parts(self, "communication", self.communication.kind, at)
 
 
 @dataclass(frozen=True)
@@ -172,28 +183,26 @@ class RecurrentNetworkConfig(NetworkConfig):
         super().check(at)
         if not has_memory(self):
             return
-        body, sharing, memory = BODIES.find(self.body), sharing_of(self), self.memory
-        found = f"{at}memory.kind is {quoted(memory.kind)}, but"
-        if body is not None and body.body is not None:
-            raise ConfigError(
-                f"{found} {at}body is {quoted(self.body)}, one network over all agents, which "
-                f"has none; use {at}body=mlp, or {at}memory=none."
-            )
-        if sharing not in REMEMBERING:
-            raise ConfigError(
-                f"{found} {at}sharing is {quoted(sharing)}, which has none; use one of "
-                f"{', '.join(REMEMBERING)}, or {at}memory=none."
-            )
-        if not self.num_cells:
-            raise ConfigError(
-                f"{found} {at}num_cells is empty, and it reads a hidden layer; use "
-                f"{at}num_cells=[{memory.size}]."
-            )
+        memory = self.memory
+        _check_parts(self, "memory", memory.kind, at)
         if memory.kind == "lru" and memory.size % 2:
             raise ConfigError(
                 f"{at}memory.size is {memory.size}, expected an even number for 'lru'; use "
                 f"{at}memory.size={memory.size + 1}."
             )
+
+
+@dataclass(frozen=True)
+class TeamNetworkConfig(RecurrentNetworkConfig):
+    """A network that may remember, and between whose agents something may be drawn."""
+
+    communication: DrawnCommunicationConfig = field(default_factory=DrawnCommunicationConfig)
+    """What agents of a group say to each other."""
+
+    def __post_init__(self) -> None:
+        own = self.communication  # plain communication will do, too
+        if not isinstance(own, DrawnCommunicationConfig):
+            object.__setattr__(self, "communication", DrawnCommunicationConfig(**vars(own)))
 
 
 @dataclass(frozen=True)
@@ -246,6 +255,30 @@ class AnyMixerConfig:
     """Units of the mixer."""
     init_scale: Annotated[Positive, ReadWhere("kind", "monotonic")] = 1e-3
     """Gain of the orthogonal start of what makes the mixer's weights."""
+
+
+def _check_parts(config: NetworkConfig, part: str, kind: str, at: str) -> None:
+    """Refuses networks that have no place between hidden layers and the last one.
+
+    Raises:
+        ConfigError: naming the settings that do not fit together.
+    """
+    body, sharing = BODIES.find(config.body), sharing_of(config)
+    found = f"{at}{part}.kind is {quoted(kind)}, but"
+    if body is not None and body.body is not None:
+        raise ConfigError(
+            f"{found} {at}body is {quoted(config.body)}, one network over all agents, which "
+            f"has none; use {at}body=mlp, or {at}{part}=none."
+        )
+    if sharing not in REMEMBERING:
+        raise ConfigError(
+            f"{found} {at}sharing is {quoted(sharing)}, which has none; use one of "
+            f"{', '.join(REMEMBERING)}, or {at}{part}=none."
+        )
+    if not config.num_cells:
+        raise ConfigError(
+            f"{found} {at}num_cells is empty, and it reads a hidden layer; use {at}num_cells=[64]."
+        )
 
 
 def has_memory(config: NetworkConfig) -> bool:

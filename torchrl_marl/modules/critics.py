@@ -20,11 +20,16 @@ from torchrl_marl.modules.central import (
     make_set_network,
     pick_of,
 )
+from torchrl_marl.modules.communication_config import communicates
 from torchrl_marl.modules.config import CriticConfig, NetworkConfig, sharing_of
 from torchrl_marl.modules.heads import Denormalize
 from torchrl_marl.modules.inputs import AgentInput, StateInput, TeamInput, state_features
-from torchrl_marl.modules.memory.network import memory_keys
-from torchrl_marl.modules.networks import AgentNetwork, links_of, make_agent_network
+from torchrl_marl.modules.networks import (
+    AgentNetwork,
+    extra_keys,
+    links_of,
+    make_agent_network,
+)
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.modules.registry import body_of
 from torchrl_marl.modules.size import check_size
@@ -115,9 +120,8 @@ def make_critic(
     values: list[NestedKey] = [group.key("state_value")]
     if critic.remembers:
         _check_seen(group, team if centralized is True else None)
-        read, written = memory_keys(group, "critic_hidden")
-        keys, values = [*keys, *read], [*values, written]
-    return TensorDictModule(critic, keys, values)
+    read, written = extra_keys(critic, group, "critic_hidden")
+    return TensorDictModule(critic, [*keys, *read], [*values, *written])
 
 
 def _check_seen(group: GroupSpec, team: GroupSpec | None) -> None:
@@ -134,10 +138,13 @@ def _state_critic(group, config, per_agent, head, device) -> AgentNetwork:
             f"group {group.name!r}: this environment gives no 'state' for a critic to see; "
             "VmasEnv(state='observations') adds one, or use central_input=observations."
         )
-    if body_of(config).make_body is not None:
+    reads_agents = body_of(config).make_body is not None
+    if reads_agents or communicates(config):
+        found = f"body is {config.body!r}" if reads_agents else "agents communicate"
         raise ConfigError(
-            f"group {group.name!r}: a critic's body is {config.body!r}, which reads agents, but it "
-            "sees the state; use body=mlp, or central_input=observations."
+            f"group {group.name!r}: a critic's {found}, which reads agents, but it sees the state; "
+            f"use {'body=mlp' if reads_agents else 'communication=none'}, or "
+            "central_input=observations."
         )
     columns = [list(range(group.state_dim))] * len(group.groups)
     inputs = [state_features(group)] * len(group.groups)
@@ -155,7 +162,7 @@ def _central_critic(group, team, config, norm, head, device) -> AgentNetwork:
     if getattr(config, "architecture", "mlp") != "mlp":
         network: nn.Module = make_set_network(group, seen, config, device)
         return AgentNetwork(agents, network, head, pick=pick_of(group, seen, per_agent, device))
-    body = body_of(config).make_body
+    body = make_agent_network if communicates(config) else body_of(config).make_body
     if body is not None:
         _check_body(group, config, per_agent)
         network = body(seen, 1, config, gain=1.0, device=device)
@@ -178,8 +185,8 @@ def _central_critic(group, team, config, norm, head, device) -> AgentNetwork:
 def _check_body(group: GroupSpec, config: NetworkConfig, per_agent: bool) -> None:
     if not per_agent:
         raise ConfigError(
-            f"group {group.name!r}: a critic's value_per is 'team', but its body "
-            f"{config.body!r} has a value for each agent; use value_per=agent."
+            f"group {group.name!r}: a critic's value_per is 'team', but a network over agents has "
+            "a value for each agent; use value_per=agent."
         )
 
 

@@ -1,4 +1,4 @@
-"""Distributions over actions that are padded to the widest agent of a group.
+"""Distributions over actions that are padded to the widest agent of a group, or have a gate beside.
 
 Shapes: B any batch dims, N agents, A action features of the widest agent.
 """
@@ -6,13 +6,15 @@ Shapes: B any batch dims, N agents, A action features of the widest agent.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Distribution
 from torchrl.modules import IndependentNormal, TanhNormal
 
-__all__ = ["PaddedNormal", "PaddedTanhNormal"]
+__all__ = ["Gated", "PaddedNormal", "PaddedTanhNormal"]
 
 Scale = Tensor | float | Callable[[Tensor], Tensor]
 
@@ -202,6 +204,90 @@ class PaddedTanhNormal(_Padded, TanhNormal):
 
     def _stretch(self, normal: Tensor, action: Tensor) -> Tensor:
         return self._sum(self.transforms[0].log_abs_det_jacobian(normal, action))
+
+
+class Gated(Distribution):
+    """A distribution over actions and over whether an agent speaks, which is drawn already.
+
+    Draws are those of the actions; log-probabilities and entropies are those of both.
+
+    Args:
+        gate (Tensor): what was drawn in the channel; its first number says who spoke, 1 or 0.
+        gate_logits (Tensor): of speaking.
+        of (type): the distribution of the actions.
+        keywords: of that one.
+
+    Shapes:
+        - gate: ``[*B, N, D]``; gate_logits: ``[*B, N, 1]``; log_prob, entropy: ``[*B, N]``
+
+    Reference: Singh et al., 2019, https://arxiv.org/abs/1812.09755, section 3.2.
+
+    Examples:
+        >>> from torch.distributions import Categorical
+        >>> speaks, even = torch.ones(3, 1), torch.zeros(3, 1)
+        >>> Gated(speaks, even, of=Categorical, logits=torch.zeros(3, 2)).log_prob(
+        ...     torch.zeros(3)).exp()
+        tensor([0.2500, 0.2500, 0.2500])
+    """
+
+    arg_constraints: dict = {}
+
+    def __init__(
+        self, gate: Tensor, gate_logits: Tensor, *, of: Callable[..., Distribution], **keywords
+    ) -> None:
+        self.actions = of(**keywords)
+        self.logits, spoke = gate_logits.squeeze(-1), gate[..., 0]
+        self.gate_log_prob = -F.binary_cross_entropy_with_logits(
+            self.logits, spoke, reduction="none"
+        )
+        shapes = self.actions.batch_shape, self.actions.event_shape
+        super().__init__(*shapes, validate_args=False)
+        if hasattr(self.actions, "rsample_and_log_prob"):
+            self.rsample_and_log_prob = self._rsample_and_log_prob
+
+    @property
+    def has_rsample(self) -> bool:  # type: ignore[override]
+        """Whether gradients flow through the actions that it draws."""
+        return self.actions.has_rsample
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """Returns the actions that are taken where none are drawn."""
+        found = getattr(self.actions, "deterministic_sample", None)
+        return self.mode if found is None else found
+
+    @property
+    def mode(self) -> Tensor:
+        """Returns the likeliest actions."""
+        return self.actions.mode
+
+    @property
+    def mean(self) -> Tensor:
+        """Returns the mean of the actions."""
+        return self.actions.mean
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draws actions."""
+        return self.actions.sample(torch.Size(sample_shape))
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draws actions through which gradients flow."""
+        return self.actions.rsample(torch.Size(sample_shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Returns the log-probability of each agent's action and gate."""
+        return self.actions.log_prob(value) + self.gate_log_prob
+
+    def entropy(self) -> Tensor:
+        """Returns the entropy of each agent's action and gate."""
+        chance = torch.sigmoid(self.logits)
+        of_gate = F.binary_cross_entropy_with_logits(self.logits, chance, reduction="none")
+        return self.actions.entropy() + of_gate
+
+    def _rsample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        own: Any = self.actions
+        action, score = own.rsample_and_log_prob(sample_shape)
+        return action, score + self.gate_log_prob
 
 
 def _check_mask(mask: Tensor, loc: Tensor) -> Tensor:

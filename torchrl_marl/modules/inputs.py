@@ -195,10 +195,7 @@ class AgentInput(nn.Module):
         leaves = inputs[: len(self.ndims)]
         mask = inputs[len(self.ndims)] if self.masked else None
         check_inputs(self.group, leaves, mask)
-        rows = [flat_leaf(leaf, ndim) for leaf, ndim in zip(leaves, self.ndims)]
-        features = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
-        if self.order is not None:
-            features = own_first(features, self.order)
+        features = self.rows(*inputs)
         real = None if mask is None else mask.unsqueeze(-1)
         if self.own is not None:
             real = self.own if real is None else real & self.own
@@ -207,6 +204,12 @@ class AgentInput(nn.Module):
         if real is not None:
             features = torch.where(real, features, 0.0)
         return features, mask
+
+    def rows(self, *inputs: Tensor) -> Tensor:
+        """Returns the leaves side by side as the environment gives them, ``[*B, N, O]``."""
+        rows = [flat_leaf(leaf, ndim) for leaf, ndim in zip(inputs, self.ndims)]
+        features = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
+        return features if self.order is None else own_first(features, self.order)
 
 
 class TeamInput(nn.Module):

@@ -19,7 +19,7 @@ from torchrl_marl.specs import GroupSpec
 
 __all__ = ["ActorPart", "GroupActors", "JoinedActor", "merge_parts"]
 
-_ACTED = ("action", "action_log_prob")
+_ACTED = ("action", "action_log_prob", "channel")
 _REMEMBERED = ("hidden", "is_init")
 
 

@@ -5,26 +5,38 @@ Shapes: B any batch dims, N agents, O observation features.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
+from tensordict import NestedKey
 from torch import Tensor, nn
 
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.bodies import Context, Feedforward
-from torchrl_marl.modules.config import NetworkConfig, has_memory, sharing_of
-from torchrl_marl.modules.inputs import agent_features, widest
+from torchrl_marl.modules.communication_config import CommunicationConfig, communicates
+from torchrl_marl.modules.config import NetworkConfig, sharing_of
+from torchrl_marl.modules.inputs import AgentInput, agent_features, widest
 from torchrl_marl.modules.precision import autocast_in
 from torchrl_marl.modules.registry import body_of
 from torchrl_marl.modules.sharing.builder import share
 from torchrl_marl.modules.team_network import (
     TeamNetwork,
     encoder_maker,
+    has_parts,
     make_team_network,
     sharing_of_encoder,
 )
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["AgentNetwork", "feedforward", "kinds_of", "links_of", "make_agent_network"]
+__all__ = [
+    "AgentNetwork",
+    "extra_keys",
+    "feedforward",
+    "kinds_of",
+    "links_of",
+    "make_agent_network",
+]
 
 
 class AgentNetwork(nn.Module):
@@ -37,8 +49,11 @@ class AgentNetwork(nn.Module):
         pick (nn.Module, optional): takes some of the body's outputs before the head.
         links (Tensor, optional): ``[N, N]``, which agents may hear each other, for the body.
 
-    A body with memory reads two more inputs, ``is_init`` and the state, and its next state is one
-    more output.
+    Attributes:
+        reads (tuple of str): leaves of the group that it reads behind observations and mask:
+            ``links``, ``is_init`` and the state, ``channel``.
+        writes (tuple of str): leaves that it gives behind the outputs: the state after the step,
+            ``channel``, ``gate_logits``.
     """
 
     links: Tensor | None
@@ -58,22 +73,55 @@ class AgentNetwork(nn.Module):
         self.pick = pick
         self.head = head
         self.precision = "float32"
-        self.remembers = isinstance(network, TeamNetwork)
+        memory = getattr(network, "memory", None) if isinstance(network, TeamNetwork) else None
+        channel = network.channel if isinstance(network, TeamNetwork) else None
+        self.remembers = memory is not None
+        self.hears = channel is not None and channel.config.links == "env"
+        self.draws = 0 if channel is None else channel.draws
+        self.position = [] if channel is None else places_of(channel.config)
+        self.gated = channel is not None and channel.gate is not None
         self.register_buffer("links", links, persistent=False)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Leaves that it reads behind observations and mask."""
+        remembered = ("is_init", "state") if self.remembers else ()
+        return (*("links",) * self.hears, *remembered, *("channel",) * (self.draws > 0))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Leaves that it gives behind the outputs."""
+        drawn = ("channel",) * (self.draws > 0)
+        return (*("state",) * self.remembers, *drawn, *("gate_logits",) * self.gated)
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Runs them."""
-        state = is_init = None
-        if self.remembers:
-            *inputs, is_init, state = inputs  # type: ignore[assignment]
-        features, mask = self.features(*inputs)
-        context = Context(links=self.links, state=state, is_init=is_init)
-        output, state = autocast_in(self.precision, self.network, features, mask, context)
+        n = len(inputs) - len(self.reads)
+        given = dict(zip(self.reads, inputs[n:]))
+        features, mask = self.features(*inputs[:n])
+        context = self._context(given, inputs[:n])
+        output, extras = autocast_in(self.precision, self.network, features, mask, context)
         output = output if self.pick is None else self.pick(output)
         output = output if self.head is None else self.head(output)
-        if not self.remembers:
+        if not self.writes:
             return output
-        return (*output, state) if isinstance(output, tuple) else (output, state)
+        outputs = output if isinstance(output, tuple) else (output,)
+        return *outputs, *(extra for extra in extras if extra is not None)
+
+    def _context(self, given: Mapping[str, Tensor], seen: Sequence[Tensor]) -> Context:
+        links, position = self.links, None
+        if self.hears:
+            links = given["links"] if links is None else given["links"] & links
+        if self.position:
+            rows = cast(AgentInput, self.features).rows(*seen)
+            position = torch.stack([rows[..., i] for i in self.position], -1)
+        return Context(
+            links=links,
+            state=given.get("state"),
+            is_init=given.get("is_init"),
+            position=position,
+            drawn=given.get("channel"),
+        )
 
 
 def make_agent_network(
@@ -104,17 +152,37 @@ def make_agent_network(
     make, inputs = body.make_network, agent_features(group, standardized)
     assert make is not None
     kinds, shared = kinds_of(group), sharing_of(config)
-    if has_memory(config):
+    if has_parts(config):
+        check_channel(group, config)
         width, own = config.num_cells[-1], sharing_of_encoder(config)
         settings: dict = {"gain": gain, "device": device}
         rows = [width] * group.n_agents
         encoder = feedforward(share(encoder_maker(make), inputs, rows, kinds, own, **settings))
-        return make_team_network(encoder, out_features, kinds, cast(Any, config), **settings)
+        return make_team_network(encoder, out_features, kinds, config, **settings)
     one = shared == "full" or shared == "group" and len(set(kinds)) == 1
     if one and len({own.width for own in inputs}) == 1:
         return feedforward(make(widest(inputs), out_features, config, gain=gain, device=device))
     outputs = [out_features] * group.n_agents
     return feedforward(share(make, inputs, outputs, kinds, config, gain=gain, device=device))
+
+
+def extra_keys(
+    network: nn.Module, group: GroupSpec, state: str = "hidden"
+) -> tuple[list[NestedKey], list[NestedKey]]:
+    """Returns what a network reads and writes beside observations, mask and outputs.
+
+    Args:
+        network (nn.Module): of agents.
+        group (GroupSpec): whose.
+        state (str): leaf of what it remembers: ``hidden`` of an actor, ``critic_hidden`` of a
+            critic.
+    """
+    reads: Sequence[str] = getattr(network, "reads", ())
+    writes: Sequence[str] = getattr(network, "writes", ())
+    leaf = {"state": state}
+    after: dict[str, NestedKey] = {"state": ("next", group.name, state)}
+    read = [group.key(leaf.get(name, name)) for name in reads]
+    return read, [after.get(name, group.key(name)) for name in writes]
 
 
 def feedforward(network: nn.Module) -> Feedforward:
@@ -127,6 +195,45 @@ def kinds_of(group: GroupSpec) -> tuple[int, ...]:
     return group.kinds or (0,) * group.n_agents
 
 
+def places_of(config: CommunicationConfig) -> list[int]:
+    """Returns the columns of an observation that say where an agent is, where that matters."""
+    needed = config.kind == "graph" or config.links in ("radius", "nearest")
+    return config.position if needed else []
+
+
+def check_channel(group: GroupSpec, config: NetworkConfig) -> None:
+    """Refuses communication that a group cannot have.
+
+    Raises:
+        ConfigError: one agent, groups in a chain that do not hear each other, or positions that
+            are not observed.
+    """
+    own = config.communication
+    if not communicates(config):
+        return
+    if group.n_agents == 1:
+        raise ConfigError(
+            f"group {group.name!r}: communication.kind is {own.kind!r}, but it has one agent, who "
+            "has nobody to hear; use communication=none."
+        )
+    if own.kind == "bicnet" and len(group.groups) > 1 and not own.across_groups:
+        raise ConfigError(
+            f"group {group.name!r}: its groups do not hear each other, but bicnet goes through all "
+            "agents; use communication.across_groups=true, or communication=commnet."
+        )
+    if own.links == "env" and len(group.groups) > 1:
+        raise ConfigError(
+            f"group {group.name!r}: links of an environment are those within a group; use "
+            "communication.links=all, or communication.across_groups=false."
+        )
+    needed, seen = max(places_of(own), default=-1), min(group.observation_dims)
+    if needed >= seen:
+        raise ConfigError(
+            f"group {group.name!r}: communication.position names column {needed}, but an agent "
+            f"observes {seen} numbers, 0 to {seen - 1}; give the columns of its place."
+        )
+
+
 def links_of(
     group: GroupSpec, config: NetworkConfig, device: torch.device | str | None = None
 ) -> Tensor | None:
@@ -134,7 +241,9 @@ def links_of(
 
     None where all may hear all, and for networks of single agents.
     """
-    if len(group.groups) == 1 or body_of(config).make_body is None:
+    if len(group.groups) == 1 or config.communication.across_groups:
+        return None
+    if body_of(config).make_body is None and not communicates(config):
         return None
     owner = torch.tensor(group.group_index, device=device)
     return owner.unsqueeze(-1) == owner

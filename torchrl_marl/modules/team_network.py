@@ -1,4 +1,4 @@
-"""A network in parts: an encoder, a memory and a head.
+"""A network in parts: an encoder, communication, memory and a head.
 
 Shapes: B any batch dims, N agents, I input features, O output features.
 """
@@ -7,98 +7,158 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.bodies import Context, Feedforward, make_mlp
-from torchrl_marl.modules.config import NetworkConfig, RecurrentNetworkConfig, sharing_of
+from torchrl_marl.modules.communication.channel import Channel
+from torchrl_marl.modules.communication_config import CommunicationConfig, communicates
+from torchrl_marl.modules.config import NetworkConfig, has_memory, sharing_of
 from torchrl_marl.modules.inputs import Features
 from torchrl_marl.modules.memory.cells import Memory
 from torchrl_marl.modules.memory.network import cell_index, make_memory, remember
 from torchrl_marl.modules.sharing.builder import share
 
-__all__ = ["TeamNetwork", "encoder_maker", "make_team_network", "sharing_of_encoder"]
+__all__ = [
+    "Extras",
+    "TeamNetwork",
+    "encoder_maker",
+    "has_parts",
+    "make_team_network",
+    "sharing_of_encoder",
+]
+
+
+class Extras(NamedTuple):
+    """What a network gives beside its outputs.
+
+    Args:
+        state (Tensor, optional): what agents remember then, ``[*B, N, S]``.
+        drawn (Tensor, optional): what was drawn in the channel, ``[*B, N, D]``.
+        gate (Tensor, optional): logits of who speaks, ``[*B, N, 1]``.
+    """
+
+    state: Tensor | None = None
+    drawn: Tensor | None = None
+    gate: Tensor | None = None
 
 
 class TeamNetwork(nn.Module):
-    """A body with memory: encodes what agents see, remembers, and gives what the head makes of it.
+    """A body in parts: encodes what agents see, lets them talk, remembers, and reads the rest.
 
     In TorchRL's recurrent mode (``torchrl.modules.set_recurrent_mode``) the last batch dim is time.
 
     Args:
         encoder (nn.Module): a body without memory.
-        memory (Memory): reads the encodings.
         head (nn.Module): a body without memory; the last layer.
+        channel (Channel, optional): between the agents.
+        memory (Memory, optional): of each agent.
         norm (nn.Module, optional): of what the memory gives.
+        talk_first (bool): agents communicate before they remember, and not after it.
 
     Shapes:
         - features: ``[*B, N, I]``, or ``[*B, I]`` where all are seen at once; mask: ``[*B, N]``
         - context.state: ``[*B, N, S]``; context.is_init: ``[*B, N, 1]``
-        - returns: ``[*B, N, O]`` and the state after each step, ``[*B, N, S]``
+        - returns: ``[*B, N, O]`` and :class:`Extras`
     """
 
     def __init__(
         self,
         encoder: nn.Module,
-        memory: Memory,
         head: nn.Module,
+        *,
+        channel: Channel | None = None,
+        memory: Memory | None = None,
         norm: nn.Module | None = None,
+        talk_first: bool = True,
     ) -> None:
         super().__init__()
         self.encoder, self.memory, self.head = encoder, memory, head
-        self.norm = norm
+        self.channel, self.norm = channel, norm
+        self.talk_first = talk_first
 
     def forward(
         self, features: Tensor, mask: Tensor | None, context: Context
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Extras]:
         """Runs the parts."""
-        assert context.is_init is not None
-        encoded, _ = self.encoder(features, mask, context)
-        output, state = remember(self.memory, encoded, context.state, context.is_init, mask)
-        output = output if self.norm is None else self.norm(output)
-        return self.head(output, mask, context)[0], state
+        x, _ = self.encoder(features, mask, context)
+        state = drawn = gate = None
+        if self.talk_first and self.channel is not None:
+            x, drawn, gate = self.channel(x, mask, context)
+        if self.memory is not None:
+            assert context.is_init is not None
+            x, state = remember(self.memory, x, context.state, context.is_init, mask)
+            x = x if self.norm is None else self.norm(x)
+        if not self.talk_first and self.channel is not None:
+            x, drawn, gate = self.channel(x, mask, context)
+        return self.head(x, mask, context)[0], Extras(state, drawn, gate)
 
 
 def make_team_network(
     encoder: nn.Module,
     out_features: int,
     kinds: Sequence[int],
-    config: RecurrentNetworkConfig,
+    config: NetworkConfig,
     *,
     gain: float,
     device: torch.device | str | None = None,
 ) -> TeamNetwork:
-    """Builds memory and head behind an encoder, shared as the settings say.
+    """Builds channel, memory and head behind an encoder, shared as the settings say.
 
     Args:
         encoder (nn.Module): a body whose outputs are as wide as the last hidden layer.
         out_features (int): outputs for one agent.
         kinds (sequence of int): group and kind of each agent.
-        config (RecurrentNetworkConfig): memory, sharing.
+        config (NetworkConfig): communication, memory, sharing.
         gain (float): scale of the last layer's orthogonal start.
         device (torch.device, optional): of the parameters.
     """
-    memory = make_memory(config.num_cells[-1], config.memory, cell_index(config, kinds), device)
-    plain = replace(config, num_cells=[], layer_norm=False, body="mlp", channels=None)
+    n, width = len(kinds), config.num_cells[-1]
+    memory = norm = channel = None
+    if has_memory(config):
+        own: Any = config
+        memory = make_memory(width, own.memory, cell_index(config, kinds), device)
+        if config.layer_norm:
+            norm = nn.LayerNorm(memory.out_features, elementwise_affine=False)
+    remembered = width if memory is None else memory.out_features
+    talk_first = config.communication.order == "before"
+    plain = replace(
+        config,
+        num_cells=[],
+        layer_norm=False,
+        body="mlp",
+        channels=None,
+        communication=CommunicationConfig(),
+    )
     # Behind one memory for all stands one layer for all, or a layer for each.
     as_one = {"trunk": "none", "agent_id": "full"}.get(sharing_of(config), sharing_of(config))
-    n = len(kinds)
     head = share(
         make_mlp,
-        [Features(memory.out_features)] * n,
+        [Features(remembered)] * n,
         [out_features] * n,
         kinds,
         replace(plain, sharing=as_one, share_params=None),
         gain=gain,
         device=device,
     )
-    norm = None
-    if config.layer_norm:
-        norm = nn.LayerNorm(memory.out_features, elementwise_affine=False)
-    return TeamNetwork(encoder, memory, Feedforward(*head), norm)
+    if communicates(config):
+        heard = width if talk_first else remembered
+        channel = Channel(heard, config.communication, n, device)
+    parts: dict[str, Any] = {"channel": channel, "memory": memory, "norm": norm}
+    return TeamNetwork(encoder, Feedforward(*head), **parts, talk_first=talk_first)
+
+
+def has_parts(config: NetworkConfig) -> bool:
+    """Returns whether a network has a channel or a memory, between hidden layers and the last.
+
+    Examples:
+        >>> has_parts(NetworkConfig())
+        False
+    """
+    return has_memory(config) or communicates(config)
 
 
 def encoder_maker(make: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
@@ -127,6 +187,7 @@ def sharing_of_encoder(config: NetworkConfig) -> NetworkConfig:
         return replace(config, sharing="full", share_params=None)
     if sharing_of(config) == "masks":
         raise ConfigError(
-            "sharing is 'masks', which has no memory; use sharing=group, or memory=none."
+            "sharing is 'masks', which has no memory and no communication; use sharing=group, or "
+            "memory=none and communication=none."
         )
     return config

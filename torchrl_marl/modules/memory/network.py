@@ -10,21 +10,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 from torchrl.modules import recurrent_mode, set_recurrent_mode
 
 from torchrl_marl.modules.config import MemoryConfig, NetworkConfig, sharing_of
 from torchrl_marl.modules.memory.cells import CELLS, Layers, Memory
-from torchrl_marl.specs import GroupSpec
 
 __all__ = [
     "STATES",
     "cell_index",
     "has_cells",
     "make_memory",
-    "memory_keys",
     "over_time",
     "remember",
     "state_size",
@@ -137,19 +135,9 @@ def _over_steps(
     return output, torch.where(idle, state, states)
 
 
-def memory_keys(group: GroupSpec, leaf: str) -> tuple[list[NestedKey], NestedKey]:
-    """Returns what a network with memory reads besides, and where it writes its next state.
-
-    Args:
-        group (GroupSpec): whose.
-        leaf (str): ``hidden`` of an actor, ``critic_hidden`` of a critic.
-    """
-    return [group.key("is_init"), group.key(leaf)], ("next", group.name, leaf)
-
-
 def has_cells(network: nn.Module) -> bool:
     """Returns whether a network remembers."""
-    return any(isinstance(module, Memory) for module in network.modules())
+    return bool(_memories(network))
 
 
 def over_time(network: nn.Module) -> contextlib.AbstractContextManager:
@@ -185,5 +173,11 @@ def state_size(network: nn.Module) -> int:
         >>> state_size(nn.Linear(2, 2))
         0
     """
-    sizes = [module.state_size for module in network.modules() if isinstance(module, Memory)]
-    return sizes[0] if sizes else 0  # the outermost comes first
+    memories = _memories(network)
+    return memories[0].state_size if memories else 0
+
+
+def _memories(network: nn.Module) -> list[Memory]:
+    """Returns the memories of the networks inside; cells that run along agents are none."""
+    found = [getattr(module, "memory", None) for module in network.modules()]
+    return [memory for memory in found if isinstance(memory, Memory)]

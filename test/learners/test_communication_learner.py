@@ -1,0 +1,231 @@
+"""Learners whose agents communicate: replayed draws, graphs, poison, joined groups, refusals."""
+
+import pytest
+import torch
+from samples import poisoned
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs import with_memory
+from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.envs.toy import Arena
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners import OnPolicyConfig, build_learners
+from torchrl_marl.learners.windows import windows_of
+from torchrl_marl.modules import (
+    CommunicationConfig,
+    DrawnCommunicationConfig,
+    MemoryConfig,
+    RecurrentCriticConfig,
+    TeamNetworkConfig,
+)
+
+PLAIN = {
+    "commnet": CommunicationConfig("commnet", rounds=2, message_size=4),
+    "tarmac": CommunicationConfig("tarmac", message_size=4, key_size=3),
+    "graph": CommunicationConfig("graph", message_size=4, links="nearest"),
+    "bicnet": CommunicationConfig("bicnet"),
+}
+DRAWN = {
+    "gate": DrawnCommunicationConfig("tarmac", gate=True),
+    "gated_chain": DrawnCommunicationConfig("bicnet", gate=True, cell="lstm"),
+    "dropout": DrawnCommunicationConfig("commnet", dropout=0.4),
+    "gumbel": DrawnCommunicationConfig("commnet", discrete="gumbel"),
+    "dial": DrawnCommunicationConfig("tarmac", discrete="dial", gate=True, rounds=2),
+}
+EXACT = {"rtol": 0.0, "atol": 0.0}
+
+
+def arena(**settings):
+    return Arena(
+        4, **{"n_agents": 3, "years": 3, "lives": 2, "late_spawn": 1, "seed": 0} | settings
+    )
+
+
+def config_of(talk, memory="none", critic=None, **settings):
+    actor = TeamNetworkConfig(
+        num_cells=[8], memory=MemoryConfig(memory, size=6), communication=talk
+    )
+    critic = RecurrentCriticConfig(num_cells=[8], communication=critic or CommunicationConfig())
+    defaults = {"num_epochs": 2, "minibatch_size": 20, "window": 5, "entropy_coeff": 0.01}
+    return OnPolicyConfig(**(defaults | {"actor": actor, "critic": critic} | settings))
+
+
+def learners_of(env, config, execution="eager"):
+    torch.manual_seed(0)
+    learners = build_learners(TeamSpec.from_env(env), config, execution=execution)
+    policy = TeamPolicy(actor for learner in learners for actor in learner.actors.values())
+    env = with_memory(env, remembered_by(policy))
+    return learners, RolloutCollector(env, policy, frames_per_batch=80)
+
+
+def trained(env, config, execution="eager"):
+    [learner], collector = learners_of(env, config, execution)
+    return learner, [learner.learn(collector.rollout()) for _ in range(2)]
+
+
+def assert_same(one, other, **tolerance):
+    (learner, metrics), (twin, found) = one, other
+    for name, x in learner.state_dict().items():
+        if isinstance(x, torch.Tensor):
+            torch.testing.assert_close(x, twin.state_dict()[name], **tolerance)
+    for mine, theirs in zip(metrics, found, strict=True):
+        for key, x in mine.items(True, True):
+            torch.testing.assert_close(x, theirs[key], **tolerance)
+
+
+@pytest.mark.parametrize("memory", ["none", "gru"])
+@pytest.mark.parametrize("name", [*PLAIN, *DRAWN])
+def test_the_first_ratio_is_one(name, memory):
+    """With what was drawn in the channel: gates, lost links, noise; deaths and births."""
+    [learner], collector = learners_of(arena(), config_of({**PLAIN, **DRAWN}[name], memory))
+    collector.rollout()
+    batch = collector.rollout()
+    assert not batch["agents", "mask"].all()
+    data = learner.block.gather(batch)
+    learner.add_advantage(data)
+    [loss] = learner.losses.values()
+    frames = data.select(*loss.minibatch_keys, strict=False).reshape(-1)
+    terms = loss(windows_of(data, loss.minibatch_keys, 5) if memory != "none" else frames)
+    assert terms["max_ratio"] == pytest.approx(1.0, abs=1e-6)
+    assert terms["mean_ratio"] == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gate", "dropout", "gumbel"])
+def test_noise_drawn_twice_is_seen(name):
+    """The test above would find it: another draw gives other ratios."""
+    [learner], collector = learners_of(arena(), config_of(DRAWN[name]))
+    data = learner.block.gather(collector.rollout())
+    learner.add_advantage(data)
+    [loss] = learner.losses.values()
+    with torch.no_grad():  # an untrained head hardly looks at what it hears
+        for parameter in loss.actor_network.parameters():
+            parameter.mul_(3)
+    frames = data.select(*loss.minibatch_keys, strict=False).reshape(-1)
+    right = loss.log_ratio(frames.clone())
+    rows = torch.randperm(len(frames))
+    frames["agents", "channel"] = frames["agents", "channel"][rows]
+    assert (loss.log_ratio(frames) - right).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["tarmac", "bicnet", "gate", "gated_chain", "gumbel", "dial"])
+def test_updates_as_graphs_are_eager_ones(name):
+    config = config_of({**PLAIN, **DRAWN}[name], critic=PLAIN.get(name))
+    assert_same(*[trained(arena(), config, how) for how in ("eager", "trace")], **EXACT)
+
+
+@pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
+@pytest.mark.parametrize("name", ["commnet", "tarmac", "graph", "bicnet", "dial"])
+def test_what_masked_slots_hold_changes_no_bit(name, algorithm):
+    runs = []
+    talk = {**PLAIN, **DRAWN}[name]
+    for poison in (False, True):
+        config = config_of(talk, "gru", PLAIN.get(name), algorithm=algorithm)
+        [learner], collector = learners_of(arena(), config)
+        batch = collector.rollout()
+        if poison:
+            mask, flags = batch["agents", "mask"], batch["next", "agents"]
+            alive = ~batch["agents", "done"].squeeze(-1)
+            cut = alive & (flags["truncated"] & ~flags["terminated"]).squeeze(-1)
+            leaves = ["observation", "action", *["channel"] * (name in DRAWN)]
+            for leaf in leaves:
+                batch = poisoned(batch, ("agents", leaf), mask, float("nan"))
+            seen = ("next", "agents", "observation")
+            batch = poisoned(batch, seen, flags["mask"] | cut, float("nan"))
+        torch.manual_seed(1)
+        runs.append((learner, [learner.learn(batch)]))
+    assert_same(*runs, **EXACT)
+
+
+def test_a_gate_counts_in_the_log_probability():
+    """Log-probabilities are those of action and gate: worked out from logits, apart."""
+    [learner], collector = learners_of(arena(), config_of(DRAWN["gate"]))
+    agents = collector.rollout()["agents"]
+    chosen = agents["logits"].log_softmax(-1).gather(-1, agents["action"].unsqueeze(-1))
+    chance = torch.sigmoid(agents["gate_logits"])
+    speaks = agents["channel"][..., :1] > 0.5
+    gate = torch.where(speaks, chance, 1 - chance).log()
+    expected, mask = (chosen + gate).squeeze(-1), agents["mask"]
+    assert speaks[mask].any() and not speaks[mask].all()
+    torch.testing.assert_close(agents["action_log_prob"][mask], expected[mask])
+
+
+# ------------------------------------------------------------------------------ several groups
+
+
+def test_groups_that_do_not_hear_each_other_have_channels_of_their_own():
+    config = config_of(PLAIN["tarmac"])
+    learners, _ = learners_of(arena(n_agents=4, n_groups=2), config)
+    assert [list(one.block.joined) for one in learners] == [["agents_0", "agents_1"]]
+
+
+@pytest.mark.parametrize("name", ["tarmac", "bicnet", "gate", "dropout"])
+def test_groups_hear_each_other_where_they_are_let(name):
+    from dataclasses import replace
+
+    talk = replace({**PLAIN, **DRAWN}[name], across_groups=True)
+    env = arena(n_agents=4, n_groups=2, lives=4, years=9, late_spawn=0)
+    [learner], collector = learners_of(env, config_of(talk))
+    assert list(learner.block.joined) == ["agents_0+agents_1"]
+    batch = collector.rollout()
+    learner.learn(batch)
+    carry, [actor] = collector.env.reset(), learner.actors.children()
+    with torch.no_grad():
+        for parameter in actor.parameters():
+            parameter.mul_(2)
+    other = carry.clone()
+    other["agents_1", "observation"] += 1
+    logits = []
+    for seen in (carry, other):
+        torch.manual_seed(0)
+        joined = learner.block.joined["agents_0+agents_1"]
+        data = actor.actor(joined.gather(seen))
+        logits.append(data["agents_0+agents_1", "logits"][:, :2])
+    assert not torch.equal(*logits)
+
+
+@pytest.mark.parametrize(("talk", "words"), [
+    ({"kind": "tarmac", "links": "radius"}, "radius is null; give how far a word is heard"),
+    ({"kind": "commnet", "gate": True, "algorithm": "happo"}, "communication"),
+    ({"kind": "commnet", "unshare_at": 0.5}, "unshare_at=null"),
+    ({"kind": "commnet", "sharing": "masks"}, "sharing is 'masks', which has none"),
+    ({"kind": "commnet", "num_cells": []}, "num_cells is empty"),
+], ids=str)  # fmt: skip
+def test_settings_that_do_not_fit_are_refused(talk, words):
+    from torchrl_marl.learners.config import HAPPOConfig
+    from torchrl_marl.settings import check
+
+    kind = HAPPOConfig if talk.pop("algorithm", "") == "happo" else OnPolicyConfig
+    own = {key: talk.pop(key) for key in ("sharing", "num_cells") if key in talk}
+    settings = {"unshare_at": talk.pop("unshare_at", None)}
+    if kind is HAPPOConfig:
+        own["sharing"] = "none"
+    actor = TeamNetworkConfig(**own, communication=DrawnCommunicationConfig(**talk))
+    with pytest.raises(ConfigError, match=words):
+        check(kind(actor=actor, **settings), "learner.")
+
+
+def test_off_policy_learners_draw_nothing_in_a_channel():
+    from torchrl_marl.recipes import read_config
+
+    with pytest.raises(ConfigError, match="gate"):
+        settings = {
+            "algorithm": "maddpg",
+            "actor": {"communication": {"kind": "tarmac", "gate": True}},
+        }
+        read_config("toy_arena_mappo", {"learner": settings})
+
+
+def test_one_agent_has_nobody_to_hear():
+    with pytest.raises(ConfigError, match="it has one agent, who has nobody to hear"):
+        learners_of(arena(n_agents=1, late_spawn=0), config_of(PLAIN["commnet"]))
+
+
+def test_a_position_that_is_not_observed_is_refused():
+    talk = DrawnCommunicationConfig("tarmac", links="nearest", position=[0, 99])
+    with pytest.raises(ConfigError, match="position names column 99"):
+        learners_of(arena(), config_of(talk))
+
+
+if __name__ == "__main__":
+    pytest.main([__file__])

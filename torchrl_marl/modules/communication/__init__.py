@@ -1,0 +1,23 @@
+"""Communication between agents: who hears whom, what is said, and what is made of it."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.modules.communication.attention import Attention
+    from torchrl_marl.modules.communication.chain import Chain
+    from torchrl_marl.modules.communication.channel import Channel
+    from torchrl_marl.modules.communication.links import Links
+    from torchrl_marl.modules.communication.mean import Mean
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "attention": ["Attention"],
+        "chain": ["Chain"],
+        "channel": ["Channel"],
+        "links": ["Links"],
+        "mean": ["Mean"],
+    },
+)

@@ -1,0 +1,119 @@
+"""TarMAC: everybody attends to what is said; with places, a graph attention network.
+
+Shapes: B any batch dims, N agents that listen, M that speak, H features, K numbers of a message, P
+columns of a position.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torchrl_marl.modules.bodies import initialize
+from torchrl_marl.modules.communication.rounds import Round
+
+__all__ = ["Attention"]
+
+
+class Attention(Round):
+    r"""Says a key and a value; each agent weighs the values by how the keys fit its query.
+
+    .. math::
+        \alpha_{ij} = \operatorname{softmax}_{j \in L_i} \frac{q_i \cdot k_j + u \cdot e_{ij}}
+        {\sqrt{d}}, \qquad h_i' = \tanh\Big(h_i + W \big[h_i, \sum_j \alpha_{ij}
+        (v_j + U e_{ij})\big]\Big)
+
+    with :math:`e_{ij}` the difference of the places and their distance; without places it is not
+    there. The order of agents does not matter.
+
+    Args:
+        width (int): features H.
+        message_size (int): numbers of a value.
+        key_size (int): numbers d of a key.
+        n_position (int): columns P of a position, which is part of a message; 0: of no account.
+        device (torch.device, optional): of the parameters.
+
+    Shapes:
+        - as :class:`~torchrl_marl.modules.communication.rounds.Round`; K = key, value and place
+
+    Reference: Das et al., 2019, https://arxiv.org/abs/1810.11187, equations 2 to 4; places as in
+    Velickovic et al., 2018, https://arxiv.org/abs/1710.10903, with edges that have features.
+
+    Reduces to: the mean of the values where all keys are equal.
+
+    Examples:
+        >>> from torchrl_marl.modules.communication.links import between
+        >>> alive = torch.tensor([True, True, False])
+        >>> Attention(8, 4)(torch.zeros(5, 3, 8), between(alive).expand(5, 3, 3), alive).shape
+        torch.Size([5, 3, 8])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        message_size: int,
+        key_size: int = 16,
+        n_position: int = 0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.sizes = [key_size, message_size, n_position]
+        self.message_size = sum(self.sizes)
+        self.query = nn.Linear(width, key_size, device=device)
+        self.message = nn.Linear(width, key_size + message_size, device=device)
+        self.update = nn.Linear(width + message_size, width, device=device)
+        self.edge_score = self.edge_value = None
+        if n_position:
+            self.edge_score = nn.Linear(n_position + 1, 1, bias=False, device=device)
+            self.edge_value = nn.Linear(n_position + 1, message_size, bias=False, device=device)
+        for layer in self.children():
+            initialize(layer, 1.0)
+
+    def send(self, features: Tensor, position: Tensor | None = None) -> Tensor:
+        """Returns what agents say, ``[*B, N, K]``."""
+        message = self.message(features)
+        if self.edge_score is None or position is None:
+            return message
+        return torch.cat([message, position.to(message)], -1)
+
+    def read(
+        self, features: Tensor, inbox: Tensor, heard: Tensor, position: Tensor | None = None
+    ) -> Tensor:
+        """Returns what agents make of what they hear, ``[*B, N, H]``."""
+        _, value, place = inbox.split(self.sizes, -1)
+        weight = self.weights(features, inbox, heard, position)
+        mixed = weight @ value
+        if self.edge_value is not None and position is not None:
+            # The weights sum to 1: mixing edges and mapping them is mapping and mixing them.
+            mixed = mixed + self.edge_value((weight.unsqueeze(-1) * edges(position, place)).sum(-2))
+        return torch.tanh(features + self.update(torch.cat([features, mixed], -1)))
+
+    def weights(
+        self, features: Tensor, inbox: Tensor, heard: Tensor, position: Tensor | None = None
+    ) -> Tensor:
+        """Returns how much each agent listens to whom, ``[*B, N, M]``; 0 where it hears nobody."""
+        key, _, place = inbox.split(self.sizes, -1)
+        score = self.query(features) @ key.mT
+        if self.edge_score is not None and position is not None:
+            score = score + self.edge_score(edges(position, place)).squeeze(-1)
+        score = score / self.sizes[0] ** 0.5
+        somebody = heard.any(-1, keepdim=True)
+        # A softmax over nobody is NaN, in the gradient too: there all are read, and dropped.
+        score = torch.where(heard | ~somebody, score, -torch.inf)
+        return torch.where(somebody, score.softmax(-1), 0.0)
+
+
+def edges(position: Tensor, place: Tensor) -> Tensor:
+    """Returns where others are, seen from each agent, and how far.
+
+    Shapes:
+        - position: ``[*B, N, P]``; place: ``[*B, M, P]``; returns ``[*B, N, M, P + 1]``
+
+    Examples:
+        >>> edges(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]]))
+        tensor([[[3., 4., 5.]]])
+    """
+    apart = place.unsqueeze(-3) - position.unsqueeze(-2)
+    # At a distance of 0 a root has no slope.
+    distance = apart.square().sum(-1, keepdim=True).clamp_min(1e-12).sqrt()
+    return torch.cat([apart, distance], -1)
