@@ -117,6 +117,17 @@ def test_the_limit_is_the_classs_own_unless_one_is_asked_for(world, steps):
     assert JaxMarlEnv(world, num_envs=2, max_steps=7).max_steps == 7
 
 
+@pytest.mark.parametrize("days", [None, 4])
+def test_who_has_not_told_on_the_last_day_of_the_riddle_has_lost(days):
+    env = JaxMarlEnv("switch_riddle", num_envs=3, max_steps=days, seed=0)
+    td = env.reset()
+    for day in range(env.max_steps):
+        assert not td["done"].any(), day
+        td = env.step(td.set(("agent", "action"), torch.zeros(3, 3, dtype=torch.int64)))["next"]
+    assert td["terminated"].all() and not td["truncated"].any()
+    assert td["agent", "terminated"].all() and (td["agent", "reward"] == 0).all()
+
+
 def test_an_episode_has_as_many_steps_as_asked_for():
     env = spread(num_envs=1)  # 25; JaxMARL's own makes 26
     ends = [

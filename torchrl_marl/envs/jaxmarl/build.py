@@ -125,7 +125,8 @@ def make_world(
     if traits.length is not None:
         limit = min(traits.length(env), limit or _NO_LIMIT)
     if traits.limit is not None:
-        env = _with_limit(env, traits.limit, limit if traits.limit_is_seen else _NO_LIMIT)
+        own = limit if traits.limit_is_seen or traits.deadline else _NO_LIMIT
+        env = _with_limit(env, traits.limit, own)
     return World(env, world if isinstance(world, str) else type(env).__name__, traits, limit)
 
 

@@ -30,7 +30,8 @@ class JaxMarlEnv(AutoResetEnv):
     worked out in JAX. Tensors are exchanged by DLPack, without a copy on the CPU. An episode has
     exactly ``max_steps`` steps, or as many as the world's class says (25 in MPE, 100 in SMAX, 400
     in Overcooked, where JaxMARL itself makes one more in the first two), and is ``truncated``
-    then; what a world ends by itself is ``terminated``, also where its class is not known here.
+    then; what a world ends by itself is ``terminated``, also where its class is not known here,
+    and so is the switch riddle on its last day, after which nobody can tell any more.
 
     - SMAX: a unit that dies is ``terminated``, its mask False, and earns no more; with
       ``bootstrap: team`` it is credited with what the living earn. ``info=True`` gives

@@ -20,6 +20,8 @@ class WorldTraits:
         limit (str, optional): the attribute that holds its time limit.
         limit_is_seen (bool): observations read the limit, so it is the world's that ends the
             episode; otherwise the world's own is put out of reach, and ours counts the steps.
+        deadline (bool): the limit is a rule of the game, kept by the world: who is ended by it is
+            terminated.
         timed (bool): it ends by time only.
         action_types (tuple of str, optional): its words for continuous and discrete actions,
             where ``continuous_actions`` chooses.
@@ -36,6 +38,7 @@ class WorldTraits:
 
     limit: str | None = None
     limit_is_seen: bool = False
+    deadline: bool = False
     timed: bool = False
     action_types: tuple[str, str] | None = None
     legal: str = "get_avail_actions"
@@ -125,7 +128,7 @@ WORLD_TRAITS = {
     "OvercookedV2": WorldTraits(limit="max_steps", timed=True),
     "HanabiEnv": WorldTraits(legal="get_legal_moves", acts=_seat),
     "JaxNav": WorldTraits(limit="max_steps", limit_is_seen=True),
-    "SwitchRiddle": WorldTraits(limit="max_steps"),
+    "SwitchRiddle": WorldTraits(limit="max_steps", deadline=True),
     "CoinGame": WorldTraits(timed=True, length=_all_rounds),
     "InTheGrid": WorldTraits(timed=True, length=_all_rounds, seen=_in_the_grid),
     "InTheGrid_2p": WorldTraits(timed=True, length=_all_rounds, by_place=True),
