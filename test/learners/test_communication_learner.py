@@ -150,6 +150,45 @@ def test_a_gate_counts_in_the_log_probability():
     torch.testing.assert_close(agents["action_log_prob"][mask], expected[mask])
 
 
+@pytest.mark.parametrize("name", ["tarmac", "gate", "dropout", "bicnet"])
+def test_how_much_is_said_and_heard(name):
+    """Counted one step and one agent at a time."""
+    talk = {**PLAIN, **DRAWN}[name]
+    [learner], collector = learners_of(arena(), config_of(talk))
+    batch = collector.rollout()
+    metrics = learner.learn(batch)["agents"]
+    agents, heard, sent, n = batch["agents"], 0, 0, 0
+    numbers = {"tarmac": 7, "gate": 48, "dropout": 32, "bicnet": 16}[name]
+    for e in range(4):
+        for t in range(20):
+            living = [i for i in range(3) if agents["mask"][e, t, i]]
+            drawn = agents["channel"][e, t].tolist() if name in ("gate", "dropout") else None
+            speaking = [j for j in living if name != "gate" or drawn[j][0] == 1]
+            for i in living:
+                reached = [j for j in speaking if j != i]
+                if name == "dropout":
+                    reached = [j for j in reached if drawn[i][j] == 1]
+                heard, n = heard + len(reached), n + 1
+            sent += numbers * len(speaking)
+    assert metrics["links_used"].item() == pytest.approx(heard / n)
+    assert metrics["numbers_sent"].item() == pytest.approx(sent / n)
+
+
+def test_who_listens_to_whom():
+    from torchrl_marl.modules.communication import listening
+
+    [learner], collector = learners_of(arena(), config_of(DRAWN["gate"]))
+    batch = collector.rollout()
+    weights = listening(learner.actors["agents"], batch)
+    mask, gate = batch["agents", "mask"], batch["agents", "channel"][..., 0] > 0.5
+    speaks = mask & gate
+    assert weights.shape == (4, 20, 3, 3)
+    assert weights.diagonal(dim1=-2, dim2=-1).abs().max() == 0
+    assert weights.masked_fill(speaks.unsqueeze(-2), 0).abs().max() == 0
+    others = speaks.sum(-1, keepdim=True) - speaks.long()
+    torch.testing.assert_close(weights.sum(-1)[mask], (others > 0).float()[mask])
+
+
 # ------------------------------------------------------------------------------ several groups
 
 

@@ -22,6 +22,7 @@ from torchrl_marl.learners.summary import refuse_non_finite, summarize
 from torchrl_marl.learners.unshare import unshare_networks
 from torchrl_marl.learners.updates import minibatch_keys, shuffled_epochs
 from torchrl_marl.learners.windows import recall_all, refuse_forgotten, warmed_up, windows_of
+from torchrl_marl.learners.words import add_words
 from torchrl_marl.modules.precision import matmul_precision
 
 __all__ = ["EpochLearner"]
@@ -155,6 +156,7 @@ class EpochLearner(BlockLearner):
             self.add_targets(data)
             self.block.scatter(data, batch, self.written)
             metrics = self._train(self._frames(data))
+            add_words(metrics, self.actors, self.block.joined, data)
             self.observation_norms.update_all(data)
             return metrics
 

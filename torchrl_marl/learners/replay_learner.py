@@ -23,6 +23,7 @@ from torchrl_marl.learners.replay_updates import History, ReplayUpdates, Step
 from torchrl_marl.learners.turns import refuse_turns
 from torchrl_marl.learners.unshare import unshare_parts
 from torchrl_marl.learners.windows import refuse_forgotten
+from torchrl_marl.learners.words import add_words
 from torchrl_marl.modules.exploration import Explore
 from torchrl_marl.modules.precision import matmul_precision
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
@@ -197,7 +198,7 @@ class ReplayLearner(BlockLearner):
         with matmul_precision(self.config.precision):
             refuse_forgotten(self.groups, batch, self.remembered)
             batch = batch.reshape(-1, batch.shape[-1])
-            self._store(batch)
+            data = self._store(batch)
             n_updates = 0
             if self.started:
                 self.owed += self.config.updates_per_frame * batch.numel()
@@ -206,14 +207,17 @@ class ReplayLearner(BlockLearner):
             history = self.updates.run(cast(TeamReplay, self.replay), n_updates)
             _refuse_non_finite(history, self.rates)
             self._explore()
-            return self._summary(history, n_updates)
+            metrics = self._summary(history, n_updates)
+            add_words(metrics, self.actors, self.block.joined, data)
+            return metrics
 
     def cut(self) -> None:
         """Says that the next batch does not follow on the last: episodes begin anew."""
         if self.replay is not None:
             self.replay.cut()
 
-    def _store(self, batch: TensorDictBase) -> None:
+    def _store(self, batch: TensorDictBase) -> TensorDictBase:
+        """Stores a batch; returns it in the block's layout."""
         if self.replay is None:
             self.look_at(batch)
             self.config.check_store(len(batch), batch.numel(), "learner.")
@@ -225,6 +229,7 @@ class ReplayLearner(BlockLearner):
         self._anneal()
         self.observation_norms.update_all(data)
         self.frames += batch.numel()
+        return data
 
     def _make_replay(self, num_envs: int) -> TeamReplay:
         settings = self.config.replay

@@ -108,6 +108,17 @@ class AgentNetwork(nn.Module):
         outputs = output if isinstance(output, tuple) else (output,)
         return *outputs, *(extra for extra in extras if extra is not None)
 
+    def heard(self, *inputs: Tensor) -> Tensor:
+        """Returns who heard whom, ``[*B, N, N]``: True where the agent of a row heard that of a
+        column."""
+        n = len(inputs) - len(self.reads)
+        seen, mask = inputs[:n], None
+        agents = cast(AgentInput, self.features)
+        mask = seen[-1] if agents.masked else torch.ones_like(agents.rows(*seen)[..., 0]).bool()
+        channel = cast(TeamNetwork, self.network).channel
+        assert channel is not None
+        return channel.heard(mask, self._context(dict(zip(self.reads, inputs[n:])), seen))
+
     def _context(self, given: Mapping[str, Tensor], seen: Sequence[Tensor]) -> Context:
         links, position = self.links, None
         if self.hears:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from torchrl_marl.modules.communication.attention import Attention
     from torchrl_marl.modules.communication.chain import Chain
     from torchrl_marl.modules.communication.channel import Channel
+    from torchrl_marl.modules.communication.heard import listening
     from torchrl_marl.modules.communication.links import Links
     from torchrl_marl.modules.communication.mean import Mean
 
@@ -18,6 +19,7 @@ __getattr__, __dir__, __all__ = attach(
         "chain": ["Chain"],
         "channel": ["Channel"],
         "links": ["Links"],
+        "heard": ["listening"],
         "mean": ["Mean"],
     },
 )

@@ -1,0 +1,58 @@
+"""Metrics of communication: how much is said, and how many are heard.
+
+Shapes: E envs, T steps, N agents of groups that are trained as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+from torchrl_marl.functional import masked_mean
+from torchrl_marl.modules.communication.channel import Channel
+from torchrl_marl.modules.communication.heard import heard_in, talking_module
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["add_words"]
+
+
+@torch.no_grad()
+def add_words(
+    metrics: TensorDict,
+    actors: nn.Module,
+    joined: Mapping[str, GroupSpec],
+    data: TensorDictBase,
+) -> None:
+    """Adds ``links_used`` and ``numbers_sent`` of the groups whose agents communicate.
+
+    Both are means over the steps in which agents act: the others that an agent hears, and the
+    numbers that it sends.
+
+    Args:
+        metrics (TensorDict): of groups; written to.
+        actors (nn.Module): by name of a group, or of several that are trained as one.
+        joined (mapping): those names -> the groups.
+        data (TensorDictBase): a batch ``[E, T]`` in their layout.
+    """
+    for name, group in joined.items():
+        module = talking_module(actors.get_submodule(name))
+        if module is None:
+            continue
+        channel = cast(Channel, cast(Any, module.module).network.channel)
+        links = heard_in(module, data)
+        used = links.sum(-1).float()
+        sent = torch.full_like(used, channel.numbers)
+        if channel.gate is not None:
+            sent = torch.where(data.get(group.key("channel"))[..., 0] > 0.5, sent, 0.0)
+        mask = None if group.mask_key is None else data.get(group.mask_key)
+        mask = torch.ones_like(used, dtype=torch.bool) if mask is None else mask
+        start = 0
+        for own in group.groups:
+            rows = slice(start, start + own.n_agents)
+            start = rows.stop
+            for key, value in (("links_used", used), ("numbers_sent", sent)):
+                metrics[own.name, key] = masked_mean(value[..., rows], mask[..., rows])
