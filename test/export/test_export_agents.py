@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from exported import played_alone, player_of, team_policy
+from exported import played_alone, team_policy
 from shared_networks import SETTINGS, config_of
 from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
@@ -12,6 +12,7 @@ from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.export.agent import agents_of, find_agents
+from torchrl_marl.export.check import InMemory
 from torchrl_marl.modules import (
     MemoryConfig,
     NetworkConfig,
@@ -140,7 +141,7 @@ class TestMemory:
         config = RecurrentNetworkConfig([8], memory=MemoryConfig("gru", size=6))
         group = TeamSpec.from_env(env).groups["agents"]
         agent = agents_of(team_policy([group], make_actor, config=config))["agent_0"]
-        player, seen = player_of(agent), torch.ones(6).numpy()
+        player, seen = InMemory(agent), torch.ones(6).numpy()
         first = (player.act(seen), player.parameters["logits"])[1]
         assert abs((player.act(seen), player.parameters["logits"])[1] - first).max() > 1e-3
         player.reset()
@@ -181,7 +182,7 @@ def random_data(group, seed=0):
 
 
 def assert_equal_to(actor, group, agent, data):
-    player = player_of(agent)
+    player = InMemory(agent)
     with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
         acted = actor(data.clone())
     for row in acted[group.name][:, agent.number]:

@@ -61,7 +61,7 @@ class TestFiles:
         else:
             folders = export_agents(agents, tmp_path, format)
         players = {name: Player(own) for name, own in folders.items()}
-        found = check_players(with_memory(arena, policy), policy, agents, players, steps=20)
+        found = check_players(with_memory(arena, policy), policy, players, steps=20)
         assert (found.differ, found.largest < 1e-5) == (0, True)
         assert found.actions > 20
 
@@ -77,10 +77,9 @@ class TestFiles:
         assert interface["versions"]["torch"] == torch.__version__
 
     def test_players_that_differ_are_told(self, arena, policy, folder):
-        agents = agents_of(policy)
         crossed = {"agent_0": Player(folder / "agent_1"), "agent_1": Player(folder / "agent_0")}
         with pytest.raises(UserError, match=r"not what their team is: \d+ actions differ in 30 "):
-            check_players(with_memory(arena, policy), policy, agents, crossed, steps=30)
+            check_players(with_memory(arena, policy), policy, crossed, steps=30)
 
     def test_equal_agents_have_equal_programs(self, folder, tmp_path):
         team = TeamSpec([AgentSpec("car", 2, Unbounded((3,)), Categorical(2))])

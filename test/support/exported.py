@@ -1,6 +1,5 @@
-"""Agents that play alone without a file, and teams whose weights make them differ."""
+"""Teams whose weights make their agents differ, and what they do alone."""
 
-import dataclasses
 import math
 
 import torch
@@ -10,32 +9,10 @@ from torchrl_marl.collectors import TeamPolicy
 from torchrl_marl.envs import with_memory
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.export.agent import agents_of
-from torchrl_marl.export.check import check_players
-from torchrl_marl.export.player import Player
+from torchrl_marl.export.check import InMemory, check_players
 from torchrl_marl.joining import join
 from torchrl_marl.modules.joined_actor import GroupActors
 from torchrl_marl.modules.normalization import ObservationNorm
-
-
-class InMemory:
-    """A program as it would be in a file."""
-
-    def __init__(self, program):
-        self.program = program
-        self.inputs = [dataclasses.asdict(field) for field in program.inputs]
-
-    def __call__(self, inputs):
-        with torch.no_grad():
-            found = self.program.module(*map(torch.from_numpy, inputs))
-        return {field.name: value.numpy() for field, value in zip(self.program.outputs, found)}
-
-
-def player_of(agent):
-    """A player of programs that were not written."""
-    player = Player.__new__(Player)
-    programs = {program.name: InMemory(program) for program in agent.programs()}
-    player._start(agent.describe(), programs, seed=0)
-    return player
 
 
 @torch.no_grad()
@@ -65,6 +42,5 @@ def played_alone(env, make, *, steps=24, **settings):
     env = with_dense_groups(env)
     groups = list(TeamSpec.from_env(env).groups.values())
     policy = team_policy(groups, make, **settings)
-    agents = agents_of(policy)
-    players = {name: player_of(agent) for name, agent in agents.items()}
-    return check_players(with_memory(env, policy), policy, agents, players, steps=steps)
+    players = {name: InMemory(agent) for name, agent in agents_of(policy).items()}
+    return check_players(with_memory(env, policy), policy, players, steps=steps)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -16,44 +16,23 @@ from torchrl.data import TensorSpec
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
 from torchrl_marl.export.actions import Best, Bounded
-from torchrl_marl.export.interface import Field, describe, fields_of
+from torchrl_marl.export.interface import Field, Program, describe
 from torchrl_marl.export.parts import OneObservation, body_of_agent
+from torchrl_marl.export.programs import Act, Mind, talking_programs
 from torchrl_marl.modules.actors import GroupActor
-from torchrl_marl.modules.bodies import Context
+from torchrl_marl.modules.communication.chain import Chain
+from torchrl_marl.modules.communication.channel import Channel
+from torchrl_marl.modules.communication.links import between
 from torchrl_marl.modules.deterministic_actor import DeterministicActor
 from torchrl_marl.modules.inputs import observation_leaves
 from torchrl_marl.modules.memory.network import state_size
 from torchrl_marl.modules.networks import AgentNetwork
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.q_actor import Dueling, Greedy
+from torchrl_marl.modules.team_network import TeamNetwork
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["AgentActor", "Program", "agents_of", "find_agents"]
-
-
-@dataclass(frozen=True)
-class Program:
-    """A function of one agent, to be written to a file.
-
-    Args:
-        name (str): such as ``act``.
-        module (nn.Module): takes and returns tensors without batch dims.
-        inputs, outputs (tuple of Field): in order.
-    """
-
-    name: str
-    module: nn.Module
-    inputs: tuple[Field, ...]
-    outputs: tuple[Field, ...]
-
-    @classmethod
-    def of(
-        cls, name: str, module: nn.Module, inputs: tuple[Field, ...], outputs: list[str]
-    ) -> Program:
-        """Runs a module once to know the shapes of its outputs."""
-        with torch.no_grad():
-            values = module(*(field.example() for field in inputs))
-        return cls(name, module.requires_grad_(False), inputs, fields_of(outputs, values))
+__all__ = ["AgentActor", "agents_of", "find_agents"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +45,7 @@ class AgentActor:
         number (int): the agent's, in its group.
         actor (nn.Module): of its group, or of several groups as one.
         place (int): the agent's, among the N of the actor.
+        peers (tuple of str): names of those N.
     """
 
     name: str
@@ -73,17 +53,13 @@ class AgentActor:
     number: int
     actor: Any
     place: int
+    peers: tuple[str, ...] = ()
 
     @property
     def network(self) -> AgentNetwork:
         """The network within the actor."""
         found = [m for m in self.actor.modules() if isinstance(m, AgentNetwork)]
         return found[0]
-
-    @property
-    def n_actor_agents(self) -> int:
-        """Number N of agents of the actor."""
-        return self.actor.group.n_agents
 
     @property
     def action_spec(self) -> TensorSpec:
@@ -100,22 +76,23 @@ class AgentActor:
 
     def programs(self) -> list[Program]:
         """Builds its programs."""
-        network, group = self.network, self.group
-        inputs = list(self.observation())
-        if group.action_mask_key is not None:
-            inputs.append(Field("action_mask", (group.action_dims[self.number],), "bool"))
-        outputs = ["action", *self._parameters()]
-        size = state_size(network)
-        if size:
-            inputs += [Field("hidden", (size,)), Field("is_init", (1,), "bool")]
-            outputs.append("next_hidden")
-        widest = self.actor.group.observation_dim
-        width = group.observation_dims[self.number]
-        norm = cast(ObservationNorm | None, network.features.norm)
-        observe = OneObservation(width, widest, norm, self.place)
-        body = body_of_agent(network.network, self.place, self.n_actor_agents)
-        module = _Act(observe, body, self._choice(), len(self.observation()), bool(size))
-        return [Program.of("act", module.cpu().eval(), tuple(inputs), outputs)]
+        network = self.network
+        group, norm = self.actor.group, cast(ObservationNorm | None, network.features.norm)
+        width = self.group.observation_dims[self.number]
+        observe = OneObservation(width, group.observation_dim, norm, self.place)
+        body = body_of_agent(network.network, self.place, group.n_agents)
+        seen, size = self.observation(), state_size(network)
+        memory = (Field("hidden", (size,)), Field("is_init", (1,), "bool")) if size else ()
+        legal: tuple[Field, ...] = ()
+        if self.group.action_mask_key is not None:
+            legal = (Field("action_mask", (self.group.action_dims[self.number],), "bool"),)
+        done = ["action", *self._parameters(), *["next_hidden"] * bool(size)]
+        if self.channel is None:
+            act = Act(observe, body, self._choice(), len(seen))
+            return [Program.of("act", act, (*seen, *legal, *memory), done)]
+        assert isinstance(body, TeamNetwork)
+        mind = Mind(observe, body, self._choice(), len(seen), network.position)
+        return list(talking_programs(mind, (*seen, *memory), legal, done, self.channel, size))
 
     def describe(self) -> dict[str, Any]:
         """Returns what the interface says of the agent, without its programs."""
@@ -131,7 +108,53 @@ class AgentActor:
         elif (bounds := self._bounds()) is not None:
             action |= {"low": bounds[0].tolist(), "high": bounds[1].tolist()}
         size = state_size(self.network)
-        return describe(self.name, self.group.name, action, self.observation(), size)
+        said = describe(self.name, self.group.name, action, self.observation(), size)
+        return {**said, "communication": self._communication()}
+
+    # --------------------------------------------------------------------------- whom it hears
+
+    @property
+    def channel(self) -> Channel | None:
+        """Between the agents of its actor, if they talk."""
+        body = self.network.network
+        return body.channel if isinstance(body, TeamNetwork) else None
+
+    def hears(self) -> list[int]:
+        """Returns the places of the agents that it may hear."""
+        if self.channel is None:
+            return []
+        alive = torch.ones(self.actor.group.n_agents, dtype=torch.bool)
+        fixed, given = self.channel.links.fixed, self.network.links
+        links = between(alive)[self.place]
+        for other in (fixed, given):
+            links = links if other is None else links & other[self.place].cpu()
+        return links.nonzero().flatten().tolist()
+
+    def heard_groups(self) -> list[str]:
+        """Returns the names of the groups that it may hear."""
+        own = self.actor.group
+        heard = [own.groups[own.group_index[place]].name for place in self.hears()]
+        return list(dict.fromkeys(heard))
+
+    def _communication(self) -> dict[str, Any] | None:
+        if self.channel is None:
+            return None
+        config, one = self.channel.config, self.channel.rounds[0]
+        relays = isinstance(one, Chain)
+        return {
+            "kind": config.kind,
+            "rounds": len(self.channel.rounds),
+            "agents": list(self.peers),
+            "hears": [self.peers[place] for place in self.hears()],
+            "links": "all" if relays else config.links,
+            "radius": config.radius,
+            "nearest": config.nearest,
+            "position": self.network.position,
+            "discrete": config.discrete,
+            "gate": config.gate,
+            "relays": relays,
+            "message_size": one.state_size if relays else one.message_size,
+        }
 
     # ------------------------------------------------------------------------------ its actions
 
@@ -164,28 +187,6 @@ class AgentActor:
         return Best(n, dtype, self.group.one_hot, dueling, values)
 
 
-class _Act(nn.Module):
-    """What an agent sees, and what it remembers, to what it does."""
-
-    def __init__(
-        self, observe: nn.Module, body: nn.Module, choose: nn.Module, n_leaves: int, remembers: bool
-    ) -> None:
-        super().__init__()
-        self.observe, self.body, self.choose = observe, body, choose
-        self.n_leaves, self.remembers = n_leaves, remembers
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        leaves, others = inputs[: self.n_leaves], list(inputs[self.n_leaves :])
-        context = Context()
-        if self.remembers:
-            *others, hidden, is_init = others
-            context = Context(state=hidden.unsqueeze(0), is_init=is_init.unsqueeze(0))
-        output, state = self.body(self.observe(*leaves), None, context)
-        state = getattr(state, "state", state)
-        chosen = self.choose(output.squeeze(0), *others)
-        return (*chosen, state.squeeze(0)) if self.remembers else chosen
-
-
 def agents_of(policy: nn.Module) -> dict[str, AgentActor]:
     """Returns the agents of a team whose actors are networks, by name.
 
@@ -202,10 +203,16 @@ def agents_of(policy: nn.Module) -> dict[str, AgentActor]:
     """
     found = list(_agents(policy))
     names = [agent.name for agent in found]
-    return {
-        agent.name if names.count(agent.name) == 1 else f"{agent.group.name}.{agent.name}": agent
+    named = [
+        replace(agent, name=f"{agent.group.name}.{agent.name}")
+        if names.count(agent.name) > 1
+        else agent
         for agent in found
-    }
+    ]
+    peers: dict[int, tuple[str, ...]] = {}
+    for agent in named:
+        peers[id(agent.actor)] = (*peers.get(id(agent.actor), ()), agent.name)
+    return {agent.name: replace(agent, peers=peers[id(agent.actor)]) for agent in named}
 
 
 def _agents(policy: nn.Module) -> Iterator[AgentActor]:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 import torchrl_marl.version as version
 
-__all__ = ["Field", "Names", "describe", "fields_of", "sha256_of", "write_interface"]
+__all__ = ["Field", "Names", "Program", "describe", "sha256_of", "write_interface"]
 
 Names = Sequence["Field"]
 FORMAT = 1
@@ -54,9 +54,35 @@ class Field:
         return torch.full(self.shape, 1 if dtype is torch.bool else 0, dtype=dtype)
 
 
-def fields_of(names: Sequence[str], values: Sequence[Tensor]) -> tuple[Field, ...]:
-    """Describes tensors."""
-    return tuple(Field.of(name, value) for name, value in zip(names, values))
+@dataclass(frozen=True)
+class Program:
+    """A function of one agent, to be written to a file.
+
+    Args:
+        name (str): such as ``act``.
+        module (nn.Module): takes and returns tensors without batch dims.
+        inputs, outputs (tuple of Field): in order.
+    """
+
+    name: str
+    module: nn.Module
+    inputs: tuple[Field, ...]
+    outputs: tuple[Field, ...]
+
+    @classmethod
+    def of(
+        cls, name: str, module: nn.Module, inputs: tuple[Field, ...], outputs: list[str]
+    ) -> Program:
+        """Runs a module once to know the shapes of its outputs."""
+        module = module.cpu().eval().requires_grad_(False)
+        with torch.no_grad():
+            values = module(*(field.example() for field in inputs))
+        return cls(
+            name,
+            module,
+            inputs,
+            tuple(Field.of(name, value) for name, value in zip(outputs, values)),
+        )
 
 
 def describe(

@@ -49,14 +49,18 @@ class OneObservation(nn.Module):
             self.register_buffer(name, value)
 
     def forward(self, *leaves: Tensor) -> Tensor:
-        """Puts the leaves side by side."""
-        dtype = torch.get_default_dtype()
-        rows = [leaf if leaf.is_floating_point() else leaf.to(dtype) for leaf in leaves]
-        features = torch.cat([row.flatten() for row in rows])
+        """Puts the leaves side by side, and standardizes."""
+        features = self.raw(*leaves)
         if self.mean is not None:
             features = (features - self.mean) * (self.variance + self.epsilon).rsqrt()
             features = features.clamp(-self.clip, self.clip)
         return F.pad(features, (0, self.behind)).unsqueeze(0)
+
+    def raw(self, *leaves: Tensor) -> Tensor:
+        """Returns the leaves side by side, as the environment gives them."""
+        dtype = torch.get_default_dtype()
+        rows = [leaf if leaf.is_floating_point() else leaf.to(dtype) for leaf in leaves]
+        return torch.cat([row.flatten() for row in rows])
 
 
 def _of_kind(norm: ObservationNorm, name: str, place: int) -> Tensor:
@@ -90,8 +94,7 @@ def body_of_agent(body: nn.Module, agent: int, n_agents: int) -> nn.Module:
         own.encoder, own.head = (
             body_of_agent(part, agent, n_agents) for part in (body.encoder, body.head)
         )
-        if body.memory is not None:
-            own.memory = memory_of_agent(body.memory, agent)
+        own.memory = None if body.memory is None else memory_of_agent(body.memory, agent)
         return own
     raise ConfigError(
         f"an actor's body is a {type(body).__name__}, one network over all agents, of which no "

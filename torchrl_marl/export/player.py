@@ -4,6 +4,12 @@
     player.reset()                      # before each episode
     action = player.act(observation)
 
+An agent that talks speaks first, in each round hears, and then acts:
+
+    message = player.speak(observation)             # None: it is silent
+    message = player.hear({"agent_1": message_1})   # one time less than there are rounds
+    action = player.act(inbox={"agent_1": message_1})
+
 This file may be copied: it imports nothing of torchrl_marl.
 
 Shapes: those of ``interface.json``, without batch dims.
@@ -56,8 +62,9 @@ class Player:
         self.interface, self.programs = interface, programs
         self.random = np.random.default_rng(seed)
         self.parameters: Arrays = {}
+        self._talk: dict[str, Any] = interface.get("communication") or {}
         self._hidden = np.zeros(interface["state_size"], np.float32)
-        self._begins = True
+        self.reset()
 
     @property
     def name(self) -> str:
@@ -66,27 +73,147 @@ class Player:
 
     def reset(self) -> None:
         """Forgets: the next step is the first of an episode."""
-        self._begins = True
+        self._begins, self._silent, self._round = True, False, 0
+        self._state: np.ndarray | None = None
+        self._handed: Arrays = {}
+
+    @property
+    def rounds(self) -> int:
+        """How often in a step agents speak and hear; 0 where they do not talk."""
+        return self._talk["rounds"] if self._talk else 0
 
     def act(
-        self, observation: Any, *, action_mask: Any = None, deterministic: bool = True
+        self,
+        observation: Any = None,
+        *,
+        inbox: Mapping[str, Any] | None = None,
+        action_mask: Any = None,
+        deterministic: bool = True,
     ) -> np.ndarray:
         """Returns the action of a step.
 
         Args:
-            observation (array, or mapping of name to array): what the agent sees.
+            observation (array, or mapping of name to array): what the agent sees; an agent that
+                talks was told when it spoke.
 
         Keyword Args:
+            inbox (mapping): name of an agent -> its message, of those who are heard.
             action_mask (array, optional): True for legal actions, where the interface asks for it.
             deterministic (bool): the likeliest action, or one that is drawn.
 
         Raises:
-            PlayerError: an input that is missing, or of another shape.
+            PlayerError: an input that is missing, or of another shape; it has not spoken.
         """
-        given = {**self._observed(observation), **self._remembered()}
-        if action_mask is not None:
-            given["action_mask"] = action_mask
-        return self._finish(self._run("act", given), deterministic)
+        given: Arrays = {} if action_mask is None else {"action_mask": action_mask}
+        if not self._talk:
+            given |= {**self._observed(observation), **self._remembered()}
+        elif self._talk["relays"]:
+            given |= {"state": self._spoken(), **self._handed}
+        else:
+            given |= {"state": self._spoken(), **self._heard(inbox)}
+        outputs = self._run("act", given)
+        self._state = None
+        self._hidden = outputs.pop("next_hidden", self._hidden)
+        self._begins = False
+        action = outputs.pop("action")
+        self.parameters = outputs
+        return action if deterministic else self._drawn(action)
+
+    # ----------------------------------------------------------------------------------- talking
+
+    def speak(self, observation: Any, *, deterministic: bool = True) -> np.ndarray | None:
+        """Returns what an agent says first in a step; None where it is silent, or relays.
+
+        Args:
+            observation: of :meth:`act`.
+
+        Keyword Args:
+            deterministic (bool): whether it speaks is what is likelier, or drawn.
+
+        Raises:
+            PlayerError: an agent that does not talk, or an input that does not fit.
+        """
+        if not self._talk:
+            raise PlayerError(f"agent {self.name!r} does not talk; call act(observation).")
+        outputs = self._run("speak", {**self._observed(observation), **self._remembered()})
+        self._state, self._round = outputs["state"], 0
+        size = self._talk["message_size"]
+        self._handed = {way: np.zeros(size, np.float32) for way in ("before", "behind")}
+        logit = float(outputs.get("gate_logits", [np.inf])[0])
+        threshold = 0.5 if deterministic else self.random.random()
+        self._silent = not threshold < 1 / (1 + np.exp(-logit))
+        return None if self._silent else outputs.get("message")
+
+    def hear(self, inbox: Mapping[str, Any]) -> np.ndarray | None:
+        """Returns what an agent says in the next round.
+
+        Args:
+            inbox (mapping): name of an agent -> its message, of those who are heard. Words of
+                whoever it never hears, and None, are left out.
+
+        Raises:
+            PlayerError: no further round, a message of nobody's or of another size.
+        """
+        state = self._spoken()
+        if self._round + 1 >= self.rounds:
+            raise PlayerError(
+                f"agent {self.name!r} has heard all of {self.rounds} rounds but the last, which "
+                "it acts on; call act(inbox=...)."
+            )
+        self._round += 1
+        outputs = self._run(f"hear_{self._round}", {"state": state, **self._heard(inbox)})
+        self._state = outputs["state"]
+        return None if self._silent else outputs["message"]
+
+    def relay(self, handed: Any = None, *, back: bool = False) -> np.ndarray:
+        """Returns what an agent hands on to its neighbor.
+
+        Args:
+            handed (array, optional): what its other neighbor has handed on; None for the first.
+
+        Keyword Args:
+            back (bool): from the last agent to the first.
+        """
+        state = self._spoken()
+        if not self._talk["relays"]:
+            raise PlayerError(f"agent {self.name!r} does not relay; call act(inbox=...).")
+        way = "behind" if back else "before"
+        handed = self._handed[way] if handed is None else handed
+        self._handed[way] = np.asarray(handed, np.float32)
+        if self._silent:
+            return self._handed[way]
+        return self._run("back" if back else "forth", {"state": state, "handed": handed})[
+            "handed_on"
+        ]
+
+    def _spoken(self) -> np.ndarray:
+        if self._state is None:
+            raise PlayerError(
+                f"agent {self.name!r} has not spoken in this step; call speak(observation) first."
+            )
+        return self._state
+
+    def _heard(self, inbox: Mapping[str, Any] | None) -> Arrays:
+        """Returns all messages, and which of them are heard."""
+        talk = self._talk
+        messages = np.zeros((len(talk["agents"]), talk["message_size"]), np.float32)
+        heard = np.zeros(len(talk["agents"]), bool)
+        for name, message in (inbox or {}).items():
+            if name not in talk["agents"]:
+                raise PlayerError(
+                    f"agent {self.name!r} was given a message of {name!r}, expected one of "
+                    f"{', '.join(talk['agents'])}."
+                )
+            if message is None or name not in talk["hears"]:
+                continue
+            if np.shape(message) != messages.shape[1:]:
+                raise PlayerError(
+                    f"agent {self.name!r}: the message of {name!r} has shape "
+                    f"{np.shape(message)}, expected {messages.shape[1:]}."
+                )
+            place = talk["agents"].index(name)
+            messages[place], heard[place] = message, True
+        return {"inbox": messages, "heard": heard}
 
     # -------------------------------------------------------------------------------- programs
 
@@ -123,13 +250,6 @@ class Player:
                 )
             inputs.append(value)
         return self.programs[program](inputs)
-
-    def _finish(self, outputs: Arrays, deterministic: bool) -> np.ndarray:
-        self._hidden = outputs.pop("next_hidden", self._hidden)
-        self._begins = False
-        action = outputs.pop("action")
-        self.parameters = outputs
-        return action if deterministic else self._drawn(action)
 
     # --------------------------------------------------------------------------------- drawing
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from torchrl_marl.errors import WriteError
+from torchrl_marl.errors import ConfigError, WriteError
 from torchrl_marl.export import player
-from torchrl_marl.export.agent import AgentActor, Program
+from torchrl_marl.export.agent import AgentActor
 from torchrl_marl.export.check import Comparison
 from torchrl_marl.export.formats import check_format
-from torchrl_marl.export.interface import Names, write_interface
+from torchrl_marl.export.interface import Names, Program, write_interface
 
 __all__ = ["Export", "export_agents"]
 
@@ -53,11 +53,13 @@ def export_agents(
         dict: name -> the agent's folder.
 
     Raises:
-        ConfigError: an unknown format, or an actor of which no agent has a part.
+        ConfigError: an unknown format, an actor of which no agent has a part, or an agent that
+            hears groups of which nobody is exported.
         MissingExtraError: a package that is not installed.
         WriteError: a folder that cannot be written.
     """
     check_format(format)
+    _check_heard(agents)
     write = _Writer(format)
     folders = {name: folder / name for name in agents}
     try:
@@ -70,6 +72,17 @@ def export_agents(
     except OSError as error:
         raise WriteError(f"{error.filename!r} cannot be written ({error.strerror}).") from None
     return folders
+
+
+def _check_heard(agents: Mapping[str, AgentActor]) -> None:
+    exported = {agent.group.name for agent in agents.values()}
+    for name, agent in agents.items():
+        missing = [group for group in agent.heard_groups() if group not in exported]
+        if missing:
+            raise ConfigError(
+                f"agent {name!r} hears group {missing[0]!r}, which is not exported; export all "
+                "agents: leave the name out."
+            )
 
 
 class _Writer:

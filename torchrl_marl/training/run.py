@@ -223,7 +223,7 @@ class Run:
             RandomState(seed, world.device or "cpu").active(),
         ):
             world.set_seed(seed + EVALUATION_SEED)
-            found = check_players(world, policy, agents, players, steps=steps)
+            found = check_players(world, policy, players, steps=steps)
         return Export(folder, folders, found)
 
     @contextlib.contextmanager

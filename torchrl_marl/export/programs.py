@@ -1,0 +1,264 @@
+"""The programs of an agent: what it does, what it says, and what it makes of what it hears.
+
+Shapes: I input features, H features that agents talk about, S numbers that an agent remembers, P
+columns of a position, M agents that speak, K numbers of a message, D numbers that are handed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from torchrl_marl.export.interface import Field, Program
+from torchrl_marl.export.parts import OneObservation
+from torchrl_marl.modules.bodies import Context
+from torchrl_marl.modules.communication.chain import Chain
+from torchrl_marl.modules.communication.channel import Channel, bits, symbol
+from torchrl_marl.modules.communication.rounds import Round
+from torchrl_marl.modules.memory.network import remember
+from torchrl_marl.modules.team_network import TeamNetwork
+
+__all__ = ["Act", "Hear", "Listener", "Mind", "Relay", "Speak", "talking_programs"]
+
+
+class Act(nn.Module):
+    """What an agent that hears nobody sees and remembers, to what it does.
+
+    Args:
+        observe (OneObservation): reads what it sees.
+        body (nn.Module): its part of its actor's body.
+        choose (nn.Module): outputs and legal actions to the action and its parameters.
+        n_leaves (int): how many inputs it sees; legal actions, state and ``is_init`` follow.
+    """
+
+    def __init__(
+        self, observe: OneObservation, body: nn.Module, choose: nn.Module, n_leaves: int
+    ) -> None:
+        super().__init__()
+        self.observe, self.body, self.choose, self.n_leaves = observe, body, choose, n_leaves
+        self.remembers = isinstance(body, TeamNetwork) and body.memory is not None
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Acts."""
+        leaves, others = inputs[: self.n_leaves], list(inputs[self.n_leaves :])
+        context = Context()
+        if self.remembers:
+            *others, hidden, is_init = others
+            context = Context(state=hidden.unsqueeze(0), is_init=is_init.unsqueeze(0))
+        output, extras = self.body(self.observe(*leaves), None, context)
+        chosen = self.choose(output.squeeze(0), *others)
+        return (*chosen, extras.state.squeeze(0)) if self.remembers else chosen
+
+
+class Mind(nn.Module):
+    """What the programs of an agent that talks have in common.
+
+    Between its programs of a step an agent keeps its features, what it remembers, and where it is,
+    side by side.
+
+    Args:
+        observe (OneObservation): reads what it sees.
+        body (TeamNetwork): its part of its actor's body.
+        choose (nn.Module): outputs and legal actions to the action and its parameters.
+        n_leaves (int): how many inputs it sees.
+        position (sequence of int): columns of its observation that say where it is.
+
+    Shapes:
+        - a state: ``[H + S + P]``
+    """
+
+    def __init__(
+        self,
+        observe: OneObservation,
+        body: TeamNetwork,
+        choose: nn.Module,
+        n_leaves: int,
+        position: Sequence[int],
+    ) -> None:
+        super().__init__()
+        self.observe, self.body, self.choose, self.n_leaves = observe, body, choose, n_leaves
+        self.position = list(position)
+        self.channel = cast(Channel, body.channel)
+        self.remembers = body.memory is not None
+
+    def see(self, *inputs: Tensor) -> list[Tensor]:
+        """Returns features ``[1, H]``, what is remembered ``[1, S]`` and the place ``[1, P]``."""
+        leaves, others = inputs[: self.n_leaves], inputs[self.n_leaves :]
+        x = self.body.encoder(self.observe(*leaves), None, Context())[0]
+        seen = self.observe.raw(*leaves)
+        place = torch.stack([seen[i] for i in self.position]) if self.position else seen[:0]
+        hidden = x[:, :0]
+        if self.remembers:
+            hidden, is_init = (other.unsqueeze(0) for other in others)
+            hidden = torch.where(is_init, 0.0, hidden)
+            if not self.body.talk_first:
+                x, hidden = self._remember(x, hidden)
+        return [x, hidden, place.unsqueeze(0)]
+
+    def finish(self, parts: Sequence[Tensor], *legal: Tensor) -> tuple[Tensor, ...]:
+        """Returns what is done, its parameters, and what is remembered then."""
+        x, hidden, _ = parts
+        if self.remembers and self.body.talk_first:
+            x, hidden = self._remember(x, hidden)
+        output = self.body.head(x, None, Context())[0]
+        chosen = self.choose(output.squeeze(0), *legal)
+        return (*chosen, hidden.squeeze(0)) if self.remembers else chosen
+
+    def say(self, parts: Sequence[Tensor], number: int) -> Tensor:
+        """Returns what is said in a round, ``[K]``."""
+        x, _, place = parts
+        one = cast(Round, self.channel.rounds[number])
+        message = one.send(x, place if self.position else None).squeeze(0)
+        if self.channel.config.discrete == "dial":
+            return bits(message, torch.zeros_like(message), hard=True)
+        if self.channel.config.discrete == "gumbel":
+            return symbol(message, torch.zeros_like(message), 1.0)
+        return message
+
+    def hear(
+        self, parts: Sequence[Tensor], inbox: Tensor, heard: Tensor, number: int
+    ) -> list[Tensor]:
+        """Returns what is made of a round: ``inbox`` is ``[M, K]``, ``heard`` ``[M]``."""
+        x, hidden, place = parts
+        inbox = torch.where(heard.unsqueeze(-1), inbox, 0.0)
+        one = cast(Round, self.channel.rounds[number])
+        x = one.read(x, inbox, heard.unsqueeze(0), place if self.position else None)
+        return [x, hidden, place]
+
+    def _remember(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.body.memory is not None
+        begins = torch.zeros(1, 1, dtype=torch.bool)
+        x, hidden = remember(self.body.memory, x, hidden, begins, None)
+        return x if self.body.norm is None else self.body.norm(x), hidden
+
+
+class Speak(nn.Module):
+    """What an agent sees and remembers, to what it says first, and its state.
+
+    Where it decides whether it speaks, ``gate_logits`` come behind, positive where it does.
+    """
+
+    def __init__(self, mind: Mind) -> None:
+        super().__init__()
+        self.mind = mind
+        self.relays = isinstance(mind.channel.rounds[0], Chain)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Speaks."""
+        parts = self.mind.see(*inputs)
+        gate = self.mind.channel.gate
+        logits = () if gate is None else (gate(parts[0]).squeeze(0),)
+        state = torch.cat(parts, -1).squeeze(0)
+        return (state, *logits) if self.relays else (self.mind.say(parts, 0), state, *logits)
+
+
+class _Later(nn.Module):
+    """A program behind the first: it reads a state."""
+
+    def __init__(self, mind: Mind, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.mind, self.sizes = mind, list(sizes)
+
+    def parts(self, state: Tensor) -> Sequence[Tensor]:
+        """Returns features, what is remembered, and the place."""
+        return state.unsqueeze(0).split(self.sizes, -1)
+
+
+class Hear(_Later):
+    """What an agent heard in a round, to what it says in the next one, and its state.
+
+    Args:
+        mind (Mind): whose.
+        sizes (sequence of int): H, S and P.
+        number (int): of the round that it heard, from 0.
+    """
+
+    def __init__(self, mind: Mind, sizes: Sequence[int], number: int) -> None:
+        super().__init__(mind, sizes)
+        self.number = number
+
+    def forward(self, state: Tensor, inbox: Tensor, heard: Tensor) -> tuple[Tensor, Tensor]:
+        """Hears and speaks."""
+        parts = self.mind.hear(self.parts(state), inbox, heard, self.number)
+        return self.mind.say(parts, self.number + 1), torch.cat(parts, -1).squeeze(0)
+
+
+class Relay(_Later):
+    """What an agent was handed, ``[D]``, to what it hands on.
+
+    Args:
+        mind, sizes: of :class:`Hear`.
+        back (bool): against the order of agents.
+    """
+
+    def __init__(self, mind: Mind, sizes: Sequence[int], back: bool) -> None:
+        super().__init__(mind, sizes)
+        self.back = back
+
+    def forward(self, state: Tensor, handed: Tensor) -> tuple[Tensor]:
+        """Adds its own word."""
+        chain = cast(Chain, self.mind.channel.rounds[0])
+        x = self.parts(state)[0]
+        return (chain.pass_on(x, handed.unsqueeze(0), back=self.back).squeeze(0),)
+
+
+class Listener(_Later):
+    """What an agent heard last, to what it does."""
+
+    def forward(self, state: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Hears and acts: ``inbox`` and ``heard``, or what was handed from before and behind."""
+        one, other, *legal = inputs
+        parts = self.parts(state)
+        chain = self.mind.channel.rounds[0]
+        if isinstance(chain, Chain):
+            x, hidden, place = parts
+            before, behind = (way[: x.shape[-1]].unsqueeze(0) for way in (one, other))
+            parts = [chain.read(x, before, behind), hidden, place]
+        else:
+            parts = self.mind.hear(parts, one, other, len(self.mind.channel.rounds) - 1)
+        return self.mind.finish(parts, *legal)
+
+
+def talking_programs(
+    mind: Mind,
+    seen: tuple[Field, ...],
+    legal: tuple[Field, ...],
+    done: list[str],
+    channel: Channel,
+    size: int,
+) -> Iterator[Program]:
+    """Builds the programs of an agent that talks.
+
+    Args:
+        mind (Mind): whose.
+        seen (tuple of Field): what it sees, and remembers.
+        legal (tuple of Field): its legal actions, or nothing.
+        done (list of str): outputs of its last program.
+        channel (Channel): between it and the others.
+        size (int): numbers S that it remembers.
+    """
+    one = channel.rounds[0]
+    gate = [] if channel.gate is None else ["gate_logits"]
+    speak = Speak(mind)
+    says = [] if speak.relays else ["message"]
+    first = Program.of("speak", speak, seen, [*says, "state", *gate])
+    yield first
+    state = next(field for field in first.outputs if field.name == "state")
+    places = len(mind.position)
+    sizes = [state.shape[0] - size - places, size, places]
+    if isinstance(one, Chain):
+        handed = [Field(name, (one.state_size,)) for name in ("handed", "before", "behind")]
+        for name, back in (("forth", False), ("back", True)):
+            yield Program.of(name, Relay(mind, sizes, back), (state, handed[0]), ["handed_on"])
+        heard = tuple(handed[1:])
+    else:
+        inbox = Field("inbox", (channel.n_agents, int(cast(int, one.message_size))))
+        heard = inbox, Field("heard", (channel.n_agents,), "bool")
+        for number in range(len(channel.rounds) - 1):
+            hear = Hear(mind, sizes, number)
+            inputs = (state, *heard)
+            yield Program.of(f"hear_{number + 1}", hear, inputs, ["message", "state"])
+    yield Program.of("act", Listener(mind, sizes), (state, *heard, *legal), done)
