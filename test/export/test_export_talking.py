@@ -14,8 +14,14 @@ from torchrl_marl.export import Player, export_agents
 from torchrl_marl.export.agent import agents_of, find_agents
 from torchrl_marl.export.check import InMemory, check_players
 from torchrl_marl.export.player import PlayerError
-from torchrl_marl.modules import MemoryConfig, RecurrentNetworkConfig, make_actor
-from torchrl_marl.modules.communication_config import CommunicationConfig
+from torchrl_marl.modules import (
+    MemoryConfig,
+    RecurrentNetworkConfig,
+    make_actor,
+    make_deterministic_actor,
+    make_q_actor,
+)
+from torchrl_marl.modules.communication_config import DrawnCommunicationConfig
 
 TALKS = {
     "commnet, two rounds": {"kind": "commnet", "rounds": 2},
@@ -37,10 +43,13 @@ def arena(**settings):
 
 def config_of(talk, memory="none", order="before", **settings):
     sizes = {} if talk["kind"] == "bicnet" else {"message_size": 5}
+    talk = {**sizes, **talk, "order": order, **settings.pop("of", {})}
     return RecurrentNetworkConfig(
         [8],
         memory=MemoryConfig(memory, size=6),
-        communication=CommunicationConfig(**sizes, **talk, order=order, **settings.pop("of", {})),
+        communication=DrawnCommunicationConfig(
+            **sizes, **talk, order=order, **settings.pop("of", {})
+        ),
         **settings,
     )
 
@@ -54,6 +63,13 @@ def test_every_kind(talk, parts):
         arena(), make_actor, config=config_of(TALKS[talk], memory, order), normed=True
     )
     assert found.actions > 24
+    assert (found.differ, found.largest < 1e-5) == (0, True)
+
+
+@pytest.mark.parametrize("make", [make_deterministic_actor, make_q_actor])
+@pytest.mark.parametrize("kind", ["commnet", "bicnet"])
+def test_values_and_deterministic_actors(make, kind):
+    found = played_alone(arena(), make, config=config_of({"kind": kind}, "lstm", "after"))
     assert (found.differ, found.largest < 1e-5) == (0, True)
 
 
@@ -82,7 +98,8 @@ def test_files(kind, format, tmp_path):
         pytest.importorskip("onnxruntime")
         pytest.importorskip("onnxscript")
     env = arena(action_mask=True)
-    config = config_of({"kind": kind, "gate": True}, "gru")
+    rounds = {} if kind == "bicnet" else {"rounds": 2}
+    config = config_of({"kind": kind, "gate": True, **rounds}, "gru")
     policy = team_policy(TeamSpec.from_env(env).groups.values(), make_actor, config=config)
     folders = export_agents(find_agents(policy, "agent_2"), tmp_path, format)
     players = {name: Player(folder) for name, folder in folders.items()}

@@ -162,7 +162,7 @@ class Player:
             )
         self._round += 1
         outputs = self._run(f"hear_{self._round}", {"state": state, **self._heard(inbox)})
-        self._state = outputs["state"]
+        self._state = outputs["next_state"]
         return None if self._silent else outputs["message"]
 
     def relay(self, handed: Any = None, *, back: bool = False) -> np.ndarray:

@@ -260,5 +260,5 @@ def talking_programs(
         for number in range(len(channel.rounds) - 1):
             hear = Hear(mind, sizes, number)
             inputs = (state, *heard)
-            yield Program.of(f"hear_{number + 1}", hear, inputs, ["message", "state"])
+            yield Program.of(f"hear_{number + 1}", hear, inputs, ["message", "next_state"])
     yield Program.of("act", Listener(mind, sizes), (state, *heard, *legal), done)

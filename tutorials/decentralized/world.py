@@ -52,6 +52,7 @@ class Remote:
     def close(self) -> None:
         """Ends the process."""
         self.process.stdin.close()
+        self.process.stdout.close()
         self.process.wait(timeout=10)
 
 
