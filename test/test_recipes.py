@@ -32,7 +32,7 @@ EXPECTED = {
         for world in ("simple_speaker_listener", "simple_spread")
         for algorithm in ("mappo", "ippo")
     ),
-    *("toy_echo_rmappo", "toy_echo_rqmix", "vmas_balance_rmappo"),
+    *("toy_echo_rmappo", "toy_echo_rqmix", "toy_echo_rmaddpg", "vmas_balance_rmappo"),
     "toy_matrix_game_happo",
     "vmas_balance_matd3",
     "vmas_balance_masac",

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchrl.data import Bounded, Composite, Unbounded
 
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.checks import check_action_mask, check_inputs
+from torchrl_marl.specs.checks import check_action_mask, check_flags, check_inputs
 
 __all__ = [
     "JoinedGroup",
@@ -146,6 +146,7 @@ class JoinedGroup(GroupSpec):
         flags: dict[str, list[Tensor]] = {name: [] for name in _FLAGS}
         for group, td in zip(self.groups, own):
             source = td if group.agent_done else tensordict
+            check_flags(group, source)
             done, terminated = source.get("done"), source.get("terminated")
             truncated = source.get("truncated", None)
             truncated = done & ~terminated if truncated is None else truncated

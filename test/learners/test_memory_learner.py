@@ -98,6 +98,22 @@ def test_what_was_acted_is_what_windows_say(actor, critic):
     assert terms["mean_ratio"] == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.parametrize("settings", [
+    {"precision": "bf16"},
+    {"normalize_observations": True},
+], ids=str)  # fmt: skip
+def test_what_was_acted_is_what_windows_say_in_bfloat16_and_standardized(settings):
+    tolerance = 0.02 if "precision" in settings else 1e-6
+    config = config_of(minibatch_size=80, num_epochs=1, **settings)
+    [learner], collector = learners_of(arena(late_spawn=2), config)
+    for _ in range(2):  # by now statistics are not those of the start
+        metrics = learner.learn(collector.rollout())
+        assert metrics["agents", "max_ratio"] == pytest.approx(1.0, abs=tolerance)
+    batch = collector.rollout()
+    assert batch["agents", "hidden"].dtype == torch.float32
+    assert learner.critic_states["agents"].dtype == torch.float32
+
+
 def test_a_reset_one_step_late_is_seen():
     """The test above would find it: another ``is_init`` gives other ratios."""
     [learner], collector = learners_of(arena(), config_of(critic="none"))
@@ -124,6 +140,7 @@ def test_a_reset_one_step_late_is_seen():
     {"network": {"sharing": "agent_id"}},
     {"bootstrap": "agent"},
     {"burn_in": 2},
+    {"precision": "bf16", "normalize_observations": True},
 ], ids=str)  # fmt: skip
 def test_updates_as_graphs_are_eager_ones(settings):
     make = lambda: arena(late_spawn=1)  # noqa: E731

@@ -129,6 +129,18 @@ def test_what_is_remembered_is_what_was_when_it_acted(algorithm, kind):
         torch.testing.assert_close(state, found["agents", "hidden"], msg=str(key))
 
 
+def test_a_state_in_bfloat16_is_that_of_acting_but_for_rounding():
+    learner, _ = stored(config_of("iql", precision="bf16"))
+    [loss] = learner.losses.values()
+    windows = learner.replay.windows(learner.replay.rows(1, 100, L)[0], L)
+    after = loss.recall(windows)["agents", "hidden"]
+    assert after.dtype == windows["agents", "hidden"].dtype == torch.float32
+    still = ~windows["agents", "is_init"][:, 1:, :, 0] & windows["agents", "mask"][:, :-1]
+    first = learner.replay.windows(windows["index"].flatten(), 1).reshape(100, L)
+    expected = first["agents", "hidden"][:, 1:][still]
+    torch.testing.assert_close(after[:, :-1][still], expected, rtol=0.02, atol=0.02)
+
+
 def test_who_waits_for_its_turn_remembers():
     with pytest.warns(UserWarning, match="in turns"):
         learner, _ = stored(config_of("vdn"), 1, Nim(4, seed=0))
@@ -241,6 +253,8 @@ EXACT = {"rtol": 0.0, "atol": 0.0}
     ("qmix", {"kind": "lstm", "sharing": "none"}),
     ("iql", {"kind": "lru", "bootstrap": "agent", "sharing": "trunk"}),
     ("maddpg", {"sharing": "agent_id", "actor_gradient": "agent"}),
+    ("vdn", {"precision": "bf16", "normalize_observations": True}),
+    ("masac", {"precision": "bf16", "normalize_observations": True}),
 ], ids=str)  # fmt: skip
 def test_updates_as_graphs_are_eager_ones(algorithm, settings):
     make = lambda: arena(late_spawn=1)  # noqa: E731

@@ -8,8 +8,9 @@ from torchrl.envs import Transform, TransformedEnv
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import VmasEnv
+from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError, SpecError
-from torchrl_marl.learners import build_learners
+from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.modules import NetworkConfig, RandomActor, make_actor
 
 
@@ -110,3 +111,16 @@ def test_settings_that_do_not_fit_the_team(name):
     team = make_team("two", state=None)
     with pytest.raises(ConfigError, match=message):
         build_learners(team, config_of(**settings))
+
+
+@pytest.mark.parametrize("n_groups", [1, 2])
+@pytest.mark.parametrize("leaf", ["done", "terminated"])
+def test_a_batch_without_the_ends_of_its_agents_is_one_sentence(n_groups, leaf):
+    env = Arena(4, n_agents=4, n_groups=n_groups, seed=0)
+    [learner] = build_learners(TeamSpec.from_env(env), OnPolicyConfig(minibatch_size=20))
+    policy = TeamPolicy(learner.actors.values())
+    batch = RolloutCollector(env, policy, frames_per_batch=80).rollout()
+    for name in learner.groups:
+        del batch["next", name, leaf]
+    with pytest.raises(SpecError, match=f"the batch has no '{leaf}' of its agents"):
+        learner.learn(batch)

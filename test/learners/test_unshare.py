@@ -8,8 +8,11 @@ import torch
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs.toy import Arena
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners import OnPolicyConfig, OnPolicyLearner
 from torchrl_marl.modules import NetworkConfig
+from torchrl_marl.recipes import load_config
+from torchrl_marl.settings import parse_overrides
 
 # Parameters of one agent's network, 6 inputs, 8 hidden units: of an actor of 4 and a critic.
 OWN = (6 * 8 + 8 + 8 * 4 + 4) + (6 * 8 + 8 + 8 + 1)
@@ -118,3 +121,19 @@ def test_the_schedule_unshares():
     assert not learner.unshared
     learner.set_progress(0.5)
     assert learner.unshared
+
+
+@pytest.mark.parametrize(("algorithm", "given"), [
+    *((algorithm, ()) for algorithm in ("mappo", "qmix", "pqn", "masac")),
+    ("ippo", ("learner.critic.sharing=none",)),
+])  # fmt: skip
+def test_where_nothing_is_shared_there_is_nothing_to_unshare(algorithm, given):
+    texts = [f"learner={algorithm}", "learner.unshare_at=0.5", "learner.actor.sharing=none", *given]
+    with pytest.raises(ConfigError, match="nothing to un-share; use learner.actor.sharing=group"):
+        load_config("toy_arena_mappo", parse_overrides(texts))
+
+
+def test_a_critic_of_each_agent_is_unshared_too():
+    texts = ["learner=ippo", "learner.unshare_at=0.5", "learner.actor.sharing=none"]
+    config = load_config("toy_arena_mappo", parse_overrides(texts))
+    assert config.learner.unshare_at == 0.5

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from torchrl_marl.joining import can_join, join
 from torchrl_marl.objectives.masking import bootstrap_mask
 from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs.checks import check_flags
 
 __all__ = ["Block"]
 
@@ -60,12 +61,15 @@ class Block:
         Shapes:
             - batch, returns: ``[E, T]``
         """
-        data = batch.copy()
+        data, following = batch.copy(), batch.get("next")
+        for group in self.groups.values():
+            own = group.data(following) if group.agent_done else following
+            check_flags(group, own)
         for group in self.joined.values():
             leaves = (*self.acted, *self.remembered)
             now = group.gather(batch, leaves=leaves, flags=True)
             leaves = ("reward", *(leaf for leaf in self.remembered if leaf in _AT_NEXT))
-            then = group.gather(batch.get("next"), leaves=leaves, flags=True)
+            then = group.gather(following, leaves=leaves, flags=True)
             data.set(group.name, now.get(group.name))
             data.set(("next", group.name), then.get(group.name))
         if self.seen is not None and self.seen.name not in self.joined:

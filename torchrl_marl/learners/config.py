@@ -321,6 +321,8 @@ class OnPolicyConfig(ActorCriticConfig):
                 f"{at}unshare_at is {self.unshare_at:g}, but networks whose agents communicate "
                 f"stay as they are shared; use {at}unshare_at=null, or {at}actor.sharing=none."
             )
+        if self.algorithm in ("mappo", "ippo"):
+            check_unshare(self, at)
         if not self.remembers:
             return
         check_windows(self, at)
@@ -395,6 +397,28 @@ class HAPPOConfig(OnPolicyConfig):
                 f"{self.algorithm} updates one agent after the other; use {at}actor.body=mlp, or "
                 f"{at}algorithm=mappo."
             )
+
+
+def check_unshare(section: Any, at: str) -> None:
+    """Refuses to un-share networks of which each agent has its own from the start.
+
+    Args:
+        section (TrainedConfig): with ``unshare_at``.
+        at (str): what stands before the names in messages.
+
+    Raises:
+        ConfigError: nothing is shared by networks that see one agent.
+    """
+    if section.unshare_at is None:
+        return
+    critic = getattr(section, "critic", None)
+    of_one_agent = critic is not None and (not section.central or getattr(section, "mixed", False))
+    networks = [section.actor, *([critic] if of_one_agent else [])]
+    if all(sharing_of(network) == "none" for network in networks):
+        raise ConfigError(
+            f"{at}unshare_at is {section.unshare_at:g}, but {at}actor.sharing is 'none', so that "
+            f"there is nothing to un-share; use {at}actor.sharing=group, or {at}unshare_at=null."
+        )
 
 
 def check_minibatch(size: int, run: Any, at: str) -> None:

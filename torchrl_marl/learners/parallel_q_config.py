@@ -12,6 +12,7 @@ from torchrl_marl.learners.config import (
     Schedule,
     TrainedConfig,
     check_minibatch,
+    check_unshare,
 )
 from torchrl_marl.learners.memory_config import (
     NeedsMemory,
@@ -100,6 +101,7 @@ class ParallelQConfig(MixesValues, TrainedConfig):
         """Refuses a mixer where each agent's own end counts, and what is no whole windows."""
         super().check(at)
         self.check_ends(at, "a mixer", "mixer.kind=none")
+        check_unshare(self, at)
         if self.remembers:
             check_windows(self, at)
             check_shared(self, at)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.learners.config import TrainedConfig
+from torchrl_marl.learners.config import TrainedConfig, check_unshare
 from torchrl_marl.learners.memory_config import NeedsMemory, check_shared, check_windows, remembers
 from torchrl_marl.settings import Count, Positive, Range, ReadWhere, Share
 
@@ -75,6 +75,7 @@ class ReplayLearnerConfig(TrainedConfig):
     def check(self, at: str = "") -> None:
         """Refuses a store that is smaller than what is drawn from it, and what has no windows."""
         super().check(at)
+        check_unshare(self, at)
         if self.remembers:
             self._check_memory(at)
         for name in ("minibatch_size", "n_step"):

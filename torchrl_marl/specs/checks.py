@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.errors import SpecError
 from torchrl_marl.specs.groups import GroupSpec
 
-__all__ = ["check_action_mask", "check_inputs"]
+__all__ = ["check_action_mask", "check_flags", "check_inputs"]
 
 
 def check_inputs(group: GroupSpec, observations: Sequence[Tensor], mask: Tensor | None) -> None:
@@ -56,6 +57,26 @@ def check_action_mask(group: GroupSpec, action_mask: Tensor, batch: torch.Size) 
         _refuse(group, key, action_mask.dtype, "torch.bool")
     if tuple(action_mask.shape) != expected:
         _refuse(group, key, tuple(action_mask.shape), expected)
+
+
+def check_flags(group: GroupSpec, source: TensorDictBase) -> None:
+    """Checks that there are flags that say when agents end.
+
+    Args:
+        group (GroupSpec): whose.
+        source (TensorDictBase): the group's entries, where its agents have flags of their own;
+            else those of all.
+
+    Raises:
+        SpecError: naming the flag that is missing.
+    """
+    for name in ("done", "terminated"):
+        if source.get(name, None) is None:
+            raise SpecError(
+                f"group {group.name!r}: the batch has no {name!r} "
+                f"{'of its agents' if group.agent_done else 'of the team'}, expected one in each "
+                "step and under 'next'; keep all flags that the environment gives."
+            )
 
 
 def _refuse(group: GroupSpec, key: object, found: object, expected: object) -> None:

@@ -46,12 +46,13 @@ class Echo(MarlEnv):
         hop (int): places to whose symbol is asked for; 0: an agent's own.
         late_spawn (int): steps between births; 0: all are there from the start.
         years (int): steps by which each agent outlives the one before; 0: nobody dies.
+        answers (bool): the state holds the right answers, too, for critics that remember nothing.
         max_steps (int): the time limit; in each episode ``max_steps - lag`` answers count.
         seed, device, check: as in :class:`MarlEnv`.
 
     Shapes:
         - ``("agents", "observation")``: ``[E, N, K + N]``, the symbol, and which agent one is
-        - ``"state"``: ``[E, N * K]``, all symbols
+        - ``"state"``: ``[E, N * K]``, all symbols; with the answers ``[E, 2 * N * K]``
 
     Raises:
         ConfigError: an unknown argument, or numbers that cannot be.
@@ -72,10 +73,12 @@ class Echo(MarlEnv):
         hop: int = 1,
         late_spawn: int = 0,
         years: int = 0,
+        answers: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(num_envs, **{"max_steps": 16, **kwargs})
         self.n_agents, self.n_symbols, self.lag, self.hop = n_agents, n_symbols, lag, hop
+        self.tells = answers
         for name, value, least in (
             *(("n_agents", n_agents, 1), ("n_symbols", n_symbols, 2), ("lag", lag, 0)),
             *(("hop", hop, 0), ("late_spawn", late_spawn, 0), ("years", years, 0)),
@@ -91,7 +94,7 @@ class Echo(MarlEnv):
             ),
             group="agents",
         )
-        self.register_state(Unbounded((n_agents * n_symbols,)))
+        self.register_state(Unbounded(((1 + answers) * n_agents * n_symbols,)))
 
     # ------------------------------------------------------------------------- known returns
 
@@ -140,7 +143,13 @@ class Echo(MarlEnv):
         shown = one_hot(symbols, self.n_symbols) * alive.unsqueeze(-1)
         born = (self.clock >= self.births).expand(self.num_envs, n)
         own = {"observation": torch.cat([shown.float(), identity], -1), "mask": born, **leaves}
-        return {"agents": own, "state": shown.flatten(1).float()}
+        known = [shown, self._next_answers()] if self.tells else [shown]
+        return {"agents": own, "state": torch.cat(known, -1).flatten(1).float()}
+
+    def _next_answers(self) -> Tensor:
+        """Returns what is right in this step, one-hot ``[E, N, K]``; 0 where nothing is."""
+        due = self.answers[..., 0]
+        return one_hot(due.clamp_min(0), self.n_symbols) * (due >= 0).unsqueeze(-1)
 
     def _asked_for(self, symbols: Tensor) -> Tensor:
         """Returns what each agent has to name ``lag`` steps later, ``[E, N]``."""
