@@ -47,9 +47,7 @@ def config_of(talk, memory="none", order="before", **settings):
     return RecurrentNetworkConfig(
         [8],
         memory=MemoryConfig(memory, size=6),
-        communication=DrawnCommunicationConfig(
-            **sizes, **talk, order=order, **settings.pop("of", {})
-        ),
+        communication=DrawnCommunicationConfig(**talk),
         **settings,
     )
 
