@@ -26,6 +26,8 @@ EXPECTED = {
     "vmas_balance_mappo_discrete",
     *(f"vmas_{scenario}_mappo" for scenario in ("simple_tag", "simple_world_comm", "football")),
     *(f"toy_{world}_mappo" for world in ("arena", "matrix_game", "speaker_listener")),
+    *(f"toy_{world}_mappo" for world in ("levers", "traffic_junction")),
+    *("toy_echo_rmappo_talk", "toy_predator_prey_rmappo", "pettingzoo_simple_reference_mappo"),
     "toy_arena_mappo_kinds",
     *(
         f"pettingzoo_{world}_{algorithm}"
