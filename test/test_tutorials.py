@@ -13,6 +13,8 @@ pytest.importorskip("vmas")
 pytest.importorskip("matplotlib")
 pytest.importorskip("mpe2")
 pytest.importorskip("jaxmarl")
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
 
 FOLDER = Path(__file__).parents[1] / "tutorials"
 TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
@@ -44,6 +46,7 @@ def test_there_are_tutorials():
         "04_one_program",
         "05_your_world",
         "06_replay_and_mixed",
+        "07_talk_and_remember",
     ]
 
 
