@@ -3,13 +3,15 @@
 import pytest
 import torch
 from samples import poisoned
+from torchrl.data import Binary
+from torchrl.envs import Transform, TransformedEnv
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import with_memory
 from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.envs.toy import Arena
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.learners.windows import windows_of
 from torchrl_marl.modules import (
@@ -187,6 +189,62 @@ def test_who_listens_to_whom():
     assert weights.masked_fill(speaks.unsqueeze(-2), 0).abs().max() == 0
     others = speaks.sum(-1, keepdim=True) - speaks.long()
     torch.testing.assert_close(weights.sum(-1)[mask], (others > 0).float()[mask])
+
+
+# ------------------------------------------------------------------------------ given links
+
+
+def linked(**settings):
+    return TransformedEnv(arena(**settings), GiveLinks())
+
+
+class GiveLinks(Transform):
+    """Everybody hears agent 0, nobody else is heard."""
+
+    def _links(self):
+        links = torch.zeros(*self.parent.batch_size, 3, 3, dtype=torch.bool)
+        links[..., 0] = True
+        return links
+
+    def _reset(self, tensordict, tensordict_reset):
+        return tensordict_reset.set(("agents", "links"), self._links())
+
+    def _step(self, tensordict, next_tensordict):
+        return next_tensordict.set(("agents", "links"), self._links())
+
+    def transform_observation_spec(self, observation_spec):
+        shape = (*observation_spec.shape, 3, 3)
+        observation_spec["agents", "links"] = Binary(n=3, shape=shape, dtype=torch.bool)
+        return observation_spec
+
+
+@pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
+def test_an_environment_says_who_hears_whom(algorithm):
+    talk = CommunicationConfig("commnet", links="env", message_size=4)
+    config = config_of(talk, critic=talk, algorithm=algorithm)
+    [learner], collector = learners_of(linked(years=9, lives=9, late_spawn=0), config)
+    batch = collector.rollout()
+    assert batch["agents", "links"][..., 0].all() and not batch["agents", "links"][..., 1:].any()
+    metrics = learner.learn(batch)["agents"]
+    mask = batch["agents", "mask"]
+    reached = (mask[..., 1:] & mask[..., :1]).sum() / mask.sum()
+    assert metrics["links_used"].item() == pytest.approx(reached.item())
+    seen = batch.clone()
+    seen["agents", "observation"][:, :, 1] += 1.0
+    actor = learner.actors["agents"]
+    logits = [actor.get_dist(data).logits for data in (batch, seen)]
+    assert torch.equal(logits[0][:, :, [0, 2]], logits[1][:, :, [0, 2]])
+
+
+def test_an_environment_that_gives_no_links_is_refused():
+    talk = CommunicationConfig("commnet", links="env")
+    [learner], collector = learners_of(linked(), config_of(talk))
+    with pytest.raises(SpecError, match="the environment gives nothing as"):
+        learner.actors["agents"](arena().reset())
+    batch = collector.rollout()
+    del batch["agents", "links"]
+    with pytest.raises(SpecError, match="gives nothing as \\('agents', 'links'\\)"):
+        learner.learn(batch)
 
 
 # ------------------------------------------------------------------------------ several groups

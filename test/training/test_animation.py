@@ -196,3 +196,26 @@ class TestWhereItIsAskedFor:
                 )
             )
         assert len(list(frames_of(run.folder / "episode.gif"))) <= 6
+
+
+def test_words_are_drawn_between_those_who_hear_each_other():
+    """Each agent hears the nearest one; the picture differs where nobody speaks."""
+    from dataclasses import replace
+
+    from torchrl_marl.modules import CommunicationConfig, NetworkConfig, make_actor
+
+    torch.manual_seed(0)
+    env = VmasEnv("navigation", num_envs=2, max_steps=4, seed=0)
+    talk = CommunicationConfig("tarmac", links="nearest")
+    actor = make_actor(
+        TeamSpec.from_env(env).groups["agents"], NetworkConfig([8], communication=talk)
+    )
+    frames = play(env, actor)
+    assert frames[0].words == ()
+    shapes = frames[1].shapes
+    for listener, speaker, weight in frames[1].words:
+        assert weight == 1.0 and shapes[speaker].role == "agent" and speaker != listener
+    assert [listener for listener, _, _ in frames[1].words] == [0, 1, 2, 3]
+    silent = [replace(frame, words=()) for frame in frames]
+    said, unsaid = (draw_frames(some, stage(env))[2] for some in (frames, silent))
+    assert np.asarray(said.convert("RGB")).sum() < np.asarray(unsaid.convert("RGB")).sum()

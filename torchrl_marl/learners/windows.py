@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchrl_marl.errors import SpecError
 from torchrl_marl.learners.memory_config import check_batch
+from torchrl_marl.modules.actors import check_links
 from torchrl_marl.modules.memory.network import STATES, states_after
 from torchrl_marl.objectives.masking import blank_masked_inputs
 from torchrl_marl.specs import GroupSpec
@@ -132,14 +133,9 @@ def refuse_forgotten(groups: Mapping[str, GroupSpec], batch: TensorDictBase, nee
     """
     for group in groups.values():
         for leaf in needed:
-            if batch.get(group.key(leaf), None) is not None:
-                continue
             if leaf == "links":
-                raise SpecError(
-                    f"group {group.name!r}: communication.links is 'env', but the environment "
-                    f"gives no {group.key(leaf)!r}, [N, N]; use communication.links=all."
-                )
-            else:
+                check_links(group, batch)
+            elif batch.get(group.key(leaf), None) is None:
                 raise SpecError(
                     f"group {group.name!r}: its networks remember, but the batch has no "
                     f"{group.key(leaf)!r}; let the environment carry it: "

@@ -47,7 +47,9 @@ from torchrl_marl.stacking import is_lazy
 
 __all__ = [
     "GroupActor",
+    "check_links",
     "check_memory",
+    "hears_of",
     "legal_logits",
     "make_actor",
     "make_actor_network",
@@ -74,6 +76,8 @@ class GroupActor(ProbabilisticActor):
         self.group = group
         self.remembered = remembered_of(self, group)
         """Numbers that an agent remembers, by group."""
+        self.hears = hears_of(self)
+        """Whether the environment says who hears whom."""
         self.draws = sum(channel.draws for channel in channels_of(self))
         """Numbers that are drawn for an agent in the channel of a step."""
 
@@ -82,6 +86,8 @@ class GroupActor(ProbabilisticActor):
         """Acts."""
         if self.remembered:
             check_memory(self.group, tensordict)
+        if self.hears:
+            check_links(self.group, tensordict)
         if not is_lazy(tensordict.get(self.group.name, None)):
             return self._act(tensordict, *args, **kwargs)
         acted = self._act(self.group.dense(tensordict), *args, **kwargs)
@@ -108,6 +114,27 @@ def remembered_of(actor: nn.Module, group: GroupSpec) -> dict[str, int]:
     """Returns the numbers that an agent remembers, by group; empty without memory."""
     size = state_size(actor)
     return {own.name: size for own in group.groups if size}
+
+
+def hears_of(actor: nn.Module) -> bool:
+    """Returns whether an actor reads who hears whom."""
+    return any(channel.config.links == "env" for channel in channels_of(actor))
+
+
+def check_links(group: GroupSpec, tensordict: TensorDictBase) -> None:
+    """Refuses steps or batches that do not say who hears whom.
+
+    Raises:
+        SpecError: naming the entry.
+    """
+    links, n = tensordict.get(group.key("links"), None), group.n_agents
+    if links is None or links.shape[-2:] != (n, n) or links.dtype is not torch.bool:
+        found = "nothing" if links is None else f"{links.dtype} {tuple(links.shape)}"
+        raise SpecError(
+            f"group {group.name!r}: communication.links is 'env', but the environment gives "
+            f"{found} as {group.key('links')!r}, expected torch.bool [*B, {n}, {n}]; use "
+            "communication.links=all."
+        )
 
 
 def check_memory(group: GroupSpec, tensordict: TensorDictBase) -> None:

@@ -21,7 +21,9 @@ from torchrl.modules import OneHotCategorical
 
 from torchrl_marl.modules.actors import (
     GroupActor,
+    check_links,
     check_memory,
+    hears_of,
     legal_logits,
     make_actor_network,
     of_group,
@@ -53,11 +55,15 @@ class DeterministicActor(TensorDictSequential):
         self.group = group
         self.remembered = remembered_of(self, group)
         """Numbers that an agent remembers, by group."""
+        self.hears = hears_of(self)
+        """Whether the environment says who hears whom."""
 
     def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
         """Acts."""
         if self.remembered:
             check_memory(self.group, tensordict)
+        if self.hears:
+            check_links(self.group, tensordict)
         if not is_lazy(tensordict.get(self.group.name, None)):
             return super().forward(tensordict, *args, **kwargs)
         acted = super().forward(self.group.dense(tensordict), *args, **kwargs)

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import step_mdp
 
 from torchrl_marl.envs.scene import Shape, Stage, scene, stage
 from torchrl_marl.errors import ConfigError, MissingExtraError
+from torchrl_marl.modules.communication.heard import listening_by_group
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.births import begun
 from torchrl_marl.training.files import whole_file
@@ -52,6 +53,8 @@ class Frame:
     """All entities, in the same order in every frame."""
     returns: dict[str, float]
     """Group -> sum of the mean reward of its agents that are born and live."""
+    words: tuple[tuple[int, int, float], ...] = ()
+    """Who hears whom in this moment, by the places of their shapes, and how much, 0 to 1."""
 
 
 def animate(env: EnvBase, act: Policy, path: Path) -> None:
@@ -111,16 +114,20 @@ def play(env: EnvBase, act: Policy) -> list[Frame]:
     team = TeamSpec.from_env(env)
     carry = env.reset()
     returns = dict.fromkeys(team.groups, 0.0)
-    frames = [Frame(0, scene(env), returns)]
+    first = scene(env)
+    frames = [Frame(0, first, returns)]
+    place = {shape.name: i for i, shape in enumerate(first)}
     born: dict[str, Tensor] = {}
     for step in range(1, _LONGEST + 1):
-        following = env.step(act(carry))
+        acted = act(carry)
+        words = _words(act, acted, team, place)
+        following = env.step(acted)
         born = begun(team, following, born)
         earned = {
             n: float(group_reward(g, following, born.get(n))[0]) for n, g in team.groups.items()
         }
         returns = {name: returns[name] + earned[name] for name in returns}
-        frames.append(Frame(step, scene(env), returns))
+        frames.append(Frame(step, scene(env), returns, words))
         if bool(following["next", "done"][0]):
             return frames
         # The reset comes after the picture, since it overwrites the last state.
@@ -129,6 +136,24 @@ def play(env: EnvBase, act: Policy) -> list[Frame]:
         f"the episode did not end in {_LONGEST} steps; give the environment a time limit "
         "(env.max_steps)."
     )
+
+
+def _words(
+    act: Policy, acted: TensorDictBase, team: TeamSpec, place: Mapping[str, int]
+) -> tuple[tuple[int, int, float], ...]:
+    """Returns who hears whom in the first env, where agents communicate and have shapes."""
+    if not isinstance(act, nn.Module):
+        return ()
+    found = []
+    for name, weights in listening_by_group(act, acted).items():
+        agents = [place.get(agent) for agent in team.groups[name].agent_names]
+        for i, row in zip(agents, weights[0].tolist()):
+            found += [
+                (i, j, weight)
+                for j, weight in zip(agents, row)
+                if weight > 0.01 and i is not None and j is not None
+            ]
+    return tuple(found)
 
 
 def draw_frames(frames: Sequence[Frame], where: Stage) -> list[Image]:
@@ -202,6 +227,7 @@ class _Picture:
             for i, shape in enumerate(first.shapes)
             if shape.role == "agent"
         }
+        self.words = axes.add_collection(LineCollection([], linewidths=1.2, zorder=5))
         axes.set_title(where.name, loc="left", fontsize=11, fontweight="bold", pad=6)
 
     def show(self, frame: Frame, recent: Sequence[Frame]) -> None:
@@ -220,7 +246,18 @@ class _Picture:
             trail.set_segments(list(zip(points, points[1:])))
             trail.set_color([(*frame.shapes[i].color, 0.45 * a) for a in age])
             trail.set_visible(frame.shapes[i].visible)
+        ends = [(frame.shapes[i], frame.shapes[j], weight) for i, j, weight in frame.words]
+        shown = [(a, b, weight) for a, b, weight in ends if a.visible and b.visible]
+        self.words.set_segments([_word(a, b) for a, b, _ in shown])
+        self.words.set_color([(*b.color, 0.15 + 0.85 * weight) for _, b, weight in shown])
         self.axes.set_title(_title(frame), loc="right", fontsize=10, color="#404040", pad=6)
+
+
+def _word(listener: Shape, speaker: Shape) -> list[tuple[float, float]]:
+    """Returns the line of a word, beside that of the answer: it has the speaker's color."""
+    x, y = speaker.x - listener.x, speaker.y - listener.y
+    side = 0.25 * max(listener.reach) / max(math.hypot(x, y), 1e-9)
+    return [(s.x - side * y, s.y + side * x) for s in (listener, speaker)]
 
 
 def _title(frame: Frame) -> str:

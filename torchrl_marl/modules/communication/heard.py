@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
 from torchrl_marl.modules.communication.attention import Attention
 from torchrl_marl.modules.communication.channel import Channel, drawing
 
-__all__ = ["heard_in", "listening", "talking_module"]
+__all__ = ["heard_in", "listening", "listening_by_group", "talking_module"]
 
 
 def talking_module(actor: nn.Module) -> TensorDictModule | None:
@@ -96,3 +96,19 @@ def listening(actor: nn.Module, data: TensorDictBase) -> Tensor:
         for hook in hooks:
             hook.remove()
     return torch.stack(found).mean(0)
+
+
+def listening_by_group(policy: nn.Module, data: TensorDictBase) -> dict[str, Tensor]:
+    """Returns :func:`listening` of each group whose agents have a channel of their own.
+
+    Args:
+        policy (nn.Module): with the actors of groups.
+        data (TensorDictBase): steps in which it acted.
+    """
+    actors = [part for part in policy.modules() if isinstance(part, TensorDictModuleBase)]
+    groups = [(actor, getattr(actor, "group", None)) for actor in actors]
+    return {
+        group.name: listening(actor, data)
+        for actor, group in groups
+        if group is not None and group.name in data and talking_module(actor) is not None
+    }
