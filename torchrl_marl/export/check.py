@@ -50,7 +50,8 @@ class Comparison:
     largest: float = 0.0
 
     def __str__(self) -> str:
-        differ = "no action differs" if not self.differ else f"{self.differ} actions differ"
+        words = {0: "no action differs", 1: "1 action differs"}
+        differ = words.get(self.differ, f"{self.differ:,} actions differ")
         return (
             f"{differ} in {self.steps:,} steps ({self.actions:,} actions), "
             f"largest difference {self.largest:.1g}"
