@@ -227,7 +227,7 @@ class _Picture:
             for i, shape in enumerate(first.shapes)
             if shape.role == "agent"
         }
-        self.words = axes.add_collection(LineCollection([], linewidths=1.2, zorder=5))
+        self.words: Any = axes.add_collection(LineCollection([], linewidths=1.2, zorder=5))
         axes.set_title(where.name, loc="left", fontsize=11, fontweight="bold", pad=6)
 
     def show(self, frame: Frame, recent: Sequence[Frame]) -> None:
