@@ -22,6 +22,7 @@ import torch
 from benchmarl.algorithms import algorithm_config_registry
 from benchmarl.environments import VmasTask
 from benchmarl.experiment import Callback, Experiment, ExperimentConfig
+from benchmarl.models.gru import GruConfig
 from benchmarl.models.mlp import MlpConfig
 from torchrl import logger as torchrl_logger
 
@@ -57,8 +58,21 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--cells", type=int, required=True, help="of both hidden layers")
     parser.add_argument("--agents", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--memory", choices=["none", "gru"], default="none")
     parser.add_argument("--device", default="cpu")
     return parser.parse_args()
+
+
+def make_model(args: argparse.Namespace) -> Any:
+    """The settings of an actor or a critic."""
+    cells = [args.cells, args.cells]
+    if args.memory == "gru":
+        model = GruConfig.get_from_yaml()
+        model.hidden_size, model.mlp_num_cells = args.cells, cells
+    else:
+        model = MlpConfig.get_from_yaml()
+        model.num_cells = cells
+    return model
 
 
 def main() -> None:
@@ -71,8 +85,7 @@ def main() -> None:
     experiment_module.tqdm = functools.partial(experiment_module.tqdm, disable=True)
     task = VmasTask.BALANCE.get_from_yaml()
     task.config["n_agents"] = args.agents
-    model, critic = MlpConfig.get_from_yaml(), MlpConfig.get_from_yaml()
-    model.num_cells = critic.num_cells = [args.cells, args.cells]
+    model, critic = make_model(args), make_model(args)
     config = ExperimentConfig.get_from_yaml()
     settings = {
         "sampling_device": args.device,

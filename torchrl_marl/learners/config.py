@@ -9,7 +9,6 @@ from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.learners.memory_config import (
     NeedsMemory,
     check_run_windows,
-    check_shared,
     check_windows,
     remembers,
 )
@@ -326,7 +325,6 @@ class OnPolicyConfig(ActorCriticConfig):
         if not self.remembers:
             return
         check_windows(self, at)
-        check_shared(self, at)
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
         """Refuses minibatches larger than a batch, a state that the world does not give, and

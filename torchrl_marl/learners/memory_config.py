@@ -13,7 +13,6 @@ __all__ = [
     "NeedsMemory",
     "check_batch",
     "check_run_windows",
-    "check_shared",
     "check_window",
     "check_windows",
     "remembers",
@@ -62,19 +61,6 @@ def check_windows(section: Any, at: str) -> None:
         raise ConfigError(
             f"{at}burn_in is {section.burn_in}, expected less than {at}window, {section.window}, "
             f"so that there are steps to learn from; use {at}burn_in={section.window // 2}."
-        )
-
-
-def check_shared(section: Any, at: str) -> None:
-    """Refuses to un-share networks with memory.
-
-    Raises:
-        ConfigError: naming the setting.
-    """
-    if section.unshare_at is not None:
-        raise ConfigError(
-            f"{at}unshare_at is {section.unshare_at:g}, but networks with memory stay as they "
-            f"are shared; use {at}unshare_at=null, or {at}actor.sharing=none."
         )
 
 

@@ -17,7 +17,6 @@ from torchrl_marl.learners.config import (
 from torchrl_marl.learners.memory_config import (
     NeedsMemory,
     check_run_windows,
-    check_shared,
     check_windows,
     remembers,
 )
@@ -104,7 +103,6 @@ class ParallelQConfig(MixesValues, TrainedConfig):
         check_unshare(self, at)
         if self.remembers:
             check_windows(self, at)
-            check_shared(self, at)
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
         """Refuses minibatches larger than a batch, and a state that the world does not give."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.config import TrainedConfig, check_unshare
-from torchrl_marl.learners.memory_config import NeedsMemory, check_shared, check_windows, remembers
+from torchrl_marl.learners.memory_config import NeedsMemory, check_windows, remembers
 from torchrl_marl.settings import Count, Positive, Range, ReadWhere, Share
 
 __all__ = ["ReplayConfig", "ReplayLearnerConfig"]
@@ -89,7 +89,6 @@ class ReplayLearnerConfig(TrainedConfig):
     def _check_memory(self, at: str) -> None:
         """Refuses what networks with memory do not have."""
         check_windows(self, at)
-        check_shared(self, at)
         plain = {"n_step": (self.n_step, 1), "replay.alpha": (self.replay.alpha, 0)}
         for name, (found, needed) in plain.items():
             if found != needed:

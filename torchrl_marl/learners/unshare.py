@@ -14,7 +14,8 @@ from torch import nn
 from torchrl_marl.modules.bodies import Feedforward
 from torchrl_marl.modules.inputs import AgentInput
 from torchrl_marl.modules.networks import AgentNetwork
-from torchrl_marl.modules.unsharing import Origin, carry_state, unshare
+from torchrl_marl.modules.team_network import TeamNetwork
+from torchrl_marl.modules.unsharing import Origin, carry_state, unshare, unshare_memory
 
 __all__ = ["unshare_networks", "unshare_parts"]
 
@@ -82,12 +83,27 @@ def _unshared(
         for module in network.modules():
             if not isinstance(module, AgentNetwork) or not isinstance(module.features, AgentInput):
                 continue
-            if not isinstance(module.network, Feedforward):
-                continue
-            own, origins = unshare(module.network, n_agents)
-            before = dict(module.network.named_parameters())
-            module.network = Feedforward(*own)
-            yield before, dict(own.named_parameters()), origins
+            body = module.network
+            if isinstance(body, Feedforward):
+                yield _unshare_layers(module, "network", n_agents)
+            elif isinstance(body, TeamNetwork) and body.channel is None:
+                yield _unshare_layers(body, "encoder", n_agents)
+                yield _unshare_layers(body, "head", n_agents)
+                if body.memory is not None:
+                    before = dict(body.memory.named_parameters())
+                    body.memory, origins = unshare_memory(body.memory, n_agents)
+                    yield before, dict(body.memory.named_parameters()), origins
+
+
+def _unshare_layers(
+    owner: nn.Module, name: str, n_agents: int
+) -> tuple[_Named, _Named, dict[str, Origin]]:
+    """Un-shares layers in a row that a module holds."""
+    layers = getattr(owner, name)
+    own, origins = unshare(layers, n_agents)
+    before = dict(layers.named_parameters())
+    setattr(owner, name, Feedforward(*own))
+    return before, dict(own.named_parameters()), origins
 
 
 def _carried(

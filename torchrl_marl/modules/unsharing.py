@@ -14,11 +14,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from torchrl_marl.modules.bodies import Feedforward
+from torchrl_marl.modules.memory.cells import AgentLinear, Memory
 from torchrl_marl.modules.stacks.building import stack
 from torchrl_marl.modules.stacks.module_stack import ModuleStack
 from torchrl_marl.modules.stacks.storage import Bucket
 
-__all__ = ["Origin", "carry_state", "unshare"]
+__all__ = ["Origin", "carry_state", "unshare", "unshare_memory"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,33 @@ def unshare(
         for name, origin in found.items():
             origins[f"{i}.{name}"] = replace(origin, name=f"{i}.{origin.name}")
     return nn.Sequential(*steps), origins
+
+
+def unshare_memory(memory: Memory, n_agents: int) -> tuple[Memory, dict[str, Origin]]:
+    """Returns a memory in which each agent has its own parameters, and their origins.
+
+    Outputs and states stay equal.
+
+    Args:
+        memory (Memory): of agents that may share it.
+        n_agents (int): number N of agents.
+
+    Examples:
+        >>> from torchrl_marl.modules.memory import GRU
+        >>> alone, origins = unshare_memory(GRU(4, 8, index=[0, 1, 0]), 3)
+        >>> alone.hh.weight.shape, origins["hh.weight"].rows
+        (torch.Size([3, 24, 8]), (0, 1, 0))
+    """
+    own = copy.deepcopy(memory)
+    linears = [module for module in own.modules() if isinstance(module, AgentLinear)]
+    rows = tuple(linears[0].rows(n_agents))
+    origins = {name: Origin(name, rows) for name, _ in own.named_parameters()}
+    for module in own.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(parameter.detach()[list(rows)]))
+    for linear in linears:
+        linear.index, linear.shared = None, n_agents == 1
+    return own, origins
 
 
 def _unshare_module(

@@ -67,6 +67,12 @@ class AgentLinear(nn.Module):
             return parameter
         return parameter.index_select(0, self.index)
 
+    def rows(self, n_agents: int) -> list[int]:
+        """Returns the map of each of so many agents."""
+        if self.shared:
+            return [0] * n_agents
+        return list(range(n_agents)) if self.index is None else self.index.tolist()
+
     def forward(self, x: Tensor) -> Tensor:
         """Maps each agent's features."""
         if self.shared:
