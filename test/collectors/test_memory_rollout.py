@@ -4,14 +4,16 @@ import pytest
 import torch
 from graph_batches import assert_equal, dropout
 from torchrl.collectors import Collector
+from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.utils import MarlGroupMapType, check_env_specs
+from torchrl.modules.utils import get_primers_from_module
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import VmasEnv, with_memory
 from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.envs.toy import Arena
-from torchrl_marl.envs.transforms import with_dense_groups
+from torchrl_marl.envs.transforms import AgentInitTracker, with_dense_groups
 from torchrl_marl.learners import OffPolicyConfig, OnPolicyConfig, ValueConfig, build_learners
 from torchrl_marl.modules import MemoryConfig, QNetworkConfig, RecurrentNetworkConfig
 
@@ -124,6 +126,36 @@ def test_torchrl_rolls_out_and_collects():
     assert torch.equal(hidden[:, 1:][goes_on], following[goes_on])
     [batch] = Collector(env, policy, frames_per_batch=50, total_frames=50)
     assert batch["agents", "hidden"].shape == (5, 10, 3, 6)
+
+
+@pytest.mark.parametrize("n_groups", [1, 2])
+@pytest.mark.parametrize("values", [False, True])
+def test_torchrl_finds_what_carries_the_state(n_groups, values):
+    """TorchRL's primer and our tracker do as ``with_memory``; who has no memory needs none."""
+    make = lambda: Arena(5, n_agents=4, n_groups=n_groups, late_spawn=2, seed=0)  # noqa: E731
+    policy = policy_of(make())
+    if values:
+        torch.manual_seed(0)
+        config = ValueConfig(actor=QNetworkConfig([8], memory=MemoryConfig("gru", size=6)))
+        [learner] = build_learners(TeamSpec.from_env(make()), config)
+        policy = TeamPolicy(learner.actors.values())
+    primer = get_primers_from_module(policy)
+    found = []
+    for env in (
+        TransformedEnv(make(), Compose(AgentInitTracker(), primer)),
+        with_memory(make(), policy),
+    ):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            found.append(env.rollout(20, policy, break_when_any_done=False))
+    for name in remembered_by(policy):
+        assert found[0][name, "hidden"].shape[-2:] == (4 // n_groups, 6)
+        assert torch.equal(found[0][name, "hidden"], found[1][name, "hidden"])
+    assert get_primers_from_module(policy_of(make(), "none"), warn=False) is None
+    env = with_memory(make(), policy)
+    [batch] = Collector(env, policy, frames_per_batch=50, total_frames=50)
+    for name in remembered_by(policy):
+        assert (batch[name, "hidden"] != 0).any()
 
 
 def test_an_environment_is_given_a_memory_once():

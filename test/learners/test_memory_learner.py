@@ -301,7 +301,6 @@ def test_part_of_a_joined_actor_acts_alone():
 
 @pytest.mark.parametrize(("settings", "words"), [
     ({"minibatch_size": 24}, r"minibatch_size is 24, .* use learner.minibatch_size=25"),
-    ({"unshare_at": 0.5}, "unshare_at=null"),
     ({"burn_in": 5}, "burn_in is 5, expected less than learner.window, 5"),
     ({"network": {"sharing": "masks"}}, "sharing is 'masks', which has none; use one of group"),
     ({"network": {"num_cells": []}}, "use learner.actor.num_cells"),

@@ -18,7 +18,6 @@ from torchrl_marl.modules.config import (
     NetworkConfig,
     RecurrentCriticConfig,
     TeamNetworkConfig,
-    has_memory,
     sharing_of,
 )
 from torchrl_marl.modules.registry import BODIES
@@ -343,15 +342,11 @@ class HAPPOConfig(OnPolicyConfig):
     """How agents learn."""
     central_input: CentralInput = "observations"
     """What the critic sees."""
-    critic: Annotated[
-        RecurrentCriticConfig, ReadWhere("algorithm", "happo", but=True, of=("memory",))
-    ] = field(default_factory=RecurrentCriticConfig)
+    critic: RecurrentCriticConfig = field(default_factory=RecurrentCriticConfig)
     """The critic's network."""
-    window: Annotated[Count, ReadWhere("algorithm", "happo", but=True)] = 16
-    burn_in: Annotated[int, Range(0), ReadWhere("algorithm", "happo", but=True)] = 0
     actor: Annotated[
         TeamNetworkConfig,
-        ReadWhere("algorithm", "happo", but=True, of=(*_SHARED, "memory", "communication")),
+        ReadWhere("algorithm", "happo", but=True, of=(*_SHARED, "communication")),
     ] = field(default_factory=lambda: TeamNetworkConfig(sharing="none"))
     """The actor's network, each agent's own."""
 
@@ -369,13 +364,6 @@ class HAPPOConfig(OnPolicyConfig):
     def check(self, at: str = "") -> None:
         """Refuses policies that agents share: one agent's update would move the others."""
         super().check(at)
-        if self.remembers:
-            name = "actor" if has_memory(self.actor) else "critic"
-            raise ConfigError(
-                f"{at}{name}.memory.kind is {quoted(getattr(self, name).memory.kind)}, which "
-                f"{self.algorithm} does not have; use {at}{name}.memory=none, or "
-                f"{at}algorithm=mappo."
-            )
         if communicates(self.actor):
             raise ConfigError(
                 f"{at}actor.communication.kind is {quoted(self.actor.communication.kind)}, but "

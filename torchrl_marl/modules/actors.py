@@ -5,6 +5,8 @@ Shapes: B any batch dims, N agents, O observation features, A action features.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +20,8 @@ from tensordict.nn import (
 from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
 from torch.distributions import Categorical
-from torchrl.data import Bounded
+from torchrl.data import Bounded, Unbounded
+from torchrl.envs.transforms import TensorDictPrimer
 from torchrl.modules import (
     IndependentNormal,
     NormalParamExtractor,
@@ -53,6 +56,7 @@ __all__ = [
     "legal_logits",
     "make_actor",
     "make_actor_network",
+    "make_primer",
     "of_group",
     "refuse_half_bounded",
     "remembered_of",
@@ -76,6 +80,8 @@ class GroupActor(ProbabilisticActor):
         self.group = group
         self.remembered = remembered_of(self, group)
         """Numbers that an agent remembers, by group."""
+        if self.remembered:  # TorchRL asks for one wherever there is a maker
+            self.make_tensordict_primer = partial(make_primer, group, self.remembered)
         self.hears = hears_of(self)
         """Whether the environment says who hears whom."""
         self.draws = sum(channel.draws for channel in channels_of(self))
@@ -135,6 +141,23 @@ def check_links(group: GroupSpec, tensordict: TensorDictBase) -> None:
             f"{found} as {group.key('links')!r}, expected torch.bool [*B, {n}, {n}]; use "
             "communication.links=all."
         )
+
+
+def make_primer(group: GroupSpec, sizes: Mapping[str, int]) -> TensorDictPrimer:
+    """Builds TorchRL's transform that carries what agents remember.
+
+    TorchRL's ``get_primers_from_module`` finds it in an actor; each agent's first step is told by
+    :class:`~torchrl_marl.envs.AgentInitTracker`. Captured rollouts take
+    :func:`~torchrl_marl.envs.with_memory` instead, which does both.
+
+    Args:
+        group (GroupSpec): whose; also several groups as one.
+        sizes (mapping): group -> the numbers S that each of its agents remembers.
+    """
+    primers: dict[NestedKey, Any] = {
+        (own.name, "hidden"): Unbounded((own.n_agents, sizes[own.name])) for own in group.groups
+    }
+    return TensorDictPrimer(primers, default_value=0.0, reset_key="_reset", expand_specs=True)
 
 
 def check_memory(group: GroupSpec, tensordict: TensorDictBase) -> None:

@@ -5,6 +5,7 @@ Shapes: B any batch dims, N agents, O observation features, A action features.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torchrl_marl.modules.actors import (
     hears_of,
     legal_logits,
     make_actor_network,
+    make_primer,
     of_group,
     refuse_half_bounded,
     remembered_of,
@@ -54,6 +56,8 @@ class DeterministicActor(TensorDictSequential):
         super().__init__(network, squash)
         self.group = group
         self.remembered = remembered_of(self, group)
+        if self.remembered:
+            self.make_tensordict_primer = partial(make_primer, group, self.remembered)
         """Numbers that an agent remembers, by group."""
         self.hears = hears_of(self)
         """Whether the environment says who hears whom."""

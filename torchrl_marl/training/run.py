@@ -253,6 +253,21 @@ class Run:
             if own is None:
                 env.close()
 
+    def make_env(self, num_envs: int = 1) -> EnvBase:
+        """Builds the run's environment with all that its policy needs, for ``env.rollout``.
+
+        Where there was an environment of one's own, it is that one.
+
+        Args:
+            num_envs (int): how many play at once.
+
+        Raises:
+            CheckpointError: an environment of one's own that was not given.
+        """
+        device = next((p.device for p in self.policy.parameters()), self.config.device)
+        env = _own_or_new(self.config, self._env, device, num_envs=num_envs)
+        return with_memory(env, self.policy)
+
     def _record(self, result: dict[str, Any]) -> None:
         when = datetime.now().astimezone().isoformat(timespec="seconds")
         row = {"time": when, "frames": self.frames, **result}
