@@ -46,6 +46,7 @@ SETTINGS = {
     "modules.config",
     "modules.communication_config",
     "learners.config",
+    "learners.happo_config",
     "learners.memory_config",
     "learners.off_policy_config",
     "learners.replay_config",

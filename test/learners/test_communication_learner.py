@@ -289,7 +289,7 @@ def test_groups_hear_each_other_where_they_are_let(name):
     ({"kind": "commnet", "num_cells": []}, "num_cells is empty"),
 ], ids=str)  # fmt: skip
 def test_settings_that_do_not_fit_are_refused(talk, words):
-    from torchrl_marl.learners.config import HAPPOConfig
+    from torchrl_marl.learners.happo_config import HAPPOConfig
     from torchrl_marl.settings import check
 
     kind = HAPPOConfig if talk.pop("algorithm", "") == "happo" else OnPolicyConfig

@@ -14,7 +14,7 @@ from torchrl_marl.envs.toy import Arena, MatrixGame
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.functional import masked_standardize
 from torchrl_marl.learners import OnPolicyConfig, build_learners
-from torchrl_marl.learners.config import HAPPOConfig
+from torchrl_marl.learners.happo_config import HAPPOConfig
 from torchrl_marl.modules import CriticConfig, NetworkConfig
 from torchrl_marl.recipes import load_config
 

@@ -9,7 +9,7 @@ from torchrl_marl.envs import with_memory
 from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.learners import OnPolicyConfig, build_learners
-from torchrl_marl.learners.config import HAPPOConfig
+from torchrl_marl.learners.happo_config import HAPPOConfig
 from torchrl_marl.modules import MemoryConfig, RecurrentCriticConfig, TeamNetworkConfig
 
 

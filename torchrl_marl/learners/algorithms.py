@@ -47,7 +47,7 @@ _PPO = (
     "torchrl_marl.learners.on_policy:OnPolicyLearner",
 )
 _HAPPO = (
-    "torchrl_marl.learners.config:HAPPOConfig",
+    "torchrl_marl.learners.happo_config:HAPPOConfig",
     "torchrl_marl.learners.sequential:SequentialLearner",
 )
 _OFF_POLICY = (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.memory_config import (
     NeedsMemory,
     check_run_windows,
@@ -20,7 +20,6 @@ from torchrl_marl.modules.config import (
     TeamNetworkConfig,
     sharing_of,
 )
-from torchrl_marl.modules.registry import BODIES
 from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share, Weight
 
 __all__ = [
@@ -28,7 +27,6 @@ __all__ = [
     "Bootstrap",
     "CentralInput",
     "EpsilonConfig",
-    "HAPPOConfig",
     "LearnerConfig",
     "OnPolicyConfig",
     "RandomConfig",
@@ -37,12 +35,6 @@ __all__ = [
 
 # What an algorithm is called whose critics see more than their own agent.
 _CENTRAL = {"ippo": "mappo", "iddpg": "maddpg", "itd3": "matd3", "isac": "masac"}
-
-# Settings of a network that only some ways of sharing it read, and which way it is.
-_SHARED = (
-    *("sharing", "sharing_index", "agent_id", "agent_id_size", "mask_ratio", "mask_seed"),
-    *("n_clusters", "clustering_frames"),
-)
 
 Schedule = Annotated[
     str, OneOf({"constant": "stays as it is", "linear": "falls to 0 at the end of training"})
@@ -314,11 +306,6 @@ class OnPolicyConfig(ActorCriticConfig):
             ConfigError: naming the settings that do not fit together.
         """
         super().check(at)
-        if self.unshare_at is not None and (communicates(self.actor) or communicates(self.critic)):
-            raise ConfigError(
-                f"{at}unshare_at is {self.unshare_at:g}, but networks whose agents communicate "
-                f"stay as they are shared; use {at}unshare_at=null, or {at}actor.sharing=none."
-            )
         if self.algorithm in ("mappo", "ippo"):
             check_unshare(self, at)
         if not self.remembers:
@@ -334,70 +321,25 @@ class OnPolicyConfig(ActorCriticConfig):
         super().check_run(run, at, own_env=own_env)
 
 
-@dataclass(frozen=True)
-class HAPPOConfig(OnPolicyConfig):
-    """HAPPO: MAPPO with agents that learn one after the other, each from a network of its own."""
-
-    algorithm: str = "happo"
-    """How agents learn."""
-    central_input: CentralInput = "observations"
-    """What the critic sees."""
-    critic: RecurrentCriticConfig = field(default_factory=RecurrentCriticConfig)
-    """The critic's network."""
-    actor: Annotated[
-        TeamNetworkConfig,
-        ReadWhere("algorithm", "happo", but=True, of=(*_SHARED, "communication")),
-    ] = field(default_factory=lambda: TeamNetworkConfig(sharing="none"))
-    """The actor's network, each agent's own."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.actor.share_params and self.actor.sharing == "none":
-            # ``none`` is also what nobody chose: share_params alone decides then.
-            object.__setattr__(self, "actor", replace(self.actor, sharing="group"))
-
-    @property
-    def central(self) -> bool:
-        """Whether critics see more than their own agent."""
-        return True
-
-    def check(self, at: str = "") -> None:
-        """Refuses policies that agents share: one agent's update would move the others."""
-        super().check(at)
-        if communicates(self.actor):
-            raise ConfigError(
-                f"{at}actor.communication.kind is {quoted(self.actor.communication.kind)}, but "
-                f"{self.algorithm} updates one agent after the other, and a channel belongs to "
-                f"all; use {at}actor.communication=none, or {at}algorithm=mappo."
-            )
-        sharing, body = sharing_of(self.actor), BODIES.find(self.actor.body)
-        if sharing != "none":
-            raise ConfigError(
-                f"{at}actor.sharing is {quoted(sharing)}, but {self.algorithm} updates one agent "
-                f"after the other, each with a network of its own; use {at}actor.sharing=none, or "
-                f"{at}algorithm=mappo."
-            )
-        if body is not None and body.body is not None:
-            raise ConfigError(
-                f"{at}actor.body is {quoted(self.actor.body)}, one network over all agents, but "
-                f"{self.algorithm} updates one agent after the other; use {at}actor.body=mlp, or "
-                f"{at}algorithm=mappo."
-            )
-
-
 def check_unshare(section: Any, at: str) -> None:
-    """Refuses to un-share networks of which each agent has its own from the start.
+    """Refuses to un-share networks with a channel, or of which each agent has its own.
 
     Args:
         section (TrainedConfig): with ``unshare_at``.
         at (str): what stands before the names in messages.
 
     Raises:
-        ConfigError: nothing is shared by networks that see one agent.
+        ConfigError: agents communicate, or nothing is shared by networks that see one agent.
     """
     if section.unshare_at is None:
         return
     critic = getattr(section, "critic", None)
+    for name in ("actor", "critic"):
+        if communicates(getattr(section, name, section.actor)):
+            raise ConfigError(
+                f"{at}unshare_at is {section.unshare_at:g}, but agents communicate, and a channel "
+                f"belongs to all; use {at}unshare_at=null, or {at}{name}.communication=none."
+            )
     of_one_agent = critic is not None and (not section.central or getattr(section, "mixed", False))
     networks = [section.actor, *([critic] if of_one_agent else [])]
     if all(sharing_of(network) == "none" for network in networks):

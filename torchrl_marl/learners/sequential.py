@@ -42,7 +42,7 @@ class SequentialLearner(OnPolicyLearner):
         >>> from torchrl_marl import TeamSpec
         >>> from torchrl_marl.collectors import RolloutCollector
         >>> from torchrl_marl.envs.toy import MatrixGame
-        >>> from torchrl_marl.learners.config import HAPPOConfig
+        >>> from torchrl_marl.learners.happo_config import HAPPOConfig
         >>> env = MatrixGame(8, payoff="climbing", seed=0)
         >>> config = HAPPOConfig(minibatch_size=16)
         >>> learner = SequentialLearner(TeamSpec.from_env(env).groups, config)
