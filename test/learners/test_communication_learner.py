@@ -160,7 +160,7 @@ def test_how_much_is_said_and_heard(name):
     batch = collector.rollout()
     metrics = learner.learn(batch)["agents"]
     agents, heard, sent, n = batch["agents"], 0, 0, 0
-    numbers = {"tarmac": 7, "gate": 48, "dropout": 32, "bicnet": 16}[name]
+    numbers = {"tarmac": 7, "gate": 48, "dropout": 32, "bicnet": 64}[name]
     for e in range(4):
         for t in range(20):
             living = [i for i in range(3) if agents["mask"][e, t, i]]

@@ -215,7 +215,7 @@ class Listener(_Later):
         chain = self.mind.channel.rounds[0]
         if isinstance(chain, Chain):
             x, hidden, place = parts
-            before, behind = (way[: x.shape[-1]].unsqueeze(0) for way in (one, other))
+            before, behind = (way[: chain.size].unsqueeze(0) for way in (one, other))
             parts = [chain.read(x, before, behind), hidden, place]
         else:
             parts = self.mind.hear(parts, one, other, len(self.mind.channel.rounds) - 1)

@@ -63,8 +63,9 @@ class CommunicationConfig:
     """How they communicate."""
     rounds: Annotated[Count, ReadWhere("kind", *_BROADCAST)] = 1
     """How often in a step everybody speaks and listens; each round has weights of its own."""
-    message_size: Annotated[Count, ReadWhere("kind", *_BROADCAST)] = 32
-    """Numbers of a message; what an attention compares comes on top."""
+    message_size: Annotated[Count, ReadWhere("kind", "none", but=True)] = 32
+    """Numbers of a message; what an attention compares comes on top. Of ``bicnet`` the units of the
+    recurrent network."""
     key_size: Annotated[Count, ReadWhere("kind", *_ATTENDING)] = 16
     """Numbers of what an attention compares: who listens for what, and who says what."""
     cell: Annotated[

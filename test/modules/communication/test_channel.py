@@ -16,7 +16,7 @@ KINDS = {
     "commnet": CommunicationConfig("commnet", rounds=2, message_size=4),
     "tarmac": CommunicationConfig("tarmac", rounds=2, message_size=4, key_size=3),
     "graph": CommunicationConfig("graph", message_size=4, key_size=3, links="radius", radius=1.5),
-    "bicnet": CommunicationConfig("bicnet"),
+    "bicnet": CommunicationConfig("bicnet", message_size=4),
     "bicnet_lstm": CommunicationConfig("bicnet", cell="lstm"),
     "nearest": CommunicationConfig("tarmac", links="nearest", nearest=2),
 }
@@ -159,7 +159,7 @@ def test_a_chain_is_a_relay_from_agent_to_agent(cell):
     def handed(order, back):
         state, heard = torch.zeros(chain.state_size), {}
         for i in order:
-            heard[i] = state[:H]
+            heard[i] = state[: chain.size]
             state = chain.pass_on(x[i], state, back=back) if speaks[i] else state
         return torch.stack([heard[i] for i in range(N)])
 

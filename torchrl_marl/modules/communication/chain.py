@@ -1,6 +1,7 @@
 """BicNet: a recurrent network along the agents, there and back.
 
-Shapes: B any batch dims, N agents, H features, S numbers of a state of the recurrent network.
+Shapes: B any batch dims, N agents, H features, U units and S numbers of a state of the recurrent
+network.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Chain(nn.Module):
 
     Args:
         width (int): features H.
+        size (int): units U of the recurrent network.
         cell (str): ``gru`` or ``lstm``.
         device (torch.device, optional): of the parameters.
 
@@ -46,19 +48,20 @@ class Chain(nn.Module):
 
     Examples:
         >>> speaks = torch.tensor([True, True, False])
-        >>> Chain(8)(torch.zeros(5, 3, 8), None, speaks.expand(5, 3)).shape
+        >>> Chain(8, 4)(torch.zeros(5, 3, 8), None, speaks.expand(5, 3)).shape
         torch.Size([5, 3, 8])
     """
 
     def __init__(
-        self, width: int, cell: str = "gru", device: torch.device | str | None = None
+        self, width: int, size: int, cell: str = "gru", device: torch.device | str | None = None
     ) -> None:
         super().__init__()
-        self.forth = CELLS[cell](width, width, device=device)  # type: ignore[call-arg]
-        self.back = CELLS[cell](width, width, device=device)  # type: ignore[call-arg]
+        self.forth = CELLS[cell](width, size, device=device)  # type: ignore[call-arg]
+        self.back = CELLS[cell](width, size, device=device)  # type: ignore[call-arg]
+        self.size = size
         self.state_size: int = self.forth.state_size
         self.message_size = 2 * self.state_size
-        self.update = nn.Linear(3 * width, width, device=device)
+        self.update = nn.Linear(width + 2 * size, width, device=device)
         initialize(self.update, 1.0)
 
     def forward(
@@ -96,6 +99,6 @@ class Chain(nn.Module):
 
         Args:
             features (Tensor): of those who listen.
-            before, behind (Tensor): outputs, the first H numbers of a state, of the neighbors.
+            before, behind (Tensor): outputs, the first U numbers of a state, of the neighbors.
         """
         return torch.tanh(features + self.update(torch.cat([features, before, behind], -1)))

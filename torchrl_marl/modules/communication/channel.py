@@ -223,7 +223,7 @@ def _round(
     width: int, config: CommunicationConfig, device: torch.device | str | None
 ) -> Round | Chain:
     if config.kind == "bicnet":
-        return Chain(width, config.cell, device)
+        return Chain(width, config.message_size, config.cell, device)
     if config.kind == "commnet":
         return Mean(width, config.message_size, device)
     places = len(config.position) if config.kind == "graph" else 0
