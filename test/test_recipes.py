@@ -37,6 +37,7 @@ EXPECTED = {
     *("toy_echo_rmappo", "toy_echo_rqmix", "toy_echo_rmaddpg", "vmas_balance_rmappo"),
     "toy_matrix_game_happo",
     "vmas_balance_matd3",
+    "vmas_navigation_maddpg_bicnet",
     "vmas_balance_masac",
     *(f"vmas_navigation_{algorithm}" for algorithm in ("maddpg", "matd3", "masac")),
     *(f"vmas_simple_tag_mappo_{algorithm}" for algorithm in ("maddpg", "masac")),

@@ -162,6 +162,23 @@ class TestPlayer:
         with pytest.raises(PlayerError, match=r"'car_1' has shape \(4,\), expected \(5,\)"):
             one.act(inbox={"car_1": np.ones(4)})
 
+    def test_no_round_is_left_out(self):
+        one, *_ = players(rounds=2)
+        one.speak(np.ones(3))
+        with pytest.raises(PlayerError, match="has heard 0 of 2 rounds, expected all but the last"):
+            one.act(inbox={})
+        one.hear({})
+        with pytest.raises(PlayerError, match="it acts on what it saw when it spoke"):
+            one.act(np.zeros(3), inbox={})
+        assert one.act(inbox={}).shape == ()
+        relay, *_ = players(kind="bicnet")
+        relay.speak(np.ones(3))
+        relay.relay()
+        with pytest.raises(PlayerError, match="has not relayed both ways"):
+            relay.act()
+        relay.relay(back=True)
+        assert relay.act().shape == ()
+
     def test_who_does_not_talk(self):
         team = TeamSpec([AgentSpec("car", 1, Unbounded((3,)), Categorical(2))])
         agent = agents_of(make_actor(team.groups["car"]))["car_0"]

@@ -313,6 +313,23 @@ def test_off_policy_learners_draw_nothing_in_a_channel():
         read_config("toy_arena_mappo", {"learner": settings})
 
 
+def test_groups_of_other_settings_do_not_hear_each_other():
+    from dataclasses import replace
+
+    config = config_of(replace(PLAIN["tarmac"], across_groups=True))
+    team = TeamSpec.from_env(arena(n_agents=4, n_groups=2))
+    with pytest.raises(ConfigError, match="are not trained as one"):
+        build_learners(team, config, {"agents_1": {"lr": 1e-3}})
+
+
+def test_an_empty_position_is_refused():
+    from torchrl_marl.settings import check
+
+    talk = CommunicationConfig("commnet", links="nearest", position=[])
+    with pytest.raises(ConfigError, match="position is \\[\\], expected the columns"):
+        check(OnPolicyConfig(actor=TeamNetworkConfig(communication=talk)), "learner.")
+
+
 def test_one_agent_has_nobody_to_hear():
     with pytest.raises(ConfigError, match="it has one agent, who has nobody to hear"):
         learners_of(arena(n_agents=1, late_spawn=0), config_of(PLAIN["commnet"]))

@@ -76,6 +76,7 @@ class Player:
         self._begins, self._silent, self._round = True, False, 0
         self._state: np.ndarray | None = None
         self._handed: Arrays = {}
+        self._relayed: set[str] = set()
 
     @property
     def rounds(self) -> int:
@@ -108,9 +109,9 @@ class Player:
         if not self._talk:
             given |= {**self._observed(observation), **self._remembered()}
         elif self._talk["relays"]:
-            given |= {"state": self._spoken(), **self._handed}
+            given |= {"state": self._all_heard(observation), **self._handed}
         else:
-            given |= {"state": self._spoken(), **self._heard(inbox)}
+            given |= {"state": self._all_heard(observation), **self._heard(inbox)}
         outputs = self._run("act", given)
         self._state = None
         self._hidden = outputs.pop("next_hidden", self._hidden)
@@ -136,7 +137,7 @@ class Player:
         if not self._talk:
             raise PlayerError(f"agent {self.name!r} does not talk; call act(observation).")
         outputs = self._run("speak", {**self._observed(observation), **self._remembered()})
-        self._state, self._round = outputs["state"], 0
+        self._state, self._round, self._relayed = outputs["state"], 0, set()
         size = self._talk["message_size"]
         self._handed = {way: np.zeros(size, np.float32) for way in ("before", "behind")}
         logit = float(outputs.get("gate_logits", [np.inf])[0])
@@ -178,6 +179,7 @@ class Player:
         if not self._talk["relays"]:
             raise PlayerError(f"agent {self.name!r} does not relay; call act(inbox=...).")
         way = "behind" if back else "before"
+        self._relayed.add(way)
         handed = self._handed[way] if handed is None else handed
         self._handed[way] = np.asarray(handed, np.float32)
         if self._silent:
@@ -185,6 +187,26 @@ class Player:
         return self._run("back" if back else "forth", {"state": state, "handed": handed})[
             "handed_on"
         ]
+
+    def _all_heard(self, observation: Any) -> np.ndarray:
+        """Returns the state of a step in which everything before the action has been done."""
+        state = self._spoken()
+        if observation is not None:
+            raise PlayerError(
+                f"agent {self.name!r} talks: it acts on what it saw when it spoke; give the "
+                "observation to speak(observation), and act(inbox=...) what it hears."
+            )
+        if self._talk["relays"] and len(self._relayed) < 2:
+            raise PlayerError(
+                f"agent {self.name!r} has not relayed both ways in this step; call "
+                "relay(handed) and relay(handed, back=True) first."
+            )
+        if not self._talk["relays"] and self._round + 1 < self.rounds:
+            raise PlayerError(
+                f"agent {self.name!r} has heard {self._round} of {self.rounds} rounds, expected "
+                "all but the last; call hear(inbox) first."
+            )
+        return state
 
     def _spoken(self) -> np.ndarray:
         if self._state is None:

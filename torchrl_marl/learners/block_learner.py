@@ -71,7 +71,7 @@ class BlockLearner(nn.Module):
         self.block = Block(
             self.groups, apart=apart, seen=seen, acted=self.acted, remembered=self.remembered
         )
-        check_hearing(self.block.joined, config)
+        check_hearing(self.block.joined, config, team)
         self.observation_norms = ObservationNorms(config.normalize_observations, device)
         self.actors = GroupActors()
         self.losses: dict[str, Any] = {}

@@ -6,7 +6,7 @@ Shapes: N agents of a group, G groups that are trained as one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -31,7 +31,7 @@ from torchrl_marl.modules.mixers import make_mixer
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.modules.precision import set_precision
 from torchrl_marl.modules.q_actor import make_q_actor
-from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = [
     "ObservationNorms",
@@ -249,21 +249,29 @@ def must_stay_apart(config: TrainedConfig) -> bool:
     return config.critic.architecture != "mlp" and config.central_input != "team"
 
 
-def check_hearing(joined: Iterable[str], config: TrainedConfig) -> None:
+def check_hearing(
+    joined: Mapping[str, GroupSpec], config: TrainedConfig, team: TeamSpec | None
+) -> None:
     """Refuses groups that should hear each other but are not trained as one.
 
     Args:
-        joined (iterable of str): names of the groups that are trained.
+        joined (mapping of name to GroupSpec): the groups that are trained.
         config (TrainedConfig): how.
+        team (TeamSpec, optional): all groups of the environment.
 
     Raises:
         ConfigError: naming them.
     """
+    if not (config.actor.communication.across_groups and communicates(config.actor)):
+        return
     names = list(joined)
-    if len(names) > 1 and config.actor.communication.across_groups and communicates(config.actor):
+    heard = {own.name for group in joined.values() for own in group.groups}
+    apart = [] if team is None else [name for name in team.groups if name not in heard]
+    if len(names) > 1 or apart:
         raise ConfigError(
-            f"actor.communication.across_groups is true, but groups {', '.join(names)} cannot be "
-            "trained as one: their actions are of different types; use across_groups=false."
+            f"actor.communication.across_groups is true, but groups {', '.join(names + apart)} are "
+            "not trained as one: their actions are of different types, or their settings differ; "
+            "use across_groups=false, or the same settings for all."
         )
 
 

@@ -99,6 +99,11 @@ class CommunicationConfig:
         Raises:
             ConfigError: naming the setting.
         """
+        if not self.position and (self.kind == "graph" or self.links in ("radius", "nearest")):
+            raise ConfigError(
+                f"{at}position is [], expected the columns of an agent's observation that say "
+                f"where it is, such as {at}position=[0,1]."
+            )
         if self.kind != "none" and self.links == "radius" and self.radius is None:
             raise ConfigError(
                 f"{at}links is 'radius', but {at}radius is null; give how far a word is heard, "

@@ -23,6 +23,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.envs import make_env, with_memory
 from torchrl_marl.envs.transforms import with_dense_groups
+from torchrl_marl.errors import UserError
 from torchrl_marl.export.agent import AgentActor, agents_of
 from torchrl_marl.training.run import Run
 
@@ -149,5 +150,8 @@ if __name__ == "__main__":
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
     parser.add_argument("--steps", type=int, default=200)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        print(play(Run.load(given.run), Path(folder), given.steps))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            print(play(Run.load(given.run), Path(folder), given.steps))
+    except UserError as error:
+        sys.exit(str(error))
