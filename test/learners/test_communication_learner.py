@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from learner_twins import EXACT, assert_same_learning
 from samples import poisoned
 from torchrl.data import Binary
 from torchrl.envs import Transform, TransformedEnv
@@ -12,6 +13,7 @@ from torchrl_marl.envs import with_memory
 from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.joining import join
 from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.learners.windows import windows_of
 from torchrl_marl.modules import (
@@ -20,6 +22,7 @@ from torchrl_marl.modules import (
     MemoryConfig,
     RecurrentCriticConfig,
     TeamNetworkConfig,
+    make_actor,
 )
 
 PLAIN = {
@@ -35,7 +38,6 @@ DRAWN = {
     "gumbel": DrawnCommunicationConfig("commnet", discrete="gumbel"),
     "dial": DrawnCommunicationConfig("tarmac", discrete="dial", gate=True, rounds=2),
 }
-EXACT = {"rtol": 0.0, "atol": 0.0}
 
 
 def arena(**settings):
@@ -63,17 +65,7 @@ def learners_of(env, config, execution="eager"):
 
 def trained(env, config, execution="eager"):
     [learner], collector = learners_of(env, config, execution)
-    return learner, [learner.learn(collector.rollout()) for _ in range(2)]
-
-
-def assert_same(one, other, **tolerance):
-    (learner, metrics), (twin, found) = one, other
-    for name, x in learner.state_dict().items():
-        if isinstance(x, torch.Tensor):
-            torch.testing.assert_close(x, twin.state_dict()[name], **tolerance)
-    for mine, theirs in zip(metrics, found, strict=True):
-        for key, x in mine.items(True, True):
-            torch.testing.assert_close(x, theirs[key], **tolerance)
+    return [learner], [learner.learn(collector.rollout()) for _ in range(2)]
 
 
 @pytest.mark.parametrize("memory", ["none", "gru"])
@@ -113,7 +105,7 @@ def test_noise_drawn_twice_is_seen(name):
 @pytest.mark.parametrize("name", ["tarmac", "bicnet", "gate", "gated_chain", "gumbel", "dial"])
 def test_updates_as_graphs_are_eager_ones(name):
     config = config_of({**PLAIN, **DRAWN}[name], critic=PLAIN.get(name))
-    assert_same(*[trained(arena(), config, how) for how in ("eager", "trace")], **EXACT)
+    assert_same_learning(*[trained(arena(), config, how) for how in ("eager", "trace")], **EXACT)
 
 
 @pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
@@ -135,8 +127,8 @@ def test_what_masked_slots_hold_changes_no_bit(name, algorithm):
             seen = ("next", "agents", "observation")
             batch = poisoned(batch, seen, flags["mask"] | cut, float("nan"))
         torch.manual_seed(1)
-        runs.append((learner, [learner.learn(batch)]))
-    assert_same(*runs, **EXACT)
+        runs.append(([learner], [learner.learn(batch)]))
+    assert_same_learning(*runs, **EXACT)
 
 
 def test_a_gate_counts_in_the_log_probability():
@@ -254,6 +246,22 @@ def test_groups_that_do_not_hear_each_other_have_channels_of_their_own():
     config = config_of(PLAIN["tarmac"])
     learners, _ = learners_of(arena(n_agents=4, n_groups=2), config)
     assert [list(one.block.joined) for one in learners] == [["agents_0", "agents_1"]]
+
+
+@pytest.mark.parametrize("name", ["commnet", "tarmac", "graph"])
+def test_an_actor_of_joined_groups_lets_none_hear_the_other(name):
+    env = arena(n_agents=4, n_groups=2, years=9, lives=9, late_spawn=0)
+    group = join(tuple(TeamSpec.from_env(env).groups.values()))
+    torch.manual_seed(0)
+    actor = make_actor(group, TeamNetworkConfig([8], communication=PLAIN[name]))
+    key, data = (group.name, "observation"), group.gather(env.reset())
+    logits = []
+    for column in (None, 0, 3):  # who sees something else: nobody, one of its group
+        seen = data.clone()
+        if column is not None:
+            seen[key][:, column] += 1.0
+        logits.append(actor.get_dist(seen).logits[:, 1])
+    assert torch.equal(logits[0], logits[2]) and not torch.equal(logits[0], logits[1])
 
 
 @pytest.mark.parametrize("name", ["tarmac", "bicnet", "gate", "dropout"])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from learner_twins import same_weights
+from learner_twins import EXACT, assert_same_learning, same_weights
 from samples import poisoned
 from tensordict import TensorDict
 from torchrl.modules import set_recurrent_mode
@@ -58,20 +58,6 @@ def trained(env, config, n=2, execution="eager", own=None):
         batch = collector.rollout()
         metrics += [learner.learn(batch) for learner in learners]
     return learners, metrics
-
-
-def assert_same(one, other, **tolerance):
-    (learners, metrics), (others, found) = one, other
-    for mine, theirs in zip(learners, others, strict=True):
-        for name, x in mine.state_dict().items():
-            if isinstance(x, torch.Tensor):
-                torch.testing.assert_close(x, theirs.state_dict()[name], **tolerance)
-    for mine, theirs in zip(metrics, found, strict=True):
-        for key, x in mine.items(True, True):
-            torch.testing.assert_close(x, theirs[key], **tolerance)
-
-
-EXACT = {"rtol": 0.0, "atol": 0.0}
 
 
 @pytest.mark.parametrize("critic", ["gru", "none"])
@@ -145,14 +131,14 @@ def test_a_reset_one_step_late_is_seen():
 def test_updates_as_graphs_are_eager_ones(settings):
     make = lambda: arena(late_spawn=1)  # noqa: E731
     runs = [trained(make(), config_of(**settings), execution=how) for how in ("eager", "trace")]
-    assert_same(*runs, **EXACT)
+    assert_same_learning(*runs, **EXACT)
 
 
 def test_pqn_learns_from_windows_as_eager_ones_and_as_graphs():
     actor = QNetworkConfig([8], memory=MemoryConfig("gru", size=6))
     config = ParallelQConfig(actor=actor, minibatch_size=20, num_epochs=2, window=5, burn_in=1)
     runs = [trained(arena(late_spawn=1), config, execution=how) for how in ("eager", "trace")]
-    assert_same(*runs, **EXACT)
+    assert_same_learning(*runs, **EXACT)
 
 
 def test_targets_of_pqn_are_those_of_the_networks_over_the_whole_batch():
@@ -223,7 +209,7 @@ def test_what_masked_slots_hold_changes_no_bit(actor, value):
             torch.manual_seed(2)
         runs.append(([learner], [metrics]))
         assert torch.isfinite(learner.critic_states["agents"]).all()
-    assert_same(*runs, **EXACT)
+    assert_same_learning(*runs, **EXACT)
 
 
 def test_who_waits_for_its_turn_remembers():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from learner_twins import same_weights
+from learner_twins import EXACT, assert_same_learning, same_weights
 from samples import poisoned
 
 from torchrl_marl import TeamSpec
@@ -234,20 +234,6 @@ def trained(env, config, n=3, execution="eager", own=None):
     return learners, metrics
 
 
-def assert_same(one, other, **tolerance):
-    (learners, metrics), (others, found) = one, other
-    for mine, theirs in zip(learners, others, strict=True):
-        for name, x in mine.state_dict().items():
-            if isinstance(x, torch.Tensor):
-                torch.testing.assert_close(x, theirs.state_dict()[name], **tolerance)
-    for mine, theirs in zip(metrics, found, strict=True):
-        for key, x in mine.items(True, True):
-            torch.testing.assert_close(x, theirs[key], equal_nan=True, **tolerance)
-
-
-EXACT = {"rtol": 0.0, "atol": 0.0}
-
-
 @pytest.mark.parametrize(("algorithm", "settings"), [
     *((algorithm, {"burn_in": 2}) for algorithm in ALGORITHMS),
     ("qmix", {"kind": "lstm", "sharing": "none"}),
@@ -260,7 +246,7 @@ def test_updates_as_graphs_are_eager_ones(algorithm, settings):
     make = lambda: arena(late_spawn=1)  # noqa: E731
     config = config_of(algorithm, **settings)
     runs = [trained(make(), config, execution=how) for how in ("eager", "trace")]
-    assert_same(*runs, **EXACT)
+    assert_same_learning(*runs, equal_nan=True, **EXACT)
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e9])
@@ -288,7 +274,7 @@ def test_what_masked_slots_hold_changes_no_bit(algorithm, value):
             torch.manual_seed(2)
         runs.append(([learner], [metrics]))
     assert metrics["agents", "updates"] > 0
-    assert_same(*(([], metrics) for _, metrics in runs), **EXACT)
+    assert_same_learning(*(([], metrics) for _, metrics in runs), equal_nan=True, **EXACT)
     for mine, theirs in zip(*(learners[0].parameters() for learners, _ in runs), strict=True):
         assert torch.equal(mine, theirs)
 

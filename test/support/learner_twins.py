@@ -82,3 +82,18 @@ def rows_of_a_run_that_resumes_to_the_bit(recipe, folder, stops):
         assert_same_run(folder / "whole", folder / f"from_{n}")
     with open(folder / "whole" / "metrics.csv") as file:
         return list(csv.DictReader(file))
+
+
+EXACT = {"rtol": 0.0, "atol": 0.0}
+
+
+def assert_same_learning(one, other, **tolerance):
+    """Two trainings, (learners, metrics), have ended with the same states, on the same way."""
+    (learners, metrics), (others, found) = one, other
+    for mine, theirs in zip(learners, others, strict=True):
+        for name, x in mine.state_dict().items():
+            if isinstance(x, torch.Tensor):
+                torch.testing.assert_close(x, theirs.state_dict()[name], **tolerance)
+    for mine, theirs in zip(metrics, found, strict=True):
+        for key, x in mine.items(True, True):
+            torch.testing.assert_close(x, theirs[key], **tolerance)
