@@ -26,6 +26,7 @@ import report
 HEADER = ("recipe", "seed", "measured", "after", "random", "goal", "frames", "training, s")
 GOALS = {
     "jaxmarl_smax_3m_mappo": "0.9",
+    "jaxmarl_smax_3m_rmappo": "0.9",
     "jaxmarl_smax_2s3z_mappo": "0.8",
     "jaxmarl_simple_spread_mappo": "-10.5",
     "jaxmarl_smax_3m_pqn": "0.9",
@@ -78,7 +79,9 @@ def measures_of(run: Any, recipe: str, n: int) -> list[tuple[str, float, float]]
     import torch
     from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-    worlds = {"": make_env(recipe, n)}
+    from torchrl_marl.envs import with_memory
+
+    worlds = {"": with_memory(make_env(recipe, n), run.policy)}
     if "spread" in recipe:
         changes = {"library": "pettingzoo", "name": TWIN, "workers": 2, "max_steps": None}
         worlds[f", in {TWIN}"] = make_env(recipe, n, **changes)

@@ -49,6 +49,7 @@ EXPECTED = {
     *(f"jaxmarl_{world}_pqn" for world in ("smax_3m", "smax_2s3z", "simple_spread")),
     "vmas_simple_spread_pqn",
     *("jaxmarl_overcooked_cramped_room_ippo", "jaxmarl_switch_riddle_rmappo"),
+    "jaxmarl_smax_3m_rmappo",
 }
 GOLDEN = Path(__file__).with_name("recipes.json")
 VALUES = {"iql", "vdn", "qmix", "pqn"}  # of discrete actions
