@@ -31,6 +31,9 @@ TALKS = {
     "graph": {"kind": "graph", "links": "radius", "radius": 0.5, "position": [4, 5]},
     "symbols": {"kind": "commnet", "discrete": "gumbel"},
     "bits": {"kind": "tarmac", "discrete": "dial"},
+    "commnet, later": {"kind": "commnet", "delay": 1, "gate": True},
+    "graph, later": {"kind": "graph", "delay": 2, "links": "nearest", "position": [4, 5]},
+    "bits, later": {"kind": "tarmac", "delay": 1, "discrete": "dial"},
     "bicnet": {"kind": "bicnet"},
     "bicnet of LSTMs with gates": {"kind": "bicnet", "cell": "lstm", "gate": True},
 }
@@ -92,16 +95,18 @@ def test_groups_that_are_heard_are_exported(tmp_path):
     assert agents_of(apart)["agent_0_0"].heard_groups() == ["agents_0"]
 
 
-@pytest.mark.parametrize("format", ["onnx", "pt2"])
-@pytest.mark.parametrize("kind", ["tarmac", "bicnet"])
+@pytest.mark.parametrize(("kind", "format"), [
+    ("tarmac", "pt2"), ("later", "onnx"), ("bicnet", "onnx"), ("bicnet", "pt2"),
+])  # fmt: skip
 def test_files(kind, format, tmp_path):
-    """One agent plays by its files, the others as they are."""
+    """One agent plays by its files, the others as they are; tarmac's in ONNX are tested in
+    ``test_decentralized.py``."""
     if format == "onnx":
         pytest.importorskip("onnxruntime")
         pytest.importorskip("onnxscript")
     env = arena(action_mask=True)
-    rounds = {} if kind == "bicnet" else {"rounds": 2}
-    config = config_of({"kind": kind, "gate": True, **rounds}, "gru")
+    talks = {"bicnet": {}, "tarmac": {"rounds": 2}, "later": {"kind": "tarmac", "delay": 1}}
+    config = config_of({"kind": kind, "gate": True, **talks[kind]}, "gru")
     policy = team_policy(TeamSpec.from_env(env).groups.values(), make_actor, config=config)
     folders = export_agents(find_agents(policy, "agent_2"), tmp_path, format)
     players = {name: Player(folder) for name, folder in folders.items()}
@@ -178,6 +183,33 @@ class TestPlayer:
             relay.act()
         relay.relay(back=True)
         assert relay.act().shape == ()
+
+    def test_words_are_known_later(self):
+        """Whenever they come until then, and not those from before its first step."""
+        one, *_ = players(delay=2)
+        said, seen = np.arange(5, dtype=np.float32), np.ones(3)
+
+        def acts(told):
+            one.reset()
+            found = []
+            for t in range(5):
+                one.speak(seen)
+                one.hear({"car_1": said if told == t - 2 else None}, ago=2)
+                one.act()
+                found.append(one.parameters["logits"])
+            return np.stack(found)
+
+        assert (acts(-1) == acts(None)).all() and (acts(-2) == acts(None)).all()
+        changed = (acts(0) != acts(None)).any(-1)
+        assert changed.tolist() == [False, False, True, False, False]
+        one.reset()
+        one.speak(seen)
+        with pytest.raises(PlayerError, match="knows what it hears 2 steps later; call act()"):
+            one.act(inbox={"car_1": said})
+        with pytest.raises(PlayerError, match="words of 3 steps ago, expected 0 to 2, its delay"):
+            one.hear({"car_1": said}, ago=3)
+        with pytest.raises(PlayerError, match="message of 'bus', expected one of car_0"):
+            one.hear({"bus": said})
 
     def test_who_does_not_talk(self):
         team = TeamSpec([AgentSpec("car", 1, Unbounded((3,)), Categorical(2))])

@@ -160,6 +160,8 @@ class TestRefusals:
             player.act(np.ones(5), action_mask=np.ones(4, bool))
         with pytest.raises(PlayerError, match=r"there is no 'action_mask', expected bool \(4,\)"):
             player.act(np.ones(6))
+        with pytest.raises(PlayerError, match="'observation' holds NaN, expected numbers"):
+            player.act(np.full(6, np.nan), action_mask=np.ones(4, bool))
 
     def test_formats(self, monkeypatch):
         with pytest.raises(ConfigError, match="format is 'onx'; did you mean 'onnx'"):

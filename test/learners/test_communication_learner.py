@@ -291,6 +291,7 @@ def test_groups_hear_each_other_where_they_are_let(name):
 
 @pytest.mark.parametrize(("talk", "words"), [
     ({"kind": "tarmac", "links": "radius"}, "radius is null; give how far a word is heard"),
+    ({"kind": "tarmac", "links": "radius", "radius": -1.0}, r"above 0; use .*\.radius=0\.5\."),
     ({"kind": "commnet", "gate": True, "algorithm": "happo"}, "communication"),
     ({"kind": "commnet", "unshare_at": 0.5}, "unshare_at=null"),
     ({"kind": "commnet", "sharing": "masks"}, "sharing is 'masks', which has none"),
@@ -328,6 +329,16 @@ def test_groups_of_other_settings_do_not_hear_each_other():
     team = TeamSpec.from_env(arena(n_agents=4, n_groups=2))
     with pytest.raises(ConfigError, match="are not trained as one"):
         build_learners(team, config, {"agents_1": {"lr": 1e-3}})
+
+
+@pytest.mark.parametrize("actor", [True, False])
+def test_who_is_heard_is_the_same_for_actor_and_critic(actor):
+    actor, critic = (
+        CommunicationConfig("tarmac", across_groups=across) for across in (actor, not actor)
+    )
+    team = TeamSpec.from_env(arena(n_agents=4, n_groups=2))
+    with pytest.raises(ConfigError, match=r"across_groups is false; use the same for both\."):
+        build_learners(team, config_of(actor, critic=critic))
 
 
 def test_an_empty_position_is_refused():

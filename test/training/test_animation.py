@@ -161,8 +161,8 @@ class TestWhereItIsAskedFor:
         assert len(list(frames_of(path))) == 7
 
     def test_toy_worlds_are_refused_before_they_are_played(self, tmp_path):
-        env = Arena(num_envs=2, seed=0)
-        message = "Arena cannot be drawn, expected a VMAS world, or one with .* leave out the GIF."
+        env = TransformedEnv(Arena(num_envs=2, seed=0))
+        message = "^Arena cannot be drawn, expected a VMAS world, or one with .* leave out the GIF."
         with pytest.raises(ConfigError, match=message):
             evaluate(
                 env,

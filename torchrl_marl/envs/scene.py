@@ -104,12 +104,12 @@ def stage(env: EnvBase) -> Stage:
 
 
 def _drawable(env: EnvBase) -> Any:
-    inner: Any = env
+    world, inner = env, env  # type: Any, Any
     while inner is not None:
         if callable(getattr(type(inner), "scene", None)):
             return inner
-        inner = getattr(inner, "base_env", None)
+        world, inner = inner, getattr(inner, "base_env", None)
     raise ConfigError(
-        f"{type(env).__name__} cannot be drawn, expected a VMAS world, or one with methods scene "
+        f"{type(world).__name__} cannot be drawn, expected a VMAS world, or one with methods scene "
         "and stage; leave out the GIF."
     )

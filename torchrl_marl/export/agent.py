@@ -25,7 +25,6 @@ from torchrl_marl.modules.communication.channel import Channel
 from torchrl_marl.modules.communication.links import between
 from torchrl_marl.modules.deterministic_actor import DeterministicActor
 from torchrl_marl.modules.inputs import observation_leaves
-from torchrl_marl.modules.memory.network import state_size
 from torchrl_marl.modules.networks import AgentNetwork
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.q_actor import Dueling, Greedy
@@ -69,6 +68,12 @@ class AgentActor:
             return group.action_spec[self.number]
         return group.members[self.number]["action"]
 
+    @property
+    def memory_size(self) -> int:
+        """Numbers S that its programs remember; words on their way are kept by the player."""
+        memory = getattr(self.network.network, "memory", None)
+        return 0 if memory is None else memory.state_size
+
     def observation(self) -> tuple[Field, ...]:
         """Returns the leaves that it sees, unpadded."""
         leaves = observation_leaves(self.group, self.number)
@@ -81,7 +86,7 @@ class AgentActor:
         width = self.group.observation_dims[self.number]
         observe = OneObservation(width, group.observation_dim, norm, self.place)
         body = body_of_agent(network.network, self.place, group.n_agents)
-        seen, size = self.observation(), state_size(network)
+        seen, size = self.observation(), self.memory_size
         memory = (Field("hidden", (size,)), Field("is_init", (1,), "bool")) if size else ()
         legal: tuple[Field, ...] = ()
         if self.group.action_mask_key is not None:
@@ -107,8 +112,8 @@ class AgentActor:
             action["one_hot"] = self.group.one_hot
         elif (bounds := self._bounds()) is not None:
             action |= {"low": bounds[0].tolist(), "high": bounds[1].tolist()}
-        size = state_size(self.network)
-        said = describe(self.name, self.group.name, action, self.observation(), size)
+        seen, size = self.observation(), self.memory_size
+        said = describe(self.name, self.group.name, action, seen, size)
         return {**said, "communication": self._communication()}
 
     # --------------------------------------------------------------------------- whom it hears
@@ -152,6 +157,7 @@ class AgentActor:
             "position": self.network.position,
             "discrete": config.discrete,
             "gate": config.gate,
+            "delay": config.delay if self.channel.delay is not None else 0,
             "relays": relays,
             "message_size": one.state_size if relays else one.message_size,
         }

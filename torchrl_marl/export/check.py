@@ -225,6 +225,13 @@ class _Team:
             return {name: player.act(action_mask=legal[name]) for name, player in players.items()}
         assert links is not None
         linked = {n: [m for m in rows if links[self._place(n), self._place(m)]] for n in rows}
+        if self.channel.delay is not None:
+            actions = {
+                name: player.act(action_mask=legal[name]) for name, player in players.items()
+            }
+            for name, player in players.items():
+                player.hear({other: said[other] for other in linked[name]})
+            return actions
         for _ in self.channel.rounds[1:]:
             inbox = {name: {other: said[other] for other in linked[name]} for name in rows}
             said = {name: player.hear(inbox[name]) for name, player in players.items()}

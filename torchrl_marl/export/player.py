@@ -10,6 +10,12 @@ An agent that talks speaks first, in each round hears, and then acts:
     message = player.hear({"agent_1": message_1})   # one time less than there are rounds
     action = player.act(inbox={"agent_1": message_1})
 
+With ``communication.delay`` it acts without waiting, and hears what comes until that is due:
+
+    message = player.speak(observation)
+    action = player.act()
+    player.hear({"agent_1": message_1})             # said in this step; ago=1: in the one before
+
 This file may be copied: it imports nothing of torchrl_marl.
 
 Shapes: those of ``interface.json``, without batch dims.
@@ -77,11 +83,17 @@ class Player:
         self._state: np.ndarray | None = None
         self._handed: Arrays = {}
         self._relayed: set[str] = set()
+        self._late: list[tuple[np.ndarray, Arrays]] = []  # states and inboxes of the last steps
 
     @property
     def rounds(self) -> int:
         """How often in a step agents speak and hear; 0 where they do not talk."""
         return self._talk["rounds"] if self._talk else 0
+
+    @property
+    def delay(self) -> int:
+        """After how many of its steps an agent knows what it has heard."""
+        return self._talk.get("delay", 0)
 
     def act(
         self,
@@ -110,6 +122,8 @@ class Player:
             given |= {**self._observed(observation), **self._remembered()}
         elif self._talk["relays"]:
             given |= {"state": self._all_heard(observation), **self._handed}
+        elif self.delay:
+            given |= {"state": self._all_heard(observation), "words": self._known(inbox)}
         else:
             given |= {"state": self._all_heard(observation), **self._heard(inbox)}
         outputs = self._run("act", given)
@@ -138,6 +152,7 @@ class Player:
             raise PlayerError(f"agent {self.name!r} does not talk; call act(observation).")
         outputs = self._run("speak", {**self._observed(observation), **self._remembered()})
         self._state, self._round, self._relayed = outputs["state"], 0, set()
+        self._late = [*self._late, (self._state, {})][-1 - self.delay :]
         size = self._talk["message_size"]
         self._handed = {way: np.zeros(size, np.float32) for way in ("before", "behind")}
         logit = float(outputs.get("gate_logits", [np.inf])[0])
@@ -145,16 +160,29 @@ class Player:
         self._silent = not threshold < 1 / (1 + np.exp(-logit))
         return None if self._silent else outputs.get("message")
 
-    def hear(self, inbox: Mapping[str, Any]) -> np.ndarray | None:
-        """Returns what an agent says in the next round.
+    def hear(self, inbox: Mapping[str, Any], *, ago: int = 0) -> np.ndarray | None:
+        """Returns what an agent says in the next round; with a delay, keeps what it hears.
 
         Args:
             inbox (mapping): name of an agent -> its message, of those who are heard. Words of
                 whoever it never hears, and None, are left out.
 
+        Keyword Args:
+            ago (int): how many of its own steps ago that was said; before its first: not heard.
+
         Raises:
-            PlayerError: no further round, a message of nobody's or of another size.
+            PlayerError: no further round, too late, a message of nobody's or of another size.
         """
+        if not 0 <= ago <= self.delay:
+            expected = f"expected 0 to {self.delay}, its delay"
+            raise PlayerError(
+                f"agent {self.name!r} was given words of {ago} steps ago, {expected}."
+            )
+        if self.delay:
+            self._heard(inbox)
+            if ago < len(self._late):
+                self._late[-1 - ago][1].update(inbox)
+            return None
         state = self._spoken()
         if self._round + 1 >= self.rounds:
             raise PlayerError(
@@ -184,9 +212,8 @@ class Player:
         self._handed[way] = np.asarray(handed, np.float32)
         if self._silent:
             return self._handed[way]
-        return self._run("back" if back else "forth", {"state": state, "handed": handed})[
-            "handed_on"
-        ]
+        program = "back" if back else "forth"
+        return self._run(program, {"state": state, "handed": handed})["handed_on"]
 
     def _all_heard(self, observation: Any) -> np.ndarray:
         """Returns the state of a step in which everything before the action has been done."""
@@ -207,6 +234,14 @@ class Player:
                 "all but the last; call hear(inbox) first."
             )
         return state
+
+    def _known(self, inbox: Any) -> np.ndarray:
+        """Returns what is known now of what was heard; of a first step, what nobody said."""
+        if inbox is not None:
+            late = f"knows what it hears {self.delay} steps later"
+            raise PlayerError(f"agent {self.name!r} {late}; call act(), and hear(inbox) after it.")
+        state, heard = self._late[0] if len(self._late) > self.delay else (self._state, {})
+        return self._run("listen", {"state": state, **self._heard(heard)})["words"]
 
     def _spoken(self) -> np.ndarray:
         if self._state is None:
@@ -270,6 +305,8 @@ class Player:
                 raise PlayerError(
                     f"agent {self.name!r}: {name!r} has shape {value.shape}, expected {shape}."
                 )
+            if value.dtype.kind == "f" and np.isnan(value).any():
+                raise PlayerError(f"agent {self.name!r}: {name!r} holds NaN, expected numbers.")
             inputs.append(value)
         return self.programs[program](inputs)
 

@@ -1,7 +1,8 @@
 """The programs of an agent: what it does, what it says, and what it makes of what it hears.
 
 Shapes: I input features, H features that agents talk about, S numbers that an agent remembers, P
-columns of a position, M agents that speak, K numbers of a message, D numbers that are handed on.
+columns of a position, M agents that speak, K numbers of a message, V numbers of what is heard, D
+numbers that are handed on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torchrl_marl.modules.communication.rounds import Round
 from torchrl_marl.modules.memory.network import remember
 from torchrl_marl.modules.team_network import TeamNetwork
 
-__all__ = ["Act", "Hear", "Listener", "Mind", "Relay", "Speak", "talking_programs"]
+__all__ = ["Act", "Hear", "Listen", "Listener", "Mind", "Relay", "Speak", "talking_programs"]
 
 
 class Act(nn.Module):
@@ -118,15 +119,23 @@ class Mind(nn.Module):
             return symbol(message, torch.zeros_like(message), 1.0)
         return message
 
+    def mix(self, parts: Sequence[Tensor], inbox: Tensor, heard: Tensor, number: int) -> Tensor:
+        """Returns what is heard in a round, ``[1, V]``, of ``inbox`` ``[M, K]``."""
+        x, _, place = parts
+        inbox = torch.where(heard.unsqueeze(-1), inbox, 0.0)
+        one = cast(Round, self.channel.rounds[number])
+        return one.mix(x, inbox, heard.unsqueeze(0), place if self.position else None)
+
+    def take_in(self, parts: Sequence[Tensor], words: Tensor, number: int = 0) -> list[Tensor]:
+        """Returns what is made of what was heard in a round, ``[1, V]``."""
+        x, hidden, place = parts
+        return [cast(Round, self.channel.rounds[number]).take_in(x, words), hidden, place]
+
     def hear(
         self, parts: Sequence[Tensor], inbox: Tensor, heard: Tensor, number: int
     ) -> list[Tensor]:
-        """Returns what is made of a round: ``inbox`` is ``[M, K]``, ``heard`` ``[M]``."""
-        x, hidden, place = parts
-        inbox = torch.where(heard.unsqueeze(-1), inbox, 0.0)
-        one = cast(Round, self.channel.rounds[number])
-        x = one.read(x, inbox, heard.unsqueeze(0), place if self.position else None)
-        return [x, hidden, place]
+        """Returns what is made of a round at once."""
+        return self.take_in(parts, self.mix(parts, inbox, heard, number), number)
 
     def _remember(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         assert self.body.memory is not None
@@ -186,6 +195,14 @@ class Hear(_Later):
         return self.mind.say(parts, self.number + 1), torch.cat(parts, -1).squeeze(0)
 
 
+class Listen(_Later):
+    """What an agent was told in a step, to what it knows of it later, ``[V]``."""
+
+    def forward(self, state: Tensor, inbox: Tensor, heard: Tensor) -> tuple[Tensor]:
+        """Hears, without speaking or acting."""
+        return (self.mind.mix(self.parts(state), inbox, heard, 0).squeeze(0),)
+
+
 class Relay(_Later):
     """What an agent was handed, ``[D]``, to what it hands on.
 
@@ -209,9 +226,13 @@ class Listener(_Later):
     """What an agent heard last, to what it does."""
 
     def forward(self, state: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Hears and acts: ``inbox`` and ``heard``, or what was handed from before and behind."""
-        one, other, *legal = inputs
+        """Hears and acts: ``inbox`` and ``heard``, or what was handed from before and behind; with
+        a delay, what was heard some steps ago."""
         parts = self.parts(state)
+        if self.mind.channel.delay is not None:
+            words, *legal = inputs
+            return self.mind.finish(self.mind.take_in(parts, words.unsqueeze(0)), *legal)
+        one, other, *legal = inputs
         chain = self.mind.channel.rounds[0]
         if isinstance(chain, Chain):
             x, hidden, place = parts
@@ -261,4 +282,8 @@ def talking_programs(
             hear = Hear(mind, sizes, number)
             inputs = (state, *heard)
             yield Program.of(f"hear_{number + 1}", hear, inputs, ["message", "next_state"])
+        if channel.delay is not None:
+            listen = Program.of("listen", Listen(mind, sizes), (state, *heard), ["words"])
+            yield listen
+            heard = listen.outputs
     yield Program.of("act", Listener(mind, sizes), (state, *heard, *legal), done)

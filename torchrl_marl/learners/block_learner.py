@@ -20,7 +20,7 @@ from torchrl_marl.learners.networks import (
     seen_by_critics,
 )
 from torchrl_marl.modules.communication_config import gives_links
-from torchrl_marl.modules.config import has_memory
+from torchrl_marl.modules.config import carries
 from torchrl_marl.modules.joined_actor import GroupActors
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
@@ -81,7 +81,7 @@ class BlockLearner(nn.Module):
         """What a batch has for networks with memory, and links that the environment gives."""
         config, found = self.config, []
         if getattr(config, "remembers", False):
-            found = ["is_init", "hidden"] if has_memory(config.actor) else ["is_init"]
+            found = ["is_init", "hidden"] if carries(config.actor) else ["is_init"]
         networks = (config.actor, getattr(config, "critic", config.actor))
         return (*found, *["links"] * any(gives_links(own) for own in networks))
 

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.modules.config import has_memory
+from torchrl_marl.modules.communication_config import delays
+from torchrl_marl.modules.config import carries, has_memory
 from torchrl_marl.settings import ReadWhere
 
 __all__ = [
@@ -16,13 +17,21 @@ __all__ = [
     "check_window",
     "check_windows",
     "remembers",
+    "without_memory",
 ]
 
 
 def remembers(section: Any) -> bool:
     """Returns whether the actor or the critic of a learner carries something from step to step."""
     critic = getattr(section, "critic", None)
-    return has_memory(section.actor) or critic is not None and has_memory(critic)
+    return carries(section.actor) or critic is not None and carries(critic)
+
+
+def without_memory(section: Any, at: str) -> str:
+    """Returns the settings with which an actor that carries something would carry nothing."""
+    found = {"memory=none": has_memory(section.actor)}
+    found["communication.delay=0"] = delays(section.actor)
+    return " and ".join(f"{at}actor.{setting}" for setting, carried in found.items() if carried)
 
 
 class NeedsMemory(ReadWhere):
@@ -43,7 +52,8 @@ class NeedsMemory(ReadWhere):
     def in_words(self, at: str) -> str:
         """Returns the condition as it stands in a sentence."""
         critic = f" or {at}critic.memory.kind" if self.critic else ""
-        return f"{at}actor.memory.kind{critic} is not none"
+        delay = f"{at}actor.communication.delay is above 0"
+        return f"{at}actor.memory.kind{critic} is not none, or {delay}"
 
 
 def check_windows(section: Any, at: str) -> None:
@@ -86,12 +96,14 @@ def check_window(name: str, size: int, window: int, at: str) -> None:
         at (str): what stands before the names in messages.
 
     Raises:
-        ConfigError: naming the next good number.
+        ConfigError: naming the next good number, and the largest window that fits, if any does.
     """
     if size % window:
+        shorter = next((steps for steps in range(window, 1, -1) if size % steps == 0), None)
         raise ConfigError(
             f"{at}{name} is {size}, expected a multiple of {at}window, {window}; use "
-            f"{at}{name}={math.ceil(size / window) * window}."
+            f"{at}{name}={math.ceil(size / window) * window}"
+            f"{f', or {at}window={shorter}' if shorter else ''}."
         )
 
 

@@ -260,14 +260,21 @@ def check_hearing(
         team (TeamSpec, optional): all groups of the environment.
 
     Raises:
-        ConfigError: naming them.
+        ConfigError: naming them, or the network that does not hear across groups.
     """
-    if not (config.actor.communication.across_groups and communicates(config.actor)):
-        return
+    networks = {"actor": config.actor, "critic": getattr(config, "critic", config.actor)}
+    talks = {name: own for name, own in networks.items() if communicates(own)}
+    across = [name for name, own in talks.items() if own.communication.across_groups]
     names = list(joined)
     heard = {own.name for group in joined.values() for own in group.groups}
     apart = [] if team is None else [name for name in team.groups if name not in heard]
-    if len(names) > 1 or apart:
+    if len(names) > 1 and len(talks) == 2 and len(across) == 1:
+        [within] = talks.keys() - set(across)
+        raise ConfigError(
+            f"{across[0]}.communication.across_groups is true, but {within}.communication."
+            "across_groups is false; use the same for both."
+        )
+    if "actor" in across and (len(names) > 1 or apart):
         raise ConfigError(
             f"actor.communication.across_groups is true, but groups {', '.join(names + apart)} are "
             "not trained as one: their actions are of different types, or their settings differ; "

@@ -8,7 +8,12 @@ from typing import Annotated, Any
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.config import TrainedConfig, check_unshare
-from torchrl_marl.learners.memory_config import NeedsMemory, check_windows, remembers
+from torchrl_marl.learners.memory_config import (
+    NeedsMemory,
+    check_windows,
+    remembers,
+    without_memory,
+)
 from torchrl_marl.settings import Count, Positive, Range, ReadWhere, Share
 
 __all__ = ["ReplayConfig", "ReplayLearnerConfig"]
@@ -95,7 +100,7 @@ class ReplayLearnerConfig(TrainedConfig):
                 raise ConfigError(
                     f"{at}{name} is {found:g}, which networks with memory do not have, whose "
                     f"windows are drawn alike and learned from step by step; use {at}{name}="
-                    f"{needed}, or {at}actor.memory=none."
+                    f"{needed}, or {without_memory(self, at)}."
                 )
 
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:

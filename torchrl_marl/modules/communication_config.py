@@ -13,6 +13,7 @@ __all__ = [
     "CommunicationConfig",
     "DrawnCommunicationConfig",
     "communicates",
+    "delays",
     "draws",
     "gives_links",
 ]
@@ -76,7 +77,9 @@ class CommunicationConfig:
     """Recurrent network along the agents."""
     links: Annotated[str, OneOf(LINKS), ReadWhere("kind", *_BROADCAST)] = "all"
     """Who hears whom."""
-    radius: Annotated[Positive | None, ReadWhere("links", "radius")] = None
+    radius: Annotated[
+        float | None, Range(0, above=True, advised=0.5), ReadWhere("links", "radius")
+    ] = None
     """How far a word is heard."""
     nearest: Annotated[Count, ReadWhere("links", "nearest")] = 1
     """How many agents each one hears."""
@@ -92,6 +95,8 @@ class CommunicationConfig:
         ReadWhere("kind", "none", but=True),
     ] = "before"
     """Whether they communicate before their memory or after it."""
+    delay: Annotated[int, Range(0), ReadWhere("kind", *_BROADCAST)] = 0
+    """Steps after which an actor's agents know what they have heard."""
 
     def check(self, at: str = "") -> None:
         """Refuses what cannot be heard.
@@ -108,6 +113,12 @@ class CommunicationConfig:
             raise ConfigError(
                 f"{at}links is 'radius', but {at}radius is null; give how far a word is heard, "
                 f"such as {at}radius=0.5."
+            )
+        if self.kind in _BROADCAST and self.delay and self.rounds > 1:
+            raise ConfigError(
+                f"{at}delay is {self.delay}, but {at}rounds is {self.rounds}: in a further round "
+                f"agents would speak of what they do not know yet; use {at}rounds=1, or "
+                f"{at}delay=0."
             )
 
 
@@ -134,6 +145,15 @@ def communicates(config: Any) -> bool:
         config (NetworkConfig): the network.
     """
     return config.communication.kind != "none"
+
+
+def delays(config: Any) -> bool:
+    """Returns whether the agents of a network know later what they hear.
+
+    Args:
+        config (NetworkConfig): the network.
+    """
+    return config.communication.kind in _BROADCAST and config.communication.delay > 0
 
 
 def gives_links(config: Any) -> bool:

@@ -10,6 +10,7 @@ from torchrl_marl.modules.communication_config import (
     CommunicationConfig,
     DrawnCommunicationConfig,
     communicates,
+    delays,
 )
 from torchrl_marl.modules.registry import BODIES, SHARINGS
 from torchrl_marl.settings import Count, Each, OneOf, Positive, Range, ReadWhere, Seed
@@ -31,6 +32,7 @@ __all__ = [
     "RecurrentCriticConfig",
     "RecurrentNetworkConfig",
     "TeamNetworkConfig",
+    "carries",
     "has_memory",
     "sharing_of",
 ]
@@ -153,6 +155,19 @@ class CriticConfig(NetworkConfig):
         str, OneOf({"agent": "a value for each agent", "team": "one value for its group"})
     ] = "agent"
     """Whose value a central critic gives."""
+
+    def check(self, at: str = "") -> None:
+        """Refuses critics whose agents know later what they hear.
+
+        Raises:
+            ConfigError: naming the setting.
+        """
+        super().check(at)
+        if delays(self):
+            raise ConfigError(
+                f"{at}communication.delay is {self.communication.delay}, expected 0: critics are "
+                f"there in training only, where nobody waits; use {at}communication.delay=0."
+            )
 
 
 @dataclass(frozen=True)
@@ -281,8 +296,21 @@ def _check_parts(config: NetworkConfig, part: str, kind: str, at: str) -> None:
         )
 
 
+def carries(config: NetworkConfig) -> bool:
+    """Returns whether a network carries something from step to step: a memory, or messages.
+
+    Args:
+        config (NetworkConfig): the network.
+
+    Examples:
+        >>> carries(NetworkConfig(communication=CommunicationConfig("commnet", delay=1)))
+        True
+    """
+    return has_memory(config) or delays(config)
+
+
 def has_memory(config: NetworkConfig) -> bool:
-    """Returns whether a network carries something from step to step.
+    """Returns whether a network has a memory.
 
     Args:
         config (NetworkConfig): the network.

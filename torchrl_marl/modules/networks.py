@@ -73,9 +73,8 @@ class AgentNetwork(nn.Module):
         self.pick = pick
         self.head = head
         self.precision = "float32"
-        memory = getattr(network, "memory", None) if isinstance(network, TeamNetwork) else None
         channel = network.channel if isinstance(network, TeamNetwork) else None
-        self.remembers = memory is not None
+        self.remembers = isinstance(network, TeamNetwork) and bool(network.memories)
         self.hears = channel is not None and channel.config.links == "env"
         self.draws = 0 if channel is None else channel.draws
         self.position = [] if channel is None else places_of(channel.config)

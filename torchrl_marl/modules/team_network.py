@@ -85,16 +85,32 @@ class TeamNetwork(nn.Module):
     ) -> tuple[Tensor, Extras]:
         """Runs the parts."""
         x, _ = self.encoder(features, mask, context)
-        state = drawn = gate = None
+        state = words = drawn = gate = None
         if self.talk_first and self.channel is not None:
-            x, drawn, gate = self.channel(x, mask, context)
+            x, drawn, gate, words = self.channel(x, mask, self._part(context, 1))
         if self.memory is not None:
-            assert context.is_init is not None
-            x, state = remember(self.memory, x, context.state, context.is_init, mask)
+            own = self._part(context, 0)
+            assert own.is_init is not None
+            x, state = remember(self.memory, x, own.state, own.is_init, mask)
             x = x if self.norm is None else self.norm(x)
         if not self.talk_first and self.channel is not None:
-            x, drawn, gate = self.channel(x, mask, context)
+            x, drawn, gate, words = self.channel(x, mask, self._part(context, 1))
+        states = [after for after in (state, words) if after is not None]
+        state = torch.cat(states, -1) if len(states) == 2 else next(iter(states), None)
         return self.head(x, mask, context)[0], Extras(state, drawn, gate)
+
+    @property
+    def memories(self) -> list[Memory]:
+        """What carries something from step to step; its states stand side by side."""
+        delay = None if self.channel is None else self.channel.delay
+        return [part for part in (self.memory, delay) if part is not None]
+
+    def _part(self, context: Context, part: int) -> Context:
+        """Returns a context with the state of the memory (0), or of the channel (1), alone."""
+        sizes = [memory.state_size for memory in self.memories]
+        if len(sizes) < 2 or context.state is None:
+            return context
+        return replace(context, state=context.state.split(sizes, -1)[part])
 
 
 def make_team_network(

@@ -102,6 +102,7 @@ class Range:
     Args:
         low, high (float): the bounds.
         above, below (bool): leave out ``low``, leave out ``high``.
+        advised (float, optional): what messages advise where the default is null.
     """
 
     def __init__(
@@ -111,8 +112,10 @@ class Range:
         *,
         above: bool = False,
         below: bool = False,
+        advised: float | None = None,
     ) -> None:
         self.low, self.high, self.above, self.below = low, high, above, below
+        self.advised = advised
 
     def __contains__(self, value: float) -> bool:
         low = value > self.low if self.above else value >= self.low
@@ -133,6 +136,7 @@ class Range:
         """Returns the range, if the value lies outside."""
         if value in self:
             return None
+        default = self.advised if default is None else default
         use = "null" if default is None else default
         return f"{key} is {quoted(value)}, expected {self}; use {key}={use}."
 

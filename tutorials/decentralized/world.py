@@ -81,6 +81,10 @@ def play_step(
                 agent.ask("relay", handed=handed, back=back)
                 handed = agent.answer()
         return ask_all(agents, "act", legal)
+    if talk["delay"]:  # nobody waits for words: they are heard while the world moves on
+        actions = ask_all(agents, "act", legal)
+        ask_all(agents, "hear", {name: {"inbox": said} for name in agents})
+        return actions
     for _ in range(talk["rounds"] - 1):  # all that is said is given to all: they know whom to hear
         said = ask_all(agents, "hear", {name: {"inbox": said} for name in agents})
     return ask_all(agents, "act", {name: {"inbox": said, **legal[name]} for name in agents})

@@ -57,7 +57,7 @@ def test_what_the_dead_hold_reaches_nobody_to_the_bit(name):
         x = torch.where(alive, features, poison).requires_grad_()
         places = torch.where(alive, position, poison)
         torch.manual_seed(3)
-        out, drawn, _ = run(channel, x, mask, places, how="draw")
+        out, drawn, *_ = run(channel, x, mask, places, how="draw")
         loss = torch.where(alive, out, 0.0).square().sum()
         grads = torch.autograd.grad(loss, [*channel.parameters(), x], allow_unused=True)
         assert torch.where(alive, 0.0, grads[-1]).abs().max() == 0
@@ -174,8 +174,8 @@ def test_a_chain_is_a_relay_from_agent_to_agent(cell):
 def test_what_was_drawn_is_read_again(name):
     channel = a_channel(DRAWN[name])
     features, mask, position = some_agents()
-    first, drawn, _ = run(channel, features, mask, position, how="draw")
-    again, same, _ = run(channel, features, mask, position, drawn)
+    first, drawn, *_ = run(channel, features, mask, position, how="draw")
+    again, same, *_ = run(channel, features, mask, position, drawn)
     other = run(channel, features, mask, position, how="draw")[0]
     living = mask.unsqueeze(-1)
     assert torch.equal(torch.where(living, first, 0.0), torch.where(living, again, 0.0))

@@ -58,7 +58,7 @@ class Attention(Round):
     ) -> None:
         super().__init__()
         self.sizes = [key_size, message_size, n_position]
-        self.message_size = sum(self.sizes)
+        self.message_size, self.heard_size = sum(self.sizes), message_size
         self.query = nn.Linear(width, key_size, device=device)
         self.message = nn.Linear(width, key_size + message_size, device=device)
         self.update = nn.Linear(width + message_size, width, device=device)
@@ -76,17 +76,21 @@ class Attention(Round):
             return message
         return torch.cat([message, position.to(message)], -1)
 
-    def read(
+    def mix(
         self, features: Tensor, inbox: Tensor, heard: Tensor, position: Tensor | None = None
     ) -> Tensor:
-        """Returns what agents make of what they hear, ``[*B, N, H]``."""
+        """Returns the values, weighed, ``[*B, N, V]``."""
         _, value, place = inbox.split(self.sizes, -1)
         weight = self.weights(features, inbox, heard, position)
         mixed = weight @ value
         if self.edge_value is not None and position is not None:
             # The weights sum to 1: mixing edges and mapping them is mapping and mixing them.
             mixed = mixed + self.edge_value((weight.unsqueeze(-1) * edges(position, place)).sum(-2))
-        return torch.tanh(features + self.update(torch.cat([features, mixed], -1)))
+        return mixed
+
+    def take_in(self, features: Tensor, words: Tensor) -> Tensor:
+        """Returns what agents make of what they hear, ``[*B, N, H]``."""
+        return torch.tanh(features + self.update(torch.cat([features, words], -1)))
 
     def weights(
         self, features: Tensor, inbox: Tensor, heard: Tensor, position: Tensor | None = None

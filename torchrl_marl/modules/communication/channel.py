@@ -1,7 +1,7 @@
 """The channel: whose words reach whom, and what becomes of them on their way.
 
 Shapes: B any batch dims, N agents, H features, K numbers of a message, D numbers that are drawn
-for an agent in a step.
+for an agent in a step, S numbers of what an agent has heard and does not know yet.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torchrl_marl.modules.bodies import Context, initialize
 from torchrl_marl.modules.communication.attention import Attention
 from torchrl_marl.modules.communication.chain import Chain
+from torchrl_marl.modules.communication.delay import make_delay
 from torchrl_marl.modules.communication.links import Links
 from torchrl_marl.modules.communication.mean import Mean
 from torchrl_marl.modules.communication.rounds import Round
@@ -25,6 +26,8 @@ from torchrl_marl.modules.communication_config import (
     CommunicationConfig,
     DrawnCommunicationConfig,
 )
+from torchrl_marl.modules.memory.cells import Memory
+from torchrl_marl.modules.memory.network import remember
 
 __all__ = ["Channel", "channels_of", "drawing"]
 
@@ -50,7 +53,9 @@ class Channel(nn.Module):
     """Lets the agents of a group hear each other.
 
     Whatever is drawn, gates, lost links and the noise on messages, is an output, which the update
-    reads again.
+    reads again. With a delay agents know later what they hear: who speaks and who hears whom, what
+    is drawn, where agents are, and whom they attend to, are those of the step in which words are
+    said. Until then they are part of what an agent remembers.
 
     Args:
         width (int): features H.
@@ -62,11 +67,14 @@ class Channel(nn.Module):
     Attributes:
         draws (int): numbers D that are drawn for an agent in a step.
         numbers (int): numbers that an agent that speaks sends in a step.
+        delay (Memory, optional): keeps what is heard until it is known.
 
     Shapes:
-        - features: ``[*B, N, H]``; mask: ``[*B, N]``; context.drawn: ``[*B, N, D]``
-        - returns: ``[*B, N, H]``, what was drawn ``[*B, N, D]``, and the logits of the gates
-          ``[*B, N, 1]``; the last two None where there are none
+        - features: ``[*B, N, H]``; mask: ``[*B, N]``; context.drawn: ``[*B, N, D]``;
+          context.state: ``[*B, N, S]``
+        - returns: ``[*B, N, H]``, what was drawn ``[*B, N, D]``, the logits of the gates
+          ``[*B, N, 1]``, and what is not known yet ``[*B, N, S]``; the last three None where
+          there are none
 
     Reference: Singh et al., 2019, https://arxiv.org/abs/1812.09755 (gate, IC3Net); Foerster et
     al., 2016, https://arxiv.org/abs/1605.06676 (DIAL); Jang et al., 2017,
@@ -95,6 +103,9 @@ class Channel(nn.Module):
         if config.gate:
             self.gate = nn.Linear(width, 1, device=device)
             initialize(self.gate, 0.01)
+        self.delay = None
+        if config.delay:
+            self.delay = make_delay(int(cast(Round, self.rounds[0]).heard_size), config.delay)
         sizes = [int(one.message_size) for one in self.rounds]  # type: ignore[arg-type]
         self.numbers = sum(sizes)
         noise = self.numbers if config.discrete != "none" else 0
@@ -103,7 +114,7 @@ class Channel(nn.Module):
 
     def forward(
         self, features: Tensor, mask: Tensor | None, context: Context
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Runs the rounds."""
         alive = _alive(features, mask)
         # The dead may hold anything, NaN included.
@@ -115,13 +126,31 @@ class Channel(nn.Module):
         drawn = self._draw(features, logits, context.drawn) if self.draws else None
         links, speaks = self._heard(alive, context, drawn)
         noise = drawn.split(self.columns, -1)[2] if drawn is not None and self.columns[2] else None
+        if self.delay is not None:
+            heard = features, links, speaks, position, self._code(noise)
+            features, kept = self._hear_later(self.delay, heard, mask, context)
+            return features, drawn, logits, kept
         start = 0
         for one in self.rounds:
             end = start + int(one.message_size)  # type: ignore[arg-type]
             own = None if noise is None else noise[..., start:end]
             features = one(features, links, speaks, position, self._code(own))
             start = end
-        return features, drawn, logits
+        return features, drawn, logits, None
+
+    def _hear_later(
+        self, delay: Memory, heard: tuple, mask: Tensor | None, context: Context
+    ) -> tuple[Tensor, Tensor]:
+        """Runs a round of which agents know some steps later; returns what they do not know yet."""
+        kept: list[Tensor] = []
+
+        def later(words: Tensor) -> Tensor:
+            assert context.is_init is not None
+            known, state = remember(delay, words, context.state, context.is_init, mask)
+            kept.append(state)
+            return known.to(words.dtype)
+
+        return self.rounds[0](*heard, later=later), kept[0]
 
     def heard(self, mask: Tensor, context: Context) -> Tensor:
         """Returns who heard whom, ``[*B, N, N]``, given what was drawn in the channel.

@@ -48,7 +48,7 @@ class Mean(Round):
         self, width: int, message_size: int, device: torch.device | str | None = None
     ) -> None:
         super().__init__()
-        self.message_size = message_size
+        self.message_size = self.heard_size = message_size
         self.own = nn.Linear(width, width, device=device)
         self.message = nn.Linear(width, message_size, bias=False, device=device)
         self.heard = nn.Linear(message_size, width, bias=False, device=device)
@@ -59,10 +59,13 @@ class Mean(Round):
         """Returns what agents say, ``[*B, N, K]``."""
         return self.message(features)
 
-    def read(
+    def mix(
         self, features: Tensor, inbox: Tensor, heard: Tensor, position: Tensor | None = None
     ) -> Tensor:
-        """Returns what agents make of what they hear, ``[*B, N, H]``."""
+        """Returns the mean of what is heard, ``[*B, N, K]``."""
         weight = heard.to(inbox.dtype)
-        mean = weight @ inbox / weight.sum(-1, keepdim=True).clamp_min(1)
-        return torch.tanh(features + self.own(features) + self.heard(mean))
+        return weight @ inbox / weight.sum(-1, keepdim=True).clamp_min(1)
+
+    def take_in(self, features: Tensor, words: Tensor) -> Tensor:
+        """Returns what agents make of what they hear, ``[*B, N, H]``."""
+        return torch.tanh(features + self.own(features) + self.heard(words))

@@ -6,7 +6,7 @@ Shapes: B any batch dims, T steps, N agents, F features, S numbers of a state.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -173,11 +173,10 @@ def state_size(network: nn.Module) -> int:
         >>> state_size(nn.Linear(2, 2))
         0
     """
-    memories = _memories(network)
-    return memories[0].state_size if memories else 0
+    return sum(memory.state_size for memory in _memories(network))
 
 
 def _memories(network: nn.Module) -> list[Memory]:
-    """Returns the memories of the networks inside; cells that run along agents are none."""
-    found = [getattr(module, "memory", None) for module in network.modules()]
-    return [memory for memory in found if isinstance(memory, Memory)]
+    """Returns the memories of the first network inside that has some."""
+    found: Iterator[list[Memory]] = (getattr(one, "memories", []) for one in network.modules())
+    return next((memories for memories in found if memories), [])
