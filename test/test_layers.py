@@ -16,7 +16,7 @@ LAYERS = [
     [{"registry"}, {"settings"}, {"memory"}],
     [{"stacking"}],
     [{"specs"}],
-    [{"functional", "kernels", "per_group"}, {"sum_tree"}, {"joining"}, {"capture"}],
+    [{"functional", "kernels", "per_group"}, {"sum_tree"}, {"games"}, {"joining"}, {"capture"}],
     [{"simulator"}],
     [{"envs"}, {"modules"}],
     [{"objectives"}],

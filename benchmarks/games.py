@@ -1,0 +1,171 @@
+"""Do payoffs' equilibria, ratings and rankings agree with OpenSpiel's?
+
+    pip install open_spiel cvxpy nashpy scipy
+    python benchmarks/games.py --write --store
+
+The largest difference of each function over random games. ``--store`` writes OpenSpiel's answers
+to a few of them where the tests find them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.metadata
+import json
+import time
+import unittest.mock
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import report
+import torch
+
+from torchrl_marl import games
+
+STORED = 6
+FOLDER = Path(__file__).parent.parent / "test" / "games"
+
+
+def draw(rng: np.random.Generator, antisymmetric: bool = False) -> np.ndarray:
+    """A payoff matrix: every second one of few whole numbers, with many ties."""
+    rows, columns = rng.integers(2, 8, 2)
+    columns = rows if antisymmetric else columns
+    payoff = rng.normal(size=(rows, columns))
+    if rng.random() < 0.5:
+        payoff = rng.integers(-4, 5, (rows, columns)).astype(float)
+    return payoff - payoff.T if antisymmetric else payoff
+
+
+def nash_average(rng: np.random.Generator) -> tuple[Any, Any]:
+    from open_spiel.python.algorithms import nash_averaging
+
+    # Its solver's own tolerance leaves the fourth digit open.
+    problem = nash_averaging.cp.Problem
+    exact = {f"tol_{what}": 1e-15 for what in ("gap_abs", "gap_rel", "feas")}
+    solve = functools.partialmethod(problem.solve, solver="CLARABEL", **exact)
+    tight = type("Problem", (problem,), {"solve": solve})
+    payoff = draw(rng, antisymmetric=True)
+    with unittest.mock.patch.object(nash_averaging.cp, "Problem", tight), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the answer may be inaccurate
+        found = nash_averaging._max_entropy_symmetric_nash(payoff, eps=0.0)
+    return {"payoff": payoff}, found.ravel()
+
+
+def nash(rng: np.random.Generator) -> tuple[Any, Any]:
+    """Games of normal numbers have one equilibrium."""
+    from open_spiel.python.algorithms.matrix_nash import lemke_howson_solve
+
+    payoff = rng.normal(size=rng.integers(2, 8, 2))
+    for row, column in lemke_howson_solve(payoff, -payoff):
+        # It mixes up the columns in some of its answers.
+        if (payoff @ column).max() - (row @ payoff).min() < 1e-9:
+            return {"payoff": payoff}, np.concatenate([row, column, [row @ payoff @ column]])
+    return nash(rng)
+
+
+def alpha_rank(rng: np.random.Generator) -> tuple[Any, Any]:
+    from open_spiel.python.egt import alpharank
+
+    n = rng.integers(2, 8)
+    payoff, alpha = rng.normal(size=(n, n)), float(rng.choice([0.1, 1.0, 3.0]))
+    found = alpharank.compute([payoff], m=20, alpha=alpha, use_local_selection_model=False)[2]
+    return {"payoff": payoff, "alpha": alpha, "population": 20}, found
+
+
+def elo(rng: np.random.Generator) -> tuple[Any, Any]:
+    from open_spiel.python.algorithms.elo import compute_ratings_from_matrices
+
+    n = rng.integers(2, 8)
+    wins, draws = rng.integers(1, 30, (n, n)), np.triu(rng.integers(0, 10, (n, n)), 1)
+    np.fill_diagonal(wins, 0)
+    draws = draws + draws.T
+    options = {"smoothing_factor": 0.0, "max_iterations": 10**6, "convergence_delta": 1e-14}
+    found = compute_ratings_from_matrices(wins, draws, **options)
+    return {"wins": wins, "draws": draws}, found - found.mean()
+
+
+def exploitability(rng: np.random.Generator) -> tuple[Any, Any]:
+    import pyspiel
+    from open_spiel.python import policy
+    from open_spiel.python.algorithms import exploitability
+
+    payoff = draw(rng)
+    row, column = (rng.dirichlet(np.ones(size)) for size in payoff.shape)
+    game = pyspiel.create_matrix_game(payoff.tolist(), (-payoff).tolist())
+    game = pyspiel.convert_to_turn_based(game)
+    mixed = policy.TabularPolicy(game)
+    for state, probabilities in zip(mixed.states, (row, column)):
+        chosen = mixed.policy_for_key(state.information_state_string())
+        chosen[:] = 0  # of as many actions as the larger side has
+        chosen[: len(probabilities)] = probabilities
+    found = exploitability.exploitability(game, mixed)
+    return {"payoff": payoff, "row": row, "column": column}, np.array([found])
+
+
+OURS: dict[str, Callable[..., torch.Tensor]] = {
+    "nash_average": lambda **given: games.nash_average(**given)[0],
+    "nash": lambda **given: torch.cat([x.reshape(-1) for x in games.nash(**given)]),
+    "alpha_rank": games.alpha_rank,
+    "elo": lambda **given: games.bradley_terry(**given, prior=0.0).rating,
+    "exploitability": lambda **given: games.exploitability(**given).view(1),
+}
+THEIRS = {f.__name__: f for f in (nash_average, nash, alpha_rank, elo, exploitability)}
+
+
+def tensors(given: dict[str, Any]) -> dict[str, Any]:
+    return {k: torch.as_tensor(v) if isinstance(v, np.ndarray) else v for k, v in given.items()}
+
+
+def compare(name: str, n_games: int) -> tuple[list[str], list[dict[str, Any]]]:
+    rng, worst, spent, cases = np.random.default_rng(0), 0.0, 0.0, []
+    for i in range(n_games):
+        given, theirs = THEIRS[name](rng)
+        began = time.perf_counter()
+        ours = OURS[name](**tensors(given)).numpy()
+        spent += time.perf_counter() - began
+        worst = max(worst, np.abs(ours - theirs).max())
+        if i < STORED:
+            plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in given.items()}
+            cases.append({"given": plain, "answer": theirs.tolist()})
+    return [name, str(n_games), f"{worst:.1e}", f"{spent / n_games * 1e3:.1f}"], cases
+
+
+HEADER = ("function", "games", "largest difference", "ms a game")
+
+
+def main() -> None:
+    """Compares and reports."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--games", type=int, default=100, help="random games a function")
+    parser.add_argument("--quick", action="store_true", help="six games, to see that it runs")
+    parser.add_argument("--store", action="store_true", help="write what the tests read")
+    parser.add_argument("--write", action="store_true", help="write the table to results")
+    args = parser.parse_args()
+    report.be_quiet()
+    n_games = STORED if args.quick else args.games
+    found = {name: compare(name, n_games) for name in OURS}
+    rows = [row for row, _ in found.values()]
+    report.publish(
+        "games",
+        "Equilibria, ratings and rankings against OpenSpiel's",
+        [("Largest difference over random games", report.markdown_table(HEADER, rows))],
+        {"OpenSpiel": importlib.metadata.version("open_spiel")},
+        """Payoffs are normal, or whole numbers with many ties. nash_average: OpenSpiel's convex solver,
+        its tolerances set to 1e-15, still lets payoffs pass the value by up to 5e-10; the largest
+        differences are there. nash: of Lemke-Howson's answers the first that is an equilibrium
+        to 1e-9. elo: Bradley-Terry ratings without smoothing or prior.""",
+        write=args.write and not args.quick,
+    )
+    if args.store:
+        text = json.dumps({name: cases for name, (_, cases) in found.items()})
+        (FOLDER / "openspiel.json").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

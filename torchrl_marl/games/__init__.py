@@ -1,0 +1,21 @@
+"""Mathematics of payoffs in float64: matchmaking, ratings, equilibria. Pure functions."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.games.equilibrium import Nash, exploitability, nash, nash_average, nash_conv
+    from torchrl_marl.games.matchmaking import WEIGHTINGS, pfsp, smoothed
+    from torchrl_marl.games.ranking import alpha_rank
+    from torchrl_marl.games.ratings import Ratings, bradley_terry, interval
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "equilibrium": ["Nash", "exploitability", "nash", "nash_average", "nash_conv"],
+        "matchmaking": ["WEIGHTINGS", "pfsp", "smoothed"],
+        "ranking": ["alpha_rank"],
+        "ratings": ["Ratings", "bradley_terry", "interval"],
+    },
+)
