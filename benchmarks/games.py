@@ -156,7 +156,7 @@ def main() -> None:
         "Equilibria, ratings and rankings against OpenSpiel's",
         [("Largest difference over random games", report.markdown_table(HEADER, rows))],
         {"OpenSpiel": importlib.metadata.version("open_spiel")},
-        """Payoffs are normal, or whole numbers with many ties. nash_average: OpenSpiel's convex solver,
+        """Payoffs are normal, or whole numbers with many ties. nash_average: OpenSpiel's solver,
         its tolerances set to 1e-15, still lets payoffs pass the value by up to 5e-10; the largest
         differences are there. nash: of Lemke-Howson's answers the first that is an equilibrium
         to 1e-9. elo: Bradley-Terry ratings without smoothing or prior.""",
