@@ -31,6 +31,7 @@ LAYERS = [
             "arguments",
             "curves",
             "experiments",
+            "players",
             "plotting",
             "console",
             "cli",

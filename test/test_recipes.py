@@ -35,7 +35,7 @@ EXPECTED = {
         for algorithm in ("mappo", "ippo")
     ),
     *("toy_echo_rmappo", "toy_echo_rqmix", "toy_echo_rmaddpg", "vmas_balance_rmappo"),
-    "toy_matrix_game_happo",
+    *("toy_kuhn_ippo", "toy_matrix_game_happo"),
     "vmas_balance_matd3",
     "vmas_navigation_maddpg_bicnet",
     "vmas_balance_masac",

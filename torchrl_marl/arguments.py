@@ -16,7 +16,7 @@ from torchrl_marl.export.formats import FORMATS
 
 __all__ = ["COMMANDS", "make_parser"]
 
-COMMANDS = ("train", "evaluate", "export", "plot", "list")
+COMMANDS = ("train", "evaluate", "crossplay", "export", "plot", "list")
 _TRUST = "run the code that a run of somebody else's brings: its world's module, pickled worlds"
 _LISTS = ("recipes", "worlds", "scenarios", "algorithms", "settings", "schema")
 
@@ -69,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for add in (_add_train, _add_evaluate, _add_export, _add_plot, _add_list):
+    for add in (_add_train, _add_evaluate, _add_crossplay, _add_export, _add_plot, _add_list):
         add(commands)
     return parser
 
@@ -140,6 +140,39 @@ def _add_evaluate(commands: Any) -> None:
     evaluate.add_argument("--device", metavar="DEVICE", help="cpu or cuda; default: as in the run")
     evaluate.add_argument("--trust", action="store_true", help=_TRUST)
     evaluate.set_defaults(rest="")
+
+
+def _add_crossplay(commands: Any) -> None:
+    crossplay = commands.add_parser(
+        "crossplay",
+        help="play runs against, or with, each other",
+        description="Plays the policies of runs of one world against each other, in a world of two "
+        "sides, or with each other, in a world of one team. Prints ratings with their intervals, "
+        "the Nash average and the table, and writes them with a picture.",
+    )
+    crossplay.add_argument(
+        "players",
+        metavar="PLAYER",
+        nargs="+",
+        help="folders that `train` printed, `random`, and `heuristic`, the world's own",
+    )
+    crossplay.add_argument(
+        "--episodes", metavar="N", type=_count, default=100, help="of a pair; default: 100"
+    )
+    crossplay.add_argument(
+        "--deterministic", action="store_true", help="the likeliest actions; default: sampled"
+    )
+    crossplay.add_argument("--seed", metavar="S", type=_seed, default=0, help="default: 0")
+    crossplay.add_argument(
+        "--out",
+        metavar="FOLDER",
+        type=Path,
+        default=Path(),
+        help="for crossplay.csv, ratings.csv and crossplay.png; default: the current one",
+    )
+    crossplay.add_argument("--device", metavar="DEVICE", help="default: as in the first run")
+    crossplay.add_argument("--trust", action="store_true", help=_TRUST)
+    crossplay.set_defaults(rest="players")
 
 
 def _add_export(commands: Any) -> None:

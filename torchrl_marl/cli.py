@@ -1,4 +1,4 @@
-"""The command line: ``torchrl-marl train|evaluate|export|plot|list``.
+"""The command line: ``torchrl-marl train|evaluate|crossplay|export|plot|list``.
 
 Nothing heavy is imported before the arguments are known to be right.
 """
@@ -205,6 +205,31 @@ def _evaluate(parsed: argparse.Namespace) -> None:
     print(table(rows))
 
 
+def _crossplay(parsed: argparse.Namespace) -> None:
+    silence_others()
+    from torchrl_marl import players
+    from torchrl_marl.specs import TeamSpec
+    from torchrl_marl.training.crossplay import cross_play, seats_of
+    from torchrl_marl.training.entrants import enter
+
+    players.check_picture()
+    names = [str(name) for name in parsed.players]
+    games = parsed.episodes * len(names) ** 2
+    env, policies = enter(names, min(games, 1000), device=parsed.device, trust=parsed.trust)
+    sides, everybody = seats_of(TeamSpec.from_env(env)), list(policies.values())
+    options = {"deterministic": parsed.deterministic, "seed": parsed.seed}
+    table_of_all = cross_play(everybody, everybody, env, parsed.episodes, **options)
+    env.close()
+    found = players.standing(table_of_all) if sides.alike else None
+    # In a world of unlike sides, the row's player has the first.
+    what = "return with" if sides.alike else f"return as {next(iter(sides.agents[0]))}"
+    print(players.standing_text(names, table_of_all, found, what))
+    paths = players.write_table(parsed.out, names, table_of_all, found)
+    path = parsed.out / "crossplay.png"
+    players.heat_map(names, table_of_all, found, path=path)
+    print("\n".join(map(str, (*paths, path))))
+
+
 def _export(parsed: argparse.Namespace) -> None:
     from torchrl_marl.export.formats import check_format
 
@@ -280,4 +305,11 @@ def _list_settings(parsed: argparse.Namespace) -> None:
     print(settings_table(chosen, words=True))
 
 
-_ACTIONS = {"train": _train, "evaluate": _evaluate, "export": _export, "plot": _plot, "list": _list}
+_ACTIONS = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "crossplay": _crossplay,
+    "export": _export,
+    "plot": _plot,
+    "list": _list,
+}

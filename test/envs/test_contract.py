@@ -15,7 +15,9 @@ from torchrl_marl.envs.toy import (
     TOY_ENVS,
     Arena,
     Echo,
+    Kuhn,
     Levers,
+    MatchingLevers,
     MatrixGame,
     Nim,
     Paces,
@@ -23,6 +25,7 @@ from torchrl_marl.envs.toy import (
     SpeakerListener,
     TrafficJunction,
     TwoStepGame,
+    ZeroSum,
 )
 
 
@@ -40,12 +43,17 @@ def vmas(scenario, **kwargs):
     return make
 
 
+# Worlds that begin the same, and those that end by themselves.
+ALWAYS_THE_SAME = (MatchingLevers, MatrixGame, TrafficJunction, TwoStepGame, ZeroSum)
+LONGEST = {Kuhn: 3, Levers: 1, MatchingLevers: 8, MatrixGame: 1, TwoStepGame: 2, ZeroSum: 1}
+
+
 def toy_case(cls, **kwargs):
     options = {
         "agent_done": True,
-        "random_starts": cls not in (MatrixGame, TrafficJunction, TwoStepGame),
+        "random_starts": cls not in ALWAYS_THE_SAME,
     }
-    longest = {Levers: 1, MatrixGame: 1, TwoStepGame: 2}.get(cls, 10**6)
+    longest = LONGEST.get(cls, 10**6)
     return Case(toy(cls, **kwargs), longest=longest, **options)
 
 
@@ -85,11 +93,14 @@ GRAPHS = {
 CASES = {
     "matrix_game": toy_case(MatrixGame),
     "two_step_game": toy_case(TwoStepGame),
+    "zero_sum": toy_case(ZeroSum),
     "arena": toy_case(Arena),
     "arena_masked": toy_case(Arena, action_mask=True, lives=1),
     "arena_groups": toy_case(Arena, n_groups=2, continuous_actions=True, years=1),
     "echo": toy_case(Echo, late_spawn=1, years=3),
+    "kuhn": toy_case(Kuhn),
     "levers": toy_case(Levers, n_agents=3, pool=20),
+    "matching_levers": toy_case(MatchingLevers),
     "predator_prey": toy_case(PredatorPrey, n_agents=2, size=3, vision=1),
     "traffic_junction": toy_case(TrafficJunction, size=3, arrival_rate=0.8, vision=1),
     "arena_late": toy_case(Arena, late_spawn=2, lives=1, categorical_actions=False),

@@ -6,6 +6,7 @@ from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
     from torchrl_marl.training.config import TrainConfig
+    from torchrl_marl.training.crossplay import cross_play
     from torchrl_marl.training.evaluation import evaluate
     from torchrl_marl.training.run import Run
     from torchrl_marl.training.trainer import iterate, resume, train
@@ -14,6 +15,7 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "config": ["TrainConfig"],
+        "crossplay": ["cross_play"],
         "evaluation": ["evaluate"],
         "run": ["Run"],
         "trainer": ["iterate", "resume", "train"],

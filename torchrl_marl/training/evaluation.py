@@ -26,7 +26,7 @@ from torchrl_marl.training.animation import animate, check_drawable
 from torchrl_marl.training.births import begun
 from torchrl_marl.training.metrics import group_reward
 
-__all__ = ["evaluate", "put_back"]
+__all__ = ["evaluate", "first_episodes", "measured", "put_back"]
 
 _ACTIONS = 7_368_787
 Policy = Callable[[TensorDictBase], TensorDictBase]
@@ -81,11 +81,11 @@ def evaluate(
     num_envs = env.batch_size.numel()
     # Not the environment's own seed, or actions would repeat its random numbers.
     random_state = RandomState(seed + _ACTIONS, env.device or "cpu")
-    with torch.no_grad(), random_state.active(), set_exploration_type(mode), _measured(env):
+    with torch.no_grad(), random_state.active(), set_exploration_type(mode), measured(env):
         env.set_seed(seed)
         for first in range(0, episodes, num_envs):
             count = min(num_envs, episodes - first)
-            reward, length = _first_episodes(env, act, team, count, longest)
+            reward, length = first_episodes(env, act, team, count, longest)
             rewards.append(reward)
             lengths.append(length)
         if gif is not None:
@@ -117,7 +117,7 @@ def put_back(env: EnvBase) -> Iterator[bool]:
             restore_env(env, before)
 
 
-def _measured(env: EnvBase) -> AbstractContextManager[Any]:
+def measured(env: EnvBase) -> AbstractContextManager[Any]:
     """Switches an environment's rewards to those of evaluation."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
@@ -125,10 +125,21 @@ def _measured(env: EnvBase) -> AbstractContextManager[Any]:
     return contextlib.nullcontext() if own is None else own()
 
 
-def _first_episodes(
+def first_episodes(
     env: EnvBase, act: Policy, team: TeamSpec, count: int, longest: int
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Returns the returns and lengths of the first episode of the first ``count`` envs."""
+    """Plays an episode in each env; returns the first ``count`` returns by group, and lengths.
+
+    Args:
+        env (EnvBase): played from a reset.
+        act (callable): the policy.
+        team (TeamSpec): the groups.
+        count (int): envs that count.
+        longest (int): steps after which an episode that does not end is an error.
+
+    Raises:
+        ConfigError: an episode that does not end.
+    """
     carry = env.reset()
     running = torch.ones(env.batch_size, dtype=torch.bool, device=carry.get("done").device)
     running = running.flatten()

@@ -8,11 +8,14 @@ if TYPE_CHECKING:
     from torchrl_marl.envs.toy.arena import Arena
     from torchrl_marl.envs.toy.echo import Echo
     from torchrl_marl.envs.toy.games import TOY_ENVS, MatrixGame, TwoStepGame
+    from torchrl_marl.envs.toy.kuhn import Kuhn
     from torchrl_marl.envs.toy.levers import Levers
+    from torchrl_marl.envs.toy.matching_levers import MatchingLevers
     from torchrl_marl.envs.toy.predator_prey import PredatorPrey
     from torchrl_marl.envs.toy.speaker_listener import SpeakerListener
     from torchrl_marl.envs.toy.traffic_junction import TrafficJunction
     from torchrl_marl.envs.toy.turns import Nim, Paces
+    from torchrl_marl.envs.toy.zero_sum import ZeroSum
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
@@ -20,10 +23,13 @@ __getattr__, __dir__, __all__ = attach(
         "arena": ["Arena"],
         "echo": ["Echo"],
         "games": ["TOY_ENVS", "MatrixGame", "TwoStepGame"],
+        "kuhn": ["Kuhn"],
         "levers": ["Levers"],
+        "matching_levers": ["MatchingLevers"],
         "predator_prey": ["PredatorPrey"],
         "speaker_listener": ["SpeakerListener"],
         "traffic_junction": ["TrafficJunction"],
         "turns": ["Nim", "Paces"],
+        "zero_sum": ["ZeroSum"],
     },
 )

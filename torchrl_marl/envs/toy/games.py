@@ -17,11 +17,14 @@ from torchrl.data import Categorical, Unbounded
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.toy.arena import Arena
 from torchrl_marl.envs.toy.echo import Echo
+from torchrl_marl.envs.toy.kuhn import Kuhn
 from torchrl_marl.envs.toy.levers import Levers
+from torchrl_marl.envs.toy.matching_levers import MatchingLevers
 from torchrl_marl.envs.toy.predator_prey import PredatorPrey
 from torchrl_marl.envs.toy.speaker_listener import SpeakerListener
 from torchrl_marl.envs.toy.traffic_junction import TrafficJunction
 from torchrl_marl.envs.toy.turns import Nim, Paces
+from torchrl_marl.envs.toy.zero_sum import ZeroSum
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.specs import AgentSpec
 
@@ -29,7 +32,9 @@ __all__ = [
     "TOY_ENVS",
     "Arena",
     "Echo",
+    "Kuhn",
     "Levers",
+    "MatchingLevers",
     "MatrixGame",
     "Nim",
     "Paces",
@@ -37,6 +42,7 @@ __all__ = [
     "SpeakerListener",
     "TrafficJunction",
     "TwoStepGame",
+    "ZeroSum",
 ]
 
 PAYOFFS = {
@@ -202,7 +208,9 @@ class TwoStepGame(MarlEnv):
 TOY_ENVS: dict[str, type[MarlEnv]] = {
     "arena": Arena,
     "echo": Echo,
+    "kuhn": Kuhn,
     "levers": Levers,
+    "matching_levers": MatchingLevers,
     "matrix_game": MatrixGame,
     "nim": Nim,
     "paces": Paces,
@@ -210,4 +218,5 @@ TOY_ENVS: dict[str, type[MarlEnv]] = {
     "speaker_listener": SpeakerListener,
     "traffic_junction": TrafficJunction,
     "two_step_game": TwoStepGame,
+    "zero_sum": ZeroSum,
 }

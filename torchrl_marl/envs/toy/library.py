@@ -13,7 +13,9 @@ __all__ = ["LIBRARY", "TOY_WORLDS", "make_toy"]
 TOY_WORLDS = (
     "arena",
     "echo",
+    "kuhn",
     "levers",
+    "matching_levers",
     "matrix_game",
     "nim",
     "paces",
@@ -21,6 +23,7 @@ TOY_WORLDS = (
     "speaker_listener",
     "traffic_junction",
     "two_step_game",
+    "zero_sum",
 )
 """Names of the toy worlds."""
 

@@ -1,0 +1,219 @@
+"""Tables of players: each entry by hand, seats, ratings, and what is refused."""
+
+import csv
+import re
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import Categorical, Unbounded
+
+import torchrl_marl
+from torchrl_marl import AgentSpec, TeamSpec, cli, players
+from torchrl_marl.envs.toy import Echo, Kuhn, MatchingLevers, Nim, ZeroSum
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.training.crossplay import cross_play, seats_of
+
+BIASED = [[0.0, -1, 2], [1, 0, -1], [-2, 1, 0]]
+
+
+def always(*actions):
+    """Plays one action in every group, of the groups in turn."""
+
+    def act(td):
+        for name, action in zip(names_of(td), actions * 2):
+            td[name, "action"] = torch.full(td[name].batch_size, action)
+        return td
+
+    return act
+
+
+def names_of(td):
+    return [name for name in ("first", "second", "agents") if name in td.keys()]
+
+
+def test_every_entry_is_who_it_says():
+    env = ZeroSum(7, payoff=BIASED, seed=0)
+    pure = [always(action) for action in range(3)]
+    table = cross_play(pure, pure[:2], env, episodes=5, swap=False)
+    payoff = torch.tensor(BIASED)[:, :2]
+    assert (table["games"] == 5).all()
+    torch.testing.assert_close(table["returns"], payoff.double())
+    assert torch.equal(table["wins"], 5 * (payoff > 0))
+    assert torch.equal(table["draws"], 5 * (payoff == 0))
+
+
+def test_players_change_seats():
+    """The first seat earns 1, whoever sits there."""
+    env = ZeroSum(7, payoff=[[1.0, 1.0], [1.0, 1.0]], seed=0)
+    table = cross_play([always(0)], [always(0), always(1)], env, episodes=5)
+    assert table["games"].tolist() == [[6, 6]]  # one more, so that seats are even
+    assert table["wins"].tolist() == [[3, 3]] and table["returns"].tolist() == [[0.0, 0.0]]
+    unlike = ZeroSum(4, payoff=[[1.0, 2.0, 3.0], [1.0, 1.0, 1.0]], seed=0)
+    assert cross_play([always(0, 2)], [always(1, 2)], unlike, 3)["returns"].tolist() == [[3.0]]
+    with pytest.raises(ConfigError, match="players cannot change seats"):
+        cross_play([always(0)], [always(0)], unlike, 3, swap=True)
+
+
+def test_partners_have_half_of_the_team_each():
+    env = MatchingLevers(5, seed=0)
+    levers = [always(action) for action in range(3)]
+    table = cross_play(levers, levers, env, episodes=4)
+    assert torch.equal(table["returns"], 8 * torch.eye(3, dtype=torch.float64))
+    assert (table["draws"] == table["games"]).all() and players.standing(table) is None
+
+
+def test_a_game_of_turns_is_played_to_its_end():
+    """In Nim who knows the way beats who does not, from either seat, if the heap is not lost."""
+    env = Nim(64, stones=3, most=3, seed=0)
+
+    def takes(count):
+        def act(td):
+            for name in ("first", "second"):
+                heap = td[name, "observation"].argmax(-1)
+                td[name, "action"] = (count(heap) - 1).clamp_min(0)
+            return td
+
+        return act
+
+    best, one = takes(lambda heap: heap), takes(torch.ones_like)
+    table = cross_play([best], [one], env, episodes=400)
+    # As the first it always wins; as the second, heaps of 2 and 3: two in three.
+    assert table["wins"].item() / 400 == pytest.approx(5 / 6, abs=0.06)
+
+
+def test_each_player_acts_once_a_step_on_its_own_rows():
+    env, calls = ZeroSum(12, seed=0), []
+
+    def noted(number):
+        act = always(0)
+        return lambda td: calls.append((number, len(td))) or act(td)
+
+    cross_play([noted(0), noted(1)], [noted(2)], env, episodes=6)
+    assert sorted(calls) == [(0, 6), (1, 6), (2, 12)]
+
+
+def test_more_games_than_envs():
+    env = ZeroSum(4, payoff=BIASED, seed=0)
+    pure = [always(action) for action in range(3)]
+    one = cross_play(pure, pure, env, episodes=3)
+    all_at_once = cross_play(pure, pure, ZeroSum(100, payoff=BIASED, seed=0), episodes=3)
+    assert all(torch.equal(one[key], all_at_once[key]) for key in one.keys())
+
+
+def sides(count):
+    spec = Unbounded((1,)), Categorical(2)
+    return TeamSpec([AgentSpec(f"side{i}", 1, *spec) for i in range(count)])
+
+
+def test_worlds_of_other_seats_are_refused():
+    with pytest.raises(ConfigError, match="the world has 3 groups .* expected two sides or one"):
+        seats_of(sides(3))
+    with pytest.raises(ConfigError, match="the world has one agent, expected two or more"):
+        seats_of(sides(1))
+    halves = seats_of(TeamSpec.from_env(Echo(2, n_agents=3)))
+    assert [own["agents"].tolist() for own in halves.agents] == [[0, 1], [2]]
+    with pytest.raises(ConfigError, match="one side has no players"):
+        cross_play([], [always(0)], Kuhn(2), 1)
+    with pytest.raises(ConfigError, match="episodes is 0, expected 1 or more"):
+        cross_play([always(0)], [always(0)], Kuhn(2), 0)
+
+
+# ------------------------------------------------------------------------------------ standing
+
+
+def counted(wins, games=10):
+    wins = torch.tensor(wins)
+    draws = torch.where(torch.eye(len(wins), dtype=torch.bool), games, 0)
+    games = torch.full_like(wins, games)
+    returns = (2 * wins + draws - games).double() / games
+    leaves = {"wins": wins, "draws": draws, "games": games, "returns": returns}
+    return TensorDict(leaves, wins.shape)
+
+
+def test_standing_counts_what_is_won_in_rows_and_columns():
+    found = players.standing(counted([[0, 8], [4, 0]]))
+    # The first won 8 of 10 in its row, and 6 of 10 in its column.
+    torch.testing.assert_close(found.win_rate[0, 1].item(), 0.7)
+    points = found.ratings.rating[0] - found.ratings.rating[1]
+    assert 100 < points < 147  # 400 log10(7 / 3) without the prior
+    assert found.weight.tolist() == pytest.approx([1, 0], abs=1e-6)
+
+
+def test_a_circle_has_equal_ratings_and_an_even_nash_average():
+    found = players.standing(counted([[0, 10, 0], [0, 0, 10], [10, 0, 0]]))
+    torch.testing.assert_close(found.ratings.rating, torch.zeros(3).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.weight, torch.full((3,), 1 / 3).double())
+    text = players.standing_text(["a", "b", "c"], counted([[0, 10], [0, 0]]), found)
+    assert text.splitlines()[0].split() == ["player", "rating", "95", "%", "Nash", "average", "won"]
+
+
+# ---------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder, made = tmp_path_factory.mktemp("runs"), {}
+    small = {
+        "total_frames": 64,
+        "frames_per_batch": 64,
+        "threads": 1,
+        "logging": {"progress": False},
+        "evaluation": {"episodes": 2},
+    }
+    sizes = {"actor": {"num_cells": [4]}, "critic": {"num_cells": [4]}, "minibatch_size": 32}
+    for name, world in (
+        ("a", "kuhn"),
+        ("b", "kuhn"),
+        ("nim", "nim"),
+        ("levers", "matching_levers"),
+    ):
+        learner = {"algorithm": "ippo", **sizes}
+        learner["actor"] = {"num_cells": [4 if name == "a" else 6]}
+        env = {"library": "toy", "name": world, "num_envs": 8, "continuous_actions": False}
+        torchrl_marl.train({"env": env, "learner": learner, **small, "folder": str(folder / name)})
+        made[name] = str(folder / name)
+    return made
+
+
+def test_the_command_prints_and_writes(runs, capsys, tmp_path):
+    who = [runs["a"], "random", runs["b"]]
+    assert cli.main(["crossplay", *who, "--episodes", "6", "--out", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["player", "rating"] and len(lines) == 12
+    with (tmp_path / "crossplay.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["player"], row["other"]) for row in rows] == [(a, b) for a in who for b in who]
+    assert {row["games"] for row in rows} == {"6"}
+    with (tmp_path / "ratings.csv").open() as file:
+        rated = list(csv.DictReader(file))
+    assert sum(float(row["nash_average"]) for row in rated) == pytest.approx(1)
+    assert (tmp_path / "crossplay.png").stat().st_size > 1000
+
+
+def test_the_command_plays_partners(runs, capsys, tmp_path):
+    who = [runs["levers"], "random"]
+    assert cli.main(["crossplay", *who, "--episodes", "2", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["return", "with", "1", "2"]
+    assert not (tmp_path / "ratings.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("who", "said"),
+    [
+        (["a"], "found one player, .*, expected two or more"),
+        (["a", "a"], "is given twice, expected each once"),
+        (["random", "heuristic"], "found no run among random, heuristic"),
+        (["a", "nim"], "was trained in toy/nim and .* in toy/kuhn; expected runs of one world"),
+        (["a", "heuristic"], "toy/kuhn has no heuristic that runs here; leave heuristic out"),
+    ],
+)
+def test_bad_players_get_one_sentence(runs, capsys, who, said, tmp_path):
+    names = [runs.get(name, name) for name in who]
+    assert cli.main(["crossplay", *names, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1 and re.search(said, error)
+
+
+if __name__ == "__main__":
+    pytest.main([__file__])

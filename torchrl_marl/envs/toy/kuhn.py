@@ -1,0 +1,174 @@
+"""Kuhn poker: the smallest game in which one must bluff, with its exact answers.
+
+Shapes: E envs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torch.nn.functional import one_hot
+from torchrl.data import Categorical, Unbounded
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.toy.chances import chances
+from torchrl_marl.games import nash_conv
+from torchrl_marl.specs import AgentSpec
+
+__all__ = ["Kuhn"]
+
+_START, _PASSED, _BET, _PASSED_BET = range(4)
+"""What was said so far: a pass and a bet after a pass leave the game open, too."""
+_PLACES = ((_START, _PASSED_BET), (_PASSED, _BET))
+"""Where each seat decides."""
+_DEALS = [[a, b] for a in range(3) for b in range(3) if a != b]
+
+
+class Kuhn(MarlEnv):
+    """Kuhn poker: two players, three cards, one bet.
+
+    Both put in 1 and get a card of three. The first passes or bets 1; the second passes (or folds)
+    or bets (or calls); after a pass and a bet the first decides again. The higher card wins the
+    pot, unless one folds. A good player bluffs with the lowest card, one time out of three as often
+    as it bets with the highest. The first loses 1/18 a game where both play best.
+
+    Args:
+        num_envs (int): number E of vectorized envs.
+
+    Keyword Args:
+        max_steps, seed, device, check: as in :class:`MarlEnv`; a game has two or three steps.
+
+    Shapes:
+        - ``("first", "observation")``, ``("second", "observation")``: ``[E, 1, 8]``, one's card
+          (3), what was said (4: nothing, pass, bet, pass and bet), and one's seat; ``"mask"`` says
+          whose turn it is. Actions: 0 passes or folds, 1 bets or calls
+        - ``"state"``: ``[E, 10]``, both cards, and what was said
+
+    Raises:
+        ConfigError: an unknown argument.
+
+    Reference: Kuhn, 1950, https://doi.org/10.1515/9781400881727-010.
+
+    Examples:
+        >>> env = Kuhn(2, seed=0)
+        >>> round(env.optimal_return, 4), env.random_return
+        (-0.0556, 0.125)
+        >>> round(env.nash_conv(torch.full((2, 3, 2), 0.5)), 4)  # of uniform play
+        0.9167
+    """
+
+    in_turns = True
+    optimal_return = -1 / 18
+    random_return = 1 / 8
+
+    def __init__(self, num_envs: int, **kwargs: Any) -> None:
+        super().__init__(num_envs, **kwargs)
+        self.deals = torch.tensor(_DEALS, device=self.device)
+        for name in ("first", "second"):
+            self.register_agent(AgentSpec(name, 1, Unbounded((8,)), Categorical(2)))
+        self.register_state(Unbounded((10,)))
+
+    # ------------------------------------------------------------------------- exact answers
+
+    def bets(
+        self, policy: Callable[[TensorDictBase], TensorDictBase], copies: int = 1000
+    ) -> Tensor:
+        """Returns how often each player bets or calls, by one call on all it may know.
+
+        Exact for policies that write ``action_log_prob``; see :func:`~.chances.chances`.
+
+        Args:
+            policy (callable): acts for both players, without memory.
+            copies (int): how often each situation is in the call.
+
+        Shapes:
+            - returns: ``[2, 3, 2]``, float64: player, card, and the place in the game, which is
+              the first's first and second move, and the second's after a pass and after a bet
+        """
+        card = torch.arange(3, device=self.device).repeat_interleave(2)
+        groups = {}
+        for seat, name in enumerate(self.group_map):
+            said = torch.tensor(_PLACES[seat], device=self.device).repeat(3)
+            seen = _seen(card, said, seat).unsqueeze(1)
+            mask = torch.ones(6, 1, dtype=torch.bool, device=self.device)
+            groups[name] = TensorDict({"observation": seen, "mask": mask}, [6, 1])
+        rows = TensorDict(groups, [6], device=self.device).expand(copies, 6).clone()
+        with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
+            acted = policy(rows)
+        return torch.stack([chances(acted, name, 2)[:, 0, 1].view(3, 2) for name in groups])
+
+    def nash_conv(self, policy: Callable[[TensorDictBase], TensorDictBase] | Tensor) -> float:
+        """Returns what best responses would gain, of both players together; 0 at an equilibrium.
+
+        Exact, by the 64 pure strategies of each player. Uniform play has 11/12.
+
+        Args:
+            policy (callable or Tensor): or what :meth:`bets` returns.
+        """
+        bets = policy if isinstance(policy, Tensor) else self.bets(policy)
+        pure = torch.tensor(list(itertools.product((0.0, 1.0), repeat=6))).view(64, 3, 2)
+        first, second = (torch.where(pure > 0, p, 1 - p).flatten(1).prod(1) for p in bets.cpu())
+        return nash_conv(_payoff(pure), first, second).item()
+
+    # ------------------------------------------------------------------------------ dynamics
+
+    def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
+        deal = torch.randint(len(_DEALS), (self.num_envs,), device=self.device)
+        self.cards = self.deals[deal]
+        self.said = torch.full_like(deal, _START)
+        return self._observe()
+
+    def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
+        first, second = (tensordict[name, "action"].squeeze(-1) for name in self.group_map)
+        said = self.said
+        bets = torch.where(self._first_moves(), first, second) > 0
+        higher = torch.where(self.cards[:, 0] > self.cards[:, 1], 1.0, -1.0)
+        folds = torch.where(said == _BET, 1.0, -1.0)  # what the first gets where one folds
+        won = torch.where(said == _PASSED, higher, torch.where(bets, 2 * higher, folds))
+        ended = torch.where(said == _PASSED, ~bets, said != _START)
+        won = torch.where(ended, won, 0.0).view(-1, 1, 1)
+        opened = torch.where(bets, _BET, _PASSED)
+        following = torch.where(said == _START, opened, _PASSED_BET)
+        self.said = torch.where(ended, said, following)
+        out = self._observe()
+        out["first"]["reward"], out["second"]["reward"] = won, -won
+        return {**out, "terminated": ended.unsqueeze(-1)}
+
+    def _first_moves(self) -> Tensor:
+        return (self.said == _START) | (self.said == _PASSED_BET)
+
+    def _observe(self) -> dict[str, Any]:
+        first_moves = self._first_moves()
+        out: dict[str, Any] = {}
+        for seat, name in enumerate(self.group_map):
+            moves = (first_moves if seat == 0 else ~first_moves).unsqueeze(-1)
+            seen = _seen(self.cards[:, seat], self.said, seat).unsqueeze(1)
+            out[name] = {"observation": seen, "mask": moves}
+        state = torch.cat([one_hot(self.cards, 3).flatten(1), one_hot(self.said, 4)], -1)
+        return {**out, "state": state.float()}
+
+
+def _seen(card: Tensor, said: Tensor, seat: int) -> Tensor:
+    """Returns what a player sees, ``[E, 8]``."""
+    own_seat = torch.full_like(card, seat).unsqueeze(-1)
+    return torch.cat([one_hot(card, 3), one_hot(said, 4), own_seat], -1).float()
+
+
+def _payoff(pure: Tensor) -> Tensor:
+    """Returns what the first wins on average, by both players' pure strategies ``[64, 64]``."""
+    total = torch.zeros(len(pure), len(pure), dtype=torch.float64)
+    for own, other in _DEALS:
+        higher = 1.0 if own > other else -1.0
+        opens, calls = pure[:, own].unsqueeze(1).unbind(-1)
+        steals, defends = pure[:, other].unsqueeze(0).unbind(-1)
+        bet = torch.where(defends > 0, 2 * higher, 1.0)
+        stolen = torch.where(calls > 0, 2 * higher, -1.0)
+        passed = torch.where(steals > 0, stolen, higher)
+        total += torch.where(opens > 0, bet, passed)
+    return total / len(_DEALS)

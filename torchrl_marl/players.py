@@ -1,0 +1,206 @@
+"""What a table of players says: ratings, Nash average, win rates; as text, CSV and picture.
+
+Shapes: A players.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from torchrl_marl.errors import ConfigError, MissingExtraError
+from torchrl_marl.games import Ratings, bradley_terry, nash_average, smoothed
+from torchrl_marl.training.files import whole_file, writing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Standing", "check_picture", "heat_map", "standing", "standing_text", "write_table"]
+
+
+class Standing(NamedTuple):
+    """How opponents compare: ratings, win rates ``[A, A]`` and the Nash average ``[A]``."""
+
+    ratings: Ratings
+    win_rate: Tensor
+    weight: Tensor
+
+
+def standing(table: TensorDictBase) -> Standing | None:
+    """Returns how players compare; None for partners, who never win.
+
+    Args:
+        table (TensorDictBase): of :func:`~torchrl_marl.training.cross_play`, of the same players
+            on both sides, who change seats.
+
+    Shapes:
+        - table: ``[A, A]``
+
+    Raises:
+        ConfigError: a table of other players on one side.
+    """
+    if table.shape[0] != table.shape[1]:
+        raise ConfigError(
+            f"the table has shape {list(table.shape)}, expected the same players on both sides."
+        )
+    wins, draws, games = (table[key].double() for key in ("wins", "draws", "games"))
+    if bool((draws == games).all()):
+        return None
+    # What one wins in the row, or loses in the column.
+    wins, draws = wins + (games - wins - draws).mT, draws + draws.mT
+    games = games + games.mT
+    rate = smoothed(wins, draws, games)
+    weight, _ = nash_average(rate - rate.mT)
+    return Standing(bradley_terry(wins, draws), (wins + draws / 2) / games, weight)
+
+
+def standing_text(
+    names: Sequence[str],
+    table: TensorDictBase,
+    found: Standing | None,
+    what: str = "return with",
+) -> str:
+    """Formats the table: opponents by rating, others by the return of the row's player.
+
+    Args:
+        names (sequence of str): the players.
+        table (TensorDictBase): ``[A, A]``.
+        found (Standing, optional): of opponents.
+        what (str): stands above the names, where there are no opponents.
+    """
+    if found is None:
+        return _matrix(names, table["returns"], what)
+    low, high = found.ratings.interval()
+    order = found.ratings.rating.argsort(descending=True).tolist()
+    rows = [["player", "rating", "95 %", "Nash average", "won"]]
+    for i in order:
+        others = torch.arange(len(names)) != i
+        reach = f"{low[i]:+.0f} to {high[i]:+.0f}"
+        won = f"{found.win_rate[i][others].mean():.2f}"
+        rows.append(
+            [names[i], f"{found.ratings.rating[i]:+.0f}", reach, f"{found.weight[i]:.2f}", won]
+        )
+    ranked = [names[i] for i in order]
+    rates = found.win_rate[order][:, order]
+    return f"{_aligned(rows)}\n\n{_matrix(ranked, rates, 'won against')}"
+
+
+def _matrix(names: Sequence[str], values: Tensor, what: str) -> str:
+    numbers = [str(i + 1) for i in range(values.shape[1])]
+    rows = [[what, *numbers]]
+    for i, own in enumerate(values.tolist()):
+        rows.append([f"{i + 1} {names[i]}", *(f"{x:.2f}" for x in own)])
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = (
+        [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:]))]
+        for row in rows
+    )
+    return "\n".join("  " + "  ".join(line).rstrip() for line in lines)
+
+
+def write_table(
+    folder: Path, names: Sequence[str], table: TensorDictBase, found: Standing | None
+) -> list[Path]:
+    """Writes ``crossplay.csv``, a row an entry, and ``ratings.csv`` of opponents.
+
+    Raises:
+        WriteError: a full disk or a read-only folder.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    head = ["player", "other", "games", "wins", "draws", "return_mean"]
+    rows: list[list[Any]] = []
+    for i, own in enumerate(names):
+        for j, other in enumerate(names):
+            entry = table[i, j]
+            counts = [int(entry[key]) for key in ("games", "wins", "draws")]
+            rows.append([own, other, *counts, float(entry["returns"])])
+    paths = [_write_csv(folder / "crossplay.csv", head, rows)]
+    if found is not None:
+        low, high = found.ratings.interval()
+        columns = (found.ratings.rating, found.ratings.error, low, high, found.weight)
+        rated = [[name, *row] for name, row in zip(names, torch.stack(columns, 1).tolist())]
+        head = ["player", "rating", "error", "low", "high", "nash_average"]
+        paths.append(_write_csv(folder / "ratings.csv", head, rated))
+    return paths
+
+
+def _write_csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Path:
+    with whole_file(path, newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(head)
+        writer.writerows(rows)
+    return path
+
+
+def check_picture() -> None:
+    """Refuses to draw without matplotlib.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingExtraError("matplotlib", "plot")
+
+
+def heat_map(
+    names: Sequence[str],
+    table: TensorDictBase,
+    found: Standing | None,
+    *,
+    title: str = "",
+    path: Path | None = None,
+) -> Figure:
+    """Draws win rates, or what partners earn, as a heat map.
+
+    Args:
+        names (sequence of str): the players.
+        table (TensorDictBase): ``[A, A]``.
+        found (Standing, optional): of opponents; the players' Nash average stands by their names.
+
+    Keyword Args:
+        title (str): such as the world's name.
+        path (Path, optional): where to write the picture.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        WriteError: the picture cannot be written.
+    """
+    check_picture()
+    from matplotlib import pyplot
+
+    values = table["returns"] if found is None else found.win_rate
+    size = 2.5 + 0.7 * len(names)
+    figure = pyplot.figure(figsize=(size + 1.5, size), layout="constrained")
+    pyplot.close(figure)  # a notebook shows the returned figure, once
+    axes = figure.add_subplot()
+    options: dict[str, Any] = {"cmap": "viridis"}
+    if found is not None:
+        options = {"cmap": "RdBu", "vmin": 0.0, "vmax": 1.0}
+    image = axes.imshow(values.numpy(), **options)
+    labels = list(names)
+    if found is not None:
+        labels = [f"{name}  ({w:.2f})" for name, w in zip(names, found.weight.tolist())]
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.set_yticks(range(len(names)), labels)
+    for i, row in enumerate(values.tolist()):
+        for j, value in enumerate(row):
+            axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8.5)
+    what = "return of the row" if found is None else "games won by the row (its Nash average)"
+    figure.colorbar(image, label=what, shrink=0.8)
+    axes.set_title(title)
+    if path is not None:
+        with whole_file(path, "wb") as file:
+            figure.savefig(file, dpi=150, format="png")
+    return figure

@@ -1,0 +1,232 @@
+"""A table of players against, or with, each other, all of it in one batch of envs.
+
+Shapes: A players of one side, B of the other, E envs, N agents of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.random_state import RandomState
+from torchrl_marl.specs import GroupSpec, TeamSpec
+from torchrl_marl.training.evaluation import first_episodes, measured
+
+__all__ = ["Seats", "cross_play", "seats_of"]
+
+_ACTIONS = 4_256_233
+Policy = Callable[[TensorDictBase], TensorDictBase]
+
+
+@dataclass(frozen=True)
+class Seats:
+    """What the two players of an episode control.
+
+    Args:
+        agents (pair of dict): group -> the agents of it that are the player's, ``[n]``.
+        apart (bool): each seat is a group of its own, with a return of its own.
+        alike (bool): players may change seats.
+    """
+
+    agents: tuple[dict[str, Tensor], dict[str, Tensor]]
+    apart: bool
+    alike: bool
+
+
+def seats_of(team: TeamSpec) -> Seats:
+    """Returns the two seats of a team: its two groups, or the halves of its one group.
+
+    Raises:
+        ConfigError: one agent, or three groups or more.
+    """
+    groups = list(team.groups.values())
+    if team.n_agents < 2:
+        raise ConfigError(
+            "the world has one agent, expected two or more; there is nobody to play against or "
+            "with."
+        )
+    if len(groups) > 2:
+        raise ConfigError(
+            f"the world has {len(groups)} groups ({', '.join(team.groups)}), expected two sides or "
+            "one team; group its agents by group_map."
+        )
+    if len(groups) == 1:
+        [group] = groups
+        halves = torch.arange(group.n_agents).tensor_split(2)
+        return Seats(({group.name: halves[0]}, {group.name: halves[1]}), apart=False, alike=True)
+    first, second = ({group.name: torch.arange(group.n_agents)} for group in groups)
+    return Seats((first, second), apart=True, alike=_shape_of(groups[0]) == _shape_of(groups[1]))
+
+
+def _shape_of(group: GroupSpec) -> tuple[object, ...]:
+    n_actions = group.n_actions if group.discrete else group.action_dim
+    return group.n_agents, group.observation_shapes, group.discrete, n_actions
+
+
+def cross_play(
+    players_a: Sequence[Policy],
+    players_b: Sequence[Policy],
+    env: EnvBase,
+    episodes: int,
+    *,
+    deterministic: bool = False,
+    swap: bool | None = None,
+    seed: int = 0,
+    longest: int = 10_000,
+) -> TensorDict:
+    """Plays every player of one list against, or with, every one of the other.
+
+    The sides of a world are its two groups; a world of one group is a team, of which each player
+    has one half. An entry's episodes, and the entries, lie side by side in the envs of one batch;
+    each player acts once a step, on the rows where it has a seat. Structures may differ.
+
+    Args:
+        players_a, players_b (sequence of callable): joint policies, which act for all groups.
+        env (EnvBase): played from a reset; seeded with ``seed``. It carries what players remember.
+        episodes (int): of an entry; one more if they are odd and seats are swapped.
+
+    Keyword Args:
+        deterministic (bool): the likeliest actions, or sampled ones.
+        swap (bool, optional): in every second episode players change seats; by default, where both
+            seats have the same shapes.
+        seed (int): of the environment and of the actions.
+        longest (int): steps after which an episode that does not end is an error.
+
+    Shapes:
+        - returns: ``[A, B]``: ``wins`` of the row's player, ``draws`` and ``games``, int64, and
+          its mean return, ``returns``, float64. Who has the larger return wins; a team draws
+
+    Raises:
+        ConfigError: no players, no episodes, seats that cannot be swapped, or as
+            :func:`seats_of`.
+
+    Examples:
+        >>> from torchrl_marl.collectors import TeamPolicy
+        >>> from torchrl_marl.envs.toy import ZeroSum
+        >>> from torchrl_marl.modules import RandomActor
+        >>> env = ZeroSum(64, seed=0)
+        >>> def always(action):
+        ...     def act(td):
+        ...         for name in ("first", "second"):
+        ...             td[name, "action"] = torch.full((*td.shape, 1), action)
+        ...         return td
+        ...     return act
+        >>> rock, paper = always(0), always(1)
+        >>> table = cross_play([rock, paper], [rock, paper], env, episodes=10)
+        >>> table["wins"].tolist(), table["draws"].tolist()
+        ([[0, 0], [10, 0]], [[10, 0], [0, 10]])
+    """
+    team = TeamSpec.from_env(env)
+    seats = seats_of(team)
+    swap = seats.alike if swap is None else swap
+    _check(players_a, players_b, episodes, swap, seats)
+    episodes += episodes % 2 if swap else 0
+    shape = len(players_a), len(players_b)
+    players = list(dict.fromkeys([*players_a, *players_b]))
+    places_a = torch.tensor([players.index(one) for one in players_a])
+    places_b = torch.tensor([players.index(one) for one in players_b])
+    sums = torch.zeros(4, shape[0] * shape[1], dtype=torch.float64)
+    mode = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+    random_state = RandomState(seed + _ACTIONS, env.device or "cpu")
+    with torch.no_grad(), random_state.active(), set_exploration_type(mode), measured(env):
+        env.set_seed(seed)
+        for game in _rounds(sums.shape[1] * episodes, env.batch_size.numel()):
+            entry, swapped = game // episodes, (game % 2 == 1) & swap
+            pair = torch.stack([places_a[entry // shape[1]], places_b[entry % shape[1]]])
+            who = torch.where(swapped, pair.flip(0), pair)  # by seat
+            count = len(game)
+            act = _Together(players, seats, _filled(who, env.batch_size.numel()))
+            returns, _ = first_episodes(env, act, team, count, longest)
+            sums.index_add_(1, entry, _outcomes(returns, seats, swapped))
+    wins, draws, games, total = sums.view(4, *shape)
+    counts = {"wins": wins.long(), "draws": draws.long(), "games": games.long()}
+    return TensorDict({**counts, "returns": total / games}, shape)
+
+
+def _check(
+    players_a: Sequence[Policy],
+    players_b: Sequence[Policy],
+    episodes: int,
+    swap: bool,
+    seats: Seats,
+) -> None:
+    if not players_a or not players_b:
+        raise ConfigError("one side has no players, expected one or more on each side.")
+    if episodes < 1:
+        raise ConfigError(f"cross-play: episodes is {episodes}, expected 1 or more.")
+    if swap and not seats.alike:
+        raise ConfigError(
+            "players cannot change seats: the sides differ in agents, observations or actions; "
+            "use swap=False."
+        )
+
+
+def _rounds(games: int, num_envs: int) -> Iterator[Tensor]:
+    """Yields the numbers of the games that are played at once."""
+    for first in range(0, games, num_envs):
+        yield torch.arange(first, min(first + num_envs, games))
+
+
+def _filled(who: Tensor, num_envs: int) -> Tensor:
+    """Returns ``[2, E]``: envs that are left over play the last game once more."""
+    return torch.cat([who, who[:, -1:].expand(-1, num_envs - who.shape[1])], 1)
+
+
+def _outcomes(returns: dict[str, Tensor], seats: Seats, swapped: Tensor) -> Tensor:
+    """Returns win, draw, 1 and return of the first list's player, by game, ``[4, games]``."""
+    by_seat = torch.stack([returns[name].double().cpu() for own in seats.agents for name in own])
+    own, other = torch.where(swapped, by_seat.flip(0), by_seat)
+    close = torch.isclose(own, other, rtol=1e-6, atol=1e-6)
+    return torch.stack([(own > other) & ~close, close, torch.ones_like(close), own]).double()
+
+
+class _Together:
+    """Several players on one batch of envs, each on the rows where it has a seat.
+
+    Args:
+        players (sequence of callable): the policies.
+        seats (Seats): what a player controls.
+        who (Tensor): the player of each seat and env, ``[2, E]``.
+    """
+
+    def __init__(self, players: Sequence[Policy], seats: Seats, who: Tensor) -> None:
+        self.acts = []
+        for place, policy in enumerate(players):
+            rows = (who == place).any(0).nonzero().squeeze(1)
+            if not len(rows):
+                continue
+            parts = []
+            for seat, own in zip(who, seats.agents):
+                here = (seat[rows] == place).nonzero().squeeze(1)
+                parts += [(name, here, rows[here], agents) for name, agents in own.items()]
+            self.acts.append((policy, rows, parts))
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Acts."""
+        written: dict[NestedKey, Tensor] = {}
+        for policy, own_rows, parts in self.acts:
+            acted = policy(tensordict[own_rows])
+            for name, here, there, agents in parts:
+                for key, own in _acts_of(acted, name):
+                    whole = (*tensordict.shape, *own.shape[1:])
+                    rows = written.setdefault(key, own.new_zeros(whole))
+                    rows[there.unsqueeze(1), agents] = own[here.unsqueeze(1), agents]
+        for key, value in written.items():
+            tensordict.set(key, value)
+        return tensordict
+
+
+def _acts_of(acted: TensorDictBase, group: str) -> Iterator[tuple[NestedKey, Tensor]]:
+    """Yields what a policy writes for a group: its actions, and what it remembers."""
+    keys: tuple[NestedKey, ...] = ((group, "action"), ("next", group, "hidden"))
+    for key in keys:
+        own = acted.get(key, None)
+        if own is not None:
+            yield key, own

@@ -1,0 +1,139 @@
+"""Who plays in a table: trained runs, ``random`` and ``heuristic``, and the world of all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from tensordict import TensorDictBase
+from torchrl.envs import EnvBase, TransformedEnv
+
+from torchrl_marl.collectors.team import TeamPolicy
+from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.modules.random_actor import RandomActor
+from torchrl_marl.specs import GroupSpec, TeamSpec
+from torchrl_marl.training.config import read_run_config
+from torchrl_marl.training.run import Run
+
+__all__ = ["HEURISTIC", "RANDOM", "enter"]
+
+RANDOM, HEURISTIC = "random", "heuristic"
+"""Words for players that are no runs."""
+Policy = Callable[[TensorDictBase], TensorDictBase]
+
+
+def enter(
+    names: Sequence[str], num_envs: int, *, device: str | None = None, trust: bool = False
+) -> tuple[EnvBase, dict[str, Policy]]:
+    """Returns the world of the runs, and each player's joint policy by name.
+
+    Args:
+        names (sequence of str): run folders, ``random``, ``heuristic`` (the world's own).
+        num_envs (int): how many play at once.
+
+    Keyword Args:
+        device (str, optional): by default, the first run's.
+        trust (bool): run the code that a run of somebody else's brings.
+
+    Raises:
+        ConfigError: one player, one that is there twice, no run, runs of several worlds, shapes
+            that differ, or a world without a heuristic.
+        CheckpointError: a folder that is no run.
+    """
+    twice = [name for i, name in enumerate(names) if name in names[:i]]
+    if twice:
+        raise ConfigError(f"player {quoted(twice[0])} is given twice, expected each once.")
+    if len(names) < 2:
+        raise ConfigError(
+            f"found one player, {quoted(names[0])}, expected two or more; name another run, "
+            f"{RANDOM} or {HEURISTIC}."
+        )
+    folders = [name for name in names if name not in (RANDOM, HEURISTIC)]
+    if not folders:
+        raise ConfigError(
+            f"found no run among {', '.join(names)}, expected one or more; its world is played."
+        )
+    worlds = {name: read_run_config(name).env for name in folders}
+    _check_worlds(worlds)
+    device = read_run_config(folders[0]).device if device is None else device
+    runs = {name: Run.load(name, device=device, trust=trust) for name in folders}
+    _check_shapes(worlds, runs)
+    env = _remembering(runs).make_env(num_envs)
+    team = TeamSpec.from_env(env)
+    players: dict[str, Policy] = {name: run.policy for name, run in runs.items()}
+    if RANDOM in names:
+        players[RANDOM] = TeamPolicy(RandomActor(g, device) for g in team.groups.values())
+    if HEURISTIC in names:
+        players[HEURISTIC] = _heuristic(env, worlds[folders[0]])
+    return env, {name: players[name] for name in names}
+
+
+def _check_worlds(worlds: Mapping[str, EnvConfig]) -> None:
+    (first, one), *others = worlds.items()
+    for name, other in others:
+        if (other.library, other.name) != (one.library, one.name):
+            raise ConfigError(
+                f"run {quoted(name)} was trained in {other.library}/{other.name} and "
+                f"{quoted(first)} in {one.library}/{one.name}; expected runs of one world."
+            )
+
+
+def _check_shapes(worlds: Mapping[str, EnvConfig], runs: Mapping[str, Run]) -> None:
+    """Compares what players see and do, where worlds were made by other settings."""
+    first, *others = worlds
+    same = {name: dataclasses.replace(world, num_envs=1) for name, world in worlds.items()}
+    others = [name for name in others if same[name] != same[first]]
+    if not others:
+        return
+    expected = _shapes(runs[first])
+    for name in others:
+        found = _shapes(runs[name])
+        if found != expected:
+            differ = next(g for g in {**expected, **found} if found.get(g) != expected.get(g))
+            raise ConfigError(
+                f"run {quoted(name)} cannot play in the world of {quoted(first)}: group "
+                f"{differ!r} is {found.get(differ, 'not there')}, expected "
+                f"{expected.get(differ, 'none')}; play runs of equal env settings."
+            )
+
+
+def _shapes(run: Run) -> dict[str, str]:
+    env = run.make_env(1)
+    try:
+        return {name: _described(group) for name, group in TeamSpec.from_env(env).groups.items()}
+    finally:
+        env.close()
+
+
+def _described(group: GroupSpec) -> str:
+    does = f"{group.n_actions} actions" if group.discrete else f"actions of {group.action_dim}"
+    seen = ", ".join(sorted({str(list(shape)) for shape in group.observation_shapes}))
+    return f"{group.n_agents} agents with observations {seen} and {does}"
+
+
+def _remembering(runs: Mapping[str, Run]) -> Run:
+    """Returns the run whose world carries what all players remember."""
+    sizes = {name: remembered_by(run.policy) for name, run in runs.items()}
+    largest = max(sizes, key=lambda name: len(sizes[name]))
+    for name, own in sizes.items():
+        for group, size in own.items():
+            if sizes[largest].get(group) != size:
+                raise ConfigError(
+                    f"run {quoted(name)} remembers {size} numbers in group {group!r}, expected "
+                    f"{sizes[largest].get(group, 0)} as {quoted(largest)}; play them apart."
+                )
+    return runs[largest]
+
+
+def _heuristic(env: EnvBase, world: EnvConfig) -> Policy:
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    make = getattr(env, "heuristic", None)
+    policy = None if make is None else make()
+    if policy is None:
+        raise ConfigError(
+            f"{world.library}/{world.name} has no heuristic that runs here; leave {HEURISTIC} out."
+        )
+    return policy  # type: ignore[no-any-return]
