@@ -114,6 +114,11 @@ class CommunicationConfig:
                 f"{at}links is 'radius', but {at}radius is null; give how far a word is heard, "
                 f"such as {at}radius=0.5."
             )
+        if self.kind == "bicnet" and self.delay:
+            raise ConfigError(
+                f"{at}delay is {self.delay}, but {at}kind is 'bicnet', along whose agents words go "
+                f"at once; use {at}delay=0, or {at}kind=commnet."
+            )
         if self.kind in _BROADCAST and self.delay and self.rounds > 1:
             raise ConfigError(
                 f"{at}delay is {self.delay}, but {at}rounds is {self.rounds}: in a further round "

@@ -7,6 +7,7 @@ from torchrl.modules import set_recurrent_mode
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.envs.toy import Arena
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules import (
     CommunicationConfig,
     DrawnCommunicationConfig,
@@ -14,6 +15,7 @@ from torchrl_marl.modules import (
     RecurrentNetworkConfig,
     make_actor,
 )
+from torchrl_marl.modules.communication import Channel
 from torchrl_marl.modules.communication.delay import make_delay
 from torchrl_marl.modules.memory.network import remember, state_size
 
@@ -172,6 +174,15 @@ def test_an_agent_hears_nobody_who_spoke_before_it_was_born():
     changed["observation"][:, 0, 0] += 1.0
     before, after = (logits_of(actor, data)[0][0, 1] for data in (steps, changed))
     assert torch.equal(before[1], after[1]) and not torch.equal(before[2], after[2])
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"kind": "bicnet"}, "communication.kind is 'bicnet', along whose agents words go at once"),
+    ({"kind": "tarmac", "rounds": 2}, "communication.rounds is 2: in a further round"),
+], ids=str)  # fmt: skip
+def test_what_has_no_delay(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        Channel(8, CommunicationConfig(**settings, delay=1), n_agents=3)
 
 
 def test_without_delay_nothing_is_carried():

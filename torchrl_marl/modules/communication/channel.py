@@ -69,6 +69,9 @@ class Channel(nn.Module):
         numbers (int): numbers that an agent that speaks sends in a step.
         delay (Memory, optional): keeps what is heard until it is known.
 
+    Raises:
+        ConfigError: settings that do not fit together.
+
     Shapes:
         - features: ``[*B, N, H]``; mask: ``[*B, N]``; context.drawn: ``[*B, N, D]``;
           context.state: ``[*B, N, S]``
@@ -96,6 +99,7 @@ class Channel(nn.Module):
         super().__init__()
         if not isinstance(config, DrawnCommunicationConfig):
             config = DrawnCommunicationConfig(**vars(config))
+        config.check("communication.")
         self.config, self.n_agents = config, n_agents
         self.links = Links(config, n_agents, device)
         self.rounds = nn.ModuleList(_round(width, config, device) for _ in range(_rounds(config)))
