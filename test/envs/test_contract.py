@@ -85,11 +85,8 @@ SCENARIOS = {
     "football": {"n_blue_agents": 2, "n_red_agents": 2, "ai_red_agents": False},
     "football_ai": {"n_blue_agents": 2, "n_red_agents": 1, "ai_red_agents": True},
 }
-# Steps by graphs.
-GRAPHS = {
-    "dropout": {"n_agents": 2, "state": "observations"},
-    "simple_adversary": {"info": False},
-}
+# Steps by graphs; those of other worlds are their eager ones (test_step_graphs.py).
+GRAPHS = {"dropout": {"n_agents": 2, "state": "observations"}}
 CASES = {
     "matrix_game": toy_case(MatrixGame),
     "two_step_game": toy_case(TwoStepGame),
@@ -132,7 +129,6 @@ HETEROGENEOUS = {
         categorical_actions=False,
         **COMM,
     ),
-    "simple_tag": vmas_case("simple_tag", group_map=ALL),
     "simple_adversary": vmas_case("simple_adversary", group_map=ALL, info=False),
     "speaker_listener": toy_case(SpeakerListener, continuous_speech=True, one_group=True),
     "arena": toy_case(Arena, kinds=2),
@@ -145,8 +141,9 @@ HETEROGENEOUS = {
 for name, case in HETEROGENEOUS.items():
     CASES[f"{name}_lazy"] = replace(case, lazy=True)
     CASES[f"{name}_padded"] = replace(case, make=padded(case.make))
-# VMAS's numbered and one-hot actions once each; the arena has both ways of stacking them.
+# Numbered and one-hot actions are stacked each way by one of the two worlds that have both.
 del CASES["simple_world_comm_discrete_lazy"], CASES["simple_world_comm_one_hot_padded"]
+del CASES["arena_masked_padded"], CASES["arena_masked_one_hot_lazy"]
 
 
 def pettingzoo(world, **kwargs):
