@@ -86,6 +86,7 @@ def shown_of(notebook):
 
 def words(text):
     """A text without numbers, lines and columns, which a machine or another draw may change."""
+    text = re.sub(r"torchrl_marl: total_frames is .*", "", text)  # a third is no whole batches
     text = re.sub(r"0x[0-9a-f]+", "#", text)
     text = re.sub(r"[-+]?(?:\d[\d_,]*\.?\d*(?:e[-+]?\d+)?|\.\d+|\bnan\b|\binf\b)", "#", text)
     return re.sub(r"[-=\s]+|(?<=#)[,. ]+(?=#)", " ", text).strip()
@@ -100,7 +101,10 @@ def test_numbers_do_not_count_and_words_do():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_tutorial_prints_what_is_stored(path, tmp_path):
-    notebook = run.execute(path, tmp_path)
+    """Long trainings are shorter here, but where what they reach is asserted: it is numbers,
+    which do not count."""
+    asserts = "assert returns[" in path.read_text(encoding="utf-8").replace("\\", "")
+    notebook = run.execute(path, tmp_path, shorter=not asserts)
     for output in outputs_of(notebook):
         assert output.output_type != "error"
     stored, now = shown_of(nbformat.read(path, as_version=4)), shown_of(notebook)
