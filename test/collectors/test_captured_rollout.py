@@ -11,7 +11,14 @@ from torchrl.envs.utils import ExplorationType, MarlGroupMapType
 from torchrl_marl import TeamSpec
 from torchrl_marl.capture import count_syncs
 from torchrl_marl.envs import EnvConfig, VmasEnv, make_env
-from torchrl_marl.envs.toy import Arena, PredatorPrey, TrafficJunction
+from torchrl_marl.envs.toy import (
+    Arena,
+    Kuhn,
+    MatchingLevers,
+    PredatorPrey,
+    TrafficJunction,
+    ZeroSum,
+)
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError, GraphCheckError
 from torchrl_marl.modules import make_actor
@@ -42,6 +49,7 @@ CASES = {
     "matrix game": lambda: make_env(
         EnvConfig(library="toy", name="matrix_game", num_envs=6, max_steps=7), seed=0
     ),
+    "matching levers": lambda: MatchingLevers(6, rounds=9, max_steps=7, seed=0),
     "predators": lambda: PredatorPrey(6, size=9, vision=1, max_steps=7, seed=0),
 }
 
@@ -69,6 +77,31 @@ def test_a_batch_by_graphs_is_that_of_eager_steps(case):
         assert set(batch.keys(True, True)) == keys and batch.batch_size == first.batch_size
     ids = batch["collector", "traj_ids"]
     assert len(ids.unique()) > 6 and (ids[:, 1:] >= ids[:, :-1]).all()
+
+
+def test_games_of_two_sides_have_their_rules_in_a_graph():
+    """Each step of Kuhn poker and of a matrix game is paid as its state and actions say."""
+    for env in (ZeroSum(20, payoff="biased", seed=0), Kuhn(20, seed=0)):
+        collector = collector_of(env, "trace", n_steps=20)
+        td = batch_of(collector)
+        assert collector.execution == "trace"
+        first, second = (td[name, "action"][..., 0] for name in ("first", "second"))
+        won = td["next", "first", "reward"].flatten(-2).squeeze(-1)
+        assert torch.equal(won, -td["next", "second", "reward"].flatten(-2).squeeze(-1))
+        done = td["next", "done"].squeeze(-1)
+        if isinstance(env, ZeroSum):
+            assert torch.equal(won, env.payoff[first, second]) and done.all()
+            continue
+        cards, said = td["state"][..., :6].unflatten(-1, (2, 3)).argmax(-1), td["state"][..., 6:]
+        higher = torch.where(cards[..., 0] > cards[..., 1], 1.0, -1.0)
+        open_, passed, bet, answered = said.bool().unbind(-1)
+        showdown = torch.where(passed & (second == 0), higher, 2 * higher)
+        expected = torch.where(answered & (first == 0), -1.0, showdown)
+        expected = torch.where(bet & (second == 0), 1.0, expected)
+        goes_on = open_ | (passed & (second == 1))
+        assert torch.equal(won, torch.where(goes_on, 0.0, expected))
+        assert torch.equal(done, ~goes_on) and torch.equal(open_[:, 1:], done[:, :-1])
+        assert len(cards[open_].unique(dim=0)) == 6
 
 
 def test_agents_are_born_and_leave_in_a_graph_as_in_eager_steps():

@@ -7,9 +7,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import Categorical, Unbounded
+from torchrl.envs import TransformedEnv
 
 import torchrl_marl
 from torchrl_marl import AgentSpec, TeamSpec, cli, players
+from torchrl_marl.envs.remember import Remember
 from torchrl_marl.envs.toy import Echo, Kuhn, MatchingLevers, Nim, ZeroSum
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.training.crossplay import cross_play, seats_of
@@ -93,6 +95,23 @@ def test_each_player_acts_once_a_step_on_its_own_rows():
     assert sorted(calls) == [(0, 6), (1, 6), (2, 12)]
 
 
+def test_each_player_remembers_its_own():
+    """One pulls levers 0, 1, 2, 3, 0, ..., the other 0, 2, 0, 2, ..., by what they counted."""
+    env = TransformedEnv(MatchingLevers(9, seed=0), Remember({"agents": 1}))
+
+    def counts(by):
+        def act(td):
+            hidden = td["agents", "hidden"]
+            td["agents", "action"] = hidden.squeeze(-1).long() % 4
+            return td.set(("next", "agents", "hidden"), hidden + by)
+
+        return act
+
+    players_ = [counts(1), counts(2)]
+    table = cross_play(players_, players_, env, episodes=4)
+    assert table["returns"].tolist() == [[8, 2], [2, 8]]
+
+
 def test_more_games_than_envs():
     env = ZeroSum(4, payoff=BIASED, seed=0)
     pure = [always(action) for action in range(3)]
@@ -146,6 +165,17 @@ def test_a_circle_has_equal_ratings_and_an_even_nash_average():
     torch.testing.assert_close(found.weight, torch.full((3,), 1 / 3).double())
     text = players.standing_text(["a", "b", "c"], counted([[0, 10], [0, 0]]), found)
     assert text.splitlines()[0].split() == ["player", "rating", "95", "%", "Nash", "average", "won"]
+
+
+def test_unlike_sides_have_no_ratings():
+    text = players.standing_text(["a", "b"], counted([[0, 1], [2, 0]]), None, "return as cat")
+    assert [line.split() for line in text.splitlines()] == [
+        ["return", "as", "cat", "1", "2"],
+        ["1", "a", "0.00", "-0.80"],
+        ["2", "b", "-0.60", "0.00"],
+    ]
+    with pytest.raises(ConfigError, match="expected the same players on both sides"):
+        players.standing(counted([[0, 8], [4, 0]])[:1])
 
 
 # ---------------------------------------------------------------------------------- the command
