@@ -1,4 +1,4 @@
-"""What a table of players says: ratings, Nash average, win rates; as text, CSV and picture.
+"""What a table of players says: earnings, Nash average, ratings; as text, CSV and picture.
 
 Shapes: A players.
 """
@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.errors import ConfigError, MissingExtraError
-from torchrl_marl.games import Ratings, bradley_terry, nash_average, smoothed
+from torchrl_marl.games import Ratings, bradley_terry, nash_average
 from torchrl_marl.training.files import whole_file, writing
 
 if TYPE_CHECKING:
@@ -26,10 +26,19 @@ __all__ = ["Standing", "check_picture", "heat_map", "standing", "standing_text",
 
 
 class Standing(NamedTuple):
-    """How opponents compare: ratings, win rates ``[A, A]`` and the Nash average ``[A]``."""
+    """How opponents compare.
+
+    Args:
+        ratings (Ratings): by games won, ``[A]``.
+        won (Tensor): share of the games that the row's player won, draws half, ``[A, A]``.
+        earned (Tensor): half the mean difference of both returns, ``[A, A]``; the return of the
+            row's player in a zero-sum world.
+        weight (Tensor): each one's share of the Nash average of what is earned, ``[A]``.
+    """
 
     ratings: Ratings
-    win_rate: Tensor
+    won: Tensor
+    earned: Tensor
     weight: Tensor
 
 
@@ -55,10 +64,9 @@ def standing(table: TensorDictBase) -> Standing | None:
         return None
     # What one wins in the row, or loses in the column.
     wins, draws = wins + (games - wins - draws).mT, draws + draws.mT
-    games = games + games.mT
-    rate = smoothed(wins, draws, games)
-    weight, _ = nash_average(rate - rate.mT)
-    return Standing(bradley_terry(wins, draws), (wins + draws / 2) / games, weight)
+    won = (wins + draws / 2) / (games + games.mT)
+    earned = (table["returns"] - table["returns"].mT) / 2
+    return Standing(bradley_terry(wins, draws), won, earned, nash_average(earned)[0])
 
 
 def standing_text(
@@ -78,18 +86,21 @@ def standing_text(
     if found is None:
         return _matrix(names, table["returns"], what)
     low, high = found.ratings.interval()
-    order = found.ratings.rating.argsort(descending=True).tolist()
-    rows = [["player", "rating", "95 %", "Nash average", "won"]]
+    others = ~torch.eye(len(names), dtype=torch.bool)
+    earned, won = (_mean(values, others) for values in (found.earned, found.won))
+    order = earned.argsort(descending=True).tolist()
+    rows = [["player", "earned", "Nash average", "won", "rating", "95 %"]]
     for i in order:
-        others = torch.arange(len(names)) != i
+        numbers = f"{earned[i]:+.3f}", f"{found.weight[i]:.2f}", f"{won[i]:.3f}"
         reach = f"{low[i]:+.0f} to {high[i]:+.0f}"
-        won = f"{found.win_rate[i][others].mean():.2f}"
-        rows.append(
-            [names[i], f"{found.ratings.rating[i]:+.0f}", reach, f"{found.weight[i]:.2f}", won]
-        )
-    ranked = [names[i] for i in order]
-    rates = found.win_rate[order][:, order]
-    return f"{_aligned(rows)}\n\n{_matrix(ranked, rates, 'won against')}"
+        rows.append([names[i], *numbers, f"{found.ratings.rating[i]:+.0f}", reach])
+    ranked, values = [names[i] for i in order], found.earned[order][:, order]
+    return f"{_aligned(rows)}\n\n{_matrix(ranked, values, 'earned from')}"
+
+
+def _mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Returns the mean of each row where the mask is True."""
+    return torch.where(mask, values, 0.0).sum(1) / mask.sum(1)
 
 
 def _matrix(names: Sequence[str], values: Tensor, what: str) -> str:
@@ -162,7 +173,7 @@ def heat_map(
     title: str = "",
     path: Path | None = None,
 ) -> Figure:
-    """Draws win rates, or what partners earn, as a heat map.
+    """Draws what players earn from, or with, each other as a heat map.
 
     Args:
         names (sequence of str): the players.
@@ -180,14 +191,15 @@ def heat_map(
     check_picture()
     from matplotlib import pyplot
 
-    values = table["returns"] if found is None else found.win_rate
+    values = table["returns"] if found is None else found.earned
     size = 2.5 + 0.7 * len(names)
     figure = pyplot.figure(figsize=(size + 1.5, size), layout="constrained")
     pyplot.close(figure)  # a notebook shows the returned figure, once
     axes = figure.add_subplot()
     options: dict[str, Any] = {"cmap": "viridis"}
     if found is not None:
-        options = {"cmap": "RdBu", "vmin": 0.0, "vmax": 1.0}
+        most = max(values.abs().max().item(), 1e-6)
+        options = {"cmap": "RdBu", "vmin": -most, "vmax": most}
     image = axes.imshow(values.numpy(), **options)
     labels = list(names)
     if found is not None:
@@ -197,7 +209,7 @@ def heat_map(
     for i, row in enumerate(values.tolist()):
         for j, value in enumerate(row):
             axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8.5)
-    what = "return of the row" if found is None else "games won by the row (its Nash average)"
+    what = "return of the row" if found is None else "earned by the row (its Nash average)"
     figure.colorbar(image, label=what, shrink=0.8)
     axes.set_title(title)
     if path is not None:

@@ -153,7 +153,8 @@ def counted(wins, games=10):
 def test_standing_counts_what_is_won_in_rows_and_columns():
     found = players.standing(counted([[0, 8], [4, 0]]))
     # The first won 8 of 10 in its row, and 6 of 10 in its column.
-    torch.testing.assert_close(found.win_rate[0, 1].item(), 0.7)
+    assert found.won[0, 1].item() == pytest.approx(0.7)
+    assert found.earned[0, 1].item() == pytest.approx(0.4)
     points = found.ratings.rating[0] - found.ratings.rating[1]
     assert 100 < points < 147  # 400 log10(7 / 3) without the prior
     assert found.weight.tolist() == pytest.approx([1, 0], abs=1e-6)
@@ -164,7 +165,18 @@ def test_a_circle_has_equal_ratings_and_an_even_nash_average():
     torch.testing.assert_close(found.ratings.rating, torch.zeros(3).double(), atol=1e-6, rtol=0)
     torch.testing.assert_close(found.weight, torch.full((3,), 1 / 3).double())
     text = players.standing_text(["a", "b", "c"], counted([[0, 10], [0, 0]]), found)
-    assert text.splitlines()[0].split() == ["player", "rating", "95", "%", "Nash", "average", "won"]
+    head = ["player", "earned", "Nash", "average", "won", "rating", "95", "%"]
+    assert text.splitlines()[0].split() == head
+
+
+def test_large_losses_count_by_their_size_in_the_nash_average():
+    """The first wins two games of three, 1 each, and loses 4 in the third."""
+    table = counted([[0, 20], [10, 0]], games=30)
+    table["returns"] = torch.tensor([[0.0, -2 / 3], [2 / 3, 0.0]], dtype=torch.float64)
+    found = players.standing(table)
+    assert found.ratings.rating[0] > 50 and found.earned[0, 1] == -found.earned[1, 0]
+    assert found.earned[1, 0].item() == pytest.approx(2 / 3)
+    assert found.weight.tolist() == pytest.approx([0, 1], abs=1e-6)
 
 
 def test_unlike_sides_have_no_ratings():
@@ -210,7 +222,7 @@ def test_the_command_prints_and_writes(runs, capsys, tmp_path):
     who = [runs["a"], "random", runs["b"]]
     assert cli.main(["crossplay", *who, "--episodes", "6", "--out", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:2] == ["player", "rating"] and len(lines) == 12
+    assert lines[0].split()[:2] == ["player", "earned"] and len(lines) == 12
     with (tmp_path / "crossplay.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["player"], row["other"]) for row in rows] == [(a, b) for a in who for b in who]
