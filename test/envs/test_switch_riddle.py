@@ -1,0 +1,61 @@
+"""JaxMARL's switch riddle, whose best return is known: what the prisoners say is heard."""
+
+import itertools
+
+import pytest
+import torch
+
+from torchrl_marl.envs import JaxMarlEnv
+
+pytest.importorskip("jaxmarl")
+
+NOTHING, SWITCH, TELL = range(3)
+DAYS = 6
+
+
+def protocol(day, is_new, bulb):
+    """Who comes first switches on; who is new and finds it on, off; who finds it off tells."""
+    news = torch.where((day == 0) | bulb, SWITCH, TELL)
+    return torch.where(is_new, news, NOTHING)
+
+
+def silent(day, is_new, bulb):
+    """Who comes first says so; nobody listens."""
+    return torch.full_like(is_new, SWITCH if day == 0 else NOTHING, dtype=torch.int64)
+
+
+def episodes(decide, num_envs):
+    """Returns each episode's return, last day and who had been in the room."""
+    env = JaxMarlEnv("switch_riddle", num_envs=num_envs, seed=0)
+    td, been = env.reset(), torch.zeros(num_envs, 3, dtype=torch.bool)
+    running, returns = torch.ones(num_envs, dtype=torch.bool), torch.zeros(num_envs)
+    days = torch.zeros(num_envs, dtype=torch.int64)
+    for day in range(DAYS):
+        inside, bulb = td["agent", "observation"].bool().unbind(-1)
+        assert (inside.sum(-1) == 1).all() and not (bulb & ~inside).any()
+        td["agent", "action"] = decide(day, ~been, bulb)
+        been |= inside & running.unsqueeze(-1)
+        step, td = env.step_and_maybe_reset(td)
+        reward, done = step["next", "agent", "reward"].squeeze(-1), step["next", "done"].squeeze(-1)
+        assert (reward == reward[:, :1]).all()
+        returns += reward[:, 0] * running
+        days += running
+        running &= ~done
+    assert not running.any()
+    return returns, days, been
+
+
+def test_who_uses_the_bulb_earns_the_best_that_there_is():
+    returns, days, been = episodes(protocol, 8192)
+    # Told, on the very day on which the last of them was there, wherever all have been.
+    assert torch.equal(returns, been.all(-1).float())
+    assert ((days == DAYS) | (returns == 1)).all()
+    sequences = itertools.product(range(3), repeat=DAYS)
+    best = sum(len(set(rooms)) == 3 for rooms in sequences) / 3**DAYS
+    assert best == pytest.approx(0.7407, abs=1e-4)
+    assert returns.mean().item() == pytest.approx(best, abs=0.015)
+
+
+def test_who_does_not_tell_earns_nothing():
+    returns, days, _ = episodes(silent, 64)
+    assert (returns == 0).all() and (days == DAYS).all()
