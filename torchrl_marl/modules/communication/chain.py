@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from torchrl_marl.modules.bodies import initialize
-from torchrl_marl.modules.memory.cells import CELLS
+from torchrl_marl.modules.memory.cells import GRU, LSTM
 
 __all__ = ["Chain"]
+
+_CELLS: dict[str, type[GRU | LSTM]] = {"gru": GRU, "lstm": LSTM}
 
 
 class Chain(nn.Module):
@@ -56,8 +58,8 @@ class Chain(nn.Module):
         self, width: int, size: int, cell: str = "gru", device: torch.device | str | None = None
     ) -> None:
         super().__init__()
-        self.forth = CELLS[cell](width, size, device=device)  # type: ignore[call-arg]
-        self.back = CELLS[cell](width, size, device=device)  # type: ignore[call-arg]
+        self.forth = _CELLS[cell](width, size, device=device)
+        self.back = _CELLS[cell](width, size, device=device)
         self.size = size
         self.state_size: int = self.forth.state_size
         self.message_size = 2 * self.state_size
@@ -74,14 +76,33 @@ class Chain(nn.Module):
     ) -> Tensor:
         """Runs both ways; who speaks says all about who is heard."""
         # Agents take the place of time, and one that is silent waits.
-        words, acts = (x.movedim(-2, 0).unsqueeze(-2) for x in (features, speaks.unsqueeze(-1)))
-        start = words.new_zeros(*words.shape[1:-1], self.state_size)
-        forth = self.forth(words, start, None, acts)[0]
-        back = self.back(words.flip(0), start, None, acts.flip(0))[0].flip(0)
-        nothing = torch.zeros_like(forth[:1])
-        before = torch.cat([nothing, forth[:-1]]).squeeze(-2).movedim(0, -2)
-        behind = torch.cat([back[1:], nothing]).squeeze(-2).movedim(0, -2)
-        return self.read(features, before, behind)
+        words, acts = (x.movedim(-2, 0) for x in (features, speaks.unsqueeze(-1)))
+        n, batch = len(words), words.shape[1:-1]
+        if n == 1:
+            return self.read(features, *features.new_zeros(2, *batch, 1, self.size))
+        out = self._both_ways(*(x.reshape(n, -1, x.shape[-1]) for x in (words, acts)))
+        nothing = torch.zeros_like(out[:1, 0])
+        ways = torch.cat([nothing, out[:, 0]]), torch.cat([out[:, 1].flip(0), nothing])
+        return self.read(features, *(x.reshape(n, *batch, -1).movedim(0, -2) for x in ways))
+
+    def _both_ways(self, words: Tensor, acts: Tensor) -> Tensor:
+        """Returns what all but the last have passed on, there and back: one loop for both ways.
+
+        Args:
+            words (Tensor): features, ``[N, R, H]``.
+            acts (Tensor): bool, who speaks, ``[N, R, 1]``.
+
+        Returns:
+            Tensor: ``[N - 1, 2, R, U]``, each way in its own order.
+        """
+        forth, back = self.forth, self.back
+        gates = torch.stack([forth.ih(words[:-1]), back.ih(words[1:].flip(0))], 1)
+        acts = torch.stack([acts[:-1], acts[1:].flip(0)], 1)
+        weight = torch.cat([forth.hh.weight, back.hh.weight]).to(gates)
+        bias = torch.cat([forth.hh.bias, back.hh.bias]).to(gates)
+        start = gates.new_zeros(*gates.shape[1:-1], self.state_size)
+        keep = gates.new_ones(*gates.shape[:-1], 1)
+        return forth.steps(gates, start, keep, acts, weight, bias)[..., : self.size]
 
     def pass_on(self, features: Tensor, state: Tensor, *, back: bool) -> Tensor:
         """Returns what an agent hands to the next one, having been handed a state.

@@ -126,6 +126,7 @@ class _Gated(Memory):
     """A memory whose gates read the state, too: sequential by nature, one operation."""
 
     n_gates: int
+    n_states = 1
 
     def __init__(
         self,
@@ -135,10 +136,37 @@ class _Gated(Memory):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.size = self.out_features = self.state_size = size
+        self.size = self.out_features = size
+        self.state_size = self.n_states * size
         width = self.n_gates * size
         self.ih = AgentLinear(in_features, width, index, device=device)
         self.hh = AgentLinear(size, width, index, device=device)
+
+    @abstractmethod
+    def steps(
+        self, gates: Tensor, state: Tensor, keep: Tensor, acts: Tensor | None, *weights: Tensor
+    ) -> Tensor:
+        """Returns the states ``[T, K, R, S]`` of K networks after each step, for R rows of each.
+
+        Args:
+            gates (Tensor): projected inputs, ``[T, K, R, n_gates * H]``.
+            state (Tensor): before the first step, ``[K, R, S]``.
+            keep (Tensor): 0 where the state is forgotten before a step, else 1, ``[T, K, R, 1]``.
+            acts (Tensor, optional): bool, False where a step leaves the state as it is.
+            *weights (Tensor): of the state, ``[K, n_gates * H, H]``, and ``[K, n_gates * H]``.
+        """
+
+    def forward(
+        self, x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Runs over the steps; the first numbers of a state are the output."""
+        gates = self.ih(x).to(state.dtype)
+        keep, acts = self._kept(init, gates), None if mask is None else self._rows(mask)
+        rows = self.steps(
+            self._rows(gates), self._rows(state, 0), keep, acts, *self._weights(state)
+        )
+        states = self._unrows(rows, x)
+        return states[..., : self.size], states
 
     def _weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.hh.of_agents(self.hh.weight).to(x), self.hh.of_agents(self.hh.bias).to(x)
@@ -178,22 +206,16 @@ class GRU(_Gated):
 
     n_gates = 3
 
-    def forward(
-        self, x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Runs over the steps."""
-        gates = self.ih(x).to(state.dtype)
-        if mask is not None:
+    def steps(
+        self, gates: Tensor, state: Tensor, keep: Tensor, acts: Tensor | None, *weights: Tensor
+    ) -> Tensor:
+        """Runs over projected inputs."""
+        if acts is not None:
             # An update gate that is open all the way passes the state on as it is, to the bit.
             reset, update, new = gates.split(self.size, -1)
-            update = update.masked_fill(~mask, math.inf)
+            update = update.masked_fill(~acts, math.inf)
             gates = torch.cat([reset, update, new], -1)
-        run = gru_loop if len(x) == 1 else gru
-        rows = run(
-            self._rows(gates), self._rows(state, 0), self._kept(init, gates), *self._weights(state)
-        )
-        states = self._unrows(rows, x)
-        return states, states
+        return (gru_loop if len(gates) == 1 else gru)(gates, state, keep, *weights)
 
 
 class LSTM(_Gated):
@@ -212,33 +234,14 @@ class LSTM(_Gated):
     """
 
     n_gates = 4
+    n_states = 2
 
-    def __init__(
-        self,
-        in_features: int,
-        size: int,
-        index: Sequence[int] = (0,),
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__(in_features, size, index, device)
-        self.state_size = 2 * size
-
-    def forward(
-        self, x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Runs over the steps."""
-        gates = self.ih(x).to(state.dtype)
-        acts = torch.ones(*x.shape[:-1], 1, dtype=torch.bool, device=x.device)
-        acts = acts if mask is None else mask
-        rows = (lstm_loop if len(x) == 1 else lstm)(
-            self._rows(gates),
-            self._rows(state, 0),
-            self._kept(init, gates),
-            self._rows(acts),
-            *self._weights(state),
-        )
-        states = self._unrows(rows, x)
-        return states[..., : self.size], states
+    def steps(
+        self, gates: Tensor, state: Tensor, keep: Tensor, acts: Tensor | None, *weights: Tensor
+    ) -> Tensor:
+        """Runs over projected inputs."""
+        acts = torch.ones_like(keep, dtype=torch.bool) if acts is None else acts
+        return (lstm_loop if len(gates) == 1 else lstm)(gates, state, keep, acts, *weights)
 
 
 class _Linear(Memory):
