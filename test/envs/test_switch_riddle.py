@@ -33,7 +33,9 @@ def episodes(decide, num_envs):
     for day in range(DAYS):
         inside, bulb = td["agent", "observation"].bool().unbind(-1)
         assert (inside.sum(-1) == 1).all() and not (bulb & ~inside).any()
-        td["agent", "action"] = decide(day, ~been, bulb)
+        legal = td["agent", "action_mask"]
+        assert legal[inside].all() and (legal[~inside] == torch.tensor([True, False, False])).all()
+        td["agent", "action"] = torch.where(inside, decide(day, ~been, bulb), NOTHING)
         been |= inside & running.unsqueeze(-1)
         step, td = env.step_and_maybe_reset(td)
         reward, done = step["next", "agent", "reward"].squeeze(-1), step["next", "done"].squeeze(-1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from torchrl_marl.envs.agents.grouping import grouped
 from torchrl_marl.envs.jaxmarl.agents import Kind, kinds_of
 from torchrl_marl.envs.jaxmarl.build import World, make_world
 from torchrl_marl.envs.jaxmarl.step import JaxStep, Shaping
+from torchrl_marl.envs.jaxmarl.traits import legal_actions
 from torchrl_marl.errors import ConfigError, SpecError
 
 __all__ = ["Compiled", "Settings", "compiled"]
@@ -120,7 +121,7 @@ def _kinds(world: World, group_map: Any, one_hot: bool) -> dict[str, tuple[Kind,
             f"for each of {list(env.agents)}; wrap it to give these."
         )
     try:
-        legal = jax.eval_shape(getattr(env, world.traits.legal), state)
+        legal = jax.eval_shape(partial(legal_actions, env, world.traits), state)
     except (NotImplementedError, AttributeError):
         legal = None
     shapes = jax.tree.map(lambda x: tuple(x.shape), {agent: seen[agent] for agent in env.agents})

@@ -37,6 +37,8 @@ class JaxMarlEnv(AutoResetEnv):
       ``bootstrap: team`` it is credited with what the living earn. ``info=True`` gives
       ``(group, "info", "won")``: 1 at the end of an episode that was won.
     - Hanabi: the mask is True of the one whose turn it is.
+    - Switch riddle: who is not in the room may do nothing only (``action_mask``); in JaxMARL
+      other actions have no effect there.
     - Overcooked: ``shaped_reward=1.0`` adds the world's shaped reward, linearly less until
       ``shaped_reward_steps`` env steps of all copies; ``info=True`` gives the reward without. It
       is for training: policies are measured without it (:meth:`measured`).

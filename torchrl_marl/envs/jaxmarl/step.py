@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 
 from torchrl_marl.envs.jaxmarl.agents import Kind
 from torchrl_marl.envs.jaxmarl.build import World
+from torchrl_marl.envs.jaxmarl.traits import legal_actions
 
 __all__ = ["FLAGS", "JaxStep", "Shaping"]
 
@@ -211,7 +213,7 @@ class JaxStep:
     def _legal(self, world: Array) -> dict[Any, Array]:
         if all(kind.n_legal is None for group in self.kinds.values() for kind in group):
             return {}
-        return jax.vmap(getattr(self.env, self.traits.legal))(world)
+        return jax.vmap(partial(legal_actions, self.env, self.traits))(world)
 
     def _pay(self, leaves: Array, rewards: Array, infos: Array, carry: Array) -> None:
         """Sets the rewards: of living agents, waiting ones included; zeros after an end."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["WORLD_TRAITS", "WorldTraits", "traits_of"]
+__all__ = ["WORLD_TRAITS", "WorldTraits", "legal_actions", "traits_of"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class WorldTraits:
         timed (bool): it ends by time only.
         action_types (tuple of str, optional): its words for continuous and discrete actions,
             where ``continuous_actions`` chooses.
-        legal (str): its method that gives the legal actions.
+        legal (str or callable): its method that gives the legal actions, or ``legal(env, world)``.
         state (callable, optional): ``state(env, world, observations)``, for a central critic.
         acts (callable, optional): ``acts(env, world)``: who acts next, of ``env.agents``.
         won (callable, optional): ``won(env, world)``: whose side has won, of ``env.agents``.
@@ -41,13 +41,24 @@ class WorldTraits:
     deadline: bool = False
     timed: bool = False
     action_types: tuple[str, str] | None = None
-    legal: str = "get_avail_actions"
+    legal: str | Callable[..., Any] = "get_avail_actions"
     state: Callable[..., Any] | None = None
     acts: Callable[..., Any] | None = None
     won: Callable[..., Any] | None = None
     seen: Callable[..., Any] | None = None
     by_place: bool = False
     length: Callable[[Any], int] | None = None
+
+
+def legal_actions(env: Any, traits: WorldTraits, world: Any) -> Any:
+    """Maps each agent to its legal actions, ``[n_actions]``.
+
+    Raises:
+        AttributeError, NotImplementedError: where all actions are always legal.
+    """
+    if callable(traits.legal):
+        return traits.legal(env, world)
+    return getattr(env, traits.legal)(world)
 
 
 def traits_of(env: Any) -> WorldTraits:
@@ -85,6 +96,14 @@ def _seat(env: Any, world: Any) -> Any:
     # The current player is a seat, and seats may be dealt anew in every episode.
     acting = world.seat_order[jnp.argmax(world.cur_player_idx)]
     return jnp.arange(env.num_agents) == acting
+
+
+def _in_the_room(env: Any, world: Any) -> Any:
+    import jax.numpy as jnp
+
+    # The rule of the riddle's paper: who is not in the room does nothing.
+    nothing = jnp.arange(len(env.game_actions)) == env.game_actions["NOTHING"]
+    return {agent: nothing | (world.agent_in_room == i) for i, agent in enumerate(env.agents)}
 
 
 def _entities(env: Any, world: Any, observations: Any) -> Any:
@@ -128,7 +147,7 @@ WORLD_TRAITS = {
     "OvercookedV2": WorldTraits(limit="max_steps", timed=True),
     "HanabiEnv": WorldTraits(legal="get_legal_moves", acts=_seat),
     "JaxNav": WorldTraits(limit="max_steps", limit_is_seen=True),
-    "SwitchRiddle": WorldTraits(limit="max_steps", deadline=True),
+    "SwitchRiddle": WorldTraits(limit="max_steps", deadline=True, legal=_in_the_room),
     "CoinGame": WorldTraits(timed=True, length=_all_rounds),
     "InTheGrid": WorldTraits(timed=True, length=_all_rounds, seen=_in_the_grid),
     "InTheGrid_2p": WorldTraits(timed=True, length=_all_rounds, by_place=True),
