@@ -122,7 +122,11 @@ def worlds() -> dict[str, World]:
             mean_return,
             "share of the levers",
             "best 1, without a word 0.6740, random 0.6723",
-            [Row("CommNet", "toy_levers_mappo"), Row("no words", "toy_levers_mappo", SILENT, 1)],
+            [
+                Row("CommNet", "toy_levers_mappo"),
+                Row("BicNet", "toy_levers_mappo_bicnet"),
+                Row("no words", "toy_levers_mappo", SILENT, 1),
+            ],
             aim=0.94,
         ),
         "predator_prey": World(
@@ -151,8 +155,8 @@ def worlds() -> dict[str, World]:
             "return",
             "best 0.7407, by counting days and own visits 0.535, without memory 0",
             [
-                Row("memory", "jaxmarl_switch_riddle_rmappo"),
-                Row("no memory", "jaxmarl_switch_riddle_rmappo", memory("none"), 1),
+                Row("memory", "jaxmarl_switch_riddle_rpqn"),
+                Row("no memory", "jaxmarl_switch_riddle_rpqn", memory("none"), 1),
             ],
             aim=0.70,
         ),

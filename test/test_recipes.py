@@ -37,7 +37,7 @@ EXPECTED = {
     *("toy_echo_rmappo", "toy_echo_rqmix", "toy_echo_rmaddpg", "vmas_balance_rmappo"),
     *("toy_kuhn_ippo", "toy_matrix_game_happo"),
     "vmas_balance_matd3",
-    "vmas_navigation_maddpg_bicnet",
+    *("vmas_navigation_maddpg_bicnet", "toy_levers_mappo_bicnet"),
     "vmas_balance_masac",
     *(f"vmas_navigation_{algorithm}" for algorithm in ("maddpg", "matd3", "masac")),
     *(f"vmas_simple_tag_mappo_{algorithm}" for algorithm in ("maddpg", "masac")),
@@ -48,7 +48,7 @@ EXPECTED = {
     *(f"jaxmarl_{world}_mappo" for world in ("smax_3m", "smax_2s3z", "simple_spread")),
     *(f"jaxmarl_{world}_pqn" for world in ("smax_3m", "smax_2s3z", "simple_spread")),
     "vmas_simple_spread_pqn",
-    *("jaxmarl_overcooked_cramped_room_ippo", "jaxmarl_switch_riddle_rmappo"),
+    *("jaxmarl_overcooked_cramped_room_ippo", "jaxmarl_switch_riddle_rpqn"),
     "jaxmarl_smax_3m_rmappo",
 }
 GOLDEN = Path(__file__).with_name("recipes.json")
