@@ -17,6 +17,7 @@ EXTRAS = {
     "mujoco": ["gymnasium-robotics>=1.4"],
     "log": ["tensorboard", "wandb>=0.19.10", "mlflow"],
     "plot": ["matplotlib>=3.8"],
+    "tune": ["optuna>=4"],
     "export": ["onnx>=1.18", "onnxscript>=0.5", "onnxruntime>=1.20"],
     "docs": ["jupyterlab", "nbconvert"],
 }
@@ -27,6 +28,7 @@ EXTRAS["test"] = [
     *EXTRAS["mujoco"],
     *EXTRAS["plot"],
     *EXTRAS["export"],
+    *EXTRAS["tune"],
     "lbforaging",
     "magent2",
     "open-spiel",

@@ -16,18 +16,26 @@ LAYERS = [
     [{"registry"}, {"settings"}, {"memory"}],
     [{"stacking"}],
     [{"specs"}],
-    [{"functional", "kernels", "per_group"}, {"sum_tree"}, {"games"}, {"joining"}, {"capture"}],
+    [
+        {"functional", "kernels", "per_group"},
+        {"sum_tree"},
+        {"games"},
+        {"joining", "population"},
+        {"capture"},
+        {"evolution"},
+    ],
     [{"simulator"}],
     [{"envs"}, {"modules"}],
     [{"objectives"}],
     [{"collectors"}, {"learners"}, {"export"}],
     [{"training"}],
-    [{"evolution"}, {"distributed"}],
+    [{"distributed"}],
     [
         {
             "config",
             "recipes",
             "runs",
+            "tuning",
             "arguments",
             "curves",
             "experiments",
@@ -53,8 +61,11 @@ SETTINGS = {
     "learners.replay_config",
     "learners.value_config",
     "learners.parallel_q_config",
+    "learners.population_config",
     "learners.algorithms",
     "training.config",
+    "training.population_config",
+    "training.evolution_config",
 }
 # What they may import besides each other: words that are known without torch.
 WITHOUT_TORCH = {

@@ -24,6 +24,7 @@ EXPECTED = {
         for algorithm in ("mappo", "ippo")
     ),
     "vmas_balance_mappo_discrete",
+    *("vmas_balance_mappo_population", "toy_speaker_listener_mappo_pbt"),
     *(f"vmas_{scenario}_mappo" for scenario in ("simple_tag", "simple_world_comm", "football")),
     *(f"toy_{world}_mappo" for world in ("arena", "matrix_game", "speaker_listener")),
     *(f"toy_{world}_mappo" for world in ("levers", "traffic_junction")),

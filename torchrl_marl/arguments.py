@@ -16,7 +16,7 @@ from torchrl_marl.export.formats import FORMATS
 
 __all__ = ["COMMANDS", "make_parser"]
 
-COMMANDS = ("train", "evaluate", "crossplay", "export", "plot", "list")
+COMMANDS = ("train", "tune", "evaluate", "crossplay", "export", "plot", "list")
 _TRUST = "run the code that a run of somebody else's brings: its world's module, pickled worlds"
 _LISTS = ("recipes", "worlds", "scenarios", "algorithms", "settings", "schema")
 
@@ -46,6 +46,7 @@ def _train_epilog() -> str:
         "  torchrl-marl train\n"
         "  torchrl-marl train vmas_navigation_ippo seed=1 learner.lr=1e-3\n"
         "  torchrl-marl train vmas_balance_mappo env.kwargs.n_agents=4 --seeds 0,1,2\n"
+        "  torchrl-marl train vmas_balance_mappo --seeds 0..15 --together\n"
         "  torchrl-marl train my_recipe.yaml device=cuda\n"
         "  torchrl-marl train --resume runs/my_run\n"
         "  torchrl-marl train --resume runs/my_run total_frames=2000000\n\n"
@@ -69,7 +70,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for add in (_add_train, _add_evaluate, _add_crossplay, _add_export, _add_plot, _add_list):
+    adds = _add_train, _add_tune, _add_evaluate, _add_crossplay, _add_export, _add_plot, _add_list
+    for add in adds:
         add(commands)
     return parser
 
@@ -104,7 +106,12 @@ def _add_train(commands: Any) -> None:
         "and settings as key=value",
     )
     train.add_argument(
-        "--seeds", metavar="0,1,2", type=_seeds, help="one run for each of these seeds"
+        "--seeds", metavar="0,1,2", type=_seeds, help="one run for each of these seeds; also 0..15"
+    )
+    train.add_argument(
+        "--together",
+        action="store_true",
+        help="train the runs of --seeds side by side, in one program (MAPPO and IPPO)",
     )
     train.add_argument(
         "--resume",
@@ -115,6 +122,29 @@ def _add_train(commands: Any) -> None:
     train.add_argument("--trust", action="store_true", help=_TRUST)
     train.late_epilog = _train_epilog
     train.set_defaults(rest="settings")
+
+
+def _add_tune(commands: Any) -> None:
+    tune = commands.add_parser(
+        "tune",
+        help="find settings by trials",
+        description="Tries settings that Optuna proposes, many at once as a population, and writes "
+        "trials.csv, a run folder for each and best.yaml, a recipe. The same command goes on.",
+    )
+    tune.add_argument(
+        "settings",
+        metavar="RECIPE|key=LOW..HIGH[:log]|key=value",
+        nargs="*",
+        help="a recipe (first), ranges such as learner.lr=1e-4..1e-2:log, and settings",
+    )
+    tune.add_argument("--trials", metavar="N", type=_count, default=32, help="default: 32")
+    tune.add_argument(
+        "--together", metavar="N", type=_count, default=8, help="trials at once; default: 8"
+    )
+    tune.add_argument(
+        "--out", metavar="FOLDER", type=Path, help="default: tune_RECIPE in the current folder"
+    )
+    tune.set_defaults(rest="settings")
 
 
 def _add_evaluate(commands: Any) -> None:
@@ -227,10 +257,21 @@ def _add_list(commands: Any) -> None:
     lists.set_defaults(rest="")
 
 
+def _range(first: int, last: int) -> list[int]:
+    if first > last or last - first >= 10_000:
+        raise argparse.ArgumentTypeError(
+            f"found {first}..{last}, expected a first seed, and a last one that is larger"
+        )
+    return list(range(first, last + 1))
+
+
 def _seeds(text: str) -> list[int]:
-    if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise argparse.ArgumentTypeError(f"found {quoted(text)}, expected numbers such as 0,1,2")
-    seeds = [int(seed) for seed in text.split(",")]
+    if not re.fullmatch(r"\d+(,\d+)*|\d+\.\.\d+", text):
+        raise argparse.ArgumentTypeError(
+            f"found {quoted(text)}, expected numbers such as 0,1,2 or 0..15"
+        )
+    first, _, last = text.partition("..")
+    seeds = [int(seed) for seed in text.split(",")] if not last else _range(int(first), int(last))
     if len(set(seeds)) < len(seeds):
         raise argparse.ArgumentTypeError(f"found {quoted(text)}, expected each seed once")
     return seeds

@@ -117,7 +117,8 @@ def _train(parsed: argparse.Namespace) -> None:
     if texts and "=" not in texts[0]:
         recipe = texts.pop(0)
     with trusting(parsed.trust):  # a recipe may be the config.yaml of somebody's run
-        configs = _configs_of_seeds(recipe, texts, parsed.seeds)
+        find = _together if parsed.together else _configs_of_seeds
+        configs = find(recipe, texts, parsed.seeds)
     for one in configs:
         doors.check_device(one)
         check_logging(one.logging)
@@ -128,7 +129,8 @@ def _train(parsed: argparse.Namespace) -> None:
     try:
         for one in configs:
             try:
-                runs[one.seed] = doors.train(one)
+                run = doors.train(one)
+                runs |= {own.config.seed: own for own in getattr(run, "members", [run])}
             except Exception as error:
                 if len(configs) == 1:
                     raise
@@ -143,13 +145,29 @@ def _train(parsed: argparse.Namespace) -> None:
         )
 
 
+def _together(recipe: str, texts: list[str], seeds: list[int] | None) -> list[TrainConfig]:
+    """Returns the settings of a population that has these seeds."""
+    from torchrl_marl.recipes import load_config
+
+    if seeds is None or len(seeds) < 2:
+        raise ConfigError(
+            "--together is given, expected --seeds with two or more; add --seeds 0..7"
+        )
+    if seeds != list(range(seeds[0], seeds[0] + len(seeds))):
+        raise ConfigError(
+            f"--seeds is {','.join(map(str, seeds))}, expected seeds without a gap beside "
+            f"--together; use --seeds {min(seeds)}..{min(seeds) + len(seeds) - 1}."
+        )
+    _refuse_seed(texts)
+    return [load_config(recipe, [*texts, f"seed={seeds[0]}", f"population.size={len(seeds)}"])]
+
+
 def _configs_of_seeds(recipe: str, texts: list[str], seeds: list[int] | None) -> list[TrainConfig]:
     from torchrl_marl.recipes import load_config
 
     if seeds is None:
         return [load_config(recipe, texts)]
-    if any(text.startswith("seed=") for text in texts):
-        raise ConfigError("seed=... and --seeds are both given, expected one; drop seed=...")
+    _refuse_seed(texts)
     configs = []
     for seed in seeds:
         config = load_config(recipe, [*texts, f"seed={seed}"])
@@ -159,12 +177,18 @@ def _configs_of_seeds(recipe: str, texts: list[str], seeds: list[int] | None) ->
     return configs
 
 
+def _refuse_seed(texts: list[str]) -> None:
+    if any(text.startswith("seed=") for text in texts):
+        raise ConfigError("seed=... and --seeds are both given, expected one; drop seed=...")
+
+
 def _resume(parsed: argparse.Namespace) -> None:
     recipes = [text for text in parsed.settings if "=" not in text]
-    if recipes or parsed.seeds:
+    more = [*recipes, *["--seeds"] * bool(parsed.seeds), *["--together"] * parsed.together]
+    if more:
         raise ConfigError(
             f"--resume {parsed.resume} goes on by the run's own settings, expected settings such "
-            f"as total_frames=... alone beside it; drop {recipes[0] if recipes else '--seeds'}."
+            f"as total_frames=... alone beside it; drop {more[0]}."
         )
     from torchrl_marl.runs import resume
     from torchrl_marl.settings import parse_overrides
@@ -172,7 +196,8 @@ def _resume(parsed: argparse.Namespace) -> None:
 
     silence_others()
     run = resume(Path(parsed.resume), trust=parsed.trust, **parse_overrides(parsed.settings))
-    print(report([run], [read_run_config(run.folder).seed]))
+    runs = getattr(run, "members", [run])
+    print(report(runs, [read_run_config(own.folder).seed for own in runs]))
 
 
 def _evaluate(parsed: argparse.Namespace) -> None:
@@ -203,6 +228,26 @@ def _evaluate(parsed: argparse.Namespace) -> None:
     if parsed.gif:
         rows.append(("animation", str(run.folder / "episode.gif")))
     print(table(rows))
+
+
+def _tune(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.recipes import DEFAULT_RECIPE
+    from torchrl_marl.tuning import parse_choice, tune
+
+    recipe, texts = DEFAULT_RECIPE, list(parsed.settings)
+    if texts and "=" not in texts[0]:
+        recipe = texts.pop(0)
+    found = [(text, parse_choice(text)) for text in texts]
+    silence_others()
+    best = tune(
+        recipe,
+        [choice for _, choice in found if choice is not None],
+        [text for text, choice in found if choice is None],
+        trials=parsed.trials,
+        together=parsed.together,
+        folder=parsed.out or Path(f"tune_{Path(recipe).stem}"),
+    )
+    print(best)
 
 
 def _crossplay(parsed: argparse.Namespace) -> None:
@@ -308,6 +353,7 @@ def _list_settings(parsed: argparse.Namespace) -> None:
 _ACTIONS = {
     "train": _train,
     "evaluate": _evaluate,
+    "tune": _tune,
     "crossplay": _crossplay,
     "export": _export,
     "plot": _plot,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ __all__ = [
     "as_one",
     "can_join",
     "join",
+    "joined_fields",
 ]
 
 _FLAGS = ("done", "terminated", "truncated")
@@ -168,15 +170,24 @@ class JoinedGroup(GroupSpec):
             tensordict (TensorDictBase): the groups, dense or lazily stacked; written to.
             leaves (sequence of str): such as ``action`` and ``action_log_prob``.
         """
-        dim, sizes = tensordict.ndim, [group.n_agents for group in self.groups]
-        values = [data.get((self.name, leaf)).split(sizes, dim) for leaf in leaves]
-        for group, *rows in zip(self.groups, *values):
+        dim = tensordict.ndim
+        values = [self.split(data.get((self.name, leaf)), dim) for leaf in leaves]
+        for group, *rows in zip(self.sources, *values):
             for leaf, row in zip(leaves, rows):
                 width = max(group.action_dims) if leaf == "action" else None
                 if width is not None and row.ndim > dim + 1 and row.shape[-1] > width:
                     row = row[..., :width]
                 group.write(tensordict, leaf, row)
         return tensordict
+
+    def split(self, rows: Tensor, dim: int) -> Sequence[Tensor]:
+        """Returns the rows of each of ``sources``.
+
+        Args:
+            rows (Tensor): of all agents.
+            dim (int): that of the agents.
+        """
+        return rows.split([group.n_agents for group in self.groups], dim)
 
 
 def join(groups: Sequence[GroupSpec], *, same_actions: bool = True) -> GroupSpec:
@@ -199,6 +210,19 @@ def join(groups: Sequence[GroupSpec], *, same_actions: bool = True) -> GroupSpec
                 "expected one type; they cannot be joined."
             )
     name = "+".join(group.name for group in groups)
+    return JoinedGroup(**joined_fields(name, groups, same_actions=same_actions))
+
+
+def joined_fields(
+    name: str, groups: Sequence[GroupSpec], *, same_actions: bool = True
+) -> dict[str, Any]:
+    """Returns the fields of several groups as one, or of a single one.
+
+    Args:
+        name (str): theirs together.
+        groups (sequence of GroupSpec): that :func:`can_join`.
+        same_actions (bool): as in :func:`join`.
+    """
     members = [member for group in groups for member in _members(group, same_actions)]
     actions = [member["action"] for member in members] if same_actions else None
     masked = any(group.mask_key is not None for group in groups)
@@ -207,30 +231,30 @@ def join(groups: Sequence[GroupSpec], *, same_actions: bool = True) -> GroupSpec
     for i, group in enumerate(groups):
         for kind in group.kinds or (0,) * group.n_agents:
             kinds.setdefault((i, kind), len(kinds))
-    return JoinedGroup(
-        name=name,
-        agent_names=tuple(agent for group in groups for agent in group.agent_names),
-        observation_spec=torch.stack([member["observation"] for member in members], 0),
-        action_spec=Composite() if actions is None else torch.stack(actions, 0),
-        action_key=(name, "action"),
-        reward_key=(name, "reward"),
-        done_key=(name, "done"),
-        terminated_key=(name, "terminated"),
-        truncated_key=(name, "truncated"),
-        observation_keys=((name, "observation"),),
-        mask_key=(name, "mask") if masked else None,
-        action_mask_key=(name, "action_mask") if legal else None,
-        state_key=groups[0].state_key,
-        state_spec=groups[0].state_spec,
-        agent_done=True,
-        members=tuple(members),
-        kinds=tuple(
+    return {
+        "name": name,
+        "agent_names": tuple(agent for group in groups for agent in group.agent_names),
+        "observation_spec": torch.stack([member["observation"] for member in members], 0),
+        "action_spec": Composite() if actions is None else torch.stack(actions, 0),
+        "action_key": (name, "action"),
+        "reward_key": (name, "reward"),
+        "done_key": (name, "done"),
+        "terminated_key": (name, "terminated"),
+        "truncated_key": (name, "truncated"),
+        "observation_keys": ((name, "observation"),),
+        "mask_key": (name, "mask") if masked else None,
+        "action_mask_key": (name, "action_mask") if legal else None,
+        "state_key": groups[0].state_key,
+        "state_spec": groups[0].state_spec,
+        "agent_done": True,
+        "members": tuple(members),
+        "kinds": tuple(
             kinds[i, kind]
             for i, group in enumerate(groups)
             for kind in group.kinds or (0,) * group.n_agents
         ),
-        groups=groups,
-    )
+        "groups": tuple(groups),
+    }
 
 
 def as_one(group: GroupSpec) -> GroupSpec:

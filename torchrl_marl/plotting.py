@@ -85,9 +85,9 @@ def learning_curve(
 
 
 def _runs_in(folder: str | Path) -> Sequence[str | Path]:
-    """Returns a run's folder as it is, or those of its seeds."""
-    is_run = not isinstance(folder, (str, Path)) or (Path(folder) / "config.yaml").is_file()
-    return [folder] if is_run else seed_folders(folder) or [folder]
+    """Returns a run's folder as it is, or those of its seeds, or of a population's members."""
+    seeds = seed_folders(folder) if isinstance(folder, (str, Path)) else []
+    return seeds or [folder]
 
 
 def aggregate(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Adam", "adam_", "freeze", "start_adam"]
+__all__ = ["Adam", "adam_", "adam_by_row_", "freeze", "start_adam"]
 
 _LIBRARY = torch.library.Library("torchrl_marl", "DEF")
 _LIBRARY.define(
@@ -69,6 +69,32 @@ def adam_(
         *betas,
         eps,
     )
+
+
+def adam_by_row_(
+    parameters: Sequence[Tensor], *arguments: Any, shares: Sequence[Tensor], **keywords: Any
+) -> None:
+    """Moves parameters as :func:`adam_`, each row by a share of its step.
+
+    Rows differ in their learning rates where ``lr`` is the largest of them; a row of share 0
+    stays where it is, to the bit.
+
+    Args:
+        parameters, *arguments, **keywords: of :func:`adam_`.
+        shares (sequence of Tensor): for each parameter 0 to 1, broadcast against it.
+
+    Examples:
+        >>> x, zero = torch.ones(2, 1), torch.zeros(())
+        >>> state = [torch.zeros(2, 1)], [torch.zeros(2, 1)], [torch.zeros(())]
+        >>> adam_by_row_([x], [torch.ones(2, 1)], *state, torch.tensor(0.5), zero, [], (0.9, 0.999),
+        ...              0, shares=[torch.tensor([[1.0], [0.0]])])
+        >>> x.flatten()
+        tensor([0.5000, 1.0000])
+    """
+    before = [x.detach().clone() for x in parameters]
+    adam_(parameters, *arguments, **keywords)
+    for x, old, share in zip(parameters, before, shares):
+        x.copy_(torch.lerp(old, x, share.to(x).expand_as(x)))
 
 
 class Adam:

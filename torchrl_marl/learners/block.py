@@ -1,16 +1,17 @@
 """The groups of a learner side by side: what is gathered from a batch, and scattered back.
 
-Shapes: E envs, T steps, N agents of a group, G groups that are trained as one.
+Shapes: E envs, T steps, N agents of a group, G groups that are trained as one, P members.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from torchrl_marl.joining import can_join, join
 from torchrl_marl.objectives.masking import bootstrap_mask
+from torchrl_marl.population import of_members
 from torchrl_marl.specs import GroupSpec
 from torchrl_marl.specs.checks import check_flags
 
@@ -29,6 +30,8 @@ class Block:
         acted (sequence of str): what a batch has of their acting.
         remembered (sequence of str): what it has for networks with memory or communication; of
             them ``is_init`` and ``links`` also at the next step.
+        n_members (int): number P of members of a population; their groups are as many groups, and
+            the envs of a batch are theirs in turn.
 
     Attributes:
         joined (dict): name of one or several groups, ``"a+b"`` -> the group that is trained.
@@ -49,19 +52,24 @@ class Block:
         seen: GroupSpec | None = None,
         acted: Sequence[str] = ("action", "action_log_prob"),
         remembered: Sequence[str] = (),
+        n_members: int = 1,
     ) -> None:
         self.groups, self.seen, self.acted = dict(groups), seen, tuple(acted)
         self.remembered = tuple(remembered)
+        self.n_members = n_members
         alike = [[group] for group in groups.values()] if apart else _alike(groups.values())
-        self.joined = {group.name: group for group in map(join, alike)}
+        teams = [join(own) for own in alike]
+        if n_members > 1:
+            teams = [of_members(team, n_members) for team in teams]
+        self.joined = {group.name: group for group in teams}
 
     def gather(self, batch: TensorDictBase) -> TensorDictBase:
         """Returns the batch with the groups that are trained, dense; the batch stays as it is.
 
         Shapes:
-            - batch, returns: ``[E, T]``
+            - batch: ``[E, T]``, ``[P * E, T]`` of a population; returns ``[E, T]``
         """
-        data, following = batch.copy(), batch.get("next")
+        data, following = self._blank(batch), batch.get("next")
         for group in self.groups.values():
             own = group.data(following) if group.agent_done else following
             check_flags(group, own)
@@ -75,6 +83,13 @@ class Block:
         if self.seen is not None and self.seen.name not in self.joined:
             self._gather_seen(self.seen, batch, data)
         return data
+
+    def _blank(self, batch: TensorDictBase) -> TensorDictBase:
+        """Returns what joined groups are set into: of a population, only they are the members'."""
+        if self.n_members == 1:
+            return batch.copy()
+        n_envs, *others = batch.shape
+        return TensorDict({}, [n_envs // self.n_members, *others], device=batch.device)
 
     def _gather_seen(self, group: GroupSpec, batch: TensorDictBase, data: TensorDictBase) -> None:
         now = group.gather(batch, flags=True).get(group.name)

@@ -22,6 +22,7 @@ from torchrl_marl.learners.networks import (
 from torchrl_marl.modules.communication_config import gives_links
 from torchrl_marl.modules.config import carries
 from torchrl_marl.modules.joined_actor import GroupActors
+from torchrl_marl.population import of_members
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["BlockLearner"]
@@ -36,6 +37,7 @@ class BlockLearner(nn.Module):
         team (TeamSpec, optional): all groups of the environment, for what sees across groups.
         device (torch.device, optional): of the networks.
         execution ("eager", "compile" or "cudagraph"): how its updates run.
+        n_members (int): members of a population, each of which learns by itself.
 
     Attributes:
         block (Block): the joined groups, and batches in their layout.
@@ -60,16 +62,24 @@ class BlockLearner(nn.Module):
         team: TeamSpec | None = None,
         device: torch.device | str | None = None,
         execution: str = "eager",
+        n_members: int = 1,
     ) -> None:
         super().__init__()
         if execution != "trace":  # for tests: a graph, run operation by operation
             check_execution(execution, device, type(self).__name__)
-        self.execution = execution
+        self.execution, self.n_members = execution, n_members
         self.groups, self.config = dict(groups), config
         seen = seen_by_critics((self.groups if team is None else team.groups).values(), config)
+        if seen is not None and n_members > 1:
+            seen = of_members(seen, n_members, same_actions=False)
         apart = must_stay_apart(config)
         self.block = Block(
-            self.groups, apart=apart, seen=seen, acted=self.acted, remembered=self.remembered
+            self.groups,
+            apart=apart,
+            seen=seen,
+            acted=self.acted,
+            remembered=self.remembered,
+            n_members=n_members,
         )
         check_hearing(self.block.joined, config, team)
         self.observation_norms = ObservationNorms(config.normalize_observations, device)

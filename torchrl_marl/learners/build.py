@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.learners.algorithms import ALGORITHMS, group_config
-from torchrl_marl.learners.config import LearnerConfig
+from torchrl_marl.learners.config import LearnerConfig, OnPolicyConfig
 from torchrl_marl.learners.learner import Learner
+from torchrl_marl.learners.population import PopulationLearner
+from torchrl_marl.learners.population_config import check_members
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
-__all__ = ["build_learners"]
+__all__ = ["build_learners", "build_population", "partition"]
 
 
 def build_learners(
@@ -51,6 +54,43 @@ def build_learners(
         )
         for config, groups in partition(team, default, overrides)
     ]
+
+
+def build_population(
+    team: TeamSpec,
+    default: LearnerConfig,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    n_members: int,
+    settings: Mapping[str, Tensor] | None = None,
+    device: torch.device | str | None = None,
+    execution: str = "eager",
+) -> list[PopulationLearner]:
+    """Builds one learner of all members of a population for all groups of equal settings.
+
+    Args:
+        team, default, overrides, device, execution: as in :func:`build_learners`.
+        n_members (int): how many members.
+        settings (mapping, optional): name -> a setting of each member, ``[P]``.
+
+    Raises:
+        ConfigError: settings with which members would not learn by themselves.
+    """
+    learners = []
+    for config, groups in partition(team, default, overrides):
+        check_members(config)
+        learners.append(
+            PopulationLearner(
+                groups,
+                cast(OnPolicyConfig, config),
+                n_members=n_members,
+                settings=settings,
+                team=team,
+                device=device,
+                execution=execution,
+            )
+        )
+    return learners
 
 
 def partition(

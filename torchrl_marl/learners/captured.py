@@ -14,7 +14,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.capture import Program, capture
-from torchrl_marl.learners.adam import adam_, start_adam
+from torchrl_marl.learners.adam import start_adam
 from torchrl_marl.learners.recording import (
     Programs,
     random_state,
@@ -178,19 +178,10 @@ class CapturedUpdates(Updates):
             for name, clip in self.clips.items():
                 own = [found.get(parameter) for parameter in clip.parameters]
                 metrics[name, "grad_norm"] = clip.scale(own)
+            self.stop.saw({name: metrics[name, "grad_norm"] for name in self.clips})
             settings = self.optimizer.param_groups[0]
-            adam_(
-                parameters,
-                list(found.values()),
-                means,
-                squares,
-                steps,
-                self._lr,
-                self.stop.all,
-                self.stop.frozen(parameters),
-                settings["betas"],
-                settings["eps"],
-            )
+            moments = means, squares, steps
+            self.stop.adam(parameters, list(found.values()), moments, self._lr, settings)
             self._call_after()
             columns = [self.stop.watched(metrics)]
             columns += [value.reshape(-1) for value in metrics.values()]

@@ -32,7 +32,8 @@ class GradientClip:
 
     Args:
         parameters (iterable of Parameter): of the networks of all groups.
-        limit (float, optional): the largest norm; None for none.
+        limit (float or Tensor, optional): the largest norm; None for none. A tensor ``[G + 1]``
+            gives each group its own, the last to rows that serve several.
         n_groups (int): number G of groups.
         rows (sequence of Tensor, optional): for each row of each parameter the group that it
             serves, G where it serves several; from :meth:`of_networks`. None: one group.
@@ -46,7 +47,7 @@ class GradientClip:
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
-        limit: float | None = None,
+        limit: float | Tensor | None = None,
         *,
         n_groups: int = 1,
         rows: Sequence[Tensor] | None = None,
@@ -165,7 +166,7 @@ class GradientClip:
         if self.row_groups is None:
             found = [g for g in gradients if g is not None]
             norm = nn.utils.get_total_norm(found, foreach=True)
-            if not math.isinf(self.limit):
+            if isinstance(self.limit, Tensor) or not math.isinf(self.limit):
                 torch._foreach_mul_(found, (self.limit / (norm + 1e-6)).clamp(max=1.0))
             return norm
         of_all = [
@@ -196,10 +197,21 @@ class GradientClip:
         if self.row_groups is None:
             return [flags[0]] * len(self.parameters)
         common = flags.any() if common is None else common
-        served = torch.cat([flags, common.unsqueeze(0)])[self.row_groups].split(self.sizes)
+        return self.spread(torch.cat([flags, common.unsqueeze(0)]))
+
+    def spread(self, values: Tensor) -> list[Tensor]:
+        """Returns the value of each row of each parameter.
+
+        Args:
+            values (Tensor): of each group, and of rows that serve several, ``[G + 1]``.
+
+        Shapes:
+            - each: a scalar, or as many dims as the parameter, 1 behind the first
+        """
+        assert self.row_groups is not None
         return [
             rows.reshape(-1, *(1,) * (p.ndim - 1)) if p.ndim else rows[0]
-            for p, rows in zip(self.parameters, served)
+            for p, rows in zip(self.parameters, values[self.row_groups].split(self.sizes))
         ]
 
 

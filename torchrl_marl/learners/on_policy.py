@@ -42,6 +42,8 @@ class OnPolicyLearner(EpochLearner):
         device (torch.device, optional): of networks and optimizer.
         execution ("eager", "compile" or "cudagraph"): operation by operation; or each update,
             from the minibatch to Adam, as one compiled graph, which a GPU may replay.
+        n_members (int): members of a population, each of which learns by itself from the envs of a
+            batch that are its own.
 
     Attributes:
         actors (GroupActors): by group; groups that are trained as one act as one, too.
@@ -86,8 +88,16 @@ class OnPolicyLearner(EpochLearner):
         team: TeamSpec | None = None,
         device: torch.device | str | None = None,
         execution: str = "eager",
+        n_members: int = 1,
     ) -> None:
-        super().__init__(groups, config, team=team, device=device, execution=execution)
+        super().__init__(
+            groups,
+            config,
+            team=team,
+            device=device,
+            execution=execution,
+            n_members=n_members,
+        )
         self.critics = nn.ModuleDict()
         self.critic_states: dict[str, Tensor] = {}
         norms, seen = self.observation_norms, self.block.seen

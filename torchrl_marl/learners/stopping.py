@@ -12,7 +12,7 @@ import torch
 from tensordict import NestedKey
 from torch import Tensor
 
-from torchrl_marl.learners.adam import freeze, start_adam
+from torchrl_marl.learners.adam import adam_, freeze, start_adam
 from torchrl_marl.learners.clipping import GradientClip
 
 __all__ = ["KLStop", "Turns"]
@@ -85,6 +85,33 @@ class KLStop:
         """Splits values ``[G]``: the name of a loss, and those of its groups."""
         sizes = [clip.n_groups for clip in self.clips.values()]
         return zip(self.clips, values.split(sizes))
+
+    def saw(self, norms: Mapping[str, Tensor]) -> None:
+        """Looks at the norms of an update's gradients, before its step.
+
+        Args:
+            norms (mapping): name of a loss -> those of its groups, a scalar or ``[G]``.
+        """
+
+    def adam(
+        self,
+        parameters: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        moments: Sequence[Sequence[Tensor]],
+        lr: Tensor,
+        settings: Mapping[str, Any],
+    ) -> None:
+        """Takes a step of Adam that leaves groups that have stopped as they were, in a graph.
+
+        Args:
+            parameters, gradients (sequence of Tensor): of the same shapes.
+            moments (sequence): means, squares and steps.
+            lr (Tensor): learning rate, a scalar.
+            settings (mapping): ``betas`` and ``eps``.
+        """
+        means, squares, steps = moments
+        how = self.all, self.frozen(parameters), settings["betas"], settings["eps"]
+        adam_(parameters, gradients, means, squares, steps, lr, *how)
 
     def step(self, optimizer: torch.optim.Adam) -> None:
         """Takes a step of the optimizer that leaves groups that have stopped as they were."""

@@ -27,7 +27,7 @@ def summarize(
     lr: float,
     epochs: Mapping[str, Tensor],
 ) -> TensorDict:
-    """Returns the metrics of a batch as tensors, ``(group, name)``.
+    """Returns the metrics of a batch as tensors, ``(group, name)``; of a population ``[P]``.
 
     Args:
         history (mapping): (name of groups that are trained as one, metric) -> ``[U]``, or
@@ -49,14 +49,12 @@ def summarize(
             value = values.masked_fill(~counts, -torch.inf).amax(0)
         else:
             value = masked_mean(values, counts, 0)
-        groups_of = joined[name].groups  # which may learn one thing together
-        for group, own in zip(groups_of, value.expand(len(groups_of))):
+        for group, own in joined[name].by_source(value):
             summary[group.name, key] = own
     for name, passes in epochs.items():
-        groups_of = joined[name].groups
-        for group, own in zip(groups_of, passes.expand(len(groups_of))):
+        for group, own in joined[name].by_source(passes):
             # Filled on the device: nothing is copied there.
-            summary[group.name, "lr"] = torch.full((), lr, device=device)
+            summary[group.name, "lr"] = torch.full(own.shape, lr, device=device)
             summary[group.name, "epochs"] = own.clone()
     return summary
 

@@ -122,6 +122,7 @@ class Updates:
         total.backward()
         for name, clip in self.clips.items():
             metrics[name, "grad_norm"] = clip()
+        self.stop.saw({name: metrics[name, "grad_norm"] for name in self.clips})
         self.stop.step(self.optimizer)
         if self.after is not None:
             with torch.no_grad():

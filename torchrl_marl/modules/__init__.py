@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torchrl_marl.modules.mixed_critic import make_mixed_critic
     from torchrl_marl.modules.mixers import make_mixer
     from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
+    from torchrl_marl.modules.players import Players
     from torchrl_marl.modules.q_actor import make_q_actor
     from torchrl_marl.modules.random_actor import RandomActor
     from torchrl_marl.modules.registry import register_body, register_sharing
@@ -57,6 +58,7 @@ __getattr__, __dir__, __all__ = attach(
         "mixed_critic": ["make_mixed_critic"],
         "mixers": ["make_mixer"],
         "normalization": ["ObservationNorm", "ValueNorm"],
+        "players": ["Players"],
         "q_actor": ["make_q_actor"],
         "random_actor": ["RandomActor"],
         "registry": ["register_body", "register_sharing"],

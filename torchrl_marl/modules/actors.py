@@ -119,7 +119,7 @@ class GroupActor(ProbabilisticActor):
 def remembered_of(actor: nn.Module, group: GroupSpec) -> dict[str, int]:
     """Returns the numbers that an agent remembers, by group; empty without memory."""
     size = state_size(actor)
-    return {own.name: size for own in group.groups if size}
+    return {own.name: size for own in group.sources if size}
 
 
 def hears_of(actor: nn.Module) -> bool:
@@ -155,7 +155,7 @@ def make_primer(group: GroupSpec, sizes: Mapping[str, int]) -> TensorDictPrimer:
         sizes (mapping): group -> the numbers S that each of its agents remembers.
     """
     primers: dict[NestedKey, Any] = {
-        (own.name, "hidden"): Unbounded((own.n_agents, sizes[own.name])) for own in group.groups
+        (own.name, "hidden"): Unbounded((own.n_agents, sizes[own.name])) for own in group.sources
     }
     return TensorDictPrimer(primers, default_value=0.0, reset_key="_reset", expand_specs=True)
 

@@ -152,18 +152,9 @@ def columns_of_groups(seen: GroupSpec, group: GroupSpec, own_group: bool) -> lis
     """
     own = seen.observation_dims
     starts = [sum(own[:i]) for i in range(len(own))]
-    everything = list(range(sum(own)))
-    if not own_group:
-        return [everything for _ in group.groups]
-    names = [seen.groups[i].name for i in seen.group_index]
     return [
-        [
-            start + j
-            for name, start, width in zip(names, starts, own)
-            if name == one.name
-            for j in range(width)
-        ]
-        for one in group.groups
+        [start + j for i, start in enumerate(starts) if reads[i] for j in range(own[i])]
+        for reads in _who_is_seen(seen, group, own_group)
     ]
 
 
@@ -172,10 +163,18 @@ def inputs_of_groups(
 ) -> list[Features]:
     """Returns what the columns of :func:`columns_of_groups` hold, for each of ``group.groups``."""
     rows = agent_features(seen, standardized)
-    names = [seen.groups[i].name for i in seen.group_index]
     return [
-        side_by_side(row for name, row in zip(names, rows) if name == one.name or not own_group)
-        for one in group.groups
+        side_by_side(row for row, read in zip(rows, reads) if read)
+        for reads in _who_is_seen(seen, group, own_group)
+    ]
+
+
+def _who_is_seen(seen: GroupSpec, group: GroupSpec, own_group: bool) -> list[list[bool]]:
+    """Returns which agents of ``seen`` each of ``group.groups`` sees: its team's, or its own."""
+    agents = [(seen.groups[i].name, seen.teams[i]) for i in seen.group_index]
+    return [
+        [name == one.name if own_group else theirs == team for name, theirs in agents]
+        for one, team in zip(group.groups, group.teams)
     ]
 
 

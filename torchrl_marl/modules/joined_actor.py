@@ -42,9 +42,9 @@ class JoinedActor(TensorDictModuleBase):
         self.group = group
         self.state_size = state_size(actor)
         self.extra = _REMEMBERED if self.state_size else ()
-        self.in_keys = [key for own in group.groups for key in _read(own, self.extra)]
+        self.in_keys = [key for own in group.sources for key in _read(own, self.extra)]
         self.written = tuple(leaf for leaf in _ACTED if group.key(leaf) in actor.out_keys)
-        self.out_keys = [key for own in group.groups for key in self.written_of(own)]
+        self.out_keys = [key for own in group.sources for key in self.written_of(own)]
 
     def written_of(self, group: GroupSpec) -> list[NestedKey]:
         """Returns the keys that it writes for a group."""
@@ -53,7 +53,7 @@ class JoinedActor(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts."""
-        for group in self.group.groups if self.extra else ():
+        for group in self.group.sources if self.extra else ():
             check_memory(group, tensordict)
         joined = self.actor(self.group.gather(tensordict, leaves=self.extra))
         self.group.scatter(joined, tensordict, self.written)
@@ -63,8 +63,7 @@ class JoinedActor(TensorDictModuleBase):
 
     def scatter_state(self, state: Tensor, tensordict: TensorDictBase) -> None:
         """Writes what is remembered, ``[*B, N, S]``, to the groups that are there."""
-        sizes = [group.n_agents for group in self.group.groups]
-        for group, rows in zip(self.group.groups, state.split(sizes, -2)):
+        for group, rows in zip(self.group.sources, self.group.split(state, state.ndim - 2)):
             tensordict.set(("next", group.name, "hidden"), rows)
 
     def part(self, name: str) -> ActorPart:
@@ -91,14 +90,14 @@ class ActorPart(TensorDictModuleBase):
     def __init__(self, whole: JoinedActor, name: str) -> None:
         super().__init__()
         self.whole = whole
-        [self.group] = [group for group in whole.group.groups if group.name == name]
+        [self.group] = [group for group in whole.group.sources if group.name == name]
         self.in_keys = _read(self.group, whole.extra)
         self.out_keys = whole.written_of(self.group)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts."""
         team = TensorDict({}, tensordict.batch_size, device=tensordict.device)
-        for group in self.whole.group.groups:
+        for group in self.whole.group.sources:
             present = group.name == self.group.name
             blank = group.data(tensordict).copy() if present else self._blank(group, team)
             team.set(group.name, blank)
@@ -147,7 +146,7 @@ class GroupActors(nn.Module):
         """Adds the actor of a group, or of several groups as one."""
         whole = JoinedActor(actor, group) if isinstance(group, JoinedGroup) else actor
         self.add_module(group.name, whole)
-        self._names.update({own.name: group.name for own in group.groups})
+        self._names.update({own.name: group.name for own in group.sources})
 
     def __getitem__(self, name: str) -> TensorDictModuleBase:
         whole = self._modules[self._names[name]]
@@ -185,7 +184,7 @@ def merge_parts(actors: Iterable[TensorDictModuleBase]) -> list[TensorDictModule
     merged: list[TensorDictModuleBase] = []
     for actor in actors:
         parts = found.get(id(actor.whole), []) if isinstance(actor, ActorPart) else []
-        groups = parts[0].whole.group.groups if parts else ()
+        groups = parts[0].whole.group.sources if parts else ()
         if not parts or len(parts) < len(groups):
             merged.append(actor)
         elif actor is parts[0]:

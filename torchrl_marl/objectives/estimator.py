@@ -84,7 +84,7 @@ class TeamGAE(MultiAgentGAE):
         # Without a device its numbers are on the CPU, where no CUDA graph may read them.
         kwargs = {"device": device, **kwargs}
         super().__init__(gamma=gamma, lmbda=lmbda, value_network=value_network, **kwargs)
-        self._discount = (float(gamma), float(lmbda))
+        self._discount: tuple[float | Tensor, float | Tensor] = (float(gamma), float(lmbda))
         self.bootstrap, self.group = bootstrap, group
         self.mask_key: NestedKey | None = None if group is None else group.mask_key
         self.remembers = has_cells(value_network)
@@ -94,6 +94,10 @@ class TeamGAE(MultiAgentGAE):
         self._value_norm = (value_norm,)
         if group is not None:
             self.set_keys(**estimator_keys(group, bootstrap))
+
+    def set_discount(self, gamma: float | Tensor, lmbda: float | Tensor) -> None:
+        """Sets discount and weight of longer returns; each agent's own where ``[N, 1]``."""
+        self._discount = gamma, lmbda
 
     def forward(
         self,
@@ -282,11 +286,12 @@ def transition_complete(done: Tensor, terminated: Tensor, seen: Tensor) -> Tenso
 def estimator_keys(group: GroupSpec, bootstrap: str) -> dict[str, NestedKey]:
     """Returns the keys of an estimator or a loss for a group."""
     team = bootstrap == "team" or not group.agent_done
+    done, terminated = group.team_end_keys if team else (group.done_key, group.terminated_key)
     return {
         "advantage": group.key("advantage"),
         "value_target": group.key("value_target"),
         "value": group.key("state_value"),
         "reward": group.reward_key,
-        "done": "done" if team else group.done_key,
-        "terminated": "terminated" if team else group.terminated_key,
+        "done": done,
+        "terminated": terminated,
     }

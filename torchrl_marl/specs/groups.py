@@ -89,6 +89,29 @@ class GroupSpec:
         return (self,)
 
     @property
+    def sources(self) -> tuple[GroupSpec, ...]:
+        """Groups that a TensorDict holds for it."""
+        return self.groups
+
+    @property
+    def teams(self) -> tuple[int, ...]:
+        """Number of the team that each of ``groups`` is in: of a population, its member."""
+        return (0,) * len(self.groups)
+
+    def by_source(self, values: Tensor) -> list[tuple[GroupSpec, Tensor]]:
+        """Returns what belongs to each of ``sources``: a scalar, or one of each member, ``[P]``.
+
+        Args:
+            values (Tensor): of each of ``groups``, ``[G]``, or of all together, ``[1]``.
+        """
+        return list(zip(self.sources, values.expand(len(self.groups))))
+
+    @property
+    def team_end_keys(self) -> tuple[NestedKey, NestedKey]:
+        """Where it stands whether the whole team is done, and whether it terminated."""
+        return "done", "terminated"
+
+    @property
     def group_index(self) -> tuple[int, ...]:
         """Index of each agent's group among ``groups``."""
         return tuple(i for i, group in enumerate(self.groups) for _ in range(group.n_agents))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, quoted
 from torchrl_marl.learners.algorithms import LearnerSettings
 from torchrl_marl.learners.config import LearnerConfig, OnPolicyConfig
+from torchrl_marl.learners.population_config import check_members
 from torchrl_marl.settings import (
     AnyOf,
     Count,
@@ -27,6 +28,9 @@ from torchrl_marl.settings import (
     override,
     read_yaml,
 )
+from torchrl_marl.settings import check as check_settings
+from torchrl_marl.training.evolution_config import EvolutionConfig
+from torchrl_marl.training.population_config import PopulationConfig
 
 __all__ = [
     "BACKENDS",
@@ -35,6 +39,7 @@ __all__ = [
     "EvaluationConfig",
     "LoggingConfig",
     "TrainConfig",
+    "members_of",
     "read_run_config",
     "seed_folders",
 ]
@@ -141,6 +146,10 @@ class TrainConfig:
     """Saving the run."""
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     """Showing and sending metrics."""
+    population: PopulationConfig = field(default_factory=PopulationConfig)
+    """Members that are trained side by side."""
+    evolution: EvolutionConfig = field(default_factory=EvolutionConfig)
+    """Copies of good members that replace others."""
 
     def check(self, at: str = "", skip: Collection[str] = ()) -> None:
         """Refuses what does not fit together.
@@ -171,6 +180,13 @@ class TrainConfig:
                 f"{self.frames_per_batch}; raise the first or lower the second."
             )
         self.check_learners(own_env=own_env)
+        if self.population.size > 1:
+            check_population(self, own_env=own_env)
+        elif self.evolution.method != "none":
+            raise ConfigError(
+                f"evolution.method is {self.evolution.method!r}, but population.size is 1; use "
+                "population.size=8, or so, or evolution.method=none."
+            )
 
     def check_learners(self, *, own_env: bool = False) -> None:
         """Refuses settings of learners that do not fit the rest of the run.
@@ -185,6 +201,57 @@ class TrainConfig:
         for group in self.groups:
             learner: LearnerConfig = override(self, "groups", group)
             learner.check_run(self, f"groups.{group}.", own_env=own_env)
+
+
+def check_population(run: TrainConfig, *, own_env: bool = False) -> None:
+    """Refuses what does not fit a population's members, each of which is a run.
+
+    Args:
+        run (TrainConfig): the settings.
+        own_env (bool): the caller brings an environment.
+
+    Raises:
+        ConfigError: naming the setting and the fix.
+    """
+    if own_env or run.env.library == "own":
+        raise ConfigError(
+            f"population.size is {run.population.size}, but the environment is one of your own, "
+            "of which members cannot each have some; name a world (env.name), or use "
+            "population.size=1."
+        )
+    if run.stop_at_return is not None:
+        raise ConfigError(
+            f"stop_at_return is {run.stop_at_return:g}, but a population's members end together; "
+            "use stop_at_return=null, or population.size=1."
+        )
+    check_members(run.learner)
+    for group in run.groups:
+        check_members(override(run, "groups", group), f"groups.{group}.")
+    values = run.population.values(run.seed).values()
+    for extreme in ([own.index(pick(own)) for own in values] for pick in (min, max)):
+        for member in set(extreme):  # whether values are in the ranges of their settings
+            check_settings(members_of(run)[member].learner, "learner.")
+
+
+def members_of(run: TrainConfig) -> list[TrainConfig]:
+    """Returns the settings of each member of a population, as an ordinary run has them.
+
+    Args:
+        run (TrainConfig): the population's.
+    """
+    values: dict[str, list[Any]] = {**run.population.values(run.seed)}
+    return [
+        replace(
+            run,
+            seed=run.seed + member,
+            population=PopulationConfig(),
+            learner=replace(run.learner, **{name: own[member] for name, own in values.items()}),
+            folder=None
+            if run.folder is None
+            else str(Path(run.folder) / f"seed{run.seed + member}"),
+        )
+        for member in range(run.population.size)
+    ]
 
 
 def seed_folders(folder: str | Path) -> list[Path]:

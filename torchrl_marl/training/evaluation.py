@@ -6,7 +6,7 @@ Shapes: E envs, N agents of a group.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +26,7 @@ from torchrl_marl.training.animation import animate, check_drawable
 from torchrl_marl.training.births import begun
 from torchrl_marl.training.metrics import group_reward
 
-__all__ = ["evaluate", "first_episodes", "measured", "put_back"]
+__all__ = ["evaluate", "evaluate_members", "first_episodes", "measured", "put_back"]
 
 _ACTIONS = 7_368_787
 Policy = Callable[[TensorDictBase], TensorDictBase]
@@ -91,15 +91,59 @@ def evaluate(
         if gif is not None:
             animate(env, act, gif)
     sums = {name: torch.cat([r[name] for r in rewards]) for name in team.groups}
+    return _figures(team, sums, torch.cat(lengths))
+
+
+def _figures(team: TeamSpec, sums: Mapping[str, Tensor], lengths: Tensor) -> dict[str, float]:
+    """Returns the means over episodes, of which a group's returns and the lengths are given."""
     weighted = sum(sums[name] * group.n_agents for name, group in team.groups.items())
     total = cast(Tensor, weighted) / team.n_agents
     result = {
         "return_mean": total.mean().item(),
         "return_std": total.std(correction=0).item(),
-        "length_mean": torch.cat(lengths).float().mean().item(),
-        "episodes": episodes,
+        "length_mean": lengths.float().mean().item(),
+        "episodes": len(lengths),
     }
     return result | {f"{name}/episode_reward": value.mean().item() for name, value in sums.items()}
+
+
+def evaluate_members(
+    env: EnvBase,
+    policy: Policy | None,
+    team: TeamSpec,
+    n_members: int,
+    *,
+    episodes: int,
+    deterministic: bool = True,
+    seed: int = 0,
+    longest: int = 10_000,
+) -> list[dict[str, float]]:
+    """Plays exactly ``episodes`` whole episodes of each member of a population.
+
+    Args:
+        env (EnvBase): whose envs are the members', one after the other.
+        policy, team, episodes, deterministic, seed, longest: of :func:`evaluate`.
+        n_members (int): how many members.
+
+    Returns:
+        list of dict: of each member, as :func:`evaluate` returns it.
+    """
+    mode = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+    act = env.rand_action if policy is None else policy
+    num_envs = env.batch_size.numel()
+    random_state = RandomState(seed + _ACTIONS, env.device or "cpu")
+    found: list[dict[str, Tensor]] = []
+    with torch.no_grad(), random_state.active(), set_exploration_type(mode), measured(env):
+        env.set_seed(seed)
+        for _ in range(0, episodes, num_envs // n_members):
+            sums, length = first_episodes(env, act, team, num_envs, longest)
+            rows = {**sums, "length": length}
+            found.append({k: x.unflatten(0, (n_members, -1)) for k, x in rows.items()})
+    rows = {k: torch.cat([x[k] for x in found], 1)[:, :episodes] for k in found[0]}
+    return [
+        _figures(team, {name: rows[name][i] for name in team.groups}, rows["length"][i])
+        for i in range(n_members)
+    ]
 
 
 @contextlib.contextmanager

@@ -34,10 +34,17 @@ class EpisodeTracker:
 
     Args:
         team (TeamSpec): the groups.
+        n_members (int): members of a population, whose envs lie one after the other; means are
+            then those of each, ``[P]``.
+
+    Attributes:
+        returns (tuple, optional): of a population's last batch, all agents' mean return up to each
+            step of their episode, and where episodes ended; both ``[E, T]``.
     """
 
-    def __init__(self, team: TeamSpec) -> None:
-        self.team = team
+    def __init__(self, team: TeamSpec, n_members: int = 1) -> None:
+        self.team, self.n_members = team, n_members
+        self.returns: tuple[Tensor, Tensor] | None = None
         self._running: dict[str, Tensor] = {}
         self._births = Births(team)
         # For zero-sum games: steps with rewards, and those whose rewards do not add up to 0.
@@ -48,12 +55,11 @@ class EpisodeTracker:
         """Returns means over the episodes that ended in a batch ``[E, T]``; NaN where none did."""
         batch = batch.flatten(0, -2) if batch.ndim > 2 else batch
         done = batch.get(("next", "done")).reshape(*batch.shape)
-        ended = done.any()
         born = self._births.update(batch)
         for name, counts in self._rewarded.items():
             found = self._look_for_games(self.team.groups[name], batch)
             self._rewarded[name] = counts.to(found.device) + found
-        means = {}
+        means, ended = {}, []
         series = {}
         for name, group in self.team.groups.items():
             series[f"{name}/episode_reward"] = group_reward(group, batch, born.get(name))
@@ -61,8 +67,18 @@ class EpisodeTracker:
         for name, value in series.items():
             start = self._running.get(name, torch.zeros_like(value[:, 0]))
             totals, self._running[name] = _episode_sums(value, done, start)
-            means[name] = torch.where(ended, masked_mean(totals, done), torch.nan)
+            means[name] = self._mean(totals, done)
+            if name.endswith("/episode_reward"):
+                ended.append(totals * self.team.groups[name.rpartition("/")[0]].n_agents)
+        if self.n_members > 1:
+            self.returns = torch.stack(ended).sum(0) / self.team.n_agents, done
         return means
+
+    def _mean(self, totals: Tensor, done: Tensor) -> Tensor:
+        if self.n_members == 1:
+            return torch.where(done.any(), masked_mean(totals, done), torch.nan)
+        totals, done = (x.reshape(self.n_members, -1) for x in (totals, done))
+        return torch.where(done.any(-1), masked_mean(totals, done, -1), torch.nan)
 
     def _look_for_games(self, group: GroupSpec, batch: TensorDictBase) -> Tensor:
         """Counts steps with rewards, and those whose rewards do not add up to 0."""
@@ -101,14 +117,15 @@ class EpisodeTracker:
         self._running = {key: x for key, x in state.items() if not key.endswith("/born")}
 
 
-def count_agent_frames(team: TeamSpec, batch: TensorDictBase) -> Tensor:
-    """Returns the env steps times living agents."""
-    total = torch.zeros((), dtype=torch.int64, device=batch.get(("next", "done")).device)
+def count_agent_frames(team: TeamSpec, batch: TensorDictBase, n_members: int = 1) -> Tensor:
+    """Returns the env steps times living agents; of a population ``[P]``."""
+    shape = () if n_members == 1 else (n_members,)
+    total = torch.zeros(shape, dtype=torch.int64, device=batch.get(("next", "done")).device)
     for group in team.groups.values():
         if group.mask_key is None:
-            total += batch.numel() * group.n_agents
+            total += batch.numel() // n_members * group.n_agents
         else:
-            total += batch.get(group.mask_key).sum()
+            total += batch.get(group.mask_key).reshape(*shape, -1).sum(-1)
     return total
 
 

@@ -110,6 +110,11 @@ class Run:
         """
         folder = Path(folder)
         config = read_run_config(folder)
+        if config.population.size > 1:
+            raise CheckpointError(
+                f"{str(folder)!r} is a population of {config.population.size}, each with a run "
+                f"folder; give one of them, such as {folder / f'seed{config.seed}'}."
+            )
         device = config.device if device is None else device
         if env is None:
             check_world(folder, config.env, trust)

@@ -23,6 +23,7 @@ from torchrl_marl.training.environments import time_limit
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder, has_checkpoint
 from torchrl_marl.training.origin import check_world, sign_world
+from torchrl_marl.training.population import PopulationTraining
 from torchrl_marl.training.recorder import say
 from torchrl_marl.training.training import Training
 from torchrl_marl.trust import trusting
@@ -60,7 +61,7 @@ def resume_training(
         config = config or before
         if config.execution == "auto":  # of a version that knew no other than eager
             config = dataclasses.replace(config, execution="eager")
-        training = Training(config, folder, env)
+        training = _training_of(config)(config, folder, env)
         with trusting(trust), fitting(used):
             training.load_state_dict(state)
         set_aside_later(used)
@@ -69,6 +70,10 @@ def resume_training(
         folder.release()
         raise
     return training
+
+
+def _training_of(config: TrainConfig) -> type[Training]:
+    return PopulationTraining if config.population.size > 1 else Training
 
 
 def _begin(folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Training:
@@ -83,13 +88,14 @@ def _begin(folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Train
         )
         config = dataclasses.replace(config, env=own)
         config.check_learners()
-    training = Training(config, folder, env)
+    training = _training_of(config)(config, folder, env)
     for learner, groups in partition(training.team, config.learner, config.groups):
         refuse_large_store(learner, groups.values(), training.device)
     _write_config(training)  # the settings in use: clusters and execution are known by now
     sign_world(training.folder, config.env)
     training.open()
-    frames, num_envs = config.total_frames, training.env.batch_size.numel()
+    frames = config.total_frames
+    num_envs = training.env.batch_size.numel() // config.population.size
     batch = math.ceil(config.frames_per_batch / num_envs) * num_envs
     if frames % batch:
         n = math.ceil(frames / batch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import time
 import warnings
 import weakref
@@ -36,7 +35,6 @@ from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import Environments
 from torchrl_marl.training.evaluation import evaluate, put_back
 from torchrl_marl.training.execution import choose_execution
-from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
@@ -44,8 +42,9 @@ from torchrl_marl.training.process_state import ProcessState
 from torchrl_marl.training.recorder import Recorder, say
 from torchrl_marl.training.run import EVALUATION_SEED, Run
 from torchrl_marl.training.stopping import StopAtReturn
+from torchrl_marl.training.summary import figures_of, write_summary
 
-__all__ = ["Iteration", "Training"]
+__all__ = ["Iteration", "Training", "in_its_own_state"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Iteration:
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def _in_its_own_state(method: Method) -> Method:
+def in_its_own_state(method: Method) -> Method:
     """Runs a method with the random generators and threads of the training."""
 
     @functools.wraps(method)
@@ -162,7 +161,7 @@ class Training:
         """Whether all frames are collected, or the return is high enough."""
         return self.frames >= self.config.total_frames or self.stopping.reached
 
-    @_in_its_own_state
+    @in_its_own_state
     def begin(self) -> None:
         """Evaluates the untrained, the random and the heuristic policy, once, and saves."""
         if "return_before" in self.run.summary:
@@ -181,7 +180,7 @@ class Training:
         for name in self.team.groups if len(self.team.groups) > 1 else ():
             self.run.summary[f"{name}/return_{when}"] = result[f"{name}/episode_reward"]
 
-    @_in_its_own_state
+    @in_its_own_state
     def step(self) -> Iteration:
         """Collects a batch, learns from it, writes a row; evaluates and saves when due."""
         began = time.perf_counter()
@@ -217,7 +216,7 @@ class Training:
         self._do_what_is_due(batch.numel())
         return Iteration(self.run, self.iteration, self.frames, row, batch)
 
-    @_in_its_own_state
+    @in_its_own_state
     def learn_once(self) -> None:
         """Collects a batch and learns from it, and no more."""
         self._learn(self.collector.rollout())
@@ -235,10 +234,13 @@ class Training:
         return learned
 
     def _do_what_is_due(self, collected: int) -> None:
-        settings = self.config.checkpoint
         every = self.config.evaluation.every_frames
         if every and not self.done and self.frames // every > (self.frames - collected) // every:
             self.stopping.saw_evaluation(self.evaluate()["return_mean"])
+        self._save_if_due()
+
+    def _save_if_due(self) -> None:
+        settings = self.config.checkpoint
         every, minutes = settings.every_iterations, settings.every_minutes
         late = minutes is not None and time.monotonic() - self._saved_when >= 60 * minutes
         if late or (every and self.iteration % every == 0):
@@ -250,7 +252,7 @@ class Training:
         total = sum(row[f"{name}/episode_reward"] * group.n_agents for name, group in groups)
         return total / self.team.n_agents
 
-    @_in_its_own_state
+    @in_its_own_state
     def evaluate(self) -> dict[str, float]:
         """Evaluates the policy and writes a row of ``evaluation.csv``."""
         result = self._measure(self.policy)
@@ -286,7 +288,7 @@ class Training:
             if hasattr(learner, "cut"):
                 learner.cut()
 
-    @_in_its_own_state
+    @in_its_own_state
     def end(self) -> None:
         """Evaluates the trained policy, saves and writes the summary."""
         self.recorder.close_bar()
@@ -299,16 +301,9 @@ class Training:
                     f"has reached stop_at_return, {self.stopping.limit:g}"
                 )
             self.saved_at = None  # the last iteration's checkpoint lacks it
-        self.run.summary |= {
-            "recipe": self.config.recipe,
-            "seed": self.config.seed,
-            "frames": self.frames,
-            "seconds": round(self.seconds, 2),
-            "frames_per_second": round(self.frames / max(self.seconds, 1e-9), 1),
-        }
+        self.run.summary |= figures_of(self.config, self.frames, self.seconds)
         self.save()
-        with whole_file(self.folder / "summary.json") as file:
-            file.write(json.dumps(self.run.summary, indent=2) + "\n")
+        write_summary(self.folder, self.run.summary)
         if self.config.evaluation.gif:
             self.run.evaluate(episodes=1, gif=True)
 
@@ -340,7 +335,7 @@ class Training:
         if self.left is not None:
             self.left.detach()
 
-    @_in_its_own_state
+    @in_its_own_state
     def state_dict(self) -> dict[str, Any]:
         """Returns all state that exact resuming needs."""
         collector = self.collector.state_dict()
@@ -357,7 +352,7 @@ class Training:
             "random": RandomState.of_process(self.device).state_dict(),
         }
 
-    @_in_its_own_state
+    @in_its_own_state
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a checkpoint."""
         self.iteration = self.saved_at = state["iteration"]

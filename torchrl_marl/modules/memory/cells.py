@@ -259,9 +259,8 @@ class _Linear(Memory):
         self.size = self.out_features = self.state_size = size
         self.input = AgentLinear(in_features, width, index, device=device)
         self.output = AgentLinear(size, size, index, gain=math.sqrt(2.0), device=device)
-        self.skip: nn.Module = nn.Identity()
-        if in_features != size:
-            self.skip = AgentLinear(in_features, size, index, device=device)
+        wide = in_features != size
+        self.skip = AgentLinear(in_features, size, index, device=device) if wide else nn.Identity()
 
     def _run(
         self,

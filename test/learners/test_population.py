@@ -1,0 +1,259 @@
+"""A population's members: each learns as it would alone, and nothing reaches another."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs import with_memory
+from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.envs.toy import Arena
+from torchrl_marl.errors import ConfigError, NonFiniteError
+from torchrl_marl.learners import OnPolicyConfig
+from torchrl_marl.learners.member_rows import MemberRows
+from torchrl_marl.learners.on_policy import OnPolicyLearner
+from torchrl_marl.learners.population import PopulationLearner
+from torchrl_marl.learners.population_config import VARYING
+from torchrl_marl.modules import (
+    CommunicationConfig,
+    CriticConfig,
+    MemoryConfig,
+    NetworkConfig,
+    RecurrentCriticConfig,
+    RecurrentNetworkConfig,
+)
+
+MEMBERS, ENVS, STEPS = 3, 4, 10
+DIFFERENT = {
+    "lr": [1e-3, 2e-3, 5e-4],
+    "entropy_coeff": [0.01, 0.03, 0.02],
+    "critic_coeff": [1.0, 0.5, 2.0],
+    "clip_epsilon": [0.1, 0.2, 0.3],
+    "gamma": [0.9, 0.99, 0.95],
+    "lmbda": [0.9, 0.5, 1.0],
+    "max_grad_norm": [0.1, 0.5, 10.0],
+}
+NETWORK = {"num_cells": [8]}
+CONFIG = OnPolicyConfig(
+    actor=NetworkConfig(**NETWORK),
+    critic=CriticConfig(**NETWORK),
+    minibatch_size=20,
+    num_epochs=2,
+    normalize_observations=True,
+)
+MEMORY = OnPolicyConfig(
+    actor=RecurrentNetworkConfig(**NETWORK, memory=MemoryConfig("gru", size=6)),
+    critic=RecurrentCriticConfig(**NETWORK, memory=MemoryConfig("lstm", size=4)),
+    minibatch_size=20,
+    num_epochs=2,
+    window=5,
+)
+
+
+def world(**settings):
+    defaults = {"n_agents": 2, "years": 2, "lives": 2, "seed": 0}
+    return Arena(MEMBERS * ENVS, **defaults | settings)
+
+
+def population(env, config=CONFIG, settings=None, execution="eager"):
+    torch.manual_seed(0)
+    own = {name: torch.tensor(values) for name, values in (settings or {}).items()}
+    many = PopulationLearner(
+        TeamSpec.from_env(env).groups,
+        config,
+        n_members=MEMBERS,
+        settings=own,
+        execution=execution,
+    )
+    policy = TeamPolicy(many.actors.values())
+    env = with_memory(env, remembered_by(policy)) if config.remembers else env
+    return many, RolloutCollector(env, policy, frames_per_batch=MEMBERS * ENVS * STEPS)
+
+
+def alone(env, config, settings, member):
+    own = {name: values[member] for name, values in settings.items()}
+    return OnPolicyLearner(TeamSpec.from_env(env).groups, dataclasses.replace(config, **own))
+
+
+def numbers_of(learner):
+    state = learner.state_dict(keep_vars=True)
+    tensors = [x for x in state.values() if isinstance(x, torch.Tensor)]
+    moments = [x for own in learner.optimizer.state.values() for x in own.values()]
+    return [x.detach().clone() for x in (*tensors, *moments)]
+
+
+def assert_as_alone(env, config, settings, execution="eager", batches=3):
+    many, collector = population(env, config, settings, execution)
+    ones = [alone(env, config, settings, i) for i in range(MEMBERS)]
+    for i, one in enumerate(ones):
+        MemberRows(many, one).write(i)
+    for n in range(batches):
+        batch = collector.rollout()
+        torch.manual_seed(n)
+        metrics = many.learn(batch.clone())
+        for i, one in enumerate(ones):
+            torch.manual_seed(n)
+            for key, value in one.learn(batch[i * ENVS : (i + 1) * ENVS].clone()).items(True, True):
+                torch.testing.assert_close(metrics[key][i], value, rtol=1e-3, atol=2e-5)
+        collector.finish(batch)
+    for i, one in enumerate(ones):
+        taken = MemberRows(many, alone(env, config, settings, i)).read(i)
+        for x, y in zip(numbers_of(taken), numbers_of(one), strict=True):
+            torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
+    return many
+
+
+@pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
+@pytest.mark.parametrize("execution", ["eager", "trace"])
+def test_a_member_learns_as_it_would_alone(algorithm, execution):
+    config = dataclasses.replace(CONFIG, algorithm=algorithm)
+    assert set(DIFFERENT) == set(VARYING)
+    assert_as_alone(world(), config, DIFFERENT, execution)
+
+
+@pytest.mark.parametrize(
+    ("env", "config"),
+    [
+        ({"n_groups": 2, "n_agents": 4}, {}),
+        ({"n_groups": 2, "n_agents": 4}, {"central_input": "team"}),
+        ({"kinds": 2, "n_actions": 6, "action_mask": True}, {}),
+        ({}, {"actor": NetworkConfig(**NETWORK, sharing="none"), "bootstrap": "agent"}),
+        ({}, {"lr_schedule": "linear", "clip_value": True, "normalize_advantage": "agent"}),
+    ],
+    ids=["groups", "across", "kinds", "apart", "schedules"],
+)
+def test_so_do_members_of_other_teams_and_settings(env, config):
+    assert_as_alone(world(**env), dataclasses.replace(CONFIG, **config), DIFFERENT, batches=2)
+
+
+def test_so_do_members_with_memory():
+    assert_as_alone(world(), MEMORY, {"lr": DIFFERENT["lr"]}, batches=2)
+
+
+def test_each_member_has_a_limit_of_divergence_of_its_own():
+    config = dataclasses.replace(CONFIG, target_kl=1e-4, lr=1e-2, num_epochs=3)
+    many, collector = population(world(), config, {"lr": [1e-2, 0.0, 1e-2]})
+    epochs = many.learn(collector.rollout())["agents", "epochs"]
+    assert epochs[1] == 3 and epochs[0] < 3 and epochs[2] < 3
+
+
+@pytest.mark.parametrize("execution", ["eager", "trace"])
+@pytest.mark.parametrize("where", ["reward", "observation", "parameter"])
+def test_a_sick_member_is_frozen_and_reaches_nobody(where, execution):
+    found = {}
+    for sick in (False, True):
+        many, collector = population(world(), settings={"lr": DIFFERENT["lr"]}, execution=execution)
+        batch = collector.rollout()
+        torch.manual_seed(1)
+        many.learn(batch.clone())
+        before = networks_of(many, 1)
+        if sick and where == "parameter":
+            with torch.no_grad():
+                for p, owner in zip(many.updates.clips["agents"].parameters, rows_of(many)):
+                    p[owner == 1] = torch.nan
+        elif sick:
+            place = batch["next", "agents"] if where == "reward" else batch["agents"]
+            place[where][ENVS : 2 * ENVS, 3] = torch.nan
+        for _ in range(2):
+            many.learn(batch.clone())
+        found[sick] = (
+            many,
+            [numbers_of(MemberRows(many, alone(world(), CONFIG, {}, 0)).read(i)) for i in (0, 2)],
+        )
+    for well, ill in zip(found[False][1], found[True][1]):
+        for x, y in zip(well, ill, strict=True):
+            torch.testing.assert_close(x, y, rtol=0, atol=0)
+    many = found[True][0]
+    assert many.sick.tolist() == [False, True, False] and not found[False][0].sick.any()
+    if where != "parameter":
+        for x, y in zip(before, networks_of(many, 1), strict=True):
+            assert torch.equal(x, y)
+    assert all(x.isfinite().all() for x in many.buffers())
+
+
+def networks_of(many, member):
+    taken = MemberRows(many, alone(world(), CONFIG, {}, 0)).read(member)
+    return [p.detach().clone() for p in taken.parameters()]
+
+
+def rows_of(many):
+    clip = many.updates.clips["agents"]
+    return clip.row_groups.split(clip.sizes)
+
+
+def test_it_ends_when_all_are_sick():
+    many, collector = population(world())
+    batch = collector.rollout()
+    batch["next", "agents", "reward"][:, 3] = torch.nan
+    with pytest.raises(NonFiniteError, match="every member of the population"):
+        many.learn(batch)
+
+
+def test_settings_change_in_place_and_record_nothing_again():
+    many, collector = population(world(), settings=DIFFERENT, execution="trace")
+    many.learn(collector.rollout().clone())
+    recorded = dict(many.updates.programs)
+    before = [p.detach().clone() for p in many.parameters()]
+    many.settings["lr"].zero_()
+    metrics = many.learn(collector.rollout().clone())
+    assert many.updates.programs == recorded
+    assert metrics["agents", "lr"].tolist() == [0.0] * MEMBERS
+    for p, old in zip(many.parameters(), before, strict=True):
+        assert torch.equal(p, old)
+
+
+def test_it_resumes_to_the_bit():
+    many, collector = population(world(), settings=DIFFERENT)
+    batch = collector.rollout()
+    many.learn(batch.clone())
+    other, _ = population(world(), settings={name: [0.5] * MEMBERS for name in DIFFERENT})
+    many.sick[1] = True
+    other.load_state_dict(copy.deepcopy(many.state_dict()))
+    for learner in (many, other):
+        torch.manual_seed(3)
+        learner.learn(batch.clone())
+    for x, y in zip(numbers_of(many), numbers_of(other), strict=True):
+        assert torch.equal(x, y)
+    assert torch.equal(many.sick, other.sick)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"algorithm": "mappo", "central_input": "state"}, "central_input is 'state'"),
+        ({"unshare_at": 0.5}, "unshare_at is 0.5"),
+        ({"actor": NetworkConfig(sharing="full")}, "learner.actor.sharing is 'full'"),
+        ({"critic": CriticConfig(sharing="full")}, "learner.critic.sharing is 'full'"),
+        ({"critic": CriticConfig(architecture="set")}, "learner.critic.architecture is 'set'"),
+        ({"actor": NetworkConfig(body="gnn")}, "learner.actor.body is 'gnn'"),
+        (
+            {"actor": RecurrentNetworkConfig(communication=CommunicationConfig("commnet"))},
+            "communication.kind is 'commnet'",
+        ),
+    ],
+)
+def test_what_members_would_share_is_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        population(world(), OnPolicyConfig(**settings))
+
+
+def test_copies_take_all_of_their_parent_and_nothing_of_another():
+    settings = {"lr": DIFFERENT["lr"]}
+    many, collector = population(world(), MEMORY, settings)
+    for _ in range(2):
+        batch = collector.rollout()
+        many.learn(batch)
+    many.sick[0] = True
+    one = alone(world(), MEMORY, {}, 0)
+    before = [numbers_of(MemberRows(many, one).read(i)) for i in range(MEMBERS)]
+    states = many.critic_states["agents"].unflatten(1, (MEMBERS, -1)).clone()
+    parent = torch.tensor([2, 1, 2])
+    many.copy_members(parent)
+    for i, source in enumerate(parent.tolist()):
+        for x, y in zip(numbers_of(MemberRows(many, one).read(i)), before[source], strict=True):
+            assert torch.equal(x, y)
+    assert torch.equal(many.critic_states["agents"].unflatten(1, (MEMBERS, -1)), states[:, parent])
+    assert not many.sick.any() and many.settings["lr"].tolist() == pytest.approx(settings["lr"])

@@ -1,0 +1,186 @@
+"""Stored players: many copies of an actor, of which each env has one.
+
+Shapes: E envs, N agents of a group, S stored players.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from torch import Tensor
+from torch.func import functional_call
+
+from torchrl_marl.errors import SpecError
+from torchrl_marl.modules.actors import GroupActor
+from torchrl_marl.modules.stacks.dispatch import dispatch
+
+__all__ = ["Players", "act_by_row", "stored", "tensors_of"]
+
+
+class Players(TensorDictModuleBase):
+    """S stored copies of an actor; who acts in an env is data.
+
+    All act in one batched forward, in which rows are sorted into blocks of one player each. Copies
+    are written in place, so that a graph that was recorded with others serves them, too.
+
+    Args:
+        actor (GroupActor): from :func:`~torchrl_marl.modules.make_actor`; every slot begins as a
+            copy of it.
+        n_slots (int): number S of players.
+        block (int): rows of a block.
+
+    Attributes:
+        group (GroupSpec): for whom they act.
+
+    Shapes:
+        - ``(group, "player")``: ``[E]``, integers from 0 to S - 1; the rest as the actor's
+
+    Keys:
+        - reads: what the actor reads, and ``(group, "player")``
+        - writes: what the actor writes
+
+    Raises:
+        SpecError: an actor of several groups, or a step that does not say who plays.
+
+    Reduces to: the actor, where every slot is a copy of it.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import Bounded, Unbounded
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> from torchrl_marl.modules import make_actor
+        >>> team = TeamSpec([AgentSpec("car", 3, Unbounded((4,)), Bounded(-1, 1, (2,)))])
+        >>> players = Players(make_actor(team.groups["car"]), n_slots=4)
+        >>> players.store(1, make_actor(team.groups["car"]))
+        >>> td = TensorDict({"car": {"observation": torch.zeros(5, 3, 4),
+        ...                          "mask": torch.ones(5, 3, dtype=torch.bool)}}, [5])
+        >>> td["car", "player"] = torch.tensor([0, 1, 1, 3, 0]).unsqueeze(-1).expand(5, 3)
+        >>> players(td)["car", "action"].shape
+        torch.Size([5, 3, 2])
+    """
+
+    def __init__(self, actor: TensorDictModuleBase, n_slots: int, *, block: int = 32) -> None:
+        super().__init__()
+        if not isinstance(actor, GroupActor):
+            raise SpecError(
+                f"players are copies of {type(actor).__name__}, expected an actor of one group, "
+                "from make_actor."
+            )
+        self.group, self.n_slots, self.block = actor.group, n_slots, block
+        # Hidden from parameters(): what is stored is not trained.
+        self._actor = (copy.deepcopy(actor).requires_grad_(False),)
+        self._names = list(tensors_of(actor))
+        for i, value in enumerate(tensors_of(actor).values()):
+            rows = value.detach().unsqueeze(0).repeat(n_slots, *(1,) * value.ndim)
+            self.register_buffer(f"stored_{i}", rows)
+        self.player_key: NestedKey = self.group.key("player")
+        self.in_keys = [*actor.in_keys, self.player_key]
+        self.out_keys = list(actor.out_keys)
+
+    @torch.no_grad()
+    def store(self, slot: int, actor: GroupActor) -> None:
+        """Writes a copy of an actor into a slot: parameters and statistics.
+
+        Raises:
+            SpecError: other parameters than those of the slots.
+        """
+        new, own = tensors_of(actor), self._stored()
+        found = {name: tuple(value.shape) for name, value in new.items()}
+        expected = {name: tuple(value.shape[1:]) for name, value in own.items()}
+        if found != expected:
+            wrong = next(n for n in {**found, **expected} if found.get(n) != expected.get(n))
+            raise SpecError(
+                f"group {self.group.name!r}: {wrong} of the player has shape "
+                f"{found.get(wrong, 'nowhere')}, expected {expected.get(wrong, 'nowhere')}; store "
+                "players of the same networks."
+            )
+        for name, value in new.items():
+            own[name][slot].copy_(value)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Acts."""
+        who = tensordict.get(self.player_key, None)
+        if who is None:
+            raise SpecError(
+                f"group {self.group.name!r}: the step does not say who plays, expected "
+                f"{self.player_key!r}."
+            )
+        who = who.reshape(*tensordict.shape, -1)[..., 0]
+        return act_by_row(self._actor[0], self._stored(), who, tensordict, block=self.block)
+
+    def _stored(self) -> dict[str, Tensor]:
+        return {name: self.get_buffer(f"stored_{i}") for i, name in enumerate(self._names)}
+
+
+def act_by_row(
+    actor: GroupActor,
+    tensors: Mapping[str, Tensor],
+    who: Tensor,
+    tensordict: TensorDictBase,
+    *,
+    block: int = 32,
+) -> TensorDictBase:
+    """Acts in every row with the parameters of whom it belongs to, in one batched forward.
+
+    Args:
+        actor (GroupActor): what all are copies of.
+        tensors (mapping): name -> parameters and statistics of K of them, from :func:`stored`.
+        who (Tensor): whose each row is, integers.
+        tensordict (TensorDictBase): what the actor reads; its actions are written there.
+        block (int): rows of a block, see :func:`~torchrl_marl.modules.stacks.dispatch.dispatch`.
+
+    Shapes:
+        - tensors: ``[K, ...]``; who: ``[*B]``; tensordict: ``[*B]``
+    """
+    first, *rest = _steps_of(actor)
+    network, data = first.module, actor.group.dense(tensordict)
+    batch = data.ndim
+    blocks = dispatch(who.reshape(-1), len(next(iter(tensors.values()))), block)
+    rows = [cast(Tensor, data.get(key)).flatten(0, batch - 1) for key in first.in_keys]
+    own = {name: x.index_select(0, blocks.member) for name, x in tensors.items()}
+
+    def run(tensors: dict[str, Tensor], *inputs: Tensor) -> Any:
+        return functional_call(network, tensors, inputs)
+
+    outputs = torch.vmap(run, randomness="different")(own, *map(blocks.gather, rows))
+    acted = data.copy()
+    for key, value in zip(first.out_keys, outputs if isinstance(outputs, tuple) else (outputs,)):
+        acted.set(key, blocks.scatter(value).unflatten(0, data.shape))
+    for step in rest:
+        acted = step(acted)
+    for key in actor.out_keys:
+        if len(key) == 2 and key[0] == actor.group.name:
+            actor.group.write(tensordict, key[1], acted.get(key))
+        else:
+            tensordict.set(key, acted.get(key))
+    return tensordict
+
+
+def stored(actors: Sequence[GroupActor]) -> dict[str, Tensor]:
+    """Returns parameters and statistics of actors of one structure, side by side.
+
+    Shapes:
+        - each: ``[K, ...]``
+    """
+    every = [tensors_of(actor) for actor in actors]
+    return {name: torch.stack([own[name] for own in every]) for name in every[0]}
+
+
+def tensors_of(actor: GroupActor) -> dict[str, Tensor]:
+    """Returns the parameters and statistics by which copies of an actor differ."""
+    saved = _steps_of(actor)[0].module.state_dict(keep_vars=True)
+    return {name: value for name, value in saved.items() if isinstance(value, Tensor)}
+
+
+def _steps_of(actor: GroupActor) -> list[TensorDictModule]:
+    """Returns the modules of an actor one after the other, without nesting; the first has the
+    parameters."""
+    found: list[Any] = []
+    for step in actor.module:
+        found += list(step.module) if isinstance(step, TensorDictSequential) else [step]
+    return found

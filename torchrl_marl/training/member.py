@@ -1,0 +1,112 @@
+"""A member of a population as an ordinary run: its folder, tables and checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchrl_marl.errors import CheckpointError
+from torchrl_marl.settings import to_yaml
+from torchrl_marl.training.checkpoint import all_checkpoints, save_checkpoint, set_aside_later
+from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.folder import RunFolder
+from torchrl_marl.training.origin import sign_world
+from torchrl_marl.training.recorder import Recorder
+from torchrl_marl.training.summary import figures_of, write_summary
+
+__all__ = ["Member"]
+
+
+class Member:
+    """Writes what one member of a population leaves, as an ordinary run leaves it.
+
+    Args:
+        config (TrainConfig): the member's own settings, with its folder.
+
+    Attributes:
+        folder (Path): its run folder, locked while the population trains.
+        summary (dict): of :class:`~torchrl_marl.training.Run`.
+        agent_frames (int): env steps times living agents so far.
+        evaluated (tuple, optional): the iteration of the last evaluation, and its result.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        assert config.folder is not None
+        self.folder = Path(config.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._kept = RunFolder(self.folder)
+        # Its folder is where it is: a population may be moved.
+        self.config = dataclasses.replace(config, folder=None)
+        self.summary: dict[str, Any] = {}
+        self.agent_frames = 0
+        self.evaluated: tuple[int, dict[str, float]] | None = None
+
+    def open(self, *, iteration: int, frames: int, done: bool) -> None:
+        """Opens its tables, truncated to an iteration, and writes its settings."""
+        quiet = dataclasses.replace(self.config.logging, progress=False)
+        self.recorder = Recorder(
+            dataclasses.replace(self.config, logging=quiet),
+            self.folder,
+            iterations=iteration,
+            frames=frames,
+            done=done,
+        )
+        self._write_config()
+        sign_world(self.folder, self.config.env)
+
+    def take_settings(self, settings: Mapping[str, float]) -> None:
+        """Notes settings of the learner that the member has from now on."""
+        learner = dataclasses.replace(self.config.learner, **dict[str, Any](settings))
+        self.config = dataclasses.replace(self.config, learner=learner)
+        self._write_config()
+
+    def _write_config(self) -> None:
+        with whole_file(self.folder / "config.yaml") as file:
+            file.write(to_yaml(self.config))
+
+    def note(self, when: str, result: Mapping[str, float]) -> None:
+        """Adds returns to the summary, by group where there are several."""
+        self.summary[f"return_{when}"] = result["return_mean"]
+        groups = [key for key in result if key.endswith("/episode_reward")]
+        for key in groups if len(groups) > 1 else ():
+            self.summary[f"{key.rpartition('/')[0]}/return_{when}"] = result[key]
+
+    def wrote(self, row: Mapping[str, Any], groups: list[str]) -> None:
+        """Writes an iteration's row."""
+        self.recorder.iteration(row, [row[f"{name}/episode_reward"] for name in groups])
+
+    def refuse_later(self, newest: Path) -> None:
+        """Refuses a member that has gone on by itself.
+
+        Args:
+            newest (Path): the population's latest checkpoint.
+
+        Raises:
+            CheckpointError: the member has a later one.
+        """
+        own = [path for path in all_checkpoints(self.folder) if path.name > newest.name]
+        if own:
+            raise CheckpointError(
+                f"{str(self.folder)!r} has gone on by itself to {own[-1].stem}, but the population "
+                f"has {newest.stem}; move that folder away, and train the population on without "
+                "what it has learned since, or go on with it alone."
+            )
+
+    def save(self, iteration: int, state: dict[str, Any]) -> None:
+        """Writes a checkpoint of an ordinary run."""
+        path = save_checkpoint(self.folder, iteration, state, self.config.checkpoint.keep)
+        set_aside_later(path)
+
+    def end(self, *, frames: int, seconds: float) -> None:
+        """Writes the summary."""
+        self.summary |= figures_of(self.config, frames, seconds)
+        write_summary(self.folder, self.summary)
+
+    def close(self) -> None:
+        """Closes tables and loggers; releases the folder."""
+        if hasattr(self, "recorder"):
+            self.recorder.close()
+        self._kept.release()
