@@ -130,7 +130,8 @@ def _train(parsed: argparse.Namespace) -> None:
         for one in configs:
             try:
                 run = doors.train(one)
-                runs |= {own.config.seed: own for own in getattr(run, "members", [run])}
+                members = getattr(run, "members", None)
+                runs |= {one.seed: run} if members is None else {m.config.seed: m for m in members}
             except Exception as error:
                 if len(configs) == 1:
                     raise

@@ -210,7 +210,7 @@ def runs(tmp_path_factory):
         ("nim", "nim"),
         ("levers", "matching_levers"),
     ):
-        learner = {"algorithm": "ippo", **sizes}
+        learner = {"algorithm": "ippo", "bootstrap": "agent", **sizes}
         learner["actor"] = {"num_cells": [4 if name == "a" else 6]}
         env = {"library": "toy", "name": world, "num_envs": 8, "continuous_actions": False}
         torchrl_marl.train({"env": env, "learner": learner, **small, "folder": str(folder / name)})
