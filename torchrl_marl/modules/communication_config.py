@@ -11,6 +11,7 @@ from torchrl_marl.settings import Count, Each, OneOf, Positive, Range, ReadWhere
 __all__ = [
     "COMMUNICATIONS",
     "CommunicationConfig",
+    "CriticCommunicationConfig",
     "DrawnCommunicationConfig",
     "communicates",
     "delays",
@@ -57,7 +58,7 @@ class _NeedsPosition(ReadWhere):
 
 
 @dataclass(frozen=True)
-class CommunicationConfig:
+class CriticCommunicationConfig:
     """What agents of a group say to each other, between the hidden layers and the last one."""
 
     kind: Annotated[str, OneOf(COMMUNICATIONS)] = "none"
@@ -95,8 +96,6 @@ class CommunicationConfig:
         ReadWhere("kind", "none", but=True),
     ] = "before"
     """Whether they communicate before their memory or after it."""
-    delay: Annotated[int, Range(0), ReadWhere("kind", *_BROADCAST)] = 0
-    """Steps after which an actor's agents know what they have heard."""
 
     def check(self, at: str = "") -> None:
         """Refuses what cannot be heard.
@@ -114,6 +113,22 @@ class CommunicationConfig:
                 f"{at}links is 'radius', but {at}radius is null; give how far a word is heard, "
                 f"such as {at}radius=0.5."
             )
+
+
+@dataclass(frozen=True)
+class CommunicationConfig(CriticCommunicationConfig):
+    """Communication of agents that act, who may know later what they have heard."""
+
+    delay: Annotated[int, Range(0), ReadWhere("kind", *_BROADCAST)] = 0
+    """Steps after which an actor's agents know what they have heard."""
+
+    def check(self, at: str = "") -> None:
+        """Refuses what cannot be heard, or not later.
+
+        Raises:
+            ConfigError: naming the setting.
+        """
+        super().check(at)
         if self.kind == "bicnet" and self.delay:
             raise ConfigError(
                 f"{at}delay is {self.delay}, but {at}kind is 'bicnet', along whose agents words go "
@@ -158,7 +173,8 @@ def delays(config: Any) -> bool:
     Args:
         config (NetworkConfig): the network.
     """
-    return config.communication.kind in _BROADCAST and config.communication.delay > 0
+    own = config.communication  # that of a critic knows no delay
+    return own.kind in _BROADCAST and getattr(own, "delay", 0) > 0
 
 
 def gives_links(config: Any) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
 from torchrl_marl.modules.communication_config import (
     CommunicationConfig,
+    CriticCommunicationConfig,
     DrawnCommunicationConfig,
     communicates,
     delays,
@@ -155,6 +156,16 @@ class CriticConfig(NetworkConfig):
         str, OneOf({"agent": "a value for each agent", "team": "one value for its group"})
     ] = "agent"
     """Whose value a central critic gives."""
+    communication: CriticCommunicationConfig = field(  # type: ignore[assignment]
+        default_factory=CriticCommunicationConfig
+    )
+    """What agents of a group say to each other."""
+
+    def __post_init__(self) -> None:
+        own = self.communication
+        if type(own) is CommunicationConfig and not own.delay:  # as an actor has it
+            known = {one.name: getattr(own, one.name) for one in fields(CriticCommunicationConfig)}
+            object.__setattr__(self, "communication", CriticCommunicationConfig(**known))
 
     def check(self, at: str = "") -> None:
         """Refuses critics whose agents know later what they hear.
@@ -165,7 +176,7 @@ class CriticConfig(NetworkConfig):
         super().check(at)
         if delays(self):
             raise ConfigError(
-                f"{at}communication.delay is {self.communication.delay}, expected 0: critics are "
+                f"{at}communication.delay is above 0, expected 0: critics are "
                 f"there in training only, where nobody waits; use {at}communication.delay=0."
             )
 
