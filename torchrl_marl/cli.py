@@ -160,6 +160,10 @@ def _together(recipe: str, texts: list[str], seeds: list[int] | None) -> list[Tr
             f"--together; use --seeds {min(seeds)}..{min(seeds) + len(seeds) - 1}."
         )
     _refuse_seed(texts)
+    if any(text.startswith("population.size=") for text in texts):
+        raise ConfigError(
+            "population.size=... and --together are both given, expected one; drop population.size."
+        )
     return [load_config(recipe, [*texts, f"seed={seeds[0]}", f"population.size={len(seeds)}"])]
 
 

@@ -20,6 +20,11 @@ def test_the_worst_become_copies_of_the_best():
     assert 70 < drawn.count(2) < 130
 
 
+def test_one_is_replaced_however_few_there_are():
+    assert truncation(torch.tensor([2.0, 1.0, 3.0]), 0.25).tolist() == [0, 2, 2]
+    assert truncation(torch.tensor([2.0, 1.0]), 0.1).tolist() == [0, 0]
+
+
 def test_nobody_is_replaced_by_a_share_of_nothing_and_nan_is_the_worst():
     fitness = torch.tensor([1.0, torch.nan, 3.0, -torch.inf])
     assert truncation(fitness, 0.0).tolist() == [0, 1, 2, 3]

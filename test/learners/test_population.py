@@ -257,3 +257,18 @@ def test_copies_take_all_of_their_parent_and_nothing_of_another():
             assert torch.equal(x, y)
     assert torch.equal(many.critic_states["agents"].unflatten(1, (MEMBERS, -1)), states[:, parent])
     assert not many.sick.any() and many.settings["lr"].tolist() == pytest.approx(settings["lr"])
+
+
+def test_wrong_calls_get_one_sentence():
+    groups = TeamSpec.from_env(world()).groups
+    with pytest.raises(ConfigError, match="n_members is 1"):
+        PopulationLearner(groups, CONFIG, n_members=1)
+    for settings in ({"lr": torch.ones(2)}, {"num_epochs": torch.ones(3)}):
+        with pytest.raises(ConfigError, match="expected 3, one for each member"):
+            PopulationLearner(groups, CONFIG, n_members=3, settings=settings)
+    many, collector = population(world())
+    with pytest.raises(ConfigError, match="as many for each of 3 members"):
+        many.learn(collector.rollout()[:7])
+    for parent in ([0, 1], [0, 1, 3], [0, -1, 2]):
+        with pytest.raises(ConfigError, match="expected the number of a member"):
+            many.copy_members(torch.tensor(parent))

@@ -149,6 +149,7 @@ def test_seeds_are_trained_together_by_the_command_line(tmp_path, capsys):
         (["--seeds", "0,2", "--together"], "use --seeds 0..1"),
         (["--seeds", "4..2"], "a last one that is larger"),
         (["--seeds", "0..3", "--together", "seed=1"], "drop seed="),
+        (["--seeds", "0..3", "--together", "population.size=2"], "drop population.size"),
         (["--seeds", "0..3", "--together", "learner=happo"], "expected mappo or ippo"),
         (["--seeds", "0..3", "--together", "stop_at_return=3"], "stop_at_return"),
         (["population.size=2", "population.vary.learner.lr=[1.0]"], "expected 2 numbers"),
@@ -204,7 +205,9 @@ def test_evolution_replaces_the_worst_by_the_best(tmp_path):
                 expected = [min(max(expected[0] * f, 1e-3), 3e-3) for f in (0.8, 1.25)]
             assert any(float(row["lr"]) == pytest.approx(x, rel=1e-4) for x in expected)
         lr = {row["seed"]: float(row["lr"]) for row in selection}
-    for folder, value in zip(run.folders, lr.values()):
+    longer = torchrl_marl.resume(run.folders[1], total_frames=200)
+    assert longer.summary["frames"] == 200
+    for folder, value in zip(run.folders[:1], lr.values()):
         assert read_run_config(folder).learner.lr == pytest.approx(value, rel=1e-4)
         used = float(table(folder / "metrics.csv")[-1]["agents/lr"])
         assert used == pytest.approx(value, rel=1e-4)
@@ -235,6 +238,10 @@ def test_evolution_resumes_exactly(tmp_path):
     [
         (["evolution.method=pbt"], "population.size is 1"),
         (["population.size=4", "evolution.worst=0.7"], "evolution.worst"),
+        (
+            ["population.size=4", "evolution.method=tournament", "evolution.elite=9"],
+            "evolution.elite is 9",
+        ),
         (["population.size=4", "evolution.factors=[0.0]"], "factors"),
         (["population.size=4", "evolution.method=pbf"], "did you mean 'pbt'"),
     ],

@@ -19,7 +19,7 @@ def truncation(fitness: Tensor, share: float, generator: torch.Generator | None 
 
     Args:
         fitness (Tensor): of each member; more is better.
-        share (float): of the members that are replaced, at most a half.
+        share (float): of the members that are replaced, at most a half; one at least, if above 0.
         generator (Generator, optional): of the draws.
 
     Shapes:
@@ -38,7 +38,7 @@ def truncation(fitness: Tensor, share: float, generator: torch.Generator | None 
     if not 0.0 <= share <= 0.5:
         raise ValueError(f"share is {share}, expected 0 to 0.5.")
     n_members = len(fitness)
-    count = int(share * n_members)
+    count = min(max(int(share * n_members), 1), n_members // 2) if share else 0
     order = _from_the_best(fitness)
     parent = torch.arange(n_members)
     chosen = torch.randint(max(count, 1), (count,), generator=generator)

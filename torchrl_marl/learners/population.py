@@ -12,12 +12,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from torchrl_marl.errors import NonFiniteError
+from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.config import OnPolicyConfig
 from torchrl_marl.learners.member_stop import MemberStop
 from torchrl_marl.learners.on_policy import OnPolicyLearner
-from torchrl_marl.learners.population_config import check_members
+from torchrl_marl.learners.population_config import VARYING, check_members
 from torchrl_marl.objectives.ppo import MAPPOLoss
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
@@ -85,6 +85,14 @@ class PopulationLearner(OnPolicyLearner):
         execution: str = "eager",
     ) -> None:
         check_members(config)
+        if n_members < 2:
+            raise ConfigError(f"n_members is {n_members}, expected 2 or more.")
+        for name, values in (settings or {}).items():
+            if name not in VARYING or len(values) != n_members:
+                raise ConfigError(
+                    f"settings[{name!r}] has {len(values)} values, expected {n_members}, one for "
+                    f"each member, of {', '.join(VARYING)}."
+                )
         given = {"lr": torch.full((n_members,), config.lr), **(settings or {})}
         # Plain tensors: state_dict() holds them in its extra state.
         self.__dict__["settings"] = {
@@ -116,6 +124,11 @@ class PopulationLearner(OnPolicyLearner):
 
     def learn(self, batch: TensorDictBase) -> TensorDict:
         """Trains on a batch; metrics are tensors, ``(group, name)``, ``[P]``."""
+        if batch.shape[0] % self.n_members:
+            raise ConfigError(
+                f"a batch of {batch.shape[0]} envs, expected as many for each of {self.n_members} "
+                "members."
+            )
         self._take_settings()
         before = {p: p.detach().clone() for p in self.parameters()}
         metrics = super().learn(batch)
@@ -218,6 +231,13 @@ class PopulationLearner(OnPolicyLearner):
         Args:
             parent (Tensor): whose copy each member becomes, ``[P]``; its own number for itself.
         """
+        if parent.shape != (self.n_members,) or not set(parent.tolist()) <= set(
+            range(self.n_members)
+        ):
+            raise ConfigError(
+                f"copy_members: parent is {parent.tolist()}, expected the number of a member, 0 to "
+                f"{self.n_members - 1}, for each of {self.n_members}."
+            )
         for clip in self.updates.clips.values():
             assert clip.row_groups is not None
             groups = clip.n_groups // self.n_members

@@ -224,6 +224,11 @@ def check_population(run: TrainConfig, *, own_env: bool = False) -> None:
             f"stop_at_return is {run.stop_at_return:g}, but a population's members end together; "
             "use stop_at_return=null, or population.size=1."
         )
+    if run.evolution.method == "tournament" and run.evolution.elite > run.population.size:
+        raise ConfigError(
+            f"evolution.elite is {run.evolution.elite}, expected at most population.size, "
+            f"{run.population.size}; use evolution.elite=1."
+        )
     check_members(run.learner)
     for group in run.groups:
         check_members(override(run, "groups", group), f"groups.{group}.")
@@ -245,6 +250,7 @@ def members_of(run: TrainConfig) -> list[TrainConfig]:
             run,
             seed=run.seed + member,
             population=PopulationConfig(),
+            evolution=EvolutionConfig(),
             learner=replace(run.learner, **{name: own[member] for name, own in values.items()}),
             folder=None
             if run.folder is None

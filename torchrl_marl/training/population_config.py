@@ -37,11 +37,11 @@ class PopulationConfig:
         Raises:
             ConfigError: naming them.
         """
+        if self.vary and self.size == 1:
+            raise ConfigError(f"{at}vary is given, but {at}size is 1; use {at}size=8, or so.")
         for name, given in self._given().items():
             self._check_name(f"{at}vary", name)
             self._check_values(f"{at}vary.{name}", given)
-        if self.vary and self.size == 1:
-            raise ConfigError(f"{at}vary is given, but {at}size is 1; use {at}size=8, or so.")
 
     def values(self, seed: int) -> dict[str, list[float]]:
         """Returns the value of each member, by name of a learner's setting.
