@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
@@ -199,19 +198,6 @@ class PopulationTraining(Training):
         self._tell_of_the_sick()
         self._do_what_is_due(own_frames)
         return Iteration(self.run, self.iteration, self.frames, row, batch)
-
-    def _learn(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        learned: dict[str, Tensor] = {}
-        frames = batch.numel() // self.config.population.size
-        progress = min(1.0, (self.frames - frames) / self.config.total_frames)
-        try:
-            for learner in self._populations:
-                learner.set_progress(progress)
-                for (group, name), value in learner.learn(batch).items(True, True):
-                    learned[f"{group}/{name}"] = value
-        finally:
-            self.collector.finish(batch)
-        return learned
 
     def _write(self, member: Member, values: dict[str, float], rate: float) -> dict[str, Any]:
         """Writes a member's row."""

@@ -223,7 +223,8 @@ class Training:
 
     def _learn(self, batch: TensorDictBase) -> dict[str, Tensor]:
         learned: dict[str, Tensor] = {}
-        progress = min(1.0, (self.frames - batch.numel()) / self.config.total_frames)
+        collected = batch.numel() // self.config.population.size
+        progress = min(1.0, (self.frames - collected) / self.config.total_frames)
         try:
             for learner in self.learners:
                 learner.set_progress(progress)
