@@ -116,3 +116,14 @@ def test_players_of_other_networks_and_steps_without_a_player_are_refused():
         players.store(0, make_actor(group, NetworkConfig(num_cells=[9])))
     with pytest.raises(SpecError, match="does not say who plays"):
         players(step_of(group, 3))
+
+
+def test_slots_that_are_not_there_are_refused():
+    group = group_of()
+    actor = actors_of(group, 1)[0]
+    with pytest.raises(SpecError, match="n_slots is 0"):
+        Players(actor, 0)
+    players = Players(actor, 3)
+    for slot in (3, 9, -1):
+        with pytest.raises(SpecError, match=f"slot is {slot}, expected 0 to 2"):
+            players.store(slot, actor)

@@ -58,6 +58,20 @@ def test_a_run_whose_disk_fills_up_goes_on_to_the_bit(tmp_path, disk):
     assert_same_run(whole.folder, resume(folder).folder)
 
 
+def test_a_population_whose_disk_fills_up_goes_on_to_the_bit(tmp_path, disk):
+    settings = {**SETTINGS, "population.size": 2}
+    whole = train(small_config(folder=str(tmp_path / "whole"), **settings))
+    with pytest.raises(WriteError, match="No space left on device.*free some space"):
+        for iteration in iterate(small_config(folder=str(disk / "run"), **settings)):
+            if iteration.number == 3:
+                filler = fill(disk)
+    assert not list((disk / "run").rglob("*.part"))
+    filler.unlink()
+    again = resume(disk / "run")
+    for one, other in zip(whole.folders, again.folders, strict=True):
+        assert_same_run(one, other)
+
+
 def test_a_start_on_a_full_disk_is_tried_again(disk):
     config = small_config(folder=str(disk / "run"), total_frames=80)
     filler = fill(disk)

@@ -1,5 +1,6 @@
 """A population's training: ordinary run folders, exact resuming, and who falls ill."""
 
+import contextlib
 import csv
 
 import pytest
@@ -13,7 +14,7 @@ from torchrl_marl.training import Run, resume
 from torchrl_marl.training.checkpoint import load_latest
 from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.population_run import PopulationRun
-from torchrl_marl.training.start import start_training
+from torchrl_marl.training.start import resume_training, start_training
 
 SMALL = {
     "total_frames": 160,
@@ -157,6 +158,10 @@ def test_seeds_are_trained_together_by_the_command_line(tmp_path, capsys):
         (["population.size=2", "population.vary.learner.lr=[-1.0,1.0]"], "learner.lr"),
         (["population.size=2", "population.vary.learner.lr={low: 0, high: 1, log: true}"], "log"),
         (["population.vary.learner.lr=[1.0]"], "population.size is 1"),
+        (
+            ["population.size=2", "population.vary.learner.lr={low:1e-3,high: 1}"],
+            "after each colon",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, words, capsys):
@@ -169,6 +174,41 @@ def test_worlds_that_members_cannot_share_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="leave env out|one of your own"):
         world = torchrl_marl.envs.toy.Arena(4, seed=0)
         torchrl_marl.train("toy_arena_mappo", env=world, population={"size": 2})
+
+
+def test_absurd_settings_are_noticed_at_once(tmp_path, capsys):
+    run = train(tmp_path / "all", vary={"learner.lr": [1e-3, 1e30, 1e-3]}, total_frames=80)
+    assert "member seed1 is frozen from 40 frames" in capsys.readouterr().err
+    rows = [table(folder / "metrics.csv") for folder in (run.folder, *run.folders)]
+    healthy = [float(rows[i][-1]["agents/episode_reward"]) for i in (1, 3)]
+    assert float(rows[0][-1]["agents/episode_reward"]) == pytest.approx(sum(healthy) / 2, rel=1e-4)
+    known = [member.summary["return_after"] for member in run.members]
+    assert run.summary["return_after"] == pytest.approx((known[0] + known[2]) / 2)
+
+
+def test_two_trainings_do_not_share_a_population(tmp_path):
+    own = {"folder": str(tmp_path / "all"), "population": {"size": 3, "vary": VARY}, **SMALL}
+    training = start_training(load_config("toy_arena_mappo", own), None)
+    training.begin()
+    training.step()
+    training.save()
+    for folder in (training.folder, training.folder / "seed1"):
+        with pytest.raises(CheckpointError, match=f"{folder.name}' is in use"):
+            resume(folder)
+    training.close()
+    one = Run.load(tmp_path / "all" / "seed1")  # and whoever has a member keeps the whole away
+    with start_again(one.folder), pytest.raises(CheckpointError, match="seed1' is in use"):
+        resume(tmp_path / "all")
+    assert resume(tmp_path / "all").frames == 160
+
+
+@contextlib.contextmanager
+def start_again(folder):
+    training = resume_training(folder, None)
+    try:
+        yield training
+    finally:
+        training.close()
 
 
 def test_a_population_is_no_run(tmp_path):
@@ -213,6 +253,12 @@ def test_evolution_replaces_the_worst_by_the_best(tmp_path):
         assert used == pytest.approx(value, rel=1e-4)
 
 
+def test_an_evolution_that_selects_nobody_says_so(tmp_path, capsys):
+    run = train(tmp_path / "all", total_frames=80, evolution=EVOLVING | {"every_frames": 80})
+    assert "every_frames is 80 and total_frames 80: nobody" in capsys.readouterr().err
+    assert not (run.folder / "evolution.csv").exists()
+
+
 def test_evolution_resumes_exactly(tmp_path):
     settings = {"evolution": EVOLVING, "total_frames": 240}
     whole = train(tmp_path / "whole", **settings)
@@ -244,6 +290,11 @@ def test_evolution_resumes_exactly(tmp_path):
         ),
         (["population.size=4", "evolution.factors=[0.0]"], "factors"),
         (["population.size=4", "evolution.method=pbf"], "did you mean 'pbt'"),
+        (["population.size=4", "evolution.every_frames=40"], "evolution.method is not none"),
+        (
+            ["population.size=4", "evolution.method=pbt", "evolution.drawn=3"],
+            "evolution.method is tournament",
+        ),
     ],
 )
 def test_evolutions_that_cannot_be_are_refused(arguments, words, capsys):

@@ -139,12 +139,13 @@ class PopulationLearner(OnPolicyLearner):
     def _leave_out_the_sick(self, before: Mapping[Any, Tensor]) -> None:
         """Puts members back that are sick to what they were when they acted last.
 
-        Their statistics are made finite, too: they are saved.
+        Sick are also those whose parameters have a norm that overflows. Their statistics are made
+        finite, too: they are saved.
         """
         for clip in self.updates.clips.values():
             finite = torch.cat(
                 [
-                    p.reshape(rows, -1).isfinite().all(1)
+                    p.reshape(rows, -1).square().sum(1).isfinite()
                     for p, rows in zip(clip.parameters, clip.sizes)
                 ]
             )

@@ -45,7 +45,7 @@ class Players(TensorDictModuleBase):
         - writes: what the actor writes
 
     Raises:
-        SpecError: an actor of several groups, or a step that does not say who plays.
+        SpecError: an actor of several groups, no slots, or a step that does not say who plays.
 
     Reduces to: the actor, where every slot is a copy of it.
 
@@ -71,6 +71,8 @@ class Players(TensorDictModuleBase):
                 f"players are copies of {type(actor).__name__}, expected an actor of one group, "
                 "from make_actor."
             )
+        if n_slots < 1 or block < 1:
+            raise SpecError(f"n_slots is {n_slots} and block {block}, expected 1 or more of each.")
         self.group, self.n_slots, self.block = actor.group, n_slots, block
         # Hidden from parameters(): what is stored is not trained.
         self._actor = (copy.deepcopy(actor).requires_grad_(False),)
@@ -87,8 +89,12 @@ class Players(TensorDictModuleBase):
         """Writes a copy of an actor into a slot: parameters and statistics.
 
         Raises:
-            SpecError: other parameters than those of the slots.
+            SpecError: no such slot, or other parameters than those of the slots.
         """
+        if not 0 <= slot < self.n_slots:
+            raise SpecError(
+                f"slot is {slot}, expected 0 to {self.n_slots - 1}: there are {self.n_slots}."
+            )
         new, own = tensors_of(actor), self._stored()
         found = {name: tuple(value.shape) for name, value in new.items()}
         expected = {name: tuple(value.shape[1:]) for name, value in own.items()}

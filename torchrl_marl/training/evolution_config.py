@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from torchrl_marl.errors import ConfigError, quoted
-from torchrl_marl.settings import Count, OneOf, Range, Share
+from torchrl_marl.settings import OneOf, Range, ReadWhere
 
 __all__ = ["EvolutionConfig"]
+
+_EVOLVING = ReadWhere("method", "none", but=True)
+_TOURNAMENT = ReadWhere("method", "tournament")
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,11 @@ class EvolutionConfig:
         ),
     ] = "none"
     """Who is copied to whom."""
-    every_frames: Count = 200_000
+    every_frames: Annotated[int, Range(1), _EVOLVING] = 200_000
     """Env steps of a member between two selections."""
     fitness: Annotated[
         str,
+        _EVOLVING,
         OneOf(
             {
                 "return": "mean return of the episodes of training that began since the last one",
@@ -38,17 +42,17 @@ class EvolutionConfig:
         ),
     ] = "return"
     """What is compared."""
-    least_episodes: Count = 10
+    least_episodes: Annotated[int, Range(1), _EVOLVING, ReadWhere("fitness", "return")] = 10
     """Episodes that every member must have had; else it is selected later."""
-    worst: Annotated[float, Range(0, 0.5)] = 0.25
+    worst: Annotated[float, Range(0, 0.5), ReadWhere("method", "pbt")] = 0.25
     """Share of the members that ``pbt`` replaces."""
-    drawn: Count = 2
+    drawn: Annotated[int, Range(1), _TOURNAMENT] = 2
     """Members among which ``tournament`` takes the best."""
-    elite: Annotated[int, Range(0)] = 1
+    elite: Annotated[int, Range(0), _TOURNAMENT] = 1
     """The best members that ``tournament`` leaves as they are."""
-    factors: list[float] = field(default_factory=lambda: [0.8, 1.25])
+    factors: Annotated[list[float], _EVOLVING] = field(default_factory=lambda: [0.8, 1.25])
     """A copy's varied settings are its parent's times one of these."""
-    resample: Share = 0.25
+    resample: Annotated[float, Range(0, 1), _EVOLVING] = 0.25
     """Chance that a copy's setting is drawn anew from its range instead."""
 
     def check(self, at: str = "") -> None:

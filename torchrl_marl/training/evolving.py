@@ -5,6 +5,7 @@ Shapes: P members, E envs of a member, T steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torchrl_marl.evolution import Bounds, perturb, tournament, truncation
 from torchrl_marl.learners.population import PopulationLearner
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.csv_table import CsvTable
+from torchrl_marl.training.recorder import say
 
 __all__ = ["Evolution", "Fitness"]
 
@@ -108,7 +110,14 @@ class Evolution:
         self._table: CsvTable | None = None
 
     def open(self, iterations: int) -> None:
-        """Opens its table, cut back to an iteration."""
+        """Opens its table, cut back to an iteration; says so if nobody will be selected."""
+        batch, every = self.config.frames_per_batch, self.config.evolution.every_frames
+        total = self.config.total_frames
+        if math.ceil(every / batch) >= math.ceil(total / batch):
+            say(
+                f"evolution.every_frames is {every:,} and total_frames {total:,}: nobody is "
+                "selected, for the last batch of a run selects nobody; lower the first"
+            )
         self._table = CsvTable(self._folder / "evolution.csv", keep_iterations=iterations)
 
     def due(self, frames: int) -> bool:

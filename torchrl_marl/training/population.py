@@ -165,7 +165,8 @@ class PopulationTraining(Training):
         self.save()
 
     def _note(self, when: str, results: Sequence[Mapping[str, float]]) -> None:  # type: ignore[override]
-        returns = [result["return_mean"] for result in results]
+        sick = self._sick().tolist()
+        returns = [result["return_mean"] for result, ill in zip(results, sick) if not ill]
         self.run.summary[f"return_{when}"] = sum(returns) / len(returns)
         for member, result in zip(self.members, results):
             member.note(when, result)
@@ -223,7 +224,8 @@ class PopulationTraining(Training):
             "frames_per_second": round(rate, 1),
         }
         seeds = [config.seed for config in self.configs]
-        row = {**head, **row_of_all(rows, self.team, seeds), "sick": int(self._sick().sum())}
+        sick = self._sick()
+        row = {**head, **row_of_all(rows, self.team, seeds, sick), "sick": int(sick.sum())}
         self.recorder.iteration(row, [row[f"{name}/episode_reward"] for name in self.team.groups])
         return row
 

@@ -40,6 +40,12 @@ class PopulationConfig:
         if self.vary and self.size == 1:
             raise ConfigError(f"{at}vary is given, but {at}size is 1; use {at}size=8, or so.")
         for name, given in self._given().items():
+            for word in (name, *(given if isinstance(given, Mapping) else ())):
+                if ":" in str(word):  # YAML takes the whole for a key
+                    raise ConfigError(
+                        f"{at}vary has {word!r}, expected a space after each colon: "
+                        "{low: 1e-4, high: 1e-2, log: true}."
+                    )
             self._check_name(f"{at}vary", name)
             self._check_values(f"{at}vary.{name}", given)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
@@ -50,7 +51,7 @@ class PopulationRun:
 
 
 def row_of_all(
-    rows: Sequence[Mapping[str, Any]], team: TeamSpec, seeds: Sequence[int]
+    rows: Sequence[Mapping[str, Any]], team: TeamSpec, seeds: Sequence[int], sick: Tensor
 ) -> dict[str, Any]:
     """Returns each group's mean return, the best member's, and whose that is.
 
@@ -58,10 +59,15 @@ def row_of_all(
         rows (sequence of mapping): of each member's ``metrics.csv``.
         team (TeamSpec): the groups.
         seeds (sequence of int): of the members.
+        sick (Tensor): members that are left out, bool.
+
+    Shapes:
+        - sick: ``[P]``
     """
     row: dict[str, Any] = {}
     for name in team.groups:
         found = torch.tensor([own[f"{name}/episode_reward"] for own in rows])
+        found = found.masked_fill(sick, torch.nan)
         known = found.nan_to_num(-torch.inf)
         row[f"{name}/episode_reward"] = float(found.nanmean())
         row[f"{name}/best"] = float(known.max())
