@@ -36,6 +36,7 @@ LAYERS = [
             "recipes",
             "runs",
             "tuning",
+            "pruning",
             "arguments",
             "curves",
             "experiments",

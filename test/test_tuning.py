@@ -1,12 +1,15 @@
 """Tuning by Optuna: trials as populations, going on, and the best as a recipe."""
 
 import csv
+import signal
 
 import pytest
 
 from torchrl_marl.cli import main
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.recipes import load_config
+from torchrl_marl.training import Run
+from torchrl_marl.training.trials import TrialsTraining
 from torchrl_marl.tuning import Choice, parse_choice
 
 SMALL = [
@@ -80,6 +83,15 @@ def test_ranges_that_are_none_are_refused(text):
     ("arguments", "words"),
     [
         (["toy_arena_mappo"], "nothing is tuned"),
+        (
+            ["toy_arena_mappo", "learner.lr=0.1..0.2", "--prune", "asha", "total_frames=1920"],
+            "4 times",
+        ),
+        (
+            ["toy_arena_mappo", "learner.lr=0.1..0.2", "--prune", "asha"]
+            + ["learner.lr_schedule=linear"],
+            "learner.lr_schedule is 'linear'",
+        ),
         (["toy_arena_mappo", "learner.lr=0.1..0.2", "--together", "1"], "two or more at once"),
         (["toy_arena_qmix", "learner.lr=0.1..0.2"], "expected mappo or ippo"),
         (["toy_arena_mappo", "learner.gamma=0.5..1.5"], "learner.gamma"),
@@ -90,3 +102,86 @@ def test_what_cannot_be_tuned_is_refused(arguments, words, capsys, tmp_path):
     assert main(["tune", *arguments, "--out", str(tmp_path / "out")]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+PRUNED = [
+    "total_frames=640",
+    "frames_per_batch=40",
+    "execution=eager",
+    "env.num_envs=4",
+    "env.kwargs={n_agents: 2, years: 2}",
+    "learner.minibatch_size=20",
+    "learner.num_epochs=1",
+    "learner.actor.num_cells=[8]",
+    "learner.critic.num_cells=[8]",
+    "evaluation.episodes=2",
+    "logging.progress=false",
+]
+
+
+def pruned(out, trials, *more):
+    command = ["tune", "toy_arena_mappo", "learner.lr=1e-4..1e-2:log", "--prune", "asha", *more]
+    options = ["--together", "3", "--out", str(out), "--trials", str(trials), *PRUNED]
+    return main([*command, *options])
+
+
+def test_trials_that_fall_behind_give_their_rows_to_others(tmp_path, capsys):
+    pytest.importorskip("optuna")
+    out = tmp_path / "tuned"
+    assert pruned(out, 8) == 0
+    rows = rows_of(out)
+    assert [row["trial"] for row in rows] == [str(i) for i in range(8)]
+    states = {row["state"] for row in rows}
+    assert states <= {"complete", "pruned"} and "pruned" in states
+    lengths = {}
+    for row in rows:
+        folder = out / row["folder"]
+        frames = [int(r["frames"]) for r in csv.DictReader((folder / "metrics.csv").open())]
+        assert frames == list(range(40, frames[-1] + 1, 40))
+        assert (row["state"] == "complete") == (frames[-1] == 640)
+        lengths[int(row["trial"])] = frames[-1]
+        run = Run.load(folder)
+        assert run.frames == frames[-1] and run.evaluate(episodes=2)["episodes"] == 2
+        assert run.config.learner.lr == pytest.approx(float(row["learner.lr"]), rel=1e-4)
+        assert ("return_after" in run.summary) == (row["state"] == "complete")
+    whole = out / "trials_0000"
+    steps = len(list(csv.DictReader((whole / "metrics.csv").open())))
+    assert steps * 40 * 3 < 8 * 640 and sum(lengths.values()) <= steps * 40 * 3
+    assert load_config(str(out / "best.yaml")).population.size == 1
+    # The same command goes on where it was, in the rows of those that ended.
+    assert pruned(out, 10) == 0
+    assert rows_of(out)[:8] == rows and len(rows_of(out)) == 10
+    capsys.readouterr()
+    assert main(["tune", "toy_arena_mappo", "learner.lr=1e-4..1e-2:log", "--out", str(out)]) == 2
+    assert "was begun with --prune asha --together 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
+def test_pruned_trials_go_on(tmp_path, monkeypatch, how):
+    pytest.importorskip("optuna")
+    out, learn, batches = tmp_path / "tuned", TrialsTraining._learn, []
+
+    def stopping(self, batch):
+        batches.append(len(batches))
+        if len(batches) == 7:
+            if how == "killed":
+                raise RuntimeError("killed")
+            signal.raise_signal(signal.SIGINT)
+        return learn(self, batch)
+
+    monkeypatch.setattr(TrialsTraining, "_learn", stopping)
+    if how == "killed":
+        with pytest.raises(RuntimeError, match="killed"):
+            pruned(out, 5)
+    else:
+        assert pruned(out, 5) == 130
+    assert pruned(out, 5) == 0
+    rows = rows_of(out)
+    assert [row["trial"] for row in rows] == [str(i) for i in range(len(rows))]
+    ends = [row["state"] for row in rows]
+    assert len(rows) == 5 and set(ends) <= {"complete", "pruned", "fail"}
+    assert "complete" in ends and (how == "killed" or "fail" not in ends)
+    for row in rows:
+        table = list(csv.DictReader((out / row["folder"] / "metrics.csv").open()))
+        frames = [int(line["frames"]) for line in table]
+        assert frames == list(range(40, 40 * len(frames) + 1, 40))

@@ -142,6 +142,11 @@ def _add_tune(commands: Any) -> None:
         "--together", metavar="N", type=_count, default=8, help="trials at once; default: 8"
     )
     tune.add_argument(
+        "--prune",
+        choices=["asha"],
+        help="end trials early that fall behind (successive halving); others take their place",
+    )
+    tune.add_argument(
         "--out", metavar="FOLDER", type=Path, help="default: tune_RECIPE in the current folder"
     )
     tune.set_defaults(rest="settings")

@@ -251,6 +251,7 @@ def _tune(parsed: argparse.Namespace) -> None:
         trials=parsed.trials,
         together=parsed.together,
         folder=parsed.out or Path(f"tune_{Path(recipe).stem}"),
+        prune=parsed.prune,
     )
     print(best)
 

@@ -10,11 +10,13 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from torchrl_marl.errors import ConfigError, MissingExtraError, closest, quoted
 from torchrl_marl.learners.population_config import VARYING
+from torchrl_marl.pruning import prune_trials, pruner_of, rungs_of
 from torchrl_marl.recipes import load_config
 from torchrl_marl.runs import resume, train
 from torchrl_marl.settings import to_yaml
@@ -85,6 +87,7 @@ def tune(
     trials: int = 32,
     together: int = 8,
     folder: str | Path,
+    prune: str | None = None,
     said: Callable[[str], None] = print,
 ) -> Path:
     """Tries settings that Optuna's TPE sampler proposes, many at once as a population.
@@ -102,6 +105,8 @@ def tune(
         trials (int): how many runs in all.
         together (int): how many at once.
         folder (str or Path): where everything is kept.
+        prune (str, optional): ``"asha"`` ends trials early that fall behind, and begins others in
+            their place; see :mod:`torchrl_marl.pruning`.
         said (callable): told each trial that is better than all before.
 
     Returns:
@@ -113,6 +118,8 @@ def tune(
 
     Reference: Akiba et al., 2019, https://arxiv.org/abs/1907.10902 (Optuna).
     """
+    if prune not in (None, "asha"):
+        raise ConfigError(f"prune is {quoted(prune)}, expected asha or nothing.")
     if importlib.util.find_spec("optuna") is None:
         raise MissingExtraError("optuna", "tune")
     if not choices:
@@ -125,8 +132,11 @@ def tune(
     folder = Path(folder)
     base = load_config(recipe, [*settings, f"population.size={together}"])
     load_config(replace(base, population=replace(base.population, vary=_ranges(choices))), {})
-    folder.mkdir(parents=True, exist_ok=True)
-    study = _study(folder, base.seed)
+    rungs = rungs_of(base) if prune else []
+    study = _study(folder, base.seed, pruner_of(rungs))
+    _check_same(study, {"prune": prune, "together": together if prune else None}, folder)
+    if prune:
+        prune_trials(study, base, partial(_suggest, choices), folder, trials, rungs, said)
     while len(_ended(study)) < trials:
         _round(study, base, choices, folder, said)
     _write_table(study, choices, folder)
@@ -137,12 +147,33 @@ def _ranges(choices: Sequence[Choice]) -> dict[str, Any]:
     return {c.name: {"low": c.low, "high": c.high, "log": c.log} for c in choices}
 
 
-def _study(folder: Path, seed: int) -> Any:
+def _suggest(choices: Sequence[Choice], trial: Any) -> dict[str, float]:
+    return {c.name: trial.suggest_float(c.name, c.low, c.high, log=c.log) for c in choices}
+
+
+def _check_same(study: Any, given: dict[str, Any], folder: Path) -> None:
+    """Refuses to go on in another way than a study began."""
+    known = {key: study.user_attrs.get(key) for key in given}
+    if study.get_trials(deepcopy=False) and known != given:
+        words = {
+            True: f"with --prune asha --together {known['together']}",
+            False: "without --prune",
+        }
+        raise ConfigError(
+            f"{str(folder)!r} was begun {words[bool(known['prune'])]}; go on in that way, or give "
+            "another --out."
+        )
+    for key, value in given.items():
+        study.set_user_attr(key, value)
+
+
+def _study(folder: Path, seed: int, pruner: Any) -> Any:
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    folder.mkdir(parents=True, exist_ok=True)
     return optuna.create_study(
         storage=JournalStorage(JournalFileBackend(str(folder / "study.log"))),
         study_name="tune",
@@ -150,6 +181,7 @@ def _study(folder: Path, seed: int) -> Any:
         direction="maximize",
         # Trials that run at the same time keep away from each other.
         sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
+        pruner=pruner,
     )
 
 
@@ -178,10 +210,7 @@ def _round(
     else:
         asked = [study.ask() for _ in range(size)]
         numbers = [trial.number for trial in asked]
-        proposed = [
-            {c.name: trial.suggest_float(c.name, c.low, c.high, log=c.log) for c in choices}
-            for trial in asked
-        ]
+        proposed = [_suggest(choices, trial) for trial in asked]
     where = folder / f"trials_{numbers[0]:04d}"
     vary = {c.name: [own[c.name] for own in proposed] for c in choices}
     if (where / "checkpoints").exists():
@@ -216,12 +245,13 @@ def _failed() -> Any:
 def _write_table(study: Any, choices: Sequence[Choice], folder: Path) -> None:
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(["trial", *(c.name for c in choices), "return", "folder"])
+    writer.writerow(["trial", *(c.name for c in choices), "return", "state", "folder"])
     places = _places(folder)
     for trial in _ended(study):
         values = [f"{trial.params.get(c.name, math.nan):.6g}" for c in choices]
         found = "" if trial.value is None else f"{trial.value:.6g}"
-        writer.writerow([trial.number, *values, found, places.get(trial.number, "")])
+        state = trial.state.name.lower()
+        writer.writerow([trial.number, *values, found, state, places.get(trial.number, "")])
     with whole_file(folder / "trials.csv", newline="") as file:
         file.write(text.getvalue())
 
@@ -238,7 +268,7 @@ def _places(folder: Path) -> dict[int, str]:
 
 def _write_best(study: Any, folder: Path) -> Path:
     """Writes the settings of the best trial as a recipe."""
-    if all(trial.value is None for trial in _ended(study)):
+    if not any(trial.state.name == "COMPLETE" for trial in _ended(study)):
         raise ConfigError(
             f"no trial in {str(folder)!r} came to an end that is a number; narrow the ranges."
         )

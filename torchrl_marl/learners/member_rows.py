@@ -72,7 +72,8 @@ class MemberRows:
 
     @torch.no_grad()
     def write(self, member: int) -> None:
-        """Gives a member the numbers of the ordinary learner."""
+        """Gives a member the numbers of the ordinary learner; moments of 0 where it has none."""
+        self._match_optimizer()
         for pair in self._pairs(member):
             pair.give()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -244,20 +244,30 @@ def members_of(run: TrainConfig) -> list[TrainConfig]:
     Args:
         run (TrainConfig): the population's.
     """
-    values: dict[str, list[Any]] = {**run.population.values(run.seed)}
+    values = run.population.values(run.seed)
     return [
-        replace(
-            run,
-            seed=run.seed + member,
-            population=PopulationConfig(),
-            evolution=EvolutionConfig(),
-            learner=replace(run.learner, **{name: own[member] for name, own in values.items()}),
-            folder=None
-            if run.folder is None
-            else str(Path(run.folder) / f"seed{run.seed + member}"),
-        )
+        member_of(run, member, {name: own[member] for name, own in values.items()})
         for member in range(run.population.size)
     ]
+
+
+def member_of(run: TrainConfig, number: int, settings: Mapping[str, float]) -> TrainConfig:
+    """Returns the settings of one member, as an ordinary run has them.
+
+    Args:
+        run (TrainConfig): the population's.
+        number (int): of the member, 0 for the first.
+        settings (mapping): of its learner, where it has its own.
+    """
+    seed = run.seed + number
+    return replace(
+        run,
+        seed=seed,
+        population=PopulationConfig(),
+        evolution=EvolutionConfig(),
+        learner=replace(run.learner, **dict[str, Any](settings)),
+        folder=None if run.folder is None else str(Path(run.folder) / f"seed{seed}"),
+    )
 
 
 def seed_folders(folder: str | Path) -> list[Path]:

@@ -75,12 +75,15 @@ class Fitness:
         self.total += total.cpu()
         self.episodes += counted.reshape(shape).sum(1).cpu()
 
-    def begin(self) -> None:
-        """Begins anew after a selection."""
-        self.total.zero_()
-        self.episodes.zero_()
+    def begin(self, members: Sequence[int] | None = None) -> None:
+        """Begins anew after a selection, for some members or all."""
+        chosen = list(range(self.n_members) if members is None else members)
+        self.total[chosen] = 0.0
+        self.episodes[chosen] = 0
         if self._spoiled is not None:
-            self._spoiled = torch.ones_like(self._spoiled)
+            spoiled = self._spoiled.reshape(self.n_members, -1).clone()
+            spoiled[chosen] = True
+            self._spoiled = spoiled.flatten()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""

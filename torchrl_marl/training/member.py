@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchrl_marl.errors import CheckpointError
 from torchrl_marl.settings import to_yaml
@@ -17,7 +17,15 @@ from torchrl_marl.training.origin import sign_world
 from torchrl_marl.training.recorder import Recorder
 from torchrl_marl.training.summary import figures_of, write_summary
 
-__all__ = ["Member"]
+__all__ = ["Begun", "Member"]
+
+
+class Begun(NamedTuple):
+    """How far the population was when a member began."""
+
+    iteration: int = 0
+    frames: int = 0
+    seconds: float = 0.0
 
 
 class Member:
@@ -25,34 +33,39 @@ class Member:
 
     Args:
         config (TrainConfig): the member's own settings, with its folder.
+        begun (Begun, optional): when, for one that did not begin with the population.
 
     Attributes:
+        idle (bool): whether it has ended, and nothing is written any more.
         folder (Path): its run folder, locked while the population trains.
         summary (dict): of :class:`~torchrl_marl.training.Run`.
         agent_frames (int): env steps times living agents so far.
         evaluated (tuple, optional): the iteration of the last evaluation, and its result.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, begun: Begun | None = None) -> None:
         assert config.folder is not None
         self.folder = Path(config.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._kept = RunFolder(self.folder)
         # Its folder is where it is: a population may be moved.
         self.config = dataclasses.replace(config, folder=None)
+        self.begun, self.idle = begun or Begun(), False
         self.summary: dict[str, Any] = {}
         self.agent_frames = 0
         self.evaluated: tuple[int, dict[str, float]] | None = None
 
-    def open(self, *, iteration: int, frames: int, done: bool) -> None:
-        """Opens its tables, truncated to an iteration, and writes its settings."""
+    def open(self, *, iteration: int, frames: int) -> None:
+        """Opens its tables, cut back to an iteration of the population; writes its settings."""
+        if self.idle:
+            return
         quiet = dataclasses.replace(self.config.logging, progress=False)
         self.recorder = Recorder(
             dataclasses.replace(self.config, logging=quiet),
             self.folder,
-            iterations=iteration,
-            frames=frames,
-            done=done,
+            iterations=iteration - self.begun.iteration,
+            frames=frames - self.begun.frames,
+            done=True,
         )
         self._write_config()
         sign_world(self.folder, self.config.env)
@@ -74,8 +87,19 @@ class Member:
         for key in groups if len(groups) > 1 else ():
             self.summary[f"{key.rpartition('/')[0]}/return_{when}"] = result[key]
 
+    def progress(self, iteration: int, frames: int, seconds: float) -> dict[str, Any]:
+        """Returns how far it is when the population is so far."""
+        begun = self.begun
+        return {
+            "iteration": iteration - begun.iteration,
+            "frames": frames - begun.frames,
+            "seconds": round(seconds - begun.seconds, 3),
+        }
+
     def wrote(self, row: Mapping[str, Any], groups: list[str]) -> None:
         """Writes an iteration's row."""
+        if self.idle:
+            return
         self.recorder.iteration(row, [row[f"{name}/episode_reward"] for name in groups])
 
     def refuse_later(self, newest: Path) -> None:
@@ -95,14 +119,16 @@ class Member:
                 "what it has learned since, or go on with it alone."
             )
 
-    def save(self, iteration: int, state: dict[str, Any]) -> None:
+    def save(self, state: dict[str, Any]) -> None:
         """Writes a checkpoint of an ordinary run."""
-        path = save_checkpoint(self.folder, iteration, state, self.config.checkpoint.keep)
+        keep = self.config.checkpoint.keep
+        path = save_checkpoint(self.folder, state["iteration"], state, keep)
         set_aside_later(path)
 
     def end(self, *, frames: int, seconds: float) -> None:
         """Writes the summary."""
-        self.summary |= figures_of(self.config, frames, seconds)
+        own = frames - self.begun.frames, seconds - self.begun.seconds
+        self.summary |= figures_of(self.config, *own)
         write_summary(self.folder, self.summary)
 
     def close(self) -> None:

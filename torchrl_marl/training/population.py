@@ -139,7 +139,7 @@ class PopulationTraining(Training):
             done=self.done,
         )
         for member in self.members:
-            member.open(iteration=self.iteration, frames=self.frames, done=True)
+            member.open(iteration=self.iteration, frames=self.frames)
         if self.evolution is not None:
             self.evolution.open(self.iteration)
 
@@ -203,16 +203,20 @@ class PopulationTraining(Training):
     def _write(self, member: Member, values: dict[str, float], rate: float) -> dict[str, Any]:
         """Writes a member's row."""
         member.agent_frames += int(values.pop("agent_frames"))
+        head = self._progress_of(member)
+        seconds = head.pop("seconds")
         row = {
-            "iteration": self.iteration,
-            "frames": self.frames,
+            **head,
             "agent_frames": member.agent_frames,
-            "seconds": round(self.seconds, 3),
+            "seconds": seconds,
             "frames_per_second": round(rate, 1),
             **values,
         }
         member.wrote(row, list(self.team.groups))
         return row
+
+    def _progress_of(self, member: Member) -> dict[str, Any]:
+        return member.progress(self.iteration, self.frames, self.seconds)
 
     def _write_all(self, rows: Sequence[Mapping[str, Any]], rate: float) -> dict[str, Any]:
         """Writes the row of all members together."""
@@ -247,10 +251,8 @@ class PopulationTraining(Training):
     def evaluate(self) -> list[dict[str, float]]:  # type: ignore[override]
         """Evaluates all members and writes a row of each one's ``evaluation.csv``."""
         results = self._measure_members(self.policy)
-        seconds = round(self.seconds, 3)
-        progress = {"iteration": self.iteration, "frames": self.frames, "seconds": seconds}
         for member, result in zip(self.members, results):
-            member.recorder.evaluation(progress, result)
+            member.recorder.evaluation(self._progress_of(member), result)
             member.evaluated = self.iteration, result
         return results
 
@@ -330,20 +332,28 @@ class PopulationTraining(Training):
             alone = self._alone(self.configs[0])
         pairs = [MemberRows(many, one) for many, one in zip(self._populations, alone)]
         for i, member in enumerate(self.members):
-            member.save(
-                self.iteration,
-                {
-                    **state,
-                    "agent_frames": member.agent_frames,
-                    "summary": dict(member.summary),
-                    "learners": [pair.read(i).state_dict() for pair in pairs],
-                    "collector": {"frames": self.frames},  # its episodes begin anew
-                    "tracker": {},
-                    "stopping": StopAtReturn(self.config).state_dict(),
-                    "members": {},
-                    "evolution": {},
-                },
-            )
+            if not member.idle:
+                learners = [pair.read(i).state_dict() for pair in pairs]
+                member.save(self._state_of(member, state, learners))
+
+    def _state_of(
+        self, member: Member, state: dict[str, Any], learners: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Returns what an ordinary run would have saved, from what the population saves."""
+        progress = self._progress_of(member)
+        return {
+            **state,
+            "iteration": progress["iteration"],
+            "seconds": progress["seconds"],
+            "agent_frames": member.agent_frames,
+            "summary": dict(member.summary),
+            "learners": learners,
+            "collector": {"frames": progress["frames"]},  # its episodes begin anew
+            "tracker": {},
+            "stopping": StopAtReturn(self.config).state_dict(),
+            "members": {},
+            "evolution": {},
+        }
 
     def close(self) -> None:
         """Closes tables, loggers and environments; releases all folders for resuming."""

@@ -31,18 +31,24 @@ from torchrl_marl.trust import trusting
 __all__ = ["resume_training", "start_training"]
 
 
-def start_training(config: TrainConfig, env: EnvBase | None) -> Training:
-    """Starts a run in a new folder."""
+def start_training(
+    config: TrainConfig, env: EnvBase | None, kind: type[Training] | None = None
+) -> Training:
+    """Starts a run in a new folder; ``kind`` is chosen by the settings, where it is not given."""
     folder = RunFolder.new(config)
     try:
-        return _begin(folder, config, env)
+        return _begin(folder, config, env, kind)
     except BaseException:
         folder.give_up()
         raise
 
 
 def resume_training(
-    path: Path, env: EnvBase | None, config: TrainConfig | None = None, trust: bool = False
+    path: Path,
+    env: EnvBase | None,
+    config: TrainConfig | None = None,
+    trust: bool = False,
+    kind: type[Training] | None = None,
 ) -> Training:
     """Resumes a run from its last checkpoint; one without a checkpoint starts anew."""
     before = read_run_config(path)
@@ -56,12 +62,12 @@ def resume_training(
                 "torchrl_marl.training.resume(folder, env=...) takes it."
             )
         if not has_checkpoint(path):
-            return _begin_anew(folder, config or before, env)
+            return _begin_anew(folder, config or before, env, kind)
         used, state = load_latest(path)
         config = config or before
         if config.execution == "auto":  # of a version that knew no other than eager
             config = dataclasses.replace(config, execution="eager")
-        training = _training_of(config)(config, folder, env)
+        training = (kind or _training_of(config))(config, folder, env)
         with trusting(trust), fitting(used):
             training.load_state_dict(state)
         set_aside_later(used)
@@ -76,7 +82,9 @@ def _training_of(config: TrainConfig) -> type[Training]:
     return PopulationTraining if config.population.size > 1 else Training
 
 
-def _begin(folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Training:
+def _begin(
+    folder: RunFolder, config: TrainConfig, env: EnvBase | None, kind: type[Training] | None
+) -> Training:
     if env is not None:
         own = dataclasses.replace(
             config.env,
@@ -88,7 +96,7 @@ def _begin(folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Train
         )
         config = dataclasses.replace(config, env=own)
         config.check_learners()
-    training = _training_of(config)(config, folder, env)
+    training = (kind or _training_of(config))(config, folder, env)
     for learner, groups in partition(training.team, config.learner, config.groups):
         refuse_large_store(learner, groups.values(), training.device)
     _write_config(training)  # the settings in use: clusters and execution are known by now
@@ -103,12 +111,14 @@ def _begin(folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Train
     return training
 
 
-def _begin_anew(folder: RunFolder, config: TrainConfig, env: EnvBase | None) -> Training:
+def _begin_anew(
+    folder: RunFolder, config: TrainConfig, env: EnvBase | None, kind: type[Training] | None
+) -> Training:
     if (folder.path / "summary.json").exists():
         latest_checkpoint(folder.path)  # raises that there is none
     folder.clear()
     say(f"run {str(folder.path)!r} has no checkpoint yet and begins anew")
-    return _begin(folder, config, env)
+    return _begin(folder, config, env, kind)
 
 
 def _go_on(training: Training, before: TrainConfig) -> None:

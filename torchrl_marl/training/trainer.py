@@ -14,7 +14,7 @@ from torchrl_marl.training.run import Run
 from torchrl_marl.training.start import resume_training, start_training
 from torchrl_marl.training.training import Iteration, Training
 
-__all__ = ["Iteration", "Training", "iterate", "resume", "train"]
+__all__ = ["Iteration", "Training", "finish", "iterate", "resume", "train"]
 
 
 def train(config: TrainConfig, *, env: EnvBase | None = None) -> Run:
@@ -29,7 +29,7 @@ def train(config: TrainConfig, *, env: EnvBase | None = None) -> Run:
     Raises:
         UserError: what is asked for cannot be done; the message names the fix.
     """
-    return _finish(start_training(config, env))
+    return finish(start_training(config, env))
 
 
 def resume(
@@ -54,7 +54,7 @@ def resume(
         TrustError: a module would be imported that nobody has said may be.
         ConfigError: fewer ``total_frames`` than there are already.
     """
-    return _finish(resume_training(Path(folder), env, config, trust))
+    return finish(resume_training(Path(folder), env, config, trust))
 
 
 def iterate(config: TrainConfig, *, env: EnvBase | None = None) -> Iterator[Iteration]:
@@ -71,7 +71,8 @@ def iterate(config: TrainConfig, *, env: EnvBase | None = None) -> Iterator[Iter
     return iterations
 
 
-def _finish(training: Training) -> Run:
+def finish(training: Training) -> Run:
+    """Trains to the end what was started or resumed; interrupted as :func:`train`."""
     with training.interruption:
         for _ in _iterate(training):
             pass
