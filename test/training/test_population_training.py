@@ -9,11 +9,13 @@ import torch
 import torchrl_marl
 from torchrl_marl.cli import main
 from torchrl_marl.errors import CheckpointError, ConfigError
+from torchrl_marl.players import standing
 from torchrl_marl.recipes import load_config
-from torchrl_marl.training import Run, resume
+from torchrl_marl.training import Run, cross_play, resume
 from torchrl_marl.training.checkpoint import load_latest
 from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.population_run import PopulationRun
+from torchrl_marl.training.run import EVALUATION_SEED
 from torchrl_marl.training.start import resume_training, start_training
 
 SMALL = {
@@ -300,3 +302,50 @@ def test_evolution_resumes_exactly(tmp_path):
 def test_evolutions_that_cannot_be_are_refused(arguments, words, capsys):
     assert main(["train", "toy_arena_mappo", *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+KUHN = {
+    "total_frames": 768,
+    "frames_per_batch": 256,
+    "execution": "eager",
+    "env": {"num_envs": 64},
+    "learner": {"num_epochs": 2, "actor": {"num_cells": [8]}, "critic": {"num_cells": [8]}},
+    "evaluation": {"episodes": 40},
+    "logging": {"progress": False},
+    "population": {"size": 3, "vary": {"learner.lr": [1e-3, 1e-2, 3e-2]}},
+    "evolution": {"method": "pbt", "every_frames": 512, "fitness": "rating"},
+}
+
+
+def test_members_who_play_each_other_are_rated(tmp_path):
+    config = load_config("toy_kuhn_ippo", {**KUHN, "folder": str(tmp_path / "all")})
+    training = start_training(config, None)
+    training.begin()
+    training.step()
+    training.saved_at = None
+    training.save()
+    policies = [Run.load(member.folder).policy for member in training.members]
+    env = training.environments.evaluation
+    seed = config.seed + EVALUATION_SEED + 1
+    found = standing(cross_play(policies, policies, env, 13, seed=seed))
+    assert torch.equal(training._rate(), found.ratings.rating)
+    while not training.done:
+        training.step()
+    training.end()
+    training.close()
+    rows = table(tmp_path / "all" / "evolution.csv")
+    ratings = [float(row["fitness"]) for row in rows]
+    assert len(rows) == 3 and sum(ratings) == pytest.approx(0.0, abs=0.01)
+    assert rows[ratings.index(min(ratings))]["parent"] == rows[ratings.index(max(ratings))]["seed"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [("toy_arena_mappo", "has 1 group"), ("toy_speaker_listener_mappo_pbt", "is a draw")],
+)
+def test_ratings_where_members_never_win_are_refused(tmp_path, recipe, words, capsys):
+    own = ["population.size=2", "evolution.method=pbt", "evolution.fitness=rating"]
+    own += ["execution=eager", "env.num_envs=8", "frames_per_batch=80", "total_frames=80"]
+    own += ["evaluation.episodes=2", "learner.minibatch_size=40", "logging.progress=false"]
+    assert main(["train", recipe, f"folder={tmp_path / 'all'}", *own]) == 2
+    assert words in capsys.readouterr().err.splitlines()[-1]

@@ -38,6 +38,7 @@ class EvolutionConfig:
             {
                 "return": "mean return of the episodes of training that began since the last one",
                 "evaluation": "mean return of an evaluation",
+                "rating": "Bradley-Terry rating of games between members, in worlds of two sides",
             }
         ),
     ] = "return"

@@ -15,6 +15,7 @@ from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.origin import sign_world
 from torchrl_marl.training.recorder import Recorder
+from torchrl_marl.training.stopping import StopAtReturn
 from torchrl_marl.training.summary import figures_of, write_summary
 
 __all__ = ["Begun", "Member"]
@@ -119,10 +120,34 @@ class Member:
                 "what it has learned since, or go on with it alone."
             )
 
-    def save(self, state: dict[str, Any]) -> None:
-        """Writes a checkpoint of an ordinary run."""
+    def save(
+        self,
+        progress: Mapping[str, Any],
+        state: Mapping[str, Any],
+        learners: list[dict[str, Any]],
+    ) -> None:
+        """Writes a checkpoint of an ordinary run.
+
+        Args:
+            progress (mapping): of :meth:`progress`.
+            state (mapping): of the population; what is the member's own replaces it.
+            learners (list of dict): states of its learners.
+        """
+        own = {
+            **state,
+            "iteration": progress["iteration"],
+            "seconds": progress["seconds"],
+            "agent_frames": self.agent_frames,
+            "summary": dict(self.summary),
+            "learners": learners,
+            "collector": {"frames": progress["frames"]},  # its episodes begin anew
+            "tracker": {},
+            "stopping": StopAtReturn(self.config).state_dict(),
+            "members": {},
+            "evolution": {},
+        }
         keep = self.config.checkpoint.keep
-        path = save_checkpoint(self.folder, state["iteration"], state, keep)
+        path = save_checkpoint(self.folder, own["iteration"], own, keep)
         set_aside_later(path)
 
     def end(self, *, frames: int, seconds: float) -> None:
@@ -133,6 +158,6 @@ class Member:
 
     def close(self) -> None:
         """Closes tables and loggers; releases the folder."""
-        if hasattr(self, "recorder"):
+        if hasattr(self, "recorder") and not self.idle:
             self.recorder.close()
         self._kept.release()

@@ -33,6 +33,7 @@ from torchrl_marl.training.evolving import Evolution
 from torchrl_marl.training.member import Member
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
 from torchrl_marl.training.population_run import PopulationRun, row_of_all, together
+from torchrl_marl.training.rating import MemberRating
 from torchrl_marl.training.recorder import Recorder, say
 from torchrl_marl.training.run import EVALUATION_SEED
 from torchrl_marl.training.stopping import StopAtReturn
@@ -90,9 +91,10 @@ class PopulationTraining(Training):
         self.stopping = StopAtReturn(config)
         self.members = [Member(own) for own in self.configs]
         self._told: set[int] = set()
-        self.evolution = None
+        self.evolution, self.rating = None, None
         if config.evolution.method != "none":
             self.evolution = Evolution(config, self.folder)
+            self.rating = self._make_rating() if config.evolution.fitness == "rating" else None
         folders = [member.folder for member in self.members]
         self.run = PopulationRun(self.folder, config, folders)  # type: ignore[assignment]
 
@@ -158,6 +160,8 @@ class PopulationTraining(Training):
         """Evaluates the untrained members and random policies, once, and saves."""
         if "return_before" in self.run.summary:
             return
+        if self.rating is not None:
+            self._rate()  # refuses worlds in which nobody wins
         self._note("before", self.evaluate())
         self._note("random", self._measure_members(None))
         for member in self.members:
@@ -281,10 +285,27 @@ class PopulationTraining(Training):
         fitness = evolution.fitness.mean
         if self.config.evolution.fitness == "evaluation":
             fitness = torch.tensor([result["return_mean"] for result in self.evaluate()])
+        elif self.rating is not None:
+            fitness = self._rate()
         progress = {"iteration": self.iteration, "frames": self.frames}
         evolution.select(self._populations, fitness, **progress)
         self._told &= set(self._sick().nonzero().flatten().tolist())
         self._note_settings()
+
+    def _make_rating(self) -> MemberRating:
+        with RandomState(0, self.device).active():
+            return MemberRating(
+                self.environments.evaluation,
+                self._populations,
+                lambda: self._alone(self.configs[0]),
+            )
+
+    @in_its_own_state
+    def _rate(self) -> Tensor:
+        """Lets members play each other; as many games as an evaluation has episodes."""
+        assert self.rating is not None
+        episodes = max(2, self.config.evaluation.episodes // self.config.population.size)
+        return self.rating.rate(episodes, self.config.seed + EVALUATION_SEED + self.iteration)
 
     def _note_settings(self) -> None:
         """Writes the settings that members have now into their folders."""
@@ -334,26 +355,7 @@ class PopulationTraining(Training):
         for i, member in enumerate(self.members):
             if not member.idle:
                 learners = [pair.read(i).state_dict() for pair in pairs]
-                member.save(self._state_of(member, state, learners))
-
-    def _state_of(
-        self, member: Member, state: dict[str, Any], learners: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        """Returns what an ordinary run would have saved, from what the population saves."""
-        progress = self._progress_of(member)
-        return {
-            **state,
-            "iteration": progress["iteration"],
-            "seconds": progress["seconds"],
-            "agent_frames": member.agent_frames,
-            "summary": dict(member.summary),
-            "learners": learners,
-            "collector": {"frames": progress["frames"]},  # its episodes begin anew
-            "tracker": {},
-            "stopping": StopAtReturn(self.config).state_dict(),
-            "members": {},
-            "evolution": {},
-        }
+                member.save(self._progress_of(member), state, learners)
 
     def close(self) -> None:
         """Closes tables, loggers and environments; releases all folders for resuming."""

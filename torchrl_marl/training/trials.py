@@ -146,10 +146,13 @@ class TrialsTraining(PopulationTraining):
         ]
         over = {i for i in running if sick[i] or i in whole or self._falls_behind(i)}
         if over:
-            results = self._measure_members(self.policy) if whole else []
+            found = self._values_of(whole)
             self._save_members(self.state_dict())
             for i in sorted(over):
-                self._end_trial(i, results[i] if i in whole else None, pruned=not sick[i])
+                trial = self.trials[i]
+                assert trial is not None
+                self._leave(i)
+                self.judge.ended(trial, found.get(i), pruned=not sick[i])
                 self._enter_next(i)
             self.saved_at = None
             self.save()
@@ -170,16 +173,14 @@ class TrialsTraining(PopulationTraining):
         self.fitness.begin([i])
         return self.judge.prunes(trial, rungs[reached], value)
 
-    def _end_trial(self, i: int, result: Mapping[str, float] | None, *, pruned: bool) -> None:
-        member, trial = self.members[i], self.trials[i]
-        assert trial is not None
-        value = None
-        if result is not None:
-            member.recorder.evaluation(self._progress_of(member), result)
-            member.note("after", result)
-            value = result["return_mean"]
-        self._leave(i)
-        self.judge.ended(trial, value, pruned=pruned)
+    def _values_of(self, whole: Sequence[int]) -> dict[int, float]:
+        """Evaluates trials that have come to their end, and notes it."""
+        results = self._measure_members(self.policy) if whole else []
+        for i in whole:
+            member = self.members[i]
+            member.recorder.evaluation(self._progress_of(member), results[i])
+            member.note("after", results[i])
+        return {i: results[i]["return_mean"] for i in whole}
 
     def _leave(self, i: int) -> None:
         """Ends a member's run; its rows are free."""
