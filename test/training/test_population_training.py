@@ -309,7 +309,12 @@ KUHN = {
     "frames_per_batch": 256,
     "execution": "eager",
     "env": {"num_envs": 64},
-    "learner": {"num_epochs": 2, "actor": {"num_cells": [8]}, "critic": {"num_cells": [8]}},
+    "learner": {
+        "num_epochs": 2,
+        "minibatch_size": 128,
+        "actor": {"num_cells": [8], "sharing": "group"},
+        "critic": {"num_cells": [8], "sharing": "group"},
+    },
     "evaluation": {"episodes": 40},
     "logging": {"progress": False},
     "population": {"size": 3, "vary": {"learner.lr": [1e-3, 1e-2, 3e-2]}},
