@@ -94,6 +94,7 @@ def test_ranges_that_are_none_are_refused(text):
         ),
         (["toy_arena_mappo", "learner.lr=0.1..0.2", "--together", "1"], "two or more at once"),
         (["toy_arena_qmix", "learner.lr=0.1..0.2"], "expected mappo or ippo"),
+        (["toy_speaker_listener_mappo_pbt", "learner.lr=0.1..0.2"], "evolution.method is 'pbt'"),
         (["toy_arena_mappo", "learner.gamma=0.5..1.5"], "learner.gamma"),
     ],
 )

@@ -132,6 +132,11 @@ def tune(
     folder = Path(folder)
     base = load_config(recipe, [*settings, f"population.size={together}"])
     load_config(replace(base, population=replace(base.population, vary=_ranges(choices))), {})
+    if base.evolution.method != "none":
+        raise ConfigError(
+            f"evolution.method is {base.evolution.method!r}, but a trial keeps its settings; use "
+            "evolution.method=none."
+        )
     rungs = rungs_of(base) if prune else []
     study = _study(folder, base.seed, pruner_of(rungs))
     _check_same(study, {"prune": prune, "together": together if prune else None}, folder)
