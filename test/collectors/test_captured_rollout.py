@@ -14,11 +14,13 @@ from torchrl_marl.envs import EnvConfig, VmasEnv, make_env
 from torchrl_marl.envs.toy import (
     Arena,
     Kuhn,
+    Leduc,
     MatchingLevers,
     PredatorPrey,
     TrafficJunction,
     ZeroSum,
 )
+from torchrl_marl.envs.toy.leduc_rules import strength
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError, GraphCheckError
 from torchrl_marl.modules import make_actor
@@ -102,6 +104,33 @@ def test_games_of_two_sides_have_their_rules_in_a_graph():
         assert torch.equal(won, torch.where(goes_on, 0.0, expected))
         assert torch.equal(done, ~goes_on) and torch.equal(open_[:, 1:], done[:, :-1])
         assert len(cards[open_].unique(dim=0)) == 6
+
+
+def test_leduc_pokers_games_in_a_graph_are_those_of_its_rules():
+    """Each game is paid as its cards and what was said, at its end, say."""
+    env = Leduc(40, seed=0)
+    collector = collector_of(env, "trace", n_steps=20)
+    td = batch_of(collector)
+    assert collector.execution == "trace"
+    first, second = (td[name, "action"][..., 0] for name in ("first", "second"))
+    cards, said = td["state"].split([18, 16], -1)
+    cards, said = cards.unflatten(-1, (3, 6)).argmax(-1), said.unflatten(-1, (2, 4, 2))
+    calls, raises = said.sum(-2).unbind(-1)  # [E, T, round]
+    moves_first = (calls + raises).sum(-1).remainder(2) == 0
+    second_round = td["first", "observation"][..., 0, 8:14].any(-1)
+    moves_first = torch.where(second_round, (calls + raises)[..., 1] % 2 == 0, moves_first)
+    assert torch.equal(moves_first, td["first", "mask"][..., 0])
+    action = torch.where(moves_first, first, second)
+    stake = 1 + 2 * raises[..., 0] + 4 * raises[..., 1]
+    fold = torch.where(moves_first, -1.0, 1.0) * (stake - torch.where(second_round, 4, 2))
+    showdown = strength(cards) * stake
+    folds = action == 0
+    ends = (action == 1) & second_round & ((calls + raises)[..., 1] > 0)
+    won = td["next", "first", "reward"].flatten(-2).squeeze(-1)
+    expected = torch.where(folds, fold, torch.where(ends, showdown, 0.0))
+    assert torch.equal(won, expected)
+    assert torch.equal(td["next", "done"].squeeze(-1), folds | ends)
+    assert folds.any() and ends.any() and (won == 0)[ends].any()
 
 
 def test_agents_are_born_and_leave_in_a_graph_as_in_eager_steps():

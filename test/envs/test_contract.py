@@ -16,6 +16,7 @@ from torchrl_marl.envs.toy import (
     Arena,
     Echo,
     Kuhn,
+    Leduc,
     Levers,
     MatchingLevers,
     MatrixGame,
@@ -45,7 +46,15 @@ def vmas(scenario, **kwargs):
 
 # Worlds that begin the same, and those that end by themselves.
 ALWAYS_THE_SAME = (MatchingLevers, MatrixGame, TrafficJunction, TwoStepGame, ZeroSum)
-LONGEST = {Kuhn: 3, Levers: 1, MatchingLevers: 8, MatrixGame: 1, TwoStepGame: 2, ZeroSum: 1}
+LONGEST = {
+    Kuhn: 3,
+    Leduc: 8,
+    Levers: 1,
+    MatchingLevers: 8,
+    MatrixGame: 1,
+    TwoStepGame: 2,
+    ZeroSum: 1,
+}
 
 
 def toy_case(cls, **kwargs):
@@ -96,6 +105,7 @@ CASES = {
     "arena_groups": toy_case(Arena, n_groups=2, continuous_actions=True, years=1),
     "echo": toy_case(Echo, late_spawn=1, years=3),
     "kuhn": toy_case(Kuhn),
+    "leduc": toy_case(Leduc),
     "levers": toy_case(Levers, n_agents=3, pool=20),
     "matching_levers": toy_case(MatchingLevers),
     "predator_prey": toy_case(PredatorPrey, n_agents=2, size=3, vision=1),

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from torchrl_marl.games.matchmaking import WEIGHTINGS, pfsp, smoothed
     from torchrl_marl.games.ranking import alpha_rank
     from torchrl_marl.games.ratings import Ratings, bradley_terry, interval
+    from torchrl_marl.games.sequence_form import SequenceForm
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
@@ -17,5 +18,6 @@ __getattr__, __dir__, __all__ = attach(
         "matchmaking": ["WEIGHTINGS", "pfsp", "smoothed"],
         "ranking": ["alpha_rank"],
         "ratings": ["Ratings", "bradley_terry", "interval"],
+        "sequence_form": ["SequenceForm"],
     },
 )

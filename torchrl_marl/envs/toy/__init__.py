@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from torchrl_marl.envs.toy.echo import Echo
     from torchrl_marl.envs.toy.games import TOY_ENVS, MatrixGame, TwoStepGame
     from torchrl_marl.envs.toy.kuhn import Kuhn
+    from torchrl_marl.envs.toy.leduc import Leduc
     from torchrl_marl.envs.toy.levers import Levers
     from torchrl_marl.envs.toy.matching_levers import MatchingLevers
     from torchrl_marl.envs.toy.predator_prey import PredatorPrey
@@ -24,6 +25,7 @@ __getattr__, __dir__, __all__ = attach(
         "echo": ["Echo"],
         "games": ["TOY_ENVS", "MatrixGame", "TwoStepGame"],
         "kuhn": ["Kuhn"],
+        "leduc": ["Leduc"],
         "levers": ["Levers"],
         "matching_levers": ["MatchingLevers"],
         "predator_prey": ["PredatorPrey"],

@@ -18,6 +18,7 @@ from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.toy.arena import Arena
 from torchrl_marl.envs.toy.echo import Echo
 from torchrl_marl.envs.toy.kuhn import Kuhn
+from torchrl_marl.envs.toy.leduc import Leduc
 from torchrl_marl.envs.toy.levers import Levers
 from torchrl_marl.envs.toy.matching_levers import MatchingLevers
 from torchrl_marl.envs.toy.predator_prey import PredatorPrey
@@ -33,6 +34,7 @@ __all__ = [
     "Arena",
     "Echo",
     "Kuhn",
+    "Leduc",
     "Levers",
     "MatchingLevers",
     "MatrixGame",
@@ -209,6 +211,7 @@ TOY_ENVS: dict[str, type[MarlEnv]] = {
     "arena": Arena,
     "echo": Echo,
     "kuhn": Kuhn,
+    "leduc": Leduc,
     "levers": Levers,
     "matching_levers": MatchingLevers,
     "matrix_game": MatrixGame,

@@ -14,6 +14,7 @@ TOY_WORLDS = (
     "arena",
     "echo",
     "kuhn",
+    "leduc",
     "levers",
     "matching_levers",
     "matrix_game",
