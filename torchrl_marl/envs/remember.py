@@ -1,11 +1,11 @@
-"""What an environment carries from step to step for policies that remember.
+"""What an environment carries from step to step for policies: memory, and who plays.
 
 Shapes: E envs, N agents of a group, S numbers that an agent remembers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -14,9 +14,9 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 
 from torchrl_marl.envs.transforms import AgentInitTracker
-from torchrl_marl.specs import TeamSpec
+from torchrl_marl.specs import GroupSpec, TeamSpec
 
-__all__ = ["Remember", "remembered_by", "remembered_keys", "with_memory"]
+__all__ = ["Remember", "WhoPlays", "remembered_by", "remembered_keys", "with_memory", "with_players"]
 
 
 class Remember(Transform):
@@ -42,41 +42,81 @@ class Remember(Transform):
         torch.Size([3, 4, 2, 8])
     """
 
+    leaf = "hidden"
+    dtype: torch.dtype | None = None
+
     def __init__(self, sizes: Mapping[str, int]) -> None:
         super().__init__()
         self.sizes = dict(sizes)
-        self._shapes: dict[str, tuple[int, int]] | None = None
+        self._shapes: dict[str, tuple[int, ...]] | None = None
 
     @property
-    def shapes(self) -> dict[str, tuple[int, int]]:
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         """``(N, S)`` of each group that remembers."""
         if self._shapes is None:
             groups = TeamSpec.from_env(self.parent).groups if self.sizes else {}
-            self._shapes = {name: (groups[name].n_agents, s) for name, s in self.sizes.items()}
+            self._shapes = {name: self._shape(groups[name], s) for name, s in self.sizes.items()}
         return self._shapes
+
+    def _shape(self, group: GroupSpec, size: int) -> tuple[int, ...]:
+        return group.n_agents, size
 
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
         for name, shape in self.shapes.items():
-            zeros = torch.zeros(*self.parent.batch_size, *shape, device=self.parent.device)
-            tensordict_reset.get(name).set("hidden", zeros)
+            shape, device = (*self.parent.batch_size, *shape), self.parent.device
+            zeros = torch.zeros(shape, dtype=self.dtype, device=device)
+            tensordict_reset.get(name).set(self.leaf, zeros)
         return tensordict_reset
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         for name in self.sizes:
             group = next_tensordict.get(name)
-            if group.get("hidden", None) is None:
-                group.set("hidden", tensordict.get((name, "hidden")))
+            if group.get(self.leaf, None) is None:
+                group.set(self.leaf, tensordict.get((name, self.leaf)))
         return next_tensordict
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Adds ``(group, "hidden")`` to the spec."""
+        """Adds what is carried to the spec."""
         for name, shape in self.shapes.items():
-            observation_spec[name, "hidden"] = Unbounded(
-                (*observation_spec.shape, *shape), device=observation_spec.device
+            observation_spec[name, self.leaf] = Unbounded(
+                (*observation_spec.shape, *shape), device=observation_spec.device, dtype=self.dtype
             )
         return observation_spec
+
+
+class WhoPlays(Remember):
+    """Carries who plays: ``(group, "player")``, 0 where an episode is new.
+
+    :class:`~torchrl_marl.collectors.matches.MatchPolicy` draws a stored player there, who then
+    plays to the episode's end.
+
+    Args:
+        groups (iterable of str): whose agents' players are carried.
+
+    Shapes:
+        - ``(group, "player")``: int64 ``[E, N]``; here and under ``"next"``
+
+    Examples:
+        >>> from torchrl_marl.envs.toy import Arena
+        >>> env = with_players(Arena(3, n_agents=2), ["agents"])
+        >>> env.rollout(4, break_when_any_done=False)["agents", "player"].shape
+        torch.Size([3, 4, 2])
+    """
+
+    leaf, dtype = "player", torch.int64
+
+    def __init__(self, groups: Iterable[str]) -> None:
+        super().__init__(dict.fromkeys(groups, 1))
+
+    def _shape(self, group: GroupSpec, size: int) -> tuple[int, ...]:
+        return (group.n_agents,)
+
+
+def with_players(env: EnvBase, groups: Iterable[str]) -> EnvBase:
+    """Returns the environment with :class:`WhoPlays` for some groups."""
+    return TransformedEnv(env, WhoPlays(groups), auto_unwrap=True)
 
 
 def with_memory(env: EnvBase, policy: nn.Module | Mapping[str, int]) -> EnvBase:
@@ -104,7 +144,7 @@ def with_memory(env: EnvBase, policy: nn.Module | Mapping[str, int]) -> EnvBase:
     sizes = remembered_by(policy) if isinstance(policy, nn.Module) else dict(policy)
     if isinstance(policy, nn.Module) and not sizes:
         return env
-    if any(isinstance(part, Remember) for part in _parts_of(env)):
+    if any(type(part) is Remember for part in _parts_of(env)):
         return env
     trackers = [] if _is_tracked(env) else [AgentInitTracker()]
     return TransformedEnv(env, Compose(*trackers, Remember(sizes)), auto_unwrap=True)
@@ -121,7 +161,7 @@ def remembered_by(policy: nn.Module) -> dict[str, int]:
 def remembered_keys(env: EnvBase) -> list[NestedKey]:
     """Returns the keys of what is carried on for the policy, beside what the environment gives."""
     parts = [part for part in _parts_of(env) if isinstance(part, Remember)]
-    return [(name, "hidden") for part in parts for name in part.sizes]
+    return [(name, part.leaf) for part in parts for name in part.sizes]
 
 
 def _is_tracked(env: EnvBase) -> bool:

@@ -75,6 +75,8 @@ class Block:
             check_flags(group, own)
         for group in self.joined.values():
             leaves = (*self.acted, *self.remembered)
+            if batch.get(group.sources[0].key("learns"), None) is not None:
+                leaves += ("learns",)
             now = group.gather(batch, leaves=leaves, flags=True)
             leaves = ("reward", *(leaf for leaf in self.remembered if leaf in _AT_NEXT))
             then = group.gather(following, leaves=leaves, flags=True)

@@ -31,6 +31,7 @@ from torchrl_marl.modules.mixers import make_mixer
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.modules.precision import set_precision
 from torchrl_marl.modules.q_actor import make_q_actor
+from torchrl_marl.objectives.masking import who_learns
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = [
@@ -73,7 +74,8 @@ class ObservationNorms(nn.ModuleDict):
     def update_all(self, data: TensorDictBase) -> None:
         """Takes in the observations of a batch, with all groups gathered."""
         for name, group in self.groups.items():
-            cast(ObservationNorm, self[name]).update(*gather_observation(group, data))
+            observation, acts = gather_observation(group, data)
+            cast(ObservationNorm, self[name]).update(observation, who_learns(data, group, acts))
 
 
 def build_actor(

@@ -19,7 +19,7 @@ from torchrl_marl.learners.networks import build_actor, build_critic
 from torchrl_marl.learners.stopping import KLStop
 from torchrl_marl.learners.turns import warn_of_turns
 from torchrl_marl.modules.communication_config import draws
-from torchrl_marl.objectives.masking import loss_mask
+from torchrl_marl.objectives.masking import learned_steps
 from torchrl_marl.objectives.ppo import MAPPOLoss
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
@@ -149,8 +149,7 @@ class OnPolicyLearner(EpochLearner):
             self._estimate(name, loss, data)
             if excluded is None:
                 continue
-            key, mask_key = loss.tensor_keys.advantage, self.block.joined[name].mask_key
-            mask = None if mask_key is None else loss_mask(data, mask_key)
+            key, mask = loss.tensor_keys.advantage, learned_steps(data, self.block.joined[name])
             data.set(key, loss.per_group.standardize(data.get(key), mask, excluded))
 
     def _estimate(self, name: str, loss: MAPPOLoss, data: TensorDictBase) -> None:

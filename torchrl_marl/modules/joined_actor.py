@@ -5,7 +5,8 @@ Shapes: B any batch dims, N agents of all groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
@@ -53,9 +54,13 @@ class JoinedActor(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts."""
+        return self.act_by(self.actor, tensordict)
+
+    def act_by(self, act: Callable[..., TensorDictBase], tensordict: TensorDictBase) -> Any:
+        """Acts by another policy of the joined group than its own."""
         for group in self.group.sources if self.extra else ():
             check_memory(group, tensordict)
-        joined = self.actor(self.group.gather(tensordict, leaves=self.extra))
+        joined = act(self.group.gather(tensordict, leaves=self.extra))
         self.group.scatter(joined, tensordict, self.written)
         if self.extra:
             self.scatter_state(joined.get(("next", self.group.name, "hidden")), tensordict)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -17,9 +18,10 @@ from torch.func import functional_call
 
 from torchrl_marl.errors import SpecError
 from torchrl_marl.modules.actors import GroupActor
+from torchrl_marl.modules.joined_actor import JoinedActor
 from torchrl_marl.modules.stacks.dispatch import dispatch
 
-__all__ = ["Players", "act_by_row", "stored", "tensors_of"]
+__all__ = ["Players", "act_by_row", "check_shapes", "stored", "tensors_of"]
 
 
 class Players(TensorDictModuleBase):
@@ -29,8 +31,8 @@ class Players(TensorDictModuleBase):
     are written in place, so that a graph that was recorded with others serves them, too.
 
     Args:
-        actor (GroupActor): from :func:`~torchrl_marl.modules.make_actor`; every slot begins as a
-            copy of it.
+        actor (GroupActor or JoinedActor): from :func:`~torchrl_marl.modules.make_actor`, or of
+            several groups as one; every slot begins as a copy of it.
         n_slots (int): number S of players.
         block (int): rows of a block.
 
@@ -45,7 +47,7 @@ class Players(TensorDictModuleBase):
         - writes: what the actor writes
 
     Raises:
-        SpecError: an actor of several groups, no slots, or a step that does not say who plays.
+        SpecError: another policy than an actor, no slots, or a step that does not say who plays.
 
     Reduces to: the actor, where every slot is a copy of it.
 
@@ -66,10 +68,10 @@ class Players(TensorDictModuleBase):
 
     def __init__(self, actor: TensorDictModuleBase, n_slots: int, *, block: int = 32) -> None:
         super().__init__()
-        if not isinstance(actor, GroupActor):
+        if not isinstance(actor, (GroupActor, JoinedActor)):
             raise SpecError(
-                f"players are copies of {type(actor).__name__}, expected an actor of one group, "
-                "from make_actor."
+                f"players are copies of {type(actor).__name__}, expected an actor from make_actor, "
+                "or a learner's."
             )
         if n_slots < 1 or block < 1:
             raise SpecError(f"n_slots is {n_slots} and block {block}, expected 1 or more of each.")
@@ -80,31 +82,37 @@ class Players(TensorDictModuleBase):
         for i, value in enumerate(tensors_of(actor).values()):
             rows = value.detach().unsqueeze(0).repeat(n_slots, *(1,) * value.ndim)
             self.register_buffer(f"stored_{i}", rows)
-        self.player_key: NestedKey = self.group.key("player")
+        self.player_key: NestedKey = self.group.sources[0].key("player")
         self.in_keys = [*actor.in_keys, self.player_key]
         self.out_keys = list(actor.out_keys)
 
-    @torch.no_grad()
-    def store(self, slot: int, actor: GroupActor) -> None:
+    def store(self, slot: int, actor: TensorDictModuleBase) -> None:
         """Writes a copy of an actor into a slot: parameters and statistics.
 
         Raises:
             SpecError: no such slot, or other parameters than those of the slots.
         """
+        self.load(slot, tensors_of(actor))
+
+    def copy_of(self, slot: int) -> dict[str, Tensor]:
+        """Returns the parameters and statistics of a slot."""
+        return {name: value[slot].clone() for name, value in self._stored().items()}
+
+    @torch.no_grad()
+    def load(self, slot: int, new: Mapping[str, Tensor]) -> None:
+        """Writes parameters and statistics into a slot.
+
+        Raises:
+            SpecError: no such slot, or others than those of the slots.
+        """
         if not 0 <= slot < self.n_slots:
             raise SpecError(
                 f"slot is {slot}, expected 0 to {self.n_slots - 1}: there are {self.n_slots}."
             )
-        new, own = tensors_of(actor), self._stored()
+        own = self._stored()
         found = {name: tuple(value.shape) for name, value in new.items()}
         expected = {name: tuple(value.shape[1:]) for name, value in own.items()}
-        if found != expected:
-            wrong = next(n for n in {**found, **expected} if found.get(n) != expected.get(n))
-            raise SpecError(
-                f"group {self.group.name!r}: {wrong} of the player has shape "
-                f"{found.get(wrong, 'nowhere')}, expected {expected.get(wrong, 'nowhere')}; store "
-                "players of the same networks."
-            )
+        check_shapes(self.group.name, expected, found)
         for name, value in new.items():
             own[name][slot].copy_(value)
 
@@ -116,7 +124,10 @@ class Players(TensorDictModuleBase):
                 f"group {self.group.name!r}: the step does not say who plays, expected "
                 f"{self.player_key!r}."
             )
-        who = who.reshape(*tensordict.shape, -1)[..., 0]
+        return self.act(tensordict, who.reshape(*tensordict.shape, -1)[..., 0])
+
+    def act(self, tensordict: TensorDictBase, who: Tensor) -> TensorDictBase:
+        """Acts, each row as the player that ``who``, ``[E]``, says."""
         return act_by_row(self._actor[0], self._stored(), who, tensordict, block=self.block)
 
     def _stored(self) -> dict[str, Tensor]:
@@ -124,7 +135,7 @@ class Players(TensorDictModuleBase):
 
 
 def act_by_row(
-    actor: GroupActor,
+    actor: TensorDictModuleBase,
     tensors: Mapping[str, Tensor],
     who: Tensor,
     tensordict: TensorDictBase,
@@ -134,7 +145,7 @@ def act_by_row(
     """Acts in every row with the parameters of whom it belongs to, in one batched forward.
 
     Args:
-        actor (GroupActor): what all are copies of.
+        actor (GroupActor or JoinedActor): what all are copies of.
         tensors (mapping): name -> parameters and statistics of K of them, from :func:`stored`.
         who (Tensor): whose each row is, integers.
         tensordict (TensorDictBase): what the actor reads; its actions are written there.
@@ -143,6 +154,10 @@ def act_by_row(
     Shapes:
         - tensors: ``[K, ...]``; who: ``[*B]``; tensordict: ``[*B]``
     """
+    if isinstance(actor, JoinedActor):
+        act = partial(act_by_row, actor.actor, tensors, who, block=block)
+        return cast(TensorDictBase, actor.act_by(act, tensordict))
+    actor = cast(GroupActor, actor)
     first, *rest = _steps_of(actor)
     network, data = first.module, actor.group.dense(tensordict)
     batch = data.ndim
@@ -177,8 +192,26 @@ def stored(actors: Sequence[GroupActor]) -> dict[str, Tensor]:
     return {name: torch.stack([own[name] for own in every]) for name in every[0]}
 
 
-def tensors_of(actor: GroupActor) -> dict[str, Tensor]:
+def check_shapes(
+    group: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Refuses a player with other parameters than a group's.
+
+    Raises:
+        SpecError: naming the first that differs.
+    """
+    if found != expected:
+        wrong = next(n for n in {**found, **expected} if found.get(n) != expected.get(n))
+        raise SpecError(
+            f"group {group!r}: {wrong} of the player has shape "
+            f"{found.get(wrong, 'nowhere')}, expected {expected.get(wrong, 'nowhere')}; store "
+            "players of the same networks."
+        )
+
+
+def tensors_of(actor: TensorDictModuleBase) -> dict[str, Tensor]:
     """Returns the parameters and statistics by which copies of an actor differ."""
+    actor = cast(GroupActor, actor.actor if isinstance(actor, JoinedActor) else actor)
     saved = _steps_of(actor)[0].module.state_dict(keep_vars=True)
     return {name: value for name, value in saved.items() if isinstance(value, Tensor)}
 

@@ -18,7 +18,7 @@ from torchrl.objectives.value import MultiAgentGAE
 from torchrl_marl.functional import gae
 from torchrl_marl.modules.memory.network import has_cells, state_size
 from torchrl_marl.modules.normalization import ValueNorm
-from torchrl_marl.objectives.masking import blank_masked_inputs, bootstrap_mask, loss_mask_key
+from torchrl_marl.objectives.masking import blank_masked_inputs, bootstrap_mask, who_learns
 from torchrl_marl.per_group import PerGroup
 from torchrl_marl.specs import GroupSpec
 
@@ -57,7 +57,8 @@ class TeamGAE(MultiAgentGAE):
         - reads: what the critic reads, here and under ``"next"``; ``("next", reward)``,
           ``("next", done)``, ``("next", terminated)``; the mask
         - writes: advantage, value_target and value, all under the group (it may be stacked lazily)
-          and, for ``agent``, ``loss_mask`` beside the mask: the own turns to learn from
+          and, for ``agent``, ``loss_mask`` beside the mask: the own turns to learn from; for both
+          where ``(group, "learns")`` says for whom the policy that learns has acted
         - of a critic with memory it reads ``(group, "critic_hidden")`` of the first step, zeros
           without, and writes that of every step, and those that follow under ``"next"``
 
@@ -139,10 +140,14 @@ class TeamGAE(MultiAgentGAE):
                     done, terminated, following.get(self.mask_key).unsqueeze(-1)
                 )
                 learned = turns & complete.squeeze(-1)
-                tensordict.set(loss_mask_key(cast(NestedKey, self.mask_key)), learned)
                 # What is open is worth what it was thought to be.
                 reward = torch.where(complete, reward, value)
                 done, terminated = done | ~complete, terminated | ~complete
+            if self.group is not None:
+                own = who_learns(data, self.group, learned)
+                if own is not learned or turns is not None:
+                    tensordict.set(self.group.key("loss_mask"), own)
+                learned = own
             advantage, value_target = gae(
                 reward,
                 value,

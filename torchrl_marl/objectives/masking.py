@@ -11,8 +11,16 @@ from torch import Tensor
 
 from torchrl_marl.functional import expand_mask
 from torchrl_marl.modules.memory.network import STATES
+from torchrl_marl.specs import GroupSpec
 
-__all__ = ["blank_masked_inputs", "bootstrap_mask", "loss_mask", "loss_mask_key"]
+__all__ = [
+    "blank_masked_inputs",
+    "bootstrap_mask",
+    "learned_steps",
+    "loss_mask",
+    "loss_mask_key",
+    "who_learns",
+]
 
 
 def bootstrap_mask(
@@ -35,6 +43,32 @@ def loss_mask(tensordict: TensorDictBase, mask_key: NestedKey) -> Tensor:
     Those that an estimator of turns marked, or else all in which an agent acts.
     """
     return tensordict.get(loss_mask_key(mask_key), tensordict.get(mask_key))
+
+
+def learned_steps(tensordict: TensorDictBase, group: GroupSpec) -> Tensor | None:
+    """Returns the steps of a group to learn from, ``[*B, N]``; None where it is all.
+
+    As :func:`loss_mask`, also where no agent of the group ever dies or waits.
+    """
+    acts = None if group.mask_key is None else tensordict.get(group.mask_key)
+    return tensordict.get(group.key("loss_mask"), acts)
+
+
+def who_learns(tensordict: TensorDictBase, group: GroupSpec, acts: Tensor | None) -> Tensor | None:
+    """Returns the steps of ``acts`` in which the policy that learns has acted.
+
+    Args:
+        tensordict (TensorDictBase): with ``(group, "learns")`` where others act for some agents.
+        group (GroupSpec): the group.
+        acts (Tensor, optional): all by default.
+
+    Shapes:
+        - acts, ``(group, "learns")``, returns: ``[*B, N]``
+    """
+    learns = tensordict.get(group.key("learns"), None)
+    if learns is None or acts is None:
+        return acts if learns is None else learns
+    return acts & learns
 
 
 def loss_mask_key(mask_key: NestedKey) -> NestedKey:

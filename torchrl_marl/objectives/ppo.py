@@ -20,7 +20,7 @@ from torchrl_marl.functional import expand_mask
 from torchrl_marl.modules.memory.network import over_time
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.objectives.estimator import TeamGAE, estimator_keys
-from torchrl_marl.objectives.masking import blank_masked_inputs, loss_mask, loss_mask_key
+from torchrl_marl.objectives.masking import blank_masked_inputs, loss_mask_key
 from torchrl_marl.per_group import PerGroup
 from torchrl_marl.specs import GroupSpec
 
@@ -201,9 +201,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
                 params=self._cached_critic_network_params_detached,
                 target_params=self.target_critic_network_params,
             )
-        mask = None if self._mask_key is None else tensordict.get(self._mask_key)
-        if mask is not None:
-            mask = self._blank_masked(tensordict, mask)
+        mask = self._learned(tensordict)
         advantage = tensordict.get(keys.advantage)
         if self.normalize_advantage:
             exclude = self.normalize_advantage_exclude_dims
@@ -229,9 +227,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             - returns: ``[*B, N, 1]``
         """
         tensordict = self._dense(tensordict)
-        mask = None if self._mask_key is None else tensordict.get(self._mask_key)
-        if mask is not None:
-            mask = self._blank_masked(tensordict, mask)
+        mask = self._learned(tensordict)
         log_ratio = self._ratio(tensordict, tensordict.get(self.tensor_keys.advantage))[2]
         return log_ratio if mask is None else log_ratio.where(expand_mask(mask, log_ratio), 0.0)
 
@@ -252,8 +248,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         keys = self.tensor_keys
         needed = [*self.actor_network.in_keys, *self.critic_network.in_keys]
         needed += [keys.action, keys.sample_log_prob, keys.advantage, keys.value_target, keys.value]
-        if self._mask_key is not None:
-            needed += [self._mask_key, loss_mask_key(self._mask_key)]
+        needed += [key for key in (self._mask_key, self._learned_key) if key is not None]
         return list(dict.fromkeys(needed))
 
     @property
@@ -261,27 +256,45 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         key = self.loss_mask_key
         return None if key is None or key == "auto" else key
 
+    @property
+    def _learned_key(self) -> NestedKey | None:
+        """The key of the steps to learn from, which may be there."""
+        if self._mask_key is not None:
+            return loss_mask_key(self._mask_key)
+        return None if self.group is None else self.group.key("loss_mask")
+
     def _dense(self, tensordict: TensorDictBase) -> TensorDictBase:
         tensordict = tensordict.copy()
         return tensordict if self.group is None else self.group.dense(tensordict)
 
-    def _blank_masked(self, tensordict: TensorDictBase, mask: Tensor) -> Tensor:
-        """Replaces what stands in masked slots; returns the steps to learn from.
+    def _learned(self, tensordict: TensorDictBase) -> Tensor | None:
+        """Returns the steps to learn from, and replaces what stands in the others.
 
         Even 0 times NaN would be NaN in a gradient.
         """
-        keys, learned = self.tensor_keys, loss_mask(tensordict, cast(NestedKey, self._mask_key))
+        acts = None if self._mask_key is None else tensordict.get(self._mask_key)
+        learned = acts if self._learned_key is None else tensordict.get(self._learned_key, acts)
+        if learned is not None:
+            self._blank_results(tensordict, learned)
+        if acts is not None:
+            self._blank_inputs(tensordict, acts)
+        return learned
+
+    def _blank_results(self, tensordict: TensorDictBase, learned: Tensor) -> None:
+        keys = self.tensor_keys
         for key in (keys.sample_log_prob, keys.advantage, keys.value_target, keys.value):
             value = tensordict.get(key, None)
             if value is not None:
                 tensordict.set(key, torch.where(expand_mask(learned, value), value, 0.0))
+
+    def _blank_inputs(self, tensordict: TensorDictBase, acts: Tensor) -> None:
         for network in (self.actor_network, self.critic_network):
             inputs = tensordict.select(*network.in_keys)
             tensordict.update(blank_masked_inputs(inputs, self._mask_key, tensordict))
-        action = tensordict.get(keys.action)
+        key = self.tensor_keys.action
+        action = tensordict.get(key)
         placeholder = self._placeholder_action.to(action)
-        tensordict.set(keys.action, torch.where(expand_mask(mask, action), action, placeholder))
-        return learned
+        tensordict.set(key, torch.where(expand_mask(acts, action), action, placeholder))
 
     def _ratio(self, tensordict: TensorDictBase, advantage: Tensor):
         keys = self.tensor_keys

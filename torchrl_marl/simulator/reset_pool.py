@@ -273,7 +273,7 @@ def begin_episodes(
     starts = pool["carry"]
     following = {
         key: torch.where(
-            _wide(ended, x, 0), _pick(starts[key], row, 0) if key in starts else 0.0, x
+            _wide(ended, x, 0), _pick(starts[key], row, 0) if key in starts else x.new_zeros(()), x
         )
         for key, x in carry.items()
     }

@@ -30,6 +30,7 @@ from torchrl_marl.settings import (
 )
 from torchrl_marl.settings import check as check_settings
 from torchrl_marl.training.evolution_config import EvolutionConfig
+from torchrl_marl.training.league_config import LeagueConfig
 from torchrl_marl.training.population_config import PopulationConfig
 
 __all__ = [
@@ -150,6 +151,8 @@ class TrainConfig:
     """Members that are trained side by side."""
     evolution: EvolutionConfig = field(default_factory=EvolutionConfig)
     """Copies of good members that replace others."""
+    league: LeagueConfig = field(default_factory=LeagueConfig)
+    """Stored players that act in some envs and seats."""
 
     def check(self, at: str = "", skip: Collection[str] = ()) -> None:
         """Refuses what does not fit together.
@@ -180,6 +183,8 @@ class TrainConfig:
                 f"{self.frames_per_batch}; raise the first or lower the second."
             )
         self.check_learners(own_env=own_env)
+        if self.league.enabled:
+            check_league(self, own_env=own_env)
         if self.population.size > 1:
             check_population(self, own_env=own_env)
         elif self.evolution.method != "none":
@@ -201,6 +206,42 @@ class TrainConfig:
         for group in self.groups:
             learner: LearnerConfig = override(self, "groups", group)
             learner.check_run(self, f"groups.{group}.", own_env=own_env)
+
+
+def check_league(run: TrainConfig, *, own_env: bool = False) -> None:
+    """Refuses what a league does not go with.
+
+    Args:
+        run (TrainConfig): the settings.
+        own_env (bool): the caller brings an environment.
+
+    Raises:
+        ConfigError: naming the setting and the fix.
+    """
+    if run.population.size > 1:
+        raise ConfigError(
+            f"population.size is {run.population.size}, but league.opponents or league.partners is "
+            "given, which one run has; use population.size=1."
+        )
+    if own_env and run.league.opponents == "nash":
+        raise ConfigError(
+            "league.opponents is 'nash', but the environment is one of your own, on which stored "
+            "players cannot meet beside the training; name a world (env.name), or use "
+            "league.opponents=pfsp."
+        )
+    learners = {"learner": run.learner}
+    learners |= {f"groups.{name}": override(run, "groups", name) for name in run.groups}
+    for at, learner in learners.items():
+        if not isinstance(learner, OnPolicyConfig):
+            raise ConfigError(
+                f"{at}.algorithm is {quoted(learner.algorithm)}, but a league is given, whose "
+                "learners are on-policy; use mappo, ippo or happo."
+            )
+        if learner.unshare_at is not None:
+            raise ConfigError(
+                f"{at}.unshare_at is {learner.unshare_at:g}, but a league's stored players keep "
+                f"their networks' shapes; use {at}.unshare_at=null."
+            )
 
 
 def check_population(run: TrainConfig, *, own_env: bool = False) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import cast
 
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, TransformedEnv
@@ -15,9 +17,10 @@ from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.modules.random_actor import RandomActor
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.training.config import read_run_config
+from torchrl_marl.training.pool import Networks, networks_of, read_player, with_networks
 from torchrl_marl.training.run import Run
 
-__all__ = ["HEURISTIC", "RANDOM", "enter"]
+__all__ = ["HEURISTIC", "RANDOM", "enter", "find_players", "scripted"]
 
 RANDOM, HEURISTIC = "random", "heuristic"
 """Words for players that are no runs."""
@@ -30,7 +33,8 @@ def enter(
     """Returns the world of the runs, and each player's joint policy by name.
 
     Args:
-        names (sequence of str): run folders, ``random``, ``heuristic`` (the world's own).
+        names (sequence of str): run folders, files of a run's stored players
+            (``RUN/players/NAME.pt``), ``random``, ``heuristic`` (the world's own).
         num_envs (int): how many play at once.
 
     Keyword Args:
@@ -55,19 +59,65 @@ def enter(
         raise ConfigError(
             f"found no run among {', '.join(names)}, expected one or more; its world is played."
         )
-    worlds = {name: read_run_config(name).env for name in folders}
+    worlds = {name: read_run_config(_folder_of(name)).env for name in folders}
     _check_worlds(worlds)
-    device = read_run_config(folders[0]).device if device is None else device
-    runs = {name: Run.load(name, device=device, trust=trust) for name in folders}
+    device = read_run_config(_folder_of(folders[0])).device if device is None else device
+    runs = {name: _load(name, device, trust) for name in folders}
     _check_shapes(worlds, runs)
     env = _remembering(runs).make_env(num_envs)
     team = TeamSpec.from_env(env)
     players: dict[str, Policy] = {name: run.policy for name, run in runs.items()}
-    if RANDOM in names:
-        players[RANDOM] = TeamPolicy(RandomActor(g, device) for g in team.groups.values())
-    if HEURISTIC in names:
-        players[HEURISTIC] = _heuristic(env, worlds[folders[0]])
+    for name in (RANDOM, HEURISTIC):
+        if name in names:
+            players[name] = scripted(name, env, team, worlds[folders[0]])
     return env, {name: players[name] for name in names}
+
+
+def find_players(given: str) -> list[tuple[str, Networks]]:
+    """Returns the networks of players by name: of a run, of a file, or of a folder of files.
+
+    Raises:
+        CheckpointError: no run and no stored player.
+    """
+    path = Path(given)
+    if path.is_file():
+        return [(path.stem, read_player(path))]
+    files = sorted(path.glob("*.pt"))
+    if files and not (path / "config.yaml").is_file():
+        return [(file.stem, read_player(file)) for file in files]
+    run = Run.load(path, device="cpu")
+    return [(path.resolve().name, networks_of(cast(TeamPolicy, run.policy)))]
+
+
+def scripted(name: str, env: EnvBase, team: TeamSpec, world: EnvConfig) -> Policy:
+    """Returns the joint policy of a player that is no run.
+
+    Args:
+        name (str): ``random`` or ``heuristic``.
+        env (EnvBase): where it plays.
+        team (TeamSpec): its groups.
+        world (EnvConfig): what the environment is, for messages.
+
+    Raises:
+        ConfigError: a world without a heuristic.
+    """
+    if name == RANDOM:
+        return TeamPolicy(RandomActor(g, env.device) for g in team.groups.values())
+    return _heuristic(env, world)
+
+
+def _folder_of(name: str) -> Path:
+    """Returns the run folder of a player."""
+    path = Path(name)
+    return path.parent.parent if path.is_file() else path
+
+
+def _load(name: str, device: str, trust: bool) -> Run:
+    """Returns the run of a player, with a stored player's networks where the file of one is given."""
+    run = Run.load(_folder_of(name), device=device, trust=trust)
+    if Path(name).is_file():
+        run.policy = with_networks(cast(TeamPolicy, run.policy), read_player(Path(name)))
+    return run
 
 
 def _check_worlds(worlds: Mapping[str, EnvConfig]) -> None:

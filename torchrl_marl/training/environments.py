@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torchrl.envs.batched_envs import BatchedEnvBase
 
 from torchrl_marl.envs.make import make_env
 from torchrl_marl.envs.own.objects import as_environment
-from torchrl_marl.envs.remember import with_memory
+from torchrl_marl.envs.remember import with_memory, with_players
 from torchrl_marl.envs.torchrl.env import adapt
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.specs.reading import padded_members
@@ -55,6 +55,10 @@ class Environments:
         """
         self._sizes = dict(sizes)
         self.training = with_memory(self.training, self._sizes)
+
+    def carry_players(self, groups: Iterable[str]) -> None:
+        """Lets the environment of the training carry who plays."""
+        self.training = with_players(self.training, groups)
 
     @property
     def shared(self) -> bool:

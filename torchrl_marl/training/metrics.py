@@ -38,6 +38,8 @@ class EpisodeTracker:
             then those of each, ``[P]``.
 
     Attributes:
+        episodes (tuple): of the last batch, each group's return up to each step of its episode,
+            ``[E, T]`` each, and where episodes ended, ``[E, T]``.
         returns (tuple, optional): of a population's last batch, all agents' mean return up to each
             step of their episode, and where episodes ended; both ``[E, T]``.
     """
@@ -45,6 +47,7 @@ class EpisodeTracker:
     def __init__(self, team: TeamSpec, n_members: int = 1) -> None:
         self.team, self.n_members = team, n_members
         self.returns: tuple[Tensor, Tensor] | None = None
+        self.episodes: tuple[dict[str, Tensor], Tensor] = ({}, torch.zeros(()))
         self._running: dict[str, Tensor] = {}
         self._births = Births(team)
         # For zero-sum games: steps with rewards, and those whose rewards do not add up to 0.
@@ -67,9 +70,12 @@ class EpisodeTracker:
         for name, value in series.items():
             start = self._running.get(name, torch.zeros_like(value[:, 0]))
             totals, self._running[name] = _episode_sums(value, done, start)
-            means[name] = self._mean(totals, done)
+            group = self.team.groups[name.rpartition("/")[0]]
+            means[name] = self._mean(totals, _of_learner(batch, group, done))
             if name.endswith("/episode_reward"):
-                ended.append(totals * self.team.groups[name.rpartition("/")[0]].n_agents)
+                ended.append(totals * group.n_agents)
+                self.episodes[0][group.name] = totals
+        self.episodes = self.episodes[0], done
         if self.n_members > 1:
             self.returns = torch.stack(ended).sum(0) / self.team.n_agents, done
         return means
@@ -115,6 +121,12 @@ class EpisodeTracker:
         """Restores saved sums."""
         self._births.load_state_dict(state)
         self._running = {key: x for key, x in state.items() if not key.endswith("/born")}
+
+
+def _of_learner(batch: TensorDictBase, group: GroupSpec, done: Tensor) -> Tensor:
+    """Returns the ends of episodes in which the policy that learns acts for some of a group."""
+    learns = batch.get(group.key("learns"), None)
+    return done if learns is None else done & learns.any(-1)
 
 
 def count_agent_frames(team: TeamSpec, batch: TensorDictBase, n_members: int = 1) -> Tensor:

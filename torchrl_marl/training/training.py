@@ -37,7 +37,9 @@ from torchrl_marl.training.evaluation import evaluate, put_back
 from torchrl_marl.training.execution import choose_execution
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
+from torchrl_marl.training.league import League
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
+from torchrl_marl.training.payoffs import Payoffs
 from torchrl_marl.training.process_state import ProcessState
 from torchrl_marl.training.recorder import Recorder, say
 from torchrl_marl.training.run import EVALUATION_SEED, Run
@@ -127,9 +129,10 @@ class Training:
         if any(getattr(learner, "remembered", ()) for learner in self.learners):
             self.environments.remember(remembered_by(self.policy))
             self.env = self.environments.training
+        self.league = self._make_league() if config.league.enabled else None
         self.collector = RolloutCollector(
             self.env,
-            self.policy,
+            self.policy if self.league is None else self.league.policy,
             frames_per_batch=config.frames_per_batch,
             total_frames=config.total_frames,
             execution=config.execution,  # type: ignore[arg-type]
@@ -140,8 +143,24 @@ class Training:
         self.run = Run(self.folder, config, self.policy, {}, self.environments.own)
         self.run.trained_on = self.env if self.environments.shared else None
 
+    def _make_league(self) -> League:
+        """Returns the league; the environment then carries who plays."""
+        payoffs = Payoffs(
+            self.team,
+            lambda: self.environments.evaluation,
+            episodes=self.config.evaluation.episodes,
+            seed=self.config.seed + EVALUATION_SEED,
+        )
+        league = League(self.config, self.team, self.policy, self.env, self.folder, payoffs)
+        if league.matches is not None:
+            self.environments.carry_players(self.team.groups)
+            self.env = self.environments.training
+        return league
+
     def open(self) -> None:
         """Opens the tables, truncated to this iteration, and the loggers."""
+        if self.league is not None:
+            self.league.open(self.iteration)
         self.ahead = CompilingAhead(self.folder, self.config, self.env)
         self.recorder = Recorder(
             self.config,
@@ -166,6 +185,8 @@ class Training:
         """Evaluates the untrained, the random and the heuristic policy, once, and saves."""
         if "return_before" in self.run.summary:
             return
+        if self.league is not None:
+            self.league.begin()
         self._note("before", self.evaluate())
         self._note("random", self._measure(None))
         heuristic = self.environments.heuristic()
@@ -203,6 +224,10 @@ class Training:
         self.stopping.saw_episodes(self._mean_return(values), int(values.pop("episodes")))
         self.run.frames = self.frames
         self.seconds += seconds
+        if self.league is not None:
+            when = {"iteration": self.iteration, "frames": self.frames}
+            carry = self.collector.carry
+            values |= self.league.update(batch, self.tracker.episodes, when, carry)
         row = {
             "iteration": self.iteration,
             "frames": self.frames,
@@ -351,6 +376,7 @@ class Training:
             "tracker": self.tracker.state_dict(),
             "stopping": self.stopping.state_dict(),
             "random": RandomState.of_process(self.device).state_dict(),
+            **({} if self.league is None else {"league": self.league.state_dict()}),
         }
 
     @in_its_own_state
@@ -363,6 +389,8 @@ class Training:
         if "stopping" in state:  # missing in version 0.1
             self.stopping.load_state_dict(state["stopping"])
         load_learners(self.learners, state["learners"])
+        if self.league is not None:
+            self.league.load_state_dict(state["league"])
         resumed = False
         try:
             resumed = self.collector.load_state_dict(state["collector"])

@@ -1,0 +1,181 @@
+"""Stored players on disk: ``players/``, a file each, and ``players.csv``, which lists them."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrl_marl.collectors.team import TeamPolicy
+from torchrl_marl.errors import CheckpointError, WriteError, quoted
+from torchrl_marl.modules.players import check_shapes, tensors_of
+from torchrl_marl.training.csv_table import CsvTable
+from torchrl_marl.training.files import whole_file, writing
+from torchrl_marl.training.sealing import damage, seal
+
+__all__ = [
+    "TABLE",
+    "Networks",
+    "Pool",
+    "networks_of",
+    "player_files",
+    "read_player",
+    "with_networks",
+]
+
+TABLE = "players.csv"
+_FORMAT = 1
+Networks = dict[str, dict[str, Tensor]]
+"""Name of an actor -> its parameters and statistics by name."""
+
+
+def networks_of(policy: TeamPolicy) -> Networks:
+    """Returns the parameters and statistics of a policy's actors."""
+    return {str(actor.group.name): tensors_of(actor) for actor in _actors(policy)}
+
+
+@torch.no_grad()
+def with_networks(policy: TeamPolicy, networks: Networks) -> TeamPolicy:
+    """Returns a copy of a policy that acts as a stored player.
+
+    Raises:
+        SpecError: networks of other shapes.
+    """
+    found = copy.deepcopy(policy)
+    for actor in _actors(found):
+        own, new = tensors_of(actor), networks.get(actor.group.name, {})
+        shapes = [{name: tuple(x.shape) for name, x in one.items()} for one in (own, new)]
+        check_shapes(actor.group.name, *shapes)
+        for name, value in own.items():
+            value.copy_(new[name])
+    return found
+
+
+def _actors(policy: TeamPolicy) -> list[Any]:
+    return list(policy.module)
+
+
+class Pool:
+    """Players of a run on disk; a file is written once and never changed.
+
+    ``players.csv`` has a row for each: its name, what it is, whose copy, when it was stored, and
+    the SHA-256 of its file.
+
+    Args:
+        folder (Path): the run folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._table: CsvTable | None = None
+
+    def open(self, iterations: int) -> None:
+        """Opens the table, cut back to an iteration."""
+        self._table = CsvTable(self.folder / TABLE, keep_iterations=iterations)
+
+    def add(self, name: str, networks: Networks, row: Mapping[str, Any]) -> str:
+        """Writes a player, and returns the SHA-256 of its file.
+
+        Args:
+            name (str): the file's, without its ending.
+            networks (dict): of the player.
+            row (mapping): of the table, beside name and hash.
+
+        Raises:
+            WriteError: a full disk or a read-only folder.
+        """
+        path = self.path(name)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        content = {
+            actor: {key: value.detach().cpu().clone() for key, value in own.items()}
+            for actor, own in networks.items()
+        }
+        with whole_file(path, "w+b") as file:
+            torch.save({"format": _FORMAT, "actors": content}, file)
+            seal(file)
+        return self.note(name, path, row)
+
+    def note(self, name: str, path: Path | None, row: Mapping[str, Any]) -> str:
+        """Writes the row of a player, which may have no file, and returns the file's hash."""
+        assert self._table is not None
+        found = "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
+        self._table.write({**row, "player": name, "sha256": found})
+        return found
+
+    def read(self, name: str, sha256: str) -> Networks:
+        """Reads a player that is listed.
+
+        Raises:
+            CheckpointError: a file that is not there, or is not what was written.
+        """
+        path = self.path(name)
+        networks = read_player(path)
+        if hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+            raise CheckpointError(
+                f"player {str(path)!r} is not the one that was stored: its SHA-256 differs from "
+                "the checkpoint's; put that file back."
+            )
+        return networks
+
+    def path(self, name: str) -> Path:
+        """Returns a player's file."""
+        return self.folder / "players" / f"{name}.pt"
+
+
+def player_files(folder: Path) -> list[Path]:
+    """Returns the files of the stored players of a run that ``players.csv`` lists, in its order.
+
+    Raises:
+        CheckpointError: a run without stored players, or a file that is not there.
+    """
+    path = folder / TABLE
+    if not path.is_file():
+        raise CheckpointError(
+            f"run {str(folder)!r} has no stored players ({TABLE}); train it with "
+            "league.opponents=pfsp, or so."
+        )
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            names = [row["player"] for row in csv.DictReader(file) if row.get("sha256")]
+    except (OSError, KeyError, UnicodeDecodeError, csv.Error):
+        raise CheckpointError(f"{str(path)!r} is no table of players; put it back.") from None
+    files = [folder / "players" / f"{name}.pt" for name in names]
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None:
+        raise CheckpointError(f"player {str(missing)!r} is listed in {TABLE} and not there.")
+    return files
+
+
+def read_player(path: Path) -> Networks:
+    """Reads the networks of a player from its file; no code runs.
+
+    Raises:
+        CheckpointError: no player, or a damaged file.
+    """
+    try:
+        found = damage(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"player {str(path)!r} cannot be read ({error.strerror}); check the path."
+        ) from None
+    try:
+        if found is not None:
+            raise ValueError(found)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if state["format"] != _FORMAT:
+            raise ValueError(f"its format is {quoted(state['format'])}, expected {_FORMAT}")
+        return dict(state["actors"])
+    except WriteError:
+        raise
+    except Exception as error:  # torch may raise anything on foreign files
+        raise CheckpointError(
+            f"{str(path)!r} is no stored player, or is damaged ({error}); give a file of a run's "
+            "players/."
+        ) from None
