@@ -65,6 +65,7 @@ SETTINGS = {
     "learners.population_config",
     "learners.algorithms",
     "training.config",
+    "training.league_config",
     "training.population_config",
     "training.evolution_config",
 }

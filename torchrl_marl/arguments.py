@@ -16,7 +16,7 @@ from torchrl_marl.export.formats import FORMATS
 
 __all__ = ["COMMANDS", "make_parser"]
 
-COMMANDS = ("train", "tune", "evaluate", "crossplay", "export", "plot", "list")
+COMMANDS = ("train", "tune", "evaluate", "crossplay", "league", "export", "plot", "list")
 _TRUST = "run the code that a run of somebody else's brings: its world's module, pickled worlds"
 _LISTS = ("recipes", "worlds", "scenarios", "algorithms", "settings", "schema")
 
@@ -70,8 +70,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    adds = _add_train, _add_tune, _add_evaluate, _add_crossplay, _add_export, _add_plot, _add_list
-    for add in adds:
+    adds = [_add_train, _add_tune, _add_evaluate, _add_crossplay, _add_league]
+    for add in (*adds, _add_export, _add_plot, _add_list):
         add(commands)
     return parser
 
@@ -189,15 +189,9 @@ def _add_crossplay(commands: Any) -> None:
         "players",
         metavar="PLAYER",
         nargs="+",
-        help="folders that `train` printed, `random`, and `heuristic`, the world's own",
+        help="folders that `train` printed, files of stored players (RUN/players/NAME.pt), "
+        "`random`, and `heuristic`, the world's own",
     )
-    crossplay.add_argument(
-        "--episodes", metavar="N", type=_count, default=100, help="of a pair; default: 100"
-    )
-    crossplay.add_argument(
-        "--deterministic", action="store_true", help="the likeliest actions; default: sampled"
-    )
-    crossplay.add_argument("--seed", metavar="S", type=_seed, default=0, help="default: 0")
     crossplay.add_argument(
         "--out",
         metavar="FOLDER",
@@ -205,9 +199,44 @@ def _add_crossplay(commands: Any) -> None:
         default=Path(),
         help="for crossplay.csv, ratings.csv and crossplay.png; default: the current one",
     )
-    crossplay.add_argument("--device", metavar="DEVICE", help="default: as in the first run")
-    crossplay.add_argument("--trust", action="store_true", help=_TRUST)
+    _add_matches(crossplay)
     crossplay.set_defaults(rest="players")
+
+
+def _add_league(commands: Any) -> None:
+    league = commands.add_parser(
+        "league",
+        help="rate the stored players of a run",
+        description="Plays the stored players of a run, its policy of today and `random` against, "
+        "or with, each other. Prints ratings with their intervals, the Nash average and the table, "
+        "and writes them with pictures of the table and of the ratings over frames.",
+    )
+    league.add_argument("run", metavar="RUN", help="the folder that `train` printed")
+    league.add_argument(
+        "--players",
+        metavar="N",
+        type=_count,
+        default=10,
+        help="stored players that are taken, evenly from first to last; default: 10",
+    )
+    league.add_argument(
+        "--out", metavar="FOLDER", type=Path, help="for tables and pictures; default: RUN/league"
+    )
+    _add_matches(league)
+    league.set_defaults(rest="")
+
+
+def _add_matches(command: Any) -> None:
+    """Adds what commands that play matches have in common."""
+    command.add_argument(
+        "--episodes", metavar="N", type=_count, default=100, help="of a pair; default: 100"
+    )
+    command.add_argument(
+        "--deterministic", action="store_true", help="the likeliest actions; default: sampled"
+    )
+    command.add_argument("--seed", metavar="S", type=_seed, default=0, help="default: 0")
+    command.add_argument("--device", metavar="DEVICE", help="default: as in the first run")
+    command.add_argument("--trust", action="store_true", help=_TRUST)
 
 
 def _add_export(commands: Any) -> None:

@@ -29,6 +29,9 @@ from torchrl_marl.training.interruption import Terminated
 from torchrl_marl.trust import trusting
 
 if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+
+    from torchrl_marl.players import Standing
     from torchrl_marl.training.config import TrainConfig
     from torchrl_marl.training.run import Run
 
@@ -257,6 +260,28 @@ def _tune(parsed: argparse.Namespace) -> None:
 
 
 def _crossplay(parsed: argparse.Namespace) -> None:
+    given = [str(name) for name in parsed.players]
+    _play_off(given, given, parsed.out, parsed)
+
+
+def _league(parsed: argparse.Namespace) -> None:
+    from torchrl_marl import players
+    from torchrl_marl.training.pool import stored_players
+
+    run = Path(parsed.run)
+    chosen = players.evenly(stored_players(run), parsed.players)
+    frames = {str(one.path): one.frames for one in chosen}
+    names = [one.path.stem for one in chosen]
+    out = run / "league" if parsed.out is None else parsed.out
+    found = _play_off([*frames, str(run), "random"], [*names, "now", "random"], out, parsed)
+    values = list(frames.values())
+    print(players.rating_curve(values, found, path=out / "ratings.png"))
+
+
+def _play_off(
+    given: list[str], names: list[str], out: Path, parsed: argparse.Namespace
+) -> Standing | TensorDictBase:
+    """Plays players against each other, prints and writes what comes out, and returns it."""
     silence_others()
     from torchrl_marl import players
     from torchrl_marl.specs import TeamSpec
@@ -264,9 +289,8 @@ def _crossplay(parsed: argparse.Namespace) -> None:
     from torchrl_marl.training.entrants import enter
 
     players.check_picture()
-    names = [str(name) for name in parsed.players]
     games = parsed.episodes * len(names) ** 2
-    env, policies = enter(names, min(games, 1000), device=parsed.device, trust=parsed.trust)
+    env, policies = enter(given, min(games, 1000), device=parsed.device, trust=parsed.trust)
     sides, everybody = seats_of(TeamSpec.from_env(env)), list(policies.values())
     options = {"deterministic": parsed.deterministic, "seed": parsed.seed}
     table_of_all = cross_play(everybody, everybody, env, parsed.episodes, **options)
@@ -275,10 +299,11 @@ def _crossplay(parsed: argparse.Namespace) -> None:
     # In a world of unlike sides, the row's player has the first.
     what = "return with" if sides.alike else f"return as {next(iter(sides.agents[0]))}"
     print(players.standing_text(names, table_of_all, found, what))
-    paths = players.write_table(parsed.out, names, table_of_all, found)
-    path = parsed.out / "crossplay.png"
+    paths = players.write_table(out, names, table_of_all, found)
+    path = out / "crossplay.png"
     players.heat_map(names, table_of_all, found, path=path)
     print("\n".join(map(str, (*paths, path))))
+    return table_of_all if found is None else found
 
 
 def _export(parsed: argparse.Namespace) -> None:
@@ -361,6 +386,7 @@ _ACTIONS = {
     "evaluate": _evaluate,
     "tune": _tune,
     "crossplay": _crossplay,
+    "league": _league,
     "export": _export,
     "plot": _plot,
     "list": _list,

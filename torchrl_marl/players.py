@@ -22,7 +22,16 @@ from torchrl_marl.training.files import whole_file, writing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Standing", "check_picture", "heat_map", "standing", "standing_text", "write_table"]
+__all__ = [
+    "Standing",
+    "check_picture",
+    "evenly",
+    "heat_map",
+    "rating_curve",
+    "standing",
+    "standing_text",
+    "write_table",
+]
 
 
 class Standing(NamedTuple):
@@ -216,3 +225,60 @@ def heat_map(
         with whole_file(path, "wb") as file:
             figure.savefig(file, dpi=150, format="png")
     return figure
+
+
+def evenly(players: Sequence[Any], n: int) -> list[Any]:
+    """Returns at most n of a list, evenly from the first to the last.
+
+    Examples:
+        >>> evenly(range(10), 4)
+        [0, 3, 6, 9]
+    """
+    if n >= len(players):
+        return list(players)
+    places = torch.linspace(0, len(players) - 1, max(n, 2)).round().long().tolist()
+    return [players[i] for i in places]
+
+
+def rating_curve(
+    frames: Sequence[int], found: Standing | TensorDictBase, *, path: Path | None = None
+) -> Path | Figure:
+    """Draws how good the stored players of a run are over the frames at which they were stored.
+
+    Args:
+        frames (sequence of int): of the first players of the table.
+        found (Standing or TensorDictBase): of :func:`standing`, ratings are drawn with their
+            intervals; or a table of partners, or of unlike sides, whose mean returns are drawn.
+
+    Keyword Args:
+        path (Path, optional): where to write the picture; returned then.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        WriteError: the picture cannot be written.
+    """
+    check_picture()
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(figsize=(6, 3.6), layout="constrained")
+    pyplot.close(figure)
+    axes, n = figure.add_subplot(), len(frames)
+    order = sorted(range(n), key=frames.__getitem__)
+    x = [frames[i] for i in order]
+    if isinstance(found, Standing):
+        low, high = (bound[order] for bound in found.ratings.interval())
+        axes.fill_between(x, low.tolist(), high.tolist(), alpha=0.25, linewidth=0)
+        axes.plot(x, found.ratings.rating[order].tolist(), marker="o", markersize=3)
+        axes.set_ylabel("rating (95 %)")
+    else:
+        others = ~torch.eye(len(found), dtype=torch.bool)
+        mean = _mean(found["returns"], others)
+        axes.plot(x, mean[order].tolist(), marker="o", markersize=3)
+        axes.set_ylabel("mean return with the others")
+    axes.set_xlabel("frames")
+    axes.grid(alpha=0.3)
+    if path is None:
+        return figure
+    with whole_file(path, "wb") as file:
+        figure.savefig(file, dpi=150, format="png")
+    return path

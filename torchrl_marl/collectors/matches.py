@@ -88,7 +88,9 @@ class MatchPolicy(TensorDictModuleBase):
             )
         self.policy, self.team, self.n_slots = policy, team, n_slots
         self.guests = list(guests)
-        self.players = nn.ModuleList(Players(actor, n_slots, block=block) for actor in policy)
+        self._players = nn.ModuleList(
+            Players(actor, n_slots, block=block) for actor in policy.module
+        )
         whose = torch.repeat_interleave(torch.arange(-1, len(seats)), torch.tensor(envs))
         self.register_buffer("_rows", (whose >= 0).nonzero().squeeze(1), persistent=False)
         self.register_buffer("_seat", whose[self._rows], persistent=False)
@@ -98,7 +100,7 @@ class MatchPolicy(TensorDictModuleBase):
             learns = _learns(seats, whose, name, group.n_agents)
             self.register_buffer(f"_learns_{name}", learns, persistent=False)
         # Of the envs with stored players, those in which one acts for some agent of each actor.
-        self._groups = [[own.name for own in players.group.sources] for players in self.players]
+        self._groups = [[own.name for own in one.group.sources] for one in self.players]
         for i, names in enumerate(self._groups):
             acts = torch.stack([~self.learns[name][self._rows].all(-1) for name in names]).any(0)
             self.register_buffer(f"_place_{i}", acts.nonzero().squeeze(1), persistent=False)
@@ -125,6 +127,11 @@ class MatchPolicy(TensorDictModuleBase):
         """Which seat learns in each of them, ``[R]``."""
         return self._seat
 
+    @property
+    def players(self) -> list[Players]:
+        """The stored players of each actor."""
+        return [cast(Players, one) for one in self._players]
+
     def in_use(self, carry: TensorDictBase | None) -> set[int]:
         """Returns the players of running episodes; it waits for the device.
 
@@ -144,7 +151,7 @@ class MatchPolicy(TensorDictModuleBase):
             place = self.get_buffer(f"_place_{i}")
             stored = who[place].clamp_max(self.n_slots) - 1
             seen = before.select(*players.in_keys, strict=False)[self._rows[place]]
-            self._put(acted, cast(Players, players).act(seen, stored), place, self._groups[i])
+            self._put(acted, players.act(seen, stored), place, self._groups[i])
         for i, guest in enumerate(self.guests):
             own = who == self.n_slots + 1 + i
             seen = before[self._rows]

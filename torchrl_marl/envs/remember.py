@@ -16,7 +16,14 @@ from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 from torchrl_marl.envs.transforms import AgentInitTracker
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
-__all__ = ["Remember", "WhoPlays", "remembered_by", "remembered_keys", "with_memory", "with_players"]
+__all__ = [
+    "Remember",
+    "WhoPlays",
+    "remembered_by",
+    "remembered_keys",
+    "with_memory",
+    "with_players",
+]
 
 
 class Remember(Transform):

@@ -6,7 +6,7 @@ Shapes: B any batch dims, T time, N agents.
 from __future__ import annotations
 
 import contextlib
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from tensordict import NestedKey, TensorDictBase

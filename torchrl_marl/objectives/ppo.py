@@ -6,7 +6,7 @@ Shapes: B any batch dims, N agents, A action features.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F

@@ -113,7 +113,7 @@ def _folder_of(name: str) -> Path:
 
 
 def _load(name: str, device: str, trust: bool) -> Run:
-    """Returns the run of a player, with a stored player's networks where the file of one is given."""
+    """Returns a run, with the networks of a stored player where its file is given."""
     run = Run.load(_folder_of(name), device=device, trust=trust)
     if Path(name).is_file():
         run.policy = with_networks(cast(TeamPolicy, run.policy), read_player(Path(name)))

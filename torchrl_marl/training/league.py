@@ -6,27 +6,27 @@ Shapes: E envs, T steps, R envs with stored players, K players.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.envs import EnvBase
 
 from torchrl_marl.collectors.matches import MatchPolicy
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import ConfigError, SpecError, quoted
 from torchrl_marl.games import nash, pfsp
-from torchrl_marl.modules.players import Players
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.entrants import HEURISTIC, RANDOM, find_players, scripted
+from torchrl_marl.training.environments import Environments
 from torchrl_marl.training.league_results import Results, by_seat, outcomes
 from torchrl_marl.training.league_seats import envs_of_seats, find_seats
 from torchrl_marl.training.payoffs import Payoffs
 from torchrl_marl.training.pool import Networks, Pool, networks_of, with_networks
+from torchrl_marl.training.run import EVALUATION_SEED
 
 __all__ = ["League", "Stored"]
 
@@ -53,9 +53,9 @@ class League:
         config (TrainConfig): of the run.
         team (TeamSpec): the groups.
         policy (TeamPolicy): that learns.
-        env (EnvBase): of the training, ``[E]``.
+        environments (Environments): of the run; the one of the training then carries who plays,
+            in that of evaluations stored players meet each other, for ``nash``.
         folder (Path): of the run.
-        payoffs (Payoffs): plays stored players against each other, for ``nash``.
 
     Attributes:
         policy: what the collector plays with: the policy itself where all envs are self-play.
@@ -67,18 +67,23 @@ class League:
         config: TrainConfig,
         team: TeamSpec,
         policy: TeamPolicy,
-        env: EnvBase,
+        environments: Environments,
         folder: Path,
-        payoffs: Payoffs,
     ) -> None:
         self.settings, self.team, self._live = config.league, team, policy
         settings, against = self.settings, self.settings.opponents != "none"
         self.seats = find_seats(team, settings.seats, against=against)
-        self.against, self.payoffs, self.pool = against, payoffs, Pool(folder)
+        self.against, self.pool, env = against, Pool(folder), environments.training
+        self.payoffs = Payoffs(
+            team,
+            lambda: environments.evaluation,
+            episodes=config.evaluation.episodes,
+            seed=config.seed + EVALUATION_SEED,
+        )
         names = [name for name in settings.start_with if name in (RANDOM, HEURISTIC)]
         self.guests = {name: scripted(name, env, team, config.env) for name in names}
         for name, guest in self.guests.items():
-            payoffs.knows(name, guest)
+            self.payoffs.knows(name, guest)
         n_slots = settings.slots + _SPARE
         self.policy: MatchPolicy | TeamPolicy = policy
         self.matches: MatchPolicy | None = None
@@ -87,6 +92,7 @@ class League:
             seats, guests = list(self.seats.values()), list(self.guests.values())
             self.matches = MatchPolicy(policy, team, seats, envs, n_slots=n_slots, guests=guests)
             self.policy = self.matches
+            environments.carry_players(team.groups)
         self.slots: list[Stored | None] = [None] * n_slots
         self.results = Results(len(self.seats), n_slots + len(self.guests))
         self.stored_at = 0
@@ -115,9 +121,7 @@ class League:
             self._store(networks_of(self._live), when, carry=None)
         self._match()
 
-    def _import(
-        self, name: str, networks: Networks, given: str, when: Mapping[str, int]
-    ) -> None:
+    def _import(self, name: str, networks: Networks, given: str, when: Mapping[str, int]) -> None:
         taken = [stored.name for stored in self.slots if stored is not None]
         name = name if name not in taken else f"{name}_{len(taken)}"
         if len(taken) >= self.settings.slots:
@@ -170,7 +174,6 @@ class League:
         try:
             if self.matches is not None:
                 for own in self.matches.players:
-                    assert isinstance(own, Players)
                     own.load(slot, networks[own.group.name])
         except (SpecError, KeyError) as error:
             why = error if isinstance(error, SpecError) else f"it has no actor {error}"

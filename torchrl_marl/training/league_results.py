@@ -89,9 +89,7 @@ class Results:
         self.sums = state["sums"].double().cpu().clone()
 
 
-def outcomes(
-    returns: Tensor, done: Tensor, player: Tensor, seat: Tensor, n_players: int
-) -> Tensor:
+def outcomes(returns: Tensor, done: Tensor, player: Tensor, seat: Tensor, n_players: int) -> Tensor:
     """Returns the sums of a batch: wins, draws, games and returns.
 
     Args:
@@ -124,9 +122,7 @@ def outcomes(
     return sums.view(4, n_seats, n_players).cpu()
 
 
-def by_seat(
-    totals: Mapping[str, Tensor], seats: Sequence[Mapping[str, Sequence[int]]]
-) -> Tensor:
+def by_seat(totals: Mapping[str, Tensor], seats: Sequence[Mapping[str, Sequence[int]]]) -> Tensor:
     """Returns the return of each seat: the mean over its agents, ``[S, ...]``.
 
     Args:

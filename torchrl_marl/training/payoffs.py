@@ -65,8 +65,8 @@ class Payoffs:
     def _play(self, first: Sequence[str], second: Sequence[str]) -> Tensor:
         if not second or not first:
             return torch.zeros(len(first), len(second), dtype=torch.float64)
-        sides = ([self._policies[name] for name in names] for names in (first, second))
-        return cross_play(*sides, self._env(), self.episodes, seed=self.seed)["returns"]
+        own, other = ([self._policies[name] for name in names] for names in (first, second))
+        return cross_play(own, other, self._env(), self.episodes, seed=self.seed)["returns"]
 
     def table(self, names: Sequence[str]) -> Tensor:
         """Returns what each player earns in the first seat from each in the second, ``[A, A]``."""

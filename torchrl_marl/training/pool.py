@@ -7,7 +7,7 @@ import csv
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +23,10 @@ __all__ = [
     "TABLE",
     "Networks",
     "Pool",
+    "StoredPlayer",
     "networks_of",
-    "player_files",
     "read_player",
+    "stored_players",
     "with_networks",
 ]
 
@@ -36,8 +37,11 @@ Networks = dict[str, dict[str, Tensor]]
 
 
 def networks_of(policy: TeamPolicy) -> Networks:
-    """Returns the parameters and statistics of a policy's actors."""
-    return {str(actor.group.name): tensors_of(actor) for actor in _actors(policy)}
+    """Returns copies of the parameters and statistics of a policy's actors."""
+    return {
+        str(actor.group.name): {k: x.detach().clone() for k, x in tensors_of(actor).items()}
+        for actor in _actors(policy)
+    }
 
 
 @torch.no_grad()
@@ -129,8 +133,17 @@ class Pool:
         return self.folder / "players" / f"{name}.pt"
 
 
-def player_files(folder: Path) -> list[Path]:
-    """Returns the files of the stored players of a run that ``players.csv`` lists, in its order.
+class StoredPlayer(NamedTuple):
+    """A player of a run on disk."""
+
+    path: Path
+    """Its file."""
+    frames: int
+    """Env steps after which it was stored."""
+
+
+def stored_players(folder: Path) -> list[StoredPlayer]:
+    """Returns the stored players of a run that ``players.csv`` lists, in its order.
 
     Raises:
         CheckpointError: a run without stored players, or a file that is not there.
@@ -143,14 +156,17 @@ def player_files(folder: Path) -> list[Path]:
         )
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            names = [row["player"] for row in csv.DictReader(file) if row.get("sha256")]
-    except (OSError, KeyError, UnicodeDecodeError, csv.Error):
+            rows = [row for row in csv.DictReader(file) if row["sha256"]]
+        found = [
+            StoredPlayer(folder / "players" / f"{row['player']}.pt", int(row["frames"]))
+            for row in rows
+        ]
+    except (OSError, KeyError, ValueError, csv.Error):
         raise CheckpointError(f"{str(path)!r} is no table of players; put it back.") from None
-    files = [folder / "players" / f"{name}.pt" for name in names]
-    missing = next((file for file in files if not file.is_file()), None)
+    missing = next((one.path for one in found if not one.path.is_file()), None)
     if missing is not None:
         raise CheckpointError(f"player {str(missing)!r} is listed in {TABLE} and not there.")
-    return files
+    return found
 
 
 def read_player(path: Path) -> Networks:

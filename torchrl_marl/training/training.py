@@ -39,7 +39,6 @@ from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
 from torchrl_marl.training.league import League
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
-from torchrl_marl.training.payoffs import Payoffs
 from torchrl_marl.training.process_state import ProcessState
 from torchrl_marl.training.recorder import Recorder, say
 from torchrl_marl.training.run import EVALUATION_SEED, Run
@@ -91,6 +90,8 @@ class Training:
         env (EnvBase, optional): an environment of one's own.
     """
 
+    league: League | None = None
+
     def __init__(self, config: TrainConfig, folder: RunFolder, env: EnvBase | None) -> None:
         self.config = dataclasses.replace(config, execution=choose_execution(config, env))
         self._kept = folder
@@ -129,7 +130,9 @@ class Training:
         if any(getattr(learner, "remembered", ()) for learner in self.learners):
             self.environments.remember(remembered_by(self.policy))
             self.env = self.environments.training
-        self.league = self._make_league() if config.league.enabled else None
+        if config.league.enabled:
+            self.league = League(config, self.team, self.policy, self.environments, self.folder)
+            self.env = self.environments.training
         self.collector = RolloutCollector(
             self.env,
             self.policy if self.league is None else self.league.policy,
@@ -142,20 +145,6 @@ class Training:
         self.stopping = StopAtReturn(config)
         self.run = Run(self.folder, config, self.policy, {}, self.environments.own)
         self.run.trained_on = self.env if self.environments.shared else None
-
-    def _make_league(self) -> League:
-        """Returns the league; the environment then carries who plays."""
-        payoffs = Payoffs(
-            self.team,
-            lambda: self.environments.evaluation,
-            episodes=self.config.evaluation.episodes,
-            seed=self.config.seed + EVALUATION_SEED,
-        )
-        league = League(self.config, self.team, self.policy, self.env, self.folder, payoffs)
-        if league.matches is not None:
-            self.environments.carry_players(self.team.groups)
-            self.env = self.environments.training
-        return league
 
     def open(self) -> None:
         """Opens the tables, truncated to this iteration, and the loggers."""
@@ -226,8 +215,7 @@ class Training:
         self.seconds += seconds
         if self.league is not None:
             when = {"iteration": self.iteration, "frames": self.frames}
-            carry = self.collector.carry
-            values |= self.league.update(batch, self.tracker.episodes, when, carry)
+            values |= self.league.update(batch, self.tracker.episodes, when, self.collector.carry)
         row = {
             "iteration": self.iteration,
             "frames": self.frames,

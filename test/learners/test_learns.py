@@ -1,0 +1,105 @@
+"""Steps that another policy played: whoever learns, learns nothing from them."""
+
+import copy
+
+import pytest
+import torch
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs.toy import Arena, Kuhn, ZeroSum
+from torchrl_marl.learners import OnPolicyConfig
+from torchrl_marl.learners.build import build_learners
+from torchrl_marl.modules import CriticConfig, NetworkConfig
+
+ENVS, STEPS, OWN = 6, 8, 4
+WORLDS = {
+    "deaths": lambda: Arena(ENVS, n_agents=4, n_groups=2, years=2, lives=2, seed=0),
+    "no_masks": lambda: ZeroSum(ENVS, payoff="biased", seed=0),
+    "turns": lambda: Kuhn(ENVS, seed=0),
+}
+
+
+def collected(world, **settings):
+    env = WORLDS[world]()
+    config = OnPolicyConfig(
+        actor=NetworkConfig([8]),
+        critic=CriticConfig([8]),
+        num_epochs=3,
+        minibatch_size=ENVS * STEPS,
+        normalize_observations=True,
+        target_kl=None,
+        bootstrap="agent" if world == "turns" else "team",
+        **settings,
+    )
+    torch.manual_seed(0)
+    [learner] = build_learners(TeamSpec.from_env(env), config)
+    policy = TeamPolicy(learner.actors.values())
+    collector = RolloutCollector(env, policy, frames_per_batch=ENVS * STEPS)
+    collector.rollout()
+    return learner, collector.rollout(), list(TeamSpec.from_env(env).groups.values())
+
+
+def with_learns(batch, groups, rows):
+    """Returns a batch in which steps of some envs and groups are learned from."""
+    batch = batch.clone()
+    for group, own in zip(groups, rows):
+        learns = torch.zeros(*batch.shape, group.n_agents, dtype=torch.bool)
+        learns[own] = True
+        batch[group.name, "learns"] = learns
+    return batch
+
+
+def learned(learner, batch):
+    twin = copy.deepcopy(learner)
+    torch.manual_seed(5)
+    metrics = twin.learn(batch)
+    state = {k: x for k, x in twin.state_dict().items() if isinstance(x, torch.Tensor)}
+    return state, metrics
+
+
+def assert_same(one, other):
+    for found, expected in zip(one, other):
+        names = (
+            [k for k in found.keys(True, True) if k[-1] not in ("epochs",)]
+            if hasattr(found, "batch_size")
+            else list(found)
+        )
+        for name in names:
+            torch.testing.assert_close(
+                found[name], expected[name], atol=1e-6, rtol=1e-5, equal_nan=True, msg=str(name)
+            )
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
+def test_learning_from_some_envs_is_learning_from_a_batch_of_them(world, algorithm):
+    learner, batch, groups = collected(world, algorithm=algorithm)
+    some = with_learns(batch, groups, [slice(0, OWN)] * len(groups))
+    assert_same(learned(learner, some), learned(learner, batch[:OWN].clone()))
+    before = {k: x for k, x in learner.state_dict().items() if isinstance(x, torch.Tensor)}
+    assert any(not torch.equal(x, before[k]) for k, x in learned(learner, some)[0].items())
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_learn_is_as_without_the_word(world):
+    learner, batch, groups = collected(world)
+    everywhere = with_learns(batch, groups, [slice(None)] * len(groups))
+    for found, expected in zip(learned(learner, everywhere), learned(learner, batch.clone())):
+        for name in expected.keys(True, True) if hasattr(expected, "batch_size") else expected:
+            assert torch.equal(found[name].nan_to_num(), expected[name].nan_to_num()), name
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_what_others_did_and_earned_reaches_nobody(world):
+    learner, batch, groups = collected(world)
+    first, second = groups
+    clean = with_learns(batch, groups, [slice(None), slice(0, OWN)])
+    poisoned = clean.clone()
+    poisoned["next", second.name, "reward"][OWN:] = torch.nan
+    poisoned[second.name, "action_log_prob"][OWN:] = torch.nan
+    assert_same(learned(learner, poisoned), learned(learner, clean))
+    # And it is felt where the word is not there.
+    without = poisoned.exclude((first.name, "learns"), (second.name, "learns"))
+    with pytest.raises(Exception, match="NaN"):
+        learned(learner, without)

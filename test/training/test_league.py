@@ -1,0 +1,386 @@
+"""Leagues: who is stored, who is drawn, what came out, and going on exactly."""
+
+import csv
+import shutil
+
+import pytest
+import torch
+from support.runs import assert_equal, final_state, table
+
+import torchrl_marl
+from torchrl_marl.cli import main
+from torchrl_marl.collectors.snapshots import carry_from_dict
+from torchrl_marl.errors import CheckpointError, ConfigError
+from torchrl_marl.games import WEIGHTINGS
+from torchrl_marl.recipes import load_config
+from torchrl_marl.training import Run, iterate
+from torchrl_marl.training.league import Stored
+from torchrl_marl.training.league_config import LeagueConfig
+from torchrl_marl.training.league_seats import envs_of_seats
+from torchrl_marl.training.pool import TABLE, networks_of, read_player, stored_players
+from torchrl_marl.training.start import start_training
+
+SMALL = {
+    "total_frames": 512,
+    "frames_per_batch": 64,
+    "execution": "eager",
+    "env": {"num_envs": 16},
+    "learner": {
+        "actor": {"num_cells": [8]},
+        "critic": {"num_cells": [8]},
+        "minibatch_size": 32,
+        "num_epochs": 2,
+    },
+    "evaluation": {"episodes": 20},
+    "checkpoint": {"every_iterations": 1, "keep": 100},
+    "logging": {"progress": False},
+}
+LEAGUE = {"opponents": "pfsp", "snapshot_every": 128, "slots": 3}
+
+
+def settings_of(folder=None, league=None, **settings):
+    league = {**LEAGUE, **(league or {})}
+    return {"folder": None if folder is None else str(folder), "league": league} | SMALL | settings
+
+
+def player_files(folder):
+    return [player.path for player in stored_players(folder)]
+
+
+def train(folder, league=None, recipe="toy_kuhn_ippo", **settings):
+    return torchrl_marl.train(recipe, **settings_of(folder, league, **settings))
+
+
+def players(folder):
+    with (folder / TABLE).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def partners(folder, league=None, **settings):
+    world = {"library": "toy", "name": "matching_levers", "num_envs": 16}
+    league = {"opponents": "none", "partners": "uniform", **(league or {})}
+    return train(folder, league, "toy_matrix_game_mappo", env=world, **settings)
+
+
+# ------------------------------------------------------------------------------------ players
+
+
+def test_players_are_stored_as_they_were_and_listed(tmp_path):
+    seen = {}
+    for step in iterate(load_config("toy_kuhn_ippo", settings_of(tmp_path / "run"))):
+        networks = networks_of(step.run.policy)
+        seen[step.frames] = {a: {k: x.clone() for k, x in n.items()} for a, n in networks.items()}
+    rows = players(tmp_path / "run")
+    assert [row["frames"] for row in rows] == ["0", "128", "256", "384", "512"]
+    assert [row["parent"] for row in rows] == ["", *(row["player"] for row in rows[:-1])]
+    files = player_files(tmp_path / "run")
+    for row, file in list(zip(rows, files))[1:]:
+        assert_equal(read_player(file), seen[int(row["frames"])])
+    assert not torch.equal(
+        *(next(iter(read_player(f)["first+second"].values())) for f in files[1:3])
+    )
+
+
+def test_without_stored_opponents_a_league_is_plain_self_play(tmp_path):
+    train(tmp_path / "none", {"opponents": "none"})
+    train(tmp_path / "self", {"opponents": "self"})
+    assert not (tmp_path / "none" / TABLE).exists() and len(players(tmp_path / "self")) == 5
+    plain, league = (table(tmp_path / name / "metrics.csv") for name in ("none", "self"))
+    assert [{k: v for k, v in row.items() if k != "league/players"} for row in league] == plain
+    assert "league/players" not in plain[0]
+
+
+def test_who_is_drawn_least_gives_way_and_plays_its_episodes_to_their_end(tmp_path):
+    training = start_training(load_config("toy_kuhn_ippo", settings_of(tmp_path / "run")), None)
+    training.begin()
+    league, free = training.league, 5
+    assert league.matches.n_slots == free and league.settings.slots == 3
+    while not training.done:
+        training.step()
+        used, stored = league.matches.in_use(training.collector.carry), league.slots
+        assert all(stored[i] is not None for i in used)
+        active = [own for own in stored if own is not None and own.active]
+        assert len(active) <= 3 and max(own.frames for own in active) == league.stored_at
+        may = torch.tensor([own is not None and own.active for own in stored])
+        assert ((league.matches.chances > 0) == may).all()
+        torch.testing.assert_close(league.matches.chances.sum(-1).float(), torch.ones(2))
+        for i, own in enumerate(stored):
+            if own is not None:
+                file = read_player(league.pool.path(own.name))
+                for one in league.matches.players:
+                    assert_equal(one.copy_of(i), file[one.group.name])
+    training.leave()
+
+
+def test_nobody_is_written_over_while_somebody_plays_with_it(tmp_path):
+    training = start_training(load_config("toy_kuhn_ippo", settings_of(tmp_path / "run")), None)
+    training.begin()
+    league = training.league
+    for _ in range(2):
+        training.step()
+    everywhere = training.collector.carry.clone()
+    for slot in range(5):  # every slot is played in some env
+        for name in ("first", "second"):
+            everywhere[name, "player"][league.matches.rows[slot]] = slot + 1
+    league.slots = [Stored(f"p{i}", i, "", active=i < 3) for i in range(5)]
+    before = [one.copy_of(i) for one in league.matches.players for i in range(5)]
+    when = {"iteration": 9, "frames": 10_000}
+    assert not league._store(networks_of(training.policy), when, everywhere)
+    after = [one.copy_of(i) for one in league.matches.players for i in range(5)]
+    assert_equal(after, before)
+    for name in ("first", "second"):  # the last one's episodes are over
+        everywhere[name, "player"].masked_fill_(everywhere[name, "player"] == 5, 0)
+    assert league._store(networks_of(training.policy), when, everywhere)
+    assert league.slots[4].frames == 10_000 and league.slots[4].active
+    training.leave()
+
+
+def test_the_next_player_is_stored_as_soon_as_all_are_beaten(tmp_path):
+    training = start_training(
+        load_config(
+            "toy_kuhn_ippo",
+            settings_of(tmp_path / "run", {"snapshot_every": 10_000, "snapshot_at": 0.7}),
+        ),
+        None,
+    )
+    training.begin()
+    league = training.league
+    assert not league._due(9_999) and league._due(10_000)
+    league.results.sums[:] = torch.tensor([70.0, 0.0, 100.0, 0.0]).double().view(4, 1, 1)
+    assert not league._due(500)  # 142 of 202 over both seats is less than 0.7029...
+    league.results.sums[0] = 72.0
+    assert league._due(500)
+    training.leave()
+
+
+# ------------------------------------------------------------------------------------ results
+
+
+@pytest.mark.parametrize("world", ["opponents", "partners"])
+def test_results_are_those_of_a_count_game_by_game(world, tmp_path):
+    config = settings_of(tmp_path / "run", {"snapshot_every": 100_000}, total_frames=320)
+    recipe, seats = "toy_kuhn_ippo", [("first", 0), ("second", 0)]
+    if world == "partners":
+        recipe, seats = "toy_matrix_game_mappo", [("agents", 0), ("agents", 1)]
+        config["league"] |= {"opponents": "none", "partners": "uniform"}
+        config["env"] = {"library": "toy", "name": "matching_levers", "num_envs": 16}
+    training = start_training(load_config(recipe, config), None)
+    training.begin()
+    batches = []
+    while not training.done:
+        batches.append(training.step().batch)
+    league, batch = training.league, torch.cat(batches, 1)
+    counts = [[0, 0, 0, 0.0], [0, 0, 0, 0.0]]
+    for env in range(8, 16):  # the first half is self-play
+        seat, total = int(env >= 12), [0.0, 0.0]
+        for t in range(batch.shape[1]):
+            step = batch[env, t]
+            for i, (group, agent) in enumerate(seats):
+                total[i] += float(step["next", group, "reward"][agent])
+            if bool(step["next", "done"]):
+                own, other = total[seat], total[1 - seat]
+                for k, value in enumerate((own > other, own == other, 1, own)):
+                    counts[seat][k] += float(value)
+                total = [0.0, 0.0]
+    assert sum(c[2] for c in counts) > 10
+    # Every later game takes a hundredth off; with one player the sums are a weighted count.
+    decayed = torch.zeros(4, 2).double()
+    row = 0
+    for one in batches:
+        done = one["next", "done"].squeeze(-1)[8:]
+        games = torch.stack([done[:4].sum(), done[4:].sum()]).double()
+        decayed[2] = decayed[2] * 0.99**games + games
+        row += int(games.sum())
+    assert row == sum(c[2] for c in counts)
+    torch.testing.assert_close(league.results.sums[2, :, 0], decayed[2])
+    training.leave()
+    metrics = table(tmp_path / "run" / "metrics.csv")
+    assert sum(float(row["league/games"]) for row in metrics) == row
+    name = "league/win_rate" if world == "opponents" else "league/return"
+    means = sum(float(r[name] or 0) * float(r["league/games"]) for r in metrics)
+    expected = sum(c[0] + c[1] / 2 if world == "opponents" else c[3] for c in counts)
+    assert means == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_group_s_return_is_that_of_the_policy_that_learns(tmp_path):
+    config = settings_of(tmp_path / "run", total_frames=64)
+    training = start_training(load_config("toy_kuhn_ippo", config), None)
+    training.begin()
+    step = training.step()
+    batch, done = step.batch, step.batch["next", "done"].squeeze(-1)
+    for name, envs in (("first", range(12)), ("second", [*range(8), *range(12, 16)])):
+        found = []
+        for env in envs:
+            total = 0.0
+            for t in range(batch.shape[1]):
+                total += float(batch["next", name, "reward"][env, t])
+                if done[env, t]:
+                    found.append(total)
+                    total = 0.0
+        expected = sum(found) / len(found)
+        assert step.metrics[f"{name}/episode_reward"] == pytest.approx(expected, abs=1e-5)
+    training.leave()
+
+
+# ----------------------------------------------------------------------------------- going on
+
+
+@pytest.mark.parametrize("match", ["latest", "uniform", "pfsp", "nash"])
+def test_a_league_goes_on_exactly(match, tmp_path):
+    league = {"opponents": match}
+    train(tmp_path / "whole", league)
+    for step in iterate(load_config("toy_kuhn_ippo", settings_of(tmp_path / "parts", league))):
+        if step.number == 4:
+            break
+    torchrl_marl.resume(tmp_path / "parts")
+    for name in ("metrics.csv", TABLE):
+        assert table(tmp_path / "whole" / name) == table(tmp_path / "parts" / name)
+    whole, parts = (final_state(tmp_path / name) for name in ("whole", "parts"))
+    for name in ("league", "learners", "collector", "tracker", "random"):
+        assert_equal(whole[name], parts[name], name)
+    carried = carry_from_dict(whole["collector"]["carry"], torch.Size([16]), "cpu")
+    assert carried["first", "player"].any() and carried["second", "player"].any()
+
+
+def test_who_is_stored_after_the_last_checkpoint_is_forgotten(tmp_path):
+    train(tmp_path / "whole")
+    run = tmp_path / "run"
+    shutil.copytree(tmp_path / "whole", run)
+    for path in sorted((run / "checkpoints").glob("*.pt"))[-4:]:
+        path.unlink()
+    torchrl_marl.resume(run)
+    assert players(run) == players(tmp_path / "whole")
+
+
+def test_a_player_that_was_changed_is_refused(tmp_path):
+    train(tmp_path / "run", total_frames=256)
+    path = player_files(tmp_path / "run")[-1]
+    state = torch.load(path, weights_only=True)
+    content = path.read_bytes()
+    path.write_bytes(content[:-100] + b"x" + content[-99:])
+    with pytest.raises(CheckpointError, match="is no stored player, or is damaged"):
+        torchrl_marl.resume(tmp_path / "run", total_frames=512)
+    other = player_files(tmp_path / "run")[0]
+    path.write_bytes(other.read_bytes())  # whole, but another's
+    with pytest.raises(CheckpointError, match="is not the one that was stored: its SHA-256"):
+        torchrl_marl.resume(tmp_path / "run", total_frames=512)
+    path.write_bytes(content)
+    assert_equal(torch.load(path, weights_only=True), state)
+    torchrl_marl.resume(tmp_path / "run", total_frames=512)
+
+
+# ------------------------------------------------------------------------------ from the start
+
+
+def test_players_may_be_there_from_the_start(tmp_path):
+    train(tmp_path / "old", {"opponents": "self"}, seed=3)
+    old = tmp_path / "old"
+    start = ["random", str(old), str(player_files(old)[1])]
+    league = {"start_with": start, "snapshot_every": None, "self_play": 0.0}
+    run = train(tmp_path / "new", {**league, "opponents": "uniform"})
+    rows = players(tmp_path / "new")
+    assert [row["kind"] for row in rows] == ["random", "imported", "imported"]
+    found = read_player(player_files(tmp_path / "new")[0])
+    assert_equal(found, networks_of(Run.load(old).policy))
+    assert float(table(run.folder / "metrics.csv")[-1]["league/players"]) == 3
+    train(tmp_path / "folder", {**league, "start_with": [str(old / "players")], "slots": 8})
+    assert len(players(tmp_path / "folder")) == 5
+
+
+def test_partners_play_seats_of_one_team(tmp_path):
+    partners(tmp_path / "a", {"partners": "self"}, seed=1)
+    run = partners(
+        tmp_path / "b",
+        {"start_with": [str(tmp_path / "a")], "snapshot_every": None, "self_play": 0.0},
+    )
+    rows = table(run.folder / "metrics.csv")
+    assert all(float(row["league/games"]) > 0 for row in rows if row["league/return"])
+    assert float(rows[-1]["league/players"]) == 1
+
+
+# --------------------------------------------------------------------------------- bad texts
+
+
+@pytest.mark.parametrize(
+    ("league", "sentence"),
+    [
+        ({"opponents": "nash", "seats": {"a": "first", "b": ["second", "first"]}}, "in 2 seats"),
+        ({"partners": "uniform"}, "expected one of them to be none"),
+        ({"self_play": 1.0}, "leaves no envs to stored players"),
+        ({"snapshot_every": None}, "nobody is stored"),
+        ({"snapshot_every": None, "start_with": ["random"], "snapshot_at": 0.7}, "at the latest"),
+        ({"seats": {"a": ["first"], "b": ["secnd"]}}, "did you mean 'second'"),
+        ({"seats": {"a": ["first", "second"]}}, "has 1 seat, a, expected two or more"),
+        ({"seats": {"a": ["first"], "b": ["first"]}}, "is in 2 seats"),
+        ({"start_with": ["nowhere"]}, "is no run folder"),
+        ({"start_with": ["heuristic"]}, "has no heuristic"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(league, sentence, tmp_path):
+    with pytest.raises((ConfigError, CheckpointError), match=sentence):
+        train(tmp_path / "run", league)
+
+
+def test_every_seat_needs_an_env():
+    with pytest.raises(ConfigError, match="leaves 0 to 2 seats"):
+        envs_of_seats(4, 2, 0.9)
+    for envs, seats, share in ((64, 2, 0.5), (10, 3, 0.0), (100, 3, 0.3)):
+        found = envs_of_seats(envs, seats, share)
+        assert sum(found) == envs and max(found[1:]) - min(found[1:]) <= (share == 0.0)
+
+
+def test_a_league_of_one_team_or_of_other_learners_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="the world has one team, 'agents'; use league.partners"):
+        partners(tmp_path / "a", {"opponents": "pfsp", "partners": "none"})
+    with pytest.raises(ConfigError, match="population.size=1"):
+        train(tmp_path / "b", population={"size": 2})
+    with pytest.raises(ConfigError, match="learner.algorithm is 'qmix', but a league"):
+        load_config("toy_echo_rqmix", {"league": LEAGUE})
+    with pytest.raises(ConfigError, match="unshare_at=null"):
+        load_config("toy_kuhn_ippo", {"league": LEAGUE, "learner": {"unshare_at": 0.5}})
+
+
+def test_a_player_of_other_networks_is_refused(tmp_path):
+    other = {"learner": {**SMALL["learner"], "actor": {"num_cells": [4]}}}
+    train(tmp_path / "old", {"opponents": "none"}, **other)
+    with pytest.raises(ConfigError, match=r"does not fit this run's networks: .* has shape"):
+        train(tmp_path / "new", {"start_with": [str(tmp_path / "old")]})
+
+
+def test_weightings_are_those_of_the_games():
+    assert set(WEIGHTINGS) == {"squared", "linear", "variance"}
+    for name in WEIGHTINGS:
+        assert (
+            load_config("toy_kuhn_ippo", {"league": {"weighting": name}}).league.weighting == name
+        )
+    assert LeagueConfig().match == "none" and not LeagueConfig().enabled
+
+
+# ------------------------------------------------------------------------------ command line
+
+
+def test_the_league_of_a_run_is_rated(tmp_path, capsys):
+    train(tmp_path / "run")
+    assert main(["league", str(tmp_path / "run"), "--players", "3", "--episodes", "4"]) == 0
+    out = capsys.readouterr().out
+    assert "Nash average" in out and "now" in out and "random" in out
+    made = tmp_path / "run" / "league"
+    rows = table(made / "ratings.csv")
+    assert [row["player"] for row in rows] == [
+        "000000000",
+        "000000256",
+        "000000512",
+        "now",
+        "random",
+    ]
+    for name in ("crossplay.png", "ratings.png"):
+        assert (made / name).read_bytes()[:4] == b"\x89PNG"
+    file = str(player_files(tmp_path / "run")[1])
+    options = ["--episodes", "4", "--out", str(tmp_path)]
+    assert main(["crossplay", file, str(tmp_path / "run"), *options]) == 0
+
+
+def test_a_run_without_stored_players_has_no_league(tmp_path, capsys):
+    train(tmp_path / "run", {"opponents": "none"}, total_frames=64)
+    assert main(["league", str(tmp_path / "run")]) == 2
+    assert "has no stored players (players.csv); train it with" in capsys.readouterr().err
