@@ -1,5 +1,6 @@
 """Leagues: who is stored, who is drawn, what came out, and going on exactly."""
 
+import copy
 import csv
 import shutil
 
@@ -125,12 +126,12 @@ def test_nobody_is_written_over_while_somebody_plays_with_it(tmp_path):
     league.slots = [Stored(f"p{i}", i, "", active=i < 3) for i in range(5)]
     before = [one.copy_of(i) for one in league.matches.players for i in range(5)]
     when = {"iteration": 9, "frames": 10_000}
-    assert not league._store(networks_of(training.policy), when, everywhere)
+    assert not league._store(training.policy, when, everywhere)
     after = [one.copy_of(i) for one in league.matches.players for i in range(5)]
     assert_equal(after, before)
     for name in ("first", "second"):  # the last one's episodes are over
         everywhere[name, "player"].masked_fill_(everywhere[name, "player"] == 5, 0)
-    assert league._store(networks_of(training.policy), when, everywhere)
+    assert league._store(training.policy, when, everywhere)
     assert league.slots[4].frames == 10_000 and league.slots[4].active
     training.leave()
 
@@ -225,9 +226,9 @@ def test_a_group_s_return_is_that_of_the_policy_that_learns(tmp_path):
 # ----------------------------------------------------------------------------------- going on
 
 
-@pytest.mark.parametrize("match", ["latest", "uniform", "pfsp", "nash"])
+@pytest.mark.parametrize("match", ["latest", "uniform", "pfsp", "nash", "exploited"])
 def test_a_league_goes_on_exactly(match, tmp_path):
-    league = {"opponents": match}
+    league = EXPLOITED if match == "exploited" else {"opponents": match}
     train(tmp_path / "whole", league)
     for step in iterate(load_config("toy_kuhn_ippo", settings_of(tmp_path / "parts", league))):
         if step.number == 4:
@@ -306,6 +307,7 @@ def test_partners_play_seats_of_one_team(tmp_path):
     [
         ({"opponents": "nash", "seats": {"a": "first", "b": ["second", "first"]}}, "in 2 seats"),
         ({"partners": "uniform"}, "expected one of them to be none"),
+        ({"exploiters": 1, "opponents": "self"}, "use league.opponents=pfsp"),
         ({"self_play": 1.0}, "leaves no envs to stored players"),
         ({"snapshot_every": None}, "nobody is stored"),
         ({"snapshot_every": None, "start_with": ["random"], "snapshot_at": 0.7}, "at the latest"),
@@ -354,6 +356,78 @@ def test_weightings_are_those_of_the_games():
             load_config("toy_kuhn_ippo", {"league": {"weighting": name}}).league.weighting == name
         )
     assert LeagueConfig().match == "none" and not LeagueConfig().enabled
+
+
+# -------------------------------------------------------------------------------- exploiters
+
+
+EXPLOITED = {"exploiters": 2, "exploited": 0.5, "snapshot_every": 192, "snapshot_at": 0.95}
+
+
+def test_exploiters_learn_in_their_envs_alone_and_are_stored(tmp_path):
+    config = settings_of(tmp_path / "run", EXPLOITED)
+    training = start_training(load_config("toy_kuhn_ippo", config), None)
+    training.begin()
+    league = training.league
+    assert league.policy.n_own == 4 and len(league.matches.rows) == 4
+    first, other = league.exploiters
+    begun = networks_of(training.policy)
+    assert_equal(networks_of(first.policy), begun)
+    batch = training.step().batch
+    for name, rows in (("first", [0, 1, 4, 5]), ("second", [2, 3, 6, 7])):
+        learns = torch.zeros(8, dtype=torch.bool)
+        learns[rows] = True
+        assert torch.equal(batch[name, "learns"][:8].all(1).squeeze(-1), learns)
+        assert (batch[name, "player"][:8] == 0).all()
+    # Each has learned, from its own envs, and so has the policy.
+    now = [networks_of(own.policy) for own in (first, other)] + [networks_of(training.policy)]
+    weights = [one["first+second"]["network.0.weight"] for one in (*now, begun)]
+    for i, own in enumerate(weights):
+        assert all(not torch.equal(own, weight) for weight in weights[i + 1 :])
+    while not training.done:
+        training.step()
+    kinds = [row["kind"] for row in players(tmp_path / "run")]
+    assert kinds.count("exploiter") == 4 and kinds.count("snapshot") == 3
+    assert first.began_at == 384
+    training.leave()
+    metrics = table(tmp_path / "run" / "metrics.csv")
+    assert all(0 <= float(row["league/exploited"]) <= 1 for row in metrics)
+
+
+def test_the_policy_learns_as_if_there_were_no_exploiters(tmp_path):
+    training = start_training(
+        load_config("toy_kuhn_ippo", settings_of(tmp_path / "run", EXPLOITED)), None
+    )
+    training.begin()
+    twin = copy.deepcopy(training.learners)
+    batch = training.collector.rollout()
+    poisoned = batch.clone()
+    for name in ("first", "second"):
+        poisoned["next", name, "reward"][:8] = torch.nan
+        poisoned[name, "action_log_prob"][:8] = torch.nan
+    for learners, own in ((training.learners, batch), (twin, poisoned)):
+        torch.manual_seed(0)
+        for learner in learners:
+            learner.learn(training.league.own(own))
+    for one, other in zip(training.learners, twin):
+        assert_equal(dict(one.named_parameters()), dict(other.named_parameters()))
+    training.leave()
+
+
+def test_who_begins_anew_is_a_copy_in_place_moments_included(tmp_path):
+    training = start_training(
+        load_config("toy_kuhn_ippo", settings_of(tmp_path / "run", EXPLOITED)), None
+    )
+    training.begin()
+    training.step()
+    exploiter = training.league.exploiters[0]
+    places = [p.data_ptr() for learner in exploiter.learners for p in learner.parameters()]
+    exploiter.begin(training.learners, 64)
+    for own, other in zip(exploiter.learners, training.learners):
+        assert_equal(own.state_dict(), other.state_dict())
+    assert places == [p.data_ptr() for own in exploiter.learners for p in own.parameters()]
+    assert exploiter.began_at == 64 and exploiter.results.sums.sum() == 0
+    training.leave()
 
 
 # ------------------------------------------------------------------------------ command line

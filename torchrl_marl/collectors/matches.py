@@ -19,7 +19,7 @@ from torchrl_marl.functional import expand_mask
 from torchrl_marl.modules.players import Players
 from torchrl_marl.specs import TeamSpec
 
-__all__ = ["MatchPolicy"]
+__all__ = ["ExploitedPolicy", "MatchPolicy"]
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
 Seat = Mapping[str, Sequence[int]]
@@ -196,15 +196,10 @@ class MatchPolicy(TensorDictModuleBase):
             own (Tensor, optional): bool, in which of these envs they do.
         """
         rows = self._rows[place]
-        for name in groups:
-            other = ~self.learns[name][rows]
-            if own is not None:
-                other = other & own.unsqueeze(-1)
-            for key in _written(name, theirs):
-                mine = acted.get(key, None)
-                if mine is not None:
-                    value = torch.where(expand_mask(other, mine[rows]), theirs.get(key), mine[rows])
-                    acted.set(key, mine.index_copy(0, rows, value))
+        others = {name: ~self.learns[name][rows] for name in groups}
+        if own is not None:
+            others = {name: other & own.unsqueeze(-1) for name, other in others.items()}
+        _replace(acted, theirs, rows, others)
 
     def _note(self, acted: TensorDictBase, who: Tensor) -> TensorDictBase:
         """Writes who plays and who is learned from."""
@@ -216,6 +211,78 @@ class MatchPolicy(TensorDictModuleBase):
             acted.set((name, "learns"), learns.clone())
             acted.set(("next", name, "player"), player)
         return acted
+
+
+class ExploitedPolicy(TensorDictModuleBase):
+    """A policy that learns in matches, and others that only learn how to beat it as it is.
+
+    The first envs are theirs: in these the policy plays, and is not learned from.
+
+    Args:
+        match (MatchPolicy): plays in all envs; in the first ones it has all seats.
+        exploiters (sequence of TeamPolicy): each has as many envs, in which it has one seat.
+        seats (sequence of mapping): as in :class:`MatchPolicy`.
+        envs (sequence of int): of each exploiter, in how many it has each seat.
+
+    Attributes:
+        n_own (int): envs of one exploiter.
+
+    Shapes and keys: as in :class:`MatchPolicy`; ``(group, "learns")`` says for whom the exploiter
+    acts in its envs.
+
+    Reduces to: the match policy, without exploiters.
+    """
+
+    def __init__(
+        self,
+        match: MatchPolicy,
+        exploiters: Sequence[TeamPolicy],
+        seats: Sequence[Seat],
+        envs: Sequence[int],
+    ) -> None:
+        super().__init__()
+        self.match, self.n_own = match, sum(envs)
+        self.exploiters = nn.ModuleList(exploiters)
+        whose = torch.repeat_interleave(torch.arange(len(seats)), torch.tensor(envs))
+        for name, group in match.team.groups.items():
+            learns = _learns(seats, whose, name, group.n_agents)
+            self.register_buffer(f"_learns_{name}", learns, persistent=False)
+        self.register_buffer("seat", whose, persistent=False)
+        self.register_buffer("_row", torch.arange(self.n_own), persistent=False)
+        self.in_keys, self.out_keys = match.in_keys, match.out_keys
+        self.to(match.chances.device)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Acts."""
+        before = tensordict.copy()
+        acted = self.match(tensordict)
+        learns = {name: self.get_buffer(f"_learns_{name}") for name in self.match.team.groups}
+        for i, exploiter in enumerate(self.exploiters):
+            rows = self._row + i * self.n_own
+            _replace(acted, exploiter(before[rows]), rows, learns)
+            for name, own in learns.items():
+                everybody = acted.get((name, "learns"))
+                acted.set((name, "learns"), everybody.index_copy(0, rows, own))
+        return acted
+
+
+def _replace(
+    acted: TensorDictBase, theirs: TensorDictBase, rows: Tensor, others: Mapping[str, Tensor]
+) -> None:
+    """Replaces what a policy wrote for agents that another plays.
+
+    Args:
+        acted (TensorDictBase): ``[E]``, by the policy.
+        theirs (TensorDictBase): by the other, ``[R]``.
+        rows (Tensor): its envs, ``[R]``.
+        others (mapping): group -> for whom it acts, ``[R, N]``.
+    """
+    for name, other in others.items():
+        for key in _written(name, theirs):
+            mine = acted.get(key, None)
+            if mine is not None:
+                value = torch.where(expand_mask(other, mine[rows]), theirs.get(key), mine[rows])
+                acted.set(key, mine.index_copy(0, rows, value))
 
 
 def _learns(seats: Sequence[Seat], whose: Tensor, group: str, n_agents: int) -> Tensor:
@@ -236,6 +303,7 @@ def _learns(seats: Sequence[Seat], whose: Tensor, group: str, n_agents: int) -> 
 
 
 def _written(group: str, theirs: TensorDictBase) -> list[NestedKey]:
+    """Returns what a policy wrote for a group: its actions, and what it remembers."""
     keys: list[NestedKey] = [(group, leaf) for leaf in ("action", "action_log_prob", "channel")]
     keys.append(("next", group, "hidden"))
     return [key for key in keys if theirs.get(key, None) is not None]

@@ -6,7 +6,8 @@ Shapes: E envs, T steps, R envs with stored players, K players.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,18 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_marl.collectors.matches import MatchPolicy
+from torchrl_marl.collectors.matches import ExploitedPolicy, MatchPolicy
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import ConfigError, SpecError, quoted
-from torchrl_marl.games import nash, pfsp
+from torchrl_marl.learners.learner import Learner
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.entrants import HEURISTIC, RANDOM, find_players, scripted
 from torchrl_marl.training.environments import Environments
+from torchrl_marl.training.exploiter import Exploiter
 from torchrl_marl.training.league_results import Results, by_seat, outcomes
 from torchrl_marl.training.league_seats import envs_of_seats, find_seats
+from torchrl_marl.training.matchmaking import matchmaking
 from torchrl_marl.training.payoffs import Payoffs
 from torchrl_marl.training.pool import Networks, Pool, networks_of, with_networks
 from torchrl_marl.training.run import EVALUATION_SEED
@@ -53,6 +56,7 @@ class League:
         config (TrainConfig): of the run.
         team (TeamSpec): the groups.
         policy (TeamPolicy): that learns.
+        learners (sequence of Learner): by which it does.
         environments (Environments): of the run; the one of the training then carries who plays,
             in that of evaluations stored players meet each other, for ``nash``.
         folder (Path): of the run.
@@ -67,13 +71,20 @@ class League:
         config: TrainConfig,
         team: TeamSpec,
         policy: TeamPolicy,
+        learners: Sequence[Learner],
         environments: Environments,
         folder: Path,
     ) -> None:
         self.settings, self.team, self._live = config.league, team, policy
+        self._learners = learners
         settings, against = self.settings, self.settings.opponents != "none"
         self.seats = find_seats(team, settings.seats, against=against)
         self.against, self.pool, env = against, Pool(folder), environments.training
+        if settings.match == "nash" and (settings.seats or len(self.seats) != 2):
+            raise ConfigError(
+                f"league.opponents is 'nash', but there are the seats {', '.join(self.seats)}; "
+                "expected two, each a group; use league.opponents=pfsp."
+            )
         self.payoffs = Payoffs(
             team,
             lambda: environments.evaluation,
@@ -85,17 +96,36 @@ class League:
         for name, guest in self.guests.items():
             self.payoffs.knows(name, guest)
         n_slots = settings.slots + _SPARE
-        self.policy: MatchPolicy | TeamPolicy = policy
+        self.exploiters = [
+            Exploiter(config, team, len(self.seats)) for _ in range(settings.exploiters)
+        ]
+        self.policy: Any = policy
         self.matches: MatchPolicy | None = None
         if settings.match != "self":
-            envs = envs_of_seats(env.batch_size.numel(), len(self.seats), settings.self_play)
-            seats, guests = list(self.seats.values()), list(self.guests.values())
-            self.matches = MatchPolicy(policy, team, seats, envs, n_slots=n_slots, guests=guests)
-            self.policy = self.matches
+            self.policy = self._make_policy(env.batch_size.numel(), n_slots)
             environments.carry_players(team.groups)
         self.slots: list[Stored | None] = [None] * n_slots
         self.results = Results(len(self.seats), n_slots + len(self.guests))
         self.stored_at = 0
+
+    def _make_policy(self, num_envs: int, n_slots: int) -> MatchPolicy | ExploitedPolicy:
+        """Returns the policy with its matches; exploiters have the first envs."""
+        settings, seats = self.settings, list(self.seats.values())
+        theirs: list[int] = []
+        if self.exploiters:
+            each = round(settings.exploited * num_envs / len(self.exploiters))
+            theirs = envs_of_seats(each, len(seats), 0.0)[1:]
+        n_theirs = sum(theirs) * len(self.exploiters)
+        envs = envs_of_seats(num_envs - n_theirs, len(seats), settings.self_play)
+        envs[0] += n_theirs
+        guests = list(self.guests.values())
+        self.matches = MatchPolicy(
+            self._live, self.team, seats, envs, n_slots=n_slots, guests=guests
+        )
+        if not self.exploiters:
+            return self.matches
+        policies = [exploiter.policy for exploiter in self.exploiters]
+        return ExploitedPolicy(self.matches, policies, seats, theirs)
 
     # ---------------------------------------------------------------------------------- players
 
@@ -117,8 +147,10 @@ class League:
                 continue
             for name, networks in find_players(given):
                 self._import(name, networks, given, when)
+        for exploiter in self.exploiters:
+            exploiter.begin(self._learners, 0)
         if not self.settings.start_with:
-            self._store(networks_of(self._live), when, carry=None)
+            self._store(self._live, when, carry=None)
         self._match()
 
     def _import(self, name: str, networks: Networks, given: str, when: Mapping[str, int]) -> None:
@@ -133,7 +165,11 @@ class League:
         self._put(len(taken), name, networks, row, frames=-1)
 
     def _store(
-        self, networks: Networks, when: Mapping[str, int], carry: TensorDictBase | None
+        self,
+        policy: TeamPolicy,
+        when: Mapping[str, int],
+        carry: TensorDictBase | None,
+        exploiter: str = "",
     ) -> bool:
         """Stores a player in a slot that nobody plays, and retires one where they are too many."""
         used = set() if self.matches is None else self.matches.in_use(carry)
@@ -145,10 +181,13 @@ class League:
         if not free:
             return False
         newest = max(self.players, key=lambda own: own.frames, default=None)
-        parent = "" if newest is None else newest.name
-        name, row = f"{when['frames']:09d}", {**when, "kind": "snapshot", "parent": parent}
-        self._put(free[0], name, networks, row, frames=when["frames"])
-        self.stored_at = when["frames"]
+        row = {
+            **when,
+            "kind": "exploiter" if exploiter else "snapshot",
+            "parent": "" if newest is None else newest.name,
+        }
+        name = f"{when['frames']:09d}{exploiter}"
+        self._put(free[0], name, networks_of(policy), row, frames=when["frames"])
         if len(self.players) > self.settings.slots:
             self._match()
             self._retire()
@@ -213,30 +252,15 @@ class League:
 
     def _chances(self) -> Tensor:
         """Returns with which probability each player is drawn, by seat that learns, ``[S, K]``."""
-        may, match = self._candidates(), self.settings.match
-        shape = len(self.seats), len(may)
-        if match == "latest":
-            frames = [-2 if own is None or not own.active else own.frames for own in self.slots]
-            newest = max(range(len(frames)), key=lambda i: (frames[i], i))
-            found = torch.zeros(shape, dtype=torch.float64)
-            found[:, newest if frames[newest] > -2 else len(frames)] = 1.0
-            return found
-        if match == "pfsp":
-            results = self.results
-            rate = results.win_rate if self.against else results.standing(may)
-            return pfsp(rate, self.settings.weighting, may.expand(shape))
-        if match == "nash":
-            return self._equilibrium(may)
-        return (may.double() / may.sum()).expand(shape).clone()
-
-    def _equilibrium(self, may: Tensor) -> Tensor:
+        may = self._candidates()
+        rate = self.results.win_rate if self.against else self.results.standing(may)
+        frames = [-1 if own is None else own.frames for own in self.slots] + [-1] * len(self.guests)
         names = [None if own is None else own.name for own in self.slots] + [*self.guests]
-        places = may.nonzero().squeeze(1)
-        found = nash(self.payoffs.table([str(names[i]) for i in places.tolist()]))
-        chances = torch.zeros(len(self.seats), len(may), dtype=torch.float64)
-        # Against the seat that learns plays the other one's side of the equilibrium.
-        chances[0, places], chances[1, places] = found.column, found.row
-        return chances
+
+        def payoff(places: Sequence[int]) -> Tensor:
+            return self.payoffs.table([str(names[i]) for i in places])
+
+        return matchmaking(self.settings, rate, may, frames, payoff)
 
     def _match(self) -> None:
         if self.matches is not None:
@@ -248,23 +272,30 @@ class League:
         self,
         batch: TensorDictBase,
         episodes: tuple[Mapping[str, Tensor], Tensor],
-        when: Mapping[str, int],
         carry: TensorDictBase | None,
+        iteration: int,
+        frames: int,
     ) -> dict[str, float]:
         """Takes in the matches of a batch, stores the policy when due, and matches anew.
 
         Args:
             batch (TensorDictBase): ``[E, T]``.
             episodes (tuple): group -> its return up to each step, and where episodes end.
-            when (mapping): ``iteration`` and ``frames``.
             carry (TensorDictBase, optional): the collector's, ``[E]``.
+            iteration, frames (int): of the run so far.
 
         Returns:
             dict: metrics of the batch.
         """
         metrics = self._look_at(batch, episodes) if self.matches is not None else {}
-        if self._due(when["frames"]):
-            self._store(networks_of(self._live), when, carry)
+        when = {"iteration": iteration, "frames": frames}
+        if self._due(frames) and self._store(self._live, when, carry):
+            self.stored_at = frames
+        for i, exploiter in enumerate(self.exploiters):
+            name = f"_exploiter{i}"
+            # First it is stored, then it begins anew.
+            if exploiter.done(frames) and self._store(exploiter.policy, when, carry, name):
+                exploiter.begin(self._learners, frames)
         self._match()
         return {**metrics, "league/players": float(self._candidates().sum())}
 
@@ -272,20 +303,52 @@ class League:
         self, batch: TensorDictBase, episodes: tuple[Mapping[str, Tensor], Tensor]
     ) -> dict[str, float]:
         assert self.matches is not None
-        rows, seat = self.matches.rows, self.matches.seat
-        totals, done = episodes
-        returns = by_seat(totals, list(self.seats.values()))[:, rows]
+        rows, (totals, done) = self.matches.rows, episodes
+        returns = by_seat(totals, list(self.seats.values()))
         player = torch.stack(
             [batch.get((name, "player")).amax(-1) for name in self.team.groups]
         ).amax(0)[rows]
-        new = outcomes(returns, done[rows], player - 1, seat, self.results.sums.shape[2])
+        n_players = self.results.sums.shape[2]
+        new = outcomes(returns[:, rows], done[rows], player - 1, self.matches.seat, n_players)
         self.results.saw(new)
         wins, draws, games, total = new.sum((1, 2)).tolist()
-        value = (wins + draws / 2 if self.against else total) / games if games else float("nan")
-        return {
+        value = (wins + draws / 2 if self.against else total) / games if games else math.nan
+        metrics = {
             "league/games": games,
             "league/win_rate" if self.against else "league/return": value,
         }
+        exploited = [self._look_at_exploiter(i, returns, done) for i in range(len(self.exploiters))]
+        if exploited:
+            metrics["league/exploited"] = sum(exploited) / len(exploited)
+        return metrics
+
+    def _look_at_exploiter(self, i: int, returns: Tensor, done: Tensor) -> float:
+        """Takes in the matches of an exploiter; returns its win rate in the batch."""
+        rows, nobody = self._rows_of(i), torch.zeros_like(done[self._rows_of(i)], dtype=torch.int64)
+        new = outcomes(returns[:, rows], done[rows], nobody, self.policy.seat, 1)
+        self.exploiters[i].results.saw(new)
+        wins, draws, games, _ = new.sum((1, 2)).tolist()
+        return (wins + draws / 2) / games if games else math.nan
+
+    def _rows_of(self, i: int) -> slice:
+        """Returns the envs of an exploiter."""
+        return slice(i * self.policy.n_own, (i + 1) * self.policy.n_own)
+
+    def own(self, batch: TensorDictBase) -> TensorDictBase:
+        """Returns the envs of a batch that are not the exploiters'."""
+        if not self.exploiters:
+            return batch
+        return batch[len(self.exploiters) * self.policy.n_own :]
+
+    def learn(self, batch: TensorDictBase, progress: float) -> None:
+        """Lets exploiters learn from their envs of a batch, ``[E, T]``.
+
+        Args:
+            batch (TensorDictBase): as it was collected.
+            progress (float): of the run, 0 to 1.
+        """
+        for i, exploiter in enumerate(self.exploiters):
+            exploiter.learn(batch[self._rows_of(i)], progress)
 
     def _due(self, frames: int) -> bool:
         every, at = self.settings.snapshot_every, self.settings.snapshot_at
@@ -307,6 +370,7 @@ class League:
             "stored_at": self.stored_at,
             "results": self.results.state_dict(),
             "payoffs": self.payoffs.state_dict(),
+            "exploiters": [exploiter.state_dict() for exploiter in self.exploiters],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -319,6 +383,8 @@ class League:
         self.stored_at = state["stored_at"]
         self.results.load_state_dict(state["results"])
         self.payoffs.load_state_dict(state["payoffs"])
+        for exploiter, own in zip(self.exploiters, state["exploiters"]):
+            exploiter.load_state_dict(own)
         for i, own in enumerate(self.slots):
             if own is not None:
                 networks = self.pool.read(own.name, own.sha256)

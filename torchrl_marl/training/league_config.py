@@ -51,6 +51,12 @@ class LeagueConfig:
     snapshot_at: Share | None = None
     """Win rate against every stored player at which the next one is stored, before
     ``snapshot_every`` frames are over; null: by frames alone."""
+    exploiters: Annotated[int, Range(0)] = 0
+    """More policies that learn, each only against the one that is trained. One is stored, and
+    begins anew as a copy of that, when it wins ``snapshot_at`` of its games, or 0.7, and after
+    ``snapshot_every`` frames at the latest."""
+    exploited: Share = 0.25
+    """Share of the envs that all exploiters have together."""
     seats: dict[str, Any] = field(default_factory=dict)
     """Seat -> groups, or agents of one group, that one player has; empty: each group, or each
     agent where there is one group."""
@@ -91,6 +97,12 @@ class LeagueConfig:
             raise ConfigError(
                 f"{at}snapshot_every is null and {at}start_with is empty, so that nobody is "
                 f"stored; use {at}snapshot_every=100000, or name players."
+            )
+        if self.exploiters and (self.opponents in ("none", "self") or self.snapshot_every is None):
+            raise ConfigError(
+                f"{at}exploiters is {self.exploiters}, expected 0 where {at}opponents is "
+                f"{quoted(self.opponents)} and {at}snapshot_every {quoted(self.snapshot_every)}: "
+                f"they are stored for others to play; use {at}opponents=pfsp."
             )
         if self.snapshot_every is None and self.snapshot_at is not None:
             raise ConfigError(

@@ -26,10 +26,7 @@ from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.ahead import CompilingAhead
 from torchrl_marl.training.animation import check_drawable
-from torchrl_marl.training.checkpoint import (
-    load_learners,
-    save_checkpoint,
-)
+from torchrl_marl.training.checkpoint import load_learners, save_checkpoint
 from torchrl_marl.training.clusters import with_clusters
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import Environments
@@ -131,7 +128,9 @@ class Training:
             self.environments.remember(remembered_by(self.policy))
             self.env = self.environments.training
         if config.league.enabled:
-            self.league = League(config, self.team, self.policy, self.environments, self.folder)
+            self.league = League(
+                config, self.team, self.policy, self.learners, self.environments, self.folder
+            )
             self.env = self.environments.training
         self.collector = RolloutCollector(
             self.env,
@@ -200,11 +199,9 @@ class Training:
             self.ahead.wait()
             learned = self._learn(batch)
             self.ahead.learned()
-        counts = {
-            "agent_frames": count_agent_frames(self.team, batch),
-            "episodes": batch.get(("next", "done")).sum(),
-        }
-        values = {**episodes, **learned, **counts}
+        counts = {"agent_frames": count_agent_frames(self.team, batch)}
+        counts["episodes"] = batch.get(("next", "done")).sum()
+        values: dict[str, Any] = {**episodes, **learned, **counts}
         values = dict(zip(values, torch.stack([v.double() for v in values.values()]).tolist()))
         self.tracker.warn_of_games()
         seconds = time.perf_counter() - began
@@ -214,8 +211,8 @@ class Training:
         self.run.frames = self.frames
         self.seconds += seconds
         if self.league is not None:
-            when = {"iteration": self.iteration, "frames": self.frames}
-            values |= self.league.update(batch, self.tracker.episodes, when, self.collector.carry)
+            now = self.collector.carry, self.iteration, self.frames
+            values |= self.league.update(batch, self.tracker.episodes, *now)
         row = {
             "iteration": self.iteration,
             "frames": self.frames,
@@ -239,10 +236,13 @@ class Training:
         collected = batch.numel() // self.config.population.size
         progress = min(1.0, (self.frames - collected) / self.config.total_frames)
         try:
+            own = batch if self.league is None else self.league.own(batch)
             for learner in self.learners:
                 learner.set_progress(progress)
-                for (group, name), value in learner.learn(batch).items(True, True):
-                    learned[f"{group}/{name}"] = value
+                metrics = learner.learn(own).items(True, True)
+                learned |= {f"{group}/{name}": value for (group, name), value in metrics}
+            if self.league is not None:
+                self.league.learn(batch, progress)
         finally:
             self.collector.finish(batch)
         return learned
@@ -263,8 +263,8 @@ class Training:
     def _mean_return(self, row: dict[str, float]) -> float:
         """Returns the mean over all agents, as an evaluation's ``return_mean``."""
         groups = self.team.groups.items()
-        total = sum(row[f"{name}/episode_reward"] * group.n_agents for name, group in groups)
-        return total / self.team.n_agents
+        sums = (row[f"{name}/episode_reward"] * group.n_agents for name, group in groups)
+        return sum(sums) / self.team.n_agents
 
     @in_its_own_state
     def evaluate(self) -> dict[str, float]:
@@ -364,7 +364,7 @@ class Training:
             "tracker": self.tracker.state_dict(),
             "stopping": self.stopping.state_dict(),
             "random": RandomState.of_process(self.device).state_dict(),
-            **({} if self.league is None else {"league": self.league.state_dict()}),
+            "league": None if self.league is None else self.league.state_dict(),
         }
 
     @in_its_own_state
