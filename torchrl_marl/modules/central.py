@@ -58,8 +58,12 @@ class GroupColumns(nn.Module):
         self.register_buffer("index", torch.tensor(rows, device=device), persistent=False)
         own = torch.arange(widest, device=device) < widths.unsqueeze(-1)
         self.register_buffer("own", None if bool(own.all()) else own, persistent=False)
+        flat = [column for row in rows for column in row]
+        self.in_order = flat == list(range(len(flat)))
 
     def forward(self, features: Tensor) -> Tensor:
+        if self.in_order and features.shape[-1] == self.index.numel():  # a view will do
+            return features.unflatten(-1, tuple(self.index.shape))
         picked = features.index_select(-1, self.index.flatten())
         picked = picked.unflatten(-1, tuple(self.index.shape))
         return picked if self.own is None else torch.where(self.own, picked, 0.0)
