@@ -15,11 +15,11 @@ from torchrl_marl.learners.adam import start_adam
 from torchrl_marl.learners.on_policy import OnPolicyLearner
 from torchrl_marl.learners.population import PopulationLearner, statistics_of
 
-__all__ = ["MemberRows"]
+__all__ = ["MemberRows", "Pair"]
 
 
 @dataclass(frozen=True)
-class _Pair:
+class Pair:
     """A tensor of a population, a member's rows in it, and the same of an ordinary learner."""
 
     all: Tensor
@@ -77,7 +77,7 @@ class MemberRows:
         for pair in self._pairs(member):
             pair.give()
 
-    def _pairs(self, member: int) -> Iterator[_Pair]:
+    def _pairs(self, member: int) -> Iterator[Pair]:
         many, one = self.many, self.one
         for name, clip in many.updates.clips.items():
             groups = clip.n_groups // many.n_members
@@ -88,19 +88,19 @@ class MemberRows:
                 clip.row_groups.split(clip.sizes),
             ):
                 rows = (owner // groups == member).nonzero().squeeze(-1)
-                yield _Pair(p.data, rows, q.data)
+                yield Pair(p.data, rows, q.data)
                 for moment in ("exp_avg", "exp_avg_sq"):
                     state, own = many.optimizer.state.get(p), one.optimizer.state.get(q)
                     if state and own:
-                        yield _Pair(state[moment], rows, own[moment])
+                        yield Pair(state[moment], rows, own[moment])
         yield from self._buffers(member)
 
-    def _buffers(self, member: int) -> Iterator[_Pair]:
+    def _buffers(self, member: int) -> Iterator[Pair]:
         """Statistics: those of the members lie one after the other."""
         for x, y in zip(statistics_of(self.many), statistics_of(self.one), strict=True):
             rows = x.shape[0] // self.many.n_members
             index = torch.arange(member * rows, (member + 1) * rows, device=x.device)
-            yield _Pair(x, index, y)
+            yield Pair(x, index, y)
 
     def _match_optimizer(self) -> None:
         """Makes the moments of the ordinary learner's parameters, where the members have them."""

@@ -15,9 +15,10 @@ from torch import Tensor
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.learners.member_settings import settings_of_members
 from torchrl_marl.learners.member_stop import MemberStop
 from torchrl_marl.learners.on_policy import OnPolicyLearner
-from torchrl_marl.learners.population_config import VARYING, check_members
+from torchrl_marl.learners.population_config import check_members
 from torchrl_marl.objectives.ppo import MAPPOLoss
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
@@ -35,8 +36,7 @@ class PopulationLearner(OnPolicyLearner):
         config (OnPolicyConfig): how they learn.
         n_members (int): number P of members, 2 or more.
         settings (mapping, optional): name -> a setting of each member, ``[P]``, instead of that of
-            ``config``; one of
-            ``torchrl_marl.learners.population_config.VARYING``.
+            ``config``; of :func:`~torchrl_marl.learners.population_config.varying_of`.
         **kwargs: of :class:`OnPolicyLearner`.
 
     Attributes:
@@ -85,20 +85,9 @@ class PopulationLearner(OnPolicyLearner):
         execution: str = "eager",
     ) -> None:
         check_members(config)
-        if n_members < 2:
-            raise ConfigError(f"n_members is {n_members}, expected 2 or more.")
-        for name, values in (settings or {}).items():
-            if name not in VARYING or len(values) != n_members:
-                raise ConfigError(
-                    f"settings[{name!r}] has {len(values)} values, expected {n_members}, one for "
-                    f"each member, of {', '.join(VARYING)}."
-                )
-        given = {"lr": torch.full((n_members,), config.lr), **(settings or {})}
         # Plain tensors: state_dict() holds them in its extra state.
-        self.__dict__["settings"] = {
-            name: torch.as_tensor(values, dtype=torch.float32).to(device).clone()
-            for name, values in given.items()
-        }
+        own = settings_of_members(config, n_members, settings or {}, device)
+        self.__dict__["settings"] = own
         self.__dict__["sick"] = torch.zeros(n_members, dtype=torch.bool, device=device)
         super().__init__(
             groups, config, team=team, device=device, execution=execution, n_members=n_members

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners.replay_config import ReplayLearnerConfig
 from torchrl_marl.modules.communication_config import communicates
 from torchrl_marl.modules.config import sharing_of
 
-__all__ = ["VARYING", "check_members"]
+__all__ = ["VARYING", "check_members", "varying_of"]
 
-VARYING = (
+_ON_POLICY = (
     "lr",
     "entropy_coeff",
     "critic_coeff",
@@ -19,7 +20,29 @@ VARYING = (
     "lmbda",
     "max_grad_norm",
 )
-"""Settings of a learner that may differ from member to member."""
+_EPSILON = ("exploration.epsilon", "exploration.epsilon_end")
+_VALUES = ("lr", "gamma", "max_grad_norm", *_EPSILON)
+_OF_ALGORITHM = {
+    **dict.fromkeys(("mappo", "ippo"), _ON_POLICY),
+    **dict.fromkeys(("qmix", "vdn", "iql"), _VALUES),
+}
+
+VARYING = tuple(dict.fromkeys(name for names in _OF_ALGORITHM.values() for name in names))
+"""Settings of a learner that may differ from member to member, of any algorithm."""
+
+
+def varying_of(config: Any) -> tuple[str, ...]:
+    """Returns the settings that may differ from member to member.
+
+    Args:
+        config (LearnerConfig): how they learn.
+
+    Examples:
+        >>> from torchrl_marl.learners.value_config import ValueConfig
+        >>> varying_of(ValueConfig())[:2]
+        ('lr', 'gamma')
+    """
+    return _OF_ALGORITHM.get(config.algorithm, ())
 
 
 def check_members(config: Any, at: str = "learner.") -> None:
@@ -32,11 +55,13 @@ def check_members(config: Any, at: str = "learner.") -> None:
     Raises:
         ConfigError: naming the setting and the fix.
     """
-    if config.algorithm not in ("mappo", "ippo"):
+    if config.algorithm not in _OF_ALGORITHM:
         raise ConfigError(
-            f"{at}algorithm is {config.algorithm!r}, expected mappo or ippo for a population; "
-            "train its members one after the other: --seeds without --together."
+            f"{at}algorithm is {config.algorithm!r}, expected one of {', '.join(_OF_ALGORITHM)} "
+            "for a population; train its members one after the other: --seeds without --together."
         )
+    if isinstance(config, ReplayLearnerConfig):
+        _check_stored(config, at)
     if config.central and config.central_input == "state":
         raise ConfigError(
             f"{at}central_input is 'state', which all members of a population would see; use "
@@ -48,7 +73,28 @@ def check_members(config: Any, at: str = "learner.") -> None:
             f"{at}unshare_at=null, or population.size=1."
         )
     for name in ("actor", "critic"):
-        _check_network(f"{at}{name}.", getattr(config, name))
+        if hasattr(config, name):
+            _check_network(f"{at}{name}.", getattr(config, name))
+
+
+def _check_stored(config: Any, at: str) -> None:
+    """Refuses what populations that learn from stored steps do not have."""
+    if config.remembers:
+        raise ConfigError(
+            f"{at}actor.memory.kind is {config.actor.memory.kind!r}, which a population that "
+            "learns from stored steps does not have yet; use "
+            f"{at}actor.memory=none, or population.size=1."
+        )
+    if config.replay.alpha:
+        raise ConfigError(
+            f"{at}replay.alpha is {config.replay.alpha:g}, but a population draws stored steps "
+            f"alike; use {at}replay.alpha=0, or population.size=1."
+        )
+    if getattr(config, "mixes_team", False):
+        raise ConfigError(
+            f"{at}mixer.over is 'team', which a population does not have yet; use "
+            f"{at}mixer.over=group, or population.size=1."
+        )
 
 
 def _check_network(at: str, network: Any) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
@@ -52,6 +52,8 @@ class ReplayLearner(BlockLearner):
         device (torch.device, optional): of networks and store.
         execution ("eager", "compile" or "cudagraph"): operation by operation; or each update,
             from its rows to the targets, as one compiled graph.
+        n_members (int): members of a population, each of which learns by itself from the envs of a
+            batch that are its own.
 
     Attributes:
         actors (GroupActors): by group, with their exploration.
@@ -71,6 +73,8 @@ class ReplayLearner(BlockLearner):
     """
 
     losses: dict[str, OffPolicyLoss]
+    updating: ClassVar[type[ReplayUpdates]] = ReplayUpdates
+    """What makes its updates."""
     rates = "learner.lr"  # the settings to lower where a loss is not finite
 
     def __init__(
@@ -81,8 +85,11 @@ class ReplayLearner(BlockLearner):
         team: TeamSpec | None = None,
         device: torch.device | str | None = None,
         execution: str = "eager",
+        n_members: int = 1,
     ) -> None:
-        super().__init__(groups, config, team=team, device=device, execution=execution)
+        super().__init__(
+            groups, config, team=team, device=device, execution=execution, n_members=n_members
+        )
         seen = self.block.seen
         self.explorers: list[Explore] = []
         for name, group in self.block.joined.items():
@@ -126,7 +133,7 @@ class ReplayLearner(BlockLearner):
     def _make_updates(self) -> ReplayUpdates:
         """Prepares updates of these networks."""
         config = self.config
-        return ReplayUpdates(
+        return self.updating(
             self.losses,
             self.make_steps(self.block.seen),
             minibatch_size=config.minibatch_size,
@@ -136,7 +143,12 @@ class ReplayLearner(BlockLearner):
             window=config.window if config.remembers else 0,
             burn_in=config.burn_in,
             execution=self.execution,
+            **self._more_for_updates(),
         )
+
+    def _more_for_updates(self) -> dict[str, Any]:
+        """Returns what updates of a subclass need besides."""
+        return {}
 
     def set_progress(self, fraction: float) -> None:
         """Moves the schedules to a fraction, 0 to 1, of the run."""
@@ -181,9 +193,14 @@ class ReplayLearner(BlockLearner):
 
     def _scheduled(self, name: str) -> float:
         settings = cast(Any, self.config).exploration  # each family's own
-        share = min(1.0, self.progress / settings.annealing) if settings.annealing else 1.0
         first, last = getattr(settings, name), getattr(settings, f"{name}_end")
-        return first + share * (last - first)
+        return first + self._annealed * (last - first)
+
+    @property
+    def _annealed(self) -> float:
+        """Share of the way that exploration has gone to its last values."""
+        annealing = cast(Any, self.config).exploration.annealing
+        return min(1.0, self.progress / annealing) if annealing else 1.0
 
     @property
     def started(self) -> bool:
@@ -201,11 +218,11 @@ class ReplayLearner(BlockLearner):
             data = self._store(batch)
             n_updates = 0
             if self.started:
-                self.owed += self.config.updates_per_frame * batch.numel()
+                self.owed += self.config.updates_per_frame * (batch.numel() // self.n_members)
                 n_updates = int(self.owed)
                 self.owed -= n_updates
             history = self.updates.run(cast(TeamReplay, self.replay), n_updates)
-            _refuse_non_finite(history, self.rates)
+            self._check(history)
             self._explore()
             metrics = self._summary(history, n_updates)
             add_words(metrics, self.actors, self.block.joined, data)
@@ -220,25 +237,39 @@ class ReplayLearner(BlockLearner):
         """Stores a batch; returns it in the block's layout."""
         if self.replay is None:
             self.look_at(batch)
-            self.config.check_store(len(batch), batch.numel(), "learner.")
-            self.replay = self._make_replay(len(batch))
+            num_envs, frames = len(batch) // self.n_members, batch.numel() // self.n_members
+            self.config.check_store(num_envs, frames, "learner.")
+            self.replay = self._make_replay(num_envs)
         data = self.block.gather(batch)
         for loss in self.losses.values() if self.config.bootstrap == "team" else ():
             share_rewards(loss.group, data, loss.per_group)
-        self.replay.extend(data)
+        self.replay.extend(self._rows_of(data, batch))
         self._anneal()
         self.observation_norms.update_all(data)
-        self.frames += batch.numel()
+        self.frames += batch.numel() // self.n_members
+        return data
+
+    def _rows_of(self, data: TensorDictBase, batch: TensorDictBase) -> TensorDictBase:
+        """Returns a batch as it is stored, of one in the block's layout and as it came."""
         return data
 
     def _make_replay(self, num_envs: int) -> TeamReplay:
+        n_steps, keys, options = self._store_settings(num_envs)
+        return TeamReplay(n_steps, num_envs, keys, **options)
+
+    def _store_settings(self, num_envs: int) -> tuple[int, list[NestedKey], dict[str, Any]]:
+        """Returns how many steps are kept of each of so many envs, what of them, and how."""
         settings = self.config.replay
         n_steps = math.ceil(settings.capacity / num_envs)
         priority = Priority(settings.alpha, settings.beta) if settings.alpha else None
         keys = dict.fromkeys(key for loss in self.losses.values() for key in loss.in_keys)
         earn = self.config.bootstrap == "team"
         options = {"dead_earn": earn, "windows": self.config.remembers}
-        return TeamReplay(n_steps, num_envs, list(keys), priority, self.device, **options)
+        return n_steps, list(keys), {"priority": priority, "device": self.device, **options}
+
+    def _check(self, history: History) -> None:
+        """Refuses losses and gradients that are not finite."""
+        _refuse_non_finite(history, self.rates)
 
     def look_at(self, batch: TensorDictBase) -> None:
         """Refuses what the first batch shows: agents in turns that own ends cannot credit."""
@@ -286,7 +317,7 @@ class ReplayLearner(BlockLearner):
         self.owed, self.progress = state["owed"], state["progress"]
         if state["replay"] is not None:
             if self.replay is None:
-                self.replay = self._make_replay(state["replay"]["shape"][1])
+                self.replay = self._make_replay(state["replay"]["shape"][1] // self.n_members)
             self.replay.load_state_dict(state["replay"])
 
 

@@ -1,0 +1,268 @@
+"""A population that learns from stored steps: each member as it would alone."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs.toy import Arena
+from torchrl_marl.errors import ConfigError, NonFiniteError
+from torchrl_marl.learners.replay_config import ReplayConfig
+from torchrl_marl.learners.replay_member_rows import ReplayMemberRows
+from torchrl_marl.learners.replay_population import ValuePopulation
+from torchrl_marl.learners.value_config import TeamMixerConfig, ValueConfig
+from torchrl_marl.learners.value_learner import ValueLearner
+from torchrl_marl.modules import MemoryConfig
+from torchrl_marl.modules.config import QNetworkConfig
+
+MEMBERS, ENVS, STEPS = 3, 4, 10
+CONFIG = ValueConfig(
+    "qmix",
+    actor=QNetworkConfig(num_cells=[8]),
+    mixer=TeamMixerConfig(hidden=4),
+    learning_starts=0,
+    minibatch_size=12,
+    max_grad_norm=0.5,
+    normalize_observations=True,
+    replay=ReplayConfig(capacity=60),
+)
+DIFFERENT = {
+    "lr": [1e-3, 5e-3, 2e-4],
+    "gamma": [0.9, 0.99, 0.8],
+    "max_grad_norm": [0.1, 10.0, 0.5],
+    "exploration.epsilon": [0.5, 0.2, 1.0],
+    "exploration.epsilon_end": [0.1, 0.0, 0.3],
+}
+
+
+def world(**settings):
+    return Arena(MEMBERS * ENVS, **{"n_agents": 2, "years": 2, "lives": 2, "seed": 0} | settings)
+
+
+def population(env, config=CONFIG, settings=None, **options):
+    torch.manual_seed(0)
+    own = {name: torch.tensor(values) for name, values in (settings or {}).items()}
+    groups = TeamSpec.from_env(env).groups
+    many = ValuePopulation(groups, config, n_members=MEMBERS, settings=own, **options)
+    policy = TeamPolicy(many.actors.values())
+    return many, RolloutCollector(env, policy, frames_per_batch=MEMBERS * ENVS * STEPS)
+
+
+def alone(env, config, settings, member):
+    for name, values in settings.items():
+        if name.startswith("exploration."):
+            own = dataclasses.replace(config.exploration, **{name[12:]: values[member]})
+            config = dataclasses.replace(config, exploration=own)
+        else:
+            config = dataclasses.replace(config, **{name: values[member]})
+    return ValueLearner(TeamSpec.from_env(env).groups, config)
+
+
+def numbers_of(learner):
+    tensors = [x for x in learner.state_dict(keep_vars=True).values() if torch.is_tensor(x)]
+    moments = [x for own in learner.updates.moments.values() for x in own.values()]
+    stored = [] if learner.replay is None else learner.replay.tensors
+    return [x.detach().clone() for x in (*tensors, *moments, *stored)]
+
+
+def assert_as_alone(env, config, settings, execution="eager", batches=4):
+    """After three updates of each of four batches, of which the store holds the last."""
+    many, collector = population(env, config, settings, execution=execution)
+    ones = [alone(env, config, settings, i) for i in range(MEMBERS)]
+    for i, one in enumerate(ones):
+        ReplayMemberRows(many, one).write(i)
+    for n in range(batches):
+        for learner in (many, *ones):
+            learner.set_progress(0.05 * n)
+        batch = collector.rollout()
+        torch.manual_seed(n)
+        metrics = many.learn(batch.clone())
+        assert metrics["agents" if "agents" in metrics else "A", "updates"].tolist() == [4.0] * 3
+        for i, one in enumerate(ones):
+            torch.manual_seed(n)
+            own = one.learn(batch[i * ENVS : (i + 1) * ENVS].clone())
+            for key, value in own.items(True, True):
+                torch.testing.assert_close(metrics[key][i], value, rtol=1e-3, atol=2e-5)
+        collector.finish(batch)
+    for i, one in enumerate(ones):
+        taken = ReplayMemberRows(many, alone(env, config, settings, i)).read(i)
+        for x, y in zip(numbers_of(taken), numbers_of(one), strict=True):
+            torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
+    return many
+
+
+@pytest.mark.parametrize("algorithm", ["iql", "vdn", "qmix"])
+@pytest.mark.parametrize("execution", ["eager", "trace"])
+def test_a_member_learns_as_it_would_alone(algorithm, execution):
+    config = dataclasses.replace(CONFIG, algorithm=algorithm)
+    many = assert_as_alone(world(), config, DIFFERENT, execution)
+    assert len(many.updates.programs) == (execution == "trace")
+
+
+@pytest.mark.parametrize(
+    ("env", "config"),
+    [
+        ({"n_groups": 2, "n_agents": 4}, {}),
+        ({"n_groups": 2, "n_agents": 4}, {"central_input": "team"}),
+        ({"kinds": 2, "n_actions": 6, "action_mask": True}, {"n_step": 3}),
+        ({}, {"algorithm": "iql", "bootstrap": "agent", "n_step": 2}),
+        ({}, {"actor": QNetworkConfig(num_cells=[8], sharing="none"), "double_q": False}),
+    ],
+    ids=["groups", "across", "kinds", "own ends", "apart"],
+)
+def test_so_do_members_of_other_teams_and_settings(env, config):
+    config = dataclasses.replace(CONFIG, **config)
+    assert_as_alone(world(**env), config, DIFFERENT, batches=2)
+
+
+@pytest.mark.parametrize("execution", ["eager", "trace"])
+@pytest.mark.parametrize("where", ["reward", "observation", "parameter"])
+def test_a_sick_member_is_frozen_and_reaches_nobody(where, execution):
+    found = {}
+    for sick in (False, True):
+        many, collector = population(world(), settings=DIFFERENT, execution=execution)
+        batch = collector.rollout()
+        torch.manual_seed(1)
+        many.learn(batch.clone())
+        before = numbers_of_networks(many, 1)
+        if sick and where == "parameter":
+            with torch.no_grad():
+                for p, owner in many.owners.items():
+                    p[owner == 1] = torch.nan
+        elif sick:
+            place = batch["next", "agents"] if where == "reward" else batch["agents"]
+            place[where][ENVS : 2 * ENVS] = torch.nan
+        for _ in range(2):
+            many.learn(batch.clone())
+        own = [ReplayMemberRows(many, alone(world(), CONFIG, {}, 0)).read(i) for i in (0, 2)]
+        found[sick] = many, [numbers_of(one) for one in own]
+    for well, ill in zip(found[False][1], found[True][1]):
+        for x, y in zip(well, ill, strict=True):
+            assert torch.equal(x, y)
+    many = found[True][0]
+    assert many.sick.tolist() == [False, True, False] and not found[False][0].sick.any()
+    if where != "parameter":
+        for x, y in zip(before, numbers_of_networks(many, 1), strict=True):
+            assert torch.equal(x, y)
+    assert all(x.isfinite().all() for x in many.buffers())
+
+
+def numbers_of_networks(many, member):
+    owners = many.owners
+    return [p.detach()[rows == member].clone() for p, rows in owners.items()]
+
+
+def test_it_ends_when_all_are_sick():
+    many, collector = population(world())
+    batch = collector.rollout()
+    batch["next", "agents", "reward"].fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match="every member of the population"):
+        many.learn(batch)
+
+
+def test_settings_change_in_place_and_record_nothing_again():
+    many, collector = population(world(), settings=DIFFERENT, execution="trace")
+    many.learn(collector.rollout())
+    recorded, before = dict(many.updates.programs), numbers_of_networks(many, 0)
+    many.settings["lr"].mul_(torch.tensor([0.0, 1.0, 1.0]))
+    many.learn(collector.rollout())
+    assert many.updates.programs == recorded
+    n_trained = len(many.updates.moments)
+    for x, y in zip(before[:n_trained], numbers_of_networks(many, 0)):
+        assert torch.equal(x, y)
+
+
+def test_it_resumes_to_the_bit():
+    many, collector = population(world(), settings=DIFFERENT)
+    batch = collector.rollout()
+    many.learn(batch.clone())
+    other, _ = population(world(), settings={name: [0.5] * MEMBERS for name in DIFFERENT})
+    many.sick[1] = True
+    other.load_state_dict(copy.deepcopy(many.state_dict()))
+    for learner in (many, other):
+        torch.manual_seed(3)
+        learner.learn(batch.clone())
+    for x, y in zip(numbers_of(many), numbers_of(other), strict=True):
+        assert torch.equal(x, y)
+    assert torch.equal(many.sick, other.sick)
+
+
+def test_copies_take_all_of_their_parent_but_its_steps():
+    many, collector = population(world(), settings={"lr": DIFFERENT["lr"]})
+    for _ in range(2):
+        many.learn(collector.rollout())
+    many.sick[0] = True
+    n_stored = len(many.replay.tensors)
+    one = alone(world(), CONFIG, {}, 0)
+    before = [numbers_of(ReplayMemberRows(many, one).read(i)) for i in range(MEMBERS)]
+    parent = torch.tensor([2, 1, 2])
+    many.copy_members(parent)
+    for i, source in enumerate(parent.tolist()):
+        now = numbers_of(ReplayMemberRows(many, one).read(i))
+        for x, y in zip(now[:-n_stored], before[source][:-n_stored], strict=True):
+            assert torch.equal(x, y)
+        for x, y in zip(now[-n_stored:], before[i][-n_stored:], strict=True):
+            assert torch.equal(x, y)
+    assert not many.sick.any() and many.settings["lr"].tolist() == pytest.approx(DIFFERENT["lr"])
+    with pytest.raises(ConfigError, match="expected the number of a member"):
+        many.copy_members(torch.tensor([0, 1, 3]))
+
+
+def test_members_that_share_learn_from_the_steps_of_all():
+    """As a learner alone does that sees all envs, and makes a third as many updates a frame."""
+    settings = {"lr": DIFFERENT["lr"]}
+    many, collector = population(world(), CONFIG, settings, share_replay=True)
+    every = dataclasses.replace(
+        CONFIG,
+        updates_per_frame=CONFIG.updates_per_frame / MEMBERS,
+        replay=ReplayConfig(capacity=MEMBERS * 60),
+        normalize_observations=False,
+    )
+    many, collector = population(
+        world(),
+        dataclasses.replace(CONFIG, normalize_observations=False),
+        settings,
+        share_replay=True,
+    )
+    ones = [alone(world(), every, settings, i) for i in range(MEMBERS)]
+    for i, one in enumerate(ones):
+        ReplayMemberRows(many, one).write(i)
+    for n in range(2):
+        batch = collector.next()
+        for learner in (many, *ones):
+            torch.manual_seed(n)
+            learner.learn(batch.clone())
+    assert len(many.replay) == MEMBERS * 60
+    for i, one in enumerate(ones):
+        rows = many.owners
+        own = [*one.updates.moments, *one.updates.targets]
+        for p, q in zip(rows, own, strict=True):
+            found = p.detach()[rows[p] == i].reshape(q.shape)
+            torch.testing.assert_close(found, q.detach(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"central_input": "state"}, "central_input is 'state'"),
+        ({"unshare_at": 0.5}, "unshare_at is 0.5"),
+        ({"actor": QNetworkConfig(sharing="full")}, "learner.actor.sharing is 'full'"),
+        ({"replay": ReplayConfig(alpha=0.6)}, "learner.replay.alpha is 0.6"),
+        ({"mixer": TeamMixerConfig(over="team")}, "learner.mixer.over is 'team'"),
+        ({"actor": QNetworkConfig(memory=MemoryConfig("gru"))}, "actor.memory.kind is 'gru'"),
+    ],
+)
+def test_what_members_would_share_is_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        population(world(), dataclasses.replace(CONFIG, **settings))
+
+
+def test_wrong_calls_get_one_sentence():
+    with pytest.raises(ConfigError, match=r"settings\['lmbda'\] has 3 values"):
+        population(world(), settings={"lmbda": [0.5] * MEMBERS})
+    many, collector = population(world())
+    with pytest.raises(ConfigError, match="as many for each of 3 members"):
+        many.learn(collector.rollout()[:7])
