@@ -25,6 +25,7 @@ EXPECTED = {
     ),
     "vmas_balance_mappo_discrete",
     *("vmas_balance_mappo_population", "toy_speaker_listener_mappo_pbt"),
+    "toy_arena_qmix_population",
     *(f"vmas_{scenario}_mappo" for scenario in ("simple_tag", "simple_world_comm", "football")),
     *(f"toy_{world}_mappo" for world in ("arena", "matrix_game", "speaker_listener")),
     *(f"toy_{world}_mappo" for world in ("levers", "traffic_junction")),

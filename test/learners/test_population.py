@@ -16,7 +16,7 @@ from torchrl_marl.learners import OnPolicyConfig
 from torchrl_marl.learners.member_rows import MemberRows
 from torchrl_marl.learners.on_policy import OnPolicyLearner
 from torchrl_marl.learners.population import PopulationLearner
-from torchrl_marl.learners.population_config import VARYING
+from torchrl_marl.learners.population_config import varying_of
 from torchrl_marl.modules import (
     CommunicationConfig,
     CriticConfig,
@@ -110,7 +110,7 @@ def assert_as_alone(env, config, settings, execution="eager", batches=3):
 @pytest.mark.parametrize("execution", ["eager", "trace"])
 def test_a_member_learns_as_it_would_alone(algorithm, execution):
     config = dataclasses.replace(CONFIG, algorithm=algorithm)
-    assert set(DIFFERENT) == set(VARYING)
+    assert set(DIFFERENT) == set(varying_of(config))
     assert_as_alone(world(), config, DIFFERENT, execution)
 
 

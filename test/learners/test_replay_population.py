@@ -69,7 +69,7 @@ def numbers_of(learner):
 
 
 def assert_as_alone(env, config, settings, execution="eager", batches=4):
-    """After three updates of each of four batches, of which the store holds the last."""
+    """After 16 updates, four of each batch, of which the store holds the last one and a half."""
     many, collector = population(env, config, settings, execution=execution)
     ones = [alone(env, config, settings, i) for i in range(MEMBERS)]
     for i, one in enumerate(ones):
@@ -80,7 +80,8 @@ def assert_as_alone(env, config, settings, execution="eager", batches=4):
         batch = collector.rollout()
         torch.manual_seed(n)
         metrics = many.learn(batch.clone())
-        assert metrics["agents" if "agents" in metrics else "A", "updates"].tolist() == [4.0] * 3
+        for name in many.groups:
+            assert metrics[name, "updates"].tolist() == [4.0] * MEMBERS
         for i, one in enumerate(ones):
             torch.manual_seed(n)
             own = one.learn(batch[i * ENVS : (i + 1) * ENVS].clone())
@@ -214,19 +215,13 @@ def test_copies_take_all_of_their_parent_but_its_steps():
 def test_members_that_share_learn_from_the_steps_of_all():
     """As a learner alone does that sees all envs, and makes a third as many updates a frame."""
     settings = {"lr": DIFFERENT["lr"]}
-    many, collector = population(world(), CONFIG, settings, share_replay=True)
+    plain = dataclasses.replace(CONFIG, normalize_observations=False)
     every = dataclasses.replace(
-        CONFIG,
+        plain,
         updates_per_frame=CONFIG.updates_per_frame / MEMBERS,
         replay=ReplayConfig(capacity=MEMBERS * 60),
-        normalize_observations=False,
     )
-    many, collector = population(
-        world(),
-        dataclasses.replace(CONFIG, normalize_observations=False),
-        settings,
-        share_replay=True,
-    )
+    many, collector = population(world(), plain, settings, share_replay=True)
     ones = [alone(world(), every, settings, i) for i in range(MEMBERS)]
     for i, one in enumerate(ones):
         ReplayMemberRows(many, one).write(i)

@@ -153,7 +153,7 @@ def test_seeds_are_trained_together_by_the_command_line(tmp_path, capsys):
         (["--seeds", "4..2"], "a last one that is larger"),
         (["--seeds", "0..3", "--together", "seed=1"], "drop seed="),
         (["--seeds", "0..3", "--together", "population.size=2"], "drop population.size"),
-        (["--seeds", "0..3", "--together", "learner=happo"], "expected mappo or ippo"),
+        (["--seeds", "0..3", "--together", "learner=happo"], "expected one of mappo, ippo"),
         (["--seeds", "0..3", "--together", "stop_at_return=3"], "stop_at_return"),
         (["population.size=2", "population.vary.learner.lr=[1.0]"], "expected 2 numbers"),
         (["population.size=2", "population.vary.learner.num_epochs=[1,2]"], "num_epochs"),

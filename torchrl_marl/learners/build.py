@@ -14,6 +14,8 @@ from torchrl_marl.learners.config import LearnerConfig, OnPolicyConfig
 from torchrl_marl.learners.learner import Learner
 from torchrl_marl.learners.population import PopulationLearner
 from torchrl_marl.learners.population_config import check_members
+from torchrl_marl.learners.replay_population import ValuePopulation
+from torchrl_marl.learners.value_config import ValueConfig
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["build_learners", "build_population", "partition"]
@@ -63,33 +65,30 @@ def build_population(
     *,
     n_members: int,
     settings: Mapping[str, Tensor] | None = None,
+    share_replay: bool = False,
     device: torch.device | str | None = None,
     execution: str = "eager",
-) -> list[PopulationLearner]:
+) -> list[Any]:
     """Builds one learner of all members of a population for all groups of equal settings.
 
     Args:
         team, default, overrides, device, execution: as in :func:`build_learners`.
         n_members (int): how many members.
         settings (mapping, optional): name -> a setting of each member, ``[P]``.
+        share_replay (bool): all members learn from the stored steps of all.
 
     Raises:
         ConfigError: settings with which members would not learn by themselves.
     """
-    learners = []
+    learners: list[Any] = []
     for config, groups in partition(team, default, overrides):
         check_members(config)
-        learners.append(
-            PopulationLearner(
-                groups,
-                cast(OnPolicyConfig, config),
-                n_members=n_members,
-                settings=settings,
-                team=team,
-                device=device,
-                execution=execution,
-            )
-        )
+        more: dict[str, Any] = {"n_members": n_members, "settings": settings, "team": team}
+        more |= {"device": device, "execution": execution}
+        if isinstance(config, ValueConfig):
+            learners.append(ValuePopulation(groups, config, share_replay=share_replay, **more))
+        else:
+            learners.append(PopulationLearner(groups, cast(OnPolicyConfig, config), **more))
     return learners
 
 

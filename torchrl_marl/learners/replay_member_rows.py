@@ -60,7 +60,7 @@ class ReplayMemberRows:
         one.updates.count = many.updates.count
         if many.replay is not None:
             if one.replay is None:
-                one.replay = one._make_replay(many.replay.num_own)
+                one.replay = one._make_replay(many.replay.num_envs)
             one.replay.load_state_dict(many.replay.state_of(member))
         return one
 

@@ -177,10 +177,13 @@ class ReplayPopulation(ReplayLearner):
 
     @torch.no_grad()
     def _leave_out_the_sick(self, before: Mapping[Tensor, Tensor]) -> None:
-        """Puts members back that are sick to what they were when they acted last."""
+        """Puts members back that are sick to what they were when they acted last.
+
+        Sick are also those whose parameters have a norm that overflows.
+        """
         owners = self.owners
         for p, rows in owners.items():
-            broken = ~p.reshape(len(rows), -1).isfinite().all(1)
+            broken = ~p.reshape(len(rows), -1).square().sum(1).isfinite()
             self.sick.index_put_((rows,), broken, accumulate=True)
         if not bool(self.sick.any()):
             return

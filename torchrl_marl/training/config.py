@@ -14,7 +14,8 @@ from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, quoted
 from torchrl_marl.learners.algorithms import LearnerSettings
 from torchrl_marl.learners.config import LearnerConfig, OnPolicyConfig
-from torchrl_marl.learners.population_config import check_members
+from torchrl_marl.learners.population_config import check_members, varying_of
+from torchrl_marl.learners.replay_config import ReplayLearnerConfig
 from torchrl_marl.settings import (
     AnyOf,
     Count,
@@ -43,6 +44,7 @@ __all__ = [
     "members_of",
     "read_run_config",
     "seed_folders",
+    "with_settings",
 ]
 
 
@@ -270,13 +272,47 @@ def check_population(run: TrainConfig, *, own_env: bool = False) -> None:
             f"evolution.elite is {run.evolution.elite}, expected at most population.size, "
             f"{run.population.size}; use evolution.elite=1."
         )
-    check_members(run.learner)
+    _check_learner_of_members(run, run.learner, "learner.")
     for group in run.groups:
-        check_members(override(run, "groups", group), f"groups.{group}.")
+        _check_learner_of_members(run, override(run, "groups", group), f"groups.{group}.")
     values = run.population.values(run.seed).values()
     for extreme in ([own.index(pick(own)) for own in values] for pick in (min, max)):
         for member in set(extreme):  # whether values are in the ranges of their settings
             check_settings(members_of(run)[member].learner, "learner.")
+
+
+def _check_learner_of_members(run: TrainConfig, learner: LearnerConfig, at: str) -> None:
+    """Refuses a learner that members cannot have, or that does not have what differs."""
+    check_members(learner, at)
+    known = varying_of(learner)
+    for name in run.population.bounds():
+        if name not in known:
+            raise ConfigError(
+                f"population.vary has 'learner.{name}', which {at}algorithm={learner.algorithm} "
+                f"does not have; expected one of {', '.join(f'learner.{one}' for one in known)}."
+            )
+    if run.population.share_replay and not isinstance(learner, ReplayLearnerConfig):
+        raise ConfigError(
+            f"population.share_replay is true, but {at}algorithm={learner.algorithm} stores no "
+            "steps; use population.share_replay=false."
+        )
+
+
+def with_settings(learner: LearnerConfig, settings: Mapping[str, float]) -> LearnerConfig:
+    """Returns settings of a learner of which some differ, by name, such as ``exploration.epsilon``.
+
+    Examples:
+        >>> with_settings(OnPolicyConfig(), {"lr": 0.5}).lr
+        0.5
+    """
+    own: dict[str, Any] = {}
+    for name, value in settings.items():
+        section, _, inner = name.partition(".")
+        if inner:
+            own[section] = replace(own.get(section, getattr(learner, section)), **{inner: value})
+        else:
+            own[name] = value
+    return replace(learner, **own)
 
 
 def members_of(run: TrainConfig) -> list[TrainConfig]:
@@ -306,7 +342,7 @@ def member_of(run: TrainConfig, number: int, settings: Mapping[str, float]) -> T
         seed=seed,
         population=PopulationConfig(),
         evolution=EvolutionConfig(),
-        learner=replace(run.learner, **dict[str, Any](settings)),
+        learner=with_settings(run.learner, settings),
         folder=None if run.folder is None else str(Path(run.folder) / f"seed{seed}"),
     )
 

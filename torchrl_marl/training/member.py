@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torchrl_marl.errors import CheckpointError
 from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.checkpoint import all_checkpoints, save_checkpoint, set_aside_later
-from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.config import TrainConfig, with_settings
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.origin import sign_world
@@ -73,7 +73,7 @@ class Member:
 
     def take_settings(self, settings: Mapping[str, float]) -> None:
         """Notes settings of the learner that the member has from now on."""
-        learner = dataclasses.replace(self.config.learner, **dict[str, Any](settings))
+        learner = with_settings(self.config.learner, settings)
         self.config = dataclasses.replace(self.config, learner=learner)
         self._write_config()
 

@@ -20,9 +20,9 @@ from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import build_learners, build_population
-from torchrl_marl.learners.member_rows import MemberRows
 from torchrl_marl.learners.on_policy import OnPolicyLearner
 from torchrl_marl.learners.population import PopulationLearner
+from torchrl_marl.learners.rows_of_members import rows_of
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import all_checkpoints, save_checkpoint
@@ -108,6 +108,7 @@ class PopulationTraining(Training):
             config.groups,
             n_members=config.population.size,
             settings=varied,
+            share_replay=config.population.share_replay,
             device=self.device,
             execution=config.execution,
         )
@@ -115,7 +116,7 @@ class PopulationTraining(Training):
             with RandomState(own.seed, self.device).active():
                 alone = self._alone(own)
             for learner, one in zip(learners, alone):
-                MemberRows(learner, one).write(i)
+                rows_of(learner, one).write(i)
         return learners
 
     @property
@@ -351,7 +352,7 @@ class PopulationTraining(Training):
     def _save_members(self, state: dict[str, Any]) -> None:
         with RandomState(0, self.device).active():
             alone = self._alone(self.configs[0])
-        pairs = [MemberRows(many, one) for many, one in zip(self._populations, alone)]
+        pairs = [rows_of(many, one) for many, one in zip(self._populations, alone)]
         for i, member in enumerate(self.members):
             if not member.idle:
                 learners = [pair.read(i).state_dict() for pair in pairs]

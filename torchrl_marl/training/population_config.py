@@ -28,6 +28,9 @@ class PopulationConfig:
     """Setting of the learner -> a list with its value in each member, or a range,
     ``{low: 1e-4, high: 1e-2, log: true}``, over which the members are spread."""
 
+    share_replay: bool = False
+    """All members learn from the steps of all; only where steps are stored."""
+
     def check(self, at: str = "") -> None:
         """Refuses settings that cannot differ, and values that are none or not enough.
 

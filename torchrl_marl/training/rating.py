@@ -13,9 +13,9 @@ from torchrl.envs import EnvBase
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.games import bradley_terry
-from torchrl_marl.learners.member_rows import MemberRows
 from torchrl_marl.learners.on_policy import OnPolicyLearner
 from torchrl_marl.learners.population import PopulationLearner
+from torchrl_marl.learners.rows_of_members import rows_of
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.crossplay import cross_play, seats_of
 
@@ -52,7 +52,7 @@ class MemberRating:
         self._policies = []
         for _ in range(learners[0].n_members):
             alone = make()
-            self._pairs.append([MemberRows(many, one) for many, one in zip(learners, alone)])
+            self._pairs.append([rows_of(many, one) for many, one in zip(learners, alone)])
             actors = (actor for learner in alone for actor in learner.actors.values())
             self._policies.append(TeamPolicy(actors))
 

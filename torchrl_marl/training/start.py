@@ -98,7 +98,9 @@ def _begin(
         config.check_learners()
     training = (kind or _training_of(config))(config, folder, env)
     for learner, groups in partition(training.team, config.learner, config.groups):
-        refuse_large_store(learner, groups.values(), training.device)
+        refuse_large_store(
+            learner, groups.values(), training.device, training.config.population.size
+        )
     _write_config(training)  # the settings in use: clusters and execution are known by now
     sign_world(training.folder, config.env)
     training.open()

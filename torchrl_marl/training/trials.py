@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from torchrl_marl.learners.member_rows import MemberRows
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.population import PopulationLearner
+from torchrl_marl.learners.rows_of_members import rows_of
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.training.config import member_of
 from torchrl_marl.training.evolving import Fitness
@@ -69,6 +70,11 @@ class TrialsTraining(PopulationTraining):
 
     def _build(self, env: EnvBase | None) -> None:
         super()._build(env)
+        if self.config.learner.algorithm not in ("mappo", "ippo"):
+            raise ConfigError(
+                f"learner.algorithm is {self.config.learner.algorithm!r}, expected mappo or ippo "
+                "where trials end early; leave --prune out."
+            )
         size = self.config.population.size
         self.trials: list[int | None] = list(range(size))
         self.fitness = Fitness(size)
@@ -123,7 +129,7 @@ class TrialsTraining(PopulationTraining):
         with RandomState(self.configs[i].seed, self.device).active():
             alone = self._alone(self.configs[i])
         for k, (learner, one) in enumerate(zip(self._populations, alone)):
-            MemberRows(learner, one).write(i)
+            rows_of(learner, one).write(i)
             for state in learner.critic_states.values():
                 state.unflatten(1, (learner.n_members, -1))[:, i] = 0.0
             learner.sick[i] = False

@@ -18,7 +18,7 @@ from torchrl_marl.objectives.masking import bootstrap_mask
 
 __all__ = ["settle"]
 
-_FLAGS = ("done", "terminated", "truncated", "mask")
+_FLAGS = ("done", "terminated", "truncated", "team_terminated", "mask")
 _CARRIED = ("is_init", *STATES)  # of who waits, too
 _KEPT = [(leaf,) for leaf in (*_FLAGS, *_CARRIED)]
 

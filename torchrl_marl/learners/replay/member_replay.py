@@ -59,7 +59,7 @@ class MemberReplay(TeamReplay):
         **kwargs: Any,
     ) -> None:
         super().__init__(n_steps, n_members * num_envs, keys, **kwargs)
-        self.n_members, self.shared = n_members, shared
+        self.n_members, self.shared, self.num_envs = n_members, shared, num_envs
         # Of whom a member draws: of its own envs, or of all.
         self.num_own = n_members * num_envs if shared else num_envs
 
@@ -117,17 +117,16 @@ class MemberReplay(TeamReplay):
         return step.unsqueeze(-1) * self.ring.num_envs + own
 
     def state_of(self, member: int) -> dict[str, Any]:
-        """Returns what :class:`TeamReplay` saves, of a member's envs, or of all if they share."""
-        state = self.ring.state_dict()
-        first = 0 if self.shared else member * self.num_own
-        envs = slice(first, first + self.num_own)
+        """Returns what :class:`TeamReplay` saves, of a member's envs."""
+        state, num_envs = self.ring.state_dict(), self.num_envs
+        envs = slice(member * num_envs, (member + 1) * num_envs)
         leaves = {}
         for key, value in state["leaves"].items():
             if key[-1] == "team_terminated":  # which the team has once, at the root
                 leaves["next", "terminated"] = value[:, envs, 0].clone()
             else:
                 leaves[key] = value[:, envs].clone()
-        return {**state, "shape": [self.ring.n_steps, self.num_own], "leaves": leaves}
+        return {**state, "shape": [self.ring.n_steps, num_envs], "leaves": leaves}
 
 
 def _sizes(leaves: Mapping[Key, Tensor]) -> dict[str, int]:

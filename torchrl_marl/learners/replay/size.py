@@ -36,7 +36,10 @@ def least_bytes_per_row(groups: Iterable[GroupSpec]) -> int:
 
 
 def refuse_large_store(
-    config: LearnerConfig, groups: Iterable[GroupSpec], device: torch.device | str
+    config: LearnerConfig,
+    groups: Iterable[GroupSpec],
+    device: torch.device | str,
+    n_members: int = 1,
 ) -> None:
     """Refuses a store that does not fit into memory, before anything is stored.
 
@@ -44,17 +47,19 @@ def refuse_large_store(
         config (LearnerConfig): how the groups learn; not all algorithms have a store.
         groups (iterable of GroupSpec): whose steps are stored.
         device (torch.device): where.
+        n_members (int): members of a population, each of which has such a store.
 
     Raises:
         ConfigError: naming the setting and both sizes.
     """
     if not isinstance(config, ReplayLearnerConfig):
         return
-    row, capacity = least_bytes_per_row(groups), config.replay.capacity
+    row, capacity = n_members * least_bytes_per_row(groups), config.replay.capacity
     most = (memory_of(device) or 0) // (2 * row)
     refuse_too_large(
         row * capacity,
         device,
-        f"learner.replay.capacity is {capacity:,}, a store of which, at {row:,} B a step,",
+        f"learner.replay.capacity is {capacity:,}, a store of which, at {row:,} B a step"
+        f"{f' of {n_members} members' if n_members > 1 else ''},",
         f"use learner.replay.capacity={most}",
     )
