@@ -158,7 +158,7 @@ def test_trials_that_fall_behind_give_their_rows_to_others(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("how", ["interrupted", "killed"])
-def test_pruned_trials_go_on(tmp_path, monkeypatch, how):
+def test_pruned_trials_go_on(tmp_path, monkeypatch, capsys, how):
     pytest.importorskip("optuna")
     out, learn, batches = tmp_path / "tuned", TrialsTraining._learn, []
 
@@ -176,6 +176,9 @@ def test_pruned_trials_go_on(tmp_path, monkeypatch, how):
             pruned(out, 5)
     else:
         assert pruned(out, 5) == 130
+        assert "and saved; the same command goes on" in capsys.readouterr().err
+        assert main(["train", "--resume", str(out / "trials_0000")]) == 2
+        assert "go on with the `torchrl-marl tune` command" in capsys.readouterr().err
     assert pruned(out, 5) == 0
     rows = rows_of(out)
     assert [row["trial"] for row in rows] == [str(i) for i in range(len(rows))]

@@ -56,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"torchrl-marl: error: {text}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
-        tell_stopped(stop.args[0] if stop.args else None)
+        tell_stopped(stop.args[0] if stop.args else None, *arguments[:1])
         return 130
     except Terminated as stop:
-        tell_stopped(stop.folder)
+        tell_stopped(stop.folder, *arguments[:1])
         return 143
     except BrokenPipeError:  # `torchrl-marl list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

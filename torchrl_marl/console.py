@@ -131,10 +131,12 @@ def number(value: Any) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"
 
 
-def tell_stopped(folder: Path | None) -> None:
+def tell_stopped(folder: Path | None, command: str = "train") -> None:
     """Prints that Ctrl-C or SIGTERM ended a run, and how to resume it if it is saved."""
     how = "."
-    if folder is not None:
+    if folder is not None and command == "tune":
+        how = " and saved; the same command goes on."
+    elif folder is not None:
         how = f" and saved; go on with: torchrl-marl train --resume {folder}"
     print(f"\ntorchrl-marl: stopped{how}", file=sys.stderr)
 

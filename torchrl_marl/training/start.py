@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchrl.envs import EnvBase
 
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import partition
 from torchrl_marl.learners.replay.size import refuse_large_store
 from torchrl_marl.settings import to_yaml
@@ -64,6 +64,11 @@ def resume_training(
         if not has_checkpoint(path):
             return _begin_anew(folder, config or before, env, kind)
         used, state = load_latest(path)
+        if "trials" in state and kind is None:
+            raise CheckpointError(
+                f"{str(path)!r} holds trials, which begin and end as a tuning says; go on with the "
+                "`torchrl-marl tune` command that began it, or with one trial's folder in it."
+            )
         config = config or before
         if config.execution == "auto":  # of a version that knew no other than eager
             config = dataclasses.replace(config, execution="eager")
