@@ -3,8 +3,9 @@
     pip install open_spiel cvxpy nashpy scipy
     python benchmarks/games.py --write --store
 
-The largest difference of each function over random games. ``--store`` writes OpenSpiel's answers
-to a few of them where the tests find them.
+The largest difference of each function over random games, and NashConv of policies that were
+trained here for a moment, whose probabilities are asked for by OpenSpiel's own states. ``--store``
+writes OpenSpiel's answers to a few games where the tests find them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import functools
 import importlib.metadata
 import itertools
 import json
+import tempfile
 import time
 import unittest.mock
 import warnings
@@ -24,10 +26,13 @@ from typing import Any
 import numpy as np
 import report
 import torch
+from tensordict import TensorDict
 
+import torchrl_marl
 from torchrl_marl import games
 from torchrl_marl.collectors import TeamPolicy
-from torchrl_marl.envs.toy import Kuhn
+from torchrl_marl.envs.toy import Kuhn, Leduc
+from torchrl_marl.envs.toy.leduc_rules import information_sets, seen
 from torchrl_marl.modules import make_actor
 from torchrl_marl.training import cross_play
 
@@ -126,15 +131,55 @@ def kuhn_nash_conv(rng: np.random.Generator) -> tuple[Any, Any]:
     return {"policy": bets}, np.array([exploitability.nash_conv(game, mixed)])
 
 
+@functools.cache
+def leduc_states() -> list[tuple[Any, int, int]]:
+    """OpenSpiel's states of Leduc poker, with the player and the number of the information set."""
+    import pyspiel
+    from open_spiel.python import policy
+
+    rows, places = information_sets()[0], Leduc(1).places
+    told = [seen(places, *rows[player].unbind(-1), player) for player in range(2)]
+    found = []
+    for state in policy.TabularPolicy(pyspiel.load_game("leduc_poker")).states:
+        player = state.current_player()
+        own = torch.tensor(state.information_state_tensor(player))
+        [number] = (told[player] == own).all(-1).nonzero().flatten().tolist()
+        found.append((state, player, number))
+    return found
+
+
+def openspiels_leduc(table: np.ndarray) -> float:
+    """OpenSpiel's NashConv of probabilities by player, information set and action."""
+    import pyspiel
+    from open_spiel.python import policy
+    from open_spiel.python.algorithms import exploitability
+
+    game = pyspiel.load_game("leduc_poker")
+    mixed = policy.TabularPolicy(game)
+    for state, player, number in leduc_states():
+        mixed.policy_for_key(state.information_state_string())[:] = table[player, number]
+    return exploitability.nash_conv(game, mixed)
+
+
+def leduc_nash_conv(rng: np.random.Generator) -> tuple[Any, Any]:
+    """Leduc poker: actions uniform among those that are legal."""
+    table = rng.random((2, 468, 3)) * Leduc(1).game.legal.numpy()
+    table /= table.sum(-1, keepdims=True)
+    return {"policy": table}, np.array([openspiels_leduc(table)])
+
+
 OURS: dict[str, Callable[..., torch.Tensor]] = {
     "nash_average": lambda **given: games.nash_average(**given)[0],
     "nash": lambda **given: torch.cat([x.reshape(-1) for x in games.nash(**given)]),
     "alpha_rank": games.alpha_rank,
     "elo": lambda **given: games.bradley_terry(**given, prior=0.0).rating,
     "exploitability": lambda **given: games.exploitability(**given).view(1),
-    "kuhn_nash_conv": lambda policy: torch.tensor([Kuhn(1).nash_conv(policy)]),
+    "kuhn_nash_conv": lambda policy: torch.tensor([Kuhn(1).nash_conv(policy)], dtype=torch.float64),
+    "leduc_nash_conv": lambda policy: torch.tensor(
+        [Leduc(1).nash_conv(policy)], dtype=torch.float64
+    ),
 }
-_THEIRS = (nash_average, nash, alpha_rank, elo, exploitability, kuhn_nash_conv)
+_THEIRS = (nash_average, nash, alpha_rank, elo, exploitability, kuhn_nash_conv, leduc_nash_conv)
 THEIRS = {f.__name__: f for f in _THEIRS}
 
 
@@ -156,6 +201,80 @@ def compare(name: str, n_games: int) -> tuple[list[str], list[dict[str, Any]]]:
     return [name, str(n_games), f"{worst:.1e}", f"{spent / n_games * 1e3:.1f}"], cases
 
 
+def of_states(policy: Any, rows: list[tuple[torch.Tensor, list[int]]], seat: int) -> torch.Tensor:
+    """A trained actor's probabilities ``[states, A]`` where a player sees and may do this."""
+    [joined] = policy
+    acts, blank = joined.group.sources[seat], joined.group.sources[1 - seat]
+    n_actions = acts.n_actions
+    observed = torch.stack([told for told, _ in rows]).unsqueeze(1)
+    legal = torch.stack([torch.tensor([a in may for a in range(n_actions)]) for _, may in rows])
+    group = {
+        "observation": observed,
+        "mask": torch.ones(len(rows), 1, dtype=torch.bool),
+        "action_mask": legal.unsqueeze(1),
+    }
+    if acts.action_mask_key is None:
+        del group["action_mask"]
+    data = TensorDict({g.name: TensorDict(dict(group), [len(rows), 1]) for g in (acts, blank)})
+    data.batch_size = [len(rows)]
+    with torch.no_grad():
+        probs = joined.actor.get_dist(joined.group.gather(data)).probs
+    return probs[:, seat].double()
+
+
+RECIPES = {"kuhn": "toy_kuhn_ippo", "leduc": "toy_leduc_mappo"}
+
+
+def trained(game: str, frames: int, seed: int) -> list[str]:
+    """NashConv of a policy trained for some frames, ours and OpenSpiel's."""
+    import pyspiel
+    from open_spiel.python import policy
+    from open_spiel.python.algorithms import exploitability
+
+    theirs = pyspiel.load_game(f"{game}_poker")
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"folder": f"{folder}/run", "total_frames": frames, "seed": seed}
+        quiet = {"progress": False}
+        run = torchrl_marl.train(RECIPES[game], execution="eager", logging=quiet, **options)
+    env = {"kuhn": Kuhn, "leduc": Leduc}[game](1)
+    mixed = policy.TabularPolicy(theirs)
+    for seat in range(2):
+        states = [state for state in mixed.states if state.current_player() == seat]
+        observe = {"kuhn": as_kuhn_sees, "leduc": as_leduc_sees}[game]
+        rows = [(observe(state, seat), state.legal_actions()) for state in states]
+        for state, chances in zip(states, of_states(run.policy, rows, seat)):
+            mixed.policy_for_key(state.information_state_string())[:] = chances.tolist()
+    ours, expected = env.nash_conv(run.policy), exploitability.nash_conv(theirs, mixed)
+    return [f"{game}, seed {seed}", f"{frames:,}", f"{ours:.7f}", f"{abs(ours - expected):.1e}"]
+
+
+def as_leduc_sees(state: Any, seat: int) -> torch.Tensor:
+    return torch.tensor(state.information_state_tensor(seat))
+
+
+def as_kuhn_sees(state: Any, seat: int) -> torch.Tensor:
+    """Own card, what was said, and the seat."""
+    card, said = state.information_state_string()[0], state.information_state_string()[1:]
+    told = torch.zeros(8)
+    told[[int(card), 3 + ("", "p", "b", "pb").index(said)]], told[7] = 1.0, float(seat)
+    return told
+
+
+def covered(draws: int) -> list[str]:
+    """How often 95 % intervals hold the ratings of eight players of known strengths."""
+    generator, n_games = torch.Generator().manual_seed(0), 40
+    strengths = torch.linspace(-300, 300, 8, dtype=torch.float64)
+    chance = 1 / (1 + 10 ** ((strengths - strengths.unsqueeze(1)) / 400))
+    held = []
+    for _ in range(draws):
+        wins = torch.binomial(torch.full_like(chance, n_games), chance, generator=generator)
+        wins = wins.triu(1) + (n_games - wins.triu(1)).mT.tril(-1)
+        low, high = games.bradley_terry(wins).interval()
+        held.append((low <= strengths) & (strengths <= high))
+    share = torch.stack(held).double().mean().item()
+    return ["8", str(n_games), str(draws), f"{100 * share:.1f} %"]
+
+
 def table_of_kuhn(n_players: int, episodes: int) -> list[str]:
     """Seconds of a table of untrained players, 64-64 each, in 1,000 envs."""
     env = Kuhn(1000, seed=0)
@@ -169,6 +288,8 @@ def table_of_kuhn(n_players: int, episodes: int) -> list[str]:
 
 HEADER = ("function", "games", "largest difference", "ms a game")
 PLAYED = ("players", "games", "seconds")
+TRAINED = ("game", "frames", "NashConv", "difference from OpenSpiel's")
+COVERED = ("players", "games a pair", "draws", "strengths inside")
 
 
 def main() -> None:
@@ -187,11 +308,16 @@ def main() -> None:
     rows = [row for row, _ in found.values()]
     torch.set_num_threads(1)
     played = [table_of_kuhn(4, 8)] if args.quick else [table_of_kuhn(16, 64)]
+    lengths = {"kuhn": 16384, "leduc": 32768} if args.quick else {"kuhn": 65536, "leduc": 131072}
+    seeds = range(1) if args.quick else range(3)
+    learned = [trained(game, lengths[game], seed) for game in lengths for seed in seeds]
     report.publish(
         "games",
         "Equilibria, ratings and rankings against OpenSpiel's",
         [
             ("Largest difference over random games", report.markdown_table(HEADER, rows)),
+            ("NashConv of trained policies", report.markdown_table(TRAINED, learned)),
+            ("95 % intervals of ratings", report.markdown_table(COVERED, [covered(200)])),
             ("Cross-play in Kuhn poker", report.markdown_table(PLAYED, played)),
         ],
         {"OpenSpiel": importlib.metadata.version("open_spiel")},
@@ -199,12 +325,14 @@ def main() -> None:
         its tolerances set to 1e-15, still lets payoffs pass the value by up to 5e-10; the largest
         differences are there. nash: of Lemke-Howson's answers the first that is an equilibrium
         to 1e-9. elo: Bradley-Terry ratings without smoothing or prior. kuhn_nash_conv: uniform bets
-        by player, card and place. Cross-play: actors of 64-64 units, 1,000 games at once, one
-        thread of torch.""",
+        by player, card and place; leduc_nash_conv: uniform weights of all legal actions. Trained
+        policies: ours by one call of the policy, actions drawn; OpenSpiel's by its own walk
+        through the game, with the actor's probabilities in each of its states. Cross-play: actors
+        of 64-64 units, 1,000 games at once, one thread of torch.""",
         write=args.write and not args.quick,
     )
     if args.store:
-        kept = {name: cases for name, (_, cases) in found.items() if name != "kuhn_nash_conv"}
+        kept = {n: cases for n, (_, cases) in found.items() if not n.endswith("_nash_conv")}
         text = json.dumps(kept)
         (FOLDER / "openspiel.json").write_text(text + "\n", encoding="utf-8")
 
