@@ -37,7 +37,7 @@ EXPECTED = {
         for algorithm in ("mappo", "ippo")
     ),
     *("toy_echo_rmappo", "toy_echo_rqmix", "toy_echo_rmaddpg", "vmas_balance_rmappo"),
-    *("toy_kuhn_ippo", "toy_matrix_game_happo"),
+    *("toy_kuhn_ippo", "toy_leduc_mappo", "toy_matrix_game_happo", "toy_zero_sum_ippo_psro"),
     "vmas_balance_matd3",
     *("vmas_navigation_maddpg_bicnet", "toy_levers_mappo_bicnet"),
     "vmas_balance_masac",
