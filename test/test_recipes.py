@@ -37,7 +37,13 @@ EXPECTED = {
         for algorithm in ("mappo", "ippo")
     ),
     *("toy_echo_rmappo", "toy_echo_rqmix", "toy_echo_rmaddpg", "vmas_balance_rmappo"),
-    *("toy_kuhn_ippo", "toy_leduc_mappo", "toy_matrix_game_happo", "toy_zero_sum_ippo_psro"),
+    *(
+        "toy_kuhn_ippo",
+        "toy_leduc_mappo",
+        "toy_matrix_game_happo",
+        "toy_zero_sum_ippo_psro",
+        "toy_matching_levers_mappo",
+    ),
     "vmas_balance_matd3",
     *("vmas_navigation_maddpg_bicnet", "toy_levers_mappo_bicnet"),
     "vmas_balance_masac",
