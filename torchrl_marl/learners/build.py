@@ -12,9 +12,10 @@ from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.learners.algorithms import ALGORITHMS, group_config
 from torchrl_marl.learners.config import LearnerConfig, OnPolicyConfig
 from torchrl_marl.learners.learner import Learner
+from torchrl_marl.learners.off_policy_config import OffPolicyConfig
 from torchrl_marl.learners.population import PopulationLearner
 from torchrl_marl.learners.population_config import check_members
-from torchrl_marl.learners.replay_population import ValuePopulation
+from torchrl_marl.learners.replay_population import OffPolicyPopulation, ValuePopulation
 from torchrl_marl.learners.value_config import ValueConfig
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
@@ -87,6 +88,8 @@ def build_population(
         more |= {"device": device, "execution": execution}
         if isinstance(config, ValueConfig):
             learners.append(ValuePopulation(groups, config, share_replay=share_replay, **more))
+        elif isinstance(config, OffPolicyConfig):
+            learners.append(OffPolicyPopulation(groups, config, share_replay=share_replay, **more))
         else:
             learners.append(PopulationLearner(groups, cast(OnPolicyConfig, config), **more))
     return learners

@@ -22,9 +22,12 @@ _ON_POLICY = (
 )
 _EPSILON = ("exploration.epsilon", "exploration.epsilon_end")
 _VALUES = ("lr", "gamma", "max_grad_norm", *_EPSILON)
+_OFF_POLICY = ("actor_lr", "critic_lr", "gamma", "max_grad_norm", *_EPSILON)
 _OF_ALGORITHM = {
     **dict.fromkeys(("mappo", "ippo"), _ON_POLICY),
     **dict.fromkeys(("qmix", "vdn", "iql"), _VALUES),
+    **dict.fromkeys(("maddpg", "iddpg", "matd3", "itd3"), _OFF_POLICY),
+    **dict.fromkeys(("masac", "isac"), (*_OFF_POLICY, "alpha_lr")),
 }
 
 VARYING = tuple(dict.fromkeys(name for names in _OF_ALGORITHM.values() for name in names))
@@ -89,6 +92,11 @@ def _check_stored(config: Any, at: str) -> None:
         raise ConfigError(
             f"{at}replay.alpha is {config.replay.alpha:g}, but a population draws stored steps "
             f"alike; use {at}replay.alpha=0, or population.size=1."
+        )
+    if getattr(config, "mixed", False):
+        raise ConfigError(
+            f"{at}mixer.kind is {config.mixer.kind!r}, which a population of {config.algorithm} "
+            f"does not have yet; use {at}mixer.kind=none, or population.size=1."
         )
     if getattr(config, "mixes_team", False):
         raise ConfigError(

@@ -17,6 +17,7 @@ from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.member_settings import settings_of_members
 from torchrl_marl.learners.member_updates import MemberAdam, MemberUpdates
+from torchrl_marl.learners.off_policy import OffPolicyLearner
 from torchrl_marl.learners.population_config import check_members
 from torchrl_marl.learners.replay.member_replay import MemberReplay
 from torchrl_marl.learners.replay_learner import ReplayLearner
@@ -25,7 +26,7 @@ from torchrl_marl.learners.value_learner import ValueLearner
 from torchrl_marl.population import unfold
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
-__all__ = ["ReplayPopulation", "ValuePopulation"]
+__all__ = ["OffPolicyPopulation", "ReplayPopulation", "ValuePopulation"]
 
 
 class ReplayPopulation(ReplayLearner):
@@ -99,6 +100,10 @@ class ReplayPopulation(ReplayLearner):
         found = []
         for step in super().make_steps(seen):  # type: ignore[safe-super]
             owners = {p: own for clip in step.clips.values() for p, own in self._owners(clip)}
+            for p in (p for x in step.optimizers.values() for p in x.parameters):
+                if p not in owners:  # a number of each group, such as a temperature
+                    members = torch.arange(self.n_members, device=p.device)
+                    owners[p] = members.repeat_interleave(len(p) // self.n_members)
             moved = {
                 name: MemberAdam(x.parameters, float(x.lr), x.eps, owners, self.sick)
                 for name, x in step.optimizers.items()
@@ -327,3 +332,26 @@ class ValuePopulation(ReplayPopulation, ValueLearner):
     """
 
     rate_of = {"values": "lr"}
+
+
+class OffPolicyPopulation(ReplayPopulation, OffPolicyLearner):
+    """MADDPG, MATD3, MASAC or their independent forms of P members, trained in one program.
+
+    Args:
+        groups, config, n_members, settings, share_replay, team, device, execution: of
+            :class:`ReplayPopulation`.
+
+    Examples:
+        >>> from torchrl_marl import TeamSpec
+        >>> from torchrl_marl.collectors import RolloutCollector
+        >>> from torchrl_marl.envs import VmasEnv
+        >>> from torchrl_marl.learners import OffPolicyConfig
+        >>> env = VmasEnv("balance", num_envs=2 * 4, max_steps=100, seed=0)
+        >>> config = OffPolicyConfig(learning_starts=0, minibatch_size=16)
+        >>> learner = OffPolicyPopulation(TeamSpec.from_env(env).groups, config, n_members=2)
+        >>> batch = RolloutCollector(env, learner.actors["agents"], frames_per_batch=80).next()
+        >>> learner.learn(batch)["agents", "updates"]
+        tensor([4., 4.])
+    """
+
+    rate_of = {"actors": "actor_lr", "critics": "critic_lr", "alphas": "alpha_lr"}

@@ -1,0 +1,141 @@
+"""A population of MADDPG, MATD3 or MASAC: each member as it would learn alone."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs.toy import Arena
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners import OffPolicyConfig
+from torchrl_marl.learners.off_policy import OffPolicyLearner
+from torchrl_marl.learners.off_policy_config import AnyMixerConfig
+from torchrl_marl.learners.replay_config import ReplayConfig
+from torchrl_marl.learners.replay_member_rows import ReplayMemberRows
+from torchrl_marl.learners.replay_population import OffPolicyPopulation
+from torchrl_marl.modules import CriticConfig, RecurrentNetworkConfig
+
+MEMBERS, ENVS, STEPS = 3, 4, 10
+CONFIG = OffPolicyConfig(
+    actor=RecurrentNetworkConfig(num_cells=[8]),
+    critic=CriticConfig(num_cells=[8]),
+    learning_starts=0,
+    minibatch_size=12,
+    max_grad_norm=0.5,
+    target_noise=0.0,  # drawn in one piece for all members, so not as for one alone
+    replay=ReplayConfig(capacity=60),
+)
+DIFFERENT = {
+    "actor_lr": [1e-3, 5e-3, 2e-4],
+    "critic_lr": [2e-3, 1e-3, 5e-4],
+    "gamma": [0.9, 0.99, 0.8],
+    "max_grad_norm": [0.1, 10.0, 0.5],
+}
+
+
+def world(**settings):
+    defaults = {"n_agents": 2, "years": 2, "lives": 2, "seed": 0, "continuous_actions": True}
+    return Arena(MEMBERS * ENVS, **defaults | settings)
+
+
+def population(env, config=CONFIG, settings=None, **options):
+    torch.manual_seed(0)
+    own = {name: torch.tensor(values) for name, values in (settings or {}).items()}
+    groups = TeamSpec.from_env(env).groups
+    many = OffPolicyPopulation(groups, config, n_members=MEMBERS, settings=own, **options)
+    policy = TeamPolicy(many.actors.values())
+    return many, RolloutCollector(env, policy, frames_per_batch=MEMBERS * ENVS * STEPS)
+
+
+def alone(env, config, settings, member):
+    own = {name: values[member] for name, values in settings.items()}
+    return OffPolicyLearner(TeamSpec.from_env(env).groups, dataclasses.replace(config, **own))
+
+
+def numbers_of(learner):
+    tensors = [x for x in learner.state_dict(keep_vars=True).values() if torch.is_tensor(x)]
+    moments = [x for own in learner.updates.moments.values() for x in own.values()]
+    return [x.detach().clone() for x in (*tensors, *moments)]
+
+
+def assert_as_alone(env, config, settings, execution="eager", batches=3):
+    many, collector = population(env, config, settings, execution=execution)
+    ones = [alone(env, config, settings, i) for i in range(MEMBERS)]
+    for i, one in enumerate(ones):
+        ReplayMemberRows(many, one).write(i)
+    for n in range(batches):
+        batch = collector.next()
+        for i, learner in enumerate((many, *ones)):
+            torch.manual_seed(n)
+            learner.learn((batch[(i - 1) * ENVS : i * ENVS] if i else batch).clone())
+    for i, one in enumerate(ones):
+        taken = ReplayMemberRows(many, alone(env, config, settings, i)).read(i)
+        for x, y in zip(numbers_of(taken), numbers_of(one), strict=True):
+            torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["maddpg", "iddpg", "matd3"])
+@pytest.mark.parametrize("execution", ["eager", "trace"])
+def test_a_member_learns_as_it_would_alone(algorithm, execution):
+    config = dataclasses.replace(CONFIG, algorithm=algorithm)
+    assert_as_alone(world(), config, DIFFERENT, execution)
+
+
+@pytest.mark.parametrize("algorithm", ["masac", "isac"])
+def test_so_it_does_where_actions_are_drawn(algorithm, monkeypatch):
+    """With noise of zeros: that of all members is drawn in one piece."""
+    for module in (torch.distributions.normal, torch.distributions.utils):
+        if hasattr(module, "_standard_normal"):
+            monkeypatch.setattr(
+                module,
+                "_standard_normal",
+                lambda shape, dtype, device: torch.zeros(shape, dtype=dtype, device=device),
+            )
+    config = dataclasses.replace(CONFIG, algorithm=algorithm)
+    assert_as_alone(world(), config, DIFFERENT | {"alpha_lr": [1e-2, 1e-3, 5e-3]})
+
+
+@pytest.mark.parametrize(
+    ("env", "config"),
+    [
+        ({"n_groups": 2, "n_agents": 4}, {}),
+        ({"n_groups": 2, "n_agents": 4}, {"central_input": "team"}),
+        (
+            {},
+            {"bootstrap": "agent", "actor": RecurrentNetworkConfig(num_cells=[8], sharing="none")},
+        ),
+    ],
+    ids=["groups", "across", "apart"],
+)
+def test_so_do_members_of_other_teams_and_settings(env, config):
+    assert_as_alone(world(**env), dataclasses.replace(CONFIG, **config), DIFFERENT, batches=2)
+
+
+@pytest.mark.parametrize("algorithm", ["matd3", "masac"])
+def test_a_sick_member_is_frozen_and_reaches_nobody(algorithm):
+    config, found = dataclasses.replace(CONFIG, algorithm=algorithm), {}
+    for sick in (False, True):
+        many, collector = population(world(), config, DIFFERENT)
+        batch = collector.rollout()
+        torch.manual_seed(1)
+        many.learn(batch.clone())
+        if sick:
+            batch["next", "agents", "reward"][ENVS : 2 * ENVS] = torch.nan
+        for _ in range(2):
+            many.learn(batch.clone())
+        own = [ReplayMemberRows(many, alone(world(), config, {}, 0)).read(i) for i in (0, 2)]
+        found[sick] = many, [numbers_of(one) for one in own]
+    for well, ill in zip(found[False][1], found[True][1]):
+        for x, y in zip(well, ill, strict=True):
+            assert torch.equal(x, y)
+    many = found[True][0]
+    assert many.sick.tolist() == [False, True, False] and not found[False][0].sick.any()
+    assert all(p.isfinite().all() for p in many.owners)
+
+
+def test_critics_that_are_mixed_are_refused():
+    config = dataclasses.replace(CONFIG, mixer=AnyMixerConfig("sum"))
+    with pytest.raises(ConfigError, match="learner.mixer.kind is 'sum'"):
+        population(world(), config)
