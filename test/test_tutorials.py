@@ -47,6 +47,7 @@ def test_there_are_tutorials():
         "05_your_world",
         "06_replay_and_mixed",
         "07_talk_and_remember",
+        "08_players_and_populations",
     ]
 
 

@@ -77,9 +77,11 @@ def test_players_are_stored_as_they_were_and_listed(tmp_path):
     files = player_files(tmp_path / "run")
     for row, file in list(zip(rows, files))[1:]:
         assert_equal(read_player(file), seen[int(row["frames"])])
-    assert not torch.equal(
-        *(next(iter(read_player(f)["first+second"].values())) for f in files[1:3])
-    )
+    weights = [next(iter(read_player(file)["first+second"].values())) for file in files]
+    assert not torch.equal(weights[1], weights[2])
+    found = Run.load(tmp_path / "run").players()
+    assert list(found) == [row["player"] for row in rows]
+    assert_equal(networks_of(found[rows[2]["player"]]), read_player(files[2]))
 
 
 def test_without_stored_opponents_a_league_is_plain_self_play(tmp_path):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -35,6 +35,7 @@ from torchrl_marl.training.checkpoint import load_latest, load_learners
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.evaluation import evaluate, put_back
 from torchrl_marl.training.origin import check_world
+from torchrl_marl.training.pool import read_player, stored_players, with_networks
 
 __all__ = ["EVALUATION_SEED", "Run"]
 
@@ -135,6 +136,18 @@ class Run:
         run = cls(folder, config, TeamPolicy(actors), summary, env)
         run.frames = state["collector"]["frames"]
         return run
+
+    def players(self) -> dict[str, TeamPolicy]:
+        """Returns the stored players of a league's run as joint policies, by name, oldest first.
+
+        Raises:
+            CheckpointError: a run without stored players, or a file that is not there.
+        """
+        policy = cast(TeamPolicy, self.policy)
+        return {
+            one.path.stem: with_networks(policy, read_player(one.path))
+            for one in stored_players(self.folder)
+        }
 
     def evaluate(
         self,
