@@ -36,7 +36,8 @@ def rungs_of(config: TrainConfig) -> list[int]:
         config (TrainConfig): of each trial.
 
     Raises:
-        ConfigError: a run too short for a rung, or schedules, which all members share.
+        ConfigError: a run too short for a rung, an algorithm that stores steps, or schedules,
+            which all members share.
 
     Examples:
         >>> rungs_of(TrainConfig(total_frames=640_000, frames_per_batch=6_400))
@@ -47,6 +48,12 @@ def rungs_of(config: TrainConfig) -> list[int]:
     learners = {"learner.": config.learner}
     learners |= {f"groups.{name}.": override(config, "groups", name) for name in config.groups}
     for at, learner in learners.items():
+        if learner.algorithm not in ("mappo", "ippo"):
+            raise ConfigError(
+                f"{at}algorithm is {learner.algorithm!r}, expected mappo or ippo for trials that "
+                "are pruned: others would learn from what those before them stored; leave --prune "
+                "out."
+            )
         for name in ("lr_schedule", "entropy_schedule"):
             if getattr(learner, name, "constant") != "constant":
                 raise ConfigError(
