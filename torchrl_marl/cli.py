@@ -269,13 +269,16 @@ def _league(parsed: argparse.Namespace) -> None:
     from torchrl_marl.training.pool import stored_players
 
     run = Path(parsed.run)
-    chosen = players.evenly(stored_players(run), parsed.players)
-    frames = {str(one.path): one.frames for one in chosen}
-    names = [one.path.stem for one in chosen]
+    everybody = stored_players(run)
+    chosen = players.evenly(everybody, parsed.players)
+    if len(chosen) < len(everybody):
+        print(f"{len(chosen)} of {len(everybody)} stored players; --players N takes more")
+    paths, names = ([str(one.path) for one in chosen], [one.path.stem for one in chosen])
     out = run / "league" if parsed.out is None else parsed.out
-    found = _play_off([*frames, str(run), "random"], [*names, "now", "random"], out, parsed)
-    values = list(frames.values())
-    print(players.rating_curve(values, found, path=out / "ratings.png"))
+    found = _play_off([*paths, str(run), "random"], [*names, "now", "random"], out, parsed)
+    when = {i: one.frames for i, one in enumerate(chosen) if one.kind == "snapshot"}
+    if len(when) > 1:
+        print(players.rating_curve(when, found, path=out / "ratings.png"))
 
 
 def _play_off(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -217,8 +217,11 @@ def heat_map(
     axes.set_yticks(range(len(names)), labels)
     for i, row in enumerate(values.tolist()):
         for j, value in enumerate(row):
-            axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8.5)
-    what = "return of the row" if found is None else "earned by the row (its Nash average)"
+            dark = sum(image.to_rgba(value)[:3]) < 1.4  # of 3, white
+            color = "white" if dark else "black"
+            axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8.5, color=color)
+    what = "earned by the row (its Nash average)"
+    what = "return, as rows of the table" if found is None else what
     figure.colorbar(image, label=what, shrink=0.8)
     axes.set_title(title)
     if path is not None:
@@ -241,14 +244,15 @@ def evenly(players: Sequence[Any], n: int) -> list[Any]:
 
 
 def rating_curve(
-    frames: Sequence[int], found: Standing | TensorDictBase, *, path: Path | None = None
+    frames: Mapping[int, int], found: Standing | TensorDictBase, *, path: Path | None = None
 ) -> Path | Figure:
     """Draws how good the stored players of a run are over the frames at which they were stored.
 
     Args:
-        frames (sequence of int): of the first players of the table.
+        frames (mapping): place in the table -> when that player was stored.
         found (Standing or TensorDictBase): of :func:`standing`, ratings are drawn with their
-            intervals; or a table of partners, or of unlike sides, whose mean returns are drawn.
+            intervals; or a table of partners, or of unlike sides, whose mean returns are drawn:
+            with the others, or in the first seat against them.
 
     Keyword Args:
         path (Path, optional): where to write the picture; returned then.
@@ -262,8 +266,8 @@ def rating_curve(
 
     figure = pyplot.figure(figsize=(6, 3.6), layout="constrained")
     pyplot.close(figure)
-    axes, n = figure.add_subplot(), len(frames)
-    order = sorted(range(n), key=frames.__getitem__)
+    axes = figure.add_subplot()
+    order = sorted(frames, key=frames.__getitem__)
     x = [frames[i] for i in order]
     if isinstance(found, Standing):
         low, high = (bound[order] for bound in found.ratings.interval())
@@ -274,7 +278,7 @@ def rating_curve(
         others = ~torch.eye(len(found), dtype=torch.bool)
         mean = _mean(found["returns"], others)
         axes.plot(x, mean[order].tolist(), marker="o", markersize=3)
-        axes.set_ylabel("mean return with the others")
+        axes.set_ylabel("mean return, as rows of the table")
     axes.set_xlabel("frames")
     axes.grid(alpha=0.3)
     if path is None:

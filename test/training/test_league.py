@@ -257,13 +257,12 @@ def test_who_is_stored_after_the_last_checkpoint_is_forgotten(tmp_path):
 
 def test_a_player_that_was_changed_is_refused(tmp_path):
     train(tmp_path / "run", total_frames=256)
-    path = player_files(tmp_path / "run")[-1]
+    other, *_, path = player_files(tmp_path / "run")
     state = torch.load(path, weights_only=True)
     content = path.read_bytes()
     path.write_bytes(content[:-100] + b"x" + content[-99:])
     with pytest.raises(CheckpointError, match="is no stored player, or is damaged"):
         torchrl_marl.resume(tmp_path / "run", total_frames=512)
-    other = player_files(tmp_path / "run")[0]
     path.write_bytes(other.read_bytes())  # whole, but another's
     with pytest.raises(CheckpointError, match="is not the one that was stored: its SHA-256"):
         torchrl_marl.resume(tmp_path / "run", total_frames=512)
@@ -283,11 +282,46 @@ def test_players_may_be_there_from_the_start(tmp_path):
     run = train(tmp_path / "new", {**league, "opponents": "uniform"})
     rows = players(tmp_path / "new")
     assert [row["kind"] for row in rows] == ["random", "imported", "imported"]
+    assert rows[2]["player"] == "start1_000000128"
     found = read_player(player_files(tmp_path / "new")[0])
     assert_equal(found, networks_of(Run.load(old).policy))
     assert float(table(run.folder / "metrics.csv")[-1]["league/players"]) == 3
     train(tmp_path / "folder", {**league, "start_with": [str(old / "players")], "slots": 8})
     assert len(players(tmp_path / "folder")) == 5
+
+
+def test_imported_players_and_snapshots_of_one_name_are_two(tmp_path):
+    train(tmp_path / "old", {"opponents": "self"}, total_frames=128)
+    start = [str(tmp_path / "old" / "players")]
+    train(tmp_path / "new", {"start_with": start}, total_frames=256)
+    torchrl_marl.resume(tmp_path / "new", total_frames=512)
+    files = player_files(tmp_path / "new")
+    assert [file.stem for file in files[:3]] == [
+        "start0_000000000",
+        "start1_000000128",
+        "000000128",
+    ]
+    old = player_files(tmp_path / "old")
+    assert_equal(read_player(files[1]), read_player(old[1]))
+    assert main(["league", str(tmp_path / "new"), "--episodes", "2"]) == 0
+
+
+def test_a_table_that_lost_its_players_is_refused(tmp_path):
+    train(tmp_path / "run", total_frames=256)
+    path = tmp_path / "run" / TABLE
+    text = path.read_text()
+    for left in (None, "", text.splitlines()[0] + "\n"):
+        path.unlink() if left is None else path.write_text(left)
+        with pytest.raises(CheckpointError, match=r"players\.csv"):
+            torchrl_marl.resume(tmp_path / "run", total_frames=512)
+    path.write_text(text)
+    first = player_files(tmp_path / "run")[0]
+    content = first.read_bytes()
+    first.write_bytes(player_files(tmp_path / "run")[1].read_bytes())
+    with pytest.raises(CheckpointError, match="SHA-256 differs from that in players.csv"):
+        Run.load(tmp_path / "run").players()
+    first.write_bytes(content)
+    torchrl_marl.resume(tmp_path / "run", total_frames=512)
 
 
 def test_partners_play_seats_of_one_team(tmp_path):
@@ -309,6 +343,12 @@ def test_partners_play_seats_of_one_team(tmp_path):
     [
         ({"opponents": "nash", "seats": {"a": "first", "b": ["second", "first"]}}, "in 2 seats"),
         ({"partners": "uniform"}, "expected one of them to be none"),
+        ({"opponents": "none", "start_with": ["random"]}, "so that nobody plays them"),
+        ({"opponents": "self", "snapshot_at": 0.5}, "but nobody plays stored players"),
+        ({"start_with": ["random", "random"]}, "start_with has 'random' twice"),
+        ({"slots": 100_000}, "expected from 1 to 1000"),
+        ({"exploiters": 1, "exploited": 0.0}, "league.exploited is 0 of 16 envs for 1 exploiters"),
+        ({"exploiters": 1, "exploited": 1.0}, "change league.exploited"),
         ({"exploiters": 1, "opponents": "self"}, "use league.opponents=pfsp"),
         ({"self_play": 1.0}, "leaves no envs to stored players"),
         ({"snapshot_every": None}, "nobody is stored"),

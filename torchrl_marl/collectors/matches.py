@@ -81,11 +81,12 @@ class MatchPolicy(TensorDictModuleBase):
         block: int = 32,
     ) -> None:
         super().__init__()
-        if len(envs) != len(seats) + 1 or min(envs) < 0:
+        if len(envs) != len(seats) + 1 or not all(isinstance(n, int) and n >= 0 for n in envs):
             raise ValueError(
-                f"matches: envs is {list(envs)}, expected {len(seats) + 1} numbers: of envs in "
-                f"which all learn, and of those of each of {len(seats)} seats."
+                f"matches: envs is {list(envs)}, expected {len(seats) + 1} whole numbers, 0 or "
+                f"more: of envs in which all learn, and of those of each of {len(seats)} seats."
             )
+        _check_seats(team, seats)
         self.policy, self.team, self.n_slots = policy, team, n_slots
         self.guests = list(guests)
         self._players = nn.ModuleList(
@@ -144,6 +145,12 @@ class MatchPolicy(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts."""
+        learns = next(iter(self.learns.values()))
+        if tensordict.shape != learns.shape[:1]:
+            raise SpecError(
+                f"matches are played in {len(learns)} envs, found a step of shape "
+                f"{list(tensordict.shape)}; give envs that add up to it."
+            )
         before = tensordict.copy()
         acted = self.policy(tensordict)
         who = self._draw(before)
@@ -285,6 +292,20 @@ def _replace(
                 acted.set(key, mine.index_copy(0, rows, value))
 
 
+def _check_seats(team: TeamSpec, seats: Sequence[Seat]) -> None:
+    for name in {name for seat in seats for name in seat if name not in team.groups}:
+        raise ValueError(
+            f"matches: a seat has group {name!r}, expected one of {', '.join(team.groups)}."
+        )
+    for name, group in team.groups.items():
+        taken = sorted(agent for seat in seats for agent in seat.get(name, ()))
+        if taken != list(range(group.n_agents)):
+            raise ValueError(
+                f"matches: seats have agents {taken} of group {name!r}, expected each of 0 to "
+                f"{group.n_agents - 1} once."
+            )
+
+
 def _learns(seats: Sequence[Seat], whose: Tensor, group: str, n_agents: int) -> Tensor:
     """Returns for which agents of a group the policy acts, ``[E, N]``.
 
@@ -297,8 +318,6 @@ def _learns(seats: Sequence[Seat], whose: Tensor, group: str, n_agents: int) -> 
     seat = torch.full((n_agents,), -1)
     for i, own in enumerate(seats):
         seat[list(own.get(group, ()))] = i
-    if (seat < 0).any():
-        raise ValueError(f"matches: seats leave out agents of group {group!r}, expected all.")
     return (whose.unsqueeze(-1) == seat) | (whose < 0).unsqueeze(-1)
 
 

@@ -14,6 +14,7 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 
 from torchrl_marl.envs.transforms import AgentInitTracker
+from torchrl_marl.errors import SpecError, nearest
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = [
@@ -122,7 +123,18 @@ class WhoPlays(Remember):
 
 
 def with_players(env: EnvBase, groups: Iterable[str]) -> EnvBase:
-    """Returns the environment with :class:`WhoPlays` for some groups."""
+    """Returns the environment with :class:`WhoPlays` for some groups.
+
+    Raises:
+        SpecError: a group that the environment has not.
+    """
+    known, groups = TeamSpec.from_env(env).groups, list(groups)
+    for name in groups:
+        if name not in known:
+            raise SpecError(
+                f"the environment has no group {name!r}; {nearest(name, known)}it has "
+                f"{', '.join(known)}."
+            )
     return TransformedEnv(env, WhoPlays(groups), auto_unwrap=True)
 
 

@@ -109,7 +109,15 @@ def scripted(name: str, env: EnvBase, team: TeamSpec, world: EnvConfig) -> Polic
 def _folder_of(name: str) -> Path:
     """Returns the run folder of a player."""
     path = Path(name)
-    return path.parent.parent if path.is_file() else path
+    if not path.is_file():
+        return path
+    folder = path.parent.parent
+    if path.parent.name != "players" or not (folder / "config.yaml").is_file():
+        raise ConfigError(
+            f"{quoted(name)} is a file, but no stored player of a run, expected a run folder, or "
+            "RUN/players/NAME.pt where the run has it."
+        )
+    return folder
 
 
 def _load(name: str, device: str, trust: bool) -> Run:

@@ -114,6 +114,13 @@ class League:
         theirs: list[int] = []
         if self.exploiters:
             each = round(settings.exploited * num_envs / len(self.exploiters))
+            if each < len(seats) or num_envs - each * len(self.exploiters) < len(seats):
+                raise ConfigError(
+                    f"league.exploited is {settings.exploited:g} of {num_envs} envs for "
+                    f"{len(self.exploiters)} exploiters, {each} for each, expected one or more for "
+                    f"each of {len(seats)} seats, and as many left; raise env.num_envs or change "
+                    "league.exploited."
+                )
             theirs = envs_of_seats(each, len(seats), 0.0)[1:]
         n_theirs = sum(theirs) * len(self.exploiters)
         envs = envs_of_seats(num_envs - n_theirs, len(seats), settings.self_play)
@@ -141,28 +148,27 @@ class League:
     def begin(self) -> None:
         """Stores who is there from the start: those named, or the policy as it is."""
         when = {"iteration": 0, "frames": 0}
-        for given in self.settings.start_with:
-            if given in self.guests:
-                self.pool.note(given, None, {**when, "kind": given, "parent": given})
-                continue
-            for name, networks in find_players(given):
-                self._import(name, networks, given, when)
+        for name in self.guests:
+            self.pool.note(name, None, {**when, "kind": name, "parent": name})
+        self._import_all(when)
         for exploiter in self.exploiters:
             exploiter.begin(self._learners, 0)
         if not self.settings.start_with:
             self._store(self._live, when, carry=None)
         self._match()
 
-    def _import(self, name: str, networks: Networks, given: str, when: Mapping[str, int]) -> None:
-        taken = [stored.name for stored in self.slots if stored is not None]
-        name = name if name not in taken else f"{name}_{len(taken)}"
-        if len(taken) >= self.settings.slots:
+    def _import_all(self, when: Mapping[str, int]) -> None:
+        named = [given for given in self.settings.start_with if given not in self.guests]
+        found = [(given, *own) for given in named for own in find_players(given)]
+        if len(found) > self.settings.slots:
             raise ConfigError(
-                f"league.start_with names more than league.slots, {self.settings.slots}, players; "
-                f"use league.slots={2 * len(taken)}."
+                f"league.start_with names {len(found)} players, expected at most league.slots, "
+                f"{self.settings.slots}; use league.slots={len(found)}."
             )
-        row = {**when, "kind": "imported", "parent": given}
-        self._put(len(taken), name, networks, row, frames=-1)
+        for slot, (given, name, networks) in enumerate(found):
+            # A number of its own: snapshots and others may have the same name.
+            row = {**when, "kind": "imported", "parent": given}
+            self._put(slot, f"start{slot}_{name}", networks, row, frames=-1)
 
     def _store(
         self,
@@ -368,6 +374,7 @@ class League:
         return {
             "slots": slots,
             "stored_at": self.stored_at,
+            "players": list(self.pool.names),
             "results": self.results.state_dict(),
             "payoffs": self.payoffs.state_dict(),
             "exploiters": [exploiter.state_dict() for exploiter in self.exploiters],
@@ -380,7 +387,7 @@ class League:
             CheckpointError: a file that is not there or was changed.
         """
         self.slots = [None if own is None else Stored(**own) for own in state["slots"]]
-        self.stored_at = state["stored_at"]
+        self.stored_at, self.pool.names = state["stored_at"], list(state["players"])
         self.results.load_state_dict(state["results"])
         self.payoffs.load_state_dict(state["payoffs"])
         for exploiter, own in zip(self.exploiters, state["exploiters"]):

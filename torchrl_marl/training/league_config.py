@@ -44,7 +44,7 @@ class LeagueConfig:
         ),
     ] = "squared"
     """How ``pfsp`` weighs players; of partners, w is the return from 0, the worst, to 1."""
-    slots: Count = 16
+    slots: Annotated[int, Range(1, 1000)] = 16
     """Stored players that may be drawn at once; who is drawn least gives way to a new one."""
     snapshot_every: Count | None = 100_000
     """Frames between two players that are stored; null: those of ``start_with`` alone."""
@@ -83,6 +83,21 @@ class LeagueConfig:
         Raises:
             ConfigError: naming the settings and the fix.
         """
+        if not self.enabled and self.start_with:
+            raise ConfigError(
+                f"{at}start_with is {quoted(self.start_with)}, but {at}opponents and {at}partners "
+                f"are none, so that nobody plays them; use {at}opponents=uniform, or so."
+            )
+        if self.match == "self" and self.snapshot_at is not None:
+            raise ConfigError(
+                f"{at}snapshot_at is {self.snapshot_at:g}, but nobody plays stored players; use "
+                f"{at}snapshot_at=null."
+            )
+        twice = [name for i, name in enumerate(self.start_with) if name in self.start_with[:i]]
+        if twice:
+            raise ConfigError(
+                f"{at}start_with has {quoted(twice[0])} twice, expected each player once."
+            )
         if "none" not in (self.opponents, self.partners):
             raise ConfigError(
                 f"{at}opponents is {quoted(self.opponents)} and {at}partners "

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import CheckpointError, WriteError, quoted
 from torchrl_marl.modules.players import check_shapes, tensors_of
+from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.csv_table import CsvTable
 from torchrl_marl.training.files import whole_file, writing
 from torchrl_marl.training.sealing import damage, seal
@@ -77,11 +78,25 @@ class Pool:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.names: list[str] = []
         self._table: CsvTable | None = None
 
     def open(self, iterations: int) -> None:
-        """Opens the table, cut back to an iteration."""
+        """Opens the table, cut back to an iteration.
+
+        Raises:
+            CheckpointError: it does not list the players that there were, or a file is not theirs.
+        """
         self._table = CsvTable(self.folder / TABLE, keep_iterations=iterations)
+        if not self.names:
+            return
+        listed = [one.path.stem for one in stored_players(self.folder)]
+        lost = next((name for name in self.names if name not in listed), None)
+        if lost is not None:
+            raise CheckpointError(
+                f"{str(self.folder / TABLE)!r} does not list player {lost}, which the checkpoint "
+                "knows; put that table back."
+            )
 
     def add(self, name: str, networks: Networks, row: Mapping[str, Any]) -> str:
         """Writes a player, and returns the SHA-256 of its file.
@@ -104,12 +119,13 @@ class Pool:
         with whole_file(path, "w+b") as file:
             torch.save({"format": _FORMAT, "actors": content}, file)
             seal(file)
+        self.names.append(name)
         return self.note(name, path, row)
 
     def note(self, name: str, path: Path | None, row: Mapping[str, Any]) -> str:
         """Writes the row of a player, which may have no file, and returns the file's hash."""
         assert self._table is not None
-        found = "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
+        found = "" if path is None else _sha256(path)
         self._table.write({**row, "player": name, "sha256": found})
         return found
 
@@ -121,11 +137,7 @@ class Pool:
         """
         path = self.path(name)
         networks = read_player(path)
-        if hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
-            raise CheckpointError(
-                f"player {str(path)!r} is not the one that was stored: its SHA-256 differs from "
-                "the checkpoint's; put that file back."
-            )
+        _check(path, sha256, "the checkpoint's")
         return networks
 
     def path(self, name: str) -> Path:
@@ -140,14 +152,18 @@ class StoredPlayer(NamedTuple):
     """Its file."""
     frames: int
     """Env steps after which it was stored."""
+    kind: str
+    """``snapshot``, ``exploiter`` or ``imported``."""
 
 
 def stored_players(folder: Path) -> list[StoredPlayer]:
     """Returns the stored players of a run that ``players.csv`` lists, in its order.
 
     Raises:
-        CheckpointError: a run without stored players, or a file that is not there.
+        CheckpointError: no run, one without stored players, or a file that is not there or not
+            the one that was stored.
     """
+    read_run_config(folder)
     path = folder / TABLE
     if not path.is_file():
         raise CheckpointError(
@@ -158,15 +174,32 @@ def stored_players(folder: Path) -> list[StoredPlayer]:
         with path.open(newline="", encoding="utf-8") as file:
             rows = [row for row in csv.DictReader(file) if row["sha256"]]
         found = [
-            StoredPlayer(folder / "players" / f"{row['player']}.pt", int(row["frames"]))
+            StoredPlayer(
+                folder / "players" / f"{row['player']}.pt", int(row["frames"]), row["kind"]
+            )
             for row in rows
         ]
     except (OSError, KeyError, ValueError, csv.Error):
         raise CheckpointError(f"{str(path)!r} is no table of players; put it back.") from None
-    missing = next((one.path for one in found if not one.path.is_file()), None)
-    if missing is not None:
-        raise CheckpointError(f"player {str(missing)!r} is listed in {TABLE} and not there.")
+    for one, row in zip(found, rows):
+        if not one.path.is_file():
+            raise CheckpointError(
+                f"player {str(one.path)!r} is listed in {TABLE} and not there; put that file back."
+            )
+        _check(one.path, row["sha256"], f"that in {TABLE}")
     return found
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _check(path: Path, sha256: str, whose: str) -> None:
+    if _sha256(path) != sha256:
+        raise CheckpointError(
+            f"player {str(path)!r} is not the one that was stored: its SHA-256 differs from "
+            f"{whose}; put that file back."
+        )
 
 
 def read_player(path: Path) -> Networks:
