@@ -65,7 +65,7 @@ class TestOnesOwn:
         )
         assert "is read only where learner.algorithm is lazy" in refusal("learner.sloth=1")
         assert refusal("learner=lazy", "learner.sloth=0").startswith("learner.sloth is 0.0, exp")
-        assert "'learner.sloth'" in refusal("sloht=1")
+        assert "'learner.sloth'" in refusal("slooth=1")
 
     def test_it_is_listed(self, lazy, capsys):
         assert main(["list", "algorithms"]) == 0
