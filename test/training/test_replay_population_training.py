@@ -85,6 +85,35 @@ def test_a_member_goes_on_alone_with_its_own_steps(tmp_path):
     assert [row["agents/stored"] for row in rows] == ["40", "80", "100", "100"]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "env"),
+    [
+        ("vmas_navigation_maddpg", {"num_envs": 4, "max_steps": 10}),  # one end for the whole team
+        ("toy_arena_mappo", SMALL["env"] | {"continuous_actions": True}),
+    ],
+)
+def test_populations_of_actors_and_critics_resume_and_their_members_go_on_alone(
+    recipe, env, tmp_path
+):
+    learner = {k: v for k, v in SMALL["learner"].items() if k != "mixer"}
+    settings = {**SMALL, "env": env, "learner": {"algorithm": "maddpg", **learner}}
+    settings |= {"population": {"size": 2, "vary": {"learner": {"actor_lr": [1e-3, 2e-3]}}}}
+    whole = torchrl_marl.train(recipe, folder=str(tmp_path / "whole"), **settings)
+    parts = settings | {"folder": str(tmp_path / "parts")}
+    for step in torchrl_marl.iterate(recipe, **parts):
+        if step.number == 2:
+            break
+    parts = torchrl_marl.resume(tmp_path / "parts")
+    first, again = (load_latest(run.folder)[1]["learners"][0] for run in (whole, parts))
+    for name, value in first.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, again[name]), name
+    own = load_latest(parts.folders[1])[1]["learners"][0]["_extra_state"]["replay"]["leaves"]
+    more = torchrl_marl.resume(parts.folders[1], total_frames=200)
+    assert more.summary["frames"] == 200
+    assert ("next", "terminated") in own or ("next", "agents", "terminated") in own
+
+
 def test_members_may_share_what_is_stored(tmp_path):
     run = train(tmp_path / "all", population={"share_replay": True}, total_frames=120)
     rows = [table(folder / "metrics.csv") for folder in run.folders]

@@ -61,7 +61,8 @@ class ReplayMemberRows:
         if many.replay is not None:
             if one.replay is None:
                 one.replay = one._make_replay(many.replay.num_envs)
-            one.replay.load_state_dict(many.replay.state_of(member))
+            keys = one._store_settings(many.replay.num_envs)[1]
+            one.replay.load_state_dict(many.replay.state_of(member, keys))
         return one
 
     @torch.no_grad()

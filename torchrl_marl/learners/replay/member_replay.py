@@ -6,7 +6,7 @@ N agents of a member.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -116,13 +116,18 @@ class MemberReplay(TeamReplay):
         own = env.unsqueeze(-1) + member * self.num_own
         return step.unsqueeze(-1) * self.ring.num_envs + own
 
-    def state_of(self, member: int) -> dict[str, Any]:
-        """Returns what :class:`TeamReplay` saves, of a member's envs."""
+    def state_of(self, member: int, keys: Collection[NestedKey]) -> dict[str, Any]:
+        """Returns what :class:`TeamReplay` saves, of a member's envs.
+
+        Args:
+            member (int): whose.
+            keys (collection of NestedKey): what that one stores.
+        """
         state, num_envs = self.ring.state_dict(), self.num_envs
         envs = slice(member * num_envs, (member + 1) * num_envs)
         leaves = {}
         for key, value in state["leaves"].items():
-            if key[-1] == "team_terminated":  # which the team has once, at the root
+            if key[-1].endswith("terminated") and key not in keys:  # the team has it, at the root
                 leaves["next", "terminated"] = value[:, envs, 0].clone()
             else:
                 leaves[key] = value[:, envs].clone()
