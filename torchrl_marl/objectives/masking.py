@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
+from torch.nn import functional as F
 
 from torchrl_marl.functional import expand_mask
 from torchrl_marl.modules.memory.network import STATES
@@ -19,6 +20,7 @@ __all__ = [
     "learned_steps",
     "loss_mask",
     "loss_mask_key",
+    "placeholder_action",
     "who_learns",
 ]
 
@@ -104,3 +106,13 @@ def blank_masked_inputs(
             continue
         inputs.set(key, torch.where(expand_mask(mask, value), value, 0.0))
     return inputs
+
+
+def placeholder_action(group: GroupSpec) -> Tensor:
+    """Returns an action of which every distribution knows the log-probability."""
+    if group.one_hot:
+        return F.one_hot(torch.tensor(0), group.n_actions)
+    if group.discrete or group.action_bounds is None:
+        return torch.zeros(())
+    low, high = group.action_bounds
+    return (low + high) / 2

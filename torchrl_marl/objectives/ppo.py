@@ -20,7 +20,7 @@ from torchrl_marl.functional import expand_mask
 from torchrl_marl.modules.memory.network import over_time
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.objectives.estimator import TeamGAE, estimator_keys
-from torchrl_marl.objectives.masking import blank_masked_inputs, loss_mask_key
+from torchrl_marl.objectives.masking import blank_masked_inputs, loss_mask_key, placeholder_action
 from torchrl_marl.per_group import PerGroup
 from torchrl_marl.specs import GroupSpec
 
@@ -160,7 +160,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
                 **estimator_keys(group, bootstrap),
             )
             self.loss_mask_key = group.mask_key
-            self._placeholder_action = _placeholder_action(group).to(where)
+            self._placeholder_action = placeholder_action(group).to(where)
             if group.one_hot and group.action_padding is not None:
                 # Padded distributions of numbers look at an agent's own actions themselves.
                 self._valid_actions = group.action_padding.to(where)
@@ -259,19 +259,15 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
     @property
     def _learned_key(self) -> NestedKey | None:
         """The key of the steps to learn from, which may be there."""
-        if self._mask_key is not None:
-            return loss_mask_key(self._mask_key)
-        return None if self.group is None else self.group.key("loss_mask")
+        others = None if self.group is None else self.group.key("loss_mask")
+        return others if self._mask_key is None else loss_mask_key(self._mask_key)
 
     def _dense(self, tensordict: TensorDictBase) -> TensorDictBase:
         tensordict = tensordict.copy()
         return tensordict if self.group is None else self.group.dense(tensordict)
 
     def _learned(self, tensordict: TensorDictBase) -> Tensor | None:
-        """Returns the steps to learn from, and replaces what stands in the others.
-
-        Even 0 times NaN would be NaN in a gradient.
-        """
+        """Returns the steps to learn from; blanks the others, as 0 times NaN is NaN."""
         acts = None if self._mask_key is None else tensordict.get(self._mask_key)
         learned = acts if self._learned_key is None else tensordict.get(self._learned_key, acts)
         if learned is not None:
@@ -293,8 +289,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             tensordict.update(blank_masked_inputs(inputs, self._mask_key, tensordict))
         key = self.tensor_keys.action
         action = tensordict.get(key)
-        placeholder = self._placeholder_action.to(action)
-        tensordict.set(key, torch.where(expand_mask(acts, action), action, placeholder))
+        chosen = expand_mask(acts, action)
+        tensordict.set(key, torch.where(chosen, action, self._placeholder_action.to(action)))
 
     def _ratio(self, tensordict: TensorDictBase, advantage: Tensor):
         keys = self.tensor_keys
@@ -401,13 +397,3 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             stateless = params.to_module(network, preserve_module_state=False)
         with stateless, over_time(network):
             yield
-
-
-def _placeholder_action(group: GroupSpec) -> Tensor:
-    """Returns an action of which every distribution knows the log-probability."""
-    if group.one_hot:
-        return F.one_hot(torch.tensor(0), group.n_actions)
-    if group.discrete or group.action_bounds is None:
-        return torch.zeros(())
-    low, high = group.action_bounds
-    return (low + high) / 2
