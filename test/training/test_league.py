@@ -1,16 +1,12 @@
-"""Leagues: who is stored, who is drawn, what came out, and going on exactly."""
-
-import copy
-import csv
-import shutil
+"""Leagues: who is stored, who is drawn, what came out, and what does not fit."""
 
 import pytest
 import torch
-from support.runs import assert_equal, final_state, table
+from support.leagues import LEAGUE, SMALL, partners, player_files, players, settings_of, train
+from support.runs import assert_equal, table
 
 import torchrl_marl
 from torchrl_marl.cli import main
-from torchrl_marl.collectors.snapshots import carry_from_dict
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.games import WEIGHTINGS
 from torchrl_marl.recipes import load_config
@@ -18,52 +14,10 @@ from torchrl_marl.training import Run, iterate
 from torchrl_marl.training.league import Stored
 from torchrl_marl.training.league_config import LeagueConfig
 from torchrl_marl.training.league_seats import envs_of_seats
-from torchrl_marl.training.pool import TABLE, networks_of, read_player, stored_players
+from torchrl_marl.training.pool import TABLE, networks_of, read_player
 from torchrl_marl.training.start import start_training
 
-SMALL = {
-    "total_frames": 512,
-    "frames_per_batch": 64,
-    "execution": "eager",
-    "env": {"num_envs": 16},
-    "learner": {
-        "actor": {"num_cells": [8]},
-        "critic": {"num_cells": [8]},
-        "minibatch_size": 32,
-        "num_epochs": 2,
-    },
-    "evaluation": {"episodes": 20},
-    "checkpoint": {"every_iterations": 1, "keep": 100},
-    "logging": {"progress": False},
-}
-LEAGUE = {"opponents": "pfsp", "snapshot_every": 128, "slots": 3}
-
-
-def settings_of(folder=None, league=None, **settings):
-    league = {**LEAGUE, **(league or {})}
-    return {"folder": None if folder is None else str(folder), "league": league} | SMALL | settings
-
-
-def player_files(folder):
-    return [player.path for player in stored_players(folder)]
-
-
-def train(folder, league=None, recipe="toy_kuhn_ippo", **settings):
-    return torchrl_marl.train(recipe, **settings_of(folder, league, **settings))
-
-
-def players(folder):
-    with (folder / TABLE).open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def partners(folder, league=None, **settings):
-    world = {"library": "toy", "name": "matching_levers", "num_envs": 16}
-    league = {"opponents": "none", "partners": "uniform", **(league or {})}
-    return train(folder, league, "toy_matrix_game_mappo", env=world, **settings)
-
-
-# ------------------------------------------------------------------------------------ players
+# ----------------------------------------------------------------------------------------- players
 
 
 def test_players_are_stored_as_they_were_and_listed(tmp_path):
@@ -156,7 +110,7 @@ def test_the_next_player_is_stored_as_soon_as_all_are_beaten(tmp_path):
     training.leave()
 
 
-# ------------------------------------------------------------------------------------ results
+# ----------------------------------------------------------------------------------------- results
 
 
 @pytest.mark.parametrize("world", ["opponents", "partners"])
@@ -225,53 +179,7 @@ def test_a_group_s_return_is_that_of_the_policy_that_learns(tmp_path):
     training.leave()
 
 
-# ----------------------------------------------------------------------------------- going on
-
-
-@pytest.mark.parametrize("match", ["latest", "pfsp", "nash", "exploited"])
-def test_a_league_goes_on_exactly(match, tmp_path):
-    league = EXPLOITED if match == "exploited" else {"opponents": match}
-    train(tmp_path / "whole", league)
-    for step in iterate(load_config("toy_kuhn_ippo", settings_of(tmp_path / "parts", league))):
-        if step.number == 4:
-            break
-    torchrl_marl.resume(tmp_path / "parts")
-    for name in ("metrics.csv", TABLE):
-        assert table(tmp_path / "whole" / name) == table(tmp_path / "parts" / name)
-    whole, parts = (final_state(tmp_path / name) for name in ("whole", "parts"))
-    for name in ("league", "learners", "collector", "tracker", "random"):
-        assert_equal(whole[name], parts[name], name)
-    carried = carry_from_dict(whole["collector"]["carry"], torch.Size([16]), "cpu")
-    assert carried["first", "player"].any() and carried["second", "player"].any()
-
-
-def test_who_is_stored_after_the_last_checkpoint_is_forgotten(tmp_path):
-    train(tmp_path / "whole")
-    run = tmp_path / "run"
-    shutil.copytree(tmp_path / "whole", run)
-    for path in sorted((run / "checkpoints").glob("*.pt"))[-4:]:
-        path.unlink()
-    torchrl_marl.resume(run)
-    assert players(run) == players(tmp_path / "whole")
-
-
-def test_a_player_that_was_changed_is_refused(tmp_path):
-    train(tmp_path / "run", total_frames=256)
-    other, *_, path = player_files(tmp_path / "run")
-    state = torch.load(path, weights_only=True)
-    content = path.read_bytes()
-    path.write_bytes(content[:-100] + b"x" + content[-99:])
-    with pytest.raises(CheckpointError, match="is no stored player, or is damaged"):
-        torchrl_marl.resume(tmp_path / "run", total_frames=512)
-    path.write_bytes(other.read_bytes())  # whole, but another's
-    with pytest.raises(CheckpointError, match="is not the one that was stored: its SHA-256"):
-        torchrl_marl.resume(tmp_path / "run", total_frames=512)
-    path.write_bytes(content)
-    assert_equal(torch.load(path, weights_only=True), state)
-    torchrl_marl.resume(tmp_path / "run", total_frames=512)
-
-
-# ------------------------------------------------------------------------------ from the start
+# ---------------------------------------------------------------------------------- from the start
 
 
 def test_players_may_be_there_from_the_start(tmp_path):
@@ -306,24 +214,6 @@ def test_imported_players_and_snapshots_of_one_name_are_two(tmp_path):
     assert main(["league", str(tmp_path / "new"), "--episodes", "2"]) == 0
 
 
-def test_a_table_that_lost_its_players_is_refused(tmp_path):
-    train(tmp_path / "run", total_frames=256)
-    path = tmp_path / "run" / TABLE
-    text = path.read_text()
-    for left in (None, "", text.splitlines()[0] + "\n"):
-        path.unlink() if left is None else path.write_text(left)
-        with pytest.raises(CheckpointError, match=r"players\.csv"):
-            torchrl_marl.resume(tmp_path / "run", total_frames=512)
-    path.write_text(text)
-    first = player_files(tmp_path / "run")[0]
-    content = first.read_bytes()
-    first.write_bytes(player_files(tmp_path / "run")[1].read_bytes())
-    with pytest.raises(CheckpointError, match="SHA-256 differs from that in players.csv"):
-        Run.load(tmp_path / "run").players()
-    first.write_bytes(content)
-    torchrl_marl.resume(tmp_path / "run", total_frames=512)
-
-
 def test_partners_play_seats_of_one_team(tmp_path):
     partners(tmp_path / "a", {"partners": "self"}, seed=1)
     run = partners(
@@ -335,7 +225,7 @@ def test_partners_play_seats_of_one_team(tmp_path):
     assert float(rows[-1]["league/players"]) == 1
 
 
-# --------------------------------------------------------------------------------- bad texts
+# --------------------------------------------------------------------------------------- bad texts
 
 
 @pytest.mark.parametrize(
@@ -400,79 +290,7 @@ def test_weightings_are_those_of_the_games():
     assert LeagueConfig().match == "none" and not LeagueConfig().enabled
 
 
-# -------------------------------------------------------------------------------- exploiters
-
-
-EXPLOITED = {"exploiters": 2, "exploited": 0.5, "snapshot_every": 192, "snapshot_at": 0.95}
-
-
-def test_exploiters_learn_in_their_envs_alone_and_are_stored(tmp_path):
-    config = settings_of(tmp_path / "run", EXPLOITED)
-    training = start_training(load_config("toy_kuhn_ippo", config), None)
-    training.begin()
-    league = training.league
-    assert league.policy.n_own == 4 and len(league.matches.rows) == 4
-    first, other = league.exploiters
-    begun = networks_of(training.policy)
-    assert_equal(networks_of(first.policy), begun)
-    batch = training.step().batch
-    for name, rows in (("first", [0, 1, 4, 5]), ("second", [2, 3, 6, 7])):
-        learns = torch.zeros(8, dtype=torch.bool)
-        learns[rows] = True
-        assert torch.equal(batch[name, "learns"][:8].all(1).squeeze(-1), learns)
-        assert (batch[name, "player"][:8] == 0).all()
-    # Each has learned, from its own envs, and so has the policy.
-    now = [networks_of(own.policy) for own in (first, other)] + [networks_of(training.policy)]
-    weights = [one["first+second"]["network.0.weight"] for one in (*now, begun)]
-    for i, own in enumerate(weights):
-        assert all(not torch.equal(own, weight) for weight in weights[i + 1 :])
-    while not training.done:
-        training.step()
-    kinds = [row["kind"] for row in players(tmp_path / "run")]
-    assert kinds.count("exploiter") == 4 and kinds.count("snapshot") == 3
-    assert first.began_at == 384
-    training.leave()
-    metrics = table(tmp_path / "run" / "metrics.csv")
-    assert all(0 <= float(row["league/exploited"]) <= 1 for row in metrics)
-
-
-def test_the_policy_learns_as_if_there_were_no_exploiters(tmp_path):
-    training = start_training(
-        load_config("toy_kuhn_ippo", settings_of(tmp_path / "run", EXPLOITED)), None
-    )
-    training.begin()
-    twin = copy.deepcopy(training.learners)
-    batch = training.collector.rollout()
-    poisoned = batch.clone()
-    for name in ("first", "second"):
-        poisoned["next", name, "reward"][:8] = torch.nan
-        poisoned[name, "action_log_prob"][:8] = torch.nan
-    for learners, own in ((training.learners, batch), (twin, poisoned)):
-        torch.manual_seed(0)
-        for learner in learners:
-            learner.learn(training.league.own(own))
-    for one, other in zip(training.learners, twin):
-        assert_equal(dict(one.named_parameters()), dict(other.named_parameters()))
-    training.leave()
-
-
-def test_who_begins_anew_is_a_copy_in_place_moments_included(tmp_path):
-    training = start_training(
-        load_config("toy_kuhn_ippo", settings_of(tmp_path / "run", EXPLOITED)), None
-    )
-    training.begin()
-    training.step()
-    exploiter = training.league.exploiters[0]
-    places = [p.data_ptr() for learner in exploiter.learners for p in learner.parameters()]
-    exploiter.begin(training.learners, 64)
-    for own, other in zip(exploiter.learners, training.learners):
-        assert_equal(own.state_dict(), other.state_dict())
-    assert places == [p.data_ptr() for own in exploiter.learners for p in own.parameters()]
-    assert exploiter.began_at == 64 and exploiter.results.sums.sum() == 0
-    training.leave()
-
-
-# ------------------------------------------------------------------------------ command line
+# ------------------------------------------------------------------------------------ command line
 
 
 def test_the_league_of_a_run_is_rated(tmp_path, capsys):

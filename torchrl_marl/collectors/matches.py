@@ -67,6 +67,20 @@ class MatchPolicy(TensorDictModuleBase):
         ValueError: seats and envs that do not fit.
 
     Reduces to: the policy, where every player is a copy of it.
+
+    Examples:
+        >>> from torchrl_marl.envs.remember import with_players
+        >>> from torchrl_marl.envs.toy import ZeroSum
+        >>> from torchrl_marl.modules import make_actor
+        >>> env = with_players(ZeroSum(8, seed=0), ["first", "second"])
+        >>> team = TeamSpec.from_env(env)
+        >>> policy = TeamPolicy(make_actor(group) for group in team.groups.values())
+        >>> seats = [{"first": [0]}, {"second": [0]}]
+        >>> match = MatchPolicy(policy, team, seats, envs=[4, 2, 2], n_slots=3)
+        >>> match.chances[:, 1] = 1.0
+        >>> step = match(env.reset())
+        >>> step["second", "player"].flatten().tolist()
+        [0, 0, 0, 0, 2, 2, 0, 0]
     """
 
     def __init__(

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from torchrl_marl.learners.adam import start_adam
+from torchrl_marl.learners.member_copies import statistics_of
 from torchrl_marl.learners.on_policy import OnPolicyLearner
-from torchrl_marl.learners.population import PopulationLearner, statistics_of
+from torchrl_marl.learners.population import PopulationLearner
 
 __all__ = ["MemberRows", "Pair"]
 

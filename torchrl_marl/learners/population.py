@@ -15,6 +15,12 @@ from torch import Tensor
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.config import OnPolicyConfig
+from torchrl_marl.learners.member_copies import (
+    check_parents,
+    copy_rows,
+    copy_statistics,
+    statistics_of,
+)
 from torchrl_marl.learners.member_settings import settings_of_members
 from torchrl_marl.learners.member_stop import MemberStop
 from torchrl_marl.learners.on_policy import OnPolicyLearner
@@ -22,7 +28,7 @@ from torchrl_marl.learners.population_config import check_members
 from torchrl_marl.objectives.ppo import MAPPOLoss
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
-__all__ = ["PopulationLearner", "statistics_of"]
+__all__ = ["PopulationLearner"]
 
 
 class PopulationLearner(OnPolicyLearner):
@@ -221,26 +227,15 @@ class PopulationLearner(OnPolicyLearner):
         Args:
             parent (Tensor): whose copy each member becomes, ``[P]``; its own number for itself.
         """
-        if parent.shape != (self.n_members,) or not set(parent.tolist()) <= set(
-            range(self.n_members)
-        ):
-            raise ConfigError(
-                f"copy_members: parent is {parent.tolist()}, expected the number of a member, 0 to "
-                f"{self.n_members - 1}, for each of {self.n_members}."
-            )
+        check_parents(parent, self.n_members)
         for clip in self.updates.clips.values():
             assert clip.row_groups is not None
             groups = clip.n_groups // self.n_members
             for p, owner in zip(clip.parameters, clip.row_groups.split(clip.sizes)):
-                rows = (owner // groups).argsort(stable=True).view(self.n_members, -1)
-                source = torch.empty_like(owner)
-                source[rows] = rows[parent]
                 state = self.optimizer.state.get(p, {})
                 moments = (state[name] for name in ("exp_avg", "exp_avg_sq") if name in state)
-                for x in (p, *moments):
-                    x.copy_(x[source])
-        for x in statistics_of(self):
-            x.copy_(x.unflatten(0, (self.n_members, -1))[parent].flatten(0, 1))
+                copy_rows([p, *moments], owner // groups, parent)
+        copy_statistics(statistics_of(self), parent)
         for x in self.critic_states.values():
             x.copy_(x.unflatten(1, (self.n_members, -1))[:, parent].flatten(1, 2))
         self.sick.copy_(self.sick[parent])
@@ -256,14 +251,6 @@ class PopulationLearner(OnPolicyLearner):
         for name, values in state["settings"].items():
             self.settings[name].copy_(values)
         self.sick.copy_(state["sick"])
-
-
-def statistics_of(learner: OnPolicyLearner) -> list[Tensor]:
-    """Returns what a learner saves beside parameters; of a population, one after the other."""
-    own = {id(p) for p in learner.parameters()}
-    saved = learner.state_dict(keep_vars=True).values()
-    found = {id(x): x for x in saved if isinstance(x, Tensor) and id(x) not in own}
-    return list(found.values())
 
 
 def _fill(loss: MAPPOLoss, name: str, values: Tensor) -> None:

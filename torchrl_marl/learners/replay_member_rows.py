@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchrl_marl.learners.member_rows import Pair
 from torchrl_marl.learners.replay_learner import ReplayLearner
-from torchrl_marl.learners.replay_population import ReplayPopulation, statistics_of
+from torchrl_marl.learners.replay_population import ReplayPopulation, replay_statistics_of
 
 __all__ = ["ReplayMemberRows"]
 
@@ -80,7 +80,7 @@ class ReplayMemberRows:
             if p in every:
                 yield Pair(every[p]["mean"], rows, own[q]["mean"])
                 yield Pair(every[p]["square"], rows, own[q]["square"])
-        for x, y in zip(statistics_of(many), statistics_of(one), strict=True):
+        for x, y in zip(replay_statistics_of(many), replay_statistics_of(one), strict=True):
             n = x.shape[0] // many.n_members
             yield Pair(x, torch.arange(member * n, (member + 1) * n, device=x.device), y)
 

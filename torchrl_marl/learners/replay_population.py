@@ -15,6 +15,12 @@ from torch import Tensor
 
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners.clipping import GradientClip
+from torchrl_marl.learners.member_copies import (
+    check_parents,
+    copy_rows,
+    copy_statistics,
+    statistics_of,
+)
 from torchrl_marl.learners.member_settings import settings_of_members
 from torchrl_marl.learners.member_updates import MemberAdam, MemberUpdates
 from torchrl_marl.learners.off_policy import OffPolicyLearner
@@ -262,29 +268,19 @@ class ReplayPopulation(ReplayLearner):
         Args:
             parent (Tensor): whose copy each member becomes, ``[P]``; its own number for itself.
         """
-        if parent.shape != (self.n_members,) or not set(parent.tolist()) <= set(
-            range(self.n_members)
-        ):
-            raise ConfigError(
-                f"copy_members: parent is {parent.tolist()}, expected the number of a member, 0 to "
-                f"{self.n_members - 1}, for each of {self.n_members}."
-            )
+        check_parents(parent, self.n_members)
         moments = self.updates.moments
         for p, owner in self.owners.items():
-            rows = owner.argsort(stable=True).view(self.n_members, -1)
-            source = torch.empty_like(owner)
-            source[rows] = rows[parent]
             known = moments.get(p)
-            for x in (p, *((known["mean"], known["square"]) if known else ())):
-                x.copy_(x[source])
-        for x in self.statistics:
-            x.copy_(x.unflatten(0, (self.n_members, -1))[parent].flatten(0, 1))
+            own = (known["mean"], known["square"]) if known else ()
+            copy_rows([p, *own], owner, parent)
+        copy_statistics(self.statistics, parent)
         self.sick.copy_(self.sick[parent])
 
     @property
     def statistics(self) -> list[Tensor]:
         """What is saved beside parameters; of the members, one after the other."""
-        return statistics_of(self)
+        return replay_statistics_of(self)
 
     # ------------------------------------------------------------------------------- state
 
@@ -301,13 +297,9 @@ class ReplayPopulation(ReplayLearner):
         self.sick.copy_(state["sick"])
 
 
-def statistics_of(learner: ReplayLearner) -> list[Tensor]:
+def replay_statistics_of(learner: ReplayLearner) -> list[Tensor]:
     """Returns what a learner saves beside parameters and how it explores."""
-    left = {id(p) for p in learner.parameters()}
-    left |= {id(x) for explore in learner.explorers for x in explore.buffers()}
-    saved = learner.state_dict(keep_vars=True).values()
-    found = {id(x): x for x in saved if isinstance(x, Tensor) and id(x) not in left}
-    return list(found.values())
+    return statistics_of(learner, (x for own in learner.explorers for x in own.buffers()))
 
 
 class ValuePopulation(ReplayPopulation, ValueLearner):
