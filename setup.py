@@ -18,6 +18,8 @@ EXTRAS = {
     "log": ["tensorboard", "wandb>=0.19.10", "mlflow"],
     "plot": ["matplotlib>=3.8"],
     "tune": ["optuna>=4"],
+    "ray": ["ray>=2.40"],
+    "serve": ["msgpack>=1"],
     "export": ["onnx>=1.18", "onnxscript>=0.5", "onnxruntime>=1.20"],
     "docs": ["jupyterlab", "nbconvert"],
 }
@@ -29,6 +31,8 @@ EXTRAS["test"] = [
     *EXTRAS["plot"],
     *EXTRAS["export"],
     *EXTRAS["tune"],
+    *EXTRAS["ray"],
+    *EXTRAS["serve"],
     "lbforaging",
     "magent2",
     "open-spiel",

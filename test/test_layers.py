@@ -68,6 +68,7 @@ SETTINGS = {
     "training.league_config",
     "training.population_config",
     "training.evolution_config",
+    "training.distributed_config",
 }
 # What they may import besides each other: words that are known without torch.
 WITHOUT_TORCH = {

@@ -31,6 +31,9 @@ __all__ = ["check_device", "draw", "iterate", "resume", "train"]
 
 # What may change when a run is resumed: nothing of this has a part in what is learned from.
 _NOT_FIXED = ("total_frames", "stop_at_return", "evaluation.", "checkpoint.", "logging.")
+# Nor has where its shards are, but for their number and for how far they run ahead.
+_PLACES = "distributed."
+_SHARDS = ("distributed.collectors", "distributed.overlap")
 
 
 def train(
@@ -114,12 +117,14 @@ def resume(
         check_world(Path(folder), before.env, trust)
     config = read_config(before, overrides)
     old, new = flatten(dataclasses.asdict(before)), flatten(dataclasses.asdict(config))
-    fixed = [key for key in new if new[key] != old.get(key) and not key.startswith(_NOT_FIXED)]
+    changed = [key for key in new if new[key] != old.get(key)]
+    fixed = [key for key in changed if key in _SHARDS or not key.startswith((*_NOT_FIXED, _PLACES))]
     if fixed:
         raise ConfigError(
             f"{fixed[0]} is {shown(new[fixed[0]])}, but the run has {shown(old.get(fixed[0]))}, "
             "which stays; resuming may change total_frames, stop_at_return, evaluation.*, "
-            "checkpoint.* and logging.*. For anything else start another run."
+            "checkpoint.*, logging.* and where shards are (distributed.*). For anything else start "
+            "another run."
         )
     if config != before:
         validate(config, own_env=env is not None or config.env.library == "own")

@@ -45,3 +45,6 @@ class Collector(Protocol):
         Returns:
             bool: whether episodes go on where they were.
         """
+
+    def shutdown(self) -> None:
+        """Closes the environments."""

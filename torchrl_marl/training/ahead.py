@@ -82,7 +82,7 @@ class CompilingAhead:
 
 def _pays(config: TrainConfig, env: EnvBase) -> bool:
     base: Any = getattr(env, "base_env", env)
-    named = config.env.library != "own"
+    named = config.env.library != "own" and not config.distributed.enabled
     captured = config.execution == "compile" and hasattr(base, "captured")
     if not (named and captured and config.device == "cpu"):
         return False

@@ -43,6 +43,11 @@ class Births:
             born[name], self._before[name] = _born(acts, done, before)
         return born
 
+    def forget(self, envs: Tensor) -> None:
+        """Begins anew in some envs, bool ``[E]``."""
+        for name, born in self._before.items():
+            self._before[name] = born & ~envs.unsqueeze(-1)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Returns which agents are born in the running episodes."""
         return {f"{name}/born": x for name, x in self._before.items()}

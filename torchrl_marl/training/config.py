@@ -30,6 +30,7 @@ from torchrl_marl.settings import (
     read_yaml,
 )
 from torchrl_marl.settings import check as check_settings
+from torchrl_marl.training.distributed_config import DistributedConfig, check_distributed
 from torchrl_marl.training.evolution_config import EvolutionConfig
 from torchrl_marl.training.league_config import LeagueConfig
 from torchrl_marl.training.population_config import PopulationConfig
@@ -155,6 +156,8 @@ class TrainConfig:
     """Copies of good members that replace others."""
     league: LeagueConfig = field(default_factory=LeagueConfig)
     """Stored players that act in some envs and seats."""
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    """Where the environments are."""
 
     def check(self, at: str = "", skip: Collection[str] = ()) -> None:
         """Refuses what does not fit together.
@@ -185,6 +188,8 @@ class TrainConfig:
                 f"{self.frames_per_batch}; raise the first or lower the second."
             )
         self.check_learners(own_env=own_env)
+        if self.distributed.enabled:
+            check_distributed(self, own_env=own_env)
         if self.league.enabled:
             check_league(self, own_env=own_env)
         if self.population.size > 1:

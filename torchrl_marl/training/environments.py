@@ -38,7 +38,9 @@ class Environments:
         self._config, self._device = config, device
         self.own = None if env is None else adapt(as_environment(env, config.env, device))
         if self.own is None:
-            built = make_env(config.env, seed=config.seed, device=device)
+            # Shards have environments of their own; this one says what agents see.
+            num_envs = 1 if config.distributed.enabled else None
+            built = make_env(config.env, seed=config.seed, device=device, num_envs=num_envs)
         else:
             built = self.own
             built.set_seed(config.seed)

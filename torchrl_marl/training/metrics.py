@@ -113,6 +113,16 @@ class EpisodeTracker:
                     stacklevel=2,
                 )
 
+    def forget(self, envs: Tensor) -> None:
+        """Begins anew in envs whose running episodes were lost.
+
+        Args:
+            envs (Tensor): bool, ``[E]``.
+        """
+        for name, total in self._running.items():
+            self._running[name] = torch.where(envs, torch.zeros_like(total), total)
+        self._births.forget(envs)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the sums of the running episodes, and their born agents."""
         return {**self._running, **self._births.state_dict()}

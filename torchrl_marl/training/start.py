@@ -110,7 +110,7 @@ def _begin(
     sign_world(training.folder, config.env)
     training.open()
     frames = config.total_frames
-    num_envs = training.env.batch_size.numel() // config.population.size
+    num_envs = training.num_envs // config.population.size
     batch = math.ceil(config.frames_per_batch / num_envs) * num_envs
     if frames % batch:
         n = math.ceil(frames / batch)

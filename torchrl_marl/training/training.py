@@ -17,7 +17,6 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from torchrl_marl.capture.announce import announced_to
-from torchrl_marl.collectors.rollout import RolloutCollector
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.errors import TrustError
@@ -28,12 +27,14 @@ from torchrl_marl.training.ahead import CompilingAhead
 from torchrl_marl.training.animation import check_drawable
 from torchrl_marl.training.checkpoint import load_learners, save_checkpoint
 from torchrl_marl.training.clusters import with_clusters
+from torchrl_marl.training.collecting import begun_anew, counters, make_collector, remember
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import Environments
 from torchrl_marl.training.evaluation import evaluate, put_back
 from torchrl_marl.training.execution import choose_execution
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
+from torchrl_marl.training.iteration import Iteration
 from torchrl_marl.training.league import League
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
 from torchrl_marl.training.process_state import ProcessState
@@ -43,22 +44,6 @@ from torchrl_marl.training.stopping import StopAtReturn
 from torchrl_marl.training.summary import figures_of, write_summary
 
 __all__ = ["Iteration", "Training", "in_its_own_state"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Iteration:
-    """One collect-and-learn, as :func:`iterate` yields it."""
-
-    run: Run
-    """The run, with the policy as it is now."""
-    number: int
-    """1 for the first."""
-    frames: int
-    """Env steps so far."""
-    metrics: dict[str, float]
-    """The row of ``metrics.csv``."""
-    batch: TensorDictBase
-    """What was collected, ``[E, T]``, with advantages."""
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -124,7 +109,7 @@ class Training:
         self.policy = TeamPolicy(
             actor for learner in self.learners for actor in learner.actors.values()
         )
-        if any(getattr(learner, "remembered", ()) for learner in self.learners):
+        if remember(self.learners):
             self.environments.remember(remembered_by(self.policy))
             self.env = self.environments.training
         if config.league.enabled:
@@ -132,14 +117,8 @@ class Training:
                 config, self.team, self.policy, self.learners, self.environments, self.folder
             )
             self.env = self.environments.training
-        self.collector = RolloutCollector(
-            self.env,
-            self.policy if self.league is None else self.league.policy,
-            frames_per_batch=config.frames_per_batch,
-            total_frames=config.total_frames,
-            execution=config.execution,  # type: ignore[arg-type]
-            team=self.team,
-        )
+        acting = self.policy if self.league is None else self.league.policy
+        self.collector: Any = make_collector(config, self.env, acting, self.team, self.learners)
         self.tracker = EpisodeTracker(self.team)
         self.stopping = StopAtReturn(config)
         self.run = Run(self.folder, config, self.policy, {}, self.environments.own)
@@ -157,6 +136,12 @@ class Training:
             frames=self.frames,
             done=self.done,
         )
+
+    @property
+    def num_envs(self) -> int:
+        """Number of envs that are collected from, wherever they are."""
+        sharded = self.config.distributed.enabled
+        return self.config.env.num_envs if sharded else self.env.batch_size.numel()
 
     @property
     def frames(self) -> int:
@@ -195,6 +180,9 @@ class Training:
         began = time.perf_counter()
         with announced_to(self.recorder.working):
             batch = self.collector.rollout()
+            if (renewed := begun_anew(self.collector)) is not None:
+                self.tracker.forget(renewed)
+                self._cut()
             episodes = self.tracker.update(batch)
             self.ahead.wait()
             learned = self._learn(batch)
@@ -221,6 +209,7 @@ class Training:
             "frames_per_second": round(batch.numel() / seconds, 1),
             **values,
             **self.environments.restarts(),
+            **counters(self.collector),
         }
         self.recorder.iteration(row, [row[f"{name}/episode_reward"] for name in self.team.groups])
         self._do_what_is_due(batch.numel())
@@ -343,6 +332,8 @@ class Training:
         """Closes tables, loggers and environments; releases the folder for resuming."""
         self.ahead.close()
         self.recorder.close()
+        if self.config.distributed.enabled:
+            self.collector.shutdown()
         self.environments.close()
         self.run.trained_on = None
         self._kept.release()
@@ -389,7 +380,7 @@ class Training:
                 stacklevel=2,
             )
         tracker = {name: value.to(self.device) for name, value in state["tracker"].items()}
-        if any(len(value) != self.env.batch_size.numel() for value in tracker.values()):
+        if any(len(value) != self.num_envs for value in tracker.values()):
             raise ValueError("running episodes of another number of envs")
         self.tracker.load_state_dict(tracker if resumed else {})
         if not resumed:

@@ -1,0 +1,295 @@
+"""Shards on actors of Ray, in other processes and on other machines.
+
+Shapes: E envs of a shard, T steps.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torchrl_marl.collectors.journal import Entry, Journal, Weights
+from torchrl_marl.collectors.placement import Played
+from torchrl_marl.collectors.ray_connection import Connection, connect
+from torchrl_marl.collectors.shard import Shard, goes_on
+from torchrl_marl.collectors.shard_actor import ShardActor
+from torchrl_marl.collectors.shipping import to_arrays, unpack
+from torchrl_marl.errors import ConfigError, UserError, WorkerError
+
+__all__ = ["OnRay"]
+
+
+class OnRay:
+    """Shards on actors, which are replaced when they die, fail or fall silent.
+
+    A shard that is lost is put back from its last snapshot and plays again what it has played
+    since, so that a run with deaths equals one without, to the bit. Where its world has no
+    snapshot, or none is kept, it begins new episodes; both is counted.
+
+    Args:
+        makers (sequence of callable): ``maker(life)`` makes a shard in whatever process.
+        actors (int, optional): number of actors; by default one for each shard, as far as there
+            are CPUs.
+        address (str, optional): of a cluster; by default ``RAY_ADDRESS``, or a Ray of one's own.
+        cpus (float): that Ray keeps for each actor.
+        gpus (float): likewise.
+        spares (int): actors that wait to replace one.
+        timeout (float): seconds after which an actor that has not played its batch counts as dead.
+        max_restarts (int): replacements for one batch, after which the run gives up.
+
+    Attributes:
+        counters (dict): ``collector_restarts`` and ``episodes_lost``.
+
+    Raises:
+        ConfigError: no Ray, or too few CPUs for the actors.
+        WorkerError: an actor that cannot make its shards.
+    """
+
+    def __init__(
+        self,
+        makers: Sequence[Callable[[int], Shard]],
+        *,
+        actors: int | None = None,
+        address: str | None = None,
+        cpus: float = 1.0,
+        gpus: float = 0.0,
+        spares: int = 1,
+        timeout: float = 300.0,
+        max_restarts: int = 10,
+    ) -> None:
+        self.makers, self.timeout, self.max_restarts = list(makers), timeout, max_restarts
+        self.counters = {"collector_restarts": 0, "episodes_lost": 0}
+        self.connection: Connection = connect(address, cpus * (actors or 0))
+        self._ray = self.connection.ray
+        self._options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0}
+        self._n_spares = 0 if gpus else spares
+        self._lives = [0] * len(makers)
+        self._lost: set[int] = set()
+        self._pending: deque[list[Any]] = deque()
+        self._spares: list[Any] = []
+        self.actors: list[Any] = []
+        try:
+            n = self._number(actors, cpus, gpus)
+            bounds = [round(i * len(makers) / n) for i in range(n + 1)]
+            self.own = [range(*bounds[i : i + 2]) for i in range(n)]
+            self.actors = [self._new_actor() for _ in range(n)]
+            self._make(range(n), {})
+        except BaseException:
+            self.close()
+            raise
+
+    def _number(self, actors: int | None, cpus: float, gpus: float) -> int:
+        """Returns how many actors there are to be, for which there is room."""
+        room = min(
+            self.connection.cpus / cpus if cpus else math.inf,
+            self.connection.gpus / gpus if gpus else math.inf,
+        )
+        n = min(len(self.makers), int(min(room, 1e6))) if actors is None else actors
+        if n < 1 or n > room:
+            raise ConfigError(
+                f"distributed.actors is {actors or 'null'}, for which Ray keeps {cpus:g} CPUs and "
+                f"{gpus:g} GPUs each, but it has only {self.connection.cpus:g} and "
+                f"{self.connection.gpus:g} free; use fewer actors, or wait for others to end."
+            )
+        return n
+
+    # ------------------------------------------------------------------------------- playing
+
+    def begin(self, weights: Weights | None, with_state: bool = False) -> None:
+        """Lets every shard play a batch."""
+        assert weights is not None
+        sent = self._ray.put(to_arrays(weights))
+        self._pending.append([actor.play.remote(sent, with_state) for actor in self.actors])
+
+    def take(self, journal: Journal) -> list[Played]:
+        """Returns what every shard has played of the oldest batch begun."""
+        pending = self._pending.popleft()
+        self._ray.wait(pending, num_returns=len(pending), timeout=self.timeout)
+        answers = [self._answer(result) for result in pending]
+        played: list[Played] = []
+        for a, answer in enumerate(answers):
+            found = self._put_back(a, answer, journal) if _failed(answer) else answer
+            played += [
+                Played(unpack(batch), state, i in self._lost)
+                for i, (batch, state) in zip(self.own[a], found)
+            ]
+        self._lost.clear()
+        self._keep_spares()
+        return played
+
+    def _answer(self, result: Any) -> Any:
+        """Returns what an actor has answered, or the exception instead.
+
+        Raises:
+            UserError: what a user can correct, as the shard said it.
+        """
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(result, timeout=0.001)
+        except errors.GetTimeoutError:
+            return TimeoutError(f"it was silent for {self.timeout:g} s (distributed.timeout)")
+        except errors.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, UserError) and not isinstance(cause, WorkerError):
+                raise cause from None
+            return error
+        except errors.RayActorError as error:
+            return error
+
+    # -------------------------------------------------------------------------------- deaths
+
+    def _put_back(self, a: int, failure: Exception, journal: Journal) -> Any:
+        """Replaces an actor; returns its part of the oldest batch begun."""
+        said: list[str] = []
+        while True:
+            said.append(_said(failure))
+            # What fails twice by the same words, from one state, will fail for ever.
+            again = len(said) > 1 and said[-1] == said[-2] and _of_world(failure)
+            if again or len(said) > self.max_restarts:
+                raise WorkerError(self._gave_up(a, said, failure)) from None
+            self.counters["collector_restarts"] += 1
+            if not _of_world(failure):
+                self._ray.kill(self.actors[a])
+                self.actors[a] = self._spares.pop() if self._spares else self._new_actor()
+            answer = self._play_again(a, journal)
+            if not _failed(answer):
+                return answer
+            failure = answer
+
+    def _play_again(self, a: int, journal: Journal) -> Any:
+        """Makes an actor's shards, brings them to where they were, and begins what is pending."""
+        states = self._states_of(a, journal)
+        entries = journal.entries
+        try:
+            self._make([a], states, trust=True)
+        except WorkerError as error:
+            return error
+        actor = self.actors[a]
+        if not self._lost.intersection(self.own[a]) and journal.taken:
+            before = [self._ray.put(to_arrays(e.weights)) for e in entries[: journal.taken]]
+            for weights in before:
+                actor.play_again.remote([self._ray.get(weights)])
+        results = [self._play(actor, entry) for entry in entries[journal.taken :]]
+        for later, result in zip(self._pending, results[1:]):
+            later[a] = result
+        self._ray.wait(results[:1], timeout=self.timeout)
+        return self._answer(results[0])
+
+    def _play(self, actor: Any, entry: Entry) -> Any:
+        return actor.play.remote(self._ray.put(to_arrays(entry.weights)), entry.with_state)
+
+    def _states_of(self, a: int, journal: Journal) -> dict[int, Mapping[str, Any]]:
+        """Returns what an actor's shards are put back to; those without begin new episodes."""
+        if journal.keeps and journal.snapshots is None:
+            return {}  # as they were made
+        states = {}
+        for i in self.own[a]:
+            if journal.keeps and goes_on(journal.snapshots[i]):  # type: ignore[index]
+                states[i] = journal.snapshots[i]  # type: ignore[index]
+            else:
+                self._lose(i)
+        return states
+
+    def _lose(self, shard: int) -> None:
+        self._lives[shard] += 1
+        self._lost.add(shard)
+
+    def _gave_up(self, a: int, said: list[str], failure: Exception) -> str:
+        own = ", ".join(map(str, self.own[a]))
+        why = said[-1] if _of_world(failure) else said[-1].splitlines()[0]
+        return (
+            f"the actor of shard{'s' * (len(self.own[a]) > 1)} {own} failed {len(said)} times for "
+            f"one batch, the last time with: {why.strip()}; the last checkpoint stays, and "
+            "`torchrl-marl train --resume` goes on from it."
+        )
+
+    # --------------------------------------------------------------------------------- actors
+
+    def _new_actor(self, spare: bool = False) -> Any:
+        options = {**self._options, "num_cpus": 0} if spare else self._options
+        return self._ray.remote(ShardActor).options(**options).remote()
+
+    def _keep_spares(self) -> None:
+        while len(self._spares) < self._n_spares:
+            spare = self._new_actor(spare=True)
+            spare.ready.remote(self.makers[0])
+            self._spares.append(spare)
+
+    def _make(
+        self,
+        actors: Iterable[int],
+        states: Mapping[int, Mapping[str, Any]],
+        trust: bool = False,
+    ) -> dict[int, bool]:
+        """Lets actors make their shards; returns whether no episode of each is lost.
+
+        Raises:
+            WorkerError: naming the shards, with the actor's traceback.
+        """
+        asked = {}
+        for a in actors:
+            makers = {i: self.makers[i] for i in self.own[a]}
+            lives = {i: self._lives[i] for i in makers}
+            own = {i: states[i] for i in makers if i in states}
+            asked[a] = self.actors[a].make.remote(makers, lives, own, trust)
+        kept: dict[int, bool] = {}
+        self._ray.wait(list(asked.values()), num_returns=len(asked), timeout=self.timeout)
+        for a, result in asked.items():
+            answer = self._answer(result)
+            if _failed(answer):
+                which = ", ".join(map(str, self.own[a]))
+                raise WorkerError(f"the actor cannot make shard {which}: {_said(answer).strip()}")
+            kept |= answer
+        return kept
+
+    # ---------------------------------------------------------------------------------- state
+
+    def states(self) -> list[dict[str, Any]]:
+        """Returns the states of the shards behind the last batch begun."""
+        found: dict[int, dict[str, Any]] = {}
+        for own in self._ray.get([actor.states.remote() for actor in self.actors]):
+            found |= own
+        return [found[i] for i in range(len(self.makers))]
+
+    def load(self, states: Sequence[Mapping[str, Any]] | None) -> list[bool]:
+        """Puts the shards back, or lets all begin anew."""
+        self._pending.clear()
+        given: dict[int, Mapping[str, Any]] = {}
+        for i in range(len(self.makers)):
+            life = self._lives[i] if states is None else states[i]["life"]
+            if states is not None and goes_on(states[i]):
+                given[i], self._lives[i] = states[i], life
+            else:
+                self._lives[i] = life + 1
+        kept = self._make(range(len(self.actors)), given)
+        return [i in given and kept[i] for i in range(len(self.makers))]
+
+    def close(self) -> None:
+        """Ends the actors, and Ray where it was started for them."""
+        for actor in (*self.actors, *self._spares):
+            self._ray.kill(actor)
+        self.actors, self._spares = [], []
+        self._pending.clear()
+        self.connection.close()
+
+
+def _failed(answer: Any) -> bool:
+    return isinstance(answer, Exception)
+
+
+def _of_world(failure: Exception) -> bool:
+    """Returns whether the actor lives, and an exception of its world's code has ended the batch."""
+    return getattr(failure, "cause", None) is not None or isinstance(failure, WorkerError)
+
+
+def _said(failure: Exception) -> str:
+    """Returns an exception in words, with the traceback of the actor's process."""
+    if isinstance(failure, TimeoutError):
+        return str(failure)
+    trace = getattr(failure, "traceback_str", None)
+    if trace is not None:
+        return str(trace)
+    return "".join(traceback.format_exception_only(failure)) if str(failure) else repr(failure)

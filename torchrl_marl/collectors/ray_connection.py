@@ -1,0 +1,115 @@
+"""The connection to Ray: one for all runs of a process, closed by the last of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+from torchrl_marl.errors import ConfigError, MissingExtraError, quoted
+
+__all__ = ["Connection", "connect"]
+
+_users = 0
+_started_here = False
+
+
+class Connection:
+    """Ray, in use until it is closed.
+
+    Attributes:
+        cpus (float): that are free.
+    """
+
+    def __init__(self, ray: Any) -> None:
+        self.ray, self._open = ray, True
+
+    @property
+    def cpus(self) -> float:
+        return self.ray.available_resources().get("CPU", 0.0)
+
+    @property
+    def gpus(self) -> float:
+        """GPUs that are free."""
+        return self.ray.available_resources().get("GPU", 0.0)
+
+    def close(self) -> None:
+        """Shuts Ray down where it was started here and nobody else of this process uses it."""
+        global _users, _started_here
+        if not self._open:
+            return
+        self._open = False
+        _users -= 1
+        if _users == 0 and _started_here:
+            _started_here = False
+            self.ray.shutdown()
+
+
+def connect(address: str | None, cpus: float = 0.0) -> Connection:
+    """Returns a connection to the Ray of this process, to a cluster, or to one that is started.
+
+    Args:
+        address (str, optional): of a cluster; None: what ``RAY_ADDRESS`` says, or else a Ray of
+            one's own, which only this machine can reach.
+        cpus (float): that are needed; one's own Ray pretends to have as many.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        ConfigError: the cluster is not there, or Ray does not start.
+    """
+    global _users, _started_here
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError("ray", "ray") from None
+    if not ray.is_initialized():
+        given = address or os.environ.get("RAY_ADDRESS")
+        _start(ray, given, cpus)
+        _started_here = True
+    _users += 1
+    return Connection(ray)
+
+
+def _start(ray: Any, address: str | None, cpus: float) -> None:
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        options |= {"address": "local", "num_cpus": max(own or 1, int(cpus + 0.999))}
+        options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    else:
+        options["address"] = address
+    # Ray ends a process on SIGTERM at once; a run is saved first.
+    ours = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if ours else None
+    try:
+        _init(ray, options, tries=2 if address is None else 1)
+    except Exception as error:
+        why = quoted(" ".join(str(error).split())[:300])
+        if address is None:
+            raise ConfigError(
+                f"Ray does not start on this machine ({why}); it needs 30 s of a CPU and some "
+                "disk in /tmp/ray: free them, or use distributed.backend=none."
+            ) from error
+        raise ConfigError(
+            f"no cluster of Ray answers at {quoted(address)} ({why}); start one there with `ray "
+            "start --head`, or leave distributed.address (and RAY_ADDRESS) out for a Ray of one's "
+            "own."
+        ) from error
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _init(ray: Any, options: dict[str, Any], tries: int) -> None:
+    """Starts Ray, again where its processes came too late, as they do on a busy machine."""
+    for left in reversed(range(tries)):
+        try:
+            ray.init(**options)
+            return
+        except Exception:
+            ray.shutdown()
+            if not left:
+                raise

@@ -1,0 +1,147 @@
+"""A shard: some of a run's environments, with all that makes their future.
+
+Shapes: E envs of the shard, T steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torchrl.envs import EnvBase
+
+from torchrl_marl.capture.execution import Execution
+from torchrl_marl.collectors.rollout import RolloutCollector
+from torchrl_marl.random_state import RandomState
+from torchrl_marl.specs import TeamSpec
+
+__all__ = ["Shard", "goes_on", "shard_seed"]
+
+
+def shard_seed(seed: int, shard: int, life: int = 0) -> int:
+    """Returns where a shard's random state begins.
+
+    Args:
+        seed (int): of the run.
+        shard (int): 0 for the first.
+        life (int): how often it has begun anew, so that its first episodes are not played again.
+
+    Examples:
+        >>> len({shard_seed(0, 0), shard_seed(0, 1), shard_seed(1, 0), shard_seed(0, 0, 1)})
+        4
+    """
+    return int(np.random.SeedSequence([seed, shard, life]).generate_state(1)[0]) >> 1
+
+
+class Shard:
+    """Some of a run's environments, a collector, and a random state of their own.
+
+    The unit of determinism: it plays the same wherever it is, beside other shards or alone, since
+    everything that it draws comes from its own random state and runs on its own number of threads.
+
+    Args:
+        env (EnvBase): with dense groups.
+        policy (TensorDictModuleBase): the team's; of this process, or a copy that takes weights.
+        random (RandomState): in which the environment was made.
+        frames_per_batch (int): of this shard.
+        execution (str): as in :class:`RolloutCollector`.
+        team (TeamSpec): whose observations and rewards must be finite.
+        life (int): how often it has begun anew.
+        threads (int): of torch on the CPU.
+
+    Examples:
+        >>> from torchrl_marl.envs import VmasEnv
+        >>> random = RandomState(shard_seed(0, 0))
+        >>> with random.active():
+        ...     env = VmasEnv("balance", num_envs=4, max_steps=100, seed=0)
+        >>> shard = Shard(env, env.rand_action, random, frames_per_batch=40,
+        ...               team=TeamSpec.from_env(env))
+        >>> shard.rollout().shape
+        torch.Size([4, 10])
+    """
+
+    def __init__(
+        self,
+        env: EnvBase,
+        policy: TensorDictModuleBase,
+        random: RandomState,
+        *,
+        frames_per_batch: int,
+        team: TeamSpec,
+        execution: Execution = "eager",
+        life: int = 0,
+        threads: int = 1,
+    ) -> None:
+        self.policy, self.random, self.life, self.threads = policy, random, life, threads
+        self.num_envs = env.batch_size.numel()
+        with self._active():
+            self.collector = RolloutCollector(
+                env, policy, frames_per_batch=frames_per_batch, execution=execution, team=team
+            )
+
+    @contextlib.contextmanager
+    def _active(self) -> Iterator[None]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            with self.random.active():
+                yield
+        finally:
+            torch.set_num_threads(before)
+
+    def rollout(self, weights: Mapping[str, Tensor] | None = None) -> TensorDictBase:
+        """Collects a batch and checks it.
+
+        Args:
+            weights (mapping, optional): of the policy; None where it is the learner's own.
+
+        Raises:
+            NonFiniteError: naming what is not finite.
+            GraphCheckError: a check of the simulator failed.
+        """
+        if weights is not None:
+            self.policy.load_state_dict(weights)
+        with self._active():
+            batch = self.collector.rollout()
+            self.collector.finish(batch)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all that makes its future but the policy, shared with nothing."""
+        with self._active():
+            state = self.collector.state_dict()
+        state.pop("policy_state_dict", None)
+        random = self.random.state_dict()
+        return copy.deepcopy({"collector": state, "random": random, "life": self.life})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Goes on from a saved state.
+
+        Returns:
+            bool: whether no episode is lost; they begin anew where the world has no snapshot.
+        """
+        state = copy.deepcopy(dict(state))
+        with self._active():
+            went_on = self.collector.load_state_dict(state["collector"])
+        if went_on or "carry" not in state["collector"]:
+            self.random.load_state_dict(state["random"])
+            self.life = state["life"]
+            return True
+        return False
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self.collector.shutdown()
+
+
+def goes_on(state: Mapping[str, Any]) -> bool:
+    """Returns whether a shard that is put back to a saved state plays as the one that gave it."""
+    collector = state["collector"]
+    return "carry" not in collector or collector.get("env") is not None

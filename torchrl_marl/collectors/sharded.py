@@ -1,0 +1,185 @@
+"""A collector of shards, wherever they are.
+
+Shapes: E envs of all S shards, T steps.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from torchrl_marl.collectors.journal import Entry, Journal, Weights
+from torchrl_marl.collectors.placement import Placement, Played
+
+__all__ = ["ShardedCollector"]
+
+
+class ShardedCollector:
+    """Collects from shards: batches ``[E, T]``, the shards' envs one after the other.
+
+    Shards that play in a process of their own, or ahead, take the weights of the policy as they
+    were when their batch was begun: that of iteration ``k`` is begun when iteration
+    ``k - overlap`` has ended. What is collected depends on nothing else, so not on where shards
+    are.
+
+    Args:
+        placement (Placement): the shards.
+        policy (nn.Module): of the learner.
+        overlap (int): batches that are begun ahead.
+        snapshot_every (int): batches between two snapshots of the shards, from which one is put
+            back; 0: none are kept, and the shards are asked for their states when they are needed.
+        live (bool): shards act by the learner's policy itself.
+        device (torch.device, optional): of batches; by default they stay where they were made.
+
+    Attributes:
+        renewed (Tensor, optional): the envs whose running episodes were lost before the last
+            batch, bool ``[E]``.
+
+    Keys:
+        - writes: ``("collector", "traj_ids")`` ``[E, T]``, which differ between shards
+
+    Examples:
+        >>> from functools import partial
+        >>> from torchrl_marl import TeamSpec
+        >>> from torchrl_marl.collectors.placement import Here
+        >>> from torchrl_marl.collectors.shard import Shard, shard_seed
+        >>> from torchrl_marl.envs import VmasEnv
+        >>> from torchrl_marl.random_state import RandomState
+        >>> def make(number, life):
+        ...     random = RandomState(shard_seed(0, number, life))
+        ...     with random.active():
+        ...         env = VmasEnv("balance", num_envs=4, max_steps=100, seed=number)
+        ...     team = TeamSpec.from_env(env)
+        ...     return Shard(env, env.rand_action, random, frames_per_batch=40, team=team)
+        >>> here = Here([partial(make, number) for number in range(2)])
+        >>> ShardedCollector(here, torch.nn.Identity(), live=True).rollout().shape
+        torch.Size([8, 10])
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        policy: nn.Module,
+        *,
+        overlap: int = 0,
+        snapshot_every: int = 1,
+        live: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if live and overlap:
+            raise ValueError("overlap is given, but shards act by the learner's policy itself.")
+        self.placement, self.policy, self.device = placement, policy, device
+        self.overlap, self.live = overlap, live
+        self.snapshot_every = 0 if live else snapshot_every
+        self.frames = 0
+        self.renewed: Tensor | None = None
+        self._journal = Journal(keeps=self.snapshot_every > 0)
+        self._begun = 0
+        self._ahead = 0
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What befell the shards."""
+        return dict(self.placement.counters)
+
+    def rollout(self) -> TensorDictBase:
+        """Collects one batch.
+
+        Raises:
+            NonFiniteError: naming what is not finite.
+            WorkerError: a shard that cannot be put back.
+        """
+        if not self._ahead:
+            self._begin()
+        played = self.placement.take(self._journal)
+        self._ahead -= 1
+        if not self.live:
+            states = [own.state for own in played if own.state is not None]
+            self._journal.take(states or None)
+        batch = self._side_by_side(played)
+        while self._ahead < self.overlap:
+            self._begin()
+        self.frames += batch.numel()
+        return batch
+
+    def _begin(self) -> None:
+        self._begun += 1
+        self._ahead += 1
+        if self.live:
+            self.placement.begin(None)
+            return
+        due = self.snapshot_every > 0 and self._begun % self.snapshot_every == 0
+        entry = Entry(self._weights(), due)
+        self._journal.begin(entry)
+        self.placement.begin(entry.weights, due)
+
+    def _weights(self) -> Weights:
+        state = self.policy.state_dict()
+        return {name: value.detach().cpu().clone() for name, value in state.items()}
+
+    def _side_by_side(self, played: list[Played]) -> TensorDictBase:
+        batches = [own.batch for own in played]
+        for shard, batch in enumerate(batches):
+            ids = batch.get(("collector", "traj_ids"))
+            batch.set(("collector", "traj_ids"), ids * len(batches) + shard)
+        batch = batches[0].clone() if len(batches) == 1 else torch.cat(batches, 0)
+        batch = batch if self.device is None else batch.to(self.device)
+        lost = [torch.full(own.batch.shape[:1], own.lost) for own in played]
+        self.renewed = torch.cat(lost).to(batch.device) if any(o.lost for o in played) else None
+        return batch
+
+    def finish(self, batch: TensorDictBase) -> None:
+        """Does nothing: each shard has checked its part of the batch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all from which the shards go on, also those that have played ahead."""
+        if not self._begun:
+            return {"frames": self.frames}
+        state = self._journal.state_dict()
+        if not self.snapshot_every:
+            state["shards"] = self.placement.states()
+        return {"frames": self.frames, **state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Goes on from a saved state; from an empty one, new episodes begin.
+
+        Returns:
+            bool: whether the episodes of all shards go on.
+        """
+        self.frames = state.get("frames", self.frames)
+        shards, entries = state.get("shards"), state.get("weights", [])
+        begun = shards is not None or bool(entries)
+        went_on = [True]
+        if shards is not None or self._begun:
+            went_on = self.placement.load(shards)
+        self._journal = Journal(keeps=self.snapshot_every > 0)
+        self._journal.snapshots = None if shards is None else list(shards)
+        self._ahead, self._begun = 0, int(begun)
+        if any(went_on) and not all(went_on):
+            warnings.warn(
+                f"shards {[i for i, own in enumerate(went_on) if not own]} begin new episodes, "
+                "since their worlds could not be put back.",
+                stacklevel=2,
+            )
+        self._play_again(entries, state.get("taken", 0))
+        return begun and all(went_on)
+
+    def _play_again(self, entries: list[Weights], taken: int) -> None:
+        """Brings shards from their snapshots to where they were."""
+        for i, weights in enumerate(entries):
+            self._journal.begin(Entry(weights))
+            self.placement.begin(weights)
+            if i < taken:
+                self.placement.take(self._journal)
+                self._journal.take(None)
+            else:
+                self._ahead += 1
+
+    def shutdown(self) -> None:
+        """Closes the environments."""
+        self.placement.close()

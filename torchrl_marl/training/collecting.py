@@ -1,0 +1,102 @@
+"""Which collector a run has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torchrl.envs import EnvBase
+
+from torchrl_marl.collectors.collector import Collector
+from torchrl_marl.collectors.placement import Here, Placement
+from torchrl_marl.collectors.rollout import RolloutCollector
+from torchrl_marl.collectors.sharded import ShardedCollector
+from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.shards import ShardMaker
+
+__all__ = ["begun_anew", "counters", "make_collector", "remember"]
+
+
+def make_collector(
+    config: TrainConfig,
+    env: EnvBase,
+    policy: TensorDictModuleBase,
+    team: TeamSpec,
+    learners: Iterable[Any],
+) -> Collector:
+    """Returns the collector that the settings ask for.
+
+    Args:
+        config (TrainConfig): the run's.
+        env (EnvBase): with dense groups; of shards only an example.
+        policy (TensorDictModuleBase): who acts.
+        team (TeamSpec): the groups.
+        learners (iterable of Learner): who learns.
+    """
+    if config.distributed.enabled:
+        return _of_shards(config, policy, remember(learners))
+    return RolloutCollector(
+        env,
+        policy,
+        frames_per_batch=config.frames_per_batch,
+        total_frames=config.total_frames,
+        execution=config.execution,  # type: ignore[arg-type]
+        team=team,
+    )
+
+
+def _of_shards(
+    config: TrainConfig, policy: TensorDictModuleBase, remembers: bool
+) -> ShardedCollector:
+    settings = config.distributed
+    assert settings.collectors is not None
+    live = settings.backend == "none" and not settings.overlap
+    on_cpu = settings.backend == "ray" and not settings.gpus_per_actor
+    device = "cpu" if on_cpu else "cuda" if settings.backend == "ray" else config.device
+    own = policy if live else None
+    makers = [ShardMaker(config, i, device, own, remembers) for i in range(settings.collectors)]
+    return ShardedCollector(
+        _placed(makers, config),
+        policy,
+        overlap=settings.overlap,
+        snapshot_every=settings.snapshot_every,
+        live=live,
+        device=torch.device(config.device),
+    )
+
+
+def _placed(makers: list[ShardMaker], config: TrainConfig) -> Placement:
+    if config.distributed.backend == "none":
+        return Here(makers)
+    from torchrl_marl.collectors.ray import OnRay
+
+    settings = config.distributed
+    return OnRay(
+        makers,
+        actors=settings.actors,
+        address=settings.address,
+        cpus=settings.cpus_per_actor,
+        gpus=settings.gpus_per_actor,
+        spares=settings.spares,
+        timeout=settings.timeout,
+        max_restarts=settings.max_restarts,
+    )
+
+
+def remember(learners: Iterable[Any]) -> bool:
+    """Returns whether networks read what they remember, or where episodes begin."""
+    return any(getattr(learner, "remembered", ()) for learner in learners)
+
+
+def counters(collector: Collector) -> dict[str, int]:
+    """Returns what befell a collector's environments, for the metrics."""
+    return getattr(collector, "counters", {})
+
+
+def begun_anew(collector: Collector) -> Tensor | None:
+    """Returns the envs whose running episodes were lost before the last batch, bool ``[E]``."""
+    return getattr(collector, "renewed", None)

@@ -1,0 +1,78 @@
+"""The shards of a run, from its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+
+from torchrl_marl.collectors.shard import Shard, shard_seed
+from torchrl_marl.collectors.team import TeamPolicy
+from torchrl_marl.envs.make import make_env
+from torchrl_marl.envs.remember import remembered_by, with_memory
+from torchrl_marl.envs.transforms import with_dense_groups
+from torchrl_marl.learners.build import build_learners
+from torchrl_marl.random_state import RandomState
+from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.config import TrainConfig
+
+__all__ = ["ShardMaker"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardMaker:
+    """Makes a shard of a run, in whatever process it is called.
+
+    Args:
+        config (TrainConfig): the run's.
+        shard (int): which, 0 for the first.
+        device (str): of the environments and of the acting networks.
+        policy (TensorDictModuleBase, optional): the learner's own; otherwise a copy is built, which
+            takes weights.
+        remembers (bool): networks read what they remember, or where episodes begin.
+    """
+
+    config: TrainConfig
+    shard: int
+    device: str = "cpu"
+    policy: TensorDictModuleBase | None = None
+    remembers: bool = False
+
+    def __call__(self, life: int = 0) -> Shard:
+        """Returns the shard.
+
+        Args:
+            life (int): how often it has begun anew.
+        """
+        config, number = self.config, self.config.distributed.collectors
+        assert number is not None
+        seed = shard_seed(config.seed, self.shard, life)
+        random = RandomState(seed, self.device)
+        with random.active():
+            env = make_env(
+                config.env, seed=seed, device=self.device, num_envs=config.env.num_envs // number
+            )
+            env = with_dense_groups(env)
+            team = TeamSpec.from_env(env)
+        policy = self._copy(team) if self.policy is None else self.policy
+        if self.remembers:
+            env = with_memory(env, remembered_by(policy))
+        return Shard(
+            env,
+            policy,
+            random,
+            frames_per_batch=config.frames_per_batch // number,
+            execution=config.execution,  # type: ignore[arg-type]
+            team=team,
+            life=life,
+            threads=config.threads or 1,
+        )
+
+    def _copy(self, team: TeamSpec) -> Any:
+        with RandomState(self.config.seed, self.device).active():
+            learners = build_learners(
+                team, self.config.learner, self.config.groups, device=torch.device(self.device)
+            )
+        return TeamPolicy(actor for learner in learners for actor in learner.actors.values())
