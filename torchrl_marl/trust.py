@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
-__all__ = ["is_own", "signature", "trusting"]
+__all__ = ["is_own", "is_trusting", "signature", "trusting"]
 
 _LENGTH = 32
 # Where no key can be stored, only this process's own files are trusted.
@@ -54,6 +54,11 @@ def is_own(given: object, *parts: bytes) -> bool:
         return True
     own = signature(*parts).encode()
     return isinstance(given, str) and hmac.compare_digest(given.encode("utf-8", "replace"), own)
+
+
+def is_trusting() -> bool:
+    """Returns whether everything is trusted now, as within :func:`trusting`."""
+    return _TRUSTING.get()
 
 
 @contextlib.contextmanager

@@ -6,18 +6,19 @@ Shapes: E envs of a shard, T steps.
 from __future__ import annotations
 
 import math
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchrl_marl.collectors.journal import Entry, Journal, Weights
 from torchrl_marl.collectors.placement import Played
 from torchrl_marl.collectors.ray_connection import Connection, connect
+from torchrl_marl.collectors.ray_failures import ActorFailure, answer_of
 from torchrl_marl.collectors.shard import Shard, goes_on
 from torchrl_marl.collectors.shard_actor import ShardActor
 from torchrl_marl.collectors.shipping import to_arrays, unpack
-from torchrl_marl.errors import ConfigError, UserError, WorkerError
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.trust import is_trusting
 
 __all__ = ["OnRay"]
 
@@ -76,7 +77,7 @@ class OnRay:
             bounds = [round(i * len(makers) / n) for i in range(n + 1)]
             self.own = [range(*bounds[i : i + 2]) for i in range(n)]
             self.actors = [self._new_actor() for _ in range(n)]
-            self._make(range(n), {})
+            self._make_all({})
         except BaseException:
             self.close()
             raise
@@ -106,77 +107,59 @@ class OnRay:
 
     def take(self, journal: Journal) -> list[Played]:
         """Returns what every shard has played of the oldest batch begun."""
-        pending = self._pending.popleft()
-        self._ray.wait(pending, num_returns=len(pending), timeout=self.timeout)
-        answers = [self._answer(result) for result in pending]
+        answers = self._answers(self._pending.popleft())
         played: list[Played] = []
         for a, answer in enumerate(answers):
-            found = self._put_back(a, answer, journal) if _failed(answer) else answer
-            played += [
-                Played(unpack(batch), state, i in self._lost)
-                for i, (batch, state) in zip(self.own[a], found)
-            ]
+            if isinstance(answer, ActorFailure):
+                answer = self._put_back(a, answer, journal)
+            own = zip(self.own[a], answer)
+            played += [Played(unpack(batch), state, i in self._lost) for i, (batch, state) in own]
         self._lost.clear()
         self._keep_spares()
         return played
 
-    def _answer(self, result: Any) -> Any:
-        """Returns what an actor has answered, or the exception instead.
-
-        Raises:
-            UserError: what a user can correct, as the shard said it.
-        """
-        errors = self._ray.exceptions
-        try:
-            return self._ray.get(result, timeout=0.001)
-        except errors.GetTimeoutError:
-            return TimeoutError(f"it was silent for {self.timeout:g} s (distributed.timeout)")
-        except errors.RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, UserError) and not isinstance(cause, WorkerError):
-                raise cause from None
-            return error
-        except errors.RayActorError as error:
-            return error
+    def _answers(self, results: Sequence[Any]) -> list[Any]:
+        """Waits for calls; returns what each has answered, or its failure."""
+        results = list(results)
+        ready, _ = self._ray.wait(results, num_returns=len(results), timeout=self.timeout)
+        ready = set(ready)
+        return [answer_of(self._ray, one, one in ready, self.timeout) for one in results]
 
     # -------------------------------------------------------------------------------- deaths
 
-    def _put_back(self, a: int, failure: Exception, journal: Journal) -> Any:
-        """Replaces an actor; returns its part of the oldest batch begun."""
-        said: list[str] = []
-        while True:
-            said.append(_said(failure))
-            # What fails twice by the same words, from one state, will fail for ever.
-            again = len(said) > 1 and said[-1] == said[-2] and _of_world(failure)
-            if again or len(said) > self.max_restarts:
-                raise WorkerError(self._gave_up(a, said, failure)) from None
+    def _put_back(self, a: int, failure: ActorFailure, journal: Journal) -> Any:
+        """Replaces an actor, or its shards; returns its part of the oldest batch begun."""
+        tries = 1
+        for tries in range(2, self.max_restarts + 2):
             self.counters["collector_restarts"] += 1
-            if not _of_world(failure):
+            if failure.lost:
                 self._ray.kill(self.actors[a])
                 self.actors[a] = self._spares.pop() if self._spares else self._new_actor()
             answer = self._play_again(a, journal)
-            if not _failed(answer):
+            if not isinstance(answer, ActorFailure):
                 return answer
+            if answer == failure and not failure.lost:  # from one state it will fail for ever
+                break
             failure = answer
+        own = ", ".join(map(str, self.own[a]))
+        raise failure.error(
+            f"the actor of shard {own} failed {tries} time{'s' * (tries > 1)} in one batch, the last time it",
+            "; the last checkpoint stays, and `torchrl-marl train --resume` goes on from it.",
+        )
 
     def _play_again(self, a: int, journal: Journal) -> Any:
         """Makes an actor's shards, brings them to where they were, and begins what is pending."""
-        states = self._states_of(a, journal)
-        entries = journal.entries
-        try:
-            self._make([a], states, trust=True)
-        except WorkerError as error:
-            return error
-        actor = self.actors[a]
-        if not self._lost.intersection(self.own[a]) and journal.taken:
-            before = [self._ray.put(to_arrays(e.weights)) for e in entries[: journal.taken]]
-            for weights in before:
-                actor.play_again.remote([self._ray.get(weights)])
-        results = [self._play(actor, entry) for entry in entries[journal.taken :]]
+        (made,) = self._answers([self._make(a, self._states_of(a, journal), trust=True)])
+        if isinstance(made, ActorFailure):
+            return made
+        # Shards that begin new episodes have nothing to come back to.
+        anew = not self._lost.isdisjoint(self.own[a])
+        entries = journal.entries[journal.taken if anew else 0 :]
+        results = [self._play(self.actors[a], entry) for entry in entries]
+        results = results[0 if anew else journal.taken :]
         for later, result in zip(self._pending, results[1:]):
             later[a] = result
-        self._ray.wait(results[:1], timeout=self.timeout)
-        return self._answer(results[0])
+        return self._answers(results[:1])[0]
 
     def _play(self, actor: Any, entry: Entry) -> Any:
         return actor.play.remote(self._ray.put(to_arrays(entry.weights)), entry.with_state)
@@ -197,15 +180,6 @@ class OnRay:
         self._lives[shard] += 1
         self._lost.add(shard)
 
-    def _gave_up(self, a: int, said: list[str], failure: Exception) -> str:
-        own = ", ".join(map(str, self.own[a]))
-        why = said[-1] if _of_world(failure) else said[-1].splitlines()[0]
-        return (
-            f"the actor of shard{'s' * (len(self.own[a]) > 1)} {own} failed {len(said)} times for "
-            f"one batch, the last time with: {why.strip()}; the last checkpoint stays, and "
-            "`torchrl-marl train --resume` goes on from it."
-        )
-
     # --------------------------------------------------------------------------------- actors
 
     def _new_actor(self, spare: bool = False) -> Any:
@@ -218,30 +192,27 @@ class OnRay:
             spare.ready.remote(self.makers[0])
             self._spares.append(spare)
 
-    def _make(
-        self,
-        actors: Iterable[int],
-        states: Mapping[int, Mapping[str, Any]],
-        trust: bool = False,
+    def _make(self, a: int, states: Mapping[int, Mapping[str, Any]], trust: bool) -> Any:
+        """Lets an actor make its shards; its answer says whether no episode of each is lost."""
+        makers = {i: self.makers[i] for i in self.own[a]}
+        lives = {i: self._lives[i] for i in makers}
+        own = {i: states[i] for i in makers if i in states}
+        return self.actors[a].make.remote(makers, lives, own, trust)
+
+    def _make_all(
+        self, states: Mapping[int, Mapping[str, Any]], trust: bool = False
     ) -> dict[int, bool]:
-        """Lets actors make their shards; returns whether no episode of each is lost.
+        """Lets all actors make their shards; returns whether no episode of each is lost.
 
         Raises:
             WorkerError: naming the shards, with the actor's traceback.
         """
-        asked = {}
-        for a in actors:
-            makers = {i: self.makers[i] for i in self.own[a]}
-            lives = {i: self._lives[i] for i in makers}
-            own = {i: states[i] for i in makers if i in states}
-            asked[a] = self.actors[a].make.remote(makers, lives, own, trust)
         kept: dict[int, bool] = {}
-        self._ray.wait(list(asked.values()), num_returns=len(asked), timeout=self.timeout)
-        for a, result in asked.items():
-            answer = self._answer(result)
-            if _failed(answer):
-                which = ", ".join(map(str, self.own[a]))
-                raise WorkerError(f"the actor cannot make shard {which}: {_said(answer).strip()}")
+        calls = [self._make(a, states, trust) for a in range(len(self.actors))]
+        for own, answer in zip(self.own, self._answers(calls)):
+            if isinstance(answer, ActorFailure):
+                which = ", ".join(map(str, own))
+                raise answer.error(f"the actor that was to make shard {which}", ".")
             kept |= answer
         return kept
 
@@ -264,7 +235,7 @@ class OnRay:
                 given[i], self._lives[i] = states[i], life
             else:
                 self._lives[i] = life + 1
-        kept = self._make(range(len(self.actors)), given)
+        kept = self._make_all(given, trust=is_trusting())
         return [i in given and kept[i] for i in range(len(self.makers))]
 
     def close(self) -> None:
@@ -274,22 +245,3 @@ class OnRay:
         self.actors, self._spares = [], []
         self._pending.clear()
         self.connection.close()
-
-
-def _failed(answer: Any) -> bool:
-    return isinstance(answer, Exception)
-
-
-def _of_world(failure: Exception) -> bool:
-    """Returns whether the actor lives, and an exception of its world's code has ended the batch."""
-    return getattr(failure, "cause", None) is not None or isinstance(failure, WorkerError)
-
-
-def _said(failure: Exception) -> str:
-    """Returns an exception in words, with the traceback of the actor's process."""
-    if isinstance(failure, TimeoutError):
-        return str(failure)
-    trace = getattr(failure, "traceback_str", None)
-    if trace is not None:
-        return str(trace)
-    return "".join(traceback.format_exception_only(failure)) if str(failure) else repr(failure)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchrl_marl.collectors.shard import Shard, goes_on
@@ -27,10 +26,6 @@ class ShardActor:
     def ready(self, *makers: Callable[[int], Shard]) -> bool:
         """Answers, once the process has imported what makers of shards need."""
         return True
-
-    def process(self) -> int:
-        """Returns the number of the process."""
-        return os.getpid()
 
     def make(
         self,
@@ -67,11 +62,6 @@ class ShardActor:
             batch = pack(shard.rollout(given))
             played.append((batch, shard.state_dict() if with_state else None))
         return played
-
-    def play_again(self, weights: Sequence[Mapping[str, Any]]) -> None:
-        """Plays batches that were taken before."""
-        for own in weights:
-            self.play(own, False)
 
     def states(self) -> dict[int, dict[str, Any]]:
         """Returns the states of its shards."""

@@ -1,0 +1,190 @@
+"""A run of shards learns the same wherever they are, and however often it is stopped."""
+
+import pytest
+import torch
+from support.runs import assert_equal, assert_same_run, final_state, small_config, table
+
+import torchrl_marl
+from torchrl_marl.collectors.placement import Here
+from torchrl_marl.collectors.shard import shard_seed
+from torchrl_marl.collectors.sharded import ShardedCollector
+from torchrl_marl.envs.make import make_env
+from torchrl_marl.errors import ConfigError, NonFiniteError
+from torchrl_marl.random_state import RandomState
+from torchrl_marl.recipes import load_config
+from torchrl_marl.training import Training, iterate
+from torchrl_marl.training.folder import RunFolder
+from torchrl_marl.training.shards import ShardMaker
+
+
+def settings_of(folder, recipe="toy_arena_mappo", **overrides):
+    overrides = {"distributed": {"collectors": 4}, **overrides}
+    return small_config(recipe, folder=str(folder), **overrides)
+
+
+def batches(folder, n=3, **overrides):
+    training = Training(settings_of(folder, **overrides), RunFolder.new(settings_of(folder)), None)
+    found = [training.collector.rollout() for _ in range(n)]
+    training.close()
+    return found
+
+
+def test_a_batch_is_its_shards_side_by_side(tmp_path):
+    """Against each shard by itself, made after another one has drawn numbers."""
+    together = batches(tmp_path / "run")
+    for number in (2, 0):
+        torch.manual_seed(number)
+        config = settings_of(tmp_path / "other")
+        shard = ShardMaker(config, number)()
+        alone = [shard.rollout() for _ in range(3)]
+        for whole, own in zip(together, alone):
+            rows = whole[2 * number : 2 * number + 2].exclude(("collector", "traj_ids"))
+            assert_equal(rows.to_dict(), own.exclude(("collector", "traj_ids")).to_dict())
+
+
+def test_a_shard_is_what_its_seed_makes_of_its_envs(tmp_path):
+    """The first shard's envs are those that the world makes of the shard's seed."""
+    config = settings_of(tmp_path / "run")
+    seed = shard_seed(config.seed, 0)
+    with RandomState(seed).active():
+        expected = make_env(config.env, seed=seed, num_envs=2).reset()
+    batch = batches(tmp_path / "run", 1)[0]
+    assert_equal(
+        batch[:2, 0]["agents", "observation"].clone(), expected["agents", "observation"].clone()
+    )
+
+
+def test_trajectories_of_shards_differ(tmp_path):
+    ids = torch.cat([b["collector", "traj_ids"] for b in batches(tmp_path / "run")], 1)
+    owners = [set(rows.flatten().tolist()) for rows in ids.split(2)]
+    assert not set.intersection(*owners)
+    assert len(set.union(*owners)) == sum(map(len, owners))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"distributed": {"collectors": 4, "overlap": 1}},
+        {"distributed": {"collectors": 2, "overlap": 2}},
+        {"recipe": "toy_echo_mappo"},
+        {"recipe": "toy_arena_qmix"},
+        {"distributed": {"collectors": 4}, "execution": "trace"},
+    ],
+    ids=["ahead", "further_ahead", "memory", "replay", "captured"],
+)
+def test_a_run_goes_on_exactly(overrides, tmp_path):
+    recipe = overrides.pop("recipe", "toy_arena_mappo")
+    if recipe == "toy_arena_qmix":
+        overrides["learner"] = {"first_frames": 80}
+    torchrl_marl.train(settings_of(tmp_path / "whole", recipe, **overrides))
+    for step in iterate(settings_of(tmp_path / "parts", recipe, **overrides)):
+        if step.number == 3:
+            break
+    torchrl_marl.resume(tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_ahead_is_one_iteration_behind(tmp_path):
+    """Batch 2 is played by the untrained policy, and batch 3 by that of one iteration."""
+    config = settings_of(tmp_path / "run", distributed={"collectors": 4, "overlap": 1})
+    training = Training(config, RunFolder.new(config), None)
+    shards = [ShardMaker(config, i)() for i in range(4)]
+    weights = []
+    for number in range(4):
+        weights.append({k: v.clone() for k, v in training.policy.state_dict().items()})
+        batch = training.collector.rollout()
+        acting = weights[max(0, number - 1)]
+        own = torch.cat([shard.rollout(acting) for shard in shards])
+        ignored = ("collector", "traj_ids")
+        assert_equal(batch.exclude(ignored).to_dict(), own.exclude(ignored).to_dict())
+        training._learn(batch)
+    assert not torch.equal(*(next(iter(w.values())) for w in (weights[0], weights[3])))
+    training.close()
+
+
+def test_a_part_is_checked_by_its_shard(tmp_path):
+    config = settings_of(tmp_path / "run")
+    training = Training(config, RunFolder.new(config), None)
+    with torch.no_grad():
+        next(training.policy.parameters()).fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match="agents"):
+        training.collector.rollout()
+    training.close()
+
+
+def test_lost_episodes_are_forgotten(tmp_path):
+    """The sums of a lost shard's envs begin anew; those of the others go on."""
+
+    class Losing(Here):
+        def take(self, journal):
+            played = super().take(journal)
+            if len(calls) == 1:
+                self.shards[1].collector.load_state_dict({})
+                self.begin(None)
+                again = super().take(journal)[1]
+                again.lost = True
+                played[1] = again
+            calls.append(1)
+            return played
+
+    calls = []
+    config = settings_of(tmp_path / "run", distributed={"collectors": 2}, frames_per_batch=24)
+    training = Training(config, RunFolder.new(config), None)
+    makers = [ShardMaker(config, i, policy=training.policy) for i in range(2)]
+    training.collector = ShardedCollector(Losing(makers), training.policy, live=True)
+    training.open()
+    first, second = training.step(), training.step()
+    running = training.tracker.state_dict()["agents/episode_length"]
+    done = second.batch["next", "done"].squeeze(-1)
+    kept = torch.where(done[:4].any(1), 0, 3) + first.batch.shape[1]
+    assert not done.any() and not first.batch["next", "done"].any()
+    assert running.tolist() == [*kept.tolist(), 3, 3, 3, 3]
+    training.close()
+
+
+BAD = [
+    (
+        {"distributed.collectors": 3},
+        "collectors is 3, expected a divisor of env.num_envs, 8; use distributed.collectors=2, or "
+        "env.num_envs=9.",
+    ),
+    ({"distributed.collectors": 16}, "is 16, expected at most env.num_envs, 8; use .*=8, or .*=16"),
+    ({"distributed.collectors": 2, "population.size": 2}, "population.size is 2, but distributed"),
+    ({"distributed.collectors": 2, "league": "latest"}, "league is given, but distributed"),
+    ({"distributed": "slurm"}, "distributed.backend is 'slurm', expected none or ray"),
+    (
+        {"distributed": "ray", "distributed.collectors": 2, "distributed.actors": 4},
+        "actors is 4, expected at most distributed.collectors, 2",
+    ),
+    (
+        {
+            "distributed": {"backend": "ray", "collectors": 2, "overlap": 1, "snapshot_every": 0},
+        },
+        "snapshot_every is 0, expected 1 or more beside distributed.overlap=1",
+    ),
+    (
+        {"distributed": {"collectors": 2, "overlap": 1}, "learner.unshare_at": 0.5},
+        "learner.unshare_at is 0.5, but the networks of shards",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), BAD)
+def test_what_does_not_fit_is_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(small_config(), overrides)
+
+
+def test_a_built_environment_is_refused(tmp_path):
+    env = make_env("toy/arena", num_envs=8, seed=0)
+    with pytest.raises(ConfigError, match="cannot be split into shards"):
+        torchrl_marl.train(settings_of(tmp_path / "run"), env=env)
+
+
+def test_a_run_resumes_with_its_shards(tmp_path):
+    torchrl_marl.train(settings_of(tmp_path / "run", total_frames=160))
+    with pytest.raises(ConfigError, match=r"distributed.collectors is 2, but the run has 4"):
+        torchrl_marl.resume(tmp_path / "run", total_frames=320, distributed={"collectors": 2})
+    torchrl_marl.resume(tmp_path / "run", total_frames=240)
+    assert final_state(tmp_path / "run")["collector"]["frames"] == 240
+    assert len(table(tmp_path / "run" / "metrics.csv")) == 3
