@@ -12,9 +12,10 @@ from torchrl_marl.envs.make import make_env
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.recipes import load_config
-from torchrl_marl.training import Training, iterate
+from torchrl_marl.training import iterate
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.shards import ShardMaker
+from torchrl_marl.training.training import Training
 
 
 def settings_of(folder, recipe="toy_arena_mappo", **overrides):
@@ -66,7 +67,7 @@ def test_trajectories_of_shards_differ(tmp_path):
     [
         {"distributed": {"collectors": 4, "overlap": 1}},
         {"distributed": {"collectors": 2, "overlap": 2}},
-        {"recipe": "toy_echo_mappo"},
+        {"recipe": "toy_echo_rmappo"},
         {"recipe": "toy_arena_qmix"},
         {"distributed": {"collectors": 4}, "execution": "trace"},
     ],

@@ -130,7 +130,7 @@ class OnRay:
     def _put_back(self, a: int, failure: ActorFailure, journal: Journal) -> Any:
         """Replaces an actor, or its shards; returns its part of the oldest batch begun."""
         tries = 1
-        for tries in range(2, self.max_restarts + 2):
+        while tries <= self.max_restarts:
             self.counters["collector_restarts"] += 1
             if failure.lost:
                 self._ray.kill(self.actors[a])
@@ -138,12 +138,13 @@ class OnRay:
             answer = self._play_again(a, journal)
             if not isinstance(answer, ActorFailure):
                 return answer
+            tries += 1
             if answer == failure and not failure.lost:  # from one state it will fail for ever
                 break
             failure = answer
         own = ", ".join(map(str, self.own[a]))
         raise failure.error(
-            f"the actor of shard {own} failed {tries} time{'s' * (tries > 1)} in one batch, the last time it",
+            f"the actor of shard {own} failed {tries} times in one batch; at last it",
             "; the last checkpoint stays, and `torchrl-marl train --resume` goes on from it.",
         )
 

@@ -1,0 +1,219 @@
+"""Shards on actors of Ray: the same to the bit, whatever dies.
+
+One Ray serves the whole file; every actor takes seconds to import torch, so there are few.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import support.failing_arena
+from support.runs import assert_equal, final_state, small_config, table
+
+import torchrl_marl
+from torchrl_marl.collectors.ray_connection import connect
+from torchrl_marl.errors import ConfigError, WorkerError
+from torchrl_marl.training import iterate
+
+ray = pytest.importorskip("ray")
+
+FAILING = support.failing_arena.__file__
+ON_RAY = {"backend": "ray", "collectors": 4, "actors": 2}
+CPUS_OF_TESTS = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """A Ray of the tests, which runs join."""
+    connection = connect(None, CPUS_OF_TESTS)
+    yield connection
+    connection.close()
+    assert not ray.is_initialized()
+
+
+def settings_of(folder, world="FailingArena", on="ray", **overrides):
+    orders = Path(folder).parent / "orders"
+    orders.mkdir(exist_ok=True)
+    where = {**ON_RAY, **overrides.pop("distributed", {})}
+    if on == "here":
+        where = {k: v for k, v in where.items() if k in ("collectors", "overlap")}
+    own = {"library": f"{FAILING}:{world}", "num_envs": 8, "max_steps": 13}
+    own["kwargs"] = {"orders": str(orders), "n_agents": 4, "lives": 3, "years": 5}
+    config = small_config(folder=str(folder), distributed=where, env=own, **overrides)
+    return config, orders
+
+
+def learned(folder):
+    """What a run has come to, but for the settings of its placement."""
+    state = final_state(folder)
+    return {name: state[name] for name in ("iteration", "learners", "tracker", "random")}
+
+
+def without_counters(rows):
+    counters = ("collector_restarts", "episodes_lost")
+    return [{k: v for k, v in row.items() if k not in counters} for row in rows]
+
+
+def assert_same_learning(one, other):
+    assert_equal(learned(one), learned(other))
+    tables = [without_counters(table(run / "metrics.csv")) for run in (one, other)]
+    assert tables[0] == tables[1]
+
+
+def run_with(orders_at, folder, **overrides):
+    """Trains, giving an order before some iterations; returns the last row of metrics."""
+    config, orders = settings_of(folder, **overrides)
+    for step in iterate(config):
+        for order in orders_at.get(step.number, ()):
+            (orders / order).touch()
+        last = step
+    assert not list(orders.iterdir())  # each was carried out
+    return last.metrics
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_run_with_deaths_equals_one_without(overlap, tmp_path):
+    """Actors are killed, fall silent and raise; weights, metrics and random states are the same."""
+    own = {"distributed": {"overlap": overlap, "timeout": 20.0}, "total_frames": 640}
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    torchrl_marl.train(settings_of(tmp_path / "a" / "here", on="here", **own)[0])
+    draw = random.Random(overlap)
+    kinds = ["kill", "raise", "raise"] if overlap else ["kill", "hang", "raise"]
+    orders_at = {}
+    for kind in kinds:
+        orders_at.setdefault(draw.randrange(1, 7), []).append(kind)
+    own["distributed"] = {"overlap": overlap, "timeout": 4.0 if "hang" in kinds else 60.0}
+    metrics = run_with(orders_at, tmp_path / "b" / "ray", **own)
+    assert metrics["collector_restarts"] >= len(kinds) - 1  # two at once may meet one actor
+    assert metrics["episodes_lost"] == 0
+    assert_same_learning(tmp_path / "a" / "here", tmp_path / "b" / "ray")
+
+
+def test_a_run_goes_on_with_other_actors(tmp_path):
+    """Stopped on two actors, resumed on one, and then in one process: as if it had never been."""
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    own = {"distributed": {"snapshot_every": 2}}
+    torchrl_marl.train(settings_of(tmp_path / "a" / "here", on="here", **own)[0])
+    run = tmp_path / "b" / "ray"
+    for step in iterate(settings_of(run, **own)[0]):
+        if step.number == 3:  # the last snapshot is that of the second batch
+            break
+    for step in iterate_resumed(run, distributed={"actors": 1}):
+        if step.number == 4:
+            break
+    torchrl_marl.resume(run, distributed={"backend": "none", "actors": None})
+    assert_same_learning(tmp_path / "a" / "here", run)
+
+
+def iterate_resumed(folder, **overrides):
+    """The iterations of a resumed run."""
+    from torchrl_marl.recipes import read_config
+    from torchrl_marl.training.config import read_run_config
+    from torchrl_marl.training.start import resume_training
+    from torchrl_marl.training.trainer import _iterate
+
+    config = read_config(read_run_config(folder), overrides)
+    return _iterate(resume_training(folder, None, config))
+
+
+def test_worlds_that_forget_begin_anew_and_are_counted(tmp_path):
+    """One of two actors with two shards of two envs each: four episodes are lost."""
+    metrics = run_with({2: ["raise"]}, tmp_path / "run", world="ForgetfulArena")
+    assert metrics["collector_restarts"] == 1
+    assert metrics["episodes_lost"] == 4
+    rows = table(tmp_path / "run" / "metrics.csv")
+    assert [row["episodes_lost"] for row in rows] == ["0"] * 2 + ["4"] * 4
+
+
+def test_what_fails_for_ever_is_said_once(tmp_path):
+    config, orders = settings_of(tmp_path / "run", checkpoint={"every_iterations": 1})
+    iterations = iterate(config)
+    next(iterations)
+    (orders / "always").touch()
+    message = (
+        r"the actor of shard 0, 1 failed 2 times in one batch; at last it raised ValueError: the "
+        r"engine broke \(.*failing_arena.py, line \d+\); the last checkpoint stays"
+    )
+    with pytest.raises(WorkerError, match=message) as caught:
+        next(iterations)
+    assert "Traceback" in caught.value.__notes__[0]
+    (orders / "always").unlink()
+    torchrl_marl.resume(tmp_path / "run")
+    assert len(table(tmp_path / "run" / "metrics.csv")) == 6
+
+
+def test_a_world_that_an_actor_cannot_make(tmp_path):
+    config, orders = settings_of(tmp_path / "run", distributed={"actors": 1})
+    config = torchrl_marl.recipes.read_config(config, {"env.kwargs.orders": str(orders / "none")})
+    (orders / "none").mkdir()
+    from torchrl_marl.collectors.ray import OnRay
+    from torchrl_marl.training.shards import ShardMaker
+
+    (orders / "none" / "unbuildable").touch()
+    message = "shard 0, 1.*cannot be built.*ModuleNotFoundError No module named 'engine'"
+    with pytest.raises((WorkerError, ConfigError), match=message):
+        OnRay([ShardMaker(config, i) for i in range(2)], actors=1)
+
+
+def test_more_actors_than_there_is_room_for(tmp_path):
+    config, _ = settings_of(tmp_path / "run", distributed={"actors": 4, "cpus_per_actor": 4})
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"Ray keeps 4 CPUs and 0 GPUs each, but it has only 8"):
+        torchrl_marl.train(config)
+    assert time.monotonic() - began < 30  # it does not wait for room
+
+
+SCRIPT = """
+import sys
+from torchrl_marl.training import iterate
+from test_ray import settings_of
+if __name__ == "__main__":
+    iterations = iterate(settings_of(sys.argv[1])[0])
+    print(next(iterations).number, flush=True)
+"""
+
+
+def test_a_run_that_is_left_open_ends_with_its_process(tmp_path):
+    """A cluster that is not there, and a loop that nobody ends, with a Ray of its own."""
+    folders = (
+        Path(__file__).parent,
+        Path(__file__).parents[1],
+        Path(torchrl_marl.__file__).parents[1],
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "run")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert final_state(tmp_path / "run")["iteration"] == 1
+
+
+def test_a_cluster_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    asked = {}
+
+    def init(**options):
+        asked.update(options)
+        raise ConnectionError("nobody listens")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with pytest.raises(ConfigError, match="no cluster of Ray answers at '10.0.0.9:6379'"):
+        connect("10.0.0.9:6379")
+    assert asked["address"] == "10.0.0.9:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.8:6379")
+    with pytest.raises(ConfigError, match="no cluster of Ray answers at '10.0.0.8:6379'"):
+        connect(None)
+    monkeypatch.delenv("RAY_ADDRESS")
+    with pytest.raises(ConfigError, match="Ray does not start on this machine .nobody listens"):
+        connect(None)
+    assert asked["address"] == "local" and asked["_node_ip_address"] == "127.0.0.1"
