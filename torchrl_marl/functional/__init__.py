@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
-    from torchrl_marl.functional.advantage import gae
+    from torchrl_marl.functional.advantage import gae, vtrace
     from torchrl_marl.functional.returns import n_step, q_lambda, within_window
     from torchrl_marl.functional.statistics import (
         expand_mask,
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "advantage": ["gae"],
+        "advantage": ["gae", "vtrace"],
         "returns": ["n_step", "q_lambda", "within_window"],
         "statistics": [
             "expand_mask",

@@ -1,4 +1,4 @@
-"""Generalized advantage estimation, and the recursion over time that returns share.
+"""Generalized advantage estimation, V-trace, and the recursion over time that returns share.
 
 Shapes: B any batch dims, T time, N agents. Tensors are ``[*B, T, N, 1]``, masks ``[*B, T, N]``.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchrl_marl.functional.statistics import fit_mask
 
-__all__ = ["gae"]
+__all__ = ["gae", "vtrace"]
 
 
 def gae(
@@ -98,6 +98,105 @@ def gae(
     return advantage, advantage + value
 
 
+def vtrace(
+    log_ratio: Tensor,
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    done: Tensor,
+    terminated: Tensor,
+    *,
+    gamma: float | Tensor,
+    lmbda: float | Tensor,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+    mask: Tensor | None = None,
+    weigh: bool = True,
+) -> tuple[Tensor, Tensor]:
+    r"""Computes what a policy is worth from the steps of an older one (V-trace).
+
+    With the ratios :math:`w_t = \pi(a_t | o_t) / \mu(a_t | o_t)` of the policy to the one that
+    acted, :math:`\rho_t = \min(\bar\rho, w_t)` and :math:`c_t = \lambda \min(\bar c, w_t)`:
+
+    .. math::
+        \delta_t &= r_t + \gamma (1 - \text{terminated}_t) V(s_{t+1}) - V(s_t) \\
+        v_t - V(s_t) &= \rho_t \delta_t
+              + \gamma (1 - \text{done}_t) c_t (v_{t+1} - V(s_{t+1})) \\
+        A_t &= \rho_t \big(\delta_t
+              + \gamma \lambda (1 - \text{done}_t) (v_{t+1} - V(s_{t+1}))\big)
+
+    Masked steps are transparent as in :func:`gae`, and their ratios, which may be anything, count
+    nothing. The paper's advantage has no :math:`\lambda`; here it has one, as that of ``gae`` has.
+
+    Args:
+        log_ratio (Tensor): logarithm of the ratio w, each agent's own or the team's.
+        reward, value, next_value, done, terminated (Tensor): as in :func:`gae`.
+        gamma (float): discount.
+        lmbda (float): weight of longer returns.
+        rho_clip (float): largest ratio in the fixed point. 1 gives the value of a policy between
+            the two, infinity that of the policy itself, at more variance.
+        c_clip (float): largest ratio in the trace: how fast it gets there, not where.
+        mask (Tensor, optional): bool, the agent acts in this step.
+        weigh (bool): the advantage is multiplied by rho, as a plain policy gradient wants it.
+            False where the loss itself has the ratio, as that of PPO has.
+
+    Shapes:
+        - log_ratio, reward, value, next_value, done, terminated: ``[*B, T, N, 1]``
+        - mask: ``[*B, T, N]`` or ``[*B, T, N, 1]``
+        - returns: advantage and value_target, each ``[*B, T, N, 1]``, 0 where masked
+
+    Raises:
+        ValueError: shapes that differ, or flags that are not bool.
+
+    Reference: Espeholt et al., 2018, https://arxiv.org/abs/1802.01561 (eq. 1, remarks 1 and 2, and
+    section 4.2).
+
+    Reduces to: :func:`gae` on policy, where all ratios are 1 and both clips at least 1; for
+    ``lmbda=1`` without a mask, TorchRL's ``vtrace_advantage_estimate``, whose ``log_pi`` is the
+    policy and ``log_mu`` the one that acted, which its docstring has the other way round.
+
+    Examples:
+        >>> reward = torch.ones(1, 2, 1, 1)
+        >>> zero = torch.zeros(1, 2, 1, 1)
+        >>> done = torch.tensor([False, True]).view(1, 2, 1, 1)
+        >>> half = torch.full_like(zero, 0.5).log()
+        >>> advantage, target = vtrace(half, reward, zero, zero, done, done, gamma=0.5, lmbda=1.0)
+        >>> advantage.flatten(), target.flatten()
+        (tensor([0.6250, 0.5000]), tensor([0.6250, 0.5000]))
+    """
+    _check_inputs(
+        "vtrace",
+        reward=reward,
+        log_ratio=log_ratio,
+        value=value,
+        next_value=next_value,
+        done=done,
+        terminated=terminated,
+    )
+    acts = None if mask is None else fit_mask(mask, reward)
+    # Of one transition: up to the agent's next own step, where it waits between.
+    signals = reward, value, next_value, done, terminated
+    delta, _ = gae(*signals, gamma=gamma, lmbda=0.0, mask=acts)
+    if acts is None:
+        carried = _choose(done, 0.0, gamma * lmbda, reward)
+    else:
+        log_ratio, value = _keep(log_ratio, acts), _keep(value, acts)
+        carried = _decay(done, acts, gamma, lmbda, reward)
+    ratio = log_ratio.exp()
+    rho, cut = ratio.clamp(max=rho_clip), ratio.clamp(max=c_clip)
+    if acts is not None:
+        cut = torch.where(acts, cut, 1.0)  # a waiting step passes on what it takes
+    correction = _accumulate(rho * delta, carried * cut)
+    following = torch.zeros_like(correction)
+    following[..., :-1, :, :] = correction[..., 1:, :, :]
+    advantage = delta + carried * following
+    if weigh:
+        advantage = rho * advantage
+    if acts is not None:
+        advantage, correction = _keep(advantage, acts), _keep(correction, acts)
+    return advantage, correction + value
+
+
 # The recursion is x_t = base_t + decay_t * x_{t+1}. On a CPU memory is its cost, so new
 # tensors are changed in place.
 def _plain_recursion(reward, value, next_value, done, terminated, gamma, lmbda):
@@ -108,18 +207,29 @@ def _plain_recursion(reward, value, next_value, done, terminated, gamma, lmbda):
 def _masked_recursion(reward, value, next_value, done, terminated, mask, gamma, lmbda):
     # On an agent's own step x is the advantage; on a masked one, the return that the next
     # own step to the left still has to add.
-    ends = done.clone()
-    ends[..., -1, :, :] = True
-    acts_next = torch.ones_like(mask)
-    acts_next[..., :-1, :, :] = mask[..., 1:, :, :]
+    ends, acts_next = _ends_and_next(done, mask)
     after_end = torch.zeros_like(done)
     after_end[..., 1:, :, :] = done[..., :-1, :, :]
     base = _keep(next_value, (ends | acts_next) & ~terminated)
     base = base.mul_(gamma).add_(reward).sub_(value)
     # An agent's dead steps may hold any value; no earlier step reads them.
     base = _keep(base, mask | ~after_end, fresh=True)
-    decay = _choose(acts_next, gamma * lmbda, 1.0, reward)
-    return base, _keep(decay, ~ends, fresh=True)
+    return base, _decay(done, mask, gamma, lmbda, reward)
+
+
+def _decay(done, mask, gamma, lmbda, like):
+    """Returns what a step takes of the next one: a waiting agent's next own step, undiscounted."""
+    ends, acts_next = _ends_and_next(done, mask)
+    decay = _choose(acts_next, gamma * lmbda, 1.0, like)
+    return _keep(decay, ~ends, fresh=True)
+
+
+def _ends_and_next(done, mask):
+    ends = done.clone()
+    ends[..., -1, :, :] = True
+    acts_next = torch.ones_like(mask)
+    acts_next[..., :-1, :, :] = mask[..., 1:, :, :]
+    return ends, acts_next
 
 
 def _accumulate(base: Tensor, decay: Tensor) -> Tensor:
@@ -179,4 +289,4 @@ def _check_inputs(function: str, **tensors: Tensor) -> None:
             )
 
 
-_NUMBERS = {4: "four", 5: "five"}
+_NUMBERS = {4: "four", 5: "five", 6: "six"}

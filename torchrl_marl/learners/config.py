@@ -234,8 +234,28 @@ class OnPolicyConfig(ActorCriticConfig):
     unshare_at: Annotated[Share | None, ReadWhere("algorithm", "mappo", "ippo")] = None
     """Share of the run, 0 to 1, after which every agent goes on with its own copy of the networks
     that it shared; null for never."""
+    estimator: Annotated[
+        str,
+        OneOf(
+            {
+                "gae": "as if the policy that learns had acted (GAE)",
+                "vtrace": "corrected by how much likelier it makes what an older one did (V-trace)",
+            }
+        ),
+    ] = "gae"
+    """How advantages and what the critic learns are estimated."""
+    rho_clip: Annotated[Positive | None, ReadWhere("estimator", "vtrace")] = 1.0
+    """Largest ratio of the policies in what the critic learns; null for no limit."""
+    c_clip: Annotated[Positive | None, ReadWhere("estimator", "vtrace")] = 1.0
+    """Largest ratio by which later steps count; null for no limit."""
+    ratio: Annotated[
+        str,
+        OneOf({"agent": "an agent's own", "joint": "the product over its group's acting agents"}),
+        ReadWhere("estimator", "vtrace"),
+    ] = "agent"
+    """Whose ratio corrects an agent's estimates."""
     lmbda: Share = 0.95
-    """Weight of longer returns in the advantage (GAE)."""
+    """Weight of longer returns in the advantage."""
     lr: Positive = 5e-4
     """Learning rate of Adam."""
     lr_schedule: Schedule = "constant"

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torchrl.objectives import ValueEstimators
 
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.config import OnPolicyConfig
@@ -205,5 +206,9 @@ def _loss(
         functional=False,
         device=device,
     )
-    loss.make_value_estimator(gamma=config.gamma, lmbda=config.lmbda)
+    kind, settings = None, {}
+    if config.estimator == "vtrace":
+        kind = ValueEstimators.VTrace
+        settings = {name: getattr(config, name) for name in ("rho_clip", "c_clip", "ratio")}
+    loss.make_value_estimator(kind, gamma=config.gamma, lmbda=config.lmbda, **settings)
     return loss

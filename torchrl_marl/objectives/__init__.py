@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torchrl_marl.objectives.parallel_q import ParallelQLoss
     from torchrl_marl.objectives.ppo import MAPPOLoss
     from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
+    from torchrl_marl.objectives.vtrace import TeamVTrace
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
@@ -21,5 +22,6 @@ __getattr__, __dir__, __all__ = attach(
         "parallel_q": ["ParallelQLoss"],
         "ppo": ["MAPPOLoss"],
         "value_decomposition": ["ValueDecompositionLoss"],
+        "vtrace": ["TeamVTrace"],
     },
 )

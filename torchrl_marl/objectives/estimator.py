@@ -148,21 +148,24 @@ class TeamGAE(MultiAgentGAE):
                 if own is not learned or turns is not None:
                     tensordict.set(self.group.key("loss_mask"), own)
                 learned = own
-            advantage, value_target = gae(
-                reward,
-                value,
-                next_value,
-                done,
-                terminated,
-                gamma=self._discount[0],
-                lmbda=self._discount[1],
-                mask=turns,
-            )
+            signals = reward, value, next_value, done, terminated
+            advantage, value_target = self._returns(data, learned, signals, turns)
             value = self._update_value_norm(value_target, value, learned)
         tensordict.set(keys.advantage, advantage)
         tensordict.set(keys.value_target, value_target)
         tensordict.set(keys.value, value)
         return tensordict
+
+    def _returns(
+        self,
+        data: TensorDictBase,
+        learned: Tensor | None,
+        signals: tuple[Tensor, ...],
+        turns: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Returns advantage and value target of what was earned, valued and ended."""
+        gamma, lmbda = self._discount
+        return gae(*signals, gamma=gamma, lmbda=lmbda, mask=turns)
 
     def _value(self, tensordict: TensorDictBase, params: TensorDictBase | None) -> Tensor:
         network = self.value_network

@@ -6,6 +6,7 @@ Shapes: B any batch dims, N agents, A action features.
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -21,6 +22,8 @@ from torchrl_marl.modules.memory.network import over_time
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.objectives.estimator import TeamGAE, estimator_keys
 from torchrl_marl.objectives.masking import blank_masked_inputs, loss_mask_key, placeholder_action
+from torchrl_marl.objectives.ratio import blank_masked_actions, policy_ratio, valid_actions
+from torchrl_marl.objectives.vtrace import TeamVTrace
 from torchrl_marl.per_group import PerGroup
 from torchrl_marl.specs import GroupSpec
 
@@ -161,21 +164,22 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             )
             self.loss_mask_key = group.mask_key
             self._placeholder_action = placeholder_action(group).to(where)
-            if group.one_hot and group.action_padding is not None:
-                # Padded distributions of numbers look at an agent's own actions themselves.
-                self._valid_actions = group.action_padding.to(where)
+            valid = valid_actions(group)
+            self._valid_actions = None if valid is None else valid.to(where)
 
     def make_value_estimator(
         self, value_type: ValueEstimators | None = None, **hyperparams: Any
     ) -> None:
-        """Makes the estimator; GAE (the default) is :class:`TeamGAE`."""
-        of_torchrl = value_type not in (None, ValueEstimators.GAE, ValueEstimators.MAGAE)
-        if of_torchrl:
+        """Makes it; GAE (the default) is :class:`TeamGAE`, VTrace is :class:`TeamVTrace`."""
+        kinds = ValueEstimators
+        gae = value_type in (None, kinds.GAE, kinds.MAGAE)
+        if not gae and value_type is not kinds.VTrace:
             super().make_value_estimator(value_type, **hyperparams)
             return
-        self.value_type = ValueEstimators.MAGAE
+        self.value_type = kinds.MAGAE if gae else kinds.VTrace
         hyperparams = {"gamma": 0.99, "lmbda": 0.95, **hyperparams}
-        estimator = TeamGAE(
+        make = TeamGAE if gae else partial(TeamVTrace, actor_network=self.actor_network)
+        estimator = make(
             value_network=self.critic_network,
             group=self.group,
             bootstrap=self.bootstrap,
@@ -188,6 +192,9 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
                 for name in ("advantage", "value_target", "value", "reward", "done", "terminated")
             }
         )
+        if not gae:
+            estimator.action_key = self.tensor_keys.action
+            estimator.set_keys(sample_log_prob=self.tensor_keys.sample_log_prob)
         estimator.mask_key = self._mask_key
         self._value_estimator = estimator
 
@@ -196,11 +203,12 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         """Returns the losses and metrics of a batch or minibatch."""
         tensordict, per, keys = self._dense(tensordict), self.per_policy, self.tensor_keys
         if tensordict.get(keys.advantage, None) is None:
-            self.value_estimator(
-                tensordict,
-                params=self._cached_critic_network_params_detached,
-                target_params=self.target_critic_network_params,
-            )
+            with self._parameters_of("actor_network"):
+                self.value_estimator(
+                    tensordict,
+                    params=self._cached_critic_network_params_detached,
+                    target_params=self.target_critic_network_params,
+                )
         mask = self._learned(tensordict)
         advantage = tensordict.get(keys.advantage)
         if self.normalize_advantage:
@@ -221,11 +229,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
 
     @torch.no_grad()
     def log_ratio(self, tensordict: TensorDictBase) -> Tensor:
-        """Returns the logarithm of the policy's ratio to the one that acted, 0 where masked.
-
-        Shapes:
-            - returns: ``[*B, N, 1]``
-        """
+        """Returns the policy's log-ratio to the one that acted, ``[*B, N, 1]``; 0 where masked."""
         tensordict = self._dense(tensordict)
         mask = self._learned(tensordict)
         log_ratio = self._ratio(tensordict, tensordict.get(self.tensor_keys.advantage))[2]
@@ -287,29 +291,24 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         for network in (self.actor_network, self.critic_network):
             inputs = tensordict.select(*network.in_keys)
             tensordict.update(blank_masked_inputs(inputs, self._mask_key, tensordict))
-        key = self.tensor_keys.action
-        action = tensordict.get(key)
-        chosen = expand_mask(acts, action)
-        tensordict.set(key, torch.where(chosen, action, self._placeholder_action.to(action)))
+        blank_masked_actions(tensordict, self.tensor_keys.action, acts, self._placeholder_action)
 
     def _ratio(self, tensordict: TensorDictBase, advantage: Tensor):
         keys = self.tensor_keys
-        previous = tensordict.get(keys.sample_log_prob, None)
-        if previous is None:
-            raise KeyError(f"the batch has no {keys.sample_log_prob!r}; let the actor write it.")
         with self._parameters_of("actor_network"):
-            distribution = self.actor_network.get_dist(tensordict)
-        action = tensordict.get(keys.action)
-        if self._valid_actions is not None:
-            action = torch.where(self._valid_actions, action, 0)
-        log_prob = distribution.log_prob(action)
-        if log_prob.shape != advantage.shape[:-1] or previous.shape != log_prob.shape:
-            raise ValueError(
-                f"log-probability {tuple(log_prob.shape)}, {keys.sample_log_prob!r} "
-                f"{tuple(previous.shape)} and advantage {tuple(advantage.shape)} do not fit; "
-                "expected [*B, N], [*B, N] and [*B, N, 1]."
+            found = policy_ratio(
+                self.actor_network,
+                tensordict,
+                action=keys.action,
+                sample_log_prob=keys.sample_log_prob,
+                valid=self._valid_actions,
             )
-        return distribution, log_prob, (log_prob - previous).unsqueeze(-1)
+        if found[1].shape != advantage.shape[:-1]:
+            raise ValueError(
+                f"log-probability {tuple(found[1].shape)} and advantage "
+                f"{tuple(advantage.shape)} do not fit; expected [*B, N] and [*B, N, 1]."
+            )
+        return found
 
     def _objective(
         self, log_ratio: Tensor, advantage: Tensor, mask: Tensor | None

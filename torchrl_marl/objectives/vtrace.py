@@ -1,0 +1,123 @@
+"""The value estimator of a policy that is newer than its steps: a critic and V-trace.
+
+Shapes: B any batch dims, T time, N agents.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential
+from torch import Tensor
+
+from torchrl_marl.functional import expand_mask, vtrace
+from torchrl_marl.modules.memory.network import over_time
+from torchrl_marl.objectives.estimator import TeamGAE
+from torchrl_marl.objectives.masking import blank_masked_inputs, placeholder_action
+from torchrl_marl.objectives.ratio import blank_masked_actions, policy_ratio, valid_actions
+
+__all__ = ["TeamVTrace"]
+
+
+class TeamVTrace(TeamGAE):
+    """Advantages and value targets of a policy, from steps in which an older one has acted.
+
+    The ratio of the two is taken once, when a batch is estimated, from the log-probabilities that
+    the one that acted wrote. Advantages are not multiplied by it:
+    :class:`~torchrl_marl.objectives.MAPPOLoss` has the ratio itself.
+
+    Args:
+        actor_network (ProbabilisticTensorDictSequential): the policy.
+        rho_clip (float, optional): largest ratio in what the critic learns; None for no limit.
+        c_clip (float, optional): largest ratio by which later steps count; None for no limit.
+        ratio ("agent" or "joint"): an agent's own, as in PPO's clip; or the product over the agents
+            of its group that act, exact for the value of a team, with a variance that grows with
+            their number.
+        **kwargs: of :class:`TeamGAE`.
+
+    Keys:
+        - reads: what :class:`TeamGAE` reads, and what the actor reads; action and
+          ``action_log_prob``
+        - writes: as :class:`TeamGAE`
+
+    Reference: Espeholt et al., 2018, https://arxiv.org/abs/1802.01561.
+
+    Reduces to: :class:`TeamGAE`, where the policy is the one that acted.
+    """
+
+    def __init__(
+        self,
+        *,
+        actor_network: ProbabilisticTensorDictSequential,
+        rho_clip: float | None = 1.0,
+        c_clip: float | None = 1.0,
+        ratio: Literal["agent", "joint"] = "agent",
+        **kwargs: Any,
+    ) -> None:
+        if ratio not in ("agent", "joint"):
+            raise ValueError(f"ratio is {ratio!r}, expected 'agent' or 'joint'.")
+        super().__init__(**kwargs)
+        clips = ((math.inf if clip is None else clip) for clip in (rho_clip, c_clip))
+        self.rho_clip, self.c_clip = clips
+        self.ratio = ratio
+        # Held in a tuple: the actor is the loss's, not the estimator's.
+        self._actor = (actor_network,)
+        self.action_key: NestedKey = "action"
+        placeholder = torch.zeros(())
+        if self.group is not None:
+            self.action_key = self.group.action_key
+            self.set_keys(sample_log_prob=self.group.key("action_log_prob"))
+            placeholder = placeholder_action(self.group)
+        where = next((p.device for p in actor_network.parameters()), None)
+        valid = valid_actions(self.group)
+        self.register_buffer("_placeholder", placeholder.to(where), persistent=False)
+        valid = None if valid is None else valid.to(where)
+        self.register_buffer("_valid_actions", valid, persistent=False)
+
+    def _returns(
+        self,
+        data: TensorDictBase,
+        learned: Tensor | None,
+        signals: tuple[Tensor, ...],
+        turns: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        gamma, lmbda = self._discount
+        return vtrace(
+            self._log_ratio(data, learned),
+            *signals,
+            gamma=gamma,
+            lmbda=lmbda,
+            rho_clip=self.rho_clip,
+            c_clip=self.c_clip,
+            mask=turns,
+            weigh=False,
+        )
+
+    def _log_ratio(self, data: TensorDictBase, learned: Tensor | None) -> Tensor:
+        """Returns the log-ratios of what was done, 0 where the policy did not act.
+
+        Shapes:
+            - learned: ``[*B, N]``; returns ``[*B, N, 1]``
+        """
+        [actor], keys, data = self._actor, self.tensor_keys, data.copy()
+        if self.mask_key is not None:
+            inputs = data.select(*actor.in_keys, strict=False)
+            data.update(blank_masked_inputs(inputs, self.mask_key, data))
+            blank_masked_actions(data, self.action_key, data.get(self.mask_key), self._placeholder)
+        with over_time(actor):
+            log_ratio = policy_ratio(
+                actor,
+                data,
+                action=self.action_key,
+                sample_log_prob=keys.sample_log_prob,
+                valid=self._valid_actions,
+            )[2]
+        if learned is not None:
+            log_ratio = torch.where(expand_mask(learned, log_ratio), log_ratio, 0.0)
+        if self.ratio == "agent":
+            return log_ratio
+        joint = self._sum_of_own_group(log_ratio.squeeze(-1))
+        return joint.unsqueeze(-1).expand_as(log_ratio)
