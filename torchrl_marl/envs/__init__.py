@@ -7,6 +7,7 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.envs.check import check_marl_env
     from torchrl_marl.envs.config import EnvConfig
+    from torchrl_marl.envs.external import ExternalEnv
     from torchrl_marl.envs.isaaclab import IsaacLabEnv
     from torchrl_marl.envs.jaxmarl import JaxMarlEnv
     from torchrl_marl.envs.make import make_env
@@ -22,6 +23,7 @@ __getattr__, __dir__, __all__ = attach(
         "make": ["make_env"],
         "config": ["EnvConfig"],
         "check": ["check_marl_env"],
+        "external": ["ExternalEnv"],
         "isaaclab": ["IsaacLabEnv"],
         "jaxmarl": ["JaxMarlEnv"],
         "marl_env": ["MarlEnv"],

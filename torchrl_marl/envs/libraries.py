@@ -128,6 +128,7 @@ LIBRARIES = Libraries(
         "jaxmarl": "torchrl_marl.envs.jaxmarl.library:LIBRARY",
         "isaaclab": "torchrl_marl.envs.isaaclab.library:LIBRARY",
         "toy": "torchrl_marl.envs.toy.library:LIBRARY",
+        "external": "torchrl_marl.envs.external.library:LIBRARY",
     },
 )
 """Every library of worlds that there is."""

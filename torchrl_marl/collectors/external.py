@@ -1,0 +1,179 @@
+"""Collecting from external simulators: their clients' fragments become batches ``[E, T]``.
+
+Shapes: E fragments of a batch, T steps of each.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+from torchrl_marl.collectors.fragments import Fragment, Fragments
+from torchrl_marl.envs.external.env import ExternalEnv
+from torchrl_marl.envs.external.telling import tell
+from torchrl_marl.envs.remember import remembered_by
+
+__all__ = ["ExternalCollector"]
+
+_LOOK = 0.1  # seconds between two looks for Ctrl-C
+
+
+class ExternalCollector:
+    """Gives batches of what clients of an :class:`~torchrl_marl.envs.external.ExternalEnv` play.
+
+    So many steps of one client after the other are a fragment, whatever its pace, and as many
+    fragments as the env has rows are a batch: a quick client gives several. Rows do not follow
+    on those of the batch before. A fragment that is cut in mid-episode ends with what its client
+    saw next.
+
+    Args:
+        env (ExternalEnv): with E rows.
+        policy (callable): TensorDict in, TensorDict out; where clients play on during an update
+            (``env.hold`` is False), they are answered by a copy, which is taken with each batch.
+
+    Keyword Args:
+        frames_per_batch (int): steps of all clients; rounded up to whole steps of E rows.
+        total_frames (int): of a run; -1: no end.
+
+    Attributes:
+        frames (int): steps so far.
+        follows (bool): False, since rows do not follow on those of the batch before.
+
+    Keys:
+        - writes: what clients and policy say, ``("next", ...)``, ``("collector", "traj_ids")``,
+          ``("collector", "policy_version")``, and the running episodes' sums:
+          ``("collector", "<group>/episode_reward")``, ``("collector", "episode_length")`` and
+          ``("collector", "episode_known")``, whether that is all of an episode
+
+    Shapes:
+        - every entry of a batch: ``[E, T, ...]``
+    """
+
+    follows = False
+
+    def __init__(
+        self,
+        env: ExternalEnv,
+        policy: Callable[[TensorDictBase], TensorDictBase],
+        *,
+        frames_per_batch: int,
+        total_frames: int = -1,
+    ) -> None:
+        num_envs = env.batch_size.numel()
+        self.env, self.policy = env, policy
+        self.n_steps = math.ceil(frames_per_batch / num_envs)
+        self.frames_per_batch = self.n_steps * num_envs
+        self.total_frames, self.frames = total_frames, 0
+        self.carry = None
+        groups, most = tuple(env.group_map), env.server.max_clients
+        self.fragments = Fragments(self.n_steps, num_envs, groups, most, env.hold)
+        self._opened = False
+
+    @property
+    def version(self) -> int:
+        """Number of batches that the policy has learned from."""
+        return self.frames // self.frames_per_batch
+
+    def rollout(self) -> TensorDictBase:
+        """Waits for the fragments of a batch."""
+        policy = self.policy if self.env.hold else copy.deepcopy(self.policy)
+        if not self._opened:
+            self._open(policy)
+        else:
+            self.env.door.ask(self._release, policy)
+        batch = _batch(self._wait(), self.env.device)
+        self.frames += self.frames_per_batch
+        return batch
+
+    def _open(self, policy: Any) -> None:
+        """Begins to record, with the first batch."""
+        self._opened = True
+        server = self.env.server
+        if isinstance(policy, nn.Module):
+            server.carry_memory(remembered_by(policy))
+        self.env.open()
+        self.env.door.ask(self._begin, policy)
+
+    def _begin(self, policy: Any) -> None:
+        server = self.env.server
+        for client in server.clients.values():  # who came before is recorded from now on
+            self.fragments.begin(client.seat, client.t <= 0)
+        server.recording = self.fragments
+        self._release(policy)
+
+    def _release(self, policy: Any) -> None:
+        server = self.env.server
+        server.policy, server.version = _on(policy, self.env.device), self.version
+        self.fragments.release()
+        server.go_on()
+
+    def _wait(self) -> list[Fragment]:
+        """Waits for the fragments, and says for whom, where it takes long."""
+        fragments, began = self.fragments, time.monotonic()
+        ready, since = len(fragments.ready), began
+        while (found := fragments.take()) is None:
+            self.env.door.raise_error()
+            with fragments.changed:
+                fragments.changed.wait(_LOOK)
+            now = time.monotonic()
+            if len(fragments.ready) != ready:
+                ready, since = len(fragments.ready), now
+            if now - since > self.env.patience:
+                since = now
+                tell(self.env.waited_for(now - began, ready, fragments.per_batch))
+        return found
+
+    def finish(self, batch: TensorDictBase) -> None:
+        """Does nothing: what clients send is looked at as it comes."""
+
+    def prepare(self) -> None:
+        """Does nothing."""
+
+    def counts(self) -> dict[str, int]:
+        """Returns what the server counts, as metrics."""
+        return self.env.counts()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the number of frames: clients begin new episodes when a run is resumed."""
+        return {"frames": self.frames}
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Goes on counting frames.
+
+        Returns:
+            bool: False, since episodes begin anew.
+        """
+        self.frames = state.get("frames", self.frames)
+        return False
+
+    def shutdown(self, *args: Any, **kwargs: Any) -> None:
+        """Closes the door."""
+        if not self.env.is_closed:
+            self.env.close()
+
+
+def _batch(fragments: list[Fragment], device: torch.device | None) -> TensorDict:
+    shape = torch.Size([len(fragments), len(next(iter(fragments[0].values())))])
+    batch = TensorDict({}, shape)
+    for key in fragments[0]:
+        batch.set(key, torch.from_numpy(np.stack([fragment[key] for fragment in fragments])))
+    for place in (batch, batch.get("next")):
+        for value in place.values():
+            if isinstance(value, TensorDictBase) and "mask" in value.keys():
+                value.batch_size = value.get("mask").shape
+    return batch.to(device) if device is not None and device.type != "cpu" else batch
+
+
+def _on(policy: Any, device: torch.device | None) -> Any:
+    """Returns a policy that takes and gives what lies on the CPU."""
+    if device is None or device.type == "cpu":
+        return policy
+    return lambda given: policy(given.to(device)).to("cpu")
