@@ -66,7 +66,8 @@ class Client:
     )  # fmt: skip
 
     def __init__(self, name: str, seat: int, line: Line, now: float) -> None:
-        self.name, self.seat, self.line, self.heard = name, seat, line, now
+        self.name, self.seat, self.heard = name, seat, now
+        self.line: Line | None = line
         self.episode, self.t, self.answer = 0, -1, b""
         self.busy = self.recorded = self.last = False
         self.over = True

@@ -176,7 +176,7 @@ class Declared:
         from torchrl_marl.envs.agents.declaration import Declaration
         from torchrl_marl.specs import AgentSpec
 
-        kinds = {}
+        kinds: dict[str, tuple[AgentSpec, ...]] = {}
         for name, kind in self.kinds.items():
             if kind.n_actions is None:
                 low, high = torch.tensor(kind.low), torch.tensor(kind.high)
