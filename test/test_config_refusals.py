@@ -183,8 +183,8 @@ class TestValues:
             ("env.num_envs=0", "env.num_envs is 0, expected 1 or more; use env.num_envs=32."),
             (
                 "env.library=gym",
-                "env.library is 'gym', expected vmas, pettingzoo, jaxmarl, isaaclab or toy; "
-                "use env.library=vmas.",
+                "env.library is 'gym', expected vmas, pettingzoo, jaxmarl, isaaclab, toy or "
+                "external; use env.library=vmas.",
             ),
             (
                 "learner.actor.num_cells=[0]",

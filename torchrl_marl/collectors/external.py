@@ -50,8 +50,8 @@ class ExternalCollector:
     Keys:
         - writes: what clients and policy say, ``("next", ...)``, ``("collector", "traj_ids")``,
           ``("collector", "policy_version")``, and the running episodes' sums:
-          ``("collector", "<group>/episode_reward")``, ``("collector", "episode_length")`` and
-          ``("collector", "episode_known")``, whether that is all of an episode
+          ``("collector", "<group>/episode_reward")`` and ``"<group>/episode_length"``, up to each
+          step, and ``("collector", "episode_known")``, whether that is all of it
 
     Shapes:
         - every entry of a batch: ``[E, T, ...]``

@@ -75,16 +75,11 @@ class Fragments:
 
     def begin(self, seat: int, whole: bool) -> None:
         """Is told that an episode begins, or goes on of which the begin is not known."""
-        self._reset(np.array([seat]))
+        for sums in (*self._returns.values(), self._lengths):
+            sums[seat] = 0
         self._whole[seat] = whole
-
-    def _reset(self, seats: np.ndarray) -> None:
-        for sums in self._returns.values():
-            sums[seats] = 0
-        self._lengths[seats] = 0
-        self._whole[seats] = True
-        self._episode[seats] = self._episodes + np.arange(len(seats))
-        self._episodes += len(seats)
+        self._episode[seat] = self._episodes
+        self._episodes += 1
 
     def may_open(self, seat: int) -> bool:
         """Whether a client's next step may begin now; begins a fragment for it, where it may."""
@@ -146,17 +141,15 @@ class Fragments:
     def _sum(self, seats: np.ndarray, count: np.ndarray, outcome: Leaves) -> None:
         """Adds to the returns of running episodes; a group's is the mean over who earns."""
         self._lengths[seats] += 1
-        sums = {"episode_length": self._lengths[seats], "episode_known": self._whole[seats]}
+        sums = {"episode_known": self._whole[seats]}
         for name, returns in self._returns.items():
             earns = outcome[name, "earns"]
             total = np.where(earns, outcome[name, "reward"][..., 0], 0).sum(1, dtype=np.float32)
             returns[seats] += total / np.maximum(earns.sum(1), 1)
             sums[f"{name}/episode_reward"] = returns[seats]
+            sums[f"{name}/episode_length"] = self._lengths[seats]
         for name, value in sums.items():
             self._row(("collector", name), value)[seats, count] = value
-        ended = seats[outcome["done",][:, 0]]
-        if len(ended):
-            self._reset(ended)
 
     def _complete(self, seat: int) -> None:
         fragment = {key: rows[seat].copy() for key, rows in self._rows.items()}

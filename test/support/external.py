@@ -1,0 +1,100 @@
+"""Clients of an external simulator's server: without sockets, and those of the clients folder."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from torchrl_marl.envs.external.declaration import Declared
+from torchrl_marl.envs.external.server import ActionServer
+from torchrl_marl.envs.external.wire import Frames, Refused
+
+CLIENTS = Path(__file__).parents[2] / "clients" / "python"
+sys.path.insert(0, str(CLIENTS))
+
+AGENTS = {"walker": {"n": 2, "observation": 3, "action": 1}}
+
+
+class Inbox:
+    """A line that keeps what the server says."""
+
+    def __init__(self):
+        self.frames, self.refusals = Frames(1 << 24), []
+        self.sent = 0
+
+    def send(self, data):
+        self.frames.feed(data)
+        self.sent += 1
+
+    def refuse(self, why):
+        self.refusals.append(why)
+
+    def read(self):
+        return self.frames.next()
+
+
+class Pen:
+    """A client whose messages are written by hand."""
+
+    def __init__(self, server, name="pen", agents=None, **more):
+        self.server, self.name = server, name
+        self.said = {"agents": agents or AGENTS, **more}
+        self.connect()
+
+    def connect(self):
+        self.inbox = Inbox()
+        hello = {"type": "hello", "protocol": 1, "client": self.name, **self.said}
+        self.client = self.server.hello(hello, b"nonce", self.inbox)
+
+    def say(self, kind="step", **message):
+        """Sends a message; a refused one closes the connection, as a real one does."""
+        try:
+            self.server.receive(self.client, {"type": kind, **message})
+        except Refused as why:
+            self.server.refuse(self.client, str(why))
+
+    def step(self, episode, t, seen=None, **more):
+        self.say(episode=episode, t=t, observations=seen or all_see(0), **more)
+
+    def end(self, episode, t, seen=None, **more):
+        self.say("end", episode=episode, t=t, observations=seen or {}, **more)
+
+
+def all_see(*values, n=2, width=3):
+    """Observations of agents: what each sees is its value, as many times as it is wide."""
+    values = values * n if len(values) == 1 else values
+    return {f"walker_{i}": f32([x] * width) for i, x in enumerate(values) if x is not None}
+
+
+def f32(values):
+    return np.asarray(values, "<f4").tobytes()
+
+
+def echo(td):
+    """A policy: an agent's action is what it sees first; its log-probability is that, negative."""
+    seen = td["walker", "observation"]
+    td["walker", "action"] = seen[..., :1].clone()
+    td["walker", "action_log_prob"] = -seen[..., 0]
+    return td
+
+
+def make_server(policy=echo, agents=None, **options):
+    """A server that answers when the test says ``server.flush()``."""
+    server = ActionServer(Declared.read(agents or AGENTS), policy, **options)
+    server.schedule = lambda flush: None
+    return server
+
+
+class Clock:
+    """A time that passes when the test says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def tensor(*rows):
+    return torch.tensor(rows)
