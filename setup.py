@@ -21,7 +21,6 @@ EXTRAS = {
     "ray": ["ray>=2.40"],
     "serve": ["msgpack>=1"],
     "export": ["onnx>=1.18", "onnxscript>=0.5", "onnxruntime>=1.20"],
-    "serve": ["msgpack>=1"],
     "docs": ["jupyterlab", "nbconvert"],
 }
 EXTRAS["test"] = [

@@ -75,8 +75,9 @@ class Fragments:
 
     def begin(self, seat: int, whole: bool) -> None:
         """Is told that an episode begins, or goes on of which the begin is not known."""
-        for sums in (*self._returns.values(), self._lengths):
-            sums[seat] = 0
+        for returns in self._returns.values():
+            returns[seat] = 0
+        self._lengths[seat] = 0
         self._whole[seat] = whole
         self._episode[seat] = self._episodes
         self._episodes += 1
