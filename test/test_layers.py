@@ -35,6 +35,7 @@ LAYERS = [
             "config",
             "recipes",
             "runs",
+            "seeds",
             "tuning",
             "pruning",
             "arguments",

@@ -113,6 +113,7 @@ def _train(parsed: argparse.Namespace) -> None:
         return
     from torchrl_marl import runs as doors
     from torchrl_marl.recipes import DEFAULT_RECIPE
+    from torchrl_marl.seeds import train_each
     from torchrl_marl.training.folder import check_folder
     from torchrl_marl.training.loggers import check_logging
 
@@ -130,19 +131,16 @@ def _train(parsed: argparse.Namespace) -> None:
     runs: dict[int, Run] = {}
     failed: list[int] = []
     try:
-        for one in configs:
-            try:
-                run = doors.train(one)
-                members = getattr(run, "members", None)
-                runs |= {one.seed: run} if members is None else {m.config.seed: m for m in members}
-            except Exception as error:
-                if len(configs) == 1:
-                    raise
+        for one, found in train_each(configs):
+            if isinstance(found, Exception):
                 failed.append(one.seed)
-                tell_failed(one.seed, error)
+                tell_failed(one.seed, found)
+            else:
+                own = [one.seed] if len(found) == 1 else [run.config.seed for run in found]
+                runs |= zip(own, found)
     finally:
         if runs:
-            print(report(list(runs.values()), list(runs)))
+            print(report([runs[seed] for seed in sorted(runs)], sorted(runs)))
     if failed:
         raise UserError(
             f"{len(failed)} of {len(configs)} seeds failed: {', '.join(map(str, failed))}."

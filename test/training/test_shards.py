@@ -1,5 +1,7 @@
 """A run of shards learns the same wherever they are, and however often it is stopped."""
 
+import contextlib
+
 import pytest
 import torch
 from support.runs import assert_equal, assert_same_run, final_state, small_config, table
@@ -13,9 +15,8 @@ from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.recipes import load_config
 from torchrl_marl.training import iterate
-from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.shards import ShardMaker
-from torchrl_marl.training.training import Training
+from torchrl_marl.training.start import start_training
 
 
 def settings_of(folder, recipe="toy_arena_mappo", **overrides):
@@ -23,11 +24,18 @@ def settings_of(folder, recipe="toy_arena_mappo", **overrides):
     return small_config(recipe, folder=str(folder), **overrides)
 
 
+@contextlib.contextmanager
+def started(config):
+    training = start_training(config, None)
+    try:
+        yield training
+    finally:
+        training.close()
+
+
 def batches(folder, n=3, **overrides):
-    training = Training(settings_of(folder, **overrides), RunFolder.new(settings_of(folder)), None)
-    found = [training.collector.rollout() for _ in range(n)]
-    training.close()
-    return found
+    with started(settings_of(folder, **overrides)) as training:
+        return [training.collector.rollout() for _ in range(n)]
 
 
 def test_a_batch_is_its_shards_side_by_side(tmp_path):
@@ -88,7 +96,11 @@ def test_a_run_goes_on_exactly(overrides, tmp_path):
 def test_ahead_is_one_iteration_behind(tmp_path):
     """Batch 2 is played by the untrained policy, and batch 3 by that of one iteration."""
     config = settings_of(tmp_path / "run", distributed={"collectors": 4, "overlap": 1})
-    training = Training(config, RunFolder.new(config), None)
+    with started(config) as training:
+        check_ahead(training, config)
+
+
+def check_ahead(training, config):
     shards = [ShardMaker(config, i)() for i in range(4)]
     weights = []
     for number in range(4):
@@ -100,17 +112,14 @@ def test_ahead_is_one_iteration_behind(tmp_path):
         assert_equal(batch.exclude(ignored).to_dict(), own.exclude(ignored).to_dict())
         training._learn(batch)
     assert not torch.equal(*(next(iter(w.values())) for w in (weights[0], weights[3])))
-    training.close()
 
 
 def test_a_part_is_checked_by_its_shard(tmp_path):
     config = settings_of(tmp_path / "run")
-    training = Training(config, RunFolder.new(config), None)
-    with torch.no_grad():
+    with started(config) as training, torch.no_grad():
         next(training.policy.parameters()).fill_(torch.nan)
-    with pytest.raises(NonFiniteError, match="agents"):
-        training.collector.rollout()
-    training.close()
+        with pytest.raises(NonFiniteError, match="agents"):
+            training.collector.rollout()
 
 
 def test_lost_episodes_are_forgotten(tmp_path):
@@ -130,17 +139,15 @@ def test_lost_episodes_are_forgotten(tmp_path):
 
     calls = []
     config = settings_of(tmp_path / "run", distributed={"collectors": 2}, frames_per_batch=24)
-    training = Training(config, RunFolder.new(config), None)
-    makers = [ShardMaker(config, i, policy=training.policy) for i in range(2)]
-    training.collector = ShardedCollector(Losing(makers), training.policy, live=True)
-    training.open()
-    first, second = training.step(), training.step()
-    running = training.tracker.state_dict()["agents/episode_length"]
+    with started(config) as training:
+        makers = [ShardMaker(config, i, policy=training.policy) for i in range(2)]
+        training.collector = ShardedCollector(Losing(makers), training.policy, live=True)
+        first, second = training.step(), training.step()
+        running = training.tracker.state_dict()["agents/episode_length"]
     done = second.batch["next", "done"].squeeze(-1)
     kept = torch.where(done[:4].any(1), 0, 3) + first.batch.shape[1]
     assert not done.any() and not first.batch["next", "done"].any()
     assert running.tolist() == [*kept.tolist(), 3, 3, 3, 3]
-    training.close()
 
 
 BAD = [

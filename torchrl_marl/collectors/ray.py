@@ -22,6 +22,8 @@ from torchrl_marl.trust import is_trusting
 
 __all__ = ["OnRay"]
 
+_TO_IMPORT = 300.0  # seconds that an actor has at least to import everything and make its shards
+
 
 class OnRay:
     """Shards on actors, which are replaced when they die, fail or fall silent.
@@ -118,12 +120,12 @@ class OnRay:
         self._keep_spares()
         return played
 
-    def _answers(self, results: Sequence[Any]) -> list[Any]:
+    def _answers(self, results: Sequence[Any], patience: float = 0.0) -> list[Any]:
         """Waits for calls; returns what each has answered, or its failure."""
-        results = list(results)
-        ready, _ = self._ray.wait(results, num_returns=len(results), timeout=self.timeout)
+        results, timeout = list(results), max(self.timeout, patience)
+        ready, _ = self._ray.wait(results, num_returns=len(results), timeout=timeout)
         ready = set(ready)
-        return [answer_of(self._ray, one, one in ready, self.timeout) for one in results]
+        return [answer_of(self._ray, one, one in ready, timeout) for one in results]
 
     # -------------------------------------------------------------------------------- deaths
 
@@ -150,7 +152,8 @@ class OnRay:
 
     def _play_again(self, a: int, journal: Journal) -> Any:
         """Makes an actor's shards, brings them to where they were, and begins what is pending."""
-        (made,) = self._answers([self._make(a, self._states_of(a, journal), trust=True)])
+        making = self._make(a, self._states_of(a, journal), trust=True)
+        (made,) = self._answers([making], _TO_IMPORT)
         if isinstance(made, ActorFailure):
             return made
         # Shards that begin new episodes have nothing to come back to.
@@ -210,7 +213,7 @@ class OnRay:
         """
         kept: dict[int, bool] = {}
         calls = [self._make(a, states, trust) for a in range(len(self.actors))]
-        for own, answer in zip(self.own, self._answers(calls)):
+        for own, answer in zip(self.own, self._answers(calls, _TO_IMPORT)):
             if isinstance(answer, ActorFailure):
                 which = ", ".join(map(str, own))
                 raise answer.error(f"the actor that was to make shard {which}", ".")

@@ -35,6 +35,7 @@ def start_training(
     config: TrainConfig, env: EnvBase | None, kind: type[Training] | None = None
 ) -> Training:
     """Starts a run in a new folder; ``kind`` is chosen by the settings, where it is not given."""
+    _check_shards(config)
     folder = RunFolder.new(config)
     try:
         return _begin(folder, config, env, kind)
@@ -52,6 +53,7 @@ def resume_training(
 ) -> Training:
     """Resumes a run from its last checkpoint; one without a checkpoint starts anew."""
     before = read_run_config(path)
+    _check_shards(config or before)
     if env is None:
         check_world(path, before.env, trust)
     folder = RunFolder(path)
@@ -81,6 +83,16 @@ def resume_training(
         folder.release()
         raise
     return training
+
+
+def _check_shards(config: TrainConfig) -> None:
+    """Refuses Ray for a run that is in one piece."""
+    if config.distributed.backend == "ray" and not config.distributed.enabled:
+        raise ConfigError(
+            "distributed.backend is 'ray', but distributed.collectors is null, expected the number "
+            "of shards of the run; use distributed.collectors=8, or so, or --seeds 0..7, which "
+            "makes each run a task."
+        )
 
 
 def _training_of(config: TrainConfig) -> type[Training]:

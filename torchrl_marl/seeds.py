@@ -1,0 +1,59 @@
+"""Runs of several seeds, one after the other or as tasks of Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchrl_marl.training.config import TrainConfig
+    from torchrl_marl.training.run import Run
+
+__all__ = ["as_tasks", "train_each"]
+
+
+def as_tasks(config: TrainConfig) -> bool:
+    """Returns whether runs of such settings are tasks of Ray: none of them has shards there."""
+    return config.distributed.backend == "ray" and not config.distributed.enabled
+
+
+def train_each(
+    configs: Sequence[TrainConfig],
+) -> Iterator[tuple[TrainConfig, list[Run] | Exception]]:
+    """Trains runs; yields each that has ended, with its members where it is a population.
+
+    Args:
+        configs (sequence of TrainConfig): settings that differ in their seed.
+
+    Raises:
+        Exception: of a run that is the only one; otherwise it is yielded, in its place.
+    """
+    if as_tasks(configs[0]):
+        yield from _on_ray(configs)
+        return
+    from torchrl_marl import runs as doors
+
+    for config in configs:
+        try:
+            run = doors.train(config)
+        except Exception as error:
+            if len(configs) == 1:
+                raise
+            yield config, error
+            continue
+        yield config, getattr(run, "members", [run])
+
+
+def _on_ray(configs: Sequence[TrainConfig]) -> Iterator[tuple[TrainConfig, list[Run] | Exception]]:
+    from torchrl_marl.distributed import train_all
+    from torchrl_marl.runs import draw
+    from torchrl_marl.training.config import seed_folders
+    from torchrl_marl.training.run import Run
+
+    for number, found in train_all(configs):
+        if isinstance(found, Path):
+            draw(found)
+            yield configs[number], [Run.load(one) for one in seed_folders(found) or [found]]
+        else:
+            yield configs[number], found
