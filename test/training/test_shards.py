@@ -13,14 +13,34 @@ from torchrl_marl.collectors.sharded import ShardedCollector
 from torchrl_marl.envs.make import make_env
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.random_state import RandomState
-from torchrl_marl.recipes import load_config
+from torchrl_marl.recipes import load_config, read_config
 from torchrl_marl.training import iterate
 from torchrl_marl.training.shards import ShardMaker
 from torchrl_marl.training.start import start_training
 
+FEW = {"logging": {"progress": False}, "evaluation": {"episodes": 4}}
+SIZES = {
+    "toy_echo_rmappo": {
+        **FEW,
+        "total_frames": 256 * 5,
+        "frames_per_batch": 256,
+        "env": {"num_envs": 16},
+        "learner": {"minibatch_size": 128, "num_epochs": 2},
+    },
+    "toy_arena_qmix": {
+        **FEW,
+        "total_frames": 480,
+        "frames_per_batch": 80,
+        "env": {"num_envs": 8},
+        "learner": {"learning_starts": 80, "minibatch_size": 32},
+    },
+}
+
 
 def settings_of(folder, recipe="toy_arena_mappo", **overrides):
-    overrides = {"distributed": {"collectors": 4}, **overrides}
+    overrides = {"distributed": {"collectors": 4}, "execution": "eager", **overrides}
+    if recipe in SIZES:
+        return read_config(read_config(recipe, SIZES[recipe]), {"folder": str(folder), **overrides})
     return small_config(recipe, folder=str(folder), **overrides)
 
 
@@ -83,8 +103,6 @@ def test_trajectories_of_shards_differ(tmp_path):
 )
 def test_a_run_goes_on_exactly(overrides, tmp_path):
     recipe = overrides.pop("recipe", "toy_arena_mappo")
-    if recipe == "toy_arena_qmix":
-        overrides["learner"] = {"first_frames": 80}
     torchrl_marl.train(settings_of(tmp_path / "whole", recipe, **overrides))
     for step in iterate(settings_of(tmp_path / "parts", recipe, **overrides)):
         if step.number == 3:
@@ -117,7 +135,9 @@ def check_ahead(training, config):
 def test_a_part_is_checked_by_its_shard(tmp_path):
     config = settings_of(tmp_path / "run")
     with started(config) as training, torch.no_grad():
-        next(training.policy.parameters()).fill_(torch.nan)
+        training.collector.rollout()
+        shard = training.collector.placement.shards[1]
+        shard.collector.carry["agents", "observation"][0] = torch.nan
         with pytest.raises(NonFiniteError, match="agents"):
             training.collector.rollout()
 
@@ -138,7 +158,9 @@ def test_lost_episodes_are_forgotten(tmp_path):
             return played
 
     calls = []
-    config = settings_of(tmp_path / "run", distributed={"collectors": 2}, frames_per_batch=24)
+    own = {"distributed": {"collectors": 2}, "frames_per_batch": 24}
+    own["env"] = {"kwargs": {"n_agents": 4, "lives": 99, "years": 50}}
+    config = settings_of(tmp_path / "run", **own)
     with started(config) as training:
         makers = [ShardMaker(config, i, policy=training.policy) for i in range(2)]
         training.collector = ShardedCollector(Losing(makers), training.policy, live=True)

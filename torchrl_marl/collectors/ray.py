@@ -116,16 +116,19 @@ class OnRay:
                 answer = self._put_back(a, answer, journal)
             own = zip(self.own[a], answer)
             played += [Played(unpack(batch), state, i in self._lost) for i, (batch, state) in own]
+        lost = sum(len(own.batch) for own in played if own.lost)
+        self.counters["episodes_lost"] += lost
         self._lost.clear()
         self._keep_spares()
         return played
 
-    def _answers(self, results: Sequence[Any], patience: float = 0.0) -> list[Any]:
-        """Waits for calls; returns what each has answered, or its failure."""
+    def _answers(self, results: Sequence[Any], patience: float = 0.0, what: str = "") -> list[Any]:
+        """Waits for calls to all actors, or to one; returns their answers or failures."""
         results, timeout = list(results), max(self.timeout, patience)
-        ready, _ = self._ray.wait(results, num_returns=len(results), timeout=timeout)
-        ready = set(ready)
-        return [answer_of(self._ray, one, one in ready, timeout) for one in results]
+        ended, _ = self._ray.wait(results, num_returns=len(results), timeout=timeout)
+        ready = set(ended)
+        who = [f"shard {_listed(own)} {what}" if what else "" for own in self.own]
+        return [answer_of(self._ray, x, x in ready, timeout, own) for x, own in zip(results, who)]
 
     # -------------------------------------------------------------------------------- deaths
 
@@ -144,9 +147,9 @@ class OnRay:
             if answer == failure and not failure.lost:  # from one state it will fail for ever
                 break
             failure = answer
-        own = ", ".join(map(str, self.own[a]))
         raise failure.error(
-            f"the actor of shard {own} failed {tries} times in one batch; at last it",
+            f"the actor of shard {_listed(self.own[a])} failed {tries} times in one batch; at last "
+            "it",
             "; the last checkpoint stays, and `torchrl-marl train --resume` goes on from it.",
         )
 
@@ -213,10 +216,9 @@ class OnRay:
         """
         kept: dict[int, bool] = {}
         calls = [self._make(a, states, trust) for a in range(len(self.actors))]
-        for own, answer in zip(self.own, self._answers(calls, _TO_IMPORT)):
+        for own, answer in zip(self.own, self._answers(calls, _TO_IMPORT, "cannot be made")):
             if isinstance(answer, ActorFailure):
-                which = ", ".join(map(str, own))
-                raise answer.error(f"the actor that was to make shard {which}", ".")
+                raise answer.error(f"shard {_listed(own)} cannot be made: its actor", ".")
             kept |= answer
         return kept
 
@@ -249,3 +251,7 @@ class OnRay:
         self.actors, self._spares = [], []
         self._pending.clear()
         self.connection.close()
+
+
+def _listed(shards: range) -> str:
+    return ", ".join(map(str, shards))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +27,10 @@ class ShardActor:
     def ready(self, *makers: Callable[[int], Shard]) -> bool:
         """Answers, once the process has imported what makers of shards need."""
         return True
+
+    def process(self) -> int:
+        """Returns the number of its process, for tests and tools."""
+        return os.getpid()
 
     def make(
         self,

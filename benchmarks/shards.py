@@ -1,0 +1,306 @@
+"""What shards on actors of Ray cost and gain, on one machine.
+
+python benchmarks/shards.py speed --write     # also: start, transport, deaths
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import random
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import report
+
+BUSY = f"{Path(__file__).parent / 'busy_world.py'}:BusyArena"
+TEXTS = {
+    "speed": """A whole iteration, collecting and learning, of a world that takes 2 ms of Python for
+    each copy and step (`busy_world.py`), in two shards of 8 copies: in one process, and on two
+    actors of a Ray of one's own, beside the learner's process. In the second table learning takes a
+    third of the iteration in one process. All alternate in one process, one thread each. The last
+    column is what the model of `docs/ray.md` forecasts from the times of one process.""",
+    "transport": """A batch of about 10 and of 256 MiB that an actor has played, as it reaches the
+    learner's process, and its share of an iteration of a second. `torch.cat` over the shards is the
+    one copy.""",
+    "start": """From the settings to the first batch of two actors, on a Ray that is started for
+    them, and from the death of an actor (kill -9) to its batch: by a spare, and by a new
+    process.""",
+    "deaths": """Twenty iterations in which ten actors die, a seeded draw of `kill -9`, falling
+    silent (SIGSTOP) and raising, against the same run in one process: what differs of weights,
+    optimizer, metrics and random states.""",
+}
+
+
+def settings(**overrides: Any) -> Any:
+    """A run on two shards of the busy arena."""
+    from torchrl_marl.recipes import load_config
+
+    base = {
+        "threads": 1,
+        "execution": "eager",
+        "total_frames": 10**9,
+        "frames_per_batch": 16 * 25,
+        "env": {"library": BUSY, "name": "BusyArena", "num_envs": 16, "max_steps": 50},
+        "learner": {"minibatch_size": 200, "num_epochs": 2},
+        "evaluation": {"episodes": 16},
+        "checkpoint": {"every_iterations": 0, "every_minutes": None},
+        "logging": {"progress": False},
+        "distributed": {"collectors": 2},
+    }
+    return load_config(load_config("toy_arena_mappo", base), overrides)
+
+
+@contextlib.contextmanager
+def started(config: Any) -> Iterator[Any]:
+    """A training, whose environments are closed at the end."""
+    import dataclasses
+
+    from torchrl_marl.training.start import start_training
+
+    with tempfile.TemporaryDirectory() as folder:
+        training = start_training(dataclasses.replace(config, folder=f"{folder}/run"), None)
+        try:
+            yield training
+        finally:
+            training.close()
+
+
+ON_RAY = {"backend": "ray", "collectors": 2, "actors": 2, "spares": 0}
+
+
+def speed(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Iterations in one process against two actors, synchronous and overlapped."""
+    found = []
+    for title, epochs in (("learning takes little", 2), ("learning takes a third", args.epochs)):
+        learner = {"learner.num_epochs": epochs}
+        configs = {
+            "one process": settings(**learner),
+            "2 actors": settings(**learner, distributed=ON_RAY),
+            "2 actors, overlap 1": settings(**learner, distributed={**ON_RAY, "overlap": 1}),
+        }
+        with contextlib.ExitStack() as stack:
+            runs = {name: stack.enter_context(started(own)) for name, own in configs.items()}
+            steps = {name: run.step for name, run in runs.items()}
+            parts = shares(runs["one process"])
+            ahead = runs["2 actors, overlap 1"]
+            # What plays ahead must not play while another is timed.
+            steps["2 actors, overlap 1"] = partial(in_a_row, ahead)
+            timings = report.alternate(steps, args.rounds, seconds=args.seconds, shortest=0.0)
+        forecasts = forecast(*parts)
+        rows = []
+        for name in configs:
+            many = IN_A_ROW if "overlap" in name else 1
+            ratio = timings.ratio(name, "one process") * many
+            text = timings.ratio_text(name, "one process") if many == 1 else f"{ratio:.2f}"
+            rows.append([name, f"{1e3 * timings.median(name) / many:.0f}", text, forecasts[name]])
+        header = ["", "ms an iteration", "times one process", "forecast"]
+        collect, learn = parts
+        share = f"collecting {1e3 * collect:.0f} ms, learning {1e3 * learn:.0f} ms in one process"
+        found.append((f"{title}: {share}", report.markdown_table(header, rows)))
+    return found
+
+
+IN_A_ROW = 4
+
+
+def in_a_row(training: Any) -> None:
+    """Iterations one after the other, of which the last one's batch ahead is waited for."""
+    for _ in range(IN_A_ROW):
+        training.step()
+    training.collector.placement.states()
+
+
+def shares(training: Any, rounds: int = 5) -> tuple[float, float]:
+    """Median seconds of collecting and of learning."""
+    collect, learn = [], []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        batch = training.collector.rollout()
+        collected = time.perf_counter()
+        training._learn(batch)
+        collect.append(collected - began)
+        learn.append(time.perf_counter() - collected)
+    return statistics.median(collect), statistics.median(learn)
+
+
+def forecast(collect: float, learn: float, actors: int = 2, call: float = 3e-3) -> dict[str, str]:
+    """The model of ``docs/ray.md``: the slowest actor's share, transport, learning."""
+    slowest = 1.02  # of two actors whose times vary by 3 %
+    synchronous = collect / actors * slowest + call + learn
+    cores = len(os.sched_getaffinity(0))
+    work = (collect + learn + call) / min(cores, actors + 1)
+    overlapped = max(collect / actors * slowest, learn, work) + call
+    whole = collect + learn
+    return {
+        "one process": "1",
+        "2 actors": f"{whole / synchronous:.2f}",
+        "2 actors, overlap 1": f"{whole / overlapped:.2f}",
+    }
+
+
+def transport(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """What a batch costs on its way."""
+    import numpy as np
+    import torch
+    from tensordict import TensorDict
+
+    from torchrl_marl.collectors.ray_connection import connect
+    from torchrl_marl.collectors.shipping import pack, unpack
+
+    connection = connect(None, 2)
+    ray = connection.ray
+
+    @ray.remote
+    def send(mib: int) -> dict:
+        group = TensorDict({"observation": torch.rand(64, mib * 256, 4, 4)}, [64, mib * 256, 4])
+        return pack(TensorDict({"agents": group}, [64, mib * 256]))
+
+    rows = []
+    for mib in (10, 256):
+        times: dict[str, list[float]] = {"get": [], "copy": []}
+        for _ in range(args.rounds):
+            result = send.remote(mib)
+            ray.wait([result])
+            began = time.perf_counter()
+            batch = unpack(ray.get(result))
+            got = time.perf_counter()
+            torch.cat([batch, batch[:1]], 0)
+            times["get"].append(got - began)
+            times["copy"].append(time.perf_counter() - got)
+            del batch, result
+        get, copy = (1e3 * float(np.median(times[name])) for name in ("get", "copy"))
+        rows.append([str(mib), f"{get:.2f}", f"{copy:.1f}", f"{get / 10:.2f} %"])
+    connection.close()
+    header = ["MiB", "ms to get", "ms of the one copy", "of an iteration of 1 s"]
+    return [("a batch from an actor", report.markdown_table(header, rows))]
+
+
+def start(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """First batch, and the batch of a replaced actor."""
+    rows = []
+    for name, spares in (("by a spare", 1), ("by a new process", 0)):
+        began = time.perf_counter()
+        own = {**ON_RAY, "spares": spares}
+        with started(settings(distributed=own, **{"env.kwargs.milliseconds": 0.1})) as training:
+            training.collector.rollout()
+            first = time.perf_counter() - began
+            placement = training.collector.placement
+            if spares:
+                placement._ray.get(placement._spares[0].ready.remote())
+            training.collector.rollout()
+            pid = placement._ray.get(placement.actors[0].process.remote())
+            os.kill(pid, signal.SIGKILL)
+            began = time.perf_counter()
+            training.collector.rollout()
+            rows.append([name, f"{first:.1f}", f"{time.perf_counter() - began:.2f}"])
+    header = ["", "s to the first batch", "s from a death to the batch"]
+    return [("two actors on a Ray of one's own", report.markdown_table(header, rows))]
+
+
+def deaths(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Ten deaths in twenty iterations, against a run without."""
+    rows = []
+    for seed in range(args.seeds):
+        with tempfile.TemporaryDirectory() as orders:
+            world = {"env.kwargs.milliseconds": 0.1, "env.kwargs.orders": orders}
+            with started(settings(**world, **{"distributed.collectors": 4})) as training:
+                expected, _ = learned(training, {}, orders)
+            where = {**ON_RAY, "collectors": 4, "spares": 1, "timeout": 5.0}
+            with started(settings(**world, distributed=where)) as training:
+                kinds = draw(random.Random(seed))
+                began = time.perf_counter()
+                state, row = learned(training, kinds, orders)
+                seconds = time.perf_counter() - began
+            died = [kind for own in kinds.values() for kind in own]
+            counts = ", ".join(f"{died.count(kind)} {kind}" for kind in sorted(set(died)))
+            equal = "nothing" if state == expected else "SOMETHING"
+            rows.append([seed, counts, row["collector_restarts"], row["episodes_lost"], equal])
+            rows[-1].append(f"{seconds:.0f}")
+    header = ["seed", "deaths", "collector_restarts", "episodes_lost", "differs", "seconds"]
+    return [("20 iterations, 4 shards on 2 actors", report.markdown_table(header, rows))]
+
+
+ITERATIONS = 20
+
+
+def draw(chance: random.Random) -> dict[int, list[str]]:
+    """What happens before which iteration: ten deaths, each in an iteration of its own."""
+    kinds = ["killed"] * 4 + ["silent"] * 3 + ["raised"] * 3
+    chance.shuffle(kinds)
+    return {i: [kind] for i, kind in zip(sorted(chance.sample(range(1, 20), 10)), kinds)}
+
+
+def learned(
+    training: Any, kinds: dict[int, list[str]], orders: str
+) -> tuple[str, dict[str, float]]:
+    """A hash of all that a run has come to, and its last row of metrics."""
+    digest = hashlib.sha256()
+    clock = ("seconds", "frames_per_second", "collector_restarts", "episodes_lost")
+    for i in range(ITERATIONS):
+        for kind in kinds.get(i, []):
+            befall(training.collector.placement, kind, i % 2, orders)
+        metrics = training.step().metrics
+        digest.update(repr({k: v for k, v in metrics.items() if k not in clock}).encode())
+    state = training.state_dict()
+    for part in ("learners", "tracker", "random"):
+        hash_leaves(digest, state[part])
+    return digest.hexdigest(), metrics
+
+
+def befall(placement: Any, kind: str, a: int, orders: str) -> None:
+    """Lets an actor die, fall silent, or its world raise."""
+    if kind == "raised":
+        (Path(orders) / "raise").touch()
+        return
+    pid = placement._ray.get(placement.actors[a].process.remote())
+    os.kill(pid, signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
+
+
+def hash_leaves(digest: Any, state: Any) -> None:
+    """Adds every tensor and number of a state, in order."""
+    if isinstance(state, dict):
+        for key in sorted(state, key=str):
+            digest.update(str(key).encode())
+            hash_leaves(digest, state[key])
+    elif isinstance(state, (list, tuple)):
+        for one in state:
+            hash_leaves(digest, one)
+    elif hasattr(state, "numpy"):
+        digest.update(state.detach().contiguous().numpy().tobytes())
+    else:
+        digest.update(repr(state).encode())
+
+
+def main() -> None:
+    """Measures and reports."""
+    parser = report.parser(__doc__, threads=(1,))
+    sections: dict[str, Callable] = {
+        "speed": speed,
+        "transport": transport,
+        "start": start,
+        "deaths": deaths,
+    }
+    parser.add_argument("what", choices=list(sections))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=120.0, help="longest, for the rounds")
+    parser.add_argument("--seeds", type=int, default=3, help="of the draws of deaths")
+    parser.add_argument("--epochs", type=int, default=40, help="so that learning takes a third")
+    args = parser.parse_args()
+    if args.quick:
+        args.write, args.rounds, args.seeds = False, 2, 1
+    report.be_quiet()
+    found = sections[args.what](args)
+    report.publish(f"shards_{args.what}", "Shards", found, {}, TEXTS[args.what], write=args.write)
+
+
+if __name__ == "__main__":
+    main()
