@@ -110,16 +110,40 @@ class OnRay:
     def take(self, journal: Journal) -> list[Played]:
         """Returns what every shard has played of the oldest batch begun."""
         answers = self._answers(self._pending.popleft())
-        played: list[Played] = []
-        for a, answer in enumerate(answers):
-            if isinstance(answer, ActorFailure):
-                answer = self._put_back(a, answer, journal)
-            own = zip(self.own[a], answer)
-            played += [Played(unpack(batch), state, i in self._lost) for i, (batch, state) in own]
-        lost = sum(len(own.batch) for own in played if own.lost)
-        self.counters["episodes_lost"] += lost
-        self._lost.clear()
+        played = [one for a, own in enumerate(answers) for one in self._played(a, own, journal)]
         self._keep_spares()
+        return played
+
+    def play(self, a: int, entry: Entry) -> Any:
+        """Lets one actor play a batch; returns the call."""
+        return self.actors[a].play.remote(self._ray.put(to_arrays(entry.weights)), entry.with_state)
+
+    def first(self, calls: Sequence[Any]) -> Any:
+        """Waits for the first of several calls that ends; after too long, returns the oldest."""
+        ended, _ = self._ray.wait(list(calls), num_returns=1, timeout=self.timeout)
+        return next(iter(ended), calls[0])
+
+    def take_of(self, a: int, call: Any, journal: Journal) -> list[Played]:
+        """Returns what one actor has played.
+
+        Args:
+            a (int): which.
+            call (ObjectRef): of :meth:`play`.
+            journal (Journal): from which its shards are put back where they are lost.
+        """
+        (answer,) = self._answers([call])
+        played = self._played(a, answer, journal)
+        self._keep_spares()
+        return played
+
+    def _played(self, a: int, answer: Any, journal: Journal) -> list[Played]:
+        """Returns what an actor has played, after having replaced it where it failed."""
+        if isinstance(answer, ActorFailure):
+            answer = self._put_back(a, answer, journal)
+        own = zip(self.own[a], answer)
+        played = [Played(unpack(batch), state, i in self._lost) for i, (batch, state) in own]
+        self.counters["episodes_lost"] += sum(len(one.batch) for one in played if one.lost)
+        self._lost.difference_update(self.own[a])
         return played
 
     def _answers(self, results: Sequence[Any], patience: float = 0.0, what: str = "") -> list[Any]:
@@ -162,14 +186,11 @@ class OnRay:
         # Shards that begin new episodes have nothing to come back to.
         anew = not self._lost.isdisjoint(self.own[a])
         entries = journal.entries[journal.taken if anew else 0 :]
-        results = [self._play(self.actors[a], entry) for entry in entries]
+        results = [self.play(a, entry) for entry in entries]
         results = results[0 if anew else journal.taken :]
         for later, result in zip(self._pending, results[1:]):
             later[a] = result
         return self._answers(results[:1])[0]
-
-    def _play(self, actor: Any, entry: Entry) -> Any:
-        return actor.play.remote(self._ray.put(to_arrays(entry.weights)), entry.with_state)
 
     def _states_of(self, a: int, journal: Journal) -> dict[int, Mapping[str, Any]]:
         """Returns what an actor's shards are put back to; those without begin new episodes."""

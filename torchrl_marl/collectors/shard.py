@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,7 @@ class Shard:
         team (TeamSpec): whose observations and rewards must be finite.
         life (int): how often it has begun anew.
         threads (int): of torch on the CPU.
+        note (callable, optional): writes more into every batch.
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv
@@ -78,7 +79,9 @@ class Shard:
         execution: Execution = "eager",
         life: int = 0,
         threads: int = 1,
+        note: Callable[[TensorDictBase], None] | None = None,
     ) -> None:
+        self.note = note
         self.policy, self.random, self.life, self.threads = policy, random, life, threads
         self.num_envs = env.batch_size.numel()
         with self._active():
@@ -111,6 +114,8 @@ class Shard:
         with self._active():
             batch = self.collector.rollout()
             self.collector.finish(batch)
+            if self.note is not None:
+                self.note(batch)
         return batch
 
     def state_dict(self) -> dict[str, Any]:

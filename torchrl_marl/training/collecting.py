@@ -10,8 +10,10 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
+from torchrl_marl.collectors.asynchronous import AsynchronousCollector
 from torchrl_marl.collectors.collector import Collector
 from torchrl_marl.collectors.placement import Here, Placement
+from torchrl_marl.collectors.ray import OnRay
 from torchrl_marl.collectors.rollout import RolloutCollector
 from torchrl_marl.collectors.sharded import ShardedCollector
 from torchrl_marl.specs import TeamSpec
@@ -51,7 +53,7 @@ def make_collector(
 
 def _of_shards(
     config: TrainConfig, policy: TensorDictModuleBase, remembers: bool
-) -> ShardedCollector:
+) -> ShardedCollector | AsynchronousCollector:
     settings = config.distributed
     assert settings.collectors is not None
     live = settings.backend == "none" and not settings.overlap
@@ -59,8 +61,13 @@ def _of_shards(
     device = "cpu" if on_cpu else "cuda" if settings.backend == "ray" else config.device
     own = policy if live else None
     makers = [ShardMaker(config, i, device, own, remembers) for i in range(settings.collectors)]
+    placement = _placed(makers, config)
+    if isinstance(placement, OnRay) and settings.asynchronous:
+        return AsynchronousCollector(
+            placement, policy, max_lag=settings.max_lag, device=torch.device(config.device)
+        )
     return ShardedCollector(
-        _placed(makers, config),
+        placement,
         policy,
         overlap=settings.overlap,
         snapshot_every=settings.snapshot_every,
@@ -72,8 +79,6 @@ def _of_shards(
 def _placed(makers: list[ShardMaker], config: TrainConfig) -> Placement:
     if config.distributed.backend == "none":
         return Here(makers)
-    from torchrl_marl.collectors.ray import OnRay
-
     settings = config.distributed
     return OnRay(
         makers,

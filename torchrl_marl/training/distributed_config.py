@@ -27,6 +27,11 @@ class DistributedConfig:
     learned depends on it. null: none, or one for each process that ``torchrun`` starts."""
     overlap: Annotated[int, Range(0, 100)] = 0
     """Batches that collecting runs ahead of learning; above 1 take ``learner.estimator=vtrace``."""
+    asynchronous: Annotated[bool, _ON_RAY] = False
+    """Actors play on without waiting, and batches are of whatever comes first: quicker where actors
+    are not equally fast, and not reproducible; best with ``learner.estimator=vtrace``."""
+    max_lag: Annotated[Count, _ON_RAY, ReadWhere("asynchronous", True)] = 4
+    """Batches by which a policy may be old whose fragments are still learned from."""
     actors: Annotated[Count | None, _ON_RAY] = None
     """Processes for the shards; null: one for each shard, as far as there are CPUs."""
     address: Annotated[str | None, _ON_RAY] = None
@@ -63,6 +68,11 @@ class DistributedConfig:
             raise ConfigError(
                 f"{at}actors is {self.actors}, expected at most {at}collectors, "
                 f"{self.collectors}; use {at}actors=null."
+            )
+        if self.overlap and self.asynchronous:
+            raise ConfigError(
+                f"{at}overlap is {self.overlap}, but {at}asynchronous is true, whose actors never "
+                f"wait; use {at}overlap=0."
             )
         if self.overlap and self.backend == "ray" and not self.snapshot_every:
             raise ConfigError(

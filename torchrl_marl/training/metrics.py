@@ -40,6 +40,8 @@ class EpisodeTracker:
     Attributes:
         episodes (tuple): of the last batch, each group's return up to each step of its episode,
             ``[E, T]`` each, and where episodes ended, ``[E, T]``.
+        sums (dict): of the last batch, ``"<group>/episode_reward"`` and ``"<group>/episode_length"``
+            up to each step of its episode, ``[E, T]``.
         returns (tuple, optional): of a population's last batch, all agents' mean return up to each
             step of their episode, and where episodes ended; both ``[E, T]``.
     """
@@ -48,6 +50,7 @@ class EpisodeTracker:
         self.team, self.n_members = team, n_members
         self.returns: tuple[Tensor, Tensor] | None = None
         self.episodes: tuple[dict[str, Tensor], Tensor] = ({}, torch.zeros(()))
+        self.sums: dict[str, Tensor] = {}
         self._running: dict[str, Tensor] = {}
         self._births = Births(team)
         # For zero-sum games: steps with rewards, and those whose rewards do not add up to 0.
@@ -70,6 +73,7 @@ class EpisodeTracker:
         for name, value in series.items():
             start = self._running.get(name, torch.zeros_like(value[:, 0]))
             totals, self._running[name] = _episode_sums(value, done, start)
+            self.sums[name] = totals
             group = self.team.groups[name.rpartition("/")[0]]
             means[name] = self._mean(totals, _of_learner(batch, group, done))
             if name.endswith("/episode_reward"):

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_marl.collectors.shard import Shard, shard_seed
@@ -17,8 +18,9 @@ from torchrl_marl.learners.build import build_learners
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.metrics import EpisodeTracker
 
-__all__ = ["ShardMaker"]
+__all__ = ["EpisodeSums", "ShardMaker"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +70,7 @@ class ShardMaker:
             team=team,
             life=life,
             threads=config.threads or 1,
+            note=EpisodeSums(team) if config.distributed.asynchronous else None,
         )
 
     def _copy(self, team: TeamSpec) -> Any:
@@ -76,3 +79,26 @@ class ShardMaker:
                 team, self.config.learner, self.config.groups, device=torch.device(self.device)
             )
         return TeamPolicy(actor for learner in learners for actor in learner.actors.values())
+
+
+class EpisodeSums:
+    """Writes the running episodes' sums into the batches of a shard, whose rows are then free.
+
+    Args:
+        team (TeamSpec): the groups.
+
+    Keys:
+        - writes: ``("collector", "<group>/episode_reward")`` and ``"<group>/episode_length"``, up
+          to each step, and ``("collector", "episode_known")``, whether that is all of it
+    """
+
+    def __init__(self, team: TeamSpec) -> None:
+        self.tracker = EpisodeTracker(team)
+
+    def __call__(self, batch: TensorDictBase) -> None:
+        """Writes."""
+        self.tracker.update(batch)
+        for name, sums in self.tracker.sums.items():
+            batch.set(("collector", name), sums)
+        known = torch.ones(batch.shape, dtype=torch.bool, device=batch.device)
+        batch.set(("collector", "episode_known"), known)

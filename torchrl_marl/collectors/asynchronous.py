@@ -1,0 +1,149 @@
+"""Collecting without waiting for the slowest: fragments of shards, as they come.
+
+Shapes: E envs of a batch, T steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from torchrl_marl.collectors.journal import Entry, Journal, Weights
+from torchrl_marl.collectors.placement import Played
+from torchrl_marl.collectors.ray import OnRay
+
+__all__ = ["AsynchronousCollector"]
+
+
+class AsynchronousCollector:
+    """Collects from shards on actors of Ray that never wait: batches ``[E, T]`` of what comes first.
+
+    An actor that has played begins again at once, with the newest weights. As many fragments as
+    there are shards are a batch, of whichever shards: a quick one gives several. What was played
+    by too old a policy is dropped and counted. Which fragments meet depends on the clock, so no two
+    runs are the same; :class:`~torchrl_marl.collectors.sharded.ShardedCollector` collects
+    reproducibly.
+
+    Args:
+        placement (OnRay): the shards, which write the running episodes' sums.
+        policy (nn.Module): of the learner.
+        max_lag (int): batches that may have been learned from between a fragment's weights and its
+            batch.
+        device (torch.device, optional): of batches.
+
+    Attributes:
+        follows (bool): False, since rows do not follow on those of the batch before.
+
+    Keys:
+        - writes: ``("collector", "policy_version")``: the number of batches that the policy had
+          learned from, ``[E, T]``
+    """
+
+    follows = False
+
+    def __init__(
+        self,
+        placement: OnRay,
+        policy: nn.Module,
+        *,
+        max_lag: int,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.placement, self.policy, self.max_lag, self.device = placement, policy, max_lag, device
+        self.n_shards = len(placement.makers)
+        self.frames = self.version = self.dropped = 0
+        self._snapshots: list[dict[str, Any] | None] = [None] * self.n_shards
+        self._playing: dict[Any, tuple[int, int, Entry]] = {}  # call -> actor, version, weights
+        self._ready: deque[tuple[int, int, Played]] = deque()  # shard, version
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What befell the shards, and what was dropped."""
+        return {**self.placement.counters, "fragments_dropped": self.dropped}
+
+    def rollout(self) -> TensorDictBase:
+        """Waits for as many fragments as there are shards.
+
+        Raises:
+            NonFiniteError: naming what is not finite.
+            WorkerError: a shard that cannot be put back.
+        """
+        weights = self._weights()
+        idle = set(range(len(self.placement.actors)))
+        for a in idle - {a for a, _, _ in self._playing.values()}:
+            self._begin(a, weights)
+        fragments: list[TensorDictBase] = []
+        while len(fragments) < self.n_shards:
+            while self._ready and len(fragments) < self.n_shards:
+                fragments += self._fresh(*self._ready.popleft())
+            if len(fragments) < self.n_shards:
+                self._wait(weights)
+        batch = torch.cat(fragments, 0)
+        batch = batch if self.device is None else batch.to(self.device)
+        self.frames += batch.numel()
+        self.version += 1
+        return batch
+
+    def _fresh(self, shard: int, version: int, played: Played) -> list[TensorDictBase]:
+        """Returns a fragment with its policy's version, or nothing where that is too old."""
+        if self.version - version > self.max_lag:
+            self.dropped += 1
+            return []
+        batch = played.batch
+        ids = batch.get(("collector", "traj_ids"))
+        batch.set(("collector", "traj_ids"), ids * self.n_shards + shard)
+        batch.set(("collector", "policy_version"), torch.full_like(ids, version))
+        return [batch]
+
+    def _weights(self) -> Weights:
+        state = self.policy.state_dict()
+        return {name: value.detach().cpu().clone() for name, value in state.items()}
+
+    def _begin(self, a: int, weights: Weights) -> None:
+        entry = Entry(weights, with_state=True)
+        self._playing[self.placement.play(a, entry)] = a, self.version, entry
+
+    def _wait(self, weights: Weights) -> None:
+        """Takes what the next actor has played, and lets it begin again."""
+        call = self.placement.first(list(self._playing))
+        a, version, entry = self._playing.pop(call)
+        journal = Journal(keeps=all(state is not None for state in self._snapshots))
+        journal.snapshots = list(self._snapshots) if journal.keeps else None  # type: ignore[arg-type]
+        journal.begin(entry)
+        for shard, played in zip(self.placement.own[a], self.placement.take_of(a, call, journal)):
+            self._snapshots[shard] = played.state
+            self._ready.append((shard, version, played))
+        self._begin(a, weights)
+
+    def finish(self, batch: TensorDictBase) -> None:
+        """Does nothing: each shard has checked its part of the batch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the shards' last snapshots; what they play now is played again."""
+        known = all(state is not None for state in self._snapshots)
+        numbers = {"frames": self.frames, "version": self.version, "dropped": self.dropped}
+        return {**numbers, "shards": list(self._snapshots) if known else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Goes on from a saved state; from an empty one, new episodes begin.
+
+        Returns:
+            bool: False, since rows do not follow on those of the batch before.
+        """
+        self.frames = state.get("frames", self.frames)
+        self.version, self.dropped = state.get("version", 0), state.get("dropped", 0)
+        if state.get("shards") is not None:
+            self.placement.load(state["shards"])
+            self._snapshots = list(state["shards"])
+        self._playing.clear()
+        self._ready.clear()
+        return False
+
+    def shutdown(self) -> None:
+        """Ends the actors."""
+        self.placement.close()
