@@ -21,7 +21,7 @@ __all__ = ["AsynchronousCollector"]
 
 
 class AsynchronousCollector:
-    """Collects from shards on actors of Ray that never wait: batches ``[E, T]`` of what comes first.
+    """Collects from shards on actors of Ray that never wait: batches ``[E, T]`` as they come.
 
     An actor that has played begins again at once, with the newest weights. As many fragments as
     there are shards are a batch, of whichever shards: a quick one gives several. What was played

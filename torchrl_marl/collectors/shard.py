@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,7 +22,17 @@ from torchrl_marl.collectors.rollout import RolloutCollector
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 
-__all__ = ["Shard", "goes_on", "shard_seed"]
+__all__ = ["Note", "Shard", "goes_on", "shard_seed"]
+
+
+class Note(Protocol):
+    """Something that looks at every batch of a shard and writes more into it."""
+
+    def __call__(self, batch: TensorDictBase) -> None: ...  # noqa: D102
+
+    def state_dict(self) -> dict[str, Any]: ...  # noqa: D102
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...  # noqa: D102
 
 
 def shard_seed(seed: int, shard: int, life: int = 0) -> int:
@@ -55,7 +65,7 @@ class Shard:
         team (TeamSpec): whose observations and rewards must be finite.
         life (int): how often it has begun anew.
         threads (int): of torch on the CPU.
-        note (callable, optional): writes more into every batch.
+        note (Note, optional): writes more into every batch.
 
     Examples:
         >>> from torchrl_marl.envs import VmasEnv
@@ -79,7 +89,7 @@ class Shard:
         execution: Execution = "eager",
         life: int = 0,
         threads: int = 1,
-        note: Callable[[TensorDictBase], None] | None = None,
+        note: Note | None = None,
     ) -> None:
         self.note = note
         self.policy, self.random, self.life, self.threads = policy, random, life, threads
@@ -123,8 +133,10 @@ class Shard:
         with self._active():
             state = self.collector.state_dict()
         state.pop("policy_state_dict", None)
-        random = self.random.state_dict()
-        return copy.deepcopy({"collector": state, "random": random, "life": self.life})
+        own = {"random": self.random.state_dict(), "life": self.life}
+        if self.note is not None:
+            own["note"] = self.note.state_dict()
+        return copy.deepcopy({"collector": state, **own})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Goes on from a saved state.
@@ -138,6 +150,8 @@ class Shard:
         if went_on or "carry" not in state["collector"]:
             self.random.load_state_dict(state["random"])
             self.life = state["life"]
+            if self.note is not None:
+                self.note.load_state_dict(state.get("note", {}))
             return True
         return False
 

@@ -40,8 +40,8 @@ class EpisodeTracker:
     Attributes:
         episodes (tuple): of the last batch, each group's return up to each step of its episode,
             ``[E, T]`` each, and where episodes ended, ``[E, T]``.
-        sums (dict): of the last batch, ``"<group>/episode_reward"`` and ``"<group>/episode_length"``
-            up to each step of its episode, ``[E, T]``.
+        sums (dict): of the last batch, up to each step of its episode, ``[E, T]``:
+            ``"<group>/episode_reward"`` and ``"<group>/episode_length"``.
         returns (tuple, optional): of a population's last batch, all agents' mean return up to each
             step of their episode, and where episodes ended; both ``[E, T]``.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -102,3 +103,11 @@ class EpisodeSums:
             batch.set(("collector", name), sums)
         known = torch.ones(batch.shape, dtype=torch.bool, device=batch.device)
         batch.set(("collector", "episode_known"), known)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the running sums."""
+        return self.tracker.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores saved sums."""
+        self.tracker.load_state_dict(state)
