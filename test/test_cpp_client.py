@@ -1,0 +1,148 @@
+"""The client in C++: compiled, and played against a server behind a port."""
+
+import hashlib
+import hmac
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchrl_marl.envs.external.declaration import Declared
+from torchrl_marl.envs.external.door import Door
+from torchrl_marl.envs.external.server import ActionServer
+
+FOLDER = Path(__file__).parents[1] / "clients" / "cpp"
+COMPILER = shutil.which("g++")
+
+# What a test says through the header: its bytes of MessagePack, a proof, and every kind of answer.
+PROGRAM = r"""
+#include "torchrl_marl_client.hpp"
+#include <cmath>
+#include <cstdio>
+using namespace torchrl_marl;
+
+int main(int, char** given) {
+    const std::string what = given[1];
+    if (what == "proof") {
+        for (const char* text : {"", "abc", "The quick brown fox jumps over the lazy dog"})
+            for (const auto& found : {sha256(text), hmac_sha256(std::string(100, 'k'), text)}) {
+                for (unsigned char c : found) std::printf("%02x", c);
+                std::puts("");
+            }
+        return 0;
+    }
+    try {
+        const Kind cat = {"cat", 1, 2, 3, true, true}, mouse = {"mouse", 2, 1, 2};
+        Client client("127.0.0.1", std::stoi(given[2]), {cat, mouse}, "pen");
+        client.token = given[3];
+        client.patience = 5;
+        const Seen seen = {{"cat_0", {1.5f, -0.25f}}, {"mouse_0", {2}}, {"mouse_1", {3}}};
+        Actions actions = client.begin(seen, {{"cat_0", {false, true, true}}});
+        for (const auto& [agent, chosen] : actions) {
+            std::printf("%s", agent.c_str());
+            for (double x : chosen) std::printf(" %g", x);
+            std::puts("");
+        }
+        if (what == "break") client.close();  // as a network does
+        const Rewards rewards = {{"mouse_0", 0.5}, {"mouse_1", -1}};
+        actions = client.step({{"mouse_0", {4}}}, rewards, {"mouse_1"});
+        const auto version = static_cast<long long>(client.version);
+        std::printf("%zu %g %lld\n", actions.size(), actions.at("mouse_0")[0], version);
+        client.end({{"mouse_0", 0.125}}, true, {{"mouse_0", {5}}});
+        if (what == "wrong") client.begin({{"mouse_7", {4}}});
+    } catch (const std::runtime_error& error) {
+        std::puts(error.what());
+    }
+}
+"""
+AGENTS = {
+    "cat": {"n": 1, "observation": 2, "action": {"n_actions": 3, "mask": True}},
+    "mouse": {"n": 2, "observation": 1, "action": 2},
+}
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+
+
+def compiled(source, program):
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{FOLDER}"]
+    subprocess.run([COMPILER, *flags, str(source), "-o", str(program)], check=True)
+    return program
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cpp")
+    (folder / "says.cpp").write_text(PROGRAM, encoding="utf-8")
+    return compiled(folder / "says.cpp", folder / "says")
+
+
+def policy(td):
+    """The last legal choice; what is seen, and its square."""
+    legal = td["cat", "action_mask"]
+    td["cat", "action"] = torch.where(legal, torch.arange(3), -1).amax(-1)
+    seen = td["mouse", "observation"]
+    td["mouse", "action"] = torch.cat([seen, seen * seen], -1)
+    return td
+
+
+@pytest.fixture
+def door():
+    server = ActionServer(Declared.read(AGENTS), policy, token="secret")
+    server.version = 2**40
+    door = Door(server)
+    yield door
+    door.close()
+
+
+def said(program, *arguments):
+    found = subprocess.run(
+        [str(program), *map(str, arguments)], capture_output=True, text=True, timeout=30
+    )
+    return found.stdout.splitlines()
+
+
+def test_its_proof_is_that_of_the_standard_library(program):
+    import hashlib
+    import hmac
+
+    expected = []
+    for text in (b"", b"abc", b"The quick brown fox jumps over the lazy dog"):
+        expected += [
+            hashlib.sha256(text).hexdigest(),
+            hmac.new(b"k" * 100, text, "sha256").hexdigest(),
+        ]
+    assert said(program, "proof") == expected
+
+
+@pytest.mark.parametrize("what", ["play", "break"])
+def test_it_says_what_is_seen_and_reads_what_is_done(program, door, what):
+    lines = said(program, what, door.port, "secret")
+    assert lines == ["cat_0 2", "mouse_0 2 4", "mouse_1 3 9", f"1 4 {2**40}"]
+    counts = door.server.counts
+    assert (counts["steps"], counts["reconnects"]) == (2, int(what == "break"))
+    assert counts["truncated"] == counts["refused"] == 0
+
+
+def test_it_raises_what_the_server_says(program, door):
+    assert "wrong token" in said(program, "play", door.port, "guess")[0]
+    assert "'mouse_7' is none of those declared" in said(program, "wrong", door.port, "secret")[-1]
+
+
+def test_the_example_plays(door, tmp_path):
+    example = compiled(FOLDER / "example.cpp", tmp_path / "example")
+    server = ActionServer(None, lambda td: td.set(("walker", "action"), _towards(td)))
+    own = Door(server)
+    try:
+        lines = said(example, "127.0.0.1", own.port, 3)
+    finally:
+        own.close()
+    assert [line.split()[:3] for line in lines] == [["episode", str(i), "return"] for i in range(3)]
+    # Who goes to its goal at most 2 away with 0.2 a step loses at most 1.8 + 1.6 + ... + 0.2.
+    assert all(-9.0 <= float(line.split()[3]) < 0 for line in lines)
+    assert server.counts["steps"] == 60
+
+
+def _towards(td):
+    position, goal = td["walker", "observation"].unbind(-1)
+    return (5 * (goal - position)).clamp(-1, 1).unsqueeze(-1)
