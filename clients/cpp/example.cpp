@@ -1,38 +1,75 @@
-// Two walkers on a line, each of which wants to be where its goal is: the smallest simulator that can be a client.
+// Walkers in a square who learn to meet: the world of clients/python/example_meet.py, as a client in C++.
 //
 //     g++ -std=c++17 -O2 example.cpp -o example && ./example 127.0.0.1 7777 100
 //
-// Beside it: torchrl-marl train ... env.library=external, or torchrl-marl serve RUN.
+// Beside it: torchrl-marl train external_meet_mappo, or torchrl-marl serve RUN of such a run.
 #include "torchrl_marl_client.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <iostream>
 
+using torchrl_marl::Actions, torchrl_marl::Rewards, torchrl_marl::Seen;
+
+constexpr int N = 3, LIMIT = 25;
+constexpr float SPEED = 0.15f;
+
+class Meet {  // all earn, less the further they are from each other
+  public:
+    explicit Meet(unsigned seed) : random_(seed) {}
+
+    void begin() {
+        std::uniform_real_distribution<float> anywhere(-1, 1);
+        for (auto& place : at_)
+            for (float& x : place) x = anywhere(random_);
+    }
+    Seen look() const {  // where one is, and where the others are from there
+        Seen seen;
+        for (int i = 0; i < N; ++i) {
+            auto& numbers = seen["walker_" + std::to_string(i)] = {at_[i][0], at_[i][1]};
+            for (int j = 0; j < N; ++j)
+                if (j != i) numbers.insert(numbers.end(), {at_[j][0] - at_[i][0], at_[j][1] - at_[i][1]});
+        }
+        return seen;
+    }
+    double step(const Actions& actions) {  // moves; returns what each earns
+        float middle[2] = {0, 0};
+        for (int i = 0; i < N; ++i)
+            for (int k = 0; k < 2; ++k) {
+                const auto move = static_cast<float>(actions.at("walker_" + std::to_string(i))[k]);
+                at_[i][k] = std::clamp(at_[i][k] + SPEED * std::clamp(move, -1.0f, 1.0f), -1.0f, 1.0f);
+                middle[k] += at_[i][k] / N;
+            }
+        double far = 0;
+        for (const auto& place : at_) far += std::hypot(place[0] - middle[0], place[1] - middle[1]) / N;
+        return -far;
+    }
+
+  private:
+    std::mt19937 random_;
+    float at_[N][2] = {};
+};
+
 int main(int count, char** given) {
     const std::string host = count > 1 ? given[1] : "127.0.0.1";
     const int port = count > 2 ? std::stoi(given[2]) : 7777, episodes = count > 3 ? std::stoi(given[3]) : 100;
-    const torchrl_marl::Names agents = {"walker_0", "walker_1"};
-    std::mt19937 random(0);
-    std::uniform_real_distribution<float> anywhere(-1, 1);
     try {
-        torchrl_marl::Client client(host, port, {{"walker", 2, 2, 1}});
+        torchrl_marl::Client client(host, port, {{"walker", N, 2 * N, 2}}, "meet");
+        Meet world(0);
         for (int episode = 0; episode < episodes; ++episode) {
-            torchrl_marl::Seen seen;  // where it is, and where it wants to be
-            for (const auto& agent : agents) seen[agent] = {anywhere(random), anywhere(random)};
-            auto actions = client.begin(seen);
+            world.begin();
+            Actions actions = client.begin(world.look());
             double total = 0;
-            for (int t = 1; t <= 20; ++t) {
-                torchrl_marl::Rewards rewards;
-                for (const auto& agent : agents) {
-                    float& position = seen[agent][0];
-                    position += 0.2f * std::clamp(static_cast<float>(actions.at(agent)[0]), -1.0f, 1.0f);
-                    total += rewards[agent] = -std::abs(position - seen[agent][1]);
-                }
-                if (t < 20) actions = client.step(seen, rewards);
+            for (int t = 1; t <= LIMIT; ++t) {
+                const double earned = world.step(actions);
+                const Seen seen = world.look();
+                Rewards rewards;
+                for (const auto& [agent, numbers] : seen) rewards[agent] = earned;
+                if (t < LIMIT) actions = client.step(seen, rewards);
                 else client.end(rewards, true, seen);  // the time ran out
+                total += earned;
             }
-            std::cout << "episode " << episode << " return " << total / 2 << " version " << client.version << std::endl;
+            std::cout << "episode " << episode << " return " << total << " version " << client.version << std::endl;
         }
     } catch (const std::runtime_error& error) {
         std::cerr << error.what() << std::endl;

@@ -1,4 +1,4 @@
-"""Acting for batches of any number of rows, with arrays in and out: eagerly, or as graphs.
+"""Acting on arrays of any number of rows as a few graphs: quick answers for external simulators.
 
 Shapes: n rows of a batch, P rows of a graph, P >= n.
 """
@@ -7,65 +7,41 @@ from __future__ import annotations
 
 import bisect
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.envs.utils import ExplorationType, exploration_type, set_exploration_type
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_marl.capture import capture, check_execution
+from torchrl_marl.capture.execution import check_execution
+from torchrl_marl.capture.program import capture
 from torchrl_marl.collectors.fingerprint import fingerprint
+from torchrl_marl.envs.external.acting import Acting, Leaves, as_tensordict, flat_leaves
 from torchrl_marl.errors import CaptureError
 
-__all__ = ["SIZES", "Acting", "GraphActing"]
+__all__ = ["SIZES", "GraphActing"]
 
 SIZES = (1, 8, 64, 256)
-"""Rows of the graphs; a batch is padded to the next."""
-
-Leaves = dict[tuple[str, ...], np.ndarray]
-Policy = Callable[[TensorDictBase], TensorDictBase]
-
-
-class Acting:
-    """A policy that takes and gives arrays of numpy: the eager twin of :class:`GraphActing`.
-
-    Args:
-        policy (callable): TensorDict in, TensorDict out, on the CPU.
-
-    Shapes:
-        - every array: ``[n, ...]``, those of a group ``[n, N, ...]``
-    """
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-
-    def prepare(self, example: Leaves, *kinds: ExplorationType) -> None:
-        """Does nothing: there are no graphs."""
-
-    def act(self, leaves: Leaves) -> Leaves:
-        """Returns what the policy writes beside what it reads."""
-        given = as_tensordict(leaves)
-        with torch.no_grad():
-            acted = self.policy(given)
-        return {key: value.numpy() for key, value in _leaves(acted) if key not in leaves}
+"""Rows P of graphs; a batch is padded to the next, and one that is larger is cut."""
 
 
 class GraphActing(Acting):
     """A policy as a few graphs, each for so many rows; a batch is padded to the next of them.
 
-    What its parameters and buffers hold may change in place at any time. Draws are those of the
-    policy's distributions; which ones they are depends on the number of rows, padding included.
+    What its parameters and buffers hold may change in place at any time. Actions are drawn from
+    the policy's distributions; which ones depends on the number of rows, padding included. A
+    policy that cannot be a graph runs step by step, and a warning says why.
 
     Args:
-        policy (nn.Module): on the CPU, with actors that are graphs of their inputs.
-        execution ("compile" or "trace"): compiled, which takes some seconds for every size; or
+        policy (callable): TensorDict in, TensorDict out, on the CPU.
+        execution ("compile" or "trace"): compiled, which takes some seconds for each size; or
             operation by operation, which gives what eager execution gives, to the bit.
-        sizes (sequence of int): rows P of the graphs, ascending; larger batches are cut.
+        sizes (sequence of int): P, ascending.
 
-    Reduces to: :class:`Acting`.
+    Reduces to: :class:`~torchrl_marl.envs.external.acting.Acting`.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -74,65 +50,66 @@ class GraphActing(Acting):
         >>> team = TeamSpec([AgentSpec("car", 2, Unbounded((4,)), Bounded(-1, 1, (1,)))])
         >>> acting = GraphActing(make_actor(team.groups["car"]), execution="trace")
         >>> seen = np.zeros((3, 2, 4), np.float32)
-        >>> acted = acting.act({("car", "observation"): seen, ("car", "mask"): seen[..., 0] == 0})
-        >>> acted["car", "action"].shape
+        >>> given = {("car", "observation"): seen, ("car", "mask"): np.ones((3, 2), bool)}
+        >>> acting.act(given, ExplorationType.RANDOM)["car", "action"].shape
         (3, 2, 1)
     """
 
     def __init__(
-        self, policy: Any, *, execution: str = "compile", sizes: tuple[int, ...] = SIZES
+        self,
+        policy: Callable[[TensorDictBase], TensorDictBase],
+        *,
+        execution: str = "compile",
+        sizes: Sequence[int] = SIZES,
     ) -> None:
         super().__init__(policy)
         check_execution(execution, "cpu", "acting")
         self.execution: Any = execution
         self.sizes = tuple(sizes)
-        self.eager = execution == "eager"
-        self._graphs: dict[tuple[int, ExplorationType | None], _Graph] = {}
+        self._graphs: dict[tuple[int, ExplorationType], _Graph] = {}
         self._seen_as: Any = None
+        self._step_by_step = execution == "eager"
 
     def prepare(self, example: Leaves, *kinds: ExplorationType) -> None:
-        """Makes all graphs now, instead of at the first batch of their size.
-
-        Graphs of a policy whose modules have changed since, not only what they hold, are made anew.
+        """Makes the graphs now; anew where the policy's modules are others than before.
 
         Args:
             example (dict): arrays of one row or more, of the keys of all later batches.
-            *kinds (ExplorationType): how actions are chosen; by default, as now.
+            *kinds (ExplorationType): how actions will be chosen.
         """
         seen_as = fingerprint(self.policy)
         if seen_as != self._seen_as:
             self._graphs.clear()
             self._seen_as = seen_as
-        one = {key: value[:1] for key, value in example.items()}
-        for kind in kinds or (exploration_type(),):
+        for kind in kinds:
             for size in self.sizes:
-                if not self.eager:
-                    self._graph(size, kind, one)
+                if not self._step_by_step:
+                    self._graph(size, kind, example)
 
-    def act(self, leaves: Leaves) -> Leaves:
+    def act(self, leaves: Leaves, kind: ExplorationType) -> Leaves:
         """Returns what the policy writes beside what it reads."""
         n, largest = len(next(iter(leaves.values()))), self.sizes[-1]
-        if n > largest and not self.eager:
+        if n > largest:
             parts = [
-                self.act({key: value[i : i + largest] for key, value in leaves.items()})
+                self.act({key: rows[i : i + largest] for key, rows in leaves.items()}, kind)
                 for i in range(0, n, largest)
             ]
             return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-        graph = None
-        if not self.eager:
-            size = self.sizes[bisect.bisect_left(self.sizes, n)]
-            graph = self._graph(size, exploration_type(), leaves)
-        return super().act(leaves) if graph is None else graph(leaves, n)
+        if not self._step_by_step:
+            graph = self._graph(self.sizes[bisect.bisect_left(self.sizes, n)], kind, leaves)
+            if graph is not None:
+                return graph(leaves, n)
+        return super().act(leaves, kind)
 
-    def _graph(self, size: int, kind: ExplorationType | None, example: Leaves) -> _Graph | None:
+    def _graph(self, size: int, kind: ExplorationType, example: Leaves) -> _Graph | None:
         found = self._graphs.get((size, kind))
         if found is None:
             try:
                 found = _Graph(self.policy, size, kind, example, self.execution)
             except CaptureError as error:
-                self.eager = True
-                why = f"a policy that answers cannot be a graph ({error}); it runs step by step."
-                warnings.warn(why, stacklevel=4)
+                self._step_by_step = True
+                why = f"a policy that answers is no graph, and runs step by step: {error}"
+                warnings.warn(why, stacklevel=3)
                 return None
             self._graphs[size, kind] = found
         return found
@@ -142,33 +119,23 @@ class _Graph:
     """A policy as a graph of so many rows."""
 
     def __init__(
-        self,
-        policy: Policy,
-        size: int,
-        kind: ExplorationType | None,
-        example: Leaves,
-        execution: Any,
+        self, policy: Any, size: int, kind: ExplorationType, example: Leaves, execution: Any
     ) -> None:
-        self.written: list[tuple[str, ...]] = []
-        reads = _read_by(policy, example)
-        self._rows = {key: np.repeat(example[key][:1], size, axis=0) for key in reads}
+        self._rows = {key: np.repeat(example[key][:1], size, 0) for key in _read(policy, example)}
         self._tensors = [torch.from_numpy(rows) for rows in self._rows.values()]
+        self._written: list[tuple[str, ...]] = []
 
         def acted(*tensors: Tensor) -> list[Tensor]:
             given = as_tensordict(dict(zip(self._rows, tensors)))
             with set_exploration_type(kind):
-                found = dict(_leaves(policy(given)))
-            self.written = [key for key in found if key not in example]
-            return [found[key] for key in self.written]
+                found = dict(flat_leaves(policy(given)))
+            self._written = [key for key in found if key not in example]
+            return [found[key] for key in self._written]
 
+        name = f"a policy of {size} rows"
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                self._program = capture(
-                    acted,
-                    *self._tensors,
-                    name=f"a policy for {size} rows",
-                    execution=execution,
-                )
+                self._program = capture(acted, *self._tensors, name=name, execution=execution)
         except CaptureError:
             raise
         except Exception as error:
@@ -179,36 +146,14 @@ class _Graph:
         for key, rows in self._rows.items():
             rows[:n] = leaves[key]
         out = self._program.flat(self._tensors)
-        return {key: value.numpy()[:n] for key, value in zip(self.written, out)}
+        return {key: x.numpy()[:n] for key, x in zip(self._written, out)}
 
 
-def _read_by(policy: Any, example: Leaves) -> list[tuple[str, ...]]:
-    """Returns the keys that a policy reads; all, where it does not say."""
+def _read(policy: Any, example: Leaves) -> list[tuple[str, ...]]:
+    """Returns the keys that a policy reads; all, where it does not say which."""
     keys = getattr(policy, "in_keys", None)
     if keys is None:
         return list(example)
-    named = {(key,) if isinstance(key, str) else tuple(key) for key in keys}
+    named = {key if isinstance(key, tuple) else (key,) for key in cast(list, keys)}
     masks = {(*key[:-1], "mask") for key in named}
     return [key for key in example if key in named | masks]
-
-
-def _leaves(td: TensorDictBase) -> list[tuple[tuple[str, ...], Tensor]]:
-    return [((key,) if isinstance(key, str) else key, value) for key, value in td.items(True, True)]
-
-
-def as_tensordict(leaves: Mapping[tuple[str, ...], Any]) -> TensorDict:
-    """Returns arrays or tensors of n rows as a TensorDict ``[n]``, groups ``[n, N]``."""
-    nested: dict[str, Any] = {}
-    n = 0
-    for key, value in leaves.items():
-        tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-        n = tensor.shape[0]
-        if len(key) == 1:
-            nested[key[0]] = tensor
-        else:
-            nested.setdefault(key[0], {})[key[1]] = tensor
-    for name, own in nested.items():
-        if isinstance(own, dict):
-            n_agents = next(iter(own.values())).shape[1]
-            nested[name] = TensorDict._new_unsafe(own, batch_size=torch.Size([n, n_agents]))
-    return TensorDict._new_unsafe(nested, batch_size=torch.Size([n]))

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from torchrl_marl.envs.external.seats import Leaves
+from torchrl_marl.envs.external.acting import Leaves
 
 __all__ = ["Client", "Line", "Recording"]
 

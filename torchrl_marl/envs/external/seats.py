@@ -9,17 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
-from tensordict import TensorDict, TensorDictBase
 
+from torchrl_marl.envs.external.acting import Leaves
 from torchrl_marl.envs.external.declaration import Declared, DeclaredKind
 from torchrl_marl.envs.external.wire import Refused
 from torchrl_marl.errors import nearest, quoted
 
-__all__ = ["Leaves", "Seats"]
-
-Leaves = dict[tuple[str, ...], np.ndarray]
-"""Key -> array whose first dim are some seats."""
+__all__ = ["Seats"]
 
 _NUMBERS = (float, int)
 _LARGEST = 3.4028234e38  # of float32
@@ -273,34 +269,18 @@ class Seats:
         leaves["truncated",] = truncated
         return leaves
 
-    def remember(self, seats: np.ndarray, acted: TensorDictBase) -> None:
+    def remember(self, seats: np.ndarray, acted: Leaves) -> None:
         """Keeps what actors remember behind a step."""
         for name, rows in self.remembered.items():
-            after = acted.get(("next", name, "hidden"), None)
+            after = acted.get(("next", name, "hidden"))
             if after is not None:
-                rows[seats] = after.numpy()
+                rows[seats] = after
 
     def carry_memory(self, sizes: Mapping[str, int]) -> None:
         """Lets actors remember, group -> the numbers of each agent."""
         for name, size in sizes.items():
             shape = (*self.groups[name].mask.shape, size)
             self.remembered[name] = np.zeros(shape, np.float32)
-
-
-def as_tensordict(leaves: Leaves, n: int) -> TensorDict:
-    """Returns leaves of n seats as a TensorDict ``[n]``, groups ``[n, N]``."""
-    nested: dict[str, Any] = {}
-    for key, value in leaves.items():
-        tensor = torch.from_numpy(value)
-        if len(key) == 1:
-            nested[key[0]] = tensor
-        else:
-            nested.setdefault(key[0], {})[key[1]] = tensor
-    for name, own in nested.items():
-        if isinstance(own, dict):
-            n_agents = own["mask"].shape[1]
-            nested[name] = TensorDict._new_unsafe(own, batch_size=torch.Size([n, n_agents]))
-    return TensorDict._new_unsafe(nested, batch_size=torch.Size([n]))
 
 
 def numbers_of(what: str, given: Any, size: int) -> np.ndarray:

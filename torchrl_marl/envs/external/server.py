@@ -9,20 +9,22 @@ import hmac
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-import torch
 from tensordict import TensorDictBase
-from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.envs.utils import ExplorationType
 
+from torchrl_marl.envs.external.acting import Acting, Leaves
 from torchrl_marl.envs.external.client import Client, Line, Recording
 from torchrl_marl.envs.external.declaration import Declared
-from torchrl_marl.envs.external.seats import Leaves, Seats, as_tensordict
+from torchrl_marl.envs.external.seats import Seats
 from torchrl_marl.envs.external.wire import PROTOCOL, Refused, framed
 from torchrl_marl.errors import ConfigError, quoted
 
 __all__ = ["ActionServer"]
+
+Policy = Callable[[TensorDictBase], TensorDictBase]
 
 
 class ActionServer:
@@ -32,8 +34,8 @@ class ActionServer:
 
     Args:
         declared (Declared, optional): the agents; those of the first client, if None.
-        policy (callable, optional): TensorDict ``[n]`` in, TensorDict out; set before the first
-            step is answered.
+        policy (callable or Acting, optional): TensorDict ``[n]`` in, TensorDict out; nobody is
+            answered before there is one.
 
     Keyword Args:
         token (str): that clients prove to have; none is needed where it is empty.
@@ -52,7 +54,7 @@ class ActionServer:
     def __init__(
         self,
         declared: Declared | None = None,
-        policy: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        policy: Policy | Acting | None = None,
         *,
         token: str = "",
         max_clients: int = 256,
@@ -78,6 +80,16 @@ class ActionServer:
         self._free = list(range(max_clients))[::-1]
         if declared is not None:
             self._declare(declared)
+
+    @property
+    def policy(self) -> Acting | None:
+        """Who acts."""
+        return self._acting
+
+    @policy.setter
+    def policy(self, policy: Policy | Acting | None) -> None:
+        known = policy is None or isinstance(policy, Acting)
+        self._acting = cast("Acting | None", policy) if known else Acting(cast(Policy, policy))
 
     def _declare(self, declared: Declared) -> None:
         self.declared, self.seats = declared, Seats(declared, self.max_clients)
@@ -297,18 +309,13 @@ class ActionServer:
     def _act(self, acting: list[Client]) -> None:
         seats = np.array([client.seat for client in acting])
         leaves = self.seats.inputs(seats)
-        given = as_tensordict(leaves, len(acting))
-        with torch.no_grad(), set_exploration_type(self.exploration_type):
-            acted = self.policy(given)  # type: ignore[misc]
+        assert self._acting is not None
+        acted = self._acting.act(leaves, self.exploration_type)
         self.seats.remember(seats, acted)
         self.counts["batches"] += 1
         self.counts["steps"] += len(acting)
         if self.recording is not None:
-            written = {
-                _as_tuple(key): value.numpy()
-                for key, value in acted.items(True, True)
-                if key[0] != "next" and _as_tuple(key) not in leaves
-            }
+            written = {key: rows for key, rows in acted.items() if key[0] != "next"}
             self.recording.open(seats, {**leaves, **written}, self.version)
         rows = [self._actions(name, acted, leaves) for name in self.seats.groups]
         for i, client in enumerate(acting):
@@ -318,9 +325,9 @@ class ActionServer:
             )
             self._answer(client, actions)
 
-    def _actions(self, name: str, acted: TensorDictBase, leaves: Leaves) -> list[dict[str, Any]]:
+    def _actions(self, name: str, acted: Leaves, leaves: Leaves) -> list[dict[str, Any]]:
         """Returns the actions of a group's acting agents, of each client."""
-        actions, mask = acted.get((name, "action")).tolist(), leaves[name, "mask"]
+        actions, mask = acted[name, "action"].tolist(), leaves[name, "mask"]
         names = self.seats.groups[name].names
         if mask.all():
             return [dict(zip(names, own)) for own in actions]
@@ -343,7 +350,3 @@ class ActionServer:
         self.dismiss(client)
         if line is not None:
             line.refuse(why)
-
-
-def _as_tuple(key: Any) -> tuple[str, ...]:
-    return key if isinstance(key, tuple) else (key,)
