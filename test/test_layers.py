@@ -17,7 +17,7 @@ LAYERS = [
     [{"stacking"}],
     [{"specs"}],
     [
-        {"functional", "kernels", "per_group"},
+        {"functional", "kernels", "per_group", "ranks"},
         {"sum_tree"},
         {"games"},
         {"joining", "population"},

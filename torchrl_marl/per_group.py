@@ -16,6 +16,7 @@ from torchrl_marl.functional import (
     masked_moments,
     masked_standardize,
 )
+from torchrl_marl.ranks import Alone, current
 
 __all__ = ["PerGroup"]
 
@@ -75,26 +76,52 @@ class PerGroup(nn.Module):
 
     # -------------------------------------------------------------------------- statistics
 
-    def mean(self, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Returns the mean over elements whose mask is True; 0 where there are none."""
+    def mean(
+        self, value: Tensor, mask: Tensor | None = None, count: Tensor | None = None
+    ) -> Tensor:
+        """Returns the mean over elements whose mask is True; 0 where there are none.
+
+        Args:
+            value, mask (Tensor): as the other statistics take them.
+            count (Tensor, optional): what the sum is divided by instead of the own number, such as
+                that of all ranks; the ranks' results then add up to everybody's mean.
+        """
+        if count is not None:
+            return self._total(value, mask) / count
         if self.membership is None:
             return masked_mean(value, mask)
         rows, alive = self._rows(value, mask)
         if alive is None:
             return self.sum(rows.sum(0)) / (self.membership.sum(0) * rows.shape[0])
-        count = self.sum(alive.sum(0).to(rows.dtype))
-        return self.sum(torch.where(alive, rows, 0.0).sum(0)) / count.clamp_min(1)
+        number = self.sum(alive.sum(0).to(rows.dtype))
+        return self.sum(torch.where(alive, rows, 0.0).sum(0)) / number.clamp_min(1)
 
-    def moments(self, value: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Returns the mean and the (population) variance over elements whose mask is True."""
+    def moments(
+        self, value: Tensor, mask: Tensor | None = None, ranks: Alone | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the mean and the (population) variance over elements whose mask is True.
+
+        Args:
+            value, mask (Tensor): as the other statistics take them.
+            ranks (Alone, optional): over whose elements; those of all that learn as one.
+        """
+        ranks = current() if ranks is None else ranks
         if self.membership is None:
-            return masked_moments(value, mask)
+            return masked_moments(value, mask, ranks=ranks)
         rows, alive = self._rows(value, mask)
-        mean = self.mean(rows, alive)
+        count = None
+        if ranks.size > 1:
+            count = ranks.sum_all([self.number(rows, alive)])[0].clamp_min(1)
+        mean = ranks.sum_all([self.mean(rows, alive, count)])[0]
         centered = rows - self.to_agents(mean)
         if alive is not None:
             centered = torch.where(alive, centered, 0.0)
-        return mean, self.mean(centered.square(), alive)
+        return mean, ranks.sum_all([self.mean(centered.square(), alive, count)])[0]
+
+    def number(self, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Returns the number of elements whose mask is True, which may be 0, as a float."""
+        counted = torch.ones_like(value) if mask is None else mask.to(value.dtype)
+        return self._total(counted, None)
 
     def count(self, value: Tensor, mask: Tensor | None = None) -> Tensor | int:
         """Returns the number of elements whose mask is True, at least 1."""
@@ -105,12 +132,13 @@ class PerGroup(nn.Module):
         return self.sum(alive.sum(0)).clamp_min(1)
 
     def any(self, mask: Tensor) -> Tensor:
-        """Returns 1 where the mask of a group is True anywhere, else 0; floats."""
+        """Returns 1 where the mask of a group is True anywhere, on any rank, else 0; floats."""
         dtype = torch.get_default_dtype()
         if self.membership is None:
-            return mask.any().to(dtype)
-        rows, _ = self._rows(mask, None)
-        return (self.sum(rows.any(0).to(dtype)) > 0).to(dtype)
+            own = mask.any().to(dtype)
+        else:
+            own = self.sum(self._rows(mask, None)[0].any(0).to(dtype))
+        return (current().sum_all([own])[0] > 0).to(dtype)
 
     def logsumexp(self, value: Tensor) -> Tensor:
         """Returns the logarithm of the summed exponentials; minus infinity counts for nothing."""
@@ -129,6 +157,8 @@ class PerGroup(nn.Module):
     ) -> Tensor:
         """Scales to zero mean and unit variance over elements whose mask is True; 0 where masked.
 
+        Where ranks learn as one, over the elements of all.
+
         Args:
             value (Tensor): such as an advantage.
             mask (Tensor, optional): bool.
@@ -142,12 +172,21 @@ class PerGroup(nn.Module):
         """
         excluded = {dim % value.ndim for dim in exclude_dims}
         dims = [dim for dim in range(value.ndim) if dim not in excluded]
+        ranks = current()
         if self.membership is None:
-            return masked_standardize(value, mask, dims)
+            return masked_standardize(value, mask, dims, ranks=ranks)
         values = value.split(self.sizes, -2)
         masks = [None] * self.n_groups if mask is None else mask.split(self.sizes, -1)
-        rows = [masked_standardize(own, alive, dims) for own, alive in zip(values, masks)]
+        each = zip(values, masks)
+        rows = [masked_standardize(own, alive, dims, ranks=ranks) for own, alive in each]
         return torch.cat(rows, -2)
+
+    def _total(self, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Sums the elements whose mask is True."""
+        if self.membership is None:
+            return (value if mask is None else value.where(fit_mask(mask, value), 0.0)).sum()
+        rows, alive = self._rows(value, mask)
+        return self.sum((rows if alive is None else rows.where(alive, 0.0)).sum(0))
 
     def _rows(self, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """``[*B, N]`` or ``[*B, N, 1]`` as ``[M, N]``."""

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchrl_marl.ranks import ALONE, Alone
+
 __all__ = [
     "expand_mask",
     "fit_mask",
@@ -86,12 +88,14 @@ def masked_moments(
     mask: Tensor | None = None,
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
+    ranks: Alone = ALONE,
 ) -> tuple[Tensor, Tensor]:
     """Returns mean and (population) variance of the elements whose mask is True.
 
     Args:
         value, mask, dim: as in :func:`masked_mean`.
         keepdim (bool): keep the reduced dims.
+        ranks (Alone): over whose elements, each rank with its part of them.
 
     Shapes:
         - returns: mean and variance, each of the remaining dims
@@ -107,9 +111,12 @@ def masked_moments(
     """
     dims = _dims(value, dim)
     mask = torch.ones_like(value, dtype=torch.bool) if mask is None else fit_mask(mask, value)
-    count = mask.sum(dims, keepdim=True).clamp_min(1)
-    mean = torch.where(mask, value, 0.0).sum(dims, keepdim=True) / count
-    variance = torch.where(mask, value - mean, 0.0).square().sum(dims, keepdim=True) / count
+    own = torch.where(mask, value, 0.0).sum(dims, keepdim=True)
+    total, count = ranks.sum_all([own, mask.sum(dims, keepdim=True)])
+    count = count.clamp_min(1)
+    mean = total / count
+    own = torch.where(mask, value - mean, 0.0).square().sum(dims, keepdim=True)
+    variance = ranks.sum_all([own])[0] / count
     if keepdim:
         return mean, variance
     return mean.squeeze(dims), variance.squeeze(dims)
@@ -120,6 +127,7 @@ def masked_standardize(
     mask: Tensor | None = None,
     dim: int | Sequence[int] | None = None,
     eps: float = 1e-5,
+    ranks: Alone = ALONE,
 ) -> Tensor:
     """Standardizes the elements whose mask is True; 0 where masked.
 
@@ -127,6 +135,7 @@ def masked_standardize(
         value, mask, dim: as in :func:`masked_mean`. Reducing every dim pools the agents, as
             the MAPPO authors do; leaving out -2 standardizes each agent by itself.
         eps (float): added to the standard deviation.
+        ranks (Alone): as in :func:`masked_moments`.
 
     Shapes:
         - returns: the value's shape
@@ -142,7 +151,7 @@ def masked_standardize(
         >>> masked_standardize(torch.tensor([1.0, 3.0, 99.0]), torch.tensor([True, True, False]))
         tensor([-1.0000,  1.0000,  0.0000])
     """
-    mean, variance = masked_moments(value, mask, dim, keepdim=True)
+    mean, variance = masked_moments(value, mask, dim, keepdim=True, ranks=ranks)
     centered = value - mean
     if mask is not None:
         centered = torch.where(fit_mask(mask, value), centered, 0.0)

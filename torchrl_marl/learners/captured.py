@@ -22,7 +22,9 @@ from torchrl_marl.learners.recording import (
     unchanged,
 )
 from torchrl_marl.learners.summary import must_be_finite
+from torchrl_marl.learners.sums import sum_of_all
 from torchrl_marl.learners.updates import History, Updates, minibatch_keys
+from torchrl_marl.ranks import current
 
 __all__ = ["CapturedUpdates", "make_updates"]
 
@@ -52,7 +54,7 @@ class CapturedUpdates(Updates):
         *args, **kwargs: of :class:`~torchrl_marl.learners.updates.Updates`.
 
     Attributes:
-        programs (dict): (M, F, and what frames hold) -> its graph.
+        programs (dict): (M, F, number of ranks, and what frames hold) -> its graph.
 
     Reduces to: ``Updates``; to the bit, where graphs are not compiled.
     """
@@ -156,7 +158,7 @@ class CapturedUpdates(Updates):
 
     def _program(self, keys: Sequence[NestedKey], leaves: list[Tensor]) -> Program:
         n_frames = len(leaves[0])
-        shape = n_frames, len(leaves[1]), *keys
+        shape = n_frames, len(leaves[1]), current().size, *keys
         if shape in self.programs:
             return self.programs[shape]
 
@@ -171,13 +173,15 @@ class CapturedUpdates(Updates):
 
     def _row(self, minibatch: TensorDictBase) -> Tensor:
         """Takes one step of the optimizer; returns metrics as one row, what is watched first."""
-        total, metrics = self.evaluate(minibatch)
+        total, metrics, counts = self.evaluate(minibatch)
         parameters, means, squares, steps = self._moments()
-        found = dict(zip(parameters, torch.autograd.grad(total, parameters)))
+        own = torch.autograd.grad(total, parameters)
+        gradients, metrics = sum_of_all(current(), self.objectives, own, metrics, counts)
+        found = dict(zip(parameters, gradients))
         with torch.no_grad():
             for name, clip in self.clips.items():
-                own = [found.get(parameter) for parameter in clip.parameters]
-                metrics[name, "grad_norm"] = clip.scale(own)
+                of_clip = [found.get(parameter) for parameter in clip.parameters]
+                metrics[name, "grad_norm"] = clip.scale(of_clip)
             self.stop.saw({name: metrics[name, "grad_norm"] for name in self.clips})
             settings = self.optimizer.param_groups[0]
             moments = means, squares, steps
@@ -219,7 +223,7 @@ class CapturedUpdates(Updates):
             return
         parameters = [p for p in self.optimizer.param_groups[0]["params"] if p.requires_grad]
         with unchanged(self.device, []):
-            total, _ = self.evaluate(minibatch)
+            total = self.evaluate(minibatch)[0]
             gradients = torch.autograd.grad(total, parameters, allow_unused=True)
         start_adam(self.optimizer, [p for p, g in zip(parameters, gradients) if g is not None])
 

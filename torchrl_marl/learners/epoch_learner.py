@@ -17,6 +17,7 @@ from torch import nn
 from torchrl_marl.learners.block_learner import BlockLearner
 from torchrl_marl.learners.captured import make_updates
 from torchrl_marl.learners.clipping import GradientClip
+from torchrl_marl.learners.shards import ShardOrder
 from torchrl_marl.learners.stopping import KLStop
 from torchrl_marl.learners.summary import refuse_non_finite, summarize
 from torchrl_marl.learners.unshare import unshare_networks
@@ -51,6 +52,9 @@ class EpochLearner(BlockLearner):
     written: ClassVar[tuple[str, ...]] = ("value_target", "loss_mask")
     """What targets leave in the batch, as far as there is such."""
 
+    over_ranks = False
+    """Whether several processes can learn as one, each from its part of a batch."""
+    shards: ShardOrder | None = None
     _looked = False
 
     @abstractmethod
@@ -145,6 +149,16 @@ class EpochLearner(BlockLearner):
         self._prepare_updates()
         self.unshared = True
 
+    def use_shards(self, own: range, total: int, seed: int) -> None:
+        """Draws minibatches of parts of every shard, which then may lie in other processes.
+
+        Args:
+            own (range): the shards whose copies a batch has here, one after the other.
+            total (int): shards of the run; minibatches are those of all.
+            seed (int): of their orders.
+        """
+        self.shards = ShardOrder(own, total, seed)
+
     def learn(self, batch: TensorDictBase) -> TensorDict:
         """Trains on a batch; metrics are tensors, ``(group, name)``."""
         refuse_forgotten(self.groups, batch, self.remembered)
@@ -176,7 +190,8 @@ class EpochLearner(BlockLearner):
     def _epochs(self, n_frames: int) -> Any:
         config, device = self.config, self.updates.device
         size = config.minibatch_size // (config.window if config.remembers else 1)
-        return shuffled_epochs(n_frames, size, n_epochs=config.num_epochs, device=device)
+        draw = shuffled_epochs if self.shards is None else self.shards.epochs
+        return draw(n_frames, size, n_epochs=config.num_epochs, device=device)
 
     def _summary(
         self, history: Mapping[Any, torch.Tensor], finite: bool, epochs: Mapping[str, torch.Tensor]
@@ -191,8 +206,11 @@ class EpochLearner(BlockLearner):
 
     def get_extra_state(self) -> dict[str, Any]:
         """What ``state_dict()`` holds beside networks and statistics."""
-        return {"optimizer": self.optimizer.state_dict(), "unshared": self.unshared}
+        state = {"optimizer": self.optimizer.state_dict(), "unshared": self.unshared}
+        return state if self.shards is None else {**state, "drawn": self.shards.drawn}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes the optimizer's state back."""
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.shards is not None:
+            self.shards.drawn = state["drawn"]

@@ -75,6 +75,7 @@ class OnPolicyLearner(EpochLearner):
         torch.Size([])
     """
 
+    over_ranks = True
     per_agent = False
     """Whether each agent's policy has means, limits and a stop of its own, and not each group's."""
     stopping = KLStop

@@ -76,6 +76,7 @@ class PopulationLearner(OnPolicyLearner):
         torch.Size([2])
     """
 
+    over_ranks = False
     settings: dict[str, Tensor]
     sick: Tensor
 

@@ -51,6 +51,7 @@ class SequentialLearner(OnPolicyLearner):
         tensor(6.)
     """
 
+    over_ranks = False
     per_agent = True
     stopping = Turns
 

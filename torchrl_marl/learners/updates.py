@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.stopping import KLStop
+from torchrl_marl.learners.sums import Counts, counted_by_all, sum_of_all
+from torchrl_marl.ranks import current
 
 __all__ = ["Objective", "Updates", "evaluate", "minibatch_keys", "shuffled_epochs"]
 
-History = dict[NestedKey, Tensor]
+History = dict[tuple[str, str], Tensor]
 
 
 class Objective(Protocol):
@@ -117,9 +119,14 @@ class Updates:
 
     def step(self, minibatch: TensorDictBase) -> History:
         """Takes one step of the optimizer on all objectives; returns their metrics."""
-        total, metrics = self.evaluate(minibatch)
+        total, metrics, counts = self.evaluate(minibatch)
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()
+        parameters = self.optimizer.param_groups[0]["params"]
+        own = [p.grad for p in parameters if p.grad is not None]
+        gradients, metrics = sum_of_all(current(), self.objectives, own, metrics, counts)
+        if counts:
+            torch._foreach_copy_(own, gradients)
         for name, clip in self.clips.items():
             metrics[name, "grad_norm"] = clip()
         self.stop.saw({name: metrics[name, "grad_norm"] for name in self.clips})
@@ -129,10 +136,11 @@ class Updates:
                 self.after()
         return metrics
 
-    def evaluate(self, minibatch: TensorDictBase) -> tuple[Tensor, History]:
-        """Returns the sum of all losses, and the metrics of each objective."""
+    def evaluate(self, minibatch: TensorDictBase) -> tuple[Tensor, History, Counts]:
+        """Returns the sum of all losses, the metrics of each objective, and everybody's counts."""
         prepared = minibatch if self.prepare is None else self.prepare(minibatch)
-        return evaluate(self.objectives, prepared)
+        with counted_by_all(current(), self.objectives, prepared) as counts:
+            return *evaluate(self.objectives, prepared), counts
 
 
 @torch.enable_grad()

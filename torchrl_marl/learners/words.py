@@ -12,9 +12,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from torchrl_marl.functional import masked_mean
+from torchrl_marl.functional import masked_moments
 from torchrl_marl.modules.communication.channel import Channel
 from torchrl_marl.modules.communication.heard import heard_in, talking_module
+from torchrl_marl.ranks import current
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["add_words"]
@@ -55,4 +56,5 @@ def add_words(
             rows = slice(start, start + own.n_agents)
             start = rows.stop
             for key, value in (("links_used", used), ("numbers_sent", sent)):
-                metrics[own.name, key] = masked_mean(value[..., rows], mask[..., rows])
+                part = value[..., rows], mask[..., rows]
+                metrics[own.name, key] = masked_moments(*part, ranks=current())[0]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torchrl_marl.functional import masked_moments
 from torchrl_marl.per_group import PerGroup
+from torchrl_marl.ranks import current
 
 __all__ = ["ObservationNorm", "ValueNorm"]
 
@@ -164,8 +165,10 @@ class ObservationNorm(nn.Module):
         rows = rows.flatten(0, 1).to(torch.float64)
         count, mean, variance = self.count[kind], self.mean[kind], self.variance[kind]
         living = None if alive is None else alive.reshape(-1, 1).expand_as(rows)
-        now_mean, now_variance = masked_moments(rows, living, dim=0)
-        n = torch.full_like(count, rows.shape[0]) if alive is None else alive.sum()
+        ranks = current()
+        now_mean, now_variance = masked_moments(rows, living, dim=0, ranks=ranks)
+        own = torch.full_like(count, rows.shape[0]) if alive is None else alive.sum()
+        n = ranks.sum_all([own])[0]
         total = (count + n).clamp_min(1)
         delta = now_mean - mean
         spread = variance * count + now_variance * n

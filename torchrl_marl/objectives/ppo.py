@@ -22,6 +22,12 @@ from torchrl_marl.modules.memory.network import over_time
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.objectives.estimator import TeamGAE, estimator_keys
 from torchrl_marl.objectives.masking import blank_masked_inputs, loss_mask_key, placeholder_action
+from torchrl_marl.objectives.ppo_metrics import (
+    COMBINE,
+    entropy_of,
+    explained_variance,
+    ratio_metrics,
+)
 from torchrl_marl.objectives.ratio import blank_masked_actions, policy_ratio, valid_actions
 from torchrl_marl.objectives.vtrace import TeamVTrace
 from torchrl_marl.per_group import PerGroup
@@ -70,6 +76,12 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         **kwargs: of :class:`torchrl.objectives.ClipPPOLoss` (``clip_epsilon``, ``clip_value``,
             ``critic_coeff``, ``entropy_bonus``, ``samples_mc_entropy``, ``reduction``, ...).
 
+    Attributes:
+        count (Tensor, optional): what means divide by instead of the number of steps to learn from,
+            a scalar or ``[G]``. The losses of several parts of a minibatch then add up to that of
+            the whole, and so do the metrics, but for those in ``combine``, which makes one of what
+            each part knows.
+
     Shapes:
         - for networks with memory ``*B`` ends in time, and the first step's state counts
         - advantage, value_target, state_value: ``[*B, N, 1]``; action_log_prob, mask: ``[*B, N]``
@@ -110,6 +122,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
     """
 
     _in_keys: list[NestedKey]
+    count: Tensor | None = None
+    combine = COMBINE
 
     def __init__(
         self,
@@ -218,11 +232,11 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         terms = self._objective(log_ratio, advantage, mask)
         with torch.no_grad():
             # The entropy at the actions that were taken; the bonus draws actions of its own.
-            terms["entropy"] = per.mean(-log_prob, mask)
+            terms["entropy"] = per.mean(-log_prob, mask, self.count)
         if self.entropy_bonus:
-            entropy = self._entropy(distribution).unsqueeze(-1)
+            entropy = entropy_of(distribution, self.samples_mc_entropy).unsqueeze(-1)
             terms["loss_entropy"] = self._reduce(-self.entropy_coeff * entropy, mask, per)
-            terms["entropy"] = per.mean(entropy.detach(), mask)
+            terms["entropy"] = per.mean(entropy.detach(), mask, self.count)
         if self._has_critic:
             terms.update(self._critic_terms(tensordict, mask))
         return TensorDict(terms, [])
@@ -266,6 +280,18 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         others = None if self.group is None else self.group.key("loss_mask")
         return others if self._mask_key is None else loss_mask_key(self._mask_key)
 
+    def own_count(self, minibatch: TensorDictBase) -> Tensor:
+        """Returns how many steps of each group a minibatch has to learn from, a scalar or ``[G]``.
+
+        ``count`` takes what it adds up to over several minibatches that are learned from as one.
+        """
+        advantage = minibatch.get(self.tensor_keys.advantage)
+        return self.per_group.number(advantage, self._mask_of(minibatch))
+
+    def _mask_of(self, tensordict: TensorDictBase) -> Tensor | None:
+        acts = None if self._mask_key is None else tensordict.get(self._mask_key)
+        return acts if self._learned_key is None else tensordict.get(self._learned_key, acts)
+
     def _dense(self, tensordict: TensorDictBase) -> TensorDictBase:
         tensordict = tensordict.copy()
         return tensordict if self.group is None else self.group.dense(tensordict)
@@ -273,7 +299,7 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
     def _learned(self, tensordict: TensorDictBase) -> Tensor | None:
         """Returns the steps to learn from; blanks the others, as 0 times NaN is NaN."""
         acts = None if self._mask_key is None else tensordict.get(self._mask_key)
-        learned = acts if self._learned_key is None else tensordict.get(self._learned_key, acts)
+        learned = self._mask_of(tensordict)
         if learned is not None:
             self._blank_results(tensordict, learned)
         if acts is not None:
@@ -317,18 +343,9 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         gain = torch.minimum(log_ratio.exp() * advantage, clipped.exp() * advantage)
         terms = {"loss_objective": self._reduce(-gain, mask, self.per_policy)}
         with torch.no_grad():
-            terms.update(self._ratio_metrics(log_ratio.detach(), clipped.detach(), mask))
+            ratios = log_ratio.detach(), clipped.detach()
+            terms.update(ratio_metrics(self.per_policy, *ratios, mask, self.count))
         return terms
-
-    def _entropy(self, distribution: torch.distributions.Distribution) -> Tensor:
-        try:
-            return distribution.entropy()
-        except NotImplementedError:
-            n = (self.samples_mc_entropy,)
-            if hasattr(distribution, "rsample_and_log_prob"):
-                # Scored as they are drawn: near the bounds no inverse of a squashing is exact.
-                return -distribution.rsample_and_log_prob(n)[1].mean(0)
-            return -distribution.log_prob(distribution.rsample(n)).mean(0)
 
     def _critic_terms(self, tensordict: TensorDictBase, mask: Tensor | None) -> dict[str, Tensor]:
         keys = self.tensor_keys
@@ -348,14 +365,15 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             radius = self.clip_value * scale
             near = old + torch.maximum(torch.minimum(value - old, radius), -radius)
             clipped_error = self._distance(near / scale, target / scale)
-            terms["value_clip_fraction"] = self.per_group.mean((near != value).float(), mask)
+            changed = (near != value).float()
+            terms["value_clip_fraction"] = self.per_group.mean(changed, mask, self.count)
             error = torch.maximum(error, clipped_error)
         terms["loss_critic"] = self._reduce(self.critic_coeff * error, mask, self.per_group)
         if self.log_explained_variance:
             with torch.no_grad():
-                residual = self.per_group.moments(target - value, mask)[1]
-                total = self.per_group.moments(target, mask)[1]
-                terms["explained_variance"] = 1.0 - residual / (total + 1e-8)
+                terms["explained_variance"] = explained_variance(
+                    self.per_group, target - value, target, mask, alone=self.count is None
+                )
         return terms
 
     def _distance(self, value: Tensor, target: Tensor) -> Tensor:
@@ -366,27 +384,10 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
 
     def _reduce(self, loss: Tensor, mask: Tensor | None, per: PerGroup) -> Tensor:
         if self.reduction == "mean":
-            return per.mean(loss, mask)
+            return per.mean(loss, mask, self.count)
         if mask is not None:
             loss = torch.where(expand_mask(mask, loss), loss, 0.0)
         return loss.sum() if self.reduction == "sum" else loss
-
-    def _ratio_metrics(
-        self, log_ratio: Tensor, clipped: Tensor, mask: Tensor | None
-    ) -> dict[str, Tensor]:
-        per, ratio = self.per_policy, log_ratio.exp()
-        alive = None if mask is None else mask.reshape(log_ratio.shape)
-        # As logarithms, in which a masked ratio of 0 counts for nothing.
-        counted = log_ratio if alive is None else log_ratio.masked_fill(~alive, -torch.inf)
-        effective = (2 * per.logsumexp(counted) - per.logsumexp(2 * counted)).exp()
-        return {
-            # Schulman, 2020, http://joschu.net/blog/kl-approx.html: never negative.
-            "kl_approx": per.mean(ratio - 1.0 - log_ratio, mask),
-            "clip_fraction": per.mean((clipped != log_ratio).float(), mask),
-            "ESS": effective.nan_to_num() / per.count(log_ratio, alive),
-            "max_ratio": per.amax(counted).exp(),
-            "mean_ratio": per.mean(ratio, mask),
-        }
 
     @contextlib.contextmanager
     def _parameters_of(self, name: str):

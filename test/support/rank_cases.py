@@ -1,0 +1,164 @@
+"""Learners that learn from whole batches, and from parts of them as one of several ranks."""
+
+import dataclasses
+
+import torch
+from meadow import make_meadow
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.learners import OnPolicyConfig, build_learners
+from torchrl_marl.modules import CriticConfig, NetworkConfig
+from torchrl_marl.ranks import ALONE
+
+SHARDS = 4
+E, T = 8, 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """How they learn, and on which layout of the meadow."""
+
+    layout: str = "two"
+    execution: str = "eager"
+    actions: str = "bounded"
+    iterations: int = 6
+    groups: dict = dataclasses.field(default_factory=dict)
+    settings: dict = dataclasses.field(default_factory=dict)
+
+
+def config_of(case):
+    defaults = {
+        "actor": NetworkConfig([8]),
+        "critic": CriticConfig([8]),
+        "num_epochs": 2,
+        "minibatch_size": 40,
+        "entropy_coeff": 0.01,
+        "normalize_observations": True,
+        "lr": 1e-2,
+    }
+    return OnPolicyConfig(**(defaults | case.settings))
+
+
+def learners_of(case, own):
+    torch.manual_seed(0)
+    team = TeamSpec.from_env(make_meadow(2, case.layout, actions=case.actions))
+    execution = case.execution
+    learners = build_learners(team, config_of(case), case.groups, execution=execution)
+    for learner in learners:
+        learner.use_shards(own, SHARDS, seed=7)
+    return learners
+
+
+def numbers_of(learners):
+    """All that was learned, in one row, and what is counted beside it."""
+    weights = [p.detach().reshape(-1) for one in learners for p in one.parameters()]
+    buffers = [b.detach().double().reshape(-1) for one in learners for b in one.buffers()]
+    return torch.cat(weights), torch.cat(buffers)
+
+
+def alone(case):
+    """The batches of a run in one process, before they were learned from; and what came of it."""
+    learners = learners_of(dataclasses.replace(case, execution="eager"), range(SHARDS))
+    env = make_meadow(E, case.layout, actions=case.actions)
+    policy = TeamPolicy(actor for one in learners for actor in one.actors.values())
+    collector = RolloutCollector(env, policy, frames_per_batch=E * T)
+    begun = numbers_of(learners)[0]
+    batches, metrics = [], []
+    for i in range(case.iterations):
+        torch.manual_seed(i)
+        batch = collector.rollout()
+        batches.append(batch.clone())
+        torch.manual_seed(i)
+        metrics.append([one.learn(batch) for one in learners])
+    return batches, learners, metrics, begun
+
+
+def split(case, ranks, batches, naive=False):
+    """Learns from the own part of each batch; ``naive``: with averaged gradients, and no more."""
+    per = SHARDS // ranks.size
+    learners = learners_of(case, range(ranks.rank * per, (ranks.rank + 1) * per))
+    rows = E // ranks.size
+    metrics, counted = [], []
+    for one in learners:
+        one.updates.run = counting(one.updates.run, ranks, counted)
+    for i, batch in enumerate(batches):
+        own = batch[ranks.rank * rows : (ranks.rank + 1) * rows].clone()
+        torch.manual_seed(i)
+        if naive:
+            for one in learners:
+                average_gradients(one, ranks)
+                one.learn(own)
+        else:
+            with ranks.active():
+                metrics.append([one.learn(own) for one in learners])
+    # Recording a graph runs an update, of the first batch.
+    counted = counted[len(learners) :]
+    return learners, metrics, sum(n for n, _ in counted) / sum(updates for _, updates in counted)
+
+
+def counting(run, ranks, counted):
+    """A learner's updates, whose messages and number are noted."""
+
+    def counting_run(frames, epochs):
+        before = ranks.messages
+        history, finite = run(frames, epochs)
+        counted.append((ranks.messages - before, len(next(iter(history.values())))))
+        return history, finite
+
+    return counting_run
+
+
+def average_gradients(learner, ranks):
+    """What data parallelism as it is sold does: means of the ranks' means, statistics apart."""
+    if hasattr(learner.updates, "averaged"):
+        return
+    clips = learner.updates.clips
+    first, learner.updates.averaged = next(iter(clips)), True
+    inner = clips[first]
+    parameters = learner.optimizer.param_groups[0]["params"]
+
+    class Averaging:
+        def __getattr__(self, name):
+            return getattr(inner, name)
+
+        def __call__(self):
+            found = [p.grad for p in parameters if p.grad is not None]
+            for gradient, of_all in zip(found, ranks.sum_all(found)):
+                gradient.copy_(of_all / ranks.size)
+            return inner()
+
+    clips[first] = Averaging()
+
+
+def compare(ranks, case, naive=False):
+    """How far ranks end from one process, in parts of what was learned, and other figures."""
+    with ALONE.active():
+        batches, learners, expected, begun = alone(case)
+    own, metrics, messages = split(case, ranks, batches, naive)
+    (weights, buffers), (others, statistics) = numbers_of(learners), numbers_of(own)
+    moved = (weights - begun).norm()
+    found = {
+        "weights": ((weights - others).norm() / moved).item(),
+        "statistics": ((buffers - statistics).abs() / buffers.abs().clamp_min(1e-3)).max().item(),
+        "of_updates": messages,
+        "spread": max((others - x).abs().max().item() for x in ranks.of_all(others)),
+        "epochs": [
+            one[group, "epochs"].item()
+            for batch in expected
+            for one in batch
+            for group in one.keys()
+        ],
+    }
+    worst = {}
+    for mine, theirs in zip(metrics, expected):
+        for one, other in zip(mine, theirs):
+            for key, value in other.items(True, True):
+                off = ((one[key] - value).abs() / value.abs().clamp_min(1e-2)).max().item()
+                worst[key[1]] = max(worst.get(key[1], 0.0), off)
+    return found | {"metrics": worst}
+
+
+def compare_all(ranks, cases):
+    """Figures of each case, by name."""
+    return {name: compare(ranks, **case) for name, case in cases.items()}

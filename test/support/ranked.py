@@ -1,0 +1,77 @@
+"""Ranks on this machine, for tests: processes that learn as one over gloo."""
+
+import os
+import socket
+import sys
+import traceback
+from multiprocessing import get_context
+
+import torch
+
+from torchrl_marl.ranks import Ranks
+
+
+def on_ranks(n, work, *args, variables=None):
+    """What ``work(ranks, *args)`` returns on each of n ranks, each a process of its own.
+
+    Args:
+        n (int): number of ranks.
+        work (callable): of a module that the processes can import.
+        *args: what pickle takes.
+        variables (dict, optional): of the environment.
+    """
+    context = get_context("spawn")
+    found = [context.Pipe(duplex=False) for _ in range(n)]
+    port = free_port()
+    processes = [
+        context.Process(
+            target=_run, args=(n, rank, port, send, list(sys.path), work, args, variables or {})
+        )
+        for rank, (_, send) in enumerate(found)
+    ]
+    for process, (_, send) in zip(processes, found):
+        process.start()
+        send.close()
+    try:
+        results = [receive.recv() for receive, _ in found]
+    except EOFError:
+        raise AssertionError("a rank ended without a result; its words are above") from None
+    finally:
+        for process in processes:
+            process.join(60)
+            process.kill()
+    return results
+
+
+def free_port():
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def variables_of(n, rank, port):
+    """What torchrun would set for a rank."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(n),
+        "LOCAL_WORLD_SIZE": str(n),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def _run(n, rank, port, send, path, work, args, variables):
+    sys.path[:] = path
+    os.environ.update(variables_of(n, rank, port) | variables)
+    torch.set_num_threads(1)
+    ranks = Ranks.start()
+    try:
+        send.send(work(ranks, *args))
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,85 @@
+"""Minibatches of shards: the same frames meet wherever the shards are placed.
+
+Shapes: S shards of the run, F frames of this process, M frames of a minibatch of this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchrl_marl.errors import ConfigError
+
+__all__ = ["ShardOrder"]
+
+
+class ShardOrder:
+    """Draws minibatches of which every shard of a run gives its part, in an order of its own.
+
+    A shard's order depends on the seed, its number, and how many batches came before. So a
+    minibatch is the same whether the shards are in one process or in several.
+
+    Args:
+        own (range): the shards whose frames this process has, one after the other.
+        total (int): number S of shards of the run.
+        seed (int): of all orders.
+
+    Attributes:
+        drawn (int): how many batches were drawn from; all that resuming needs.
+
+    Examples:
+        >>> one, half = ShardOrder(range(2), 2, seed=0), ShardOrder(range(1), 2, seed=0)
+        >>> [[first, _]], [[own, _]] = (
+        ...     order.epochs(n, 4, n_epochs=1) for order, n in ((one, 8), (half, 4))
+        ... )
+        >>> len(first), torch.equal(first[:2], own)
+        (4, True)
+    """
+
+    def __init__(self, own: range, total: int, seed: int) -> None:
+        self.own, self.total, self.seed, self.drawn = own, total, seed, 0
+
+    def epochs(
+        self,
+        n_frames: int,
+        minibatch_size: int,
+        *,
+        n_epochs: int,
+        device: torch.device | None = None,
+    ) -> Iterator[Sequence[Tensor]]:
+        """Draws the minibatches of each epoch, when it begins.
+
+        Args:
+            n_frames (int): number F of frames of this process.
+            minibatch_size (int): frames of a minibatch of the whole run.
+            n_epochs (int): each frame is in so many minibatches.
+            device (torch.device, optional): of the indices.
+
+        Raises:
+            ConfigError: minibatches or frames that shards cannot share evenly.
+        """
+        for name, size, parts in (
+            ("a minibatch", minibatch_size, self.total),
+            ("a batch", n_frames, len(self.own)),
+        ):
+            if size % parts:
+                raise ConfigError(
+                    f"{name} has {size} frames or windows, expected a multiple of the number of "
+                    f"its shards, {parts}; use another distributed.collectors."
+                )
+        of_shard, piece = n_frames // len(self.own), minibatch_size // self.total
+        batch = self.drawn
+        self.drawn += 1
+        for epoch in range(n_epochs):
+            orders = [self._order(of_shard, device, shard, batch, epoch) for shard in self.own]
+            rows = torch.stack(orders)
+            rows += of_shard * torch.arange(len(orders), device=rows.device).unsqueeze(-1)
+            yield [part.flatten() for part in rows.split(piece, -1)]
+
+    def _order(self, n: int, device: torch.device | None, *of: int) -> Tensor:
+        seed = np.random.SeedSequence([self.seed, *of]).generate_state(1, np.uint64)
+        generator = torch.Generator(device or "cpu").manual_seed(int(seed[0]) >> 1)
+        return torch.randperm(n, generator=generator, device=device)
