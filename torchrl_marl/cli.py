@@ -21,6 +21,8 @@ from torchrl_marl.console import (
     settings_table,
     silence_others,
     table,
+    tell,
+    tell_error,
     tell_failed,
     tell_stopped,
 )
@@ -52,8 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except UserError as error:
-        text = " ".join(str(error).split())
-        print(f"torchrl-marl: error: {text}", file=sys.stderr)
+        tell_error(error)
         return 2
     except KeyboardInterrupt as stop:
         tell_stopped(stop.args[0] if stop.args else None, *arguments[:1])
@@ -140,7 +141,7 @@ def _train(parsed: argparse.Namespace) -> None:
                 runs |= zip(own, found)
     finally:
         if runs:
-            print(report([runs[seed] for seed in sorted(runs)], sorted(runs)))
+            tell(report([runs[seed] for seed in sorted(runs)], sorted(runs)))
     if failed:
         raise UserError(
             f"{len(failed)} of {len(configs)} seeds failed: {', '.join(map(str, failed))}."
@@ -203,7 +204,7 @@ def _resume(parsed: argparse.Namespace) -> None:
     silence_others()
     run = resume(Path(parsed.resume), trust=parsed.trust, **parse_overrides(parsed.settings))
     runs = getattr(run, "members", [run])
-    print(report(runs, [read_run_config(own.folder).seed for own in runs]))
+    tell(report(runs, [read_run_config(own.folder).seed for own in runs]))
 
 
 def _evaluate(parsed: argparse.Namespace) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrl_marl.errors import UserError
+from torchrl_marl.errors import RankError, UserError
+from torchrl_marl.torchrun import place
 
 if TYPE_CHECKING:
     from torchrl_marl.settings import Setting
@@ -24,6 +25,8 @@ __all__ = [
     "settings_table",
     "silence_others",
     "table",
+    "tell",
+    "tell_error",
     "tell_failed",
     "tell_stopped",
 ]
@@ -131,8 +134,25 @@ def number(value: Any) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"
 
 
+def tell(text: str) -> None:
+    """Prints what a run says at its end; of several processes that train as one, one does."""
+    here = place()
+    if here is None or here.rank == 0:
+        print(text)
+
+
+def tell_error(error: UserError) -> None:
+    """Prints what a user can correct in one line; once for each machine of several processes."""
+    here = place()
+    if here is None or here.local_rank == 0 or isinstance(error, RankError):
+        print(f"torchrl-marl: error: {' '.join(str(error).split())}", file=sys.stderr)
+
+
 def tell_stopped(folder: Path | None, command: str = "train") -> None:
     """Prints that Ctrl-C or SIGTERM ended a run, and how to resume it if it is saved."""
+    here = place()
+    if here is not None and here.rank:
+        return
     how = "."
     if folder is not None and command == "tune":
         how = " and saved; the same command goes on."

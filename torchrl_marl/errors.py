@@ -14,6 +14,7 @@ __all__ = [
     "GraphCheckError",
     "MissingExtraError",
     "NonFiniteError",
+    "RankError",
     "SimulatorStateError",
     "SpecError",
     "TrustError",
@@ -69,6 +70,10 @@ class SpecError(UserError, ValueError):
 
 class WorkerError(UserError, RuntimeError):
     """A process of worlds that died, or does not answer."""
+
+
+class RankError(UserError, RuntimeError):
+    """One of the processes that learn as one has failed, and with it all; it alone says so."""
 
 
 class TrustError(UserError):

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torchrl_marl.errors import RankError
+
 __all__ = ["ALONE", "Alone", "Ranks", "current"]
 
 # A rank that waits longer for a message than this has lost the others.
@@ -102,6 +104,8 @@ class Ranks(Alone):
     """
 
     messages = 0
+    _joined: tuple[dist.Store, int, int] | None = None
+    _groups = 0
 
     def __init__(self, size: int, rank: int, store: dist.Store | None = None) -> None:
         self.size, self.rank, self._store = size, rank, store
@@ -114,8 +118,12 @@ class Ranks(Alone):
         Args:
             device (torch.device): where this process learns: gloo serves a CPU, NCCL a GPU.
         """
-        store, rank, size = next(iter(dist.rendezvous("env://", timeout=LIMIT)))
-        store.set_timeout(LIMIT)
+        if cls._joined is None:
+            cls._joined = next(iter(dist.rendezvous("env://", timeout=LIMIT)))
+            cls._joined[0].set_timeout(LIMIT)
+        store, rank, size = cls._joined
+        cls._groups += 1
+        store = dist.PrefixStore(f"run_{cls._groups}", store)
         backend = "gloo"
         if torch.device(device).type == "cuda":
             torch.cuda.set_device(device)
@@ -123,6 +131,19 @@ class Ranks(Alone):
         own = dist.PrefixStore("group", store)
         dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=LIMIT)
         return cls(size, rank, dist.PrefixStore("ranks", store))
+
+    def leave(self, seconds: float = 10.0) -> None:
+        """Leaves the group; the first waits for the others, which may ask it why they end.
+
+        Args:
+            seconds (float): that it waits at most.
+        """
+        dist.destroy_process_group()
+        store, until = self._held_store, time.monotonic() + seconds
+        with contextlib.suppress(dist.DistError):  # whose process has ended
+            store.add("left", 1)
+            while self.rank == 0 and store.add("left", 0) < self.size and time.monotonic() < until:
+                time.sleep(0.02)
 
     def sum_all(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Returns the sums over all ranks of each tensor, in one message."""
@@ -168,29 +189,28 @@ class Ranks(Alone):
 
         Yields:
             bool: whether this is the first.
+
+        Raises:
+            RankError: the first has failed.
         """
-        assert self._store is not None
         self._turns += 1
-        key = f"turn_{self._turns}"
-        try:
-            yield self.rank == 0
-        finally:
-            if self.rank == 0:
-                self._store.set(key, "over")
-        while self.rank and not self._store.check([key]):
+        key, store = f"turn_{self._turns}", self._held_store
+        yield self.rank == 0
+        if self.rank == 0:
+            store.set(key, "over")
+        while self.rank and not store.check([key]):
+            if store.check(["failed"]):
+                raise RankError("another rank has failed.")
             time.sleep(0.01)
 
-    def tell(self, text: str) -> None:
-        """Tells the others why this rank ends."""
-        assert self._store is not None
-        self._store.set("failed", text)
+    def tell(self, text: str) -> str:
+        """Tells the others why this rank ends; returns what the first to do so has told."""
+        return self._held_store.compare_set("failed", "", text).decode()
 
-    def told(self) -> str | None:
-        """Returns why a rank has ended, if it has said so."""
+    @property
+    def _held_store(self) -> dist.Store:
         assert self._store is not None
-        if not self._store.check(["failed"]):
-            return None
-        return self._store.get("failed").decode()
+        return self._store
 
 
 ALONE = Alone()

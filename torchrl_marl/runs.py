@@ -17,6 +17,7 @@ from torchrl_marl.envs.own.objects import as_environment
 from torchrl_marl.errors import ConfigError, WriteError, quoted
 from torchrl_marl.recipes import DEFAULT_RECIPE, load_config, read_config, validate
 from torchrl_marl.settings import flatten, shown, unfold
+from torchrl_marl.torchrun import place
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.folder import check_folder
 from torchrl_marl.training.loggers import check_logging
@@ -179,6 +180,9 @@ def check_compiler_cache() -> None:
 
 def draw(folder: Path) -> None:
     """Draws a run's learning curve into its folder, where matplotlib is installed."""
+    here = place()
+    if here is not None and here.rank:
+        return
     if importlib.util.find_spec("matplotlib") is not None:
         from torchrl_marl.plotting import learning_curve
 

@@ -1,5 +1,7 @@
 """Minibatches of shards: the same frames meet, in one process and in several."""
 
+import copy
+
 import pytest
 import torch
 from meadow import make_meadow
@@ -68,7 +70,7 @@ def test_a_learner_of_shards_draws_nothing_and_resumes_to_the_bit():
     state = torch.get_rng_state()
     ones[0].learn(batches[0].clone())
     assert torch.equal(state, torch.get_rng_state())
-    saved = ones[0].state_dict()
+    saved = copy.deepcopy(ones[0].state_dict())  # an optimizer takes the tensors themselves
     ones[1].load_state_dict(saved)
     for one in ones:
         one.learn(batches[1].clone())

@@ -338,6 +338,7 @@ class OnPolicyConfig(ActorCriticConfig):
         check_minibatch(self.minibatch_size, run, at)
         if self.remembers and not own_env:
             check_run_windows(self, run, at)
+        check_shards(self, run, at)
         super().check_run(run, at, own_env=own_env)
 
 
@@ -385,4 +386,27 @@ def check_minibatch(size: int, run: Any, at: str) -> None:
             f"{at}minibatch_size is {size}, expected at most "
             f"frames_per_batch, {run.frames_per_batch}; "
             f"use {at}minibatch_size={run.frames_per_batch}."
+        )
+
+
+def check_shards(section: Any, run: Any, at: str) -> None:
+    """Refuses minibatches, or windows of them, of which shards cannot give equal parts.
+
+    Args:
+        section: settings of a learner that trains on whole batches.
+        run (TrainConfig): the run's settings.
+        at (str): what stands before the names in messages.
+
+    Raises:
+        ConfigError: naming the next good number.
+    """
+    part = (run.distributed.collectors or 1) * (section.window if section.remembers else 1)
+    size = section.minibatch_size
+    if size % part:
+        fits = -(-size // part) * part
+        fits = fits if fits <= run.frames_per_batch else size // part * part
+        raise ConfigError(
+            f"{at}minibatch_size is {size}, expected a multiple of {part}, so that each of the "
+            f"{run.distributed.collectors} distributed.collectors gives as much"
+            + (f"; use {at}minibatch_size={fits}." if fits else "; use fewer.")
         )

@@ -12,6 +12,7 @@ from torchrl_marl.learners.config import (
     Schedule,
     TrainedConfig,
     check_minibatch,
+    check_shards,
     check_unshare,
 )
 from torchrl_marl.learners.memory_config import (
@@ -109,4 +110,5 @@ class ParallelQConfig(MixesValues, TrainedConfig):
         check_minibatch(self.minibatch_size, run, at)
         if self.remembers and not own_env:
             check_run_windows(self, run, at)
+        check_shards(self, run, at)
         super().check_run(run, at, own_env=own_env)

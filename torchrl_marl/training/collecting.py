@@ -20,7 +20,7 @@ from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.shards import ShardMaker
 
-__all__ = ["begun_anew", "counters", "make_collector", "remember"]
+__all__ = ["begun_anew", "counters", "make_collector", "remember", "share_minibatches"]
 
 
 def make_collector(
@@ -29,6 +29,7 @@ def make_collector(
     policy: TensorDictModuleBase,
     team: TeamSpec,
     learners: Iterable[Any],
+    shards: range | None = None,
 ) -> Collector:
     """Returns the collector that the settings ask for.
 
@@ -38,9 +39,11 @@ def make_collector(
         policy (TensorDictModuleBase): who acts.
         team (TeamSpec): the groups.
         learners (iterable of Learner): who learns.
+        shards (range, optional): those that this process has; all by default.
     """
     if config.distributed.enabled:
-        return _of_shards(config, policy, remember(learners))
+        shards = range(config.distributed.collectors or 0) if shards is None else shards
+        return _of_shards(config, policy, remember(learners), shards)
     return RolloutCollector(
         env,
         policy,
@@ -52,15 +55,14 @@ def make_collector(
 
 
 def _of_shards(
-    config: TrainConfig, policy: TensorDictModuleBase, remembers: bool
+    config: TrainConfig, policy: TensorDictModuleBase, remembers: bool, shards: range
 ) -> ShardedCollector | AsynchronousCollector:
     settings = config.distributed
-    assert settings.collectors is not None
     live = settings.backend == "none" and not settings.overlap
     on_cpu = settings.backend == "ray" and not settings.gpus_per_actor
     device = "cpu" if on_cpu else "cuda" if settings.backend == "ray" else config.device
     own = policy if live else None
-    makers = [ShardMaker(config, i, device, own, remembers) for i in range(settings.collectors)]
+    makers = [ShardMaker(config, i, device, own, remembers) for i in shards]
     placement = _placed(makers, config)
     if isinstance(placement, OnRay) and settings.asynchronous:
         return AsynchronousCollector(
@@ -105,3 +107,18 @@ def counters(collector: Collector) -> dict[str, int]:
 def begun_anew(collector: Collector) -> Tensor | None:
     """Returns the envs whose running episodes were lost before the last batch, bool ``[E]``."""
     return getattr(collector, "renewed", None)
+
+
+def share_minibatches(config: TrainConfig, learners: Iterable[Any], shards: range) -> None:
+    """Lets minibatches be of parts of every shard, so that they do not depend on where shards are.
+
+    Args:
+        config (TrainConfig): the run's.
+        learners (iterable of Learner): who learns; who stores steps draws from all of them.
+        shards (range): those that this process has.
+    """
+    total = config.distributed.collectors
+    together = total is not None and not config.distributed.asynchronous
+    for learner in learners if together else ():
+        if hasattr(learner, "use_shards"):
+            learner.use_shards(shards, total, config.seed)

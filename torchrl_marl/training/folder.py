@@ -41,6 +41,8 @@ class RunFolder:
         CheckpointError: another training has it, or it cannot be written.
     """
 
+    writes = True
+
     def __init__(self, path: Path) -> None:
         self.path = path
         lock = path.absolute() / _LOCK

@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.functional import masked_mean
+from torchrl_marl.ranks import current
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.training.births import Births
 
@@ -86,7 +87,9 @@ class EpisodeTracker:
 
     def _mean(self, totals: Tensor, done: Tensor) -> Tensor:
         if self.n_members == 1:
-            return torch.where(done.any(), masked_mean(totals, done), torch.nan)
+            own = torch.where(done, totals, 0.0).sum(), done.sum()
+            total, count = current().sum_all(own)
+            return torch.where(count > 0, total / count.clamp_min(1), torch.nan)
         totals, done = (x.reshape(self.n_members, -1) for x in (totals, done))
         return torch.where(done.any(-1), masked_mean(totals, done, -1), torch.nan)
 

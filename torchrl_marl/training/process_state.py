@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
 
 import torch
 
 from torchrl_marl.random_state import RandomState
 
-__all__ = ["ProcessState"]
+__all__ = ["ProcessState", "in_its_own_state"]
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class ProcessState:
@@ -55,3 +59,14 @@ class ProcessState:
         finally:
             self._depth -= 1
             torch.set_num_threads(before)
+
+
+def in_its_own_state(method: Method) -> Method:
+    """Runs a method with the random generators and threads of its object's ``process``."""
+
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.process.active():
+            return method(self, *args, **kwargs)
+
+    return cast(Method, run)

@@ -11,6 +11,7 @@ from torchrl.envs import EnvBase
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import partition
 from torchrl_marl.learners.replay.size import refuse_large_store
+from torchrl_marl.ranks import ALONE, Alone
 from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.checkpoint import (
     fitting,
@@ -22,6 +23,7 @@ from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.environments import time_limit
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder, has_checkpoint
+from torchrl_marl.training.joined import by_first, folder_of, prepared, training_of
 from torchrl_marl.training.origin import check_world, sign_world
 from torchrl_marl.training.population import PopulationTraining
 from torchrl_marl.training.recorder import say
@@ -32,11 +34,16 @@ __all__ = ["resume_training", "start_training"]
 
 
 def start_training(
-    config: TrainConfig, env: EnvBase | None, kind: type[Training] | None = None
+    config: TrainConfig,
+    env: EnvBase | None,
+    kind: type[Training] | None = None,
+    ranks: Alone = ALONE,
 ) -> Training:
     """Starts a run in a new folder; ``kind`` is chosen by the settings, where it is not given."""
     _check_shards(config)
-    folder = RunFolder.new(config)
+    config = prepared(config, ranks, own_env=env is not None)
+    kind = kind or training_of(ranks)
+    folder = folder_of(ranks, lambda: RunFolder.new(config))
     try:
         return _begin(folder, config, env, kind)
     except BaseException:
@@ -50,35 +57,38 @@ def resume_training(
     config: TrainConfig | None = None,
     trust: bool = False,
     kind: type[Training] | None = None,
+    ranks: Alone = ALONE,
 ) -> Training:
     """Resumes a run from its last checkpoint; one without a checkpoint starts anew."""
     before = read_run_config(path)
     _check_shards(config or before)
     if env is None:
         check_world(path, before.env, trust)
-    folder = RunFolder(path)
+    config = prepared(config or before, ranks, own_env=env is not None)
+    kind = kind or training_of(ranks)
+    folder = folder_of(ranks, lambda: RunFolder(path))
     try:
         if before.env.library == "own" and env is None:
             raise ConfigError(
                 "this run was trained on an environment of your own; in Python, "
                 "torchrl_marl.training.resume(folder, env=...) takes it."
             )
-        if not has_checkpoint(path):
-            return _begin_anew(folder, config or before, env, kind)
-        used, state = load_latest(path)
+        if not by_first(ranks, lambda: has_checkpoint(path)):
+            return _begin_anew(folder, config, env, kind)
+        used, state = by_first(ranks, lambda: load_latest(path))
         if "trials" in state and kind is None:
             raise CheckpointError(
                 f"{str(path)!r} holds trials, which begin and end as a tuning says; go on with the "
                 "`torchrl-marl tune` command that began it, or with one trial's folder in it."
             )
-        config = config or before
         if config.execution == "auto":  # of a version that knew no other than eager
             config = dataclasses.replace(config, execution="eager")
         training = (kind or _training_of(config))(config, folder, env)
         with trusting(trust), fitting(used):
             training.load_state_dict(state)
-        set_aside_later(used)
-        _go_on(training, before)
+        if folder.writes:
+            set_aside_later(used)
+        _go_on(training, before, folder)
     except BaseException:
         folder.release()
         raise
@@ -118,8 +128,9 @@ def _begin(
         refuse_large_store(
             learner, groups.values(), training.device, training.config.population.size
         )
-    _write_config(training)  # the settings in use: clusters and execution are known by now
-    sign_world(training.folder, config.env)
+    if folder.writes:
+        _write_config(training)  # the settings in use: clusters and execution are known by now
+        sign_world(training.folder, config.env)
     training.open()
     frames = config.total_frames
     num_envs = training.num_envs // config.population.size
@@ -140,7 +151,7 @@ def _begin_anew(
     return _begin(folder, config, env, kind)
 
 
-def _go_on(training: Training, before: TrainConfig) -> None:
+def _go_on(training: Training, before: TrainConfig, folder: RunFolder) -> None:
     """Continues a run with settings that may have changed."""
     frames, summary, stopping = training.frames, training.run.summary, training.stopping
     total, was = training.config.total_frames, before.total_frames
@@ -149,7 +160,7 @@ def _go_on(training: Training, before: TrainConfig) -> None:
             f"total_frames is {total}, but the run has {frames} already; give more, or "
             "leave it out."
         )
-    if training.environments.own is None:
+    if training.environments.own is None and folder.writes:
         sign_world(training.folder, training.config.env)  # already trusted
     if not training.done:
         for key in [k for k in summary if k.endswith("return_after")]:
@@ -168,7 +179,9 @@ def _go_on(training: Training, before: TrainConfig) -> None:
             "unshare_at go on as in a run of that length"
         )
     training.open()
-    if training.config != before:  # only now: tables or loggers may have refused to continue
+    if (
+        training.config != before and folder.writes
+    ):  # only now: tables or loggers may have refused to continue
         _write_config(training)
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from torchrl.envs import EnvBase
 
-from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.torchrun import place
+from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.interruption import terminable
+from torchrl_marl.training.joined import joined
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.start import resume_training, start_training
 from torchrl_marl.training.training import Iteration, Training
@@ -20,7 +23,8 @@ __all__ = ["Iteration", "Training", "finish", "iterate", "resume", "train"]
 def train(config: TrainConfig, *, env: EnvBase | None = None) -> Run:
     """Trains until ``total_frames``, or ``stop_at_return``.
 
-    Ctrl-C ends it after the iteration, saved; so does SIGTERM, with exit status 143.
+    Ctrl-C ends it after the iteration, saved; so does SIGTERM, with exit status 143. Processes that
+    ``torchrun`` has started train as one.
 
     Args:
         config (TrainConfig): a recipe.
@@ -29,7 +33,8 @@ def train(config: TrainConfig, *, env: EnvBase | None = None) -> Run:
     Raises:
         UserError: what is asked for cannot be done; the message names the fix.
     """
-    return finish(start_training(config, env))
+    with joined(config) as ranks:
+        return finish(start_training(config, env, ranks=ranks))
 
 
 def resume(
@@ -54,7 +59,9 @@ def resume(
         TrustError: a module would be imported that nobody has said may be.
         ConfigError: fewer ``total_frames`` than there are already.
     """
-    return finish(resume_training(Path(folder), env, config, trust))
+    path = Path(folder)
+    with joined(config or read_run_config(path)) as ranks:
+        return finish(resume_training(path, env, config, trust, ranks=ranks))
 
 
 def iterate(config: TrainConfig, *, env: EnvBase | None = None) -> Iterator[Iteration]:
@@ -64,6 +71,11 @@ def iterate(config: TrainConfig, *, env: EnvBase | None = None) -> Iterator[Iter
         config (TrainConfig): a recipe.
         env (EnvBase, optional): an environment of one's own instead of the recipe's.
     """
+    if place() is not None:
+        raise ConfigError(
+            "iterate is called in one of several processes of torchrun, which train as one; use "
+            "torchrl_marl.train, or start one process."
+        )
     training = start_training(config, env)
     iterations = _iterate(training)
     # A generator that is never started, or held to the interpreter's end, runs no `finally`.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import time
 import warnings
 import weakref
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -27,7 +25,13 @@ from torchrl_marl.training.ahead import CompilingAhead
 from torchrl_marl.training.animation import check_drawable
 from torchrl_marl.training.checkpoint import load_learners, save_checkpoint
 from torchrl_marl.training.clusters import with_clusters
-from torchrl_marl.training.collecting import begun_anew, counters, make_collector, remember
+from torchrl_marl.training.collecting import (
+    begun_anew,
+    counters,
+    make_collector,
+    remember,
+    share_minibatches,
+)
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import Environments
 from torchrl_marl.training.evaluation import evaluate, put_back
@@ -37,27 +41,13 @@ from torchrl_marl.training.interruption import Interruption
 from torchrl_marl.training.iteration import Iteration
 from torchrl_marl.training.league import League
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
-from torchrl_marl.training.process_state import ProcessState
+from torchrl_marl.training.process_state import ProcessState, in_its_own_state
 from torchrl_marl.training.recorder import Recorder, say
 from torchrl_marl.training.run import EVALUATION_SEED, Run
 from torchrl_marl.training.stopping import StopAtReturn
 from torchrl_marl.training.summary import figures_of, write_summary
 
 __all__ = ["Iteration", "Training", "in_its_own_state"]
-
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def in_its_own_state(method: Method) -> Method:
-    """Runs a method with the random generators and threads of the training."""
-
-    @functools.wraps(method)
-    def run(self: Training, *args: Any, **kwargs: Any) -> Any:
-        with self.process.active():
-            return method(self, *args, **kwargs)
-
-    return cast(Method, run)
 
 
 class Training:
@@ -118,7 +108,10 @@ class Training:
             )
             self.env = self.environments.training
         acting = self.policy if self.league is None else self.league.policy
-        self.collector: Any = make_collector(config, self.env, acting, self.team, self.learners)
+        share_minibatches(config, self.learners, self.shards)
+        self.collector: Any = make_collector(
+            config, self.env, acting, self.team, self.learners, self.shards
+        )
         self.tracker = EpisodeTracker(self.team)
         self.stopping = StopAtReturn(config)
         self.run = Run(self.folder, config, self.policy, {}, self.environments.own)
@@ -144,9 +137,18 @@ class Training:
         return self.config.env.num_envs if sharded else self.env.batch_size.numel()
 
     @property
+    def shards(self) -> range:
+        """The shards that are collected from in this process, or from here."""
+        return range(self.config.distributed.collectors or 0)
+
+    @property
     def frames(self) -> int:
         """Number of env steps so far."""
         return self.collector.frames
+
+    def _count(self, batch: TensorDictBase) -> int:
+        """Returns the number of env steps of the run that a batch is of."""
+        return batch.numel()
 
     @property
     def done(self) -> bool:
@@ -183,14 +185,12 @@ class Training:
             if (renewed := begun_anew(self.collector)) is not None:
                 self.tracker.forget(renewed)
                 self._cut()
-            episodes = self.tracker.update(batch)
             self.ahead.wait()
-            learned = self._learn(batch)
+            found = self._learn_and_count(batch)
             self.ahead.learned()
-        counts = {"agent_frames": count_agent_frames(self.team, batch)}
-        counts["episodes"] = batch.get(("next", "done")).sum()
-        values: dict[str, Any] = {**episodes, **learned, **counts}
-        values = dict(zip(values, torch.stack([v.double() for v in values.values()]).tolist()))
+        values: dict[str, Any] = dict(
+            zip(found, torch.stack([v.double() for v in found.values()]).tolist())
+        )
         self.tracker.warn_of_games()
         seconds = time.perf_counter() - began
         self.iteration += 1
@@ -206,14 +206,21 @@ class Training:
             "frames": self.frames,
             "agent_frames": self.agent_frames,
             "seconds": round(self.seconds, 3),
-            "frames_per_second": round(batch.numel() / seconds, 1),
+            "frames_per_second": round(self._count(batch) / seconds, 1),
             **values,
             **self.environments.restarts(),
             **counters(self.collector),
         }
         self.recorder.iteration(row, [row[f"{name}/episode_reward"] for name in self.team.groups])
-        self._do_what_is_due(batch.numel())
+        self._do_what_is_due(self._count(batch))
         return Iteration(self.run, self.iteration, self.frames, row, batch)
+
+    def _learn_and_count(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Learns from a batch; returns its metrics, and of how much they are."""
+        episodes, learned = self.tracker.update(batch), self._learn(batch)
+        counts = {"agent_frames": count_agent_frames(self.team, batch)}
+        counts["episodes"] = batch.get(("next", "done")).sum()
+        return {**episodes, **learned, **counts}
 
     @in_its_own_state
     def learn_once(self) -> None:
@@ -222,7 +229,7 @@ class Training:
 
     def _learn(self, batch: TensorDictBase) -> dict[str, Tensor]:
         learned: dict[str, Tensor] = {}
-        collected = batch.numel() // self.config.population.size
+        collected = self._count(batch) // self.config.population.size
         progress = min(1.0, (self.frames - collected) / self.config.total_frames)
         try:
             own = batch if self.league is None else self.league.own(batch)
@@ -243,11 +250,13 @@ class Training:
         self._save_if_due()
 
     def _save_if_due(self) -> None:
-        settings = self.config.checkpoint
-        every, minutes = settings.every_iterations, settings.every_minutes
-        late = minutes is not None and time.monotonic() - self._saved_when >= 60 * minutes
-        if late or (every and self.iteration % every == 0):
+        every = self.config.checkpoint.every_iterations
+        if self._late() or (every and self.iteration % every == 0):
             self.save()
+
+    def _late(self) -> bool:
+        minutes = self.config.checkpoint.every_minutes
+        return minutes is not None and time.monotonic() - self._saved_when >= 60 * minutes
 
     def _mean_return(self, row: dict[str, float]) -> float:
         """Returns the mean over all agents, as an evaluation's ``return_mean``."""

@@ -1,0 +1,129 @@
+"""The life of a rank: it joins the others, starts a run with them, and ends with them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import torch.distributed as dist
+
+from torchrl_marl.errors import RankError, UserError
+from torchrl_marl.ranks import ALONE, Alone, Ranks
+from torchrl_marl.torchrun import place
+from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.folder import RunFolder
+from torchrl_marl.training.over_ranks import NoFolder, RankTraining
+from torchrl_marl.training.rank_config import check_ranks, refuse_disagreement, with_shards
+
+__all__ = ["by_first", "folder_of", "joined", "prepared", "training_of"]
+
+Found = TypeVar("Found")
+
+
+@contextlib.contextmanager
+def joined(config: TrainConfig) -> Iterator[Alone]:
+    """Joins the processes that ``torchrun`` has started, if it has; the first of them speaks.
+
+    An error on one rank ends all: that rank says what it is, the others end without a word.
+
+    Args:
+        config (TrainConfig): the run's.
+
+    Raises:
+        RankError: naming the rank that failed.
+        SystemExit: another rank has failed.
+    """
+    if place() is None:
+        yield ALONE
+        return
+    ranks = Ranks.start(_device(config.device))
+    try:
+        with _quiet(ranks):
+            yield ranks
+    except Exception as error:
+        _end_all(ranks, error)
+    finally:
+        ranks.leave()
+
+
+def prepared(config: TrainConfig, ranks: Alone, *, own_env: bool = False) -> TrainConfig:
+    """Returns the settings of this rank, once all ranks have the same.
+
+    Args:
+        config (TrainConfig): the run's.
+        ranks (Alone): who trains.
+        own_env (bool): the caller brings an environment.
+
+    Raises:
+        ConfigError: ranks that disagree, or what they cannot do together.
+    """
+    if ranks.size == 1:
+        return config
+    refuse_disagreement(ranks, config)
+    config = with_shards(config, ranks.size)
+    check_ranks(config, ranks.size, own_env=own_env)
+    return dataclasses.replace(config, device=_device(config.device))
+
+
+def folder_of(ranks: Alone, make: Callable[[], RunFolder]) -> RunFolder:
+    """Returns the run folder, which the first rank makes; the others only know where it is."""
+    if ranks.rank == 0:
+        folder = make()
+        ranks.send(str(folder.path))
+        return folder
+    return NoFolder(Path(ranks.send(None)))  # type: ignore[return-value]
+
+
+def by_first(ranks: Alone, work: Callable[[], Found]) -> Found:
+    """Returns what the first rank finds, on all."""
+    return ranks.send(work() if ranks.rank == 0 else None)
+
+
+def training_of(ranks: Alone) -> Any:
+    """Returns what makes this rank's part of a training; None where there are no others."""
+    return partial(RankTraining, ranks=ranks) if ranks.size > 1 else None
+
+
+def _device(device: str) -> str:
+    here = place()
+    return f"cuda:{here.local_rank}" if here is not None and device.startswith("cuda") else device
+
+
+@contextlib.contextmanager
+def _quiet(ranks: Ranks) -> Iterator[None]:
+    """Lets the first rank alone write to the terminal."""
+    if ranks.rank == 0:
+        yield
+        return
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        yield
+
+
+def _end_all(ranks: Ranks, error: Exception) -> NoReturn:
+    """Ends this rank: with words, if it is the first to fail."""
+    name, code = f"rank {ranks.rank} of {ranks.size}", 2 if isinstance(error, UserError) else 1
+    lost = isinstance(error, dist.DistError) or "gloo" in str(error).lower()
+    try:
+        first = ranks.tell(f"{name}\n{2 if lost else code}")
+    except dist.DistError:  # where the store was, nobody is left
+        first = f"{name}\n2"
+    if not first.startswith(f"{name}\n"):
+        raise SystemExit(int(first.partition("\n")[2]))
+    if lost:
+        raise RankError(
+            f"{name}: another rank has ended, or has not answered for 5 minutes; resume the run "
+            "once all can be reached."
+        ) from error
+    if isinstance(error, UserError):
+        raise RankError(f"{name}: {error}") from error
+    error.add_note(f"This was {name}; the others have ended with it.")
+    raise error
