@@ -187,9 +187,9 @@ class TrainConfig:
                 f"total_frames is {self.total_frames}, expected at least frames_per_batch, "
                 f"{self.frames_per_batch}; raise the first or lower the second."
             )
-        self.check_learners(own_env=own_env)
         if self.distributed.enabled:
             check_distributed(self, own_env=own_env)
+        self.check_learners(own_env=own_env)
         if self.league.enabled:
             check_league(self, own_env=own_env)
         if self.population.size > 1:

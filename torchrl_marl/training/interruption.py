@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 __all__ = ["Interruption", "Terminated", "terminable"]
 
-_SAID = "\nstopping after this iteration{}; once more to stop at once"
+_SAID = "\nstopping after this iteration{}{}"
 
 
 class Terminated(SystemExit):
@@ -43,6 +43,8 @@ class Interruption:
         ...     interruption.asked
         False
     """
+
+    _hint = "; once more to stop at once"
 
     def __init__(self) -> None:
         self._number: int | None = None
@@ -102,7 +104,8 @@ class Interruption:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._number is None:
             self._number = number
-            print(_SAID.format(" (SIGTERM)" * (number == signal.SIGTERM)), file=sys.stderr)
+            sigterm = " (SIGTERM)" * (number == signal.SIGTERM)
+            print(_SAID.format(sigterm, self._hint), file=sys.stderr)
         elif number == signal.SIGINT and not self._unbroken:
             # A second SIGTERM, which process managers send to a group, does not.
             raise KeyboardInterrupt

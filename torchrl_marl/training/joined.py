@@ -86,7 +86,7 @@ def by_first(ranks: Alone, work: Callable[[], Found]) -> Found:
 
 def training_of(ranks: Alone) -> Any:
     """Returns what makes this rank's part of a training; None where there are no others."""
-    return partial(RankTraining, ranks=ranks) if ranks.size > 1 else None
+    return partial(RankTraining, ranks=ranks) if isinstance(ranks, Ranks) else None
 
 
 def _device(device: str) -> str:

@@ -88,6 +88,8 @@ class RankInterruption(Interruption):
         ranks (Ranks): who trains.
     """
 
+    _hint = ""
+
     def __init__(self, ranks: Ranks) -> None:
         super().__init__()
         self._ranks = ranks
