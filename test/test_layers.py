@@ -59,6 +59,7 @@ SETTINGS = {
     "learners.config",
     "learners.happo_config",
     "learners.memory_config",
+    "learners.minibatch_config",
     "learners.off_policy_config",
     "learners.replay_config",
     "learners.value_config",

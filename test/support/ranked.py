@@ -11,22 +11,20 @@ import torch
 from torchrl_marl.ranks import Ranks
 
 
-def on_ranks(n, work, *args, variables=None):
+def on_ranks(n, work, *args, joined=True):
     """What ``work(ranks, *args)`` returns on each of n ranks, each a process of its own.
 
     Args:
         n (int): number of ranks.
         work (callable): of a module that the processes can import.
         *args: what pickle takes.
-        variables (dict, optional): of the environment.
+        joined (bool): False: ``work(*args)`` joins the others itself.
     """
     context = get_context("spawn")
     found = [context.Pipe(duplex=False) for _ in range(n)]
     port = free_port()
     processes = [
-        context.Process(
-            target=_run, args=(n, rank, port, send, list(sys.path), work, args, variables or {})
-        )
+        context.Process(target=_run, args=(n, rank, port, send, list(sys.path), work, args, joined))
         for rank, (_, send) in enumerate(found)
     ]
     for process, (_, send) in zip(processes, found):
@@ -63,15 +61,16 @@ def variables_of(n, rank, port):
     }
 
 
-def _run(n, rank, port, send, path, work, args, variables):
+def _run(n, rank, port, send, path, work, args, joined):
     sys.path[:] = path
-    os.environ.update(variables_of(n, rank, port) | variables)
+    os.environ.update(variables_of(n, rank, port))
     torch.set_num_threads(1)
-    ranks = Ranks.start()
+    ranks = Ranks.start() if joined else None
     try:
-        send.send(work(ranks, *args))
+        send.send(work(ranks, *args) if joined else work(*args))
     except BaseException:
         traceback.print_exc()
         raise
     finally:
-        torch.distributed.destroy_process_group()
+        if joined:
+            ranks.leave()

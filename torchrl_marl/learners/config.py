@@ -12,6 +12,7 @@ from torchrl_marl.learners.memory_config import (
     check_windows,
     remembers,
 )
+from torchrl_marl.learners.minibatch_config import check_minibatch, check_shards
 from torchrl_marl.modules.communication_config import communicates
 from torchrl_marl.modules.config import (
     CriticConfig,
@@ -367,46 +368,4 @@ def check_unshare(section: Any, at: str) -> None:
         raise ConfigError(
             f"{at}unshare_at is {section.unshare_at:g}, but {at}actor.sharing is 'none', so that "
             f"there is nothing to un-share; use {at}actor.sharing=group, or {at}unshare_at=null."
-        )
-
-
-def check_minibatch(size: int, run: Any, at: str) -> None:
-    """Refuses minibatches larger than a batch.
-
-    Args:
-        size (int): env steps of a minibatch.
-        run (TrainConfig): the run's settings.
-        at (str): what stands before the name in messages.
-
-    Raises:
-        ConfigError: it is larger.
-    """
-    if size > run.frames_per_batch:
-        raise ConfigError(
-            f"{at}minibatch_size is {size}, expected at most "
-            f"frames_per_batch, {run.frames_per_batch}; "
-            f"use {at}minibatch_size={run.frames_per_batch}."
-        )
-
-
-def check_shards(section: Any, run: Any, at: str) -> None:
-    """Refuses minibatches, or windows of them, of which shards cannot give equal parts.
-
-    Args:
-        section: settings of a learner that trains on whole batches.
-        run (TrainConfig): the run's settings.
-        at (str): what stands before the names in messages.
-
-    Raises:
-        ConfigError: naming the next good number.
-    """
-    part = (run.distributed.collectors or 1) * (section.window if section.remembers else 1)
-    size = section.minibatch_size
-    if size % part:
-        fits = -(-size // part) * part
-        fits = fits if fits <= run.frames_per_batch else size // part * part
-        raise ConfigError(
-            f"{at}minibatch_size is {size}, expected a multiple of {part}, so that each of the "
-            f"{run.distributed.collectors} distributed.collectors gives as much"
-            + (f"; use {at}minibatch_size={fits}." if fits else "; use fewer.")
         )

@@ -11,8 +11,6 @@ from torchrl_marl.learners.config import (
     EpsilonConfig,
     Schedule,
     TrainedConfig,
-    check_minibatch,
-    check_shards,
     check_unshare,
 )
 from torchrl_marl.learners.memory_config import (
@@ -21,6 +19,7 @@ from torchrl_marl.learners.memory_config import (
     check_windows,
     remembers,
 )
+from torchrl_marl.learners.minibatch_config import check_minibatch, check_shards
 from torchrl_marl.learners.value_config import MIXED, MixesValues
 from torchrl_marl.modules.config import AnyMixerConfig, QNetworkConfig
 from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share

@@ -1,0 +1,90 @@
+"""Runs of two ranks, with what befalls them, in one pair of processes."""
+
+import contextlib
+import io
+import os
+import signal
+
+from runs import small_config
+
+import torchrl_marl
+from torchrl_marl.envs.toy.arena import Arena
+from torchrl_marl.errors import SpecError, UserError
+from torchrl_marl.runs import resume
+
+TALK = {
+    "env": {"num_envs": 8, "max_steps": 16},
+    "total_frames": 512,
+    "frames_per_batch": 128,
+    "learner": {"minibatch_size": 64, "critic": {"memory": {"kind": "gru"}}},
+}
+
+
+def arena(folder, **overrides):
+    """Two groups, each with deaths, epochs of its own and statistics of observations."""
+    more = {
+        "env": {"kwargs": {"n_groups": 2}},
+        "distributed": {"collectors": 4},
+        "learner": {"normalize_observations": True, "target_kl": 0.01, "num_epochs": 3},
+    }
+    return small_config(folder=str(folder), **(more | overrides))
+
+
+def talk(folder):
+    """Networks that remember, critics too, of agents that talk."""
+    config = small_config("toy_echo_rmappo_talk", folder=str(folder), **TALK)
+    return torchrl_marl.recipes.read_config(config, {"distributed": {"collectors": 2}})
+
+
+def runs_of_a_rank(folder):
+    """Trains, resumes, is interrupted, disagrees and fails; returns what each came to."""
+    rank = int(os.environ["RANK"])
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        torchrl_marl.train(arena(folder / "ranks", logging={"progress": True}))
+        torchrl_marl.train(talk(folder / "talk"))
+        resume(folder / "turns", total_frames=320)
+    found = {"said": said.getvalue()}
+    found["stopped"] = outcome(
+        lambda: torchrl_marl.train(arena(folder / "stopped")), at=25, then=interrupt
+    )
+    found["disagree"] = outcome(lambda: torchrl_marl.train(arena(folder / "seed", seed=rank)))
+    found["broken"] = outcome(
+        lambda: torchrl_marl.train(arena(folder / "broken")), at=25, then=break_world
+    )
+    found["bug"] = outcome(lambda: torchrl_marl.train(arena(folder / "bug")), at=5, then=bug)
+    return found
+
+
+def outcome(work, at=None, then=None):
+    """The exception that a run ends with, as texts; ``then()`` is called by the second rank."""
+    step, steps = Arena._step, 0
+
+    def counting_step(self, tensordict):
+        nonlocal steps
+        steps += 1
+        if steps == at and os.environ["RANK"] == "1":
+            then()
+        return step(self, tensordict)
+
+    Arena._step = counting_step
+    try:
+        work()
+    except BaseException as error:
+        notes = " ".join(getattr(error, "__notes__", []))
+        return type(error).__name__, f"{error}{notes}", isinstance(error, UserError)
+    finally:
+        Arena._step = step
+    return None
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def break_world():
+    raise SpecError("the world broke.")
+
+
+def bug():
+    raise KeyError("a bug")

@@ -1,0 +1,138 @@
+"""Runs of several processes: one folder, one process's results, resumed on any number."""
+
+import functools
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from rank_runs import arena, runs_of_a_rank, talk
+from ranked import on_ranks
+from runs import final_state, small_config, table
+
+import torchrl_marl
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.runs import resume
+from torchrl_marl.training.rank_config import check_ranks, with_shards
+
+
+@functools.cache
+def found():
+    """The folder of the runs, and what each rank has to say."""
+    folder = Path(tempfile.mkdtemp())
+    torchrl_marl.train(arena(folder / "turns", total_frames=160))
+    outcomes = on_ranks(2, runs_of_a_rank, folder, joined=False)
+    resume(folder / "turns", total_frames=480)
+    resume(folder / "stopped")
+    return folder, outcomes
+
+
+@functools.cache
+def alone(make):
+    folder = Path(tempfile.mkdtemp()) / "alone"
+    torchrl_marl.train(make(folder))
+    return folder
+
+
+def assert_alike(folder, other, bound=1e-4):
+    """Equal but for rounding: figures of each iteration, of evaluations, and what was learned."""
+    for name in ("metrics.csv", "evaluation.csv"):
+        rows, others = table(folder / name), table(other / name)
+        assert len(rows) == len(others) > 0
+        for row, expected in zip(rows, others):
+            assert list(row) == list(expected)
+            off = {
+                key: abs(float(value) - float(expected[key]))
+                for key, value in row.items()
+                if value != expected[key]
+            }
+            assert all(x < bound * max(1, abs(float(expected[k]))) for k, x in off.items()), off
+    for own, theirs in zip(final_state(folder)["learners"], final_state(other)["learners"]):
+        for name, value in own.items():
+            if isinstance(value, torch.Tensor):
+                torch.testing.assert_close(value, theirs[name], rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("name", ["ranks", "turns", "stopped"])
+def test_two_ranks_are_one_process(name):
+    """Also where one process began and ended it, and where it was interrupted in between."""
+    folder, _ = found()
+    assert_alike(folder / name, alone(arena))
+
+
+def test_networks_that_remember_and_talk_go_over_ranks():
+    folder, _ = found()
+    assert_alike(folder / "talk", alone(talk))
+    states = final_state(folder / "talk")["learners"][0]["_extra_state"]["critic_states"]
+    expected = final_state(alone(talk))["learners"][0]["_extra_state"]["critic_states"]
+    for name, state in states.items():
+        torch.testing.assert_close(state, expected[name], rtol=1e-4, atol=1e-4)
+
+
+def test_a_checkpoint_is_that_of_one_process():
+    folder, _ = found()
+    state, expected = final_state(folder / "ranks"), final_state(alone(arena))
+    assert set(state) == set(expected)
+    assert len(state["collector"]["shards"]) == 4
+    assert state["collector"]["frames"] == expected["collector"]["frames"] == 480
+    assert [len(x) for x in state["tracker"].values()] == [8] * len(state["tracker"])
+
+
+def test_the_other_ranks_write_and_say_nothing():
+    folder, (first, second) = found()
+    assert first["said"] and not second["said"]
+    assert {path.name for path in folder.iterdir()} >= {"ranks", "talk", "turns"}
+    assert len(table(folder / "ranks" / "metrics.csv")) == 6
+
+
+def test_all_ranks_stop_after_the_same_iteration():
+    _, (first, second) = found()
+    assert first["stopped"] == second["stopped"]
+    assert first["stopped"][0] == "KeyboardInterrupt"
+
+
+def test_ranks_that_disagree_say_so_once():
+    folder, outcomes = found()
+    (spoken,) = [one["disagree"] for one in outcomes if one["disagree"][0] != "SystemExit"]
+    (silent,) = [one["disagree"] for one in outcomes if one["disagree"] != spoken]
+    assert spoken[0] == "RankError" and spoken[2]
+    assert "ranks disagree: seed is 0 on rank 0 and 1 on rank 1, expected the same" in spoken[1]
+    assert silent == ("SystemExit", "2", False)
+    assert not (folder / "seed").exists()
+
+
+def test_one_rank_that_fails_ends_all():
+    _, (first, second) = found()
+    assert second["broken"] == ("RankError", "rank 1 of 2: the world broke.", True)
+    assert first["broken"] == ("SystemExit", "2", False)
+    assert second["bug"][0] == "KeyError" and "rank 1 of 2" in second["bug"][1]
+    assert first["bug"] == ("SystemExit", "1", False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"distributed": {"collectors": 3}}, "distributed.collectors is 3, expected a divisor of"),
+        ({"distributed": {"collectors": 1}}, "is 1, expected a multiple of the 2 processes"),
+        ({"distributed": {"backend": "ray"}}, "distributed.backend is 'ray', but torchrun"),
+        ({"distributed": {"overlap": 1}}, "distributed.overlap is 1, which several processes"),
+        ({"learner": {"unshare_at": 0.5}}, "learner.unshare_at is 0.5, which several"),
+        ({"learner": {"minibatch_size": 21}}, "learner.minibatch_size is 21, .* use .*=22"),
+        ({"recipe": "toy_arena_mappo", "groups": {"agents": {"algorithm": "happo"}}}, "is 'happo'"),
+        ({"population": {"size": 2}}, "population.size is 2, but distributed.collectors is 2"),
+        ({"league": {"opponents": "self"}}, "shards have one policy"),
+    ],
+)
+def test_what_ranks_cannot_do(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        check_ranks(with_shards(small_config(**overrides), 2), 2)
+
+
+def test_an_environment_of_ones_own_is_not_split():
+    with pytest.raises(ConfigError, match="an environment of your own is given, but 2 processes"):
+        check_ranks(with_shards(small_config(), 2), 2, own_env=True)
+
+
+def test_a_run_without_shards_is_gone_on_with_by_one_process(tmp_path):
+    assert with_shards(small_config(), 2).distributed.collectors == 2
+    assert with_shards(arena(tmp_path), 2).distributed.collectors == 4
