@@ -39,6 +39,8 @@ def check_shards(section: Any, run: Any, at: str) -> None:
     Raises:
         ConfigError: naming the next good number.
     """
+    if run.distributed.asynchronous:  # whose batches are made of whatever comes
+        return
     part = (run.distributed.collectors or 1) * (section.window if section.remembers else 1)
     size = section.minibatch_size
     if size % part:

@@ -52,6 +52,11 @@ def check_ranks(config: TrainConfig, n_ranks: int, *, own_env: bool = False) -> 
             "processes, each of which collects for itself; use distributed.backend=none, or start "
             "one process."
         )
+    if settings.asynchronous:
+        raise ConfigError(
+            "distributed.asynchronous is true, but several processes learn from one batch; use "
+            "distributed.asynchronous=false, or start one process."
+        )
     if settings.overlap:
         raise ConfigError(
             f"distributed.overlap is {settings.overlap}, which several processes that learn as one "
