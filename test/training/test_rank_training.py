@@ -38,7 +38,9 @@ def assert_alike(folder, other, bound=1e-4):
     """Equal but for rounding: figures of each iteration, of evaluations, and what was learned."""
     for name in ("metrics.csv", "evaluation.csv"):
         rows, others = table(folder / name), table(other / name)
-        assert len(rows) == len(others) > 0
+        if name == "evaluation.csv":  # runs that are gone on with have more of them
+            rows, others = rows[:: len(rows) - 1], others[:: len(others) - 1]
+        assert len(rows) == len(others) > 1
         for row, expected in zip(rows, others):
             assert list(row) == list(expected)
             off = {
@@ -112,7 +114,7 @@ def test_one_rank_that_fails_ends_all():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"distributed": {"collectors": 3}}, "distributed.collectors is 3, expected a divisor of"),
+        ({"distributed": {"collectors": 6}}, "distributed.collectors is 6, expected a divisor of"),
         ({"distributed": {"collectors": 1}}, "is 1, expected a multiple of the 2 processes"),
         ({"distributed": {"backend": "ray"}}, "distributed.backend is 'ray', but torchrun"),
         ({"distributed": {"overlap": 1}}, "distributed.overlap is 1, which several processes"),

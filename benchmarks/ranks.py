@@ -1,0 +1,224 @@
+"""What several processes that learn as one learn, and how much sooner, against one process.
+
+python benchmarks/ranks.py equality --write
+python benchmarks/ranks.py speed --write
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import runpy
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import report
+
+EQUALITY = """One process and several train the same run of four shards; each collects for itself,
+    so that the smallest difference may grow from batch to batch. Compared are all parameters at
+    the end: the norm of the difference, in parts of the norm of what one process has learned, and
+    the largest difference of a statistic of values or observations, relative to it. *Stock*
+    averages the gradients of two processes, whose losses and statistics are their own, as data
+    parallelism does in general (without a limit of the KL divergence, by which they would stop
+    apart)."""
+SPEED = """Seconds of an iteration, as `metrics.csv` has them, without the first two; one
+    process and two with one thread each, on two cores, in turn. Both train the same run of two
+    shards. The ratio is that of the medians of each round: its median and range."""
+RECIPES = {
+    "toy_arena_mappo": ["env.kwargs.n_groups=2", "learner.target_kl=0.01"],
+    "vmas_navigation_mappo": [
+        "env.num_envs=32",
+        "frames_per_batch=1600",
+        "learner.minibatch_size=400",
+    ],
+}
+WORLDS = {
+    "vmas_navigation_mappo": [],
+    "vmas_balance_mappo": [],
+    "pettingzoo_simple_spread_mappo": [],
+}
+
+
+def train(folder: Path, ranks: int, settings: list[str], stock: bool = False) -> None:
+    """Trains in a process of its own, or in several by torchrun."""
+    words = ["train", *settings, f"folder={folder}", "logging.progress=false", "threads=1"]
+    program = [__file__, "--stock", *words] if stock else ["-m", "torchrl_marl", *words]
+    start = [sys.executable]
+    if ranks > 1:
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        start += ["--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)]
+    here = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [*start, *program], env={**os.environ, **here}, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+
+
+def as_stock(words: list[str]) -> None:
+    """Trains as data parallelism does that knows of no masks: averages of the ranks' gradients."""
+    import contextlib
+
+    import torch
+    import torch.distributed as dist
+
+    from torchrl_marl.learners import updates
+    from torchrl_marl.ranks import Ranks
+
+    def averaged(ranks: Any, objectives: Any, own: list[Any], metrics: Any, counts: Any) -> Any:
+        flat = torch.cat([x.reshape(-1) for x in own])
+        dist.all_reduce(flat)
+        parts = (flat / dist.get_world_size()).split([x.numel() for x in own])
+        for x, part in zip(own, parts):
+            x.copy_(part.view_as(x))
+        return own, metrics
+
+    updates.sum_of_all = averaged  # type: ignore[assignment]
+    Ranks.active = lambda self: contextlib.nullcontext()  # type: ignore[method-assign]
+    sys.argv = ["torchrl_marl", *words]
+    runpy.run_module("torchrl_marl", run_name="__main__")
+
+
+def learned(folder: Path) -> tuple[Any, Any, Any]:
+    """The parameters before and after a run, and its statistics, each in one row."""
+    import torch
+
+    from torchrl_marl.training.checkpoint import all_checkpoints, load_checkpoint
+
+    rows = []
+    for path in (all_checkpoints(folder)[0], all_checkpoints(folder)[-1]):
+        own = load_checkpoint(path)["learners"]
+        tensors = {
+            f"{i}.{k}": x for i, one in enumerate(own) for k, x in one.items() if _is_tensor(x)
+        }
+        named = [(k.rpartition(".")[2], x.double().reshape(-1)) for k, x in tensors.items()]
+        rows.append([_row(named, of_norms) for of_norms in (False, True)])
+    return rows[0][0], rows[1][0], rows[1][1]
+
+
+def _row(named: list[tuple[str, Any]], of_norms: bool) -> Any:
+    import torch
+
+    statistics = ("running", "debias", "mean", "variance", "count")
+    return torch.cat([x for name, x in named if name.startswith(statistics) == of_norms])
+
+
+def _is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def equality(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """A table for each recipe: how far from one process the others end."""
+    sections = []
+    with tempfile.TemporaryDirectory() as made:
+        for recipe in args.recipes or RECIPES:
+            rows = _equality_of(recipe, Path(made) / recipe, args)
+            header = ["", "parameters, of what was learned", "statistics, relative"]
+            heading = f"{recipe}, {args.iterations} iterations"
+            sections.append((heading, report.markdown_table(header, rows)))
+    return sections
+
+
+def _equality_of(recipe: str, folder: Path, args: argparse.Namespace) -> list[list[str]]:
+    from torchrl_marl.recipes import load_config
+
+    frames = load_config(recipe, RECIPES[recipe]).frames_per_batch * args.iterations
+    settings = [recipe, *RECIPES[recipe], "distributed.collectors=4", f"total_frames={frames}"]
+    settings += ["learner.normalize_observations=true", "checkpoint.keep=2", "env.max_steps=50"]
+    settings += ["checkpoint.every_iterations=0", "evaluation.episodes=8"]
+    train(folder / "one", 1, [*settings, "execution=eager"])
+    begun, expected, statistic = learned(folder / "one")
+    rows = []
+    for name, ranks, more in [
+        ("2 processes", 2, ["execution=eager"]),
+        ("4 processes", 4, ["execution=eager"]),
+        ("2 processes, traced", 2, ["execution=trace"]),
+        ("2 processes, compiled", 2, ["execution=compile"]),
+        ("2 processes, stock", 2, ["execution=eager"]),
+    ]:
+        if ranks > args.ranks or ("compiled" in name and args.quick):
+            continue
+        own, stock = folder / name, "stock" in name
+        more = [*more, "learner.target_kl=null"] if stock else more
+        reference = begun, expected, statistic
+        if stock and "learner.target_kl=0.01" in RECIPES[recipe]:
+            without = [*settings, "execution=eager", "learner.target_kl=null"]
+            train(folder / "without", 1, without)
+            reference = learned(folder / "without")
+        train(own, ranks, [*settings, *more], stock=stock)
+        first, last, of_norms = reference
+        _, found, norms = learned(own)
+        off = (found - last).norm() / (last - first).norm()
+        drift = ((norms - of_norms).abs() / of_norms.abs().clamp_min(1e-3)).max()
+        rows.append([name, f"{off:.1e}", f"{drift:.1e}"])
+        print(rows[-1], file=sys.stderr)
+    return rows
+
+
+def speed(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """A row for each world: an iteration of one process and of two."""
+    rows = []
+    for recipe in args.recipes or WORLDS:
+        taken: dict[int, list[float]] = {1: [], 2: []}
+        for _ in range(args.rounds):
+            for ranks in taken:
+                with tempfile.TemporaryDirectory() as made:
+                    taken[ranks].append(_iteration(recipe, Path(made) / "run", ranks, args))
+        ratios = [one / two for one, two in zip(taken[1], taken[2])]
+        rows.append(
+            [
+                f"{recipe}, {args.execution}",
+                *(f"{1e3 * statistics.median(taken[ranks]):,.0f}" for ranks in taken),
+                f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+            ]
+        )
+        print(rows[-1], file=sys.stderr)
+    header = ["", "ms an iteration, 1 process", "2 processes", "times as fast"]
+    return [("Two processes on two cores", report.markdown_table(header, rows))]
+
+
+def _iteration(recipe: str, folder: Path, ranks: int, args: argparse.Namespace) -> float:
+    from torchrl_marl.recipes import load_config
+
+    frames = load_config(recipe, WORLDS.get(recipe, [])).frames_per_batch * args.iterations
+    settings = [recipe, *WORLDS.get(recipe, []), f"total_frames={frames}", "evaluation.episodes=4"]
+    settings += [f"execution={args.execution}", "distributed.collectors=2"]
+    settings += ["checkpoint.every_iterations=0", "evaluation.every_frames=null"]
+    train(folder, ranks, settings)
+    with (folder / "metrics.csv").open() as file:
+        seconds = [float(row["seconds"]) for row in csv.DictReader(file)]
+    between = [b - a for a, b in zip(seconds, seconds[1:])]
+    return statistics.median(between[1:])
+
+
+def main() -> None:
+    """Measures and reports."""
+    if sys.argv[1:2] == ["--stock"]:
+        as_stock(sys.argv[2:])
+        return
+    parser = report.parser(__doc__, threads=(1,))
+    parser.add_argument("what", choices=["equality", "speed"])
+    parser.add_argument("--recipes", nargs="+", help="by default those of the result files")
+    parser.add_argument("--iterations", type=int, help="50, or 8 for the speed")
+    parser.add_argument("--rounds", type=int, default=3, help="of the speed")
+    parser.add_argument("--ranks", type=int, default=4, help="at most so many processes")
+    parser.add_argument("--execution", default="eager", help="of the speed")
+    args = parser.parse_args()
+    args.iterations = args.iterations or (50 if args.what == "equality" else 8)
+    if args.quick:
+        args.write, args.rounds, args.iterations, args.ranks = False, 1, 4, 2
+        args.recipes = args.recipes or ["toy_arena_mappo"]
+    measure, text = (equality, EQUALITY) if args.what == "equality" else (speed, SPEED)
+    title = "Several processes that learn as one"
+    report.publish(f"ranks_{args.what}", title, measure(args), {}, text, write=args.write)
+
+
+if __name__ == "__main__":
+    main()
