@@ -86,7 +86,6 @@ def as_stock(words: list[str]) -> None:
 
 def learned(folder: Path) -> tuple[Any, Any, Any]:
     """The parameters before and after a run, and its statistics, each in one row."""
-    import torch
 
     from torchrl_marl.training.checkpoint import all_checkpoints, load_checkpoint
 
