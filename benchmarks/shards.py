@@ -1,6 +1,6 @@
 """What shards on actors of Ray cost and gain, on one machine.
 
-python benchmarks/shards.py speed --write     # also: start, transport, deaths
+python benchmarks/shards.py speed --write     # also: start, transport, equality, deaths
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ TEXTS = {
     "start": """From the settings to the first batch of two actors, on a Ray that is started for
     them, and from the death of an actor (kill -9) to its batch: by a spare, and by a new
     process.""",
+    "equality": """Five iterations of four shards: in one process, on 1, 2 and 4 actors of Ray, and
+    stopped on two actors after the second iteration and resumed on one. Compared with one process:
+    a hash of every weight, the optimizer, metrics, running episodes and random states.""",
     "deaths": """Twenty iterations in which ten actors die, a seeded draw of `kill -9`, falling
     silent (SIGSTOP) and raising, against the same run in one process: what differs of weights,
     optimizer, metrics and random states.""",
@@ -206,6 +209,84 @@ def start(args: argparse.Namespace) -> list[tuple[str, str]]:
     return [("two actors on a Ray of one's own", report.markdown_table(header, rows))]
 
 
+WORLDS = {
+    "toy arena, deaths, two groups": (
+        "toy_arena_mappo",
+        {"env.kwargs.n_groups": 2, "frames_per_batch": 640, "learner.minibatch_size": 320},
+    ),
+    "VMAS balance": ("vmas_balance_mappo", {"frames_per_batch": 960}),
+    "PettingZoo simple_spread": (
+        "pettingzoo_simple_spread_mappo",
+        {"frames_per_batch": 400, "env.num_envs": 8, "env.workers": 0},
+    ),
+}
+
+
+def equality(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Every world in one process, on actors, and resumed on others."""
+    import torchrl_marl
+    from torchrl_marl.recipes import load_config
+    from torchrl_marl.training import iterate
+
+    rows = []
+    for title, (recipe, own) in WORLDS.items():
+        base = load_config(recipe, {**own, **SHORT})
+        base = load_config(base, {"learner.minibatch_size": base.frames_per_batch // 2})
+        base = load_config(base, {"total_frames": 5 * base.frames_per_batch})
+        found = {}
+        with tempfile.TemporaryDirectory() as folder:
+            for actors in (0, 1, 2, 4):
+                run = torchrl_marl.train(placed(base, f"{folder}/{actors}", actors))
+                found[actors] = state_of(run.folder)
+            for step in iterate(placed(base, f"{folder}/moved", 2)):
+                if step.number == 2:
+                    break
+            torchrl_marl.resume(f"{folder}/moved", distributed={"actors": 1})
+            found["moved"] = state_of(Path(folder) / "moved")
+        equal = ["equal" if found[0] == found[i] else "DIFFERENT" for i in (1, 2, 4, "moved")]
+        rows.append([title, *equal])
+    header = ["", "1 actor", "2 actors", "4 actors", "2, then 1"]
+    return [("against one process, to the bit", report.markdown_table(header, rows))]
+
+
+SHORT = {
+    "threads": 1,
+    "execution": "eager",
+    "evaluation.episodes": 8,
+    "checkpoint.every_iterations": 0,
+    "logging.progress": False,
+}
+
+
+def placed(base: Any, folder: str, actors: int) -> Any:
+    """Settings of four shards, on so many actors."""
+    from torchrl_marl.recipes import load_config
+
+    where: dict[str, Any] = {"collectors": 4}
+    if actors:
+        where |= {"backend": "ray", "actors": actors, "cpus_per_actor": 0.5, "spares": 0}
+    return load_config(base, {"folder": folder, "distributed": where})
+
+
+def state_of(folder: Path) -> str:
+    """A hash of a run's last checkpoint and metrics."""
+    import csv
+
+    from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint
+
+    digest = hashlib.sha256()
+    state = load_checkpoint(latest_checkpoint(folder))
+    for part in ("learners", "tracker", "random"):
+        hash_leaves(digest, state[part])
+    with (folder / "metrics.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            digest.update(repr([(k, v) for k, v in row.items() if k not in CLOCK]).encode())
+    return digest.hexdigest()
+
+
+CLOCK = ("seconds", "frames_per_second", "collector_restarts", "episodes_lost")
+
+
 def deaths(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Ten deaths in twenty iterations, against a run without."""
     rows = []
@@ -244,12 +325,11 @@ def learned(
 ) -> tuple[str, dict[str, float]]:
     """A hash of all that a run has come to, and its last row of metrics."""
     digest = hashlib.sha256()
-    clock = ("seconds", "frames_per_second", "collector_restarts", "episodes_lost")
     for i in range(ITERATIONS):
         for kind in kinds.get(i, []):
             befall(training.collector.placement, kind, i % 2, orders)
         metrics = training.step().metrics
-        digest.update(repr({k: v for k, v in metrics.items() if k not in clock}).encode())
+        digest.update(repr({k: v for k, v in metrics.items() if k not in CLOCK}).encode())
     state = training.state_dict()
     for part in ("learners", "tracker", "random"):
         hash_leaves(digest, state[part])
@@ -287,9 +367,10 @@ def main() -> None:
         "speed": speed,
         "transport": transport,
         "start": start,
+        "equality": equality,
         "deaths": deaths,
     }
-    parser.add_argument("what", choices=list(sections))
+    parser.add_argument("what", choices=sections)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=120.0, help="longest, for the rounds")
     parser.add_argument("--seeds", type=int, default=3, help="of the draws of deaths")

@@ -88,6 +88,6 @@ def test_shards_are_put_back_from_their_last_fragments():
     state = collector.state_dict()
     other, policy = collector_of([1, 0])
     assert other.load_state_dict(state) is False
-    assert [own["fragment"] for own in other.placement.loaded] == [4, 6]
+    assert [own["fragment"] for own in other.placement.loaded] == [5, 7]
     assert (other.frames, other.version) == (72, 3)
     assert rollout(other, policy) == [(1, 3), (0, 3)]
