@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import report
+from forecast import World
 
 BUSY = f"{Path(__file__).parent / 'busy_world.py'}:BusyArena"
 TEXTS = {
@@ -27,7 +28,7 @@ TEXTS = {
     each copy and step (`busy_world.py`), in two shards of 8 copies: in one process, and on two
     actors of a Ray of one's own, beside the learner's process. In the second table learning takes a
     third of the iteration in one process. All alternate in one process, one thread each. The last
-    column is what the model of `docs/ray.md` forecasts from the times of one process.""",
+    column is what `forecast.py` says from the times of one process.""",
     "transport": """A batch of about 10 and of 256 MiB that an actor has played, as it reaches the
     learner's process, and its share of an iteration of a second. `torch.cat` over the shards is the
     one copy.""",
@@ -77,7 +78,7 @@ def started(config: Any) -> Iterator[Any]:
             training.close()
 
 
-ON_RAY = {"backend": "ray", "collectors": 2, "actors": 2, "spares": 0}
+ON_RAY = {"backend": "ray", "collectors": 2, "actors": 2, "spares": 0, "cpus_per_actor": 0.5}
 
 
 def speed(args: argparse.Namespace) -> list[tuple[str, str]]:
@@ -98,7 +99,7 @@ def speed(args: argparse.Namespace) -> list[tuple[str, str]]:
             # What plays ahead must not play while another is timed.
             steps["2 actors, overlap 1"] = partial(in_a_row, ahead)
             timings = report.alternate(steps, args.rounds, seconds=args.seconds, shortest=0.0)
-        forecasts = forecast(*parts)
+        forecasts = forecasts_of(*parts)
         rows = []
         for name in configs:
             many = IN_A_ROW if "overlap" in name else 1
@@ -135,18 +136,15 @@ def shares(training: Any, rounds: int = 5) -> tuple[float, float]:
     return statistics.median(collect), statistics.median(learn)
 
 
-def forecast(collect: float, learn: float, actors: int = 2, call: float = 3e-3) -> dict[str, str]:
-    """The model of ``docs/ray.md``: the slowest actor's share, transport, learning."""
-    slowest = 1.02  # of two actors whose times vary by 3 %
-    synchronous = collect / actors * slowest + call + learn
+def forecasts_of(collect: float, learn: float) -> dict[str, str]:
+    """What `forecast.py` says of two actors, from the seconds of one process."""
+    world = World("", copies=16, steps=25, step=0.0, copy=collect / 400, learn=learn / 400)
     cores = len(os.sched_getaffinity(0))
-    work = (collect + learn + call) / min(cores, actors + 1)
-    overlapped = max(collect / actors * slowest, learn, work) + call
-    whole = collect + learn
+    alone = world.iteration(0)
     return {
         "one process": "1",
-        "2 actors": f"{whole / synchronous:.2f}",
-        "2 actors, overlap 1": f"{whole / overlapped:.2f}",
+        "2 actors": f"{alone / world.iteration(2):.2f}",
+        "2 actors, overlap 1": f"{alone / world.iteration(2, overlap=True, cores=cores):.2f}",
     }
 
 
