@@ -113,7 +113,7 @@ def speed(args: argparse.Namespace) -> list[tuple[str, str]]:
     return found
 
 
-IN_A_ROW = 4
+IN_A_ROW = 10
 
 
 def in_a_row(training: Any) -> None:

@@ -239,12 +239,14 @@ def test_a_run_that_is_left_open_ends_with_its_process(tmp_path):
 
 def test_a_cluster_that_is_not_there(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    asked = {}
+    asked, ports = {}, []
 
     def init(**options):
         asked.update(options)
+        ports.append(random.random())  # as Ray does
         raise ConnectionError("nobody listens")
 
+    random.seed(3)
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     with pytest.raises(ConfigError, match="no cluster of Ray answers at '10.0.0.9:6379'"):
@@ -257,3 +259,6 @@ def test_a_cluster_that_is_not_there(monkeypatch):
     with pytest.raises(ConfigError, match="Ray does not start on this machine ..nobody listens"):
         connect(None)
     assert asked["address"] == "local" and asked["_node_ip_address"] == "127.0.0.1"
+    # The run's random state is as it was, and no two choose the same ports.
+    assert random.random() == random.Random(3).random()
+    assert len(set(ports)) == len(ports) == 4

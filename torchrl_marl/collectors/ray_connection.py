@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import threading
 from typing import Any
 
 from torchrl_marl.errors import ConfigError, MissingExtraError, quoted
+from torchrl_marl.random_state import RandomState
 
 __all__ = ["Connection", "connect"]
 
@@ -85,7 +87,9 @@ def _start(ray: Any, address: str | None, cpus: float) -> None:
     ours = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM) if ours else None
     try:
-        _init(ray, options, tries=2 if address is None else 1)
+        # Ray draws ports from Python's generator, which is the run's own while it works.
+        with RandomState(secrets.randbits(32)).active():
+            _init(ray, options, tries=2 if address is None else 1)
     except Exception as error:
         why = quoted(" ".join(str(error).split())[:300])
         if address is None:
