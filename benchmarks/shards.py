@@ -212,10 +212,18 @@ WORLDS = {
         "toy_arena_mappo",
         {"env.kwargs.n_groups": 2, "frames_per_batch": 640, "learner.minibatch_size": 320},
     ),
-    "VMAS balance": ("vmas_balance_mappo", {"frames_per_batch": 960}),
+    "VMAS balance": (
+        "vmas_balance_mappo",
+        {"frames_per_batch": 960, "learner.minibatch_size": 480},
+    ),
     "PettingZoo simple_spread": (
         "pettingzoo_simple_spread_mappo",
-        {"frames_per_batch": 400, "env.num_envs": 8, "env.workers": 0},
+        {
+            "frames_per_batch": 400,
+            "env.num_envs": 8,
+            "env.workers": 0,
+            "learner.minibatch_size": 200,
+        },
     ),
 }
 
@@ -229,7 +237,6 @@ def equality(args: argparse.Namespace) -> list[tuple[str, str]]:
     rows = []
     for title, (recipe, own) in WORLDS.items():
         base = load_config(recipe, {**own, **SHORT})
-        base = load_config(base, {"learner.minibatch_size": base.frames_per_batch // 2})
         base = load_config(base, {"total_frames": 5 * base.frames_per_batch})
         found = {}
         with tempfile.TemporaryDirectory() as folder:
