@@ -49,10 +49,13 @@ def _on_ray(configs: Sequence[TrainConfig]) -> Iterator[tuple[TrainConfig, list[
     from torchrl_marl.distributed import train_all
     from torchrl_marl.runs import draw
     from torchrl_marl.training.config import seed_folders
+    from torchrl_marl.training.recorder import say
     from torchrl_marl.training.run import Run
 
-    for number, found in train_all(configs):
+    say(f"{len(configs)} runs are tasks of Ray, as many at once as there are CPUs")
+    for left, (number, found) in zip(reversed(range(len(configs))), train_all(configs)):
         if isinstance(found, Path):
+            say(f"seed {configs[number].seed} has ended, {left} to go: {str(found)!r}")
             draw(found)
             yield configs[number], [Run.load(one) for one in seed_folders(found) or [found]]
         else:

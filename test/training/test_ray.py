@@ -25,7 +25,7 @@ from torchrl_marl.training import iterate
 ray = pytest.importorskip("ray")
 
 FAILING = support.failing_arena.__file__
-ON_RAY = {"backend": "ray", "collectors": 4, "actors": 2}
+ON_RAY = {"backend": "ray", "collectors": 4, "actors": 2, "spares": 0}
 CPUS_OF_TESTS = 8
 
 
@@ -89,7 +89,8 @@ def test_a_run_with_deaths_equals_one_without(overlap, tmp_path):
     orders_at = {}
     for kind in kinds:
         orders_at.setdefault(draw.randrange(1, 7), []).append(kind)
-    own["distributed"] = {"overlap": overlap, "timeout": 4.0 if "hang" in kinds else 60.0}
+    timeout = 4.0 if "hang" in kinds else 60.0
+    own["distributed"] = {"overlap": overlap, "timeout": timeout, "spares": 1 - overlap}
     metrics = run_with(orders_at, tmp_path / "b" / "ray", **own)
     assert metrics["collector_restarts"] >= len(kinds) - 1  # two at once may meet one actor
     assert metrics["episodes_lost"] == 0
@@ -124,28 +125,30 @@ def iterate_resumed(folder, **overrides):
 
 
 def test_worlds_that_forget_begin_anew_and_are_counted(tmp_path):
-    """One of two actors with two shards of two envs each: four episodes are lost."""
-    metrics = run_with({2: ["raise"]}, tmp_path / "run", world="ForgetfulArena")
+    """An actor with four shards of two envs each: eight episodes are lost."""
+    own = {"world": "ForgetfulArena", "distributed": {"actors": 1}}
+    metrics = run_with({2: ["raise"]}, tmp_path / "run", **own)
     assert metrics["collector_restarts"] == 1
-    assert metrics["episodes_lost"] == 4
+    assert metrics["episodes_lost"] == 8
     rows = table(tmp_path / "run" / "metrics.csv")
-    assert [row["episodes_lost"] for row in rows] == ["0"] * 2 + ["4"] * 4
+    assert [row["episodes_lost"] for row in rows] == ["0"] * 2 + ["8"] * 4
 
 
 def test_what_fails_for_ever_is_said_once(tmp_path):
-    config, orders = settings_of(tmp_path / "run", checkpoint={"every_iterations": 1})
+    own = {"checkpoint": {"every_iterations": 1}, "distributed": {"actors": 1}}
+    config, orders = settings_of(tmp_path / "run", **own)
     iterations = iterate(config)
     next(iterations)
     (orders / "always").touch()
     message = (
-        r"the actor of shard 0, 1 failed 2 times in one batch; at last it raised ValueError: the "
+        r"the actor of shard 0, 1, 2, 3 failed 2 times in one batch; at last it raised ValueError: the "
         r"engine broke \(.*failing_arena.py, line \d+\); the last checkpoint stays"
     )
     with pytest.raises(WorkerError, match=message) as caught:
         next(iterations)
     assert "ValueError: the engine broke" in caught.value.__notes__[0]
     (orders / "always").unlink()
-    torchrl_marl.resume(tmp_path / "run")
+    torchrl_marl.resume(tmp_path / "run", distributed={"backend": "none"})
     assert len(table(tmp_path / "run" / "metrics.csv")) == 6
 
 
@@ -212,7 +215,7 @@ from torchrl_marl.recipes import save_config
 from torchrl_marl.training import iterate
 from test_ray import settings_of
 if __name__ == "__main__":
-    iterations = iterate(settings_of(sys.argv[1])[0])
+    iterations = iterate(settings_of(sys.argv[1], distributed={"actors": 1})[0])
     print(next(iterations).number, flush=True)
 """
 
