@@ -141,8 +141,8 @@ def test_what_fails_for_ever_is_said_once(tmp_path):
     next(iterations)
     (orders / "always").touch()
     message = (
-        r"the actor of shard 0, 1, 2, 3 failed 2 times in one batch; at last it raised ValueError: the "
-        r"engine broke \(.*failing_arena.py, line \d+\); the last checkpoint stays"
+        r"the actor of shard 0, 1, 2, 3 failed 2 times in one batch; at last it raised "
+        r"ValueError: the engine broke \(.*failing_arena.py, line \d+\); the last checkpoint stays"
     )
     with pytest.raises(WorkerError, match=message) as caught:
         next(iterations)
