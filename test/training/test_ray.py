@@ -217,6 +217,7 @@ from test_ray import settings_of
 if __name__ == "__main__":
     iterations = iterate(settings_of(sys.argv[1], distributed={"actors": 1})[0])
     print(next(iterations).number, flush=True)
+    raise SystemExit("left open")
 """
 
 
@@ -236,7 +237,8 @@ def test_a_run_that_is_left_open_ends_with_its_process(tmp_path):
         timeout=180,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert (done.returncode, done.stdout) == (1, "1\n"), done.stderr
+    assert done.stderr.strip().splitlines()[-1] == "left open"
     assert final_state(tmp_path / "run")["iteration"] == 1
 
 

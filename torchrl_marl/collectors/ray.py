@@ -267,7 +267,8 @@ class OnRay:
 
     def close(self) -> None:
         """Ends the actors, and Ray where it was started for them."""
-        for actor in (*self.actors, *self._spares):
+        # At the end of a process Ray may be down already, and a call would start it again.
+        for actor in (*self.actors, *self._spares) if self._ray.is_initialized() else ():
             self._ray.kill(actor)
         self.actors, self._spares = [], []
         self._pending.clear()
