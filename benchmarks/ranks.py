@@ -19,13 +19,13 @@ from typing import Any
 
 import report
 
-EQUALITY = """One process and several train the same run of four shards; each collects for itself,
-    so that the smallest difference may grow from batch to batch. Compared are all parameters at
-    the end: the norm of the difference, in parts of the norm of what one process has learned, and
-    the largest difference of a statistic of values or observations, relative to it. *Stock*
-    averages the gradients of two processes, whose losses and statistics are their own, as data
-    parallelism does in general (without a limit of the KL divergence, by which they would stop
-    apart)."""
+EQUALITY = """One process and several train the same run of four shards, executed alike; each
+    collects for itself, so that the smallest difference may grow from batch to batch. Compared are
+    all parameters at the end: the norm of the difference, in parts of the norm of what one process
+    has learned, and the largest difference of a statistic of values or observations, relative to
+    it. *Stock* averages the gradients of two processes, whose losses and statistics are their own,
+    as data parallelism does in general (without a limit of the KL divergence, by which they would
+    stop apart)."""
 SPEED = """Seconds of an iteration, as `metrics.csv` has them, without the first two; one
     process and two with one thread each, on two cores, in turn. Both train the same run of two
     shards. The ratio is that of the medians of each round: its median and range."""
@@ -132,29 +132,26 @@ def _equality_of(recipe: str, folder: Path, args: argparse.Namespace) -> list[li
     settings = [recipe, *RECIPES[recipe], "distributed.collectors=4", f"total_frames={frames}"]
     settings += ["learner.normalize_observations=true", "checkpoint.keep=2", "env.max_steps=50"]
     settings += ["checkpoint.every_iterations=0", "evaluation.episodes=8"]
-    train(folder / "one", 1, [*settings, "execution=eager"])
-    begun, expected, statistic = learned(folder / "one")
-    rows = []
-    for name, ranks, more in [
+    cases = [
         ("2 processes", 2, ["execution=eager"]),
         ("4 processes", 4, ["execution=eager"]),
         ("2 processes, traced", 2, ["execution=trace"]),
         ("2 processes, compiled", 2, ["execution=compile"]),
-        ("2 processes, stock", 2, ["execution=eager"]),
-    ]:
+        ("2 processes, stock", 2, ["execution=eager", "learner.target_kl=null"]),
+    ]
+    alone: dict[str, tuple[Any, Any, Any]] = {}
+    rows = []
+    for name, ranks, more in cases:
         if ranks > args.ranks or ("compiled" in name and args.quick):
             continue
-        own, stock = folder / name, "stock" in name
-        more = [*more, "learner.target_kl=null"] if stock else more
-        reference = begun, expected, statistic
-        if stock and "learner.target_kl=0.01" in RECIPES[recipe]:
-            without = [*settings, "execution=eager", "learner.target_kl=null"]
-            train(folder / "without", 1, without)
-            reference = learned(folder / "without")
-        train(own, ranks, [*settings, *more], stock=stock)
-        first, last, of_norms = reference
-        _, found, norms = learned(own)
-        off = (found - last).norm() / (last - first).norm()
+        how = ", ".join(more)
+        if how not in alone:
+            train(folder / how, 1, [*settings, *more])
+            alone[how] = learned(folder / how)
+        begun, expected, of_norms = alone[how]
+        train(folder / name, ranks, [*settings, *more], stock="stock" in name)
+        _, found, norms = learned(folder / name)
+        off = (found - expected).norm() / (expected - begun).norm()
         drift = ((norms - of_norms).abs() / of_norms.abs().clamp_min(1e-3)).max()
         rows.append([name, f"{off:.1e}", f"{drift:.1e}"])
         print(rows[-1], file=sys.stderr)

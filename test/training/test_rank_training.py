@@ -12,7 +12,9 @@ from runs import final_state, small_config, table
 
 import torchrl_marl
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.ranks import Alone
 from torchrl_marl.runs import resume
+from torchrl_marl.training.joined import prepared
 from torchrl_marl.training.rank_config import check_ranks, with_shards
 
 
@@ -135,6 +137,14 @@ def test_an_environment_of_ones_own_is_not_split():
         check_ranks(with_shards(small_config(), 2), 2, own_env=True)
 
 
-def test_a_run_without_shards_is_gone_on_with_by_one_process(tmp_path):
-    assert with_shards(small_config(), 2).distributed.collectors == 2
-    assert with_shards(arena(tmp_path), 2).distributed.collectors == 4
+def test_a_run_in_one_piece_is_gone_on_with_by_one_process(tmp_path):
+    class Two(Alone):
+        size = 2
+
+        def of_all(self, value):
+            return [value, value]
+
+    with pytest.raises(ConfigError, match="distributed.collectors is null, so that the run is in"):
+        prepared(small_config(), Two(), resumed=True)
+    assert prepared(small_config(), Two()).distributed.collectors == 2
+    assert prepared(arena(tmp_path), Two(), resumed=True).distributed.collectors == 4

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 
-from torchrl_marl.errors import RankError, UserError
+from torchrl_marl.errors import ConfigError, RankError, UserError
 from torchrl_marl.ranks import ALONE, Alone, Ranks
 from torchrl_marl.torchrun import place
 from torchrl_marl.training.config import TrainConfig
@@ -51,13 +51,16 @@ def joined(config: TrainConfig) -> Iterator[Alone]:
         ranks.leave()
 
 
-def prepared(config: TrainConfig, ranks: Alone, *, own_env: bool = False) -> TrainConfig:
+def prepared(
+    config: TrainConfig, ranks: Alone, *, own_env: bool = False, resumed: bool = False
+) -> TrainConfig:
     """Returns the settings of this rank, once all ranks have the same.
 
     Args:
         config (TrainConfig): the run's.
         ranks (Alone): who trains.
         own_env (bool): the caller brings an environment.
+        resumed (bool): the run has begun, so that its shards stay as they are.
 
     Raises:
         ConfigError: ranks that disagree, or what they cannot do together.
@@ -65,6 +68,11 @@ def prepared(config: TrainConfig, ranks: Alone, *, own_env: bool = False) -> Tra
     if ranks.size == 1:
         return config
     refuse_disagreement(ranks, config)
+    if resumed and not config.distributed.enabled:
+        raise ConfigError(
+            "distributed.collectors is null, so that the run is in one piece, but torchrun has "
+            f"started {ranks.size} processes; go on with one: torchrl-marl train --resume."
+        )
     config = with_shards(config, ranks.size)
     check_ranks(config, ranks.size, own_env=own_env)
     return dataclasses.replace(config, device=_device(config.device))

@@ -64,7 +64,7 @@ def resume_training(
     _check_shards(config or before)
     if env is None:
         check_world(path, before.env, trust)
-    config = prepared(config or before, ranks, own_env=env is not None)
+    config = prepared(config or before, ranks, own_env=env is not None, resumed=True)
     kind = kind or training_of(ranks)
     folder = folder_of(ranks, lambda: RunFolder(path))
     try:
