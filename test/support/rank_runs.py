@@ -36,6 +36,16 @@ def talk(folder):
     return torchrl_marl.recipes.read_config(config, {"distributed": {"collectors": 2}})
 
 
+def early(folder):
+    """Ends at a return; the clock says when it is saved, and an evaluation is due now and then."""
+    return arena(
+        folder,
+        stop_at_return=0.5,
+        checkpoint={"every_minutes": 1e-4},
+        evaluation={"every_frames": 160},
+    )
+
+
 def runs_of_a_rank(folder):
     """Trains, resumes, is interrupted, disagrees and fails; returns what each came to."""
     rank = int(os.environ["RANK"])
@@ -43,6 +53,7 @@ def runs_of_a_rank(folder):
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         torchrl_marl.train(arena(folder / "ranks", logging={"progress": True}))
         torchrl_marl.train(talk(folder / "talk"))
+        torchrl_marl.train(early(folder / "early"))
         resume(folder / "turns", total_frames=320)
     found = {"said": said.getvalue()}
     found["stopped"] = outcome(

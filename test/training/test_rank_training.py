@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from rank_runs import arena, runs_of_a_rank, talk
+from rank_runs import arena, early, runs_of_a_rank, talk
 from ranked import on_ranks
-from runs import final_state, small_config, table
+from runs import final_state, replaced, small_config, table
 
 import torchrl_marl
 from torchrl_marl.errors import ConfigError
@@ -73,6 +73,13 @@ def test_networks_that_remember_and_talk_go_over_ranks():
         torch.testing.assert_close(state, expected[name], rtol=1e-4, atol=1e-4)
 
 
+def test_ranks_end_a_run_at_its_return_together():
+    folder, _ = found()
+    rows, expected = (table(path / "metrics.csv") for path in (folder / "early", alone(early)))
+    assert 1 < len(rows) == len(expected) < 6
+    assert len(list((folder / "early" / "checkpoints").iterdir())) > 1
+
+
 def test_a_checkpoint_is_that_of_one_process():
     folder, _ = found()
     state, expected = final_state(folder / "ranks"), final_state(alone(arena))
@@ -122,7 +129,9 @@ def test_one_rank_that_fails_ends_all():
         ({"distributed": {"overlap": 1}}, "distributed.overlap is 1, which several processes"),
         ({"learner": {"unshare_at": 0.5}}, "learner.unshare_at is 0.5, which several"),
         ({"learner": {"minibatch_size": 21}}, "learner.minibatch_size is 21, .* use .*=22"),
-        ({"recipe": "toy_arena_mappo", "groups": {"agents": {"algorithm": "happo"}}}, "is 'happo'"),
+        ({"groups": {"agents": {"algorithm": "happo"}}}, "groups.agents.algorithm is 'happo'"),
+        ({"learner": {"algorithm": "qmix", "minibatch_size": 32}}, "learner.algorithm is 'qmix'"),
+        ({"learner": {"algorithm": "pqn"}}, "learner.algorithm is 'pqn', which one process"),
         ({"population": {"size": 2}}, "population.size is 2, but distributed.collectors is 2"),
         ({"league": {"opponents": "self"}}, "shards have one policy"),
     ],
@@ -132,7 +141,11 @@ def test_what_ranks_cannot_do(overrides, message):
         check_ranks(with_shards(small_config(**overrides), 2), 2)
 
 
-def test_an_environment_of_ones_own_is_not_split():
+def test_what_is_in_one_process_is_not_split():
+    config = small_config()
+    door = replaced(config, env=replaced(config.env, library="external"))
+    with pytest.raises(ConfigError, match="env.library is 'external', whose clients come to one"):
+        check_ranks(with_shards(door, 2), 2)
     with pytest.raises(ConfigError, match="an environment of your own is given, but 2 processes"):
         check_ranks(with_shards(small_config(), 2), 2, own_env=True)
 

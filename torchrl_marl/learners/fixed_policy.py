@@ -38,6 +38,9 @@ class FixedPolicy(nn.Module):
         ['agent']
     """
 
+    over_ranks = True
+    """Nothing is learned, which several processes can do as one."""
+
     def __init__(
         self,
         groups: Mapping[str, GroupSpec],

@@ -28,6 +28,10 @@ class Learner(Protocol):
     :func:`~torchrl_marl.learners.build_learners`. The loop of training asks no learner what it is:
     learners of several kinds train on one batch, each its groups.
 
+    A learner may have more: ``use_shards(own, total, seed)``, after which it draws minibatches of
+    parts of every shard of a run, and ``over_ranks = True``, if it can then learn as one with the
+    same learner of other processes (:mod:`torchrl_marl.ranks`).
+
     Attributes:
         groups (mapping): names of the groups that it trains -> their specs.
         actors (mapping): names of the groups -> their actors, which collectors use as they are.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.ranks import Alone
 from torchrl_marl.settings import flatten, override, shown
 from torchrl_marl.training.config import TrainConfig
@@ -16,8 +17,6 @@ from torchrl_marl.training.distributed_config import check_distributed
 from torchrl_marl.version import __version__
 
 __all__ = ["check_ranks", "refuse_disagreement", "with_shards"]
-
-_LEARN = ("mappo", "ippo", "random")
 
 
 def with_shards(config: TrainConfig, n_ranks: int) -> TrainConfig:
@@ -44,6 +43,11 @@ def check_ranks(config: TrainConfig, n_ranks: int, *, own_env: bool = False) -> 
             f"an environment of your own is given, but {n_ranks} processes learn as one, each of "
             "which makes its own; name a world (env.name, or env.library=module:Class), or start "
             "one process."
+        )
+    if config.env.library == "external":
+        raise ConfigError(
+            f"env.library is 'external', whose clients come to one process, but {n_ranks} learn as "
+            "one; start one process."
         )
     settings = config.distributed
     if settings.backend != "none":
@@ -78,7 +82,7 @@ def _check_learners(config: TrainConfig, n_ranks: int) -> None:
     learners: dict[str, Any] = {"learner": config.learner}
     learners |= {f"groups.{name}": override(config, "groups", name) for name in config.groups}
     for at, learner in learners.items():
-        if learner.algorithm not in _LEARN:
+        if not getattr(ALGORITHMS.learner(learner.algorithm), "over_ranks", False):
             raise ConfigError(
                 f"{at}.algorithm is {learner.algorithm!r}, which one process learns alone; use "
                 f"{at}.algorithm=mappo or ippo, or start one process instead of {n_ranks}."
