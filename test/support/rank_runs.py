@@ -4,6 +4,8 @@ import contextlib
 import io
 import os
 import signal
+import sys
+from pathlib import Path
 
 from runs import small_config
 
@@ -49,13 +51,14 @@ def early(folder):
 def runs_of_a_rank(folder):
     """Trains, resumes, is interrupted, disagrees and fails; returns what each came to."""
     rank = int(os.environ["RANK"])
-    said = io.StringIO()
+    said, written = io.StringIO(), []
+    sys.addaudithook(noting_writes(folder, written))
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         torchrl_marl.train(arena(folder / "ranks", logging={"progress": True}))
         torchrl_marl.train(talk(folder / "talk"))
         torchrl_marl.train(early(folder / "early"))
         resume(folder / "turns", total_frames=320)
-    found = {"said": said.getvalue()}
+    found = {"said": said.getvalue(), "written": sorted({Path(path).name for path in written})}
     found["stopped"] = outcome(
         lambda: torchrl_marl.train(arena(folder / "stopped")), at=25, then=interrupt
     )
@@ -65,6 +68,17 @@ def runs_of_a_rank(folder):
     )
     found["bug"] = outcome(lambda: torchrl_marl.train(arena(folder / "bug")), at=5, then=bug)
     return found
+
+
+def noting_writes(folder, written):
+    """An audit hook that notes the files in a folder that are opened to be written."""
+    writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+    def note(event, args):
+        if event == "open" and str(folder) in str(args[0]) and args[2] & writes:
+            written.append(str(args[0]))
+
+    return note
 
 
 def outcome(work, at=None, then=None):

@@ -92,6 +92,7 @@ def test_a_checkpoint_is_that_of_one_process():
 def test_the_other_ranks_write_and_say_nothing():
     folder, (first, second) = found()
     assert first["said"] and not second["said"]
+    assert {"metrics.csv", "evaluation.csv"} < set(first["written"]) and not second["written"]
     assert {path.name for path in folder.iterdir()} >= {"ranks", "talk", "turns"}
     assert len(table(folder / "ranks" / "metrics.csv")) == 6
 

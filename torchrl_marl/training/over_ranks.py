@@ -5,7 +5,6 @@ Shapes: E envs of all ranks.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ from torchrl_marl.training.checkpoint import save_checkpoint
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
-from torchrl_marl.training.process_state import in_its_own_state
 from torchrl_marl.training.recorder import Recorder
 from torchrl_marl.training.training import Training
 
@@ -196,16 +194,6 @@ class RankTraining(Training):
             if first:
                 found = super()._measure(policy)
         return self.ranks.send(found)
-
-    # -------------------------------------------------------------------------------- its end
-
-    @in_its_own_state
-    def end(self) -> None:
-        """Evaluates the trained policy, saves and writes the summary, on the first rank."""
-        if self.ranks.rank:
-            quiet = dataclasses.replace(self.config.evaluation, gif=False)
-            self.config = dataclasses.replace(self.config, evaluation=quiet)
-        super().end()
 
     def save(self) -> None:
         """Writes a checkpoint, unless this iteration has one, on the first rank."""

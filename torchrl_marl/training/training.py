@@ -188,9 +188,8 @@ class Training:
             self.ahead.wait()
             found = self._learn_and_count(batch)
             self.ahead.learned()
-        values: dict[str, Any] = dict(
-            zip(found, torch.stack([v.double() for v in found.values()]).tolist())
-        )
+        numbers = torch.stack([v.double() for v in found.values()]).tolist()
+        values: dict[str, Any] = dict(zip(found, numbers))
         self.tracker.warn_of_games()
         seconds = time.perf_counter() - began
         self.iteration += 1
@@ -315,9 +314,10 @@ class Training:
             self.saved_at = None  # the last iteration's checkpoint lacks it
         self.run.summary |= figures_of(self.config, self.frames, self.seconds)
         self.save()
-        write_summary(self.folder, self.run.summary)
-        if self.config.evaluation.gif:
-            self.run.evaluate(episodes=1, gif=True)
+        if self._kept.writes:
+            write_summary(self.folder, self.run.summary)
+            if self.config.evaluation.gif:
+                self.run.evaluate(episodes=1, gif=True)
 
     def save(self) -> None:
         """Writes a checkpoint, unless this iteration has one."""
