@@ -71,6 +71,7 @@ SETTINGS = {
     "training.population_config",
     "training.evolution_config",
     "training.distributed_config",
+    "training.measuring",
 }
 # What they may import besides each other: words that are known without torch.
 WITHOUT_TORCH = {

@@ -32,6 +32,11 @@ __all__ = ["check_device", "draw", "iterate", "resume", "train"]
 
 # What may change when a run is resumed: nothing of this has a part in what is learned from.
 _NOT_FIXED = ("total_frames", "stop_at_return", "evaluation.", "checkpoint.", "logging.")
+# Nor has where external simulators find it, and when it gives one up.
+_DOOR = tuple(
+    f"env.kwargs.{name}"
+    for name in ("host", "port", "token_file", "tls_", "grace", "idle_timeout", "patience", "max_")
+)
 # Nor has where its shards are, but for their number and for how far they run ahead.
 _PLACES = "distributed."
 _SHARDS = ("distributed.collectors", "distributed.overlap")
@@ -119,7 +124,8 @@ def resume(
     config = read_config(before, overrides)
     old, new = flatten(dataclasses.asdict(before)), flatten(dataclasses.asdict(config))
     changed = [key for key in new if new[key] != old.get(key)]
-    fixed = [key for key in changed if key in _SHARDS or not key.startswith((*_NOT_FIXED, _PLACES))]
+    free = (*_NOT_FIXED, _PLACES, *(_DOOR if config.env.library == "external" else ()))
+    fixed = [key for key in changed if key in _SHARDS or not key.startswith(free)]
     if fixed:
         raise ConfigError(
             f"{fixed[0]} is {shown(new[fixed[0]])}, but the run has {shown(old.get(fixed[0]))}, "

@@ -6,7 +6,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from tensordict import TensorDictBase
 
-__all__ = ["Collector"]
+__all__ = ["Collector", "Interrupted"]
+
+
+class Interrupted(Exception):
+    """Waiting for a batch was ended from outside."""
 
 
 @runtime_checkable

@@ -9,13 +9,14 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
+from torchrl_marl.collectors.collector import Interrupted
 from torchrl_marl.collectors.fragments import Fragment, Fragments
 from torchrl_marl.envs.external.env import ExternalEnv
 from torchrl_marl.envs.external.telling import tell
@@ -42,10 +43,12 @@ class ExternalCollector:
     Keyword Args:
         frames_per_batch (int): steps of all clients; rounded up to whole steps of E rows.
         total_frames (int): of a run; -1: no end.
+        remembers (bool): networks read what they remember, or where episodes begin.
+        asked (callable): whether waiting for a batch should end.
 
     Attributes:
         frames (int): steps so far.
-        follows (bool): False, since rows do not follow on those of the batch before.
+        renewed (Tensor): bool ``[E]``, all True: no row follows on one of the batch before.
 
     Keys:
         - writes: what clients and policy say, ``("next", ...)``, ``("collector", "traj_ids")``,
@@ -55,9 +58,10 @@ class ExternalCollector:
 
     Shapes:
         - every entry of a batch: ``[E, T, ...]``
-    """
 
-    follows = False
+    Raises:
+        Interrupted: ``asked()`` has said so in :meth:`rollout`.
+    """
 
     def __init__(
         self,
@@ -66,15 +70,20 @@ class ExternalCollector:
         *,
         frames_per_batch: int,
         total_frames: int = -1,
+        remembers: bool = False,
+        asked: Callable[[], bool] = lambda: False,
     ) -> None:
         num_envs = env.batch_size.numel()
         self.env, self.policy = env, policy
         self.n_steps = math.ceil(frames_per_batch / num_envs)
         self.frames_per_batch = self.n_steps * num_envs
         self.total_frames, self.frames = total_frames, 0
-        self.carry = None
+        self.carry, self._asked = None, asked
+        self.renewed = torch.ones(num_envs, dtype=torch.bool, device=env.device)
         groups, most = tuple(env.group_map), env.server.max_clients
         self.fragments = Fragments(self.n_steps, num_envs, groups, most, env.hold)
+        if remembers or (isinstance(policy, nn.Module) and remembered_by(policy)):
+            env.server.carry_memory(remembered_by(cast(nn.Module, policy)))
         self._opened = False
 
     @property
@@ -96,9 +105,6 @@ class ExternalCollector:
     def _open(self, policy: Any) -> None:
         """Begins to record, with the first batch."""
         self._opened = True
-        server = self.env.server
-        if isinstance(policy, nn.Module):
-            server.carry_memory(remembered_by(policy))
         self.env.open()
         self.env.door.ask(self._begin, policy)
 
@@ -121,6 +127,8 @@ class ExternalCollector:
         ready, since = len(fragments.ready), began
         while (found := fragments.take()) is None:
             self.env.door.raise_error()
+            if self._asked():
+                raise Interrupted
             with fragments.changed:
                 fragments.changed.wait(_LOOK)
             now = time.monotonic()
@@ -137,7 +145,8 @@ class ExternalCollector:
     def prepare(self) -> None:
         """Does nothing."""
 
-    def counts(self) -> dict[str, int]:
+    @property
+    def counters(self) -> dict[str, int]:
         """Returns what the server counts, as metrics."""
         return self.env.counts()
 

@@ -55,7 +55,7 @@ class EnvConfig:
     path of a scenario's Python file."""
     num_envs: Annotated[Count, Formerly("n_envs")] = 64
     """Number E of vectorized envs."""
-    max_steps: Count | None = 100
+    max_steps: Annotated[Count | None, _TakenBy("max_steps")] = 100
     """Time limit of an episode (``truncated``); null for none."""
     continuous_actions: bool = True
     """Continuous or discrete actions, where the scenario has both."""

@@ -167,6 +167,10 @@ class OnPolicyLearner(EpochLearner):
         loss.value_estimator(data)
         self.critic_states[name] = data.get(("next", *key))[:, -1].clone()
 
+    def cut(self) -> None:
+        """Says that rows of the next batch do not follow on the last: critics forget."""
+        self.critic_states = {}
+
     def get_extra_state(self) -> dict[str, Any]:
         """What ``state_dict()`` holds beside networks and statistics."""
         states = {"critic_states": dict(self.critic_states)} if self.critic_states else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torchrl_marl.collectors.rollout import RolloutCollector
 from torchrl_marl.collectors.sharded import ShardedCollector
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.external import external_collector
 from torchrl_marl.training.shards import ShardMaker
 
 __all__ = ["begun_anew", "counters", "make_collector", "remember", "share_minibatches"]
@@ -30,6 +31,7 @@ def make_collector(
     team: TeamSpec,
     learners: Iterable[Any],
     shards: range | None = None,
+    asked: Callable[[], bool] = lambda: False,
 ) -> Collector:
     """Returns the collector that the settings ask for.
 
@@ -40,7 +42,10 @@ def make_collector(
         team (TeamSpec): the groups.
         learners (iterable of Learner): who learns.
         shards (range, optional): those that this process has; all by default.
+        asked (callable): whether waiting for a batch should end.
     """
+    if config.env.library == "external":
+        return external_collector(config, env, policy, remember(learners), asked)
     if config.distributed.enabled:
         shards = range(config.distributed.collectors or 0) if shards is None else shards
         return _of_shards(config, policy, remember(learners), shards)

@@ -33,6 +33,7 @@ from torchrl_marl.settings import check as check_settings
 from torchrl_marl.training.distributed_config import DistributedConfig, check_distributed
 from torchrl_marl.training.evolution_config import EvolutionConfig
 from torchrl_marl.training.league_config import LeagueConfig
+from torchrl_marl.training.measuring import check_external_run, check_measuring
 from torchrl_marl.training.population_config import PopulationConfig
 
 __all__ = [
@@ -70,8 +71,8 @@ class EvaluationConfig:
 
     every_frames: Count | None = None
     """Frames between two evaluations in training; null: only before and after."""
-    episodes: Count = 200
-    """Number of whole episodes, played side by side."""
+    episodes: Annotated[int, Range(0)] = 200
+    """Number of whole episodes, played side by side; 0: nothing is measured."""
     deterministic: bool = True
     """The likeliest action, or a sampled one."""
     gif: bool = False
@@ -187,6 +188,9 @@ class TrainConfig:
                 f"total_frames is {self.total_frames}, expected at least frames_per_batch, "
                 f"{self.frames_per_batch}; raise the first or lower the second."
             )
+        check_measuring(self)
+        if self.env.library == "external" and not own_env:
+            check_external_run(self)
         if self.distributed.enabled:
             check_distributed(self, own_env=own_env)
         self.check_learners(own_env=own_env)

@@ -66,17 +66,16 @@ class EpisodeTracker:
         for name, counts in self._rewarded.items():
             found = self._look_for_games(self.team.groups[name], batch)
             self._rewarded[name] = counts.to(found.device) + found
+        known = done & batch.get(("collector", "episode_known"), torch.ones_like(done))
         means, ended = {}, []
         series = {}
         for name, group in self.team.groups.items():
             series[f"{name}/episode_reward"] = group_reward(group, batch, born.get(name))
             series[f"{name}/episode_length"] = torch.ones(batch.shape, device=done.device)
         for name, value in series.items():
-            start = self._running.get(name, torch.zeros_like(value[:, 0]))
-            totals, self._running[name] = _episode_sums(value, done, start)
-            self.sums[name] = totals
+            totals = self.sums[name] = self._totals(name, value, done, batch)
             group = self.team.groups[name.rpartition("/")[0]]
-            means[name] = self._mean(totals, _of_learner(batch, group, done))
+            means[name] = self._mean(totals, _of_learner(batch, group, known))
             if name.endswith("/episode_reward"):
                 ended.append(totals * group.n_agents)
                 self.episodes[0][group.name] = totals
@@ -84,6 +83,15 @@ class EpisodeTracker:
         if self.n_members > 1:
             self.returns = torch.stack(ended).sum(0) / self.team.n_agents, done
         return means
+
+    def _totals(self, name: str, value: Tensor, done: Tensor, batch: TensorDictBase) -> Tensor:
+        """Returns each episode's sum up to each step, ``[E, T]``."""
+        # Where rows do not follow on those of the last batch, the collector has it.
+        if (sums := batch.get(("collector", name), None)) is not None:
+            return sums.to(value.dtype)
+        start = self._running.get(name, torch.zeros_like(value[:, 0]))
+        totals, self._running[name] = _episode_sums(value, done, start)
+        return totals
 
     def _mean(self, totals: Tensor, done: Tensor) -> Tensor:
         if self.n_members == 1:

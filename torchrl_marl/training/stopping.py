@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any
 
@@ -15,7 +16,8 @@ class StopAtReturn:
 
     With ``evaluation.every_frames`` the evaluations in training are asked. Without it the mean
     over the last ``evaluation.episodes`` episodes of training is, once so many have ended;
-    these are whole iterations, so it is over that many or some more.
+    these are whole iterations, so it is over that many or some more; for 0, over those of the last
+    iteration in which any did.
 
     Args:
         config (TrainConfig): the run's settings.
@@ -30,7 +32,7 @@ class StopAtReturn:
 
     def __init__(self, config: TrainConfig) -> None:
         self.limit = config.stop_at_return
-        self.episodes = config.evaluation.episodes
+        self.episodes = max(1, config.evaluation.episodes)
         self.by_evaluation = config.evaluation.every_frames is not None
         self._evaluated: float | None = None
         self._last: deque[tuple[float, int]] = deque()
@@ -58,7 +60,7 @@ class StopAtReturn:
 
     def saw_episodes(self, mean: float, count: int) -> bool:
         """Notes the mean return of the episodes that ended in an iteration, and their number."""
-        if count:
+        if count and not math.isnan(mean):
             self._last.append((mean, count))
             spare = sum(number for _, number in self._last) - self.episodes
             while spare >= self._last[0][1]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 from torchrl.envs import EnvBase
 
+from torchrl_marl.collectors.collector import Interrupted
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.torchrun import place
 from torchrl_marl.training.config import TrainConfig, read_run_config
@@ -98,7 +100,7 @@ def _iterate(training: Training) -> Iterator[Iteration]:
             with working:
                 training.begin()
             while not (working.asked or training.done):
-                with working:
+                with working, contextlib.suppress(Interrupted):
                     iteration = training.step()
                 if not working.asked:
                     yield iteration

@@ -36,6 +36,7 @@ from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import Environments
 from torchrl_marl.training.evaluation import evaluate, put_back
 from torchrl_marl.training.execution import choose_execution
+from torchrl_marl.training.external import with_declared
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
 from torchrl_marl.training.iteration import Iteration
@@ -88,7 +89,7 @@ class Training:
         if config.evaluation.gif:
             check_drawable(self.env)
         self.team = TeamSpec.from_env(self.env)
-        config = self.config = with_clusters(config, self.team, self.env)
+        config = self.config = with_clusters(with_declared(config, self.env), self.team, self.env)
         self.learners = build_learners(
             self.team,
             config.learner,
@@ -109,9 +110,8 @@ class Training:
             self.env = self.environments.training
         acting = self.policy if self.league is None else self.league.policy
         share_minibatches(config, self.learners, self.shards)
-        self.collector: Any = make_collector(
-            config, self.env, acting, self.team, self.learners, self.shards
-        )
+        parts = config, self.env, acting, self.team, self.learners, self.shards
+        self.collector: Any = make_collector(*parts, lambda: self.interruption.asked)
         self.tracker = EpisodeTracker(self.team)
         self.stopping = StopAtReturn(config)
         self.run = Run(self.folder, config, self.policy, {}, self.environments.own)
@@ -164,7 +164,8 @@ class Training:
             self.league.begin()
         self._note("before", self.evaluate())
         self._note("random", self._measure(None))
-        heuristic = self.environments.heuristic()
+        measured = self.config.evaluation.episodes > 0
+        heuristic = self.environments.heuristic() if measured else None
         self.run.summary["return_heuristic"] = None
         if heuristic is not None:
             self._note("heuristic", self._measure(heuristic))
@@ -172,9 +173,9 @@ class Training:
 
     def _note(self, when: str, result: dict[str, float]) -> None:
         """Adds returns to the summary, by group where there are several, which may compete."""
-        self.run.summary[f"return_{when}"] = result["return_mean"]
+        self.run.summary[f"return_{when}"] = result.get("return_mean")
         for name in self.team.groups if len(self.team.groups) > 1 else ():
-            self.run.summary[f"{name}/return_{when}"] = result[f"{name}/episode_reward"]
+            self.run.summary[f"{name}/return_{when}"] = result.get(f"{name}/episode_reward")
 
     @in_its_own_state
     def step(self) -> Iteration:
@@ -265,8 +266,9 @@ class Training:
 
     @in_its_own_state
     def evaluate(self) -> dict[str, float]:
-        """Evaluates the policy and writes a row of ``evaluation.csv``."""
-        result = self._measure(self.policy)
+        """Evaluates the policy and writes a row of ``evaluation.csv``; empty without episodes."""
+        if not (result := self._measure(self.policy)):
+            return result
         seconds = round(self.seconds, 3)
         progress = {"iteration": self.iteration, "frames": self.frames, "seconds": seconds}
         self.recorder.evaluation(progress, result)
@@ -275,6 +277,8 @@ class Training:
 
     def _measure(self, policy: Any) -> dict[str, float]:
         settings = self.config.evaluation
+        if not settings.episodes:
+            return {}
         shared = self.environments.shared
         with put_back(self.env) if shared else contextlib.nullcontext(True) as goes_on:
             result = evaluate(

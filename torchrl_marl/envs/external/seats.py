@@ -98,7 +98,7 @@ class Seats:
         self.state = None if size is None else np.zeros((capacity, size), np.float32)
         self.ends, self.cut = np.zeros(capacity, bool), np.zeros(capacity, bool)
         self.remembered: dict[str, np.ndarray] = {}
-        self._capacity = capacity
+        self._tracked = False
 
     def begin(self, seat: int) -> None:
         """Begins an episode: nobody has come or ended yet."""
@@ -225,7 +225,7 @@ class Seats:
             leaves[name, "mask"] = mask
             if group.legal is not None:
                 leaves[name, "action_mask"] = group.legal[seats]
-            if self.remembered:
+            if self._tracked:
                 leaves[name, "is_init"] = ~group.born[seats][..., None]
             if name in self.remembered:
                 leaves[name, "hidden"] = self.remembered[name][seats]
@@ -263,6 +263,8 @@ class Seats:
             leaves[name, "truncated"] = (living & truncated)[..., None]
             leaves[name, "done"] = (dead[name] | ends[:, None])[..., None]
             leaves[name, "earns"] = earns
+            if self._tracked:
+                leaves[name, "is_init"] = ~group.born[seats][..., None]
         if self.state is not None:
             leaves["state",] = self.state[seats]
         leaves["done",], leaves["terminated",] = ends[:, None], terminated
@@ -277,7 +279,8 @@ class Seats:
                 rows[seats] = after
 
     def carry_memory(self, sizes: Mapping[str, int]) -> None:
-        """Lets actors remember, group -> the numbers of each agent."""
+        """Lets actors remember, group -> the numbers of each agent, and know where they begin."""
+        self._tracked = True
         for name, size in sizes.items():
             shape = (*self.groups[name].mask.shape, size)
             self.remembered[name] = np.zeros(shape, np.float32)

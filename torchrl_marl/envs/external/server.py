@@ -73,7 +73,7 @@ class ActionServer:
         self.schedule: Callable[[Callable[[], None]], Any] = lambda flush: flush()
         self.on_declared: Callable[[Declared], None] = lambda declared: None
         self.declared: Declared | None = None
-        self._remembered: dict[str, int] = {}
+        self._remembered: dict[str, int] | None = None
         self._heard: list[Client] = []
         self._asking: deque[Client] = deque()
         self._scheduled = False
@@ -93,11 +93,12 @@ class ActionServer:
 
     def _declare(self, declared: Declared) -> None:
         self.declared, self.seats = declared, Seats(declared, self.max_clients)
-        self.seats.carry_memory(self._remembered)
+        if self._remembered is not None:
+            self.seats.carry_memory(self._remembered)
         self.on_declared(declared)
 
     def carry_memory(self, sizes: Mapping[str, int]) -> None:
-        """Lets actors remember, group -> the numbers of each agent."""
+        """Lets actors remember, group -> the numbers of each agent, and know where they begin."""
         self._remembered = dict(sizes)
         if self.declared is not None:
             self.seats.carry_memory(sizes)
