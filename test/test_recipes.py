@@ -1,9 +1,11 @@
 """Every recipe holds what differs, means what it meant, loads, and runs one iteration."""
 
+import contextlib
 import functools
 import json
 import math
 import re
+import socket
 import sys
 from pathlib import Path
 
@@ -58,6 +60,7 @@ EXPECTED = {
     "vmas_simple_spread_pqn",
     *("jaxmarl_overcooked_cramped_room_ippo", "jaxmarl_switch_riddle_rpqn"),
     "jaxmarl_smax_3m_rmappo",
+    *("external_meet_mappo", "external_meet_mappo_iql"),
 }
 GOLDEN = Path(__file__).with_name("recipes.json")
 VALUES = {"iql", "vdn", "qmix", "pqn"}  # of discrete actions
@@ -98,6 +101,8 @@ def needs(name):
         pytest.importorskip("pettingzoo.classic" if package == "classic" else package)
     if library == "jaxmarl":
         pytest.importorskip("jaxmarl")
+    if library == "external":
+        pytest.importorskip("msgpack")
     if library == "isaaclab":
         pytest.skip("needs Isaac Sim; test/envs/test_isaaclab.py trains it on stand-ins")
 
@@ -164,26 +169,47 @@ def short_learner(learner):
     return {"minibatch_size": 20, **more, **window}
 
 
+def unused_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def clients_of(name, port):
+    """The simulators of a recipe that are clients, playing."""
+    from external import meeting
+
+    return meeting(port, 1, caller="iql" in name) if port else contextlib.nullcontext()
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_recipe_runs_one_iteration(name, tmp_path):
     needs(name)
     config = read_config(name)
     short = {group: short_learner(override(config, "groups", group)) for group in config.groups}
-    run = torchrl_marl.train(
-        name,
-        env={"num_envs": 4, "max_steps": 5, "workers": 0},
-        frames_per_batch=40,
-        total_frames=40,
-        learner=short_learner(config.learner),
-        groups=short,
-        evaluation={"episodes": 4, "every_frames": None, "gif": False},
-        logging={"progress": False},
-        folder=str(tmp_path / "run"),
-    )
+    external = config.env.library == "external"
+    env = {"port": unused_port()} if external else {}
+    measured = {"episodes": 4, "every_frames": None, "gif": False}
+    with clients_of(name, env.get("port")):
+        run = torchrl_marl.train(
+            name,
+            env={
+                "num_envs": 4,
+                "workers": 0,
+                **({"kwargs": env} if external else {"max_steps": 5}),
+            },
+            frames_per_batch=40,
+            total_frames=40,
+            learner=short_learner(config.learner),
+            groups=short,
+            evaluation={"episodes": 0} if external else measured,
+            logging={"progress": False},
+            folder=str(tmp_path / "run"),
+        )
     assert run.folder == tmp_path / "run"
     assert run.summary["frames"] == 40
     for key in ("return_before", "return_after", "return_random"):
-        assert math.isfinite(run.summary[key]), key
+        assert run.summary[key] is None if external else math.isfinite(run.summary[key]), key
     header, *rows = (run.folder / "metrics.csv").read_text().splitlines()
     assert header.startswith("iteration,frames,agent_frames,seconds,frames_per_second")
     assert len(rows) == 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torchrl_marl.envs.libraries import LIBRARIES, find_library, library_of
 from torchrl_marl.envs.make import split_name
 from torchrl_marl.envs.own.objects import as_environment
-from torchrl_marl.errors import ConfigError, WriteError, quoted
+from torchrl_marl.errors import CheckpointError, ConfigError, WriteError, quoted
 from torchrl_marl.recipes import DEFAULT_RECIPE, load_config, read_config, validate
 from torchrl_marl.settings import flatten, shown, unfold
 from torchrl_marl.torchrun import place
@@ -194,7 +194,7 @@ def draw(folder: Path) -> None:
 
         try:
             learning_curve([folder], path=folder / "learning_curve.png")
-        except WriteError as error:  # the run is whole without its picture
+        except (CheckpointError, WriteError) as error:  # the run is whole without its picture
             warnings.warn(str(error), stacklevel=2)
 
 

@@ -1,10 +1,12 @@
 """Clients of an external simulator's server: without sockets, and those of the clients folder."""
 
+import contextlib
+import socket
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from torchrl_marl.envs.external.declaration import Declared
 from torchrl_marl.envs.external.server import ActionServer
@@ -96,5 +98,51 @@ class Clock:
         return self.now
 
 
-def tensor(*rows):
-    return torch.tensor(rows)
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@contextlib.contextmanager
+def playing(run, make_clients):
+    """Lets each client play in a thread of its own: ``run(number, client)``.
+
+    They end with the context: what they raise afterwards is not told.
+    """
+    clients, failures = make_clients(), []
+
+    def play(number, client):
+        try:
+            run(number, client)
+        except (OSError, EOFError, RuntimeError) as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=play, args=pair, daemon=True) for pair in enumerate(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield clients
+    finally:
+        for client in clients:
+            client.patience = -1.0
+            if client.socket is not None:
+                with contextlib.suppress(OSError):
+                    client.socket.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join(5.0)
+
+
+@contextlib.contextmanager
+def meeting(port, n=2, caller=False):
+    """Clients that play the example's world."""
+    from example_meet import Meet, play
+    from torchrl_marl_client import Client
+
+    worlds = [Meet(i, caller) for i in range(n)]
+
+    def make_clients():
+        return [Client(port=port, agents=world.agents(), patience=60.0) for world in worlds]
+
+    with playing(lambda i, client: play(worlds[i], client), make_clients) as clients:
+        yield clients
