@@ -202,7 +202,7 @@ def test_recipe_runs_one_iteration(name, tmp_path):
             total_frames=40,
             learner=short_learner(config.learner),
             groups=short,
-            evaluation={"episodes": 0} if external else measured,
+            evaluation={} if external else measured,
             logging={"progress": False},
             folder=str(tmp_path / "run"),
         )

@@ -48,7 +48,7 @@ class ExternalCollector:
 
     Attributes:
         frames (int): steps so far.
-        renewed (Tensor): bool ``[E]``, all True: no row follows on one of the batch before.
+        follows (bool): False, since rows do not follow on those of the batch before.
 
     Keys:
         - writes: what clients and policy say, ``("next", ...)``, ``("collector", "traj_ids")``,
@@ -62,6 +62,8 @@ class ExternalCollector:
     Raises:
         Interrupted: ``asked()`` has said so in :meth:`rollout`.
     """
+
+    follows = False
 
     def __init__(
         self,
@@ -79,7 +81,6 @@ class ExternalCollector:
         self.frames_per_batch = self.n_steps * num_envs
         self.total_frames, self.frames = total_frames, 0
         self.carry, self._asked = None, asked
-        self.renewed = torch.ones(num_envs, dtype=torch.bool, device=env.device)
         groups, most = tuple(env.group_map), env.server.max_clients
         self.fragments = Fragments(self.n_steps, num_envs, groups, most, env.hold)
         if remembers or (isinstance(policy, nn.Module) and remembered_by(policy)):

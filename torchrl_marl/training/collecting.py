@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.envs import EnvBase
@@ -109,8 +110,13 @@ def counters(collector: Collector) -> dict[str, int]:
     return getattr(collector, "counters", {})
 
 
-def begun_anew(collector: Collector) -> Tensor | None:
-    """Returns the envs whose running episodes were lost before the last batch, bool ``[E]``."""
+def begun_anew(collector: Collector, batch: TensorDictBase) -> Tensor | None:
+    """Returns the rows of a batch that do not go on from the batch before, bool ``[E]``.
+
+    Those whose running episodes were lost; or all, of a collector that says so.
+    """
+    if not getattr(collector, "follows", True):
+        return torch.ones(len(batch), dtype=torch.bool, device=batch.device)
     return getattr(collector, "renewed", None)
 
 

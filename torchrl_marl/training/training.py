@@ -183,7 +183,7 @@ class Training:
         began = time.perf_counter()
         with announced_to(self.recorder.working):
             batch = self.collector.rollout()
-            if (renewed := begun_anew(self.collector)) is not None:
+            if (renewed := begun_anew(self.collector, batch)) is not None:
                 self.tracker.forget(renewed)
                 self._cut()
             self.ahead.wait()
