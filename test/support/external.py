@@ -81,9 +81,9 @@ def echo(td):
     return td
 
 
-def make_server(policy=echo, agents=None, **options):
+def make_server(policy=echo, agents=None, state_size=None, **options):
     """A server that answers when the test says ``server.flush()``."""
-    server = ActionServer(Declared.read(agents or AGENTS), policy, **options)
+    server = ActionServer(Declared.read(agents or AGENTS, state_size), policy, **options)
     server.schedule = lambda flush: None
     return server
 
@@ -125,12 +125,16 @@ def playing(run, make_clients):
         yield clients
     finally:
         for client in clients:
-            client.patience = -1.0
+            client._connect = _refuse
             if client.socket is not None:
                 with contextlib.suppress(OSError):
                     client.socket.shutdown(socket.SHUT_RDWR)
         for thread in threads:
             thread.join(5.0)
+
+
+def _refuse():
+    raise RuntimeError("the test is over")
 
 
 @contextlib.contextmanager

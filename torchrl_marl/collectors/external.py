@@ -22,7 +22,7 @@ from torchrl_marl.envs.external.env import ExternalEnv
 from torchrl_marl.envs.external.telling import tell
 from torchrl_marl.envs.remember import remembered_by
 
-__all__ = ["ExternalCollector"]
+__all__ = ["ExternalCollector", "as_batch"]
 
 _LOOK = 0.1  # seconds between two looks for Ctrl-C
 
@@ -99,7 +99,7 @@ class ExternalCollector:
             self._open(policy)
         else:
             self.env.door.ask(self._release, policy)
-        batch = _batch(self._wait(), self.env.device)
+        batch = as_batch(self._wait()).to(self.env.device)
         self.frames += self.frames_per_batch
         return batch
 
@@ -170,7 +170,8 @@ class ExternalCollector:
             self.env.close()
 
 
-def _batch(fragments: list[Fragment], device: torch.device | None) -> TensorDict:
+def as_batch(fragments: list[Fragment]) -> TensorDict:
+    """Returns fragments as a batch ``[E, T]``, groups ``[E, T, N]``."""
     shape = torch.Size([len(fragments), len(next(iter(fragments[0].values())))])
     batch = TensorDict({}, shape)
     for key in fragments[0]:
@@ -179,7 +180,7 @@ def _batch(fragments: list[Fragment], device: torch.device | None) -> TensorDict
         for value in place.values():
             if isinstance(value, TensorDictBase) and "mask" in value.keys():
                 value.batch_size = value.get("mask").shape
-    return batch.to(device) if device is not None and device.type != "cpu" else batch
+    return batch
 
 
 def _on(policy: Any, device: torch.device | None) -> Any:

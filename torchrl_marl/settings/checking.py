@@ -38,7 +38,7 @@ def check(config: Any, at: str = "", skip: Collection[str] = (), like: Any = Non
         if not setting.is_section and value is not None:
             _check_value(setting, f"{at}{name}", value, getattr(like, name, value))
         if arguments := _typed_arguments(setting, config):
-            for key in arguments[1] & value.keys():
+            for key in (k for k in arguments[1] if value.get(k) is not None):
                 _check_value(arguments[1][key], f"{at}{name}.{key}", value[key])
     for name, setting in known.items():
         if setting.is_section:

@@ -132,9 +132,10 @@ class Declared:
         return seen + (self.state_size or 0)
 
     def settings(self) -> dict[str, Any]:
-        """Returns ``agents`` and ``state_size``, as settings of a run."""
+        """Returns ``agents``, and ``state_size`` where there is one, as settings of a run."""
         agents = {name: kind.settings() for name, kind in self.kinds.items()}
-        return {"agents": agents, "state_size": self.state_size}
+        state = {} if self.state_size is None else {"state_size": self.state_size}
+        return {"agents": agents, **state}
 
     def refuse_other(self, other: Declared) -> None:
         """Refuses another declaration.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.envs.libraries import Library
-from torchrl_marl.errors import ConfigError, MissingExtraError, quoted
+from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
 from torchrl_marl.settings import Count, Positive, Range
 
 __all__ = ["LIBRARY", "ExternalArguments"]
@@ -53,11 +53,17 @@ def check_external(config: EnvConfig) -> None:
     """Refuses agents that cannot be, and a missing package.
 
     Raises:
-        ConfigError: naming what is wrong with the agents.
+        ConfigError: an unknown argument, or what is wrong with the agents.
         MissingExtraError: MessagePack is not installed.
     """
     if importlib.util.find_spec("msgpack") is None:
         raise MissingExtraError("msgpack", "serve")
+    known = [one.name for one in fields(ExternalArguments)]
+    for name in config.kwargs:
+        if name not in known:
+            raise ConfigError(
+                f"env.kwargs has {quoted(name)}, {nearest(name, known)}expected {', '.join(known)}."
+            )
     agents = config.kwargs.get("agents")
     if agents:
         from torchrl_marl.envs.external.declaration import Declared

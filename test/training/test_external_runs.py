@@ -1,0 +1,190 @@
+"""Runs on external simulators: trained, resumed, left while nobody comes, refused in a sentence."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from external import free_port, meeting
+from runs import table
+
+import torchrl_marl
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.recipes import load_config
+from torchrl_marl.training.config import read_run_config
+from torchrl_marl.training.start import start_training
+
+WALKERS = {"walker": {"n": 3, "observation": 6, "action": 2}}
+SMALL = {
+    "threads": 1,
+    "total_frames": 240,
+    "frames_per_batch": 120,
+    "learner": {"minibatch_size": 60, "num_epochs": 1},
+    "logging": {"progress": False},
+}
+
+
+def small(tmp_path, port, **more):
+    env = {"num_envs": 2, "kwargs": {"port": port, **more.pop("kwargs", {})}}
+    return {**SMALL, "folder": str(tmp_path / "run"), "env": env, **more}
+
+
+def test_a_run_is_trained_and_gone_on_with_by_other_clients(tmp_path, capfd):
+    port = free_port()
+    with meeting(port):
+        run = torchrl_marl.train("external_meet_mappo", **small(tmp_path, port))
+        rows = table(run.folder / "metrics.csv")
+        assert [int(row["frames"]) for row in rows] == [120, 240]
+        assert float(rows[0]["walker/episode_reward"]) < 0
+        assert float(rows[1]["walker/episode_length"]) == 25
+        assert all(row["door/refused"] == row["door/truncated"] == "0" for row in rows)
+        assert int(rows[1]["door/clients"]) == 2
+        assert run.summary["return_after"] is None and run.summary["frames"] == 240
+        assert not (run.folder / "evaluation.csv").exists()
+        said = capfd.readouterr().err
+        assert f"listens at 127.0.0.1:{port} and waits for a client that declares" in said
+        config = yaml.safe_load((run.folder / "config.yaml").read_text())
+        assert config["env"]["kwargs"]["agents"] == WALKERS
+        # The same clients look for the server, and go on in the middle of their episodes.
+        run = torchrl_marl.resume(run.folder, total_frames=480)
+    rows = table(run.folder / "metrics.csv")
+    assert [int(row["frames"]) for row in rows] == [120, 240, 360, 480]
+    assert f"listens at 127.0.0.1:{port} and waits for clients" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"kwargs": {"hold": False}},
+        {"learner": {"algorithm": "masac", "learning_starts": 120, "minibatch_size": 32}},
+        {
+            "learner": {
+                **SMALL["learner"],
+                "minibatch_size": 60,
+                "window": 20,
+                "actor": {"memory": {"kind": "gru", "size": 8}},
+                "critic": {"memory": {"kind": "gru", "size": 8}},
+            }
+        },
+    ],
+    ids=["clients play on", "stored steps", "memory"],
+)
+def test_other_ways_to_learn(tmp_path, more):
+    port = free_port()
+    with meeting(port):
+        run = torchrl_marl.train("external_meet_mappo", **small(tmp_path, port, **more))
+    assert len(table(run.folder / "metrics.csv")) == 2
+
+
+def test_two_algorithms_behind_one_door(tmp_path):
+    port = free_port()
+    more = {"groups": {"caller": {"learning_starts": 120, "minibatch_size": 32}}}
+    with meeting(port, caller=True):
+        run = torchrl_marl.train("external_meet_mappo_iql", **small(tmp_path, port, **more))
+    row = table(run.folder / "metrics.csv")[-1]
+    assert float(row["caller/updates"]) > 0 and "walker/clip_fraction" in row
+    assert "caller/clip_fraction" not in row
+
+
+def test_stored_steps_do_not_go_on_from_one_batch_to_the_next(tmp_path):
+    port = free_port()
+    learner = {"algorithm": "masac", "learning_starts": 120, "n_step": 3, "minibatch_size": 8}
+    config = load_config("external_meet_mappo", small(tmp_path, port, learner=learner))
+    with meeting(port):
+        training = start_training(config, None)
+        try:
+            training.step()
+            training.step()
+            ends = training.learners[0].replay.ring.marks["ends"][: training.config.total_frames]
+        finally:
+            training.close()
+    assert ends[59].all() and not ends[50].all()  # the last of 60 steps of each row
+
+
+def test_ctrl_c_ends_the_wait_for_clients(tmp_path):
+    """Once while nobody has come, and once while a run that is resumed waits for clients."""
+    port = free_port()
+    command = [sys.executable, "-m", "torchrl_marl", "train"]
+    first = [
+        *command,
+        "external_meet_mappo",
+        f"env.kwargs.port={port}",
+        f"folder={tmp_path / 'run'}",
+    ]
+    assert interrupted(first) == "torchrl-marl: stopped."
+    assert not (tmp_path / "run").exists()
+    with_agents = [*first, f"env.kwargs.agents={WALKERS}".replace("'", "")]
+    assert "stopped and saved; go on with: torchrl-marl train --resume" in interrupted(with_agents)
+    assert read_run_config(tmp_path / "run").env.kwargs["agents"] == WALKERS
+
+
+def interrupted(command):
+    """Interrupts a run as soon as it listens; returns the last line that it says."""
+    said = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            said.append(line.strip())
+            if "listens at" in line:
+                time.sleep(0.3)
+                process.send_signal(signal.SIGINT)
+    assert process.returncode == 130, said
+    return said[-1]
+
+
+def test_a_port_that_is_taken_is_said_in_a_sentence(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be listened on .*or 0 for"):
+            torchrl_marl.train("external_meet_mappo", **small(tmp_path, port))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"evaluation.episodes": 5}, "evaluation.episodes is 5, but an external simulator plays"),
+        ({"population.size": 2}, "population.size is 2"),
+        ({"distributed.collectors": 2}, "distributed.collectors is 2, expected none on"),
+        ({"evaluation.every_frames": 800}, "evaluation.episodes is 0, but evaluation.every_frames"),
+        ({"env.kwargs.port": -1}, "env.kwargs.port is -1, expected from 0 to 65535"),
+        ({"env.kwargs.grace": 0}, "env.kwargs.grace is 0.0, expected above 0"),
+        ({"env.kwargs.prot": 1}, "env.kwargs has 'prot', did you mean 'port'? expected"),
+        ({"env.kwargs.agents": {"a": {"n": 0, "observation": 1, "action": 1}}},
+         "env.kwargs.agents: agents 'a': n is 0, expected a whole number, 1 to 10,000"),
+        ({"env.kwargs.tls_key": "k.pem"}, "expected tls_certificate beside it"),
+        ({"env.max_steps": 7}, "env.max_steps is 7, which is read only where"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be(settings, said):
+    with pytest.raises(ConfigError) as refused:
+        load_config("external_meet_mappo", settings)
+    assert said in str(refused.value)
+
+
+def test_a_host_that_others_reach_needs_a_token(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHRL_MARL_TOKEN", raising=False)
+    settings = small(tmp_path, 0, kwargs={"host": "0.0.0.0"})
+    with pytest.raises(ConfigError, match="host is '0.0.0.0', which others reach, but there is no"):
+        torchrl_marl.train("external_meet_mappo", **settings)
+    (tmp_path / "token").write_text("\n")
+    settings = small(tmp_path, 0, kwargs={"token_file": str(tmp_path / "token")})
+    with pytest.raises(ConfigError, match="which is empty; write a token into it"):
+        torchrl_marl.train("external_meet_mappo", **settings)
+
+
+def test_without_msgpack_the_line_that_installs_it_is_said(monkeypatch):
+    import importlib.util
+
+    from torchrl_marl.errors import MissingExtraError
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "msgpack" else find(name, *a)
+    )
+    with pytest.raises(MissingExtraError, match=r"pip install 'torchrl_marl\[serve\]'"):
+        load_config("external_meet_mappo")
