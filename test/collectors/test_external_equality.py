@@ -17,7 +17,7 @@ T, BATCHES = 15, 3
 
 def arena():
     """Agents that are born late and die, in episodes that end either way."""
-    return Arena(1, seed=3, max_steps=4, n_agents=3, years=3, late_spawn=2, lives=2, n_actions=3)
+    return Arena(1, seed=3, max_steps=6, n_agents=3, years=3, late_spawn=2, lives=2, n_actions=3)
 
 
 def make_learner(bootstrap):

@@ -31,15 +31,21 @@ def opened():
         server = ActionServer(Declared.read(agents), echo, **options)
         sizes = {"max_message_bytes": max_message_bytes, "hello_timeout": hello_timeout}
         doors.append(Door(server, host=host, port=port, **sizes))
+        doors[-1].visitors = []
         return doors[-1]
 
     yield make
     for door in doors:
+        for client in door.visitors:
+            client.close()
         door.close()
 
 
 def client_of(door, **options):
-    return Client(port=door.port, agents=options.pop("agents", AGENTS), patience=5.0, **options)
+    """A client of a door, which is closed with it."""
+    agents = options.pop("agents", AGENTS)
+    door.visitors.append(Client(port=door.port, agents=agents, patience=5.0, **options))
+    return door.visitors[-1]
 
 
 def until(condition, seconds=5.0):

@@ -2,9 +2,7 @@
 
 import signal
 import socket
-import subprocess
-import sys
-import time
+import threading
 
 import pytest
 import yaml
@@ -104,34 +102,19 @@ def test_stored_steps_do_not_go_on_from_one_batch_to_the_next(tmp_path):
     assert ends[59].all() and not ends[50].all()  # the last of 60 steps of each row
 
 
-def test_ctrl_c_ends_the_wait_for_clients(tmp_path):
-    """Once while nobody has come, and once while a run that is resumed waits for clients."""
-    port = free_port()
-    command = [sys.executable, "-m", "torchrl_marl", "train"]
-    first = [
-        *command,
-        "external_meet_mappo",
-        f"env.kwargs.port={port}",
-        f"folder={tmp_path / 'run'}",
-    ]
-    assert interrupted(first) == "torchrl-marl: stopped."
-    assert not (tmp_path / "run").exists()
-    with_agents = [*first, f"env.kwargs.agents={WALKERS}".replace("'", "")]
-    assert "stopped and saved; go on with: torchrl-marl train --resume" in interrupted(with_agents)
-    assert read_run_config(tmp_path / "run").env.kwargs["agents"] == WALKERS
-
-
-def interrupted(command):
-    """Interrupts a run as soon as it listens; returns the last line that it says."""
-    said = []
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        for line in process.stderr:
-            said.append(line.strip())
-            if "listens at" in line:
-                time.sleep(0.3)
-                process.send_signal(signal.SIGINT)
-    assert process.returncode == 130, said
-    return said[-1]
+@pytest.mark.parametrize("declared", [False, True], ids=["anybody", "clients"])
+def test_ctrl_c_ends_the_wait_for(tmp_path, declared):
+    """While nobody has said what the agents are, and while a batch is waited for."""
+    settings = small(tmp_path, 0, kwargs={"agents": WALKERS} if declared else {})
+    timer = threading.Timer(0.5, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        torchrl_marl.train("external_meet_mappo", **settings)
+    if declared:  # it is saved, and can be gone on with
+        assert stopped.value.args == (tmp_path / "run",)
+        assert read_run_config(tmp_path / "run").env.kwargs["agents"] == WALKERS
+    else:
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_port_that_is_taken_is_said_in_a_sentence(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import os
 import ssl
@@ -64,6 +65,7 @@ class Door:
         self._message_bytes, self._hello_timeout = max_message_bytes, hello_timeout
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._loop = asyncio.new_event_loop()
+        self._end = self._loop.create_future()
         server.schedule = self._loop.call_soon
         try:
             self._listening = self._loop.run_until_complete(
@@ -109,9 +111,13 @@ class Door:
 
     def close(self) -> None:
         """Closes all connections and ends the thread; a second time nothing happens."""
-        if self._thread.is_alive():
-            self.call(self._loop.stop)
-            self._thread.join()
+        with contextlib.suppress(RuntimeError):  # the thread may be ending by itself
+            self.call(self._stop)
+        self._thread.join()
+
+    def _stop(self) -> None:
+        if not self._end.done():
+            self._end.set_result(None)
 
     def _connect(self) -> Connection:
         connection = Connection(self.server, self._message_bytes)
@@ -127,7 +133,7 @@ class Door:
         self._loop.set_exception_handler(self._note)
         self._loop.call_later(self._pause, self._reap)
         try:
-            self._loop.run_forever()
+            self._loop.run_until_complete(self._end)
         finally:
             self._listening.close()
             for connection in list(self._connections):
@@ -150,7 +156,7 @@ class Door:
         if error is None or isinstance(error, OSError):
             return
         self.error = error
-        loop.stop()
+        self._stop()
 
 
 def _expect_hello(reference: weakref.ref[Connection]) -> None:
