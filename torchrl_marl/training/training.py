@@ -164,8 +164,7 @@ class Training:
             self.league.begin()
         self._note("before", self.evaluate())
         self._note("random", self._measure(None))
-        measured = self.config.evaluation.episodes > 0
-        heuristic = self.environments.heuristic() if measured else None
+        heuristic = self.environments.heuristic() if self.config.evaluation.episodes else None
         self.run.summary["return_heuristic"] = None
         if heuristic is not None:
             self._note("heuristic", self._measure(heuristic))
