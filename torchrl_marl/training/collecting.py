@@ -22,7 +22,7 @@ from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.external import external_collector
 from torchrl_marl.training.shards import ShardMaker
 
-__all__ = ["begun_anew", "counters", "make_collector", "remember", "share_minibatches"]
+__all__ = ["begun_anew", "counters", "cut", "make_collector", "remember", "share_minibatches"]
 
 
 def make_collector(
@@ -133,3 +133,10 @@ def share_minibatches(config: TrainConfig, learners: Iterable[Any], shards: rang
     for learner in learners if together else ():
         if hasattr(learner, "use_shards"):
             learner.use_shards(shards, total, config.seed)
+
+
+def cut(learners: Iterable[Any]) -> None:
+    """Tells learners that keep something from batch to batch that the next does not follow."""
+    for learner in learners:
+        if hasattr(learner, "cut"):
+            learner.cut()

@@ -28,6 +28,7 @@ from torchrl_marl.training.clusters import with_clusters
 from torchrl_marl.training.collecting import (
     begun_anew,
     counters,
+    cut,
     make_collector,
     remember,
     share_minibatches,
@@ -184,7 +185,7 @@ class Training:
             batch = self.collector.rollout()
             if (renewed := begun_anew(self.collector, batch)) is not None:
                 self.tracker.forget(renewed)
-                self._cut()
+                cut(self.learners)
             self.ahead.wait()
             found = self._learn_and_count(batch)
             self.ahead.learned()
@@ -293,14 +294,8 @@ class Training:
             self.collector.load_state_dict({})
             self.env.set_seed(self.config.seed + self.iteration)
             self.tracker.load_state_dict({})  # the evaluation cut off its episodes
-            self._cut()
+            cut(self.learners)
         return result
-
-    def _cut(self) -> None:
-        """Tells learners that store steps that the next do not follow on the last."""
-        for learner in self.learners:
-            if hasattr(learner, "cut"):
-                learner.cut()
 
     @in_its_own_state
     def end(self) -> None:
@@ -396,7 +391,7 @@ class Training:
             raise ValueError("running episodes of another number of envs")
         self.tracker.load_state_dict(tracker if resumed else {})
         if not resumed:
-            self._cut()
+            cut(self.learners)
         process = RandomState(0, self.device)
         process.load_state_dict(state["random"])
         process.install()
