@@ -29,7 +29,7 @@ LAYERS = [
     [{"objectives"}],
     [{"collectors"}, {"learners"}, {"export"}],
     [{"training"}],
-    [{"distributed"}],
+    [{"distributed"}, {"serving"}],
     [
         {
             "config",
@@ -44,6 +44,7 @@ LAYERS = [
             "players",
             "plotting",
             "console",
+            "listing",
             "cli",
             "__main__",
         }

@@ -16,7 +16,7 @@ from torchrl_marl.export.formats import FORMATS
 
 __all__ = ["COMMANDS", "make_parser"]
 
-COMMANDS = ("train", "tune", "evaluate", "crossplay", "league", "export", "plot", "list")
+COMMANDS = ("train", "tune", "evaluate", "crossplay", "league", "export", "serve", "plot", "list")
 _TRUST = "run the code that a run of somebody else's brings: its world's module, pickled worlds"
 _LISTS = ("recipes", "worlds", "scenarios", "algorithms", "settings", "schema")
 
@@ -71,7 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     adds = [_add_train, _add_tune, _add_evaluate, _add_crossplay, _add_league]
-    for add in (*adds, _add_export, _add_plot, _add_list):
+    for add in (*adds, _add_export, _add_serve, _add_plot, _add_list):
         add(commands)
     return parser
 
@@ -257,6 +257,48 @@ def _add_export(commands: Any) -> None:
     export.set_defaults(rest="")
 
 
+def _add_serve(commands: Any) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="let a run act for simulators elsewhere",
+        description="Opens a port at which simulators elsewhere are clients: they say what their "
+        "agents see, and get the actions of a run's last checkpoint. Clients are in the folder "
+        "`clients`; they declare what this command prints.",
+    )
+    serve.add_argument("run", metavar="RUN", help="the folder that `train` printed")
+    serve.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="where to listen; default: 127.0.0.1, any other needs a token",
+    )
+    serve.add_argument("--port", type=_port, default=7777, help="default: 7777; 0: a free one")
+    serve.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="with the token that clients prove to have; default: TORCHRL_MARL_TOKEN, if set",
+    )
+    serve.add_argument("--tls-cert", metavar="FILE", help="certificate, for TLS")
+    serve.add_argument("--tls-key", metavar="FILE", help="its key; default: in the certificate's")
+    serve.add_argument(
+        "--max-clients", metavar="N", type=_count, default=256, help="at once; default: 256"
+    )
+    serve.add_argument(
+        "--stochastic", action="store_true", help="sampled actions; default: the likeliest"
+    )
+    serve.add_argument(
+        "--follow", action="store_true", help="newer checkpoints, as a training writes them"
+    )
+    serve.add_argument(
+        "--execution",
+        metavar="WORD",
+        type=_execution,
+        default="compile",
+        help="compile (default: some seconds at the start, then quickest), trace or eager",
+    )
+    serve.add_argument("--trust", action="store_true", help=_TRUST)
+    serve.set_defaults(rest="")
+
+
 def _add_plot(commands: Any) -> None:
     plot = commands.add_parser(
         "plot",
@@ -321,6 +363,21 @@ def _seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**32:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a number from 0 to {2**32 - 1}")
     return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"found {quoted(text)}, expected a port, 0 to 65535")
+    return int(text)
+
+
+def _execution(text: str) -> str:
+    words = ("compile", "trace", "eager")
+    if text not in words:
+        raise argparse.ArgumentTypeError(
+            f"found {quoted(text)}; {nearest(text, words)}choose among {', '.join(words)}"
+        )
+    return text
 
 
 def _format(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The command line: ``torchrl-marl train|evaluate|crossplay|export|plot|list``.
+"""The command line: ``torchrl-marl train|evaluate|crossplay|export|serve|plot|list``.
 
 Nothing heavy is imported before the arguments are known to be right.
 """
@@ -6,10 +6,9 @@ Nothing heavy is imported before the arguments are known to be right.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +16,6 @@ from torchrl_marl.arguments import COMMANDS, make_parser
 from torchrl_marl.console import (
     number,
     report,
-    settings_markdown,
-    settings_table,
     silence_others,
     table,
     tell,
@@ -332,55 +329,32 @@ def _plot(parsed: argparse.Namespace) -> None:
     print(path)
 
 
+def _serve(parsed: argparse.Namespace) -> None:
+    silence_others()
+    import torch
+
+    from torchrl_marl.serving import serve
+
+    torch.set_num_threads(1)  # answers are small
+    serve(
+        parsed.run,
+        follow=parsed.follow,
+        host=parsed.host,
+        port=parsed.port,
+        token_file=parsed.token_file,
+        tls_certificate=parsed.tls_cert,
+        tls_key=parsed.tls_key,
+        max_clients=parsed.max_clients,
+        stochastic=parsed.stochastic,
+        execution=parsed.execution,
+        trust=parsed.trust,
+    )
+
+
 def _list(parsed: argparse.Namespace) -> None:
-    from torchrl_marl import recipes
+    from torchrl_marl.listing import print_list
 
-    if parsed.recipe is not None and parsed.what != "settings":
-        raise ConfigError(
-            f"found {quoted(parsed.recipe)} after {parsed.what!r}, expected nothing; "
-            "`torchrl-marl list settings RECIPE` shows the values of a recipe."
-        )
-    if parsed.markdown and parsed.what != "settings":
-        raise ConfigError(
-            "--markdown is given without `settings`, expected: list settings --markdown."
-        )
-    if parsed.what == "settings":
-        _list_settings(parsed)
-        return
-    if parsed.what == "schema":
-        from torchrl_marl.settings import json_schema
-        from torchrl_marl.training.config import TrainConfig
-
-        print(json.dumps(json_schema(TrainConfig, "a recipe of torchrl_marl"), indent=2))
-        return
-    from torchrl_marl.envs.libraries import world_rows
-    from torchrl_marl.learners.algorithms import ALGORITHMS
-
-    lists: dict[str, Callable[[], list[tuple[str, str]]]] = {
-        "recipes": recipes.recipe_rows,
-        "worlds": world_rows,
-        "scenarios": world_rows,
-        "algorithms": lambda: list(ALGORITHMS.words().items()),
-    }
-    for what in [parsed.what] if parsed.what else ("recipes", "scenarios", "algorithms"):
-        print(f"{what}:")
-        print(table(lists[what]()))
-
-
-def _list_settings(parsed: argparse.Namespace) -> None:
-    from torchrl_marl.recipes import DEFAULT_RECIPE, explain, read_config
-    from torchrl_marl.settings import read_by_others
-
-    if parsed.markdown:
-        values = None if parsed.recipe is None else read_config(parsed.recipe)
-        print(settings_markdown(explain(values)))
-        return
-    recipe = parsed.recipe or DEFAULT_RECIPE
-    config = read_config(recipe)
-    idle = tuple(f"{key}." for key in read_by_others(config))
-    chosen = [one for one in explain(config) if not f"{one.key}.".startswith(idle)]
-    print(f"settings, with their values in {recipe}:")
-    print(settings_table(chosen, words=True))
+    print_list(parsed.what, parsed.recipe, markdown=parsed.markdown)
 
 
 _ACTIONS = {
@@ -390,6 +364,7 @@ _ACTIONS = {
     "crossplay": _crossplay,
     "league": _league,
     "export": _export,
+    "serve": _serve,
     "plot": _plot,
     "list": _list,
 }

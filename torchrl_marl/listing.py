@@ -1,0 +1,72 @@
+"""What ``torchrl-marl list`` prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from torchrl_marl.console import settings_markdown, settings_table, table
+from torchrl_marl.errors import ConfigError, quoted
+
+__all__ = ["print_list"]
+
+
+def print_list(what: str | None, recipe: str | None, *, markdown: bool = False) -> None:
+    """Prints recipes, worlds, algorithms, settings or the schema of recipes.
+
+    Args:
+        what (str, optional): which; by default the first three.
+        recipe (str, optional): whose settings.
+        markdown (bool): settings as a table, with their defaults.
+
+    Raises:
+        ConfigError: words that do not go together.
+    """
+    from torchrl_marl import recipes
+
+    if recipe is not None and what != "settings":
+        raise ConfigError(
+            f"found {quoted(recipe)} after {what!r}, expected nothing; "
+            "`torchrl-marl list settings RECIPE` shows the values of a recipe."
+        )
+    if markdown and what != "settings":
+        raise ConfigError(
+            "--markdown is given without `settings`, expected: list settings --markdown."
+        )
+    if what == "settings":
+        _list_settings(recipe, markdown)
+        return
+    if what == "schema":
+        from torchrl_marl.settings import json_schema
+        from torchrl_marl.training.config import TrainConfig
+
+        print(json.dumps(json_schema(TrainConfig, "a recipe of torchrl_marl"), indent=2))
+        return
+    from torchrl_marl.envs.libraries import world_rows
+    from torchrl_marl.learners.algorithms import ALGORITHMS
+
+    lists: dict[str, Callable[[], list[tuple[str, str]]]] = {
+        "recipes": recipes.recipe_rows,
+        "worlds": world_rows,
+        "scenarios": world_rows,
+        "algorithms": lambda: list(ALGORITHMS.words().items()),
+    }
+    for one in [what] if what else ("recipes", "scenarios", "algorithms"):
+        print(f"{one}:")
+        print(table(lists[one]()))
+
+
+def _list_settings(recipe: str | None, markdown: bool) -> None:
+    from torchrl_marl.recipes import DEFAULT_RECIPE, explain, read_config
+    from torchrl_marl.settings import read_by_others
+
+    if markdown:
+        values = None if recipe is None else read_config(recipe)
+        print(settings_markdown(explain(values)))
+        return
+    recipe = recipe or DEFAULT_RECIPE
+    config = read_config(recipe)
+    idle = tuple(f"{key}." for key in read_by_others(config))
+    chosen = [one for one in explain(config) if not f"{one.key}.".startswith(idle)]
+    print(f"settings, with their values in {recipe}:")
+    print(settings_table(chosen, words=True))
