@@ -26,9 +26,11 @@ EQUALITY = """One process and several train the same run of four shards, execute
     it. *Stock* averages the gradients of two processes, whose losses and statistics are their own,
     as data parallelism does in general (without a limit of the KL divergence, by which they would
     stop apart)."""
-SPEED = """Seconds of an iteration, as `metrics.csv` has them, without the first two; one
-    process and two with one thread each, on two cores, in turn. Both train the same run of two
-    shards. The ratio is that of the medians of each round: its median and range."""
+SPEED = """Milliseconds of an iteration (collecting and learning), as `metrics.csv` has them, but for
+    the first two; one thread a process, on two cores, in turn. One process and two train the same
+    run of two shards; a process alone may also leave the environments in one piece, and step them
+    together. The ratios are those of the rounds: their median and range."""
+SHARDS = ["distributed.collectors=2"]
 RECIPES = {
     "toy_arena_mappo": ["env.kwargs.n_groups=2", "learner.target_kl=0.01"],
     "vmas_navigation_mappo": [
@@ -37,10 +39,13 @@ RECIPES = {
         "learner.minibatch_size=400",
     ],
 }
+LARGE = ["learner.minibatch_size=10240", "learner.actor.num_cells=[256,256]"]
+LARGE += ["learner.critic.num_cells=[256,256]"]
 WORLDS = {
     "vmas_navigation_mappo": [],
     "vmas_balance_mappo": [],
-    "pettingzoo_simple_spread_mappo": [],
+    "pettingzoo_simple_spread_mappo": ["env.workers=0"],
+    "toy_arena_mappo": ["env.num_envs=2048", "frames_per_batch=40960", *LARGE],
 }
 
 
@@ -161,32 +166,39 @@ def _equality_of(recipe: str, folder: Path, args: argparse.Namespace) -> list[li
 def speed(args: argparse.Namespace) -> list[tuple[str, str]]:
     """A row for each world: an iteration of one process and of two."""
     rows = []
+    one = ["distributed.collectors=null"]
+    ways = {"in one piece": (1, one), "2 shards": (1, SHARDS), "2 processes": (2, SHARDS)}
     for recipe in args.recipes or WORLDS:
-        taken: dict[int, list[float]] = {1: [], 2: []}
+        taken: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(args.rounds):
-            for ranks in taken:
+            for way, (ranks, more) in ways.items():
                 with tempfile.TemporaryDirectory() as made:
-                    taken[ranks].append(_iteration(recipe, Path(made) / "run", ranks, args))
-        ratios = [one / two for one, two in zip(taken[1], taken[2])]
-        rows.append(
-            [
-                f"{recipe}, {args.execution}",
-                *(f"{1e3 * statistics.median(taken[ranks]):,.0f}" for ranks in taken),
-                f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
-            ]
-        )
+                    run = Path(made) / "run"
+                    taken[way].append(_iteration(recipe, run, ranks, more, args))
+        against = [_ratio(taken[way], taken["2 processes"]) for way in ("in one piece", "2 shards")]
+        medians = [f"{1e3 * statistics.median(of_way):,.0f}" for of_way in taken.values()]
+        rows.append([recipe, *medians, *against])
         print(rows[-1], file=sys.stderr)
-    header = ["", "ms an iteration, 1 process", "2 processes", "times as fast"]
-    return [("Two processes on two cores", report.markdown_table(header, rows))]
+    header = ["", "1 process in one piece, ms", "1 process, 2 shards", "2 processes"]
+    header += ["times one piece", "times 2 shards"]
+    heading = f"Two processes on two cores, {args.execution}"
+    return [(heading, report.markdown_table(header, rows))]
 
 
-def _iteration(recipe: str, folder: Path, ranks: int, args: argparse.Namespace) -> float:
+def _ratio(ones: list[float], others: list[float]) -> str:
+    ratios = [one / other for one, other in zip(ones, others)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def _iteration(
+    recipe: str, folder: Path, ranks: int, more: list[str], args: argparse.Namespace
+) -> float:
     from torchrl_marl.recipes import load_config
 
     frames = load_config(recipe, WORLDS.get(recipe, [])).frames_per_batch * args.iterations
     settings = [recipe, *WORLDS.get(recipe, []), f"total_frames={frames}", "evaluation.episodes=4"]
-    settings += [f"execution={args.execution}", "distributed.collectors=2"]
-    settings += ["checkpoint.every_iterations=0", "evaluation.every_frames=null"]
+    settings += [f"execution={args.execution}", "checkpoint.every_iterations=0", *more]
+    settings += ["evaluation.every_frames=null"]
     train(folder, ranks, settings)
     with (folder / "metrics.csv").open() as file:
         seconds = [float(row["seconds"]) for row in csv.DictReader(file)]
