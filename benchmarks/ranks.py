@@ -26,8 +26,8 @@ EQUALITY = """One process and several train the same run of four shards, execute
     it. *Stock* averages the gradients of two processes, whose losses and statistics are their own,
     as data parallelism does in general (without a limit of the KL divergence, by which they would
     stop apart)."""
-SPEED = """Milliseconds of an iteration (collecting and learning), as `metrics.csv` has them, but for
-    the first two; one thread a process, on two cores, in turn. One process and two train the same
+SPEED = """Milliseconds of an iteration (collecting and learning), from `metrics.csv`, but for the
+    first two; one thread a process, on two cores, in turn. One process and two train the same
     run of two shards; a process alone may also leave the environments in one piece, and step them
     together. The ratios are those of the rounds: their median and range."""
 SHARDS = ["distributed.collectors=2"]

@@ -62,10 +62,6 @@ class Alone:
         """
         return x.unsqueeze(0)
 
-    def any(self, flag: bool) -> bool:
-        """Returns whether a flag is set on any rank."""
-        return flag
-
     def of_all(self, value: Any) -> list[Any]:
         """Returns what each rank has, by rank; such as numbers and texts."""
         return [value]
@@ -158,12 +154,6 @@ class Ranks(Alone):
         """Returns what becomes everybody's values, side by side, where it is summed."""
         nobody = torch.zeros_like(x)
         return torch.stack([x if i == self.rank else nobody for i in range(self.size)])
-
-    def any(self, flag: bool) -> bool:
-        """Returns whether a flag is set on any rank."""
-        found = torch.tensor([float(flag)])
-        dist.all_reduce(found)
-        return bool(found > 0)
 
     def of_all(self, value: Any) -> list[Any]:
         """Returns what each rank has, by rank; such as numbers and texts."""

@@ -12,12 +12,14 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.ranks import ALONE, Ranks
+from torchrl_marl.training.ahead import CompilingAhead
 from torchrl_marl.training.checkpoint import save_checkpoint
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.folder import RunFolder
@@ -139,8 +141,9 @@ class RankTraining(Training):
                 f"a process holds one {self.config.env.name!r} only, which the first rank cannot "
                 "be evaluated on while it trains; start one process."
             )
-        tensors = [x for one in self.learners for x in one.state_dict().values() if _is_tensor(x)]
-        for x, first in zip(tensors, self.ranks.send(tensors)):
+        states = [x for one in self.learners for x in one.state_dict().values()]
+        tensors = [x for x in states if isinstance(x, Tensor)]
+        for x, first in zip(tensors, self.ranks.send([x.cpu() for x in tensors])):
             x.copy_(first)
 
     def open(self) -> None:
@@ -148,8 +151,6 @@ class RankTraining(Training):
         if self.ranks.rank == 0:
             super().open()
             return
-        from torchrl_marl.training.ahead import CompilingAhead
-
         self.ahead = CompilingAhead(self.folder, self.config, self.env)  # has nothing to do
         self.recorder = _NoRecorder()
 
@@ -227,15 +228,13 @@ class RankTraining(Training):
         return self.config.env.num_envs // self.ranks.size
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
-
-
 def _of_envs(state: dict[str, Any]) -> dict[str, Any]:
     """Picks what a rank's own environments have left in its state."""
     extra = [learner.get("_extra_state", {}) for learner in state["learners"]]
     remembered = [own.get("critic_states", {}) for own in extra]
-    return {"collector": state["collector"], "tracker": state["tracker"], "critics": remembered}
+    found = {"collector": state["collector"], "tracker": state["tracker"], "critics": remembered}
+    # A process would take others' tensors to their GPU.
+    return pytree.tree_map_only(Tensor, Tensor.cpu, found)
 
 
 def _with_all(own: dict[str, Any], parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
