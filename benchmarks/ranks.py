@@ -147,6 +147,8 @@ def _equality_of(recipe: str, folder: Path, args: argparse.Namespace) -> list[li
     alone: dict[str, tuple[Any, Any, Any]] = {}
     rows = []
     for name, ranks, more in cases:
+        if args.cases and name not in args.cases:
+            continue
         if ranks > args.ranks or ("compiled" in name and args.quick):
             continue
         how = ", ".join(more)
@@ -214,6 +216,7 @@ def main() -> None:
     parser = report.parser(__doc__, threads=(1,))
     parser.add_argument("what", choices=["equality", "speed"])
     parser.add_argument("--recipes", nargs="+", help="by default those of the result files")
+    parser.add_argument("--cases", nargs="+", help="rows of the equality, by their names")
     parser.add_argument("--iterations", type=int, help="50, or 8 for the speed")
     parser.add_argument("--rounds", type=int, default=3, help="of the speed")
     parser.add_argument("--ranks", type=int, default=4, help="at most so many processes")
