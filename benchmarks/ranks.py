@@ -39,13 +39,13 @@ RECIPES = {
         "learner.minibatch_size=400",
     ],
 }
-LARGE = ["learner.minibatch_size=10240", "learner.actor.num_cells=[256,256]"]
+LARGE = ["learner.minibatch_size=2560", "learner.actor.num_cells=[256,256]"]
 LARGE += ["learner.critic.num_cells=[256,256]"]
 WORLDS = {
     "vmas_navigation_mappo": [],
     "vmas_balance_mappo": [],
     "pettingzoo_simple_spread_mappo": ["env.workers=0"],
-    "toy_arena_mappo": ["env.num_envs=2048", "frames_per_batch=40960", *LARGE],
+    "toy_arena_mappo": ["env.num_envs=512", "frames_per_batch=5120", *LARGE],
 }
 
 
