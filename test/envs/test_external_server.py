@@ -162,6 +162,34 @@ def test_an_agent_that_has_terminated_acts_no_more():
     assert "'walker_1' has terminated in this episode" in pen.inbox.refusals[0]
 
 
+def test_the_last_observation_of_an_agent_gets_no_action():
+    server = make_server()
+    pen = Pen(server)
+    pen.step(1, 0)
+    answer_to(server, pen)
+    pen.step(1, 1, all_see(3, 4), terminated=["walker_1"])
+    assert answer_to(server, pen)["actions"] == {"walker_0": [3.0]}
+    pen.end(1, 2, all_see(5, 6))  # and at the end all may be seen
+    assert answer_to(server, pen)["actions"] == {} and not pen.inbox.refusals
+
+
+def test_one_fault_hides_no_other():
+    server = make_server()
+    pens = [Pen(server, name) for name in "abc"]
+    for pen in pens:
+        pen.step(1, 0)
+    server.flush()
+    pens[1].step(1, 1, all_see(0, None), terminated=["walker_1"])
+    server.flush()
+    pens[0].step(1, 1, all_see(NAN))
+    pens[1].step(1, 2)
+    pens[2].step(1, 1)
+    server.flush()
+    assert "NaN" in pens[0].inbox.refusals[0]
+    assert "has terminated" in pens[1].inbox.refusals[0]
+    assert list(server.clients) == ["c"]
+
+
 def test_when_all_have_terminated_the_episode_is_over():
     server = make_server()
     pen = Pen(server)

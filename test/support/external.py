@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-import sys
 import threading
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from torchrl_marl.envs.external.server import ActionServer
 from torchrl_marl.envs.external.wire import Frames, Refused
 
 CLIENTS = Path(__file__).parents[2] / "clients" / "python"
-sys.path.insert(0, str(CLIENTS))
 
 AGENTS = {"walker": {"n": 2, "observation": 3, "action": 1}}
 

@@ -130,7 +130,7 @@ class Seats:
         self._read_ends(seat, message.get("terminated"))
         legal = message.get("action_masks")
         for group in self.groups.values():
-            if group.legal is not None and not last:
+            if group.legal is not None and (legal is not None or not last):
                 self._read_legal(group, seat, legal)
         self.ends[seat] = last
         self.cut[seat] = last and bool(message.get("truncated", False))
@@ -196,18 +196,16 @@ class Seats:
         found: dict[int, str] = {}
         for group in self.groups.values():
             seen, acts, earned = group.observation[seats], group.mask[seats], group.reward[seats]
-            if np.isfinite(seen).all() and np.isfinite(earned).all():
-                broken = acts & group.dead[seats]
-                what = "has terminated in this episode, expected no observation of it"
-            else:
-                broken = ~np.isfinite(seen).all(-1) | ~np.isfinite(earned)
+            what = "has terminated in this episode, expected no observation of it"
+            kinds = {what: acts & group.dead[seats] & ~self.ends[seats, None]}
+            if not (np.isfinite(seen).all() and np.isfinite(earned).all()):
                 what = "sees or earns NaN or an infinite number, expected finite ones"
-            for row, i in np.argwhere(broken):
-                found.setdefault(int(seats[row]), f"agent {group.names[i]!r} {what}.")
+                kinds[what] = ~np.isfinite(seen).all(-1) | ~np.isfinite(earned)
             if group.legal is not None:
-                stuck = acts & ~group.legal[seats].any(-1)
                 what = "acts and has no legal action, expected one such as a no-op"
-                for row, i in np.argwhere(stuck):
+                kinds[what] = acts & ~group.legal[seats].any(-1)
+            for what, broken in kinds.items():
+                for row, i in np.argwhere(broken):
                     found.setdefault(int(seats[row]), f"agent {group.names[i]!r} {what}.")
         if self.state is not None:
             for row in np.flatnonzero(~np.isfinite(self.state[seats]).all(-1)):
@@ -253,6 +251,7 @@ class Seats:
             before, living = group.dead[seats], ~dead[name]
             earns = group.born[seats] & ~before
             group.dead[seats] = dead[name]
+            group.mask[seats] &= living
             leaves[name, "observation"] = group.observation[seats]
             # Who is cut off is bootstrapped, also one that waited.
             leaves[name, "mask"] = living & (group.mask[seats] | truncated) & ~terminated
