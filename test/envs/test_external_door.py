@@ -8,11 +8,12 @@ import sys
 import time
 
 import pytest
-from external import AGENTS, CLIENTS, echo
+from external import AGENTS, CLIENTS, Clock, Pen, echo
 from torchrl_marl_client import Client
 
 from torchrl_marl.envs.external.declaration import Declared
 from torchrl_marl.envs.external.door import Door
+from torchrl_marl.envs.external.env import ExternalEnv
 from torchrl_marl.envs.external.server import ActionServer
 from torchrl_marl.envs.external.wire import framed
 from torchrl_marl.errors import ConfigError
@@ -198,6 +199,26 @@ def test_a_port_or_a_host_that_cannot_be(opened):
         opened(host="0.0.0.0")
     with pytest.raises(ConfigError, match="nowhere.invalid:0 cannot be listened on"):
         opened(host="nowhere.invalid", token="secret")
+
+
+def test_who_is_waited_for_is_said_with_what_it_last_sent():
+    env, clock = ExternalEnv("game", num_envs=4, agents=AGENTS, port=0), Clock()
+    env.open()
+    server, waited = env.server, f"has waited 31 s at {env.address} with 1 of 4 fragments; "
+    server.clock, server.policy, server.schedule = clock, echo, lambda flush: None
+    assert env.waited_for(31.4, 1, 4) == f"{waited}0 clients are here, waits for clients"
+    slow, held = Pen(server, "slow"), Pen(server, "held")
+    slow.step(3, 7)
+    server.flush()
+    held.step(1, 0)  # whose answer is due
+    clock.now = 12.0
+    told = "2 clients are here, waits for 'slow' (last sent: step 7 of episode 3), 12 s ago"
+    assert env.waited_for(31.4, 1, 4) == waited + told
+    server.lost(slow.client, slow.inbox)
+    assert "step 7 of episode 3; not connected), 0 s ago" in env.waited_for(31.4, 1, 4)
+    with pytest.raises(ConfigError, match="stepped by itself, as a client"):
+        env.rollout(3)
+    env.close()
 
 
 def test_what_fails_in_the_policy_is_raised_where_it_is_waited_for(opened):

@@ -148,9 +148,10 @@ class ExternalEnv(DeclaredEnv):
         told = [f"{one.say()}, {now - one.heard:.0f} s ago" for one in late[:3]]
         who = "; ".join(told) or "clients"
         more = f" and {len(late) - 3} more" if len(late) > 3 else ""
+        here = "1 client is" if len(clients) == 1 else f"{len(clients)} clients are"
         return (
             f"has waited {seconds:.0f} s at {self.address} with {ready} of {needed} fragments; "
-            f"{len(clients)} clients are here, waits for {who}{more}"
+            f"{here} here, waits for {who}{more}"
         )
 
     def counts(self) -> dict[str, int]:
