@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.capture.execution import check_execution
@@ -22,7 +22,7 @@ from torchrl_marl.collectors.fingerprint import fingerprint
 from torchrl_marl.envs.external.acting import Acting, Leaves, as_tensordict, flat_leaves
 from torchrl_marl.errors import CaptureError
 
-__all__ = ["SIZES", "GraphActing"]
+__all__ = ["SIZES", "GraphActing", "alike", "sizes_for", "take_tensors"]
 
 SIZES = (1, 8, 64, 256)
 """Rows P of graphs; a batch is padded to the next, and one that is larger is cut."""
@@ -157,3 +157,30 @@ def _read(policy: Any, example: Leaves) -> list[tuple[str, ...]]:
     named = {key if isinstance(key, tuple) else (key,) for key in cast(list, keys)}
     masks = {(*key[:-1], "mask") for key in named}
     return [key for key in example if key in named | masks]
+
+
+def sizes_for(n: int) -> tuple[int, ...]:
+    """Returns the sizes of the graphs that batches of up to n rows need.
+
+    Examples:
+        >>> sizes_for(8), sizes_for(9)
+        ((1, 8), (1, 8, 64))
+    """
+    return SIZES[: bisect.bisect_left(SIZES, n) + 1]
+
+
+def alike(one: nn.Module, other: nn.Module) -> bool:
+    """Returns whether two policies differ in nothing but what their tensors hold."""
+    names = [
+        [(name, x.shape, x.dtype) for name, x in (*net.named_parameters(), *net.named_buffers())]
+        for net in (one, other)
+    ]
+    return names[0] == names[1]
+
+
+@torch.no_grad()
+def take_tensors(policy: nn.Module, newer: nn.Module) -> None:
+    """Writes what a policy holds into one that is alike, in place: graphs of it then act by it."""
+    mine, other = ([*net.parameters(), *net.buffers()] for net in (policy, newer))
+    for own, new in zip(mine, other):
+        own.copy_(new)

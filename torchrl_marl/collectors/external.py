@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
+from torchrl_marl.collectors.acting import GraphActing, alike, sizes_for, take_tensors
 from torchrl_marl.collectors.collector import Interrupted
 from torchrl_marl.collectors.fragments import Fragment, Fragments
 from torchrl_marl.envs.external.env import ExternalEnv
@@ -85,7 +86,7 @@ class ExternalCollector:
         self.fragments = Fragments(self.n_steps, num_envs, groups, most, env.hold)
         if remembers or (isinstance(policy, nn.Module) and remembered_by(policy)):
             env.server.carry_memory(remembered_by(cast(nn.Module, policy)))
-        self._opened = False
+        self._opened, self._acting = False, cast("GraphActing | None", None)
 
     @property
     def version(self) -> int:
@@ -94,7 +95,7 @@ class ExternalCollector:
 
     def rollout(self) -> TensorDictBase:
         """Waits for the fragments of a batch."""
-        policy = self.policy if self.env.hold else copy.deepcopy(self.policy)
+        policy = self._answering()
         if not self._opened:
             self._open(policy)
         else:
@@ -102,6 +103,23 @@ class ExternalCollector:
         batch = as_batch(self._wait()).to(self.env.device)
         self.frames += self.frames_per_batch
         return batch
+
+    def _answering(self) -> Any:
+        """Returns who answers from now on: the policy, or a copy of it where clients play on.
+
+        On a CPU it is graphs that do, which are made here: none is recorded while another thread
+        learns.
+        """
+        policy, on_cpu = self.policy, self.env.device in (None, torch.device("cpu"))
+        if not isinstance(policy, nn.Module) or not on_cpu:
+            return _on(policy if self.env.hold else copy.deepcopy(policy), self.env.device)
+        acting, server = self._acting, self.env.server
+        if acting is None or not alike(policy, cast(nn.Module, acting.policy)):
+            own = policy if self.env.hold else copy.deepcopy(policy)
+            acting = GraphActing(own, execution="trace", sizes=sizes_for(server.max_clients))
+        acting.prepare(server.example(), server.exploration_type)
+        self._acting = acting
+        return acting
 
     def _open(self, policy: Any) -> None:
         """Begins to record, with the first batch."""
@@ -118,7 +136,9 @@ class ExternalCollector:
 
     def _release(self, policy: Any) -> None:
         server = self.env.server
-        server.policy, server.version = _on(policy, self.env.device), self.version
+        if isinstance(policy, GraphActing) and policy.policy is not self.policy:
+            take_tensors(cast(nn.Module, policy.policy), cast(nn.Module, self.policy))
+        server.policy, server.version = policy, self.version
         self.fragments.release()
         server.go_on()
 

@@ -6,18 +6,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import nn
 from torchrl.envs.utils import ExplorationType
 
-from torchrl_marl.collectors.acting import SIZES, GraphActing
+from torchrl_marl.collectors.acting import GraphActing, alike, sizes_for, take_tensors
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.external.declaration import Declared
 from torchrl_marl.envs.external.door import Door, read_token
 from torchrl_marl.envs.external.env import tls_context
-from torchrl_marl.envs.external.seats import Seats
 from torchrl_marl.envs.external.server import ActionServer
 from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.errors import CheckpointError, ConfigError
@@ -134,7 +132,7 @@ class ServedRun:
         self._checkpoint, state = load_latest(self.folder)
         policy = self._policy_of(state)
         acting = None
-        if _shapes(policy) != _shapes(self._policy):  # every agent has networks of its own now
+        if not alike(policy, self._policy):  # every agent has networks of its own now
             acting = self._graphs(policy)
         self.door.ask(self._take, policy, acting, state["collector"]["frames"])
         return True
@@ -165,23 +163,17 @@ class ServedRun:
 
     def _graphs(self, policy: _Choosing) -> GraphActing:
         """Returns a policy as graphs of the sizes that so many clients need."""
-        most = self.server.max_clients
-        needed = [one for i, one in enumerate(SIZES) if i == 0 or SIZES[i - 1] < most]
-        example = Seats(self.declared, 1)
-        if any(_leaf(key) == "is_init" for key in policy.in_keys):
-            example.carry_memory(remembered_by(policy))
-        leaves = example.inputs(np.zeros(1, int))
+        needed = sizes_for(self.server.max_clients)
+        leaves = self.server.example()
         _check_reads(policy, set(leaves))
         acting = GraphActing(policy, execution=self._execution, sizes=needed)
         acting.prepare(leaves, self.server.exploration_type)
         return acting
 
-    @torch.no_grad()
     def _take(self, policy: _Choosing, acting: GraphActing | None, version: int) -> None:
         """Acts by a newer policy; between two batches, in the door's thread."""
         if acting is None:
-            for own, newer in zip(_tensors(self._policy), _tensors(policy)):
-                own.copy_(newer)
+            take_tensors(self._policy, policy)
         else:
             self.server.policy, self._policy = acting, policy
         self.server.version = version
@@ -249,12 +241,3 @@ def _check_reads(policy: _Choosing, given: set[tuple[str, ...]]) -> None:
                 f"this run's policy reads {key!r}, which no client says; export it instead: "
                 "torchrl-marl export."
             )
-
-
-def _tensors(module: nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]
-
-
-def _shapes(module: nn.Module) -> list[Any]:
-    named = [*module.named_parameters(), *module.named_buffers()]
-    return [(name, x.shape, x.dtype) for name, x in named]

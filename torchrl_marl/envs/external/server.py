@@ -103,6 +103,14 @@ class ActionServer:
         if self.declared is not None:
             self.seats.carry_memory(sizes)
 
+    def example(self) -> Leaves:
+        """Returns what a policy reads of one client that has said nothing yet."""
+        assert self.declared is not None
+        seats = Seats(self.declared, 1)
+        if self._remembered is not None:
+            seats.carry_memory(self._remembered)
+        return seats.inputs(np.zeros(1, int))
+
     # --------------------------------------------------------------------------------- clients
 
     def hello(self, message: Mapping[str, Any], nonce: bytes, line: Line) -> Client:

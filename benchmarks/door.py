@@ -1,0 +1,151 @@
+"""What a door costs: the latency of 1, 8 and 64 clients, the server's time, and who disturbs.
+
+python benchmarks/door.py --write
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import report
+
+CLIENTS = Path(__file__).parent / "door_clients.py"
+TEXT = """A server with an actor of two layers of 64 for 3 agents that see 18 numbers and do 2
+    things, drawn, in a process of its own with one thread of torch; clients on the same machine, in
+    another process, send their next step as soon as they are answered, and share the
+    machine's cores with it. A round trip is from a step's sending to its answer, decoded. The
+    server's time is its process's, all threads, over the steps that were answered. Who
+    disturbs runs in a process of its own beside 8 clients: `bad` comes with random bytes 100
+    times a second, `flood` sends one step again as often as the line takes it, `slow reader`
+    does so and never reads."""
+EXECUTIONS = ("compile", "trace", "eager")
+
+
+@contextlib.contextmanager
+def served(execution: str) -> Iterator[Any]:
+    """Gives a server behind a door."""
+    import numpy as np
+    import torch
+    from door_clients import AGENTS
+    from torchrl.envs.utils import ExplorationType
+
+    from torchrl_marl import TeamSpec
+    from torchrl_marl.collectors.acting import GraphActing
+    from torchrl_marl.envs.external import ActionServer, Declared, Door
+    from torchrl_marl.envs.external.seats import Seats
+    from torchrl_marl.modules import make_actor
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    declared = Declared.read(AGENTS)
+    team: TeamSpec = declared.declaration("bench", 1).team
+    acting = GraphActing(make_actor(team.groups["walker"]), execution=execution)
+    acting.prepare(Seats(declared, 1).inputs(np.zeros(1, int)), ExplorationType.RANDOM)
+    door = Door(ActionServer(declared, acting))
+    try:
+        yield door
+    finally:
+        door.close()
+
+
+def played(door: Any, n: int, seconds: float) -> dict[str, float]:
+    """Lets n clients play, and returns what it took them and the server."""
+    command = [sys.executable, str(CLIENTS), "play", str(door.port), str(n), str(seconds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    found: dict[str, Any] = {}
+    counts = door.server.counts
+    for line in process.stdout:
+        said = json.loads(line)
+        if said.get("now") == "measured":
+            cpu, steps, batches = time.process_time(), counts["steps"], counts["batches"]
+        elif said.get("now") == "over":
+            cpu, steps = time.process_time() - cpu, counts["steps"] - steps
+            batches = counts["batches"] - batches
+        else:
+            found = said
+    process.wait()
+    return {**found, "cpu": cpu / steps * 1e6, "batch": steps / batches}
+
+
+def latencies(args: argparse.Namespace) -> list[list[str]]:
+    """A row for each number of clients and each execution."""
+    rows = []
+    for execution in args.executions:
+        with served(execution) as door:
+            for n in args.clients:
+                found = played(door, n, args.seconds)
+                rows.append([execution, str(n), *_texts(found)])
+    return rows
+
+
+def _texts(found: dict[str, float]) -> list[str]:
+    return [
+        f"{found['rate']:,.0f}",
+        f"{found['p50']:.2f}",
+        f"{found['p99']:.2f}",
+        f"{found['batch']:.1f}",
+        f"{found['cpu']:.0f}",
+        f"{found['client_cpu']:.0f}",
+    ]
+
+
+def disturbed(args: argparse.Namespace) -> list[list[str]]:
+    """A row for 8 clients alone, and one beside each who disturbs."""
+    rows, alone = [], 0.0
+    with served(args.executions[0]) as door:
+        for who in ("nobody", "bad", "flood", "slow"):
+            with _beside(who, door.port):
+                found = played(door, 8, args.seconds)
+            alone = alone or found["p50"]
+            name = "slow reader" if who == "slow" else who
+            rows.append([name, *_texts(found)[:3], f"{found['p50'] / alone:.2f}"])
+    return rows
+
+
+@contextlib.contextmanager
+def _beside(who: str, port: int) -> Iterator[None]:
+    if who == "nobody":
+        yield
+        return
+    process = subprocess.Popen([sys.executable, str(CLIENTS), who, str(port)])
+    time.sleep(0.5)
+    try:
+        assert process.poll() is None
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def main() -> None:
+    """Measures and reports."""
+    parser = report.parser(__doc__, threads=(1,))
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--executions", nargs="+", choices=EXECUTIONS, default=list(EXECUTIONS))
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each row")
+    args = parser.parse_args()
+    if args.quick:
+        args.write, args.seconds, args.executions = False, 0.5, ["trace"]
+    header = ["steps/s", "p50 ms", "p99 ms"]
+    more = ["a batch", "server us a step", "client us a step"]
+    sections = [
+        ("Clients", report.markdown_table(["policy", "clients", *header, *more], latencies(args))),
+        (
+            "8 clients beside somebody who disturbs",
+            report.markdown_table(["beside them", *header, "times p50 alone"], disturbed(args)),
+        ),
+    ]
+    report.publish("door", "A door", sections, {}, TEXT, write=args.write)
+
+
+if __name__ == "__main__":
+    main()
