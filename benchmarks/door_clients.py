@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import struct
 import sys
@@ -84,10 +85,10 @@ class Player(asyncio.Protocol):
 async def play(port: int, n: int, seconds: float) -> dict[str, Any]:
     """Lets n clients play for some seconds; returns steps, seconds and round trips."""
     loop = asyncio.get_running_loop()
-    players = [
-        (await loop.create_connection(lambda i=i: Player(f"p{i}"), "127.0.0.1", port))[1]
-        for i in range(n)
-    ]
+    players = []
+    for i in range(n):
+        made = loop.create_connection(lambda i=i: Player(f"{os.getpid()}-{i}"), "127.0.0.1", port)
+        players.append((await made)[1])
     await asyncio.gather(*(player.welcome for player in players))
     for warm, length in ((True, 0.5), (False, seconds)):
         cpu, began = time.process_time(), time.perf_counter()
@@ -151,11 +152,12 @@ def bad(port: int) -> Iterator[None]:
 
 def flood(port: int) -> Iterator[None]:
     """Sends the same step as often as the line takes it, and reads the answers."""
-    own, data = joined(port, "flood"), a_step() * 50
+    own, data, left = joined(port, "flood"), a_step() * 50, b""
     own.setblocking(False)
     while True:
+        left = left or data
         with contextlib.suppress(BlockingIOError):
-            own.send(data)
+            left = left[own.send(left) :]
         with contextlib.suppress(BlockingIOError):
             while own.recv(1 << 16):
                 pass

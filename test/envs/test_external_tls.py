@@ -80,6 +80,9 @@ class Wire(asyncio.Transport):
     def set_write_buffer_limits(self, high=None, low=None):
         pass
 
+    def close(self):
+        pass
+
     def pause_reading(self):
         self.paused = True
 

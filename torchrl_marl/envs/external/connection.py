@@ -33,6 +33,7 @@ class Connection(asyncio.Protocol):
         self._nonce = os.urandom(16)
         self._frames = Frames(min(_HELLO_BYTES, max_message_bytes))
         self._client: Client | None = None
+        self._made = False  # not while TLS shakes hands
         self._goes_on = False
         self.closed = False
 
@@ -43,7 +44,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greets with a nonce: the token itself is never sent."""
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport, self._made = cast(asyncio.Transport, transport), True
         if self.closed:  # there is a crowd of strangers
             self._transport.abort()
             return
@@ -62,15 +63,13 @@ class Connection(asyncio.Protocol):
 
     def _take_next(self) -> None:
         """Takes one message; a next one waits for its turn."""
-        self._goes_on = False
+        went_on, self._goes_on = self._goes_on, False
         if self.closed:
             return
         try:
             message = self._frames.next()
-            if message is None:
-                self._transport.resume_reading()
-                return
-            self._take(message)
+            if message is not None:
+                self._take(message)
         except Refused as why:
             if self._client is not None:
                 self._server.refuse(self._client, str(why))
@@ -78,10 +77,12 @@ class Connection(asyncio.Protocol):
                 self._server.counts["refused"] += 1
             self.refuse(str(why))
             return
-        if self._frames.waiting:
+        if message is not None and self._frames.waiting:
             self._goes_on = True
             self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._take_next)
+        elif went_on:
+            self._transport.resume_reading()
 
     def _take(self, message: dict[str, Any]) -> None:
         if self._client is not None:
@@ -99,16 +100,15 @@ class Connection(asyncio.Protocol):
 
     def refuse(self, why: str) -> None:
         """Says why, and closes."""
-        if not self.closed:
+        if self._made:
             self.send(framed({"type": "error", "message": why}))
-            self.closed = True
-            self._transport.close()
+        self.hang_up()
 
     def hang_up(self) -> None:
         """Closes without a word; the client may come back."""
-        if not self.closed:
-            self.closed = True
+        if self._made and not self.closed:
             self._transport.close()
+        self.closed = True
 
     def pause_writing(self) -> None:
         """Leaves a client that does not read."""

@@ -67,9 +67,12 @@ class Door:
         self._loop = asyncio.new_event_loop()
         self._end = self._loop.create_future()
         server.schedule = self._loop.call_soon
+        shaking = None if ssl is None else hello_timeout
         try:
             self._listening = self._loop.run_until_complete(
-                self._loop.create_server(self._connect, host, port, ssl=ssl)
+                self._loop.create_server(
+                    self._connect, host, port, ssl=ssl, ssl_handshake_timeout=shaking
+                )
             )
         except OSError as error:
             self._loop.close()
