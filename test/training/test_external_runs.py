@@ -106,10 +106,15 @@ def test_stored_steps_do_not_go_on_from_one_batch_to_the_next(tmp_path):
 def test_ctrl_c_ends_the_wait_for(tmp_path, declared):
     """While nobody has said what the agents are, and while a batch is waited for."""
     settings = small(tmp_path, 0, kwargs={"agents": WALKERS} if declared else {})
+    # A process in the background of a shell ignores Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.5, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
     timer.start()
-    with pytest.raises(KeyboardInterrupt) as stopped:
-        torchrl_marl.train("external_meet_mappo", **settings)
+    try:
+        with pytest.raises(KeyboardInterrupt) as stopped:
+            torchrl_marl.train("external_meet_mappo", **settings)
+    finally:
+        signal.signal(signal.SIGINT, before)
     if declared:  # it is saved, and can be gone on with
         assert stopped.value.args == (tmp_path / "run",)
         assert read_run_config(tmp_path / "run").env.kwargs["agents"] == WALKERS
