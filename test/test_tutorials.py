@@ -48,6 +48,7 @@ def test_there_are_tutorials():
         "06_replay_and_mixed",
         "07_talk_and_remember",
         "08_players_and_populations",
+        "09_beyond_one_machine",
     ]
 
 

@@ -3,6 +3,7 @@
 One Ray serves the whole file; every actor takes seconds to import torch, so there are few.
 """
 
+import collections
 import os
 import random
 import subprocess
@@ -172,6 +173,32 @@ def test_more_actors_than_there_is_room_for(tmp_path):
     with pytest.raises(ConfigError, match=r"Ray keeps 4 CPUs and 0 GPUs each, but it has only \d"):
         torchrl_marl.train(config)
     assert time.monotonic() - began < 30  # it does not wait for room
+
+
+def test_without_waiting_episodes_are_whole(tmp_path):
+    """Lengths at the ends of episodes, against the steps of each trajectory; one actor dies."""
+    own = {"distributed": {"asynchronous": True}, "learner": {"estimator": "vtrace"}}
+    config, orders = settings_of(tmp_path / "run", total_frames=80 * 8, **own)
+    steps, ended = collections.Counter(), 0
+    for step in iterate(config):
+        if step.number == 3:
+            (orders / "raise").touch()
+        batch = step.batch
+        assert batch.shape == (8, 10)
+        ids, done = batch["collector", "traj_ids"], batch["next", "done"].squeeze(-1)
+        lengths = batch["collector", "agents/episode_length"]
+        for row in range(8):
+            for t in range(10):
+                steps[int(ids[row, t])] += 1
+                if done[row, t]:
+                    assert steps[int(ids[row, t])] == lengths[row, t]
+                    ended += 1
+        versions = batch["collector", "policy_version"]
+        assert (versions < step.number).all() and (versions >= step.number - 1 - 4).all()
+    assert ended > 30
+    assert step.metrics["collector_restarts"] == 1
+    torchrl_marl.resume(tmp_path / "run", total_frames=80 * 9)
+    assert final_state(tmp_path / "run")["collector"]["version"] == 9
 
 
 def test_seeds_are_tasks_that_resume_themselves(tmp_path, capfd):
