@@ -21,7 +21,8 @@ EXTRAS = {
     "ray": ["ray>=2.40"],
     "serve": ["msgpack>=1"],
     "export": ["onnx>=1.18", "onnxscript>=0.5", "onnxruntime>=1.20"],
-    "docs": ["jupyterlab", "nbconvert"],
+    # In a notebook TorchRL imports Ray, which complains where there are no widgets.
+    "docs": ["jupyterlab", "nbconvert", "ipywidgets"],
 }
 EXTRAS["test"] = [
     *EXTRAS["vmas"],
@@ -40,6 +41,7 @@ EXTRAS["test"] = [
     "pytest-xdist",
     "hypothesis",
     "ipykernel",
+    "ipywidgets",
     "nbclient",
     "nbformat",
     "mypy",
