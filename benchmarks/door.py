@@ -50,6 +50,7 @@ def served(execution: str) -> Iterator[Any]:
     acting = GraphActing(make_actor(team.groups["walker"]), execution=execution)
     acting.prepare(Seats(declared, 1).inputs(np.zeros(1, int)), ExplorationType.RANDOM)
     door = Door(ActionServer(declared, acting))
+    door.ask(torch.set_num_threads, 1)
     try:
         yield door
     finally:

@@ -331,11 +331,8 @@ def _plot(parsed: argparse.Namespace) -> None:
 
 def _serve(parsed: argparse.Namespace) -> None:
     silence_others()
-    import torch
-
     from torchrl_marl.serving import serve
 
-    torch.set_num_threads(1)  # answers are small
     serve(
         parsed.run,
         follow=parsed.follow,

@@ -204,6 +204,9 @@ def serve(folder: str | Path, *, follow: bool = False, every: float = 1.0, **opt
         **options: of :class:`ServedRun`.
     """
     with ServedRun(folder, **options) as served:
+        served.door.ask(
+            torch.set_num_threads, 1
+        )  # answers are small; threads count for each thread
         print(f"serves {served.folder} ({served.version:,} frames) at {served.address}")
         for name, kind in served.declared.settings()["agents"].items():
             print(f"  {name}: {kind}")
