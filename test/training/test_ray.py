@@ -25,6 +25,7 @@ from torchrl_marl.training import iterate
 
 ray = pytest.importorskip("ray")
 
+pytestmark = pytest.mark.filterwarnings("ignore:the actor of shard")
 FAILING = support.failing_arena.__file__
 ON_RAY = {"backend": "ray", "collectors": 4, "actors": 2, "spares": 0}
 CPUS_OF_TESTS = 8
@@ -128,7 +129,8 @@ def iterate_resumed(folder, **overrides):
 def test_worlds_that_forget_begin_anew_and_are_counted(tmp_path):
     """An actor with four shards of two envs each: eight episodes are lost."""
     own = {"world": "ForgetfulArena", "distributed": {"actors": 1}}
-    metrics = run_with({2: ["raise"]}, tmp_path / "run", **own)
+    with pytest.warns(UserWarning, match="the actor of shard 0, 1, 2, 3 raised ValueError: the en"):
+        metrics = run_with({2: ["raise"]}, tmp_path / "run", **own)
     assert metrics["collector_restarts"] == 1
     assert metrics["episodes_lost"] == 8
     rows = table(tmp_path / "run" / "metrics.csv")

@@ -82,7 +82,7 @@ class Here:
     def __init__(self, makers: Sequence[Callable[[int], Shard]]) -> None:
         self.makers = list(makers)
         self.shards = [make(0) for make in makers]
-        self.counters: dict[str, int] = {}
+        self.counters = {"collector_restarts": 0, "episodes_lost": 0}  # as everywhere
         self._played: deque[list[Played]] = deque()
 
     def begin(self, weights: Weights | None, with_state: bool = False) -> None:

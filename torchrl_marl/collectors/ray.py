@@ -5,11 +5,14 @@ Shapes: E envs of a shard, T steps.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torchrl_marl.capture.announce import announce
 from torchrl_marl.collectors.journal import Entry, Journal, Weights
 from torchrl_marl.collectors.placement import Played
 from torchrl_marl.collectors.ray_connection import Connection, connect
@@ -71,6 +74,7 @@ class OnRay:
         self._n_spares = 0 if gpus else spares
         self._lives = [0] * len(makers)
         self._lost: set[int] = set()
+        self._seen = False
         self._pending: deque[list[Any]] = deque()
         self._spares: list[Any] = []
         self.actors: list[Any] = []
@@ -109,7 +113,10 @@ class OnRay:
 
     def take(self, journal: Journal) -> list[Played]:
         """Returns what every shard has played of the oldest batch begun."""
-        answers = self._answers(self._pending.popleft())
+        first = "the actors build their worlds, compile what is compiled, and play a first batch"
+        with contextlib.nullcontext() if self._seen else announce(first):
+            answers = self._answers(self._pending.popleft())
+        self._seen = True
         played = [one for a, own in enumerate(answers) for one in self._played(a, own, journal)]
         self._keep_spares()
         return played
@@ -160,10 +167,7 @@ class OnRay:
         """Replaces an actor, or its shards; returns its part of the oldest batch begun."""
         tries = 1
         while tries <= self.max_restarts:
-            self.counters["collector_restarts"] += 1
-            if failure.lost:
-                self._ray.kill(self.actors[a])
-                self.actors[a] = self._spares.pop() if self._spares else self._new_actor()
+            self._replace(a, failure)
             answer = self._play_again(a, journal)
             if not isinstance(answer, ActorFailure):
                 return answer
@@ -176,6 +180,17 @@ class OnRay:
             "it",
             "; the last checkpoint stays, and `torchrl-marl train --resume` goes on from it.",
         )
+
+    def _replace(self, a: int, failure: ActorFailure) -> None:
+        """Puts another process in an actor's place, where its own is lost."""
+        self.counters["collector_restarts"] += 1
+        warnings.warn(
+            f"the actor of shard {_listed(self.own[a])} {failure.words}; its shards are put back.",
+            stacklevel=2,
+        )
+        if failure.lost:
+            self._ray.kill(self.actors[a])
+            self.actors[a] = self._spares.pop() if self._spares else self._new_actor()
 
     def _play_again(self, a: int, journal: Journal) -> Any:
         """Makes an actor's shards, brings them to where they were, and begins what is pending."""
@@ -228,18 +243,26 @@ class OnRay:
         return self.actors[a].make.remote(makers, lives, own, trust)
 
     def _make_all(
-        self, states: Mapping[int, Mapping[str, Any]], trust: bool = False
+        self,
+        states: Mapping[int, Mapping[str, Any]],
+        trust: bool = False,
+        only: Sequence[int] | None = None,
     ) -> dict[int, bool]:
-        """Lets all actors make their shards; returns whether no episode of each is lost.
+        """Lets all actors, or some, make their shards; returns whether no episode of each is lost.
 
         Raises:
             WorkerError: naming the shards, with the actor's traceback.
         """
         kept: dict[int, bool] = {}
-        calls = [self._make(a, states, trust) for a in range(len(self.actors))]
-        for own, answer in zip(self.own, self._answers(calls, _TO_IMPORT, "cannot be made")):
+        which = range(len(self.actors)) if only is None else only
+        calls = [self._make(a, states, trust) for a in which]
+        for a, answer in zip(which, self._answers(calls, _TO_IMPORT, "cannot be made")):
             if isinstance(answer, ActorFailure):
-                raise answer.error(f"shard {_listed(own)} cannot be made: its actor", ".")
+                raise answer.error(
+                    f"shard {_listed(self.own[a])} cannot be made: its actor",
+                    "; in a cluster, one machine must have room for it "
+                    "(distributed.cpus_per_actor).",
+                )
             kept |= answer
         return kept
 
@@ -248,9 +271,21 @@ class OnRay:
     def states(self) -> list[dict[str, Any]]:
         """Returns the states of the shards behind the last batch begun."""
         found: dict[int, dict[str, Any]] = {}
-        for own in self._ray.get([actor.states.remote() for actor in self.actors]):
-            found |= own
+        answers = self._answers([actor.states.remote() for actor in self.actors])
+        for a, answer in enumerate(answers):
+            found |= self._begin_anew(a, answer) if isinstance(answer, ActorFailure) else answer
         return [found[i] for i in range(len(self.makers))]
+
+    def _begin_anew(self, a: int, failure: ActorFailure) -> dict[int, dict[str, Any]]:
+        """Makes an actor's shards anew, from no snapshot; returns their states."""
+        self._replace(a, failure)
+        for i in self.own[a]:
+            self._lose(i)
+        self._make_all({}, only=[a])
+        (answer,) = self._answers([self.actors[a].states.remote()])
+        if isinstance(answer, ActorFailure):
+            raise answer.error(f"the actor of shard {_listed(self.own[a])}", ".")
+        return answer
 
     def load(self, states: Sequence[Mapping[str, Any]] | None) -> list[bool]:
         """Puts the shards back, or lets all begin anew."""

@@ -81,11 +81,13 @@ class ShardedCollector:
         self._journal = Journal(keeps=self.snapshot_every > 0)
         self._begun = 0
         self._ahead = 0
+        self._before: dict[str, int] = {}
 
     @property
     def counters(self) -> dict[str, int]:
         """What befell the shards."""
-        return dict(self.placement.counters)
+        own = self.placement.counters
+        return {name: count + self._before.get(name, 0) for name, count in own.items()}
 
     def rollout(self) -> TensorDictBase:
         """Collects one batch.
@@ -143,7 +145,7 @@ class ShardedCollector:
         state = self._journal.state_dict()
         if not self.snapshot_every:
             state["shards"] = self.placement.states()
-        return {"frames": self.frames, **state}
+        return {"frames": self.frames, "counters": self.counters, **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Goes on from a saved state; from an empty one, new episodes begin.
@@ -152,6 +154,7 @@ class ShardedCollector:
             bool: whether the episodes of all shards go on.
         """
         self.frames = state.get("frames", self.frames)
+        self._before = dict(state.get("counters", {}))
         shards, entries = state.get("shards"), state.get("weights", [])
         begun = shards is not None or bool(entries)
         went_on = [True]

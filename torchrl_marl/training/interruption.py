@@ -104,8 +104,8 @@ class Interruption:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._number is None:
             self._number = number
-            sigterm = " (SIGTERM)" * (number == signal.SIGTERM)
-            print(_SAID.format(sigterm, self._hint), file=sys.stderr)
+            said = (" (SIGTERM)", "") if number == signal.SIGTERM else ("", self._hint)
+            print(_SAID.format(*said), file=sys.stderr)
         elif number == signal.SIGINT and not self._unbroken:
             # A second SIGTERM, which process managers send to a group, does not.
             raise KeyboardInterrupt
