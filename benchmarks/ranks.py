@@ -39,13 +39,18 @@ RECIPES = {
         "learner.minibatch_size=400",
     ],
 }
-LARGE = ["learner.minibatch_size=2560", "learner.actor.num_cells=[256,256]"]
-LARGE += ["learner.critic.num_cells=[256,256]"]
 WORLDS = {
     "vmas_navigation_mappo": [],
     "vmas_balance_mappo": [],
     "pettingzoo_simple_spread_mappo": ["env.workers=0"],
-    "toy_arena_mappo": ["env.num_envs=512", "frames_per_batch=5120", *LARGE],
+    # 2 ms of Python for each copy and step, as simulators that are run copy by copy.
+    "toy_arena_mappo": [
+        "env.library=benchmarks/busy_world.py:BusyArena",
+        "env.name=BusyArena",
+        "env.num_envs=16",
+        "frames_per_batch=400",
+        "learner.minibatch_size=200",
+    ],
 }
 
 
