@@ -129,7 +129,7 @@ def _train(parsed: argparse.Namespace) -> None:
     runs: dict[int, Run] = {}
     failed: list[int] = []
     try:
-        for one, found in train_each(configs):
+        for one, found in train_each(configs, seeds=parsed.seeds is not None):
             if isinstance(found, Exception):
                 failed.append(one.seed)
                 tell_failed(one.seed, found)

@@ -10,26 +10,24 @@ if TYPE_CHECKING:
     from torchrl_marl.training.config import TrainConfig
     from torchrl_marl.training.run import Run
 
-__all__ = ["as_tasks", "train_each"]
-
-
-def as_tasks(config: TrainConfig) -> bool:
-    """Returns whether runs of such settings are tasks of Ray: none of them has shards there."""
-    return config.distributed.backend == "ray" and not config.distributed.enabled
+__all__ = ["train_each"]
 
 
 def train_each(
-    configs: Sequence[TrainConfig],
+    configs: Sequence[TrainConfig], *, seeds: bool = False
 ) -> Iterator[tuple[TrainConfig, list[Run] | Exception]]:
     """Trains runs; yields each that has ended, with its members where it is a population.
 
     Args:
         configs (sequence of TrainConfig): settings that differ in their seed.
+        seeds (bool): they are runs of several seeds; of ``distributed.backend: ray``, unless they
+            have shards there, each is a task.
 
     Raises:
         Exception: of a run that is the only one; otherwise it is yielded, in its place.
     """
-    if as_tasks(configs[0]):
+    settings = configs[0].distributed
+    if seeds and settings.backend == "ray" and not settings.enabled:
         yield from _on_ray(configs)
         return
     from torchrl_marl import runs as doors

@@ -172,7 +172,7 @@ def test_a_world_that_an_actor_cannot_make(tmp_path):
 def test_more_actors_than_there_is_room_for(tmp_path):
     config, _ = settings_of(tmp_path / "run", distributed={"actors": 4, "cpus_per_actor": 4})
     began = time.monotonic()
-    with pytest.raises(ConfigError, match=r"Ray keeps 4 CPUs and 0 GPUs each, but it has only \d"):
+    with pytest.raises(ConfigError, match=r"4 actors with 4 CPUs and 0 GPUs .* free, \d CPUs"):
         torchrl_marl.train(config)
     assert time.monotonic() - began < 30  # it does not wait for room
 
@@ -232,9 +232,11 @@ def kill_later(folder, orders):
     (orders / "kill").touch()
 
 
-def test_one_run_wants_shards(tmp_path):
+def test_one_run_wants_shards(tmp_path, capsys):
     with pytest.raises(ConfigError, match="expected the number of shards of the run; use"):
         torchrl_marl.train(settings_of(tmp_path / "run", distributed=TASKS)[0])
+    assert cli.main(["train", "toy_arena_mappo", "distributed=ray", f"folder={tmp_path}/x"]) == 2
+    assert "expected the number of shards of the run; use" in capsys.readouterr().err
 
 
 SCRIPT = """

@@ -181,6 +181,10 @@ BAD = [
     ({"distributed.collectors": 16}, "is 16, expected at most env.num_envs, 8; use .*=8, or .*=16"),
     ({"distributed.collectors": 2, "population.size": 2}, "population.size is 2, but distributed"),
     ({"distributed.collectors": 2, "league": "latest"}, "league is given, but distributed"),
+    (
+        {"distributed.overlap": 1},
+        "overlap is 1, but distributed.collectors is null",
+    ),
     ({"distributed": "slurm"}, "distributed.backend is 'slurm', expected none or ray"),
     (
         {"distributed": "ray", "distributed.collectors": 2, "distributed.actors": 4},

@@ -97,9 +97,10 @@ class OnRay:
         n = min(len(self.makers), int(min(room, 1e6))) if actors is None else actors
         if n < 1 or n > room:
             raise ConfigError(
-                f"distributed.actors is {actors or 'null'}, for which Ray keeps {cpus:g} CPUs and "
-                f"{gpus:g} GPUs each, but it has only {self.connection.cpus:g} and "
-                f"{self.connection.gpus:g} free; use fewer actors, or wait for others to end."
+                f"{actors or 1} actors with {cpus:g} CPUs and {gpus:g} GPUs each "
+                "(distributed.actors, cpus_per_actor, gpus_per_actor) do not fit into what Ray has "
+                f"free, {self.connection.cpus:g} CPUs and {self.connection.gpus:g} GPUs; use fewer "
+                "or smaller ones, or wait for others to end."
             )
         return n
 
