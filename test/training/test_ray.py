@@ -6,6 +6,7 @@ One Ray serves the whole file; every actor takes seconds to import torch, so the
 import collections
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -284,12 +285,19 @@ def test_a_cluster_that_is_not_there(monkeypatch):
     random.seed(3)
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    with pytest.raises(ConfigError, match="no cluster of Ray answers at '10.0.0.9:6379'"):
-        connect("10.0.0.9:6379")
-    assert asked["address"] == "10.0.0.9:6379"
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.8:6379")
-    with pytest.raises(ConfigError, match="no cluster of Ray answers at '10.0.0.8:6379'"):
+    listening = socket.create_server(("127.0.0.1", 0))
+    here = f"127.0.0.1:{listening.getsockname()[1]}"
+    with pytest.raises(ConfigError, match=f"answers at '{here}' .'nobody listens'"):
+        connect(here)
+    assert asked.pop("address") == here
+    monkeypatch.setenv("RAY_ADDRESS", f"ray://{here}")
+    with pytest.raises(ConfigError, match=f"no cluster of Ray answers at 'ray://{here}'"):
         connect(None)
+    listening.close()
+    asked.clear()
+    with pytest.raises(ConfigError, match=f"'ray://{here}' .*[Rr]efused"):  # Ray is not asked
+        connect(None)
+    assert not asked
     monkeypatch.delenv("RAY_ADDRESS")
     with pytest.raises(ConfigError, match="Ray does not start on this machine ..nobody listens"):
         connect(None)

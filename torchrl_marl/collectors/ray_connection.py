@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import socket
 import threading
 from typing import Any
 
@@ -89,6 +90,7 @@ def _start(ray: Any, address: str | None, cpus: float) -> None:
     try:
         # Ray draws ports from Python's generator, which is the run's own while it works.
         with RandomState(secrets.randbits(32)).active():
+            _reach(address)
             _init(ray, options, tries=2 if address is None else 1)
     except Exception as error:
         why = quoted(" ".join(str(error).split())[:300])
@@ -105,6 +107,17 @@ def _start(ray: Any, address: str | None, cpus: float) -> None:
     finally:
         if ours:
             signal.signal(signal.SIGTERM, before)
+
+
+def _reach(address: str | None, seconds: float = 10.0) -> None:
+    """Finds out whether somebody listens there, for which Ray takes minutes.
+
+    Raises:
+        OSError: nobody does.
+    """
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), seconds).close()
 
 
 def _init(ray: Any, options: dict[str, Any], tries: int) -> None:
