@@ -1,6 +1,6 @@
 """What shards on actors of Ray cost and gain, on one machine.
 
-python benchmarks/shards.py speed --write     # also: start, transport, equality, deaths
+python benchmarks/shards.py speed --write     # also: start, transport, equality, learning, deaths
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ TEXTS = {
     "equality": """Five iterations of four shards: in one process, on 1, 2 and 4 actors of Ray, and
     stopped on two actors after the second iteration and resumed on one. Compared with one process:
     a hash of every weight, the optimizer, metrics, running episodes and random states.""",
+    "learning": """The recipe pettingzoo_simple_spread_mappo, 16 copies, in one piece, and in two
+    shards whose collecting runs one batch ahead, with V-trace. The return is that of the last tenth
+    of training (sampled actions).""",
     "deaths": """Twenty iterations in which ten actors die, a seeded draw of `kill -9`, falling
     silent (SIGSTOP) and raising, against the same run in one process: what differs of weights,
     optimizer, metrics and random states.""",
@@ -254,6 +257,42 @@ def equality(args: argparse.Namespace) -> list[tuple[str, str]]:
     return [("against one process, to the bit", report.markdown_table(header, rows))]
 
 
+def learning(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Returns at the end with collecting one batch ahead, against none."""
+    import csv
+
+    import torchrl_marl
+
+    ahead = {"collectors": 2, "overlap": 1}
+    ways: dict[str, dict[str, Any]] = {
+        "in one piece": {},
+        "overlap 1, V-trace": {"distributed": ahead, "learner": {"estimator": "vtrace"}},
+    }
+    rows = []
+    for name, own in ways.items():
+        found = []
+        for seed in range(args.seeds):
+            with tempfile.TemporaryDirectory() as folder:
+                run = torchrl_marl.train(
+                    "pettingzoo_simple_spread_mappo",
+                    env={"num_envs": 16, "workers": 0},
+                    seed=seed,
+                    threads=1,
+                    total_frames=args.frames,
+                    folder=f"{folder}/run",
+                    evaluation={"episodes": 1},
+                    logging={"progress": False},
+                    **own,
+                )
+                with (run.folder / "metrics.csv").open(newline="") as file:
+                    returns = [float(row["agent/episode_reward"]) for row in csv.DictReader(file)]
+            found.append(statistics.fmean(returns[-max(1, len(returns) // 10) :]))
+        by_seed = ", ".join(f"{value:.2f}" for value in found)
+        rows.append([name, by_seed, f"{statistics.fmean(found):.2f}"])
+    header = ["", "return, by seed", "mean"]
+    return [(f"{args.frames:,} frames", report.markdown_table(header, rows))]
+
+
 SHORT = {
     "threads": 1,
     "execution": "eager",
@@ -373,16 +412,18 @@ def main() -> None:
         "transport": transport,
         "start": start,
         "equality": equality,
+        "learning": learning,
         "deaths": deaths,
     }
     parser.add_argument("what", choices=sections)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=120.0, help="longest, for the rounds")
-    parser.add_argument("--seeds", type=int, default=3, help="of the draws of deaths")
+    parser.add_argument("--frames", type=int, default=48_000, help="of each run of `learning`")
+    parser.add_argument("--seeds", type=int, default=3, help="of the draws of deaths, and of runs")
     parser.add_argument("--epochs", type=int, default=40, help="so that learning takes a third")
     args = parser.parse_args()
     if args.quick:
-        args.write, args.rounds, args.seeds = False, 2, 1
+        args.write, args.rounds, args.seeds, args.frames = False, 2, 1, 9_600
     report.be_quiet()
     found = sections[args.what](args)
     report.publish(f"shards_{args.what}", "Shards", found, {}, TEXTS[args.what], write=args.write)
