@@ -35,6 +35,9 @@ class Wire:
     def resume_reading(self):
         self.reading = True
 
+    def can_write_eof(self):
+        return False
+
     def close(self):
         self.open = False
 
@@ -45,7 +48,7 @@ class Stranger:
     """A connection, as its client sees it."""
 
     def __init__(self, server):
-        self.wire, self.peer = Wire(), Connection(server, 1 << 16)
+        self.wire, self.peer = Wire(), Connection(server)
         self.peer.connection_made(self.wire)
         self.told = []
 

@@ -29,9 +29,9 @@ def opened():
 
     def make(host="127.0.0.1", max_message_bytes=1 << 16, hello_timeout=10.0, port=0, **options):
         agents = options.pop("agents", AGENTS)
+        options["max_message_bytes"] = max_message_bytes
         server = ActionServer(Declared.read(agents), echo, **options)
-        sizes = {"max_message_bytes": max_message_bytes, "hello_timeout": hello_timeout}
-        doors.append(Door(server, host=host, port=port, **sizes))
+        doors.append(Door(server, host=host, port=port, hello_timeout=hello_timeout))
         doors[-1].visitors = []
         return doors[-1]
 
@@ -235,3 +235,12 @@ def test_what_fails_in_the_policy_is_raised_where_it_is_waited_for(opened):
     until(lambda: door.error is not None)
     with pytest.raises(ValueError, match="out of petrol"):
         door.ask(lambda: None)
+
+
+def test_a_client_reads_why_its_message_is_too_large(opened):
+    """Not a connection that is reset, with the bytes that the server did not want unread."""
+    door = opened(max_message_bytes=1 << 12)
+    client = client_of(door)
+    client.begin(SEEN)
+    with pytest.raises(RuntimeError, match="expected 4,096 at most"):
+        client.step(SEEN, {f"walker_{i}": 1.0 for i in range(20_000)})

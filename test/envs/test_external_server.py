@@ -5,6 +5,7 @@ import math
 import pytest
 from external import AGENTS, Clock, Inbox, Pen, all_see, f32, make_server
 
+from torchrl_marl.envs.external.server import ActionServer
 from torchrl_marl.envs.external.wire import Refused
 
 
@@ -126,6 +127,10 @@ NAN, MASKED = (
         ({"observations": {"walker_0": "xyz"}}, "'walker_0' sees 'xyz', expected 3"),
         ({"observations": all_see(1, NAN)}, "agent 'walker_1' sees or earns NaN"),
         ({"rewards": {"walker_0": NAN}}, "agent 'walker_0': its reward is nan"),
+        ({"rewards": {"walker_0": -1.1e6}}, "earns NaN, or more than 1e+06 (max_number)"),
+        ({"observations": all_see(1, 3e38)}, "'walker_1' sees or earns NaN, or more than 1e+06"),
+        ({"episode": 2, "t": 5}, "step 5 is the first message of episode 2, expected a step with"),
+        ({"type": "end", "episode": 2, "t": 0}, "end 0 is the first message of episode 2"),
         ({"rewards": {"walker_0": True}}, "its reward is True, expected a number"),
         ({"rewards": {"walker_9": 1.0}}, "agent 'walker_9' is none of those declared"),
         ({"terminated": "walker_0"}, "terminated is 'walker_0', expected a list"),
@@ -215,6 +220,17 @@ def test_a_step_after_the_end_is_refused():
     assert pen.inbox.refusals == ["episode 1 has ended, expected the next one's first step."]
 
 
+def test_an_episode_ends_once():
+    server = make_server()
+    pen = Pen(server)
+    pen.step(1, 0)
+    answer_to(server, pen)
+    pen.end(1, 1)
+    answer_to(server, pen)
+    pen.end(1, 2)
+    assert pen.inbox.refusals == ["episode 1 has ended, expected the next one's first step."]
+
+
 def test_one_message_at_a_time():
     server = make_server()
     pen = Pen(server)
@@ -254,10 +270,11 @@ def test_action_masks(masks, said):
         ({"protocol": 2}, "the protocol is 2, expected 1"),
         ({"client": ""}, "client is '', expected a name"),
         ({"agents": {}}, "agents are {}, expected kinds of agents"),
-        ({"agents": {"wolf": AGENTS["walker"]}}, "no agents 'walker' are declared"),
+        ({"agents": {"wolf": AGENTS["walker"]}}, "agents 'wolf' are declared,"),
         ({"agents": {**AGENTS, "wolf": AGENTS["walker"]}}, "agents 'wolf' are declared, expected"),
         ({"agents": {"walker": {**AGENTS["walker"], "n": 3}}}, "declared as {'n': 3, "),
         ({"agents": {"walker": {"n": 2, "observation": 3}}}, "has no 'action', expected"),
+        ({"agents": {"walker": {"n": 9999, "observation": 99, "action": 1}}}, "'walker' are decl"),
         ({"state_size": 4}, "state_size is declared as 4, expected None"),
         ({"type": "step"}, "the first message is 'step', expected 'hello'"),
     ],
@@ -329,3 +346,16 @@ def test_who_is_away_or_silent_for_too_long_is_left():
     assert list(server.clients) == ["held"]  # it is the server's turn
     assert "nothing came for 10 s" in silent.inbox.refusals[0]
     assert server.counts["truncated"] == 2
+
+
+def test_the_first_declaration_is_no_larger_than_a_message():
+    server = ActionServer(max_message_bytes=1000)
+    large = {"walker": {"n": 10_000, "observation": 1_000_000, "action": 2}}
+    with pytest.raises(Refused, match="is 40,000,080,000 bytes, expected 1,000 at most; raise max"):
+        Pen(server, agents=large)
+    assert server.declared is None
+    many = {"walker": {"n": 10, "observation": 1, "action": {"n_actions": 100}}}
+    with pytest.raises(Refused, match="is 1,040 bytes"):
+        Pen(server, agents=many)
+    Pen(server)
+    assert server.declared is not None

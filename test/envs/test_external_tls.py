@@ -80,6 +80,9 @@ class Wire(asyncio.Transport):
     def set_write_buffer_limits(self, high=None, low=None):
         pass
 
+    def can_write_eof(self):
+        return False
+
     def close(self):
         pass
 
@@ -92,7 +95,8 @@ class Wire(asyncio.Transport):
 
 def connected(server, name):
     """A connection whose client has said hello."""
-    wire, line = Wire(), Connection(server, 1 << 24)
+    server.max_message_bytes = 1 << 24
+    wire, line = Wire(), Connection(server)
     line.connection_made(wire)
     hello = {"type": "hello", "protocol": 1, "client": name, "agents": AGENTS}
     line.data_received(framed(hello))

@@ -167,9 +167,7 @@ def test_who_declares_other_agents_is_refused(kinds):
     with ServedRun(kinds.folder, port=0, execution="eager") as served:
         other = {"walker": {"n": 1, "observation": 2, "action": 1}}
         host, port = served.address.split(":")
-        with pytest.raises(
-            RuntimeError, match="no agents 'agents_0' are declared, expected .'n': 2"
-        ):
+        with pytest.raises(RuntimeError, match="but no 'agents_0', expected .'n': 2"):
             Client(host, int(port), other).begin({"walker_0": [0.0, 0.0]})
 
 
@@ -235,3 +233,8 @@ def test_the_command(kinds):
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_key_wants_its_certificate(kinds):
+    with pytest.raises(ConfigError, match="tls_key is 'key.pem', expected tls_certificate beside"):
+        ServedRun(kinds.folder, port=0, execution="eager", tls_key="key.pem")

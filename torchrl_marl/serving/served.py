@@ -102,11 +102,15 @@ class ServedRun:
         self._policy = _Choosing(run.policy, self._team)
         if any(_leaf(key) == "is_init" for key in self._policy.in_keys):
             self.server.carry_memory(remembered_by(self._policy))
-        self.server.policy = self._graphs(self._policy)
-        self.server.version = run.frames
+        # The door first: what is wrong with it is told before graphs are compiled.
         self.door = Door(
             self.server, host=host, port=port, ssl=tls_context(tls_certificate, tls_key)
         )
+        try:
+            self.door.ask(self._take, self._policy, self._graphs(self._policy), run.frames)
+        except BaseException:
+            self.door.close()
+            raise
 
     @property
     def version(self) -> int:
@@ -177,6 +181,7 @@ class ServedRun:
         else:
             self.server.policy, self._policy = acting, policy
         self.server.version = version
+        self.server.go_on()
 
 
 class _Choosing(nn.Module):

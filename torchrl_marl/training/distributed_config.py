@@ -69,11 +69,6 @@ class DistributedConfig:
                 f"{at}actors is {self.actors}, expected at most {at}collectors, "
                 f"{self.collectors}; use {at}actors=null."
             )
-        if self.overlap and not self.enabled:
-            raise ConfigError(
-                f"{at}overlap is {self.overlap}, but {at}collectors is null, and only shards play "
-                f"ahead; use {at}collectors=1, or more, or {at}overlap=0."
-            )
         if self.overlap and self.asynchronous:
             raise ConfigError(
                 f"{at}overlap is {self.overlap}, but {at}asynchronous is true, whose actors never "

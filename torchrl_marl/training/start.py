@@ -40,8 +40,8 @@ def start_training(
     ranks: Alone = ALONE,
 ) -> Training:
     """Starts a run in a new folder; ``kind`` is chosen by the settings, where it is not given."""
-    _check_shards(config)
     config = prepared(config, ranks, own_env=env is not None)
+    _check_shards(config)
     kind = kind or training_of(ranks)
     folder = folder_of(ranks, lambda: RunFolder.new(config))
     try:
@@ -96,7 +96,13 @@ def resume_training(
 
 
 def _check_shards(config: TrainConfig) -> None:
-    """Refuses Ray for a run that is in one piece."""
+    """Refuses what is done with shards, for a run that is in one piece."""
+    overlap = config.distributed.overlap
+    if overlap and not config.distributed.enabled:
+        raise ConfigError(
+            f"distributed.overlap is {overlap}, but distributed.collectors is null, and only "
+            "shards play ahead; use distributed.collectors=1, or more, or distributed.overlap=0."
+        )
     if config.distributed.backend == "ray" and not config.distributed.enabled:
         raise ConfigError(
             "distributed.backend is 'ray', but distributed.collectors is null, expected the number "

@@ -13,6 +13,7 @@ from torchrl_marl.envs.external.wire import PROTOCOL, Frames, Refused, framed
 
 __all__ = ["Connection"]
 
+_LAST_WORDS = 2.0  # seconds for a client to read why it is left
 _HELLO_BYTES = 1 << 16  # of somebody whom nobody knows yet
 
 
@@ -25,13 +26,12 @@ class Connection(asyncio.Protocol):
 
     Args:
         server (ActionServer): who answers.
-        max_message_bytes (int): of a message, and of what a client does not read.
     """
 
-    def __init__(self, server: ActionServer, max_message_bytes: int) -> None:
-        self._server, self._limit = server, max_message_bytes
+    def __init__(self, server: ActionServer) -> None:
+        self._server, self._limit = server, server.max_message_bytes
         self._nonce = os.urandom(16)
-        self._frames = Frames(min(_HELLO_BYTES, max_message_bytes))
+        self._frames = Frames(min(_HELLO_BYTES, self._limit))
         self._client: Client | None = None
         self._made = False  # not while TLS shakes hands
         self._goes_on = False
@@ -57,6 +57,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Takes bytes as they come."""
+        if self.closed:
+            return
         self._frames.feed(data)
         if not self._goes_on:
             self._take_next()
@@ -100,9 +102,19 @@ class Connection(asyncio.Protocol):
 
     def refuse(self, why: str) -> None:
         """Says why, and closes."""
-        if self._made:
+        if self._made and not self.closed:
             self.send(framed({"type": "error", "message": why}))
-        self.hang_up()
+            self._close_once_read()
+        self.closed = True
+
+    def _close_once_read(self) -> None:
+        """Closes when the other side has, or soon: bytes left unread would undo the last words."""
+        if not self._transport.can_write_eof():  # TLS
+            self._transport.close()
+            return
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        asyncio.get_running_loop().call_later(_LAST_WORDS, self._transport.close)
 
     def hang_up(self) -> None:
         """Closes without a word; the client may come back."""

@@ -74,6 +74,11 @@ class DeclaredKind:
             raise ConfigError(f"{where}: low is {list(low)}, expected below high, {list(high)}.")
         return cls(n, observation, low=low, high=high)
 
+    @property
+    def n_answers(self) -> int:
+        """Bytes of one agent's action, or of the flags of its choices."""
+        return self.n_actions or 4 * len(self.low)
+
     def settings(self) -> dict[str, Any]:
         """Returns what :meth:`read` reads, in full."""
         if self.n_actions is None:
@@ -131,6 +136,22 @@ class Declared:
         seen = sum(kind.n * kind.observation for kind in self.kinds.values())
         return seen + (self.state_size or 0)
 
+    def check_size(self, most: int) -> None:
+        """Refuses agents whose step is larger than a message may be.
+
+        Args:
+            most (int): bytes.
+
+        Raises:
+            ConfigError: naming both.
+        """
+        size = 4 * self.n_numbers + sum(kind.n * kind.n_answers for kind in self.kinds.values())
+        if size > most:
+            raise ConfigError(
+                f"what the agents see and do in a step is {size:,} bytes, expected {most:,} at "
+                "most; raise max_message_bytes."
+            )
+
     def settings(self) -> dict[str, Any]:
         """Returns ``agents``, and ``state_size`` where there is one, as settings of a run."""
         agents = {name: kind.settings() for name, kind in self.kinds.items()}
@@ -150,7 +171,10 @@ class Declared:
                     f"{', '.join(self.kinds)}."
                 )
             if name not in other.kinds:
-                raise ConfigError(f"no agents {name!r} are declared, expected {self._text(name)}.")
+                raise ConfigError(
+                    f"agents {', '.join(map(repr, other.kinds))} are declared, but no {name!r}, "
+                    f"expected {self._text(name)} of that name."
+                )
             if self.kinds[name] != other.kinds[name]:
                 raise ConfigError(
                     f"agents {name!r} are declared as {other._text(name)}, expected "

@@ -32,7 +32,6 @@ class Door:
     Keyword Args:
         host (str): where to listen; another than this machine's own needs a token.
         port (int): 0: a free one.
-        max_message_bytes (int): of a message.
         hello_timeout (float): seconds in which who comes says who it is.
         ssl (ssl.SSLContext, optional): for TLS.
 
@@ -50,7 +49,6 @@ class Door:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        max_message_bytes: int = 1 << 20,
         hello_timeout: float = 10.0,
         ssl: ssl.SSLContext | None = None,
     ) -> None:
@@ -62,7 +60,7 @@ class Door:
             )
         self.server, self.host = server, host
         self.error: BaseException | None = None
-        self._message_bytes, self._hello_timeout = max_message_bytes, hello_timeout
+        self._hello_timeout = hello_timeout
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._loop = asyncio.new_event_loop()
         self._end = self._loop.create_future()
@@ -123,7 +121,7 @@ class Door:
             self._end.set_result(None)
 
     def _connect(self) -> Connection:
-        connection = Connection(self.server, self._message_bytes)
+        connection = Connection(self.server)
         self._connections.add(connection)
         if len(self._connections) > 2 * self.server.max_clients + 16:
             connection.closed = True

@@ -78,11 +78,13 @@ class ExternalEnv(DeclaredEnv):
             max_clients=settings.max_clients,
             grace=settings.grace,
             idle_timeout=settings.idle_timeout,
+            max_message_bytes=settings.max_message_bytes,
+            max_number=settings.max_number,
         )
         self._door: Door | None = None
         if given is None:
             given = self._first_declared()
-        self._check_size(given)
+        given.check_size(settings.max_message_bytes)
         self.declared = given
         super().__init__(device=torch.device(device), batch_size=(num_envs,))
         self.is_closed = False
@@ -103,14 +105,6 @@ class ExternalEnv(DeclaredEnv):
             self.door.close()
             raise
         return self.server.declared
-
-    def _check_size(self, declared: Declared) -> None:
-        size, most = 4 * declared.n_numbers, self._settings.max_message_bytes
-        if size > most:
-            raise ConfigError(
-                f"what the agents see in a step is {size:,} bytes, expected {most:,} at most; "
-                "raise env.kwargs.max_message_bytes."
-            )
 
     @property
     def door(self) -> Door:
@@ -136,7 +130,6 @@ class ExternalEnv(DeclaredEnv):
             self.server,
             host=settings.host,
             port=settings.port,
-            max_message_bytes=settings.max_message_bytes,
             ssl=tls_context(settings.tls_certificate, settings.tls_key),
         )
         tell(f"listens at {self.address} and waits for {waits_for}")
@@ -191,6 +184,8 @@ def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | No
         ConfigError: files that cannot be read or are none.
     """
     if certificate is None:
+        if key is not None:
+            raise ConfigError(f"tls_key is {quoted(key)}, expected tls_certificate beside it.")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:

@@ -45,6 +45,9 @@ class ExternalArguments:
     """Seconds of silence after which a client is left."""
     max_message_bytes: Annotated[int, Range(256, 1 << 30)] = 1 << 20
     """Bytes that a message may have."""
+    max_number: Positive = 1e6
+    """The largest number, either way, that an agent may see or earn, or that a state may have: what
+    is larger makes a loss infinite sooner or later, which would end the run for all."""
     patience: Positive = 30.0
     """Seconds without a step between two messages on who is waited for."""
 

@@ -78,13 +78,15 @@ class Seats:
     Args:
         declared (Declared): the agents.
         capacity (int): number C of seats.
+        largest (float): number, either way, that may be seen or earned.
 
     Attributes:
         groups (dict of str to GroupSeats): by name.
         remembered (dict of str to array): group -> what actors remember, ``[C, N, S]``.
     """
 
-    def __init__(self, declared: Declared, capacity: int) -> None:
+    def __init__(self, declared: Declared, capacity: int, largest: float = 1e6) -> None:
+        self.largest = largest
         kinds = declared.kinds.items()
         self.declared = declared
         self.groups = {name: GroupSeats(name, kind, capacity) for name, kind in kinds}
@@ -198,9 +200,10 @@ class Seats:
             seen, acts, earned = group.observation[seats], group.mask[seats], group.reward[seats]
             what = "has terminated in this episode, expected no observation of it"
             kinds = {what: acts & group.dead[seats] & ~self.ends[seats, None]}
-            if not (np.isfinite(seen).all() and np.isfinite(earned).all()):
-                what = "sees or earns NaN or an infinite number, expected finite ones"
-                kinds[what] = ~np.isfinite(seen).all(-1) | ~np.isfinite(earned)
+            fits = self._fits(seen).all(-1) & self._fits(earned)
+            if not fits.all():
+                what = f"sees or earns NaN, or more than {self.largest:g} (max_number)"
+                kinds[what] = ~fits
             if group.legal is not None:
                 what = "acts and has no legal action, expected one such as a no-op"
                 kinds[what] = acts & ~group.legal[seats].any(-1)
@@ -208,9 +211,14 @@ class Seats:
                 for row, i in np.argwhere(broken):
                     found.setdefault(int(seats[row]), f"agent {group.names[i]!r} {what}.")
         if self.state is not None:
-            for row in np.flatnonzero(~np.isfinite(self.state[seats]).all(-1)):
-                found.setdefault(int(seats[row]), "the state is not finite, expected numbers.")
+            for row in np.flatnonzero(~self._fits(self.state[seats]).all(-1)):
+                what = f"the state has NaN, or more than {self.largest:g} (max_number)."
+                found.setdefault(int(seats[row]), what)
         return found
+
+    def _fits(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns which numbers are neither NaN nor too large."""
+        return np.abs(numbers) <= self.largest
 
     # ------------------------------------------------------------------------- steps of a batch
 

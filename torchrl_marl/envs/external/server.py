@@ -42,6 +42,8 @@ class ActionServer:
         max_clients (int): how many may be there.
         grace (float): seconds for which an absent client's place is kept.
         idle_timeout (float): seconds of silence after which a client is left.
+        max_message_bytes (int): of a message; what agents see and do in a step has no more.
+        max_number (float): that an agent may see or earn, either way.
         clock (callable): the time in seconds.
 
     Attributes:
@@ -60,10 +62,13 @@ class ActionServer:
         max_clients: int = 256,
         grace: float = 10.0,
         idle_timeout: float = 300.0,
+        max_message_bytes: int = 1 << 20,
+        max_number: float = 1e6,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.token, self.max_clients = token, max_clients
         self.grace, self.idle_timeout, self.clock = grace, idle_timeout, clock
+        self.max_message_bytes, self.max_number = max_message_bytes, max_number
         self.policy, self.version = policy, 0
         self.exploration_type = ExplorationType.RANDOM
         self.recording: Recording | None = None
@@ -92,7 +97,7 @@ class ActionServer:
         self._acting = cast("Acting | None", policy) if known else Acting(cast(Policy, policy))
 
     def _declare(self, declared: Declared) -> None:
-        self.declared, self.seats = declared, Seats(declared, self.max_clients)
+        self.declared, self.seats = declared, Seats(declared, self.max_clients, self.max_number)
         if self._remembered is not None:
             self.seats.carry_memory(self._remembered)
         self.on_declared(declared)
@@ -148,6 +153,7 @@ class ActionServer:
             if self.declared is not None:
                 self.declared.refuse_other(declared)
             else:
+                declared.check_size(self.max_message_bytes)
                 declared.declaration("client", 1)
                 self._declare(declared)
         except ConfigError as error:
@@ -243,6 +249,12 @@ class ActionServer:
                 "message at a time."
             )
         if episode > client.episode or client.t < 0:
+            # A client that nobody knows may be in the middle of an episode.
+            if client.t >= 0 and (t or kind == "end"):
+                raise Refused(
+                    f"{kind} {t} is the first message of episode {episode}, expected a step with t "
+                    "0."
+                )
             self._cut(client)
             self.seats.begin(client.seat)
             client.over = False
@@ -250,7 +262,7 @@ class ActionServer:
                 self.recording.begin(client.seat, t == 0)
         elif t != client.t + 1:
             raise Refused(f"t is {t}, expected {client.t + 1}, the next of episode {episode}.")
-        elif client.over and kind == "step":
+        elif client.over and (kind == "step" or client.last):
             raise Refused(f"episode {episode} has ended, expected the next one's first step.")
 
     def _wake(self) -> None:

@@ -102,8 +102,8 @@ def _unpacked(body: bytes) -> dict[str, Any]:
             body, max_map_len=_MOST_NAMES, max_str_len=1000, max_ext_len=0, strict_map_key=True
         )
     except Exception as error:  # random bytes raise many kinds
-        what = type(error).__name__
-        raise Refused(f"{len(body):,} bytes are no message in MessagePack ({what}).") from None
+        what = f"{type(error).__name__}: {str(error)[:80]}"
+        raise Refused(f"{len(body):,} bytes are no MessagePack that is taken ({what}).") from None
     if not isinstance(message, dict):
-        raise Refused(f"a message is a {type(message).__name__}, expected a map.")
+        raise Refused(f"a message is of type {type(message).__name__}, expected a map.")
     return message

@@ -181,10 +181,6 @@ BAD = [
     ({"distributed.collectors": 16}, "is 16, expected at most env.num_envs, 8; use .*=8, or .*=16"),
     ({"distributed.collectors": 2, "population.size": 2}, "population.size is 2, but distributed"),
     ({"distributed.collectors": 2, "league": "latest"}, "league is given, but distributed"),
-    (
-        {"distributed.overlap": 1},
-        "overlap is 1, but distributed.collectors is null",
-    ),
     ({"distributed": "slurm"}, "distributed.backend is 'slurm', expected none or ray"),
     (
         {"distributed": "ray", "distributed.collectors": 2, "distributed.actors": 4},
@@ -207,6 +203,11 @@ BAD = [
 def test_what_does_not_fit_is_refused(overrides, message):
     with pytest.raises(ConfigError, match=message):
         load_config(small_config(), overrides)
+
+
+def test_only_shards_play_ahead(tmp_path):
+    with pytest.raises(ConfigError, match="overlap is 1, but distributed.collectors is null"):
+        torchrl_marl.train(small_config(folder=str(tmp_path / "run"), distributed={"overlap": 1}))
 
 
 def test_a_built_environment_is_refused(tmp_path):
