@@ -226,7 +226,7 @@ class TestValues:
 
     @pytest.mark.parametrize(
         "override",
-        ["seed=-1", "threads=0", "evaluation.episodes=0", "checkpoint.keep=0",
+        ["seed=-1", "threads=0", "evaluation.episodes=-1", "checkpoint.keep=0",
          "checkpoint.every_iterations=-1", "learner.num_epochs=0", "learner.max_grad_norm=0",
          "learner.value_norm_decay=1", "learner.clip_epsilon=0", "env.max_steps=0"],
     )  # fmt: skip

@@ -90,4 +90,6 @@ def test_shards_are_put_back_from_their_last_fragments():
     assert other.load_state_dict(state) is False
     assert [own["fragment"] for own in other.placement.loaded] == [5, 7]
     assert (other.frames, other.version) == (72, 3)
+    with torch.no_grad():
+        policy.weight.fill_(3.0)  # as the learner puts it back
     assert rollout(other, policy) == [(1, 3), (0, 3)]

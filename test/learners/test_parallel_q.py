@@ -61,25 +61,27 @@ def test_it_is_a_learner_of_its_groups_and_its_schedules():
 
 
 @pytest.mark.parametrize(
-    ("make", "settings"),
+    ("make", "settings", "off"),
     [
-        (lambda: make_arena(n_groups=2), {"mixer": MONOTONIC, "normalize_observations": True}),
-        (make_arena, {"mixer": MONOTONIC, "central_input": "state"}),
-        (make_tag, {"mixer": NONE, "bootstrap": "agent"}),
+        (lambda: make_arena(n_groups=2), {"mixer": MONOTONIC, "normalize_observations": True}, 0),
+        (make_arena, {"mixer": MONOTONIC, "central_input": "state"}, 0),
+        (make_tag, {"mixer": NONE, "bootstrap": "agent"}, 0),
         (
             lambda: make_arena(kinds=2, n_actions=6, action_mask=True, categorical_actions=False),
             {"actor": NORMED([8], sharing="none", dueling=True)},
+            1e-6,  # to the bit on an Intel; an AMD's kernels sum these seven rows in another order
         ),
     ],
 )
-def test_its_graphs_are_its_eager_updates(make, settings):
+def test_its_graphs_are_its_eager_updates(make, settings, off):
     eager, metrics = trained(make(), **settings)
     traced, others = trained(make(), execution="trace", **settings)
     assert len(traced.updates.programs) == 1
     for one, other in zip(states([eager]), states([traced]), strict=True):
-        assert torch.equal(one, other)
+        torch.testing.assert_close(one, other, rtol=off, atol=off / 100)
     for key, value in metrics[-1].items(True, True):
-        assert bool(value.isfinite()) and torch.equal(value, others[-1][key]), key
+        assert bool(value.isfinite())
+        torch.testing.assert_close(value, others[-1][key], rtol=off, atol=off / 100, msg=str(key))
 
 
 @pytest.mark.parametrize("value", POISON)

@@ -203,9 +203,16 @@ def test_bad_requests_are_one_sentence(kinds, tmp_path, capsys):
         ServedRun(tmp_path)
 
 
+# A shell's background jobs are begun with Ctrl-C ignored.
+HEEDING = (
+    "import signal, sys; from torchrl_marl.cli import main;"
+    "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(main())"
+)
+
+
 def test_the_command(kinds):
     """From its first words to Ctrl-C."""
-    command = [sys.executable, "-m", "torchrl_marl", "serve", str(kinds.folder), "--port", "0"]
+    command = [sys.executable, "-c", HEEDING, "serve", str(kinds.folder), "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": str(Path(torchrl_marl.__file__).parents[1])}
     process = subprocess.Popen(
         [*command, "--execution", "eager", "--follow"],
