@@ -96,8 +96,8 @@ def _start(ray: Any, address: str | None, cpus: float) -> None:
         why = quoted(" ".join(str(error).split())[:300])
         if address is None:
             raise ConfigError(
-                f"Ray does not start on this machine ({why}); it needs 30 s of a CPU and some "
-                "disk in /tmp/ray: free them, or use distributed.backend=none."
+                f"Ray does not start on this machine ({why}); it needs 30 s of a CPU and room "
+                "for its temporary files: free them, or use distributed.backend=none."
             ) from error
         raise ConfigError(
             f"no cluster of Ray answers at {quoted(address)} ({why}); start one there with `ray "
