@@ -1,0 +1,44 @@
+"""Commands that show: ``plot`` and ``list``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torchrl_marl.arguments.words import LISTS, list_name
+
+__all__ = ["add_list", "add_plot"]
+
+
+def add_plot(commands: Any) -> None:
+    plot = commands.add_parser(
+        "plot",
+        help="draw learning curves",
+        description="Draws the learning curves of runs; seeds of a recipe become mean and range.",
+    )
+    plot.add_argument("runs", metavar="RUN", nargs="+", help="folders that `train` printed")
+    plot.add_argument(
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="default: learning_curve.png, in the run's folder if it is one run",
+    )
+    plot.add_argument(
+        "--key", metavar="COLUMN", help="a column of metrics.csv or evaluation.csv; default: return"
+    )
+    plot.set_defaults(rest="runs")
+
+
+def add_list(commands: Any) -> None:
+    lists = commands.add_parser(
+        "list",
+        help="see what there is",
+        description="Lists recipes, scenarios and algorithms, every setting of a recipe, or the "
+        "JSON schema of recipes, by which editors complete and check them.",
+    )
+    lists.add_argument("what", metavar="WHAT", nargs="?", type=list_name, help=", ".join(LISTS))
+    lists.add_argument("recipe", metavar="RECIPE", nargs="?", help="whose values `settings` shows")
+    lists.add_argument(
+        "--markdown", action="store_true", help="`settings` as a table, with their defaults"
+    )
+    lists.set_defaults(rest="")
