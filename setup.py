@@ -21,9 +21,10 @@ EXTRAS = {
     "ray": ["ray>=2.40"],
     "serve": ["msgpack>=1"],
     "export": ["onnx>=1.18", "onnxscript>=0.5", "onnxruntime>=1.20"],
-    # In a notebook TorchRL imports Ray, which complains where there are no widgets.
-    "docs": ["jupyterlab", "nbconvert", "ipywidgets"],
 }
+SITE = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.27", "latex2mathml"]
+# In a notebook TorchRL imports Ray, which complains where there are no widgets.
+EXTRAS["docs"] = [*SITE, "jupyterlab", "nbconvert", "ipywidgets"]
 EXTRAS["test"] = [
     *EXTRAS["vmas"],
     *EXTRAS["pettingzoo"],
@@ -34,6 +35,7 @@ EXTRAS["test"] = [
     *EXTRAS["tune"],
     *EXTRAS["ray"],
     *EXTRAS["serve"],
+    *SITE,
     "lbforaging",
     "magent2",
     "open-spiel",

@@ -143,6 +143,7 @@ class CudaGraph:
 
     @property
     def buffered(self) -> list[int]:
+        """Positions of the inputs that are copied into buffers of the graph before every replay."""
         return sorted(self._moving)
 
     @torch.no_grad()

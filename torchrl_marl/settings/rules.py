@@ -257,7 +257,12 @@ class Arguments:
 
 
 Count = Annotated[int, Range(1)]
+"""The type of a field that counts: an integer of at least 1."""
 Share = Annotated[float, Range(0, 1)]
+"""The type of a field that is a share of something: a number from 0 to 1."""
 Positive = Annotated[float, Range(0, above=True)]
+"""The type of a field above 0."""
 Weight = Annotated[float, Range(0)]
+"""The type of a field that weighs something: a number of at least 0."""
 Seed = Annotated[int, Range(0, 2**32 - 1)]
+"""The type of a field that is a seed: an integer of 32 bits."""

@@ -1,0 +1,30 @@
+"""Formulas between dollar signs as MathML, which browsers draw themselves, without a script."""
+
+from __future__ import annotations
+
+import html
+import re
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+
+# What the extension `arithmatex` leaves: \( ... \) within a line and \[ ... \] as a block.
+_FORMULA = re.compile(
+    r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
+    re.S,
+)
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Replaces the formulas of a page."""
+    return _FORMULA.sub(_drawn, content)
+
+
+def _drawn(formula: re.Match[str]) -> str:
+    """Returns a formula as MathML."""
+    display = "block" if formula[1] == "div" else "inline"
+    tag = formula[1]
+    mathml = convert(html.unescape(formula[2]).strip(), display=display)
+    return f'<{tag} class="formula">{mathml}</{tag}>'

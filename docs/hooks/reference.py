@@ -1,0 +1,141 @@
+"""The reference: pages that follow from the public names, grouped by what one looks for.
+
+Names are those of ``__all__``; they are read without importing torch. A package that is in no
+group, and a public name without a docstring, end the build.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import logging
+import pkgutil
+import sys
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[2]
+log = logging.getLogger("mkdocs.hooks.reference")
+
+# Page -> its title, and the packages whose public names it shows.
+GROUPS = {
+    "train": ("Train, evaluate, resume", ["torchrl_marl", "training", "distributed"]),
+    "teams": ("Agents, groups, teams", ["specs"]),
+    "worlds": ("Worlds", ["envs"]),
+    "networks": ("Networks and sharing", ["modules"]),
+    "losses": ("Losses, advantages, returns", ["objectives", "functional"]),
+    "learners": ("Learners and collectors", ["learners", "collectors"]),
+    "players": ("Games, ratings, evolution", ["games", "evolution"]),
+    "speed": ("One program: graphs and simulators", ["capture", "simulator"]),
+    "elsewhere": ("Agents elsewhere: export, serving", ["export", "serving"]),
+    "settings": ("Settings", ["settings"]),
+    "errors": ("Errors", ["errors"]),
+}
+# What has public names for the rest of the package only.
+INNER = {"arguments"}
+
+
+def public_names(package: str) -> list[str]:
+    """Returns the public names of a package of ours."""
+    return sorted(importlib.import_module(_full(package)).__all__, key=str.lower)
+
+
+def _full(package: str) -> str:
+    return package if package == "torchrl_marl" else f"torchrl_marl.{package}"
+
+
+def forgotten() -> list[str]:
+    """Returns the packages with public names that no page shows."""
+    shown = {package for _, packages in GROUPS.values() for package in packages} | INNER
+    modules = pkgutil.iter_modules([str(ROOT / "torchrl_marl")])
+    folders = [module.name for module in modules if module.ispkg and module.name not in shown]
+    return [name for name in folders if getattr(importlib.import_module(_full(name)), "__all__", 0)]
+
+
+def definition(package: str, name: str) -> ast.AST | None:
+    """Returns where a public name is defined: a class, a function, or what stands below a value."""
+    path = ROOT / Path(*_full(package).split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
+            return definition(node.module.removeprefix("torchrl_marl."), name)
+    body = tree.body
+    for i, node in enumerate(body):
+        if getattr(node, "name", None) == name:
+            return node
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return ast.Module(body[i + 1 : i + 2], [])
+    return None
+
+
+def undocumented(package: str, name: str) -> list[str]:
+    """Returns what of a public name has no docstring: itself, or public methods of its class."""
+    node = definition(package, name)
+    full = f"{_full(package)}.{name}"
+    if node is None:
+        return [full]
+    lacking = [] if ast.get_docstring(node) else [full]
+    if isinstance(node, ast.ClassDef) and not node.bases:
+        lacking += [
+            f"{full}.{method.name}"
+            for method in node.body
+            if isinstance(method, ast.FunctionDef)
+            and not method.name.startswith("_")
+            and not ast.get_docstring(method)
+            and not any(
+                ast.unparse(line).endswith(("overload", ".setter"))
+                for line in method.decorator_list
+            )
+        ]
+    return lacking
+
+
+def page(title: str, packages: list[str]) -> str:
+    """Returns the page of a group."""
+    parts = [f"# {title}\n"]
+    for package in packages:
+        module = importlib.import_module(_full(package))
+        parts.append(f"## `{_full(package)}`\n\n{(module.__doc__ or '').strip()}\n")
+        parts += [f"::: {_full(package)}.{name}\n" for name in public_names(package)]
+    return "\n".join(parts)
+
+
+def overview() -> str:
+    """Returns the page that lists all public names."""
+    parts = ["# API reference\n\nPublic names by what one looks for.\n"]
+    for place, (title, packages) in GROUPS.items():
+        names = [
+            f"[`{name}`]({place}.md#{_full(package)}.{name})"
+            for package in packages
+            for name in public_names(package)
+        ]
+        parts.append(f"## [{title}]({place}.md)\n\n{', '.join(names)}\n")
+    return "\n".join(parts)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Puts the pages into the menu."""
+    sys.path.insert(0, str(ROOT))
+    pages = ["api/index.md", *(f"api/{place}.md" for place in GROUPS)]
+    config.nav = [{"API": pages} if "API" in entry else entry for entry in config.nav]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Writes the pages, and names what has no place or no docstring."""
+    for package in forgotten():
+        log.warning("torchrl_marl.%s is in no group of docs/hooks/reference.py", package)
+    for _, packages in GROUPS.values():
+        for package in packages:
+            for name in public_names(package):
+                for lacking in undocumented(package, name):
+                    log.warning("%s has no docstring", lacking)
+    files.append(File.generated(config, "api/index.md", content=overview()))
+    for place, (title, packages) in GROUPS.items():
+        content = page(title, packages)
+        files.append(File.generated(config, f"api/{place}.md", content=content))
+    return files

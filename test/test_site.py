@@ -1,0 +1,109 @@
+"""The site: every page is in its menu, it is built without a fault, and its faults are seen."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS / "hooks"))
+
+
+def in_menu(entry):
+    """The pages of a part of the menu."""
+    if isinstance(entry, str):
+        return {entry}
+    return set().union(*map(in_menu, entry.values() if isinstance(entry, dict) else entry))
+
+
+def test_every_page_is_in_the_menu():
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    missing = pages - in_menu(nav)
+    assert not missing, "add them to `nav` in mkdocs.yml"
+    own = {page for page in in_menu(nav) if not page.startswith(("repository/", "api/"))}
+    assert own == pages
+
+
+def written(folder):
+    """When the files of a folder were written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_site_is_built(tmp_path):
+    pytest.importorskip("mkdocs")
+    folder = tmp_path / "site"
+    before = written(DOCS)
+    command = [sys.executable, "-B", "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert written(DOCS) == before  # nothing is written beside the sources
+    check_the_reference(folder / "api")
+    check_what_lies_beside_docs(folder)
+
+
+def check_the_reference(folder):
+    """Every public name has its place."""
+    from reference import GROUPS, public_names
+
+    for place, (_, packages) in GROUPS.items():
+        page = (folder / f"{place}.html").read_text(encoding="utf-8")
+        for package in packages:
+            prefix = "torchrl_marl" if package == "torchrl_marl" else f"torchrl_marl.{package}"
+            for name in public_names(package):
+                assert f'id="{prefix}.{name}"' in page
+
+
+def check_what_lies_beside_docs(site):
+    """What pages link to outside docs is taken in: texts, notebooks, folders."""
+    recipe = site / "repository" / "torchrl_marl" / "configs" / "vmas_balance_mappo.yaml.html"
+    assert "vmas_balance_mappo.yaml" in recipe.read_text(encoding="utf-8")
+    tutorial = (site / "repository/tutorials/01_first_run.ipynb.html").read_text(encoding="utf-8")
+    assert 'src="01_first_run_1.png"' in tutorial
+    results = (site / "results.html").read_text(encoding="utf-8")
+    assert 'href="repository/benchmarks/index.html"' in results
+
+
+def test_links_are_led_into_the_site():
+    repository = pytest.importorskip("repository", reason="mkdocs is not installed")
+    text = (
+        "[a](../README.md#run) [b](runs.md) [c](https://x.org/y.md)\n```\n[d](../README.md)\n```\n"
+    )
+    assert repository.relinked(text, DOCS / "results.md") == text.replace(
+        "(../README.md#run)", "(repository/README.md#run)"
+    )
+    assert repository.relinked("[a](../no_such.md)", DOCS / "results.md") == "[a](../no_such.md)"
+    assert repository.relinked("[a](../docs/runs.md)", ROOT / "benchmarks" / "README.md") == (
+        "[a](../../runs.md)"
+    )
+
+
+def test_dead_links_anchors_and_what_is_loaded_from_elsewhere_are_seen():
+    checked = pytest.importorskip("checked", reason="mkdocs is not installed")
+    one = '<h2 id="top">A</h2><a href="two.html#here">x</a><a href="#top">y</a><a href="gone.html">'
+    two = '<h2 id="there">B</h2><script src="https://cdn.org/x.js"></script><img src="p.png">'
+    site = {"one.html": checked.found_in(one), "two.html": checked.found_in(two)}
+    assert list(checked.faults(site, {"one.html", "two.html"})) == [
+        "one.html links to gone.html, where nothing is",
+        "one.html links to two.html#here, a page without that heading",
+        "two.html loads https://cdn.org/x.js, expected what lies in the site",
+        "two.html links to p.png, where nothing is",
+    ]
+
+
+def test_a_public_name_without_a_docstring_is_seen(monkeypatch, tmp_path):
+    reference = pytest.importorskip("reference", reason="mkdocs is not installed")
+    package = tmp_path / "torchrl_marl" / "new"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from torchrl_marl.new.parts import A, b, C\n")
+    (package / "parts.py").write_text(
+        'class A:\n    """A."""\n    def run(self): ...\n\ndef b(): ...\n\nC = 1\n"""C."""\n'
+    )
+    monkeypatch.setattr(reference, "ROOT", tmp_path)
+    lacking = [name for each in "AbC" for name in reference.undocumented("new", each)]
+    assert lacking == ["torchrl_marl.new.A.run", "torchrl_marl.new.b"]
