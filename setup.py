@@ -69,7 +69,9 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     packages=find_packages(include=["torchrl_marl", "torchrl_marl.*"]),
-    package_data={"torchrl_marl": ["configs/*.yaml", "envs/external/protocol.md", "py.typed"]},
+    package_data={
+        "torchrl_marl": ["configs/*.yaml", "suites/*.yaml", "envs/external/protocol.md", "py.typed"]
+    },
     python_requires=">=3.11",
     install_requires=[
         "torch>=2.11,<2.14",

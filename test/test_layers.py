@@ -36,6 +36,7 @@ LAYERS = [
             "recipes",
             "runs",
             "seeds",
+            "suites",
             "tuning",
             "pruning",
             "arguments",

@@ -1,4 +1,4 @@
-"""The command line: ``torchrl-marl train|evaluate|crossplay|export|serve|plot|list``.
+"""The command line: ``torchrl-marl train|suite|evaluate|crossplay|export|serve|plot|list``.
 
 Nothing heavy is imported before the arguments are known to be right.
 """
@@ -255,6 +255,18 @@ def _tune(parsed: argparse.Namespace) -> None:
     print(best)
 
 
+def _suite(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.suites.command import suite_command
+
+    suite_command(
+        parsed.settings,
+        out=parsed.out,
+        resume=parsed.resume,
+        jobs=parsed.jobs,
+        dry_run=parsed.dry_run,
+    )
+
+
 def _crossplay(parsed: argparse.Namespace) -> None:
     given = [str(name) for name in parsed.players]
     _play_off(given, given, parsed.out, parsed)
@@ -358,6 +370,7 @@ _ACTIONS = {
     "train": _train,
     "evaluate": _evaluate,
     "tune": _tune,
+    "suite": _suite,
     "crossplay": _crossplay,
     "league": _league,
     "export": _export,

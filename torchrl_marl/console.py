@@ -154,7 +154,9 @@ def tell_stopped(folder: Path | None, command: str = "train") -> None:
     if here is not None and here.rank:
         return
     how = "."
-    if folder is not None and command == "tune":
+    if folder is not None and command == "suite":
+        how = " and saved; the same command goes on with --resume."
+    elif folder is not None and command == "tune":
         how = " and saved; the same command goes on."
     elif folder is not None:
         how = f" and saved; go on with: torchrl-marl train --resume {folder}"

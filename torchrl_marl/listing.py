@@ -12,7 +12,7 @@ __all__ = ["print_list"]
 
 
 def print_list(what: str | None, recipe: str | None, *, markdown: bool = False) -> None:
-    """Prints recipes, worlds, algorithms, settings or the schema of recipes.
+    """Prints recipes, worlds, algorithms, suites, settings or the schema of recipes.
 
     Args:
         what (str, optional): which; by default the first three.
@@ -49,11 +49,18 @@ def print_list(what: str | None, recipe: str | None, *, markdown: bool = False) 
         "recipes": recipes.recipe_rows,
         "worlds": world_rows,
         "scenarios": world_rows,
+        "suites": _suites,
         "algorithms": lambda: list(ALGORITHMS.words().items()),
     }
     for one in [what] if what else ("recipes", "scenarios", "algorithms"):
         print(f"{one}:")
         print(table(lists[one]()))
+
+
+def _suites() -> list[tuple[str, str]]:
+    from torchrl_marl.suites.command import suite_rows
+
+    return suite_rows()
 
 
 def _list_settings(recipe: str | None, markdown: bool) -> None:

@@ -1,4 +1,4 @@
-"""Commands that train: ``train`` and ``tune``."""
+"""Commands that train: ``train``, ``tune`` and ``suite``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from torchrl_marl.arguments.words import TRUST, count, seeds
+from torchrl_marl.arguments.words import TRUST, count, count_or_none, seeds
 from torchrl_marl.console import settings_table
 
-__all__ = ["add_train", "add_tune"]
+__all__ = ["add_suite", "add_train", "add_tune"]
 
 
 def add_train(commands: Any) -> None:
@@ -90,3 +90,47 @@ def add_tune(commands: Any) -> None:
         "--out", metavar="FOLDER", type=Path, help="default: tune_RECIPE in the current folder"
     )
     tune.set_defaults(rest="settings")
+
+
+def add_suite(commands: Any) -> None:
+    suite = commands.add_parser(
+        "suite",
+        help="train many tasks, algorithms and seeds",
+        description="Trains all the tasks of a suite with each algorithm and seed, by one table of "
+        "settings; writes a run folder OUT/TASK/ALGORITHM/seedN for each and results.csv. Stops "
+        "after Ctrl-C, and goes on with --resume.",
+        epilog="examples:\n"
+        "  torchrl-marl suite toy seeds=2\n"
+        "  torchrl-marl suite vmas algorithms=mappo,ippo tasks=balance,wheel seeds=3 --jobs 8\n"
+        "  torchrl-marl suite vmas --resume --jobs 8\n"
+        "  torchrl-marl suite vmas --dry-run\n"
+        "  torchrl-marl list suites",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    suite.add_argument(
+        "settings",
+        metavar="SUITE|key=value",
+        nargs="*",
+        help="a suite's name or YAML file (first); which runs: algorithms=mappo,ippo, "
+        "tasks=balance,wheel, seeds=5 (so many; seeds=3..7: those), frames=600000; and settings "
+        "of all of them, as `train` takes them",
+    )
+    suite.add_argument(
+        "--out", metavar="FOLDER", type=Path, help="default: suite_NAME in the current folder"
+    )
+    suite.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on in that folder; what is not given is as it was begun with",
+    )
+    suite.add_argument(
+        "--jobs",
+        metavar="N",
+        type=count_or_none,
+        default=1,
+        help="runs at once, each a process of one thread; default: 1; 0: in this process",
+    )
+    suite.add_argument(
+        "--dry-run", action="store_true", help="show tasks, frames and a forecast, and leave"
+    )
+    suite.set_defaults(rest="settings")

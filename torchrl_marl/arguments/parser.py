@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torchrl_marl
 from torchrl_marl.arguments.deploying import add_export, add_serve
-from torchrl_marl.arguments.learning import add_train, add_tune
+from torchrl_marl.arguments.learning import add_suite, add_train, add_tune
 from torchrl_marl.arguments.playing import add_crossplay, add_evaluate, add_league
 from torchrl_marl.arguments.showing import add_list, add_plot
 from torchrl_marl.errors import ConfigError
@@ -19,6 +19,7 @@ __all__ = ["COMMANDS", "make_parser"]
 _COMMANDS: dict[str, Callable[[Any], None]] = {
     "train": add_train,
     "tune": add_tune,
+    "suite": add_suite,
     "evaluate": add_evaluate,
     "crossplay": add_crossplay,
     "league": add_league,

@@ -12,6 +12,7 @@ __all__ = [
     "LISTS",
     "TRUST",
     "count",
+    "count_or_none",
     "execution",
     "list_name",
     "port",
@@ -21,7 +22,7 @@ __all__ = [
 ]
 
 TRUST = "run the code that a run of somebody else's brings: its world's module, pickled worlds"
-LISTS = ("recipes", "worlds", "scenarios", "algorithms", "settings", "schema")
+LISTS = ("recipes", "worlds", "scenarios", "algorithms", "settings", "suites", "schema")
 
 
 def seeds(text: str) -> list[int]:
@@ -53,6 +54,12 @@ def seed(text: str) -> int:
 def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"found {quoted(text)}, expected a number of 1 or more")
+    return int(text)
+
+
+def count_or_none(text: str) -> int:
+    if not text.isdecimal() or int(text) > 10_000:
+        raise argparse.ArgumentTypeError(f"found {quoted(text)}, expected a number of 0 or more")
     return int(text)
 
 

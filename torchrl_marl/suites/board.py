@@ -1,0 +1,126 @@
+"""What a suite shows while it is trained: a bar, a line for each run, and when all will end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tqdm import tqdm
+
+from torchrl_marl.console import number
+from torchrl_marl.suites.forecast import Pace, Pair, clock, seconds_left
+from torchrl_marl.suites.results import Result
+
+__all__ = ["Board", "frames_of"]
+
+
+class Board:
+    """Progress of all runs together.
+
+    Args:
+        results (dict): place of a run -> how far it is; the caller keeps it up to date.
+        jobs (int): how many run at once.
+        said (callable): told a line for each run that has ended.
+    """
+
+    def __init__(
+        self, results: Mapping[Path, Result], jobs: int, said: Callable[[str], None]
+    ) -> None:
+        self._results, self._jobs, self._said = results, jobs, said
+        self._working: dict[Path, tuple[float, int]] = {}  # when it began, with how many frames
+        self._frames = {place: self._frames_now(place) for place in results}
+        self._bar = tqdm(
+            desc=f"{len(results)} runs",
+            total=sum(self._total(place) for place in results),
+            initial=sum(self._frames.values()),
+            unit=" frames",
+            unit_scale=True,
+            dynamic_ncols=True,
+            file=sys.stderr,
+            disable=None,  # where nobody looks, the lines say enough
+        )
+
+    def _total(self, place: Path) -> int:
+        return self._results[place].run.config.total_frames
+
+    def _frames_now(self, place: Path) -> int:
+        result = self._results[place]
+        total = self._total(place)
+        return total if result.finished else min(total, frames_of(result.folder))
+
+    def began(self, place: Path) -> None:
+        """Notes that a run is trained from now on."""
+        self._working[place] = time.monotonic(), self._frames[place]
+
+    def show(self, working: Mapping[Path, Path]) -> None:
+        """Shows how far the runs are that are trained now: place -> folder."""
+        for place in working:
+            self._frames[place] = self._frames_now(place)
+        self._bar.update(sum(self._frames.values()) - self._bar.n)
+        self._bar.set_postfix_str(self._outlook())
+
+    def ended(self, place: Path) -> None:
+        """Says a line of a run that has ended."""
+        self._working.pop(place, None)
+        self._frames[place] = self._frames_now(place)
+        result = self._results[place]
+        name = f"{result.run.task} {result.run.algorithm} seed {result.run.seed}"
+        if result.finished:
+            reached = number(result.summary.get("return_after"))
+            frames = number(int(result.summary["frames"]))
+            text = f"return {reached}, {frames} frames in {clock(result.elapsed)}"
+        else:
+            text = result.state + (f": {result.error}" if result.error else "")
+        with tqdm.external_write_mode(file=sys.stderr):
+            self._said(f"{name}: {text} ({self._outlook()})")
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        self._bar.close()
+
+    def _outlook(self) -> str:
+        ended = sum(one.state in ("finished", "failed") for one in self._results.values())
+        left = self.seconds_left()
+        soon = "" if not left else f", {clock(left)} to go"
+        return f"{ended} of {len(self._results)} runs{soon}"
+
+    def seconds_left(self) -> float | None:
+        """Returns the seconds until all have ended, or None where nothing is known yet."""
+        paces: dict[Pair, Pace] = {}
+        now = time.monotonic()
+        for place, result in self._results.items():
+            pace = Pace()
+            if result.finished:
+                seconds = result.elapsed or float(result.summary.get("seconds") or 0)
+                pace = Pace(self._total(place), seconds)
+            elif place in self._working:
+                began, frames = self._working[place]
+                pace = Pace(self._frames[place] - frames, now - began)
+            if pace.frames > 0:
+                paces[result.run.pair] = paces.get(result.run.pair, Pace()) + pace
+        states = ("failed", "finished")
+        waiting = [p for p, one in self._results.items() if one.state not in states]
+        waiting.sort(key=lambda place: place not in self._working)
+        left = [(self._results[p].run.pair, self._total(p) - self._frames[p]) for p in waiting]
+        return seconds_left(left, paces, self._jobs)
+
+
+def frames_of(folder: Path) -> int:
+    """Returns the frames that a run has, by the last row of its ``metrics.csv``; 0 without one."""
+    try:
+        with (folder / "metrics.csv").open("rb") as file:
+            heads = file.readline().decode().strip().split(",")
+            column = heads.index("frames")
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 20_000))
+            lines = file.read().decode(errors="replace").split("\n")
+    except (OSError, ValueError):
+        return 0
+    # The last piece is an unfinished row, or the empty text behind the last line's end.
+    for line in reversed(lines[:-1]):
+        cells = line.strip().split(",")
+        if len(cells) == len(heads) and cells[column].isdecimal():
+            return int(cells[column])
+    return 0

@@ -1,0 +1,136 @@
+"""The folder of a suite: locked while it is trained, and gone on with by the same settings."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torchrl_marl.errors import CheckpointError, ConfigError
+from torchrl_marl.settings import flatten, shown
+from torchrl_marl.suites.plan import Plan
+from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.folder import RunFolder
+
+__all__ = ["check_unchanged", "open_folder", "read_words"]
+
+_RECORD = "suite.json"
+# Where and how a run computes and what it shows; nothing of this is compared between runs.
+_FREE = ("device", "execution", "threads", "folder", "recipe", "checkpoint.", "logging.")
+
+
+@contextlib.contextmanager
+def open_folder(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
+    """Makes and locks the folder of a suite, and notes what is trained there.
+
+    Args:
+        out (Path): the folder.
+        plan (Plan): the runs.
+
+    Keyword Args:
+        resume (bool): go on in a folder that is there.
+
+    Raises:
+        ConfigError: a folder with other content, or with runs of other settings.
+        CheckpointError: another suite is trained there.
+        WriteError: it cannot be written.
+    """
+    _check_fit(out, resume)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"suite folder {str(out)!r} cannot be made ({error.strerror}); choose another --out."
+        ) from None
+    lock = RunFolder(out)
+    try:
+        _check_fit(out, resume)
+        check_unchanged(out, plan)
+        if not (out / _RECORD).exists():
+            with whole_file(out / _RECORD) as file:
+                record = {"suite": plan.suite.name, **plan.words}
+                file.write(json.dumps(record, indent=2) + "\n")
+        yield
+    finally:
+        lock.release()
+
+
+def read_words(out: Path, suite: str) -> dict[str, Any]:
+    """Returns the words that a suite was begun with: algorithms, tasks, seeds and settings.
+
+    Raises:
+        ConfigError: no suite's folder, or another's.
+    """
+    try:
+        record = json.loads((out / _RECORD).read_text(encoding="utf-8"))
+        words = {key: record[key] for key in ("algorithms", "tasks", "seeds", "settings")}
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{str(out)!r} is no suite's folder, which --resume goes on with; leave --resume out, "
+            "or name the folder by --out."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"{str(out / _RECORD)!r} cannot be read; remove it and begin the suite with all its "
+            "words and another --out."
+        ) from None
+    if record.get("suite") != suite:
+        raise ConfigError(
+            f"{str(out)!r} holds the suite {record.get('suite')!r}, but {suite!r} is given; name "
+            "that one, or choose another --out."
+        )
+    return words
+
+
+def check_unchanged(out: Path, plan: Plan) -> None:
+    """Refuses to go on where runs were begun with settings that are others now.
+
+    Raises:
+        ConfigError: naming the run, the setting, and both values.
+    """
+    now: dict[tuple[str, str], dict[str, Any]] = {}
+    for run in plan.runs:
+        try:
+            before = _compared(read_run_config(out / run.place))
+        except CheckpointError:
+            continue  # none yet; or a broken one, which fails by itself
+        after = now.get(run.pair) or now.setdefault(run.pair, _compared(run.config))
+        for key in sorted(before.keys() | after.keys()):
+            old, new = before.get(key), after.get(key)
+            if old != new:
+                raise ConfigError(
+                    f"{key} of {run.task} with {run.algorithm} is {shown(new)}, but "
+                    f"{str(out / run.place)!r} was begun with {shown(old)}; give that, choose "
+                    f"another --out, or remove {str(out / run.task / run.algorithm)!r} to train "
+                    "it anew."
+                )
+
+
+def _compared(config: TrainConfig) -> dict[str, Any]:
+    flat = flatten(dataclasses.asdict(config))
+    return {
+        key: value
+        for key, value in flat.items()
+        if key != "seed" and not key.startswith(_FREE) and not _found_by_the_run(key)
+    }
+
+
+def _found_by_the_run(key: str) -> bool:
+    """Whether a setting is one that a run writes down when it begins: who is in which cluster."""
+    return key.startswith("groups.") and key.endswith(".sharing_index")
+
+
+def _check_fit(out: Path, resume: bool) -> None:
+    """Refuses a folder that a suite is not to be begun, or gone on with, in."""
+    if resume or not out.exists():
+        return
+    if (out / _RECORD).is_file():
+        raise ConfigError(
+            f"suite folder {str(out)!r} exists; --resume goes on with it, or choose another --out."
+        )
+    if not out.is_dir() or any(path.name != ".lock" for path in out.iterdir()):
+        raise ConfigError(f"{str(out)!r} exists and is no suite's folder; choose another --out.")
