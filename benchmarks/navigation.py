@@ -6,7 +6,7 @@
 
 Both train the same task (3 agents, BenchMARL's task settings) for 600,000 frames with seeds 0, 1
 and 2, and are evaluated every 60,000 frames on the same 200 episodes by the likeliest actions.
-BenchMARL runs with its own defaults through ``benchmarl_navigation.py`` in a virtual environment
+BenchMARL runs with its own defaults through ``benchmarl_vmas.py`` in a virtual environment
 that is made for it (it needs torchrl < 0.12), which takes about 20 minutes a seed;
 ``--reuse FOLDER`` takes ``seed0.json``, ``seed1.json`` and ``seed2.json`` of an earlier run.
 """
@@ -29,7 +29,7 @@ import report
 if TYPE_CHECKING:
     from torchrl.envs import EnvBase
 
-BENCHMARL = Path(__file__).parent / "benchmarl_navigation.py"
+BENCHMARL = Path(__file__).parent / "benchmarl_vmas.py"
 EVALUATION_SEED = 10_000
 COLORS = {"torchrl_marl": "#2a6fbb", "BenchMARL": "#d1662a"}
 LABELS = {
@@ -345,7 +345,7 @@ def publish(
         episode's end"). Both sides are evaluated in TorchRL's VmasEnv with the same seed, so they
         play the same episodes, by the likeliest actions; the time of evaluating is not in the
         seconds of training. BenchMARL runs in an environment of its own by
-        `benchmarks/benchmarl_navigation.py`, with its defaults for task, experiment, algorithm and
+        `benchmarks/benchmarl_vmas.py`, with its defaults for task, experiment, algorithm and
         model; ours is the recipe. The two were trained one after the other and not side by side, so
         the seconds are a rough comparison. They differ in more than the library: number of envs,
         networks, learning rate, epochs and minibatches are each side's own.""",

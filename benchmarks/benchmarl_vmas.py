@@ -1,9 +1,9 @@
-"""BenchMARL on VMAS navigation: the reference side of the navigation benchmark.
+"""BenchMARL on a task of VMAS: the reference side of the navigation and suite benchmarks.
 
 Trains BenchMARL's own MAPPO, or another of its algorithms, with BenchMARL's own defaults (task,
 experiment, algorithm and model files of the installed package) and writes a learning curve as JSON.
-Only the number of frames and what BenchMARL logs are changed; "settings" in the result holds
-everything that was in force.
+Only the number of frames and what BenchMARL logs are changed, and arguments of the task that are
+given by --set; "settings" in the result holds everything that was in force.
 
 BenchMARL 1.5.2 needs torchrl < 0.12, so this file imports nothing of the project and is run with
 the Python of an environment of its own, into which these were installed, in this order:
@@ -11,8 +11,8 @@ the Python of an environment of its own, into which these were installed, in thi
     pip install torch==2.13.0
     pip install torch==2.13.0 benchmarl==1.5.2 torchrl==0.11.1 tensordict==0.11.0 vmas==1.5.2
 
-    python benchmarl_navigation.py --seed 0 --frames 600000 --episodes 200 \
-        --evaluate-every 60000 --out result.json
+    python benchmarl_vmas.py --task balance --seed 0 --frames 600000 --out balance_seed0.json
+    python benchmarl_vmas.py --task football --set ai_strength=0.3 --out football_seed0.json
 
 The policy is evaluated before training, every --evaluate-every frames and after the last frame, in
 a separate VMAS environment which has one sub-environment per episode and is set to the same seed
@@ -21,10 +21,14 @@ random state of training as it found it, and its time is not in "seconds_trainin
 the curve has
 
 - episode_reward: mean over episodes and agents of the rewards summed over all the steps of the
-  horizon (100); an episode which the task ends early, all agents at their goals, is stepped on;
+  horizon; an episode which the task ends early is stepped on;
 - episode_reward_to_done: the same with each episode cut after the step that ends it, which is how
   BenchMARL itself reports an episode's reward;
 - episode_length: mean number of steps to that end.
+
+"episodes" has all three of every episode of the last evaluation, and "starts" a number for each of
+them, the sum of what its agents see at first, by which another library's episodes are known to be
+the same.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ import importlib.metadata
 import json
 import platform
 import random
+import re
 import tempfile
 import time
 import warnings
@@ -76,8 +81,10 @@ def preserved_random_state() -> Iterator[None]:
         random.setstate(python_state)
 
 
-def evaluate(env: EnvBase, policy: TensorDictModuleBase, seed: int, steps: int) -> dict[str, float]:
-    """Run one deterministic episode in every sub-environment of ``env``."""
+def evaluate(
+    env: EnvBase, policy: TensorDictModuleBase, seed: int, steps: int
+) -> dict[str, torch.Tensor]:
+    """Run one deterministic episode in every sub-environment of ``env``; a number for each."""
     with (
         preserved_random_state(),
         torch.no_grad(),
@@ -85,20 +92,22 @@ def evaluate(env: EnvBase, policy: TensorDictModuleBase, seed: int, steps: int) 
     ):
         env.set_seed(seed)
         state = env.reset()
+        starts = sum(state[group, "observation"].flatten(1).sum(1) for group in env.group_map)
         rewards, running = [], []
         alive = torch.ones(env.batch_size, dtype=torch.bool)
         for _ in range(steps):
             state = env.step(policy(state))
-            rewards.append(state["next", GROUP, "reward"].squeeze(-1))
+            own = [state["next", group, "reward"].squeeze(-1) for group in env.group_map]
+            rewards.append(torch.cat(own, -1).mean(-1))
             running.append(alive)
             alive = alive & ~state["next", "done"].squeeze(-1)
             state = step_mdp(state)
-    reward = torch.stack(rewards)  # (steps, episodes, agents)
-    mask = torch.stack(running)  # (steps, episodes)
+    reward, mask = torch.stack(rewards), torch.stack(running)  # (steps, episodes)
     return {
-        "episode_reward": reward.sum(0).mean().item(),
-        "episode_reward_to_done": (reward * mask.unsqueeze(-1)).sum(0).mean().item(),
-        "episode_length": mask.sum(0).float().mean().item(),
+        "episode_reward": reward.sum(0),
+        "episode_reward_to_done": (reward * mask).sum(0),
+        "episode_length": mask.sum(0).float(),
+        "starts": starts,
     }
 
 
@@ -111,6 +120,7 @@ class Evaluation(Callback):
         self.task, self.args = task, args
         self.env: EnvBase | None = None
         self.curve: list[dict[str, float]] = []
+        self.episodes: dict[str, list[float]] = {}
         self.seconds_training = self.seconds_evaluation = 0.0
         self.clock: float | None = None
 
@@ -135,14 +145,25 @@ class Evaluation(Callback):
         started = time.perf_counter()
         if self.clock is not None:
             self.seconds_training += started - self.clock
-        point = evaluate(
+        found = evaluate(
             self.env, self.experiment.policy, self.args.evaluation_seed, self.experiment.max_steps
         )
+        self.episodes = {name: [round(x, 4) for x in own.tolist()] for name, own in found.items()}
+        point = {name: own.mean().item() for name, own in found.items() if name != "starts"}
         self.curve.append(
             {"frames": frames, **point, "seconds_training": round(self.seconds_training, 3)}
         )
         self.clock = time.perf_counter()
         self.seconds_evaluation += self.clock - started
+
+
+def read_settings(texts: list[str], known: dict[str, Any]) -> dict[str, Any]:
+    """``["ai_strength=0.3"]`` as a dict; each is an argument that the task has."""
+    settings = dict(text.split("=", 1) for text in texts)
+    for name in settings:
+        if name not in known:
+            raise SystemExit(f"the task has no argument {name!r}, expected one of {sorted(known)}")
+    return {name: json.loads(value.lower()) for name, value in settings.items()}
 
 
 def plain(value: Any) -> Any:
@@ -160,6 +181,10 @@ def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     continuous = ["mappo", "ippo", "maddpg", "iddpg", "masac", "isac"]
+    parser.add_argument("--task", type=str.lower, default="navigation", help="of VMAS")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="arguments of the task"
+    )
     parser.add_argument("--algorithm", choices=continuous, default="mappo")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--frames", type=int, default=600_000)
@@ -171,6 +196,8 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     on_policy = algorithm_config_registry[args.algorithm].on_policy()
     batch = ExperimentConfig.get_from_yaml().collected_frames_per_batch(on_policy=on_policy)
+    if args.task.upper() not in VmasTask.__members__:
+        parser.error(f"--task is {args.task!r}, expected one of {sorted(VmasTask.__members__)}")
     for name in ("frames", "evaluate_every"):
         if getattr(args, name) <= 0 or getattr(args, name) % batch:
             parser.error(f"--{name.replace('_', '-')} must be a positive multiple of {batch}")
@@ -186,7 +213,8 @@ def main() -> None:
     # BenchMARL has no setting for its progress bar.
     experiment_module.tqdm = functools.partial(experiment_module.tqdm, disable=True)
 
-    task = VmasTask.NAVIGATION.get_from_yaml()
+    task = VmasTask[args.task.upper()].get_from_yaml()
+    task.config.update(read_settings(args.set, task.config))
     algorithm_config = algorithm_config_registry[args.algorithm].get_from_yaml()
     model_config, critic_model_config = MlpConfig.get_from_yaml(), MlpConfig.get_from_yaml()
     config = ExperimentConfig.get_from_yaml()
@@ -238,6 +266,7 @@ def main() -> None:
 
     result = {
         "library": "benchmarl",
+        "task": args.task,
         "versions": {
             "python": platform.python_version(),
             **{package: importlib.metadata.version(package) for package in PACKAGES},
@@ -245,10 +274,15 @@ def main() -> None:
         "seed": args.seed,
         "settings": settings,
         "curve": evaluation.curve,
+        "episodes": {k: x for k, x in evaluation.episodes.items() if k != "starts"},
+        "starts": evaluation.episodes["starts"],
         "seconds_training": round(evaluation.seconds_training, 3),
         "seconds_evaluation": round(evaluation.seconds_evaluation, 3),
     }
-    args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(result, indent=2)
+    text = re.sub(r"\[[-0-9eE.,\s]+\]", lambda numbers: re.sub(r"\s+", " ", numbers[0]), text)
+    args.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
