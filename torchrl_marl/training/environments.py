@@ -16,7 +16,7 @@ from torchrl_marl.envs.torchrl.env import adapt
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.specs.reading import padded_members
 from torchrl_marl.training.config import TrainConfig
-from torchrl_marl.training.run import EVALUATION_SEED
+from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED
 
 __all__ = ["Environments", "time_limit"]
 

@@ -6,10 +6,10 @@ Shapes: E envs, N agents of a group.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -24,11 +24,27 @@ from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.animation import animate, check_drawable
 from torchrl_marl.training.births import begun
+from torchrl_marl.training.episodes import Episodes
 from torchrl_marl.training.metrics import group_reward
 
-__all__ = ["evaluate", "evaluate_members", "first_episodes", "measured", "put_back"]
+__all__ = [
+    "AT_ONCE",
+    "EVALUATION_SEED",
+    "evaluate",
+    "evaluate_members",
+    "first_episodes",
+    "measured",
+    "play",
+    "put_back",
+]
+
+AT_ONCE = 200
+"""Episodes that are played side by side: fewer where fewer are asked for, never more."""
+EVALUATION_SEED = 1_000_003
+"""Of the starts that every policy of a world is measured on: not those of training."""
 
 _ACTIONS = 7_368_787
+_NEXT_STARTS = 15_485_863  # between the seeds of the first episodes of all envs, and of the next
 Policy = Callable[[TensorDictBase], TensorDictBase]
 
 
@@ -45,10 +61,54 @@ def evaluate(
 ) -> dict[str, float]:
     """Plays exactly ``episodes`` whole episodes and averages their returns.
 
+    The same as ``play(...).figures()``, and the interval of the mean is its 95 % bootstrap interval
+    over episodes (percentiles of 5,000 resamples).
+
+    Args:
+        env, policy, team: of :func:`play`.
+
+    Keyword Args:
+        episodes, deterministic, seed, longest: of :func:`play`.
+        gif (Path, optional): where to write an animation of one more episode, of the first env.
+
+    Returns:
+        dict: ``return_mean`` (all agents' mean, over episodes), ``return_std``, ``return_low`` and
+        ``return_high`` (of the mean; of two episodes or more), ``return_min``, ``return_max``,
+        ``length_mean``, ``length_min``, ``length_max``, ``episodes``, and
+        ``<group>/episode_reward``, of each group of several with ``_low`` and ``_high``.
+
+    Raises:
+        ConfigError: no episodes, one that does not end, or a GIF of what cannot be drawn.
+        MissingExtraError: a GIF without matplotlib.
+    """
+    if gif is not None:
+        check_drawable(env)
+    options = {"episodes": episodes, "deterministic": deterministic, "seed": seed}
+    played = play(env, policy, team, **options, longest=longest)
+    if gif is not None:
+        with _playing(env, deterministic, seed):
+            animate(env, env.rand_action if policy is None else policy, gif)
+    return played.figures()
+
+
+def play(
+    env: EnvBase,
+    policy: Policy | None,
+    team: TeamSpec,
+    *,
+    episodes: int,
+    deterministic: bool = True,
+    seed: int = 0,
+    longest: int = 10_000,
+) -> Episodes:
+    """Plays exactly ``episodes`` whole episodes.
+
     The first episode of each env counts, by the env's index: the first to *finish* would favor
-    short ones. With more episodes than envs, all envs start anew. A group's reward of a step is
-    the mean over its agents that are born and live. Draws from a random state of its own. What
-    an env adds to the reward for training only is left out, in its ``measured()``.
+    short ones. With more episodes than envs, all envs start anew, from a seed of their own: so
+    where an episode starts depends on the world, the seed and the number of envs, and not on
+    the policy, and two policies are compared start by start. A group's reward of a step is the
+    mean over its agents that are born and live. Draws from a random state of its own. What an env
+    adds to the reward for training only is left out, in its ``measured()``.
 
     Args:
         env (EnvBase): played from a reset; seeded with ``seed``.
@@ -57,54 +117,42 @@ def evaluate(
 
     Keyword Args:
         episodes (int): how many.
-        deterministic (bool): the likeliest action, or a sampled one.
+        deterministic (bool): the likeliest action, or a drawn one.
         seed (int): of the environment and of the actions.
         longest (int): steps after which an episode that does not end is an error.
-        gif (Path, optional): where to write an animation of one more episode, of the first env.
-
-    Returns:
-        dict: ``return_mean``, ``return_std`` (over episodes, all agents' mean), ``length_mean``,
-        ``episodes`` and ``<group>/episode_reward``.
 
     Raises:
-        ConfigError: no episodes, one that does not end, or a GIF of what cannot be drawn.
-        MissingExtraError: a GIF without matplotlib.
+        ConfigError: no episodes, or one that does not end.
     """
     if episodes < 1:
         raise ConfigError(f"evaluation: episodes is {episodes}, expected 1 or more.")
-    if gif is not None:
-        check_drawable(env)
-    mode = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     act = env.rand_action if policy is None else policy
+    num_envs = env.batch_size.numel()
     rewards: list[dict[str, Tensor]] = []
     lengths: list[Tensor] = []
-    num_envs = env.batch_size.numel()
+    for i, first in enumerate(range(0, episodes, num_envs)):
+        with _playing(env, deterministic, seed + i * _NEXT_STARTS):
+            count = min(num_envs, episodes - first)
+            reward, length = first_episodes(env, act, team, count, longest)
+        rewards.append(reward)
+        lengths.append(length)
+    returns = {name: torch.cat([r[name] for r in rewards]) for name in team.groups}
+    return Episodes(returns, torch.cat(lengths), _sizes(team))
+
+
+@contextlib.contextmanager
+def _playing(env: EnvBase, deterministic: bool, seed: int) -> Iterator[None]:
+    """Seeds an environment, and lets actions be drawn from a random state of their own."""
+    mode = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     # Not the environment's own seed, or actions would repeat its random numbers.
     random_state = RandomState(seed + _ACTIONS, env.device or "cpu")
     with torch.no_grad(), random_state.active(), set_exploration_type(mode), measured(env):
         env.set_seed(seed)
-        for first in range(0, episodes, num_envs):
-            count = min(num_envs, episodes - first)
-            reward, length = first_episodes(env, act, team, count, longest)
-            rewards.append(reward)
-            lengths.append(length)
-        if gif is not None:
-            animate(env, act, gif)
-    sums = {name: torch.cat([r[name] for r in rewards]) for name in team.groups}
-    return _figures(team, sums, torch.cat(lengths))
+        yield
 
 
-def _figures(team: TeamSpec, sums: Mapping[str, Tensor], lengths: Tensor) -> dict[str, float]:
-    """Returns the means over episodes, of which a group's returns and the lengths are given."""
-    weighted = sum(sums[name] * group.n_agents for name, group in team.groups.items())
-    total = cast(Tensor, weighted) / team.n_agents
-    result = {
-        "return_mean": total.mean().item(),
-        "return_std": total.std(correction=0).item(),
-        "length_mean": lengths.float().mean().item(),
-        "episodes": len(lengths),
-    }
-    return result | {f"{name}/episode_reward": value.mean().item() for name, value in sums.items()}
+def _sizes(team: TeamSpec) -> dict[str, int]:
+    return {name: group.n_agents for name, group in team.groups.items()}
 
 
 def evaluate_members(
@@ -128,20 +176,17 @@ def evaluate_members(
     Returns:
         list of dict: of each member, as :func:`evaluate` returns it.
     """
-    mode = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     act = env.rand_action if policy is None else policy
     num_envs = env.batch_size.numel()
-    random_state = RandomState(seed + _ACTIONS, env.device or "cpu")
     found: list[dict[str, Tensor]] = []
-    with torch.no_grad(), random_state.active(), set_exploration_type(mode), measured(env):
-        env.set_seed(seed)
-        for _ in range(0, episodes, num_envs // n_members):
+    for i, _ in enumerate(range(0, episodes, num_envs // n_members)):
+        with _playing(env, deterministic, seed + i * _NEXT_STARTS):
             sums, length = first_episodes(env, act, team, num_envs, longest)
-            rows = {**sums, "length": length}
-            found.append({k: x.unflatten(0, (n_members, -1)) for k, x in rows.items()})
+        rows = {**sums, "length": length}
+        found.append({k: x.unflatten(0, (n_members, -1)) for k, x in rows.items()})
     rows = {k: torch.cat([x[k] for x in found], 1)[:, :episodes] for k in found[0]}
     return [
-        _figures(team, {name: rows[name][i] for name in team.groups}, rows["length"][i])
+        Episodes({k: rows[k][i] for k in team.groups}, rows["length"][i], _sizes(team)).figures()
         for i in range(n_members)
     ]
 

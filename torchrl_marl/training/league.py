@@ -23,13 +23,13 @@ from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.entrants import HEURISTIC, RANDOM, find_players, scripted
 from torchrl_marl.training.environments import Environments
+from torchrl_marl.training.evaluation import EVALUATION_SEED
 from torchrl_marl.training.exploiter import Exploiter
 from torchrl_marl.training.league_results import Results, by_seat, outcomes
 from torchrl_marl.training.league_seats import envs_of_seats, find_seats
 from torchrl_marl.training.matchmaking import matchmaking
 from torchrl_marl.training.payoffs import Payoffs
 from torchrl_marl.training.pool import Networks, Pool, networks_of, with_networks
-from torchrl_marl.training.run import EVALUATION_SEED
 
 __all__ = ["League", "Stored"]
 

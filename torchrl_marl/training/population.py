@@ -28,14 +28,13 @@ from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import all_checkpoints, save_checkpoint
 from torchrl_marl.training.config import TrainConfig, members_of
 from torchrl_marl.training.environments import Environments
-from torchrl_marl.training.evaluation import evaluate_members
+from torchrl_marl.training.evaluation import EVALUATION_SEED, evaluate_members
 from torchrl_marl.training.evolving import Evolution
 from torchrl_marl.training.member import Member
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
 from torchrl_marl.training.population_run import PopulationRun, row_of_all, together
 from torchrl_marl.training.rating import MemberRating
 from torchrl_marl.training.recorder import Recorder, say
-from torchrl_marl.training.run import EVALUATION_SEED
 from torchrl_marl.training.stopping import StopAtReturn
 from torchrl_marl.training.summary import figures_of, write_summary
 from torchrl_marl.training.training import Iteration, Training, in_its_own_state

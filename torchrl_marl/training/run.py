@@ -33,14 +33,11 @@ from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import load_latest, load_learners
 from torchrl_marl.training.config import TrainConfig, read_run_config
-from torchrl_marl.training.evaluation import evaluate, put_back
+from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, evaluate, play, put_back
 from torchrl_marl.training.origin import check_world
 from torchrl_marl.training.pool import read_player, stored_players, with_networks
 
-__all__ = ["EVALUATION_SEED", "Run"]
-
-EVALUATION_SEED = 1_000_003
-"""Added to a run's seed: evaluation plays other episodes than training, and always the same."""
+__all__ = ["Run"]
 
 
 class Run:

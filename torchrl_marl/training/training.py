@@ -35,7 +35,7 @@ from torchrl_marl.training.collecting import (
 )
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import Environments
-from torchrl_marl.training.evaluation import evaluate, put_back
+from torchrl_marl.training.evaluation import EVALUATION_SEED, play, put_back
 from torchrl_marl.training.execution import choose_execution
 from torchrl_marl.training.external import with_declared
 from torchrl_marl.training.folder import RunFolder
@@ -45,7 +45,7 @@ from torchrl_marl.training.league import League
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
 from torchrl_marl.training.process_state import ProcessState, in_its_own_state
 from torchrl_marl.training.recorder import Recorder, say
-from torchrl_marl.training.run import EVALUATION_SEED, Run
+from torchrl_marl.training.run import Run
 from torchrl_marl.training.stopping import StopAtReturn
 from torchrl_marl.training.summary import figures_of, write_summary
 

@@ -1,0 +1,102 @@
+"""Episodes that were played for an evaluation, and what they say.
+
+Shapes: n episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrl_marl.statistics import Paired, estimate, mean, paired_difference
+
+__all__ = ["Episodes", "after_training", "kind_of", "where_they_differ"]
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Whole episodes, in the order of their starts.
+
+    Args:
+        returns (dict): group -> return of each episode, ``[n]``; the mean over its agents.
+        lengths (Tensor): steps, ``[n]``.
+        sizes (dict): group -> its number of agents.
+    """
+
+    returns: Mapping[str, Tensor]
+    lengths: Tensor
+    sizes: Mapping[str, int]
+
+    @property
+    def total(self) -> Tensor:
+        """All agents' mean return of each episode, ``[n]``."""
+        weighted = [self.returns[name] * size for name, size in self.sizes.items()]
+        return torch.stack(weighted).sum(0) / sum(self.sizes.values())
+
+    def figures(self) -> dict[str, float]:
+        """Returns what :func:`~torchrl_marl.training.evaluate` returns."""
+        total, lengths = self.total, self.lengths
+        found = {
+            "return_mean": total.mean().item(),
+            "return_std": total.std(correction=0).item(),
+            "length_mean": lengths.float().mean().item(),
+            "episodes": len(lengths),
+        }
+        found |= {f"{name}/episode_reward": own.mean().item() for name, own in self.returns.items()}
+        found |= {"return_min": total.min().item(), "return_max": total.max().item()}
+        found |= _interval("return", total)
+        found |= {"length_min": lengths.min().item(), "length_max": lengths.max().item()}
+        for name, own in self.returns.items() if len(self.returns) > 1 else ():
+            found |= _interval(f"{name}/episode_reward", own)
+        return found
+
+    def against(self, other: Episodes) -> Paired:
+        """Compares the returns with another policy's from the same starts, start by start."""
+        return paired_difference(self.total.double().cpu(), other.total.double().cpu())
+
+
+def _interval(name: str, values: Tensor) -> dict[str, float]:
+    """Returns the mean's interval, where there is more than one episode."""
+    if len(values) < 2 or not bool(values.isfinite().all()):
+        return {}
+    found = estimate(mean, [values.double().cpu()])
+    return {f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+def kind_of(deterministic: bool) -> str:
+    """Returns the word for a kind of actions."""
+    return "likeliest" if deterministic else "drawn"
+
+
+def where_they_differ(likeliest: Episodes, drawn: Episodes) -> str | None:
+    """Returns a sentence where both kinds of actions differ beyond their uncertainty, or None."""
+    if len(likeliest.lengths) < 2:
+        return None
+    gap = likeliest.against(drawn).difference
+    if gap.low <= 0 <= gap.high:
+        return None
+    one, other = likeliest.total.mean().item(), drawn.total.mean().item()
+    return (
+        f"the likeliest actions earn {one:.4g} and drawn ones {other:.4g} on the same starts, which "
+        f"differ beyond their uncertainty (by {gap.low:.3g} to {gap.high:.3g})"
+    )
+
+
+def after_training(own: Episodes, other: Episodes | None, deterministic: bool) -> dict[str, Any]:
+    """Returns what a run's summary says of its last evaluation.
+
+    Args:
+        own (Episodes): as the run's settings say.
+        other (Episodes, optional): by the other kind of actions.
+        deterministic (bool): whether the run's own are the likeliest.
+    """
+    found = {kind_of(deterministic): own.figures()}
+    if other is None:
+        return {"evaluation": found}
+    found[kind_of(not deterministic)] = other.figures()
+    pair = (own, other) if deterministic else (other, own)
+    return {"evaluation": found, "actions_differ": where_they_differ(*pair)}
