@@ -5,10 +5,12 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 
 from torchrl_marl import cli
 from torchrl_marl.errors import NonFiniteError
 from torchrl_marl.recipes import load_config, save_config
+from torchrl_marl.training.episodes import Episodes
 from torchrl_marl.training.interruption import Terminated
 
 TOY = "toy_arena_mappo"
@@ -40,12 +42,13 @@ def training(monkeypatch, tmp_path):
             "frames_per_second": 320.0,
         }
 
-        def evaluate(episodes=None, deterministic=None, gif=False, seed=None, record=False):
+        def play(episodes=None, deterministic=None, gif=False, seed=None, record=False):
             assert record
             seen.evaluated.append((episodes, deterministic, gif, seed))
-            return {"return_mean": 41.23456, "episodes": 200}
+            returns = torch.tensor([41.0, 43.0] if deterministic else [21.0, 23.0])
+            return Episodes({"agents": returns}, torch.tensor([5, 7]), {"agents": 3})
 
-        return types.SimpleNamespace(folder=Path(folder), summary=summary, evaluate=evaluate)
+        return types.SimpleNamespace(folder=Path(folder), summary=summary, play=play)
 
     def train(config, env=None):
         seen.configs.append(config)
@@ -68,10 +71,10 @@ def training(monkeypatch, tmp_path):
         monkeypatch.setenv("RL_LOGGING_LEVEL", "WARNING")
 
     trainer = types.SimpleNamespace(train=train, resume=resume)
-    run = types.SimpleNamespace(Run=types.SimpleNamespace(load=load))
+    run = types.SimpleNamespace(load=load)
     monkeypatch.setitem(sys.modules, "torchrl_marl.training.trainer", trainer)
     monkeypatch.setattr("torchrl_marl.training.trainer", trainer, raising=False)
-    monkeypatch.setitem(sys.modules, "torchrl_marl.training.run", run)
+    monkeypatch.setattr("torchrl_marl.evaluating.Run", run)
     monkeypatch.setattr("torchrl_marl.runs.draw", lambda folder: None)
     monkeypatch.setattr(cli, "silence_others", silence)
     return seen
@@ -206,20 +209,32 @@ class TestEvaluate:
         assert cli.main(["evaluate", str(run_folder), *options]) == 0
         assert training.loaded == [(run_folder, "cpu")]
         assert training.evaluated == [(7, False, True, 5)]
-        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-        gif = str(run_folder / "episode.gif")
-        assert lines == [["return_mean", "41.23"], ["episodes", "200"], ["animation", gif]]
+        head, *lines = capsys.readouterr().out.splitlines()
+        assert head.split() == ["drawn", "actions"]
+        rows = dict(line.strip().split("  ", 1) for line in lines)
+        assert rows["return"].strip() == "22 (21 to 23)"
+        assert rows["least and greatest"].strip() == "21 to 23"
+        assert rows["length"].strip() == "6 (5 to 7)"
+        assert rows["animation"].strip() == str(run_folder / "episode.gif")
+
+    def test_both_kinds_of_actions_and_a_word_where_they_differ(self, training, run_folder, capsys):
+        assert cli.main(["evaluate", str(run_folder)]) == 0
+        assert training.loaded == [(run_folder, None)]
+        assert training.evaluated == [(200, True, False, 0), (200, False, False, 0)]
+        out = capsys.readouterr().out
+        assert out.splitlines()[0].split() == ["likeliest", "actions", "drawn", "actions"]
+        assert out.splitlines()[-1] == (
+            "  the likeliest actions earn 42 and drawn ones 22 from the same starts, which is more "
+            "than chance (they differ by 20 to 20)."
+        )
+        assert cli.main(["evaluate", str(run_folder), "--deterministic"]) == 0
+        assert "drawn" not in capsys.readouterr().out
 
     def test_trust_is_given_by_word_only(self, training, run_folder):
         for command in (["evaluate"], ["train", "--resume"]):
             assert cli.main([*command, str(run_folder)]) == 0
             assert cli.main([*command, str(run_folder), "--trust"]) == 0
         assert training.trusted == [False, True] * 2
-
-    def test_defaults_are_the_runs(self, training, run_folder):
-        assert cli.main(["evaluate", str(run_folder)]) == 0
-        assert training.loaded == [(run_folder, None)]
-        assert training.evaluated == [(None, None, False, None)]
 
     def test_a_device_that_is_none(self, training, run_folder, capsys):
         assert cli.main(["evaluate", str(run_folder), "--device", "gpu"]) == 2

@@ -42,6 +42,7 @@ LAYERS = [
             "arguments",
             "curves",
             "experiments",
+            "evaluating",
             "players",
             "plotting",
             "console",

@@ -1,4 +1,4 @@
-"""The command line: ``torchrl-marl train|suite|evaluate|crossplay|export|serve|plot|list``.
+"""The command line: ``torchrl-marl train|suite|evaluate|compare|crossplay|export|serve|plot|list``.
 
 Nothing heavy is imported before the arguments are known to be right.
 """
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from torchrl_marl.arguments import COMMANDS, make_parser
 from torchrl_marl.console import (
-    number,
     report,
     silence_others,
     table,
@@ -217,21 +216,16 @@ def _evaluate(parsed: argparse.Namespace) -> None:
         validate(config, own_env=True)
     check_device(config)
     silence_others()
-    import torch
+    from torchrl_marl.evaluating import print_against, print_evaluation
 
-    from torchrl_marl.training.run import Run
+    (print_evaluation if parsed.against is None else print_against)(config, parsed)
 
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    run = Run.load(Path(parsed.run), device=parsed.device, trust=parsed.trust)
-    mode = True if parsed.deterministic else False if parsed.stochastic else None
-    found = run.evaluate(
-        parsed.episodes, deterministic=mode, gif=parsed.gif, seed=parsed.seed, record=True
-    )
-    rows = [(name, number(value)) for name, value in found.items()]
-    if parsed.gif:
-        rows.append(("animation", str(run.folder / "episode.gif")))
-    print(table(rows))
+
+def _compare(parsed: argparse.Namespace) -> None:
+    silence_others()
+    from torchrl_marl.evaluating import print_comparison
+
+    print_comparison(parsed)
 
 
 def _tune(parsed: argparse.Namespace) -> None:
@@ -369,6 +363,7 @@ def _list(parsed: argparse.Namespace) -> None:
 _ACTIONS = {
     "train": _train,
     "evaluate": _evaluate,
+    "compare": _compare,
     "tune": _tune,
     "suite": _suite,
     "crossplay": _crossplay,

@@ -87,6 +87,10 @@ def report(runs: Sequence[Run], seeds: Sequence[int]) -> str:
         summary = runs[0].summary
         found = {text: summary.get(key) for key, text in _RETURNS.items()}
         rows = [(f"return, {text}", number(x)) for text, x in found.items() if x is not None]
+        for kind, own in summary.get("evaluation", {}).items():
+            if "return_low" in own:
+                ends = f"{number(own['return_low'])} to {number(own['return_high'])}"
+                rows.append((f"  by {kind} actions", f"{number(own['return_mean'])} ({ends})"))
         for key, x in summary.items():
             group, _, when = key.rpartition("/")
             if group and when in _RETURNS:

@@ -14,8 +14,8 @@ from torchrl_marl.recipes import load_config
 from torchrl_marl.training import Run, cross_play, resume
 from torchrl_marl.training.checkpoint import load_latest
 from torchrl_marl.training.config import read_run_config
+from torchrl_marl.training.evaluation import EVALUATION_SEED
 from torchrl_marl.training.population_run import PopulationRun
-from torchrl_marl.training.run import EVALUATION_SEED
 from torchrl_marl.training.start import resume_training, start_training
 
 SMALL = {

@@ -353,10 +353,10 @@ def test_the_evaluate_command_keeps_what_it_found(tmp_path, capsys):
 
     run = train(at(tmp_path / "run", total_frames=160, **{"evaluation.deterministic": False}))
     command = ["evaluate", str(run.folder), "--episodes", "8"]
-    for more in ([], ["--seed", "0"], ["--seed", "7"], ["--deterministic"]):
+    for more in (["--stochastic"], ["--stochastic", "--seed", "7"], []):
         assert cli.main([*command, *more]) == 0
     text = (run.folder / "evaluations.jsonl").read_text()
-    own, zero, seven, likeliest = map(json.loads, text.splitlines())
+    own, seven, zero, likeliest = map(json.loads, text.splitlines())
     assert [row["deterministic"] for row in (own, zero, seven)] == [False] * 3
     assert likeliest["deterministic"] is True
     assert {**own, "time": ""} == {**zero, "time": ""}

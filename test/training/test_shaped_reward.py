@@ -9,7 +9,7 @@ from torchrl.envs import RewardSum, TransformedEnv
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.training import Run, evaluate, resume, train
-from torchrl_marl.training.run import EVALUATION_SEED
+from torchrl_marl.training.evaluation import EVALUATION_SEED
 
 pytest.importorskip("jaxmarl")
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torchrl_marl
 from torchrl_marl.arguments.deploying import add_export, add_serve
 from torchrl_marl.arguments.learning import add_suite, add_train, add_tune
-from torchrl_marl.arguments.playing import add_crossplay, add_evaluate, add_league
+from torchrl_marl.arguments.playing import add_compare, add_crossplay, add_evaluate, add_league
 from torchrl_marl.arguments.showing import add_list, add_plot
 from torchrl_marl.errors import ConfigError
 
@@ -21,6 +21,7 @@ _COMMANDS: dict[str, Callable[[Any], None]] = {
     "tune": add_tune,
     "suite": add_suite,
     "evaluate": add_evaluate,
+    "compare": add_compare,
     "crossplay": add_crossplay,
     "league": add_league,
     "export": add_export,

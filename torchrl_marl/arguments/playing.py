@@ -1,4 +1,4 @@
-"""Commands that play with trained teams: ``evaluate``, ``crossplay`` and ``league``."""
+"""Commands that play with trained teams: ``evaluate``, ``compare``, ``crossplay``, ``league``."""
 
 from __future__ import annotations
 
@@ -7,32 +7,63 @@ from typing import Any
 
 from torchrl_marl.arguments.words import TRUST, count, seed
 
-__all__ = ["add_crossplay", "add_evaluate", "add_league"]
+__all__ = ["add_compare", "add_crossplay", "add_evaluate", "add_league"]
 
 
 def add_evaluate(commands: Any) -> None:
     evaluate = commands.add_parser(
         "evaluate",
         help="measure a trained team",
-        description="Plays whole episodes with the policy of a run's last checkpoint, and adds "
-        "the result to RUN/evaluations.jsonl.",
+        description="Plays whole episodes with the policy of a run's last checkpoint, by the "
+        "likeliest actions and by drawn ones, from the same starts for every run of a world. "
+        "Prints means with their 95 %% intervals, and adds the results to RUN/evaluations.jsonl.",
     )
     evaluate.add_argument("run", metavar="RUN", help="the folder that `train` printed")
-    evaluate.add_argument("--episodes", metavar="N", type=count, help="default: as in the run")
-    how = evaluate.add_mutually_exclusive_group()
-    how.add_argument("--stochastic", action="store_true", help="sample the actions")
+    evaluate.add_argument(
+        "--against",
+        metavar="PLAYER",
+        help="in a world of two sides: win rate against another run, RUN/players/NAME.pt, "
+        "`random` or `heuristic`, from both seats",
+    )
+    _add_measuring(evaluate, "both kinds, beside each other")
+    evaluate.add_argument("--gif", action="store_true", help="write RUN/episode.gif, too")
+    evaluate.set_defaults(rest="")
+
+
+def add_compare(commands: Any) -> None:
+    compare = commands.add_parser(
+        "compare",
+        help="say with what certainty one run is better",
+        description="Plays two runs of a world, or two folders of several seeds, from the same "
+        "starts. Prints the difference of their returns with its 95 %% interval, and the certainty "
+        "with which one is better.",
+    )
+    for name, metavar in (("first", "RUN_A"), ("second", "RUN_B")):
+        compare.add_argument(name, metavar=metavar, help="a run folder, or one that holds several")
+    _add_measuring(compare, "as each run says")
+    compare.set_defaults(rest="")
+
+
+def _add_measuring(command: Any, kinds: str) -> None:
+    """Adds what commands that measure runs have in common.
+
+    Args:
+        command: the command's parser.
+        kinds (str): which actions are taken by default.
+    """
+    command.add_argument("--episodes", metavar="N", type=count, default=200, help="default: 200")
+    how = command.add_mutually_exclusive_group()
+    how.add_argument("--stochastic", action="store_true", help="drawn actions only")
     how.add_argument(
         "--deterministic",
         action="store_true",
-        help="the likeliest actions; default: as in the run",
+        help=f"the likeliest actions only; default: {kinds}",
     )
-    evaluate.add_argument(
-        "--seed", metavar="S", type=seed, help="other episodes; default: the run's seed"
+    command.add_argument(
+        "--seed", metavar="S", type=seed, default=0, help="other starts; default: 0"
     )
-    evaluate.add_argument("--gif", action="store_true", help="write RUN/episode.gif, too")
-    evaluate.add_argument("--device", metavar="DEVICE", help="cpu or cuda; default: as in the run")
-    evaluate.add_argument("--trust", action="store_true", help=TRUST)
-    evaluate.set_defaults(rest="")
+    command.add_argument("--device", metavar="DEVICE", help="cpu or cuda; default: as in the run")
+    command.add_argument("--trust", action="store_true", help=TRUST)
 
 
 def add_crossplay(commands: Any) -> None:

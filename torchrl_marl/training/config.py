@@ -74,7 +74,9 @@ class EvaluationConfig:
     episodes: Annotated[int, Range(0)] = 200
     """Number of whole episodes, played side by side; 0: nothing is measured."""
     deterministic: bool = True
-    """The likeliest action, or a sampled one."""
+    """The likeliest action, or a drawn one."""
+    both: bool = True
+    """At the end measure by the other kind of actions, too, and say where they differ."""
     gif: bool = False
     """Write an animation of one episode at the end."""
 

@@ -14,9 +14,11 @@ from torchrl_marl.envs.own.objects import as_environment
 from torchrl_marl.envs.remember import with_memory, with_players
 from torchrl_marl.envs.torchrl.env import adapt
 from torchrl_marl.envs.transforms import with_dense_groups
+from torchrl_marl.specs import TeamSpec
 from torchrl_marl.specs.reading import padded_members
 from torchrl_marl.training.config import TrainConfig
-from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED
+from torchrl_marl.training.episodes import Episodes
+from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, play
 
 __all__ = ["Environments", "time_limit"]
 
@@ -28,14 +30,21 @@ class Environments:
         config (TrainConfig): the run's.
         env (EnvBase, optional): of one's own; seeded, started anew and never closed here.
         device (torch.device): where they live.
+        at_once (int): episodes of an evaluation that are played side by side at most.
 
     Attributes:
         own (EnvBase, optional): the user's, adapted where necessary.
         training (EnvBase): with dense groups.
     """
 
-    def __init__(self, config: TrainConfig, env: EnvBase | None, device: torch.device) -> None:
-        self._config, self._device = config, device
+    def __init__(
+        self,
+        config: TrainConfig,
+        env: EnvBase | None,
+        device: torch.device,
+        at_once: int = AT_ONCE,
+    ) -> None:
+        self._config, self._device, self._at_once = config, device, at_once
         self.own = None if env is None else adapt(as_environment(env, config.env, device))
         if self.own is None:
             # Shards have environments of their own; this one says what agents see.
@@ -75,13 +84,31 @@ class Environments:
         if self._evaluation is None:
             env = make_env(
                 self._config.env,
-                seed=self._config.seed + EVALUATION_SEED,
+                seed=EVALUATION_SEED,
                 device=self._device,
-                num_envs=min(self._config.evaluation.episodes, 1000),
+                num_envs=min(self._config.evaluation.episodes, self._at_once),
             )
             env = with_dense_groups(env)
             self._evaluation = env if self._sizes is None else with_memory(env, self._sizes)
         return self._evaluation
+
+    def play(self, policy: Any, team: TeamSpec, other: bool = False) -> Episodes:
+        """Plays an evaluation's episodes, from the starts that every run in this world gets.
+
+        Args:
+            policy (callable, optional): random actions without one.
+            team (TeamSpec): the groups.
+            other (bool): by the kind of actions that the settings do not name.
+        """
+        settings = self._config.evaluation
+        return play(
+            self.evaluation,
+            policy,
+            team,
+            episodes=settings.episodes,
+            deterministic=settings.deterministic != other,
+            seed=EVALUATION_SEED,
+        )
 
     def heuristic(self) -> Any:
         """The world's own heuristic policy, or None."""

@@ -81,8 +81,8 @@ def where_they_differ(likeliest: Episodes, drawn: Episodes) -> str | None:
         return None
     one, other = likeliest.total.mean().item(), drawn.total.mean().item()
     return (
-        f"the likeliest actions earn {one:.4g} and drawn ones {other:.4g} on the same starts, which "
-        f"differ beyond their uncertainty (by {gap.low:.3g} to {gap.high:.3g})"
+        f"the likeliest actions earn {one:.4g} and drawn ones {other:.4g} from the same starts, "
+        f"which is more than chance (they differ by {gap.low:.3g} to {gap.high:.3g})"
     )
 
 

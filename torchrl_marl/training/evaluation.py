@@ -68,8 +68,7 @@ def evaluate(
         env, policy, team: of :func:`play`.
 
     Keyword Args:
-        episodes, deterministic, seed, longest: of :func:`play`.
-        gif (Path, optional): where to write an animation of one more episode, of the first env.
+        episodes, deterministic, seed, longest, gif: of :func:`play`.
 
     Returns:
         dict: ``return_mean`` (all agents' mean, over episodes), ``return_std``, ``return_low`` and
@@ -81,14 +80,8 @@ def evaluate(
         ConfigError: no episodes, one that does not end, or a GIF of what cannot be drawn.
         MissingExtraError: a GIF without matplotlib.
     """
-    if gif is not None:
-        check_drawable(env)
-    options = {"episodes": episodes, "deterministic": deterministic, "seed": seed}
-    played = play(env, policy, team, **options, longest=longest)
-    if gif is not None:
-        with _playing(env, deterministic, seed):
-            animate(env, env.rand_action if policy is None else policy, gif)
-    return played.figures()
+    options: dict[str, Any] = {"episodes": episodes, "deterministic": deterministic, "seed": seed}
+    return play(env, policy, team, **options, longest=longest, gif=gif).figures()
 
 
 def play(
@@ -100,6 +93,7 @@ def play(
     deterministic: bool = True,
     seed: int = 0,
     longest: int = 10_000,
+    gif: Path | None = None,
 ) -> Episodes:
     """Plays exactly ``episodes`` whole episodes.
 
@@ -120,12 +114,16 @@ def play(
         deterministic (bool): the likeliest action, or a drawn one.
         seed (int): of the environment and of the actions.
         longest (int): steps after which an episode that does not end is an error.
+        gif (Path, optional): where to write an animation of one more episode, of the first env.
 
     Raises:
-        ConfigError: no episodes, or one that does not end.
+        ConfigError: no episodes, one that does not end, or a GIF of what cannot be drawn.
+        MissingExtraError: a GIF without matplotlib.
     """
     if episodes < 1:
         raise ConfigError(f"evaluation: episodes is {episodes}, expected 1 or more.")
+    if gif is not None:
+        check_drawable(env)
     act = env.rand_action if policy is None else policy
     num_envs = env.batch_size.numel()
     rewards: list[dict[str, Tensor]] = []
@@ -136,6 +134,9 @@ def play(
             reward, length = first_episodes(env, act, team, count, longest)
         rewards.append(reward)
         lengths.append(length)
+    if gif is not None:
+        with _playing(env, deterministic, seed):
+            animate(env, act, gif)
     returns = {name: torch.cat([r[name] for r in rewards]) for name in team.groups}
     return Episodes(returns, torch.cat(lengths), _sizes(team))
 

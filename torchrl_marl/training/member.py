@@ -11,12 +11,13 @@ from torchrl_marl.errors import CheckpointError
 from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.checkpoint import all_checkpoints, save_checkpoint, set_aside_later
 from torchrl_marl.training.config import TrainConfig, with_settings
+from torchrl_marl.training.episodes import kind_of
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.origin import sign_world
 from torchrl_marl.training.recorder import Recorder
 from torchrl_marl.training.stopping import StopAtReturn
-from torchrl_marl.training.summary import figures_of, write_summary
+from torchrl_marl.training.summary import figures_of, returns_of, write_summary
 
 __all__ = ["Begun", "Member"]
 
@@ -83,10 +84,12 @@ class Member:
 
     def note(self, when: str, result: Mapping[str, float]) -> None:
         """Adds returns to the summary, by group where there are several."""
-        self.summary[f"return_{when}"] = result["return_mean"]
-        groups = [key for key in result if key.endswith("/episode_reward")]
-        for key in groups if len(groups) > 1 else ():
-            self.summary[f"{key.rpartition('/')[0]}/return_{when}"] = result[key]
+        tail = "/episode_reward"
+        groups = [key.removesuffix(tail) for key in result if key.endswith(tail)]
+        self.summary |= returns_of(when, result, groups)
+        if when == "after":
+            kind = kind_of(self.config.evaluation.deterministic)
+            self.summary["evaluation"] = {kind: dict(result)}
 
     def progress(self, iteration: int, frames: int, seconds: float) -> dict[str, Any]:
         """Returns how far it is when the population is so far."""

@@ -22,6 +22,7 @@ __all__ = [
     "EpisodeTracker",
     "count_agent_frames",
     "group_reward",
+    "mean_return",
 ]
 
 # Steps with rewards after which a group counts as a zero-sum game.
@@ -205,3 +206,14 @@ def _episode_sums(value: Tensor, done: Tensor, start: Tensor) -> tuple[Tensor, T
 
 def _as_tuple(key: Any) -> tuple[str, ...]:
     return key if isinstance(key, tuple) else (key,)
+
+
+def mean_return(team: TeamSpec, row: Mapping[str, float]) -> float:
+    """Returns the mean over all agents of a row's returns, as an evaluation's ``return_mean``.
+
+    Args:
+        team (TeamSpec): the groups.
+        row (mapping): with each one's ``<group>/episode_reward``.
+    """
+    sums = (row[f"{name}/episode_reward"] * own.n_agents for name, own in team.groups.items())
+    return sum(sums) / team.n_agents

@@ -22,6 +22,7 @@ from torchrl_marl.ranks import ALONE, Ranks
 from torchrl_marl.training.ahead import CompilingAhead
 from torchrl_marl.training.checkpoint import save_checkpoint
 from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.episodes import Episodes
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
 from torchrl_marl.training.recorder import Recorder
@@ -189,12 +190,12 @@ class RankTraining(Training):
         minutes = self.config.checkpoint.every_minutes  # by the first one's clock
         return minutes is not None and self.ranks.send(super()._late())
 
-    def _measure(self, policy: Any) -> dict[str, float]:
+    def _measure(self, policy: Any, other: bool = False) -> Episodes | None:
         found = None
         with self.ranks.turn_of_first() as first, ALONE.active():
             if first:
-                found = super()._measure(policy)
-        return self.ranks.send(found)
+                found = super()._measure(policy, other)
+        return self.ranks.send(found)  # type: ignore[no-any-return]
 
     def save(self) -> None:
         """Writes a checkpoint, unless this iteration has one, on the first rank."""

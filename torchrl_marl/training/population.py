@@ -32,7 +32,7 @@ from torchrl_marl.training.evaluation import EVALUATION_SEED, evaluate_members
 from torchrl_marl.training.evolving import Evolution
 from torchrl_marl.training.member import Member
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
-from torchrl_marl.training.population_run import PopulationRun, row_of_all, together
+from torchrl_marl.training.population_run import MOST_EVALUATED, PopulationRun, row_of_all, together
 from torchrl_marl.training.rating import MemberRating
 from torchrl_marl.training.recorder import Recorder, say
 from torchrl_marl.training.stopping import StopAtReturn
@@ -61,7 +61,7 @@ class PopulationTraining(Training):
                 "a population's members play the recipe's world, but an environment is given; "
                 "leave env out, or use population.size=1."
             )
-        self.environments = Environments(together(config), None, self.device)
+        self.environments = Environments(together(config), None, self.device, MOST_EVALUATED)
         self.env = self.environments.training
         if self.environments.shared:
             self.environments.close()
@@ -269,7 +269,7 @@ class PopulationTraining(Training):
             self.config.population.size,
             episodes=settings.episodes,
             deterministic=settings.deterministic,
-            seed=self.config.seed + EVALUATION_SEED,
+            seed=EVALUATION_SEED,
         )
 
     def _do_what_is_due(self, collected: int) -> None:

@@ -17,9 +17,10 @@ from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.run import Run
 
-__all__ = ["PopulationRun", "row_of_all", "together"]
+__all__ = ["MOST_EVALUATED", "PopulationRun", "row_of_all", "together"]
 
-_MOST_EVALUATED = 1000  # envs at once
+MOST_EVALUATED = 1000
+"""Episodes of all members that are played side by side."""
 
 
 class PopulationRun:
@@ -78,7 +79,7 @@ def row_of_all(
 def together(config: TrainConfig) -> TrainConfig:
     """Returns the settings of all members' environments as one."""
     size = config.population.size
-    episodes = min(config.evaluation.episodes, max(1, _MOST_EVALUATED // size))
+    episodes = min(config.evaluation.episodes, max(1, MOST_EVALUATED // size))
     return dataclasses.replace(
         config,
         env=dataclasses.replace(config.env, num_envs=size * config.env.num_envs),

@@ -33,7 +33,8 @@ from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import load_latest, load_learners
 from torchrl_marl.training.config import TrainConfig, read_run_config
-from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, evaluate, play, put_back
+from torchrl_marl.training.episodes import Episodes
+from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, play, put_back
 from torchrl_marl.training.origin import check_world
 from torchrl_marl.training.pool import read_player, stored_players, with_networks
 
@@ -165,28 +166,47 @@ class Run:
             deterministic (bool, optional): likewise.
             gif (bool): write ``episode.gif`` into the run folder.
             env (EnvBase, optional): another environment than the run's.
-            seed (int, optional): which episodes; by default the run's seed, and always the same.
-                Training with the same seed plays others.
+            seed (int, optional): which starts; by default 0, those of every run in this world,
+                on which training measures, too. It trains on others.
             record (bool): add the result to ``evaluations.jsonl`` in the run folder.
+
+        Returns:
+            dict: of :func:`~torchrl_marl.training.evaluate`.
 
         Raises:
             ConfigError: no episodes, or the environment is being trained and cannot be put back.
         """
+        return self.play(episodes, deterministic, gif, env, seed, record).figures()
+
+    def play(
+        self,
+        episodes: int | None = None,
+        deterministic: bool | None = None,
+        gif: bool = False,
+        env: EnvBase | None = None,
+        seed: int | None = None,
+        record: bool = False,
+    ) -> Episodes:
+        """Plays as :meth:`evaluate`, and returns each episode's returns and length.
+
+        Policies of a world play the same starts, so that they can be compared start by start.
+
+        Args:
+            episodes, deterministic, gif, env, seed, record: of :meth:`evaluate`.
+        """
         settings = self.config.evaluation
         episodes = settings.episodes if episodes is None else episodes
         deterministic = settings.deterministic if deterministic is None else deterministic
-        seed = self.config.seed if seed is None else seed
+        seed = 0 if seed is None else seed
         if not isinstance(episodes, Integral) or episodes < 1:
             raise ConfigError(
                 f"episodes is {quoted(episodes)}, expected a whole number, 1 or more; use "
                 f"episodes={settings.episodes}."
             )
         if not isinstance(seed, Integral):
-            raise ConfigError(
-                f"seed is {quoted(seed)}, expected a whole number; use seed={self.config.seed}."
-            )
-        with self._playing_on(env, seed, min(episodes, 1000), "evaluate") as world:
-            result = evaluate(
+            raise ConfigError(f"seed is {quoted(seed)}, expected a whole number; use seed=0.")
+        with self._playing_on(env, seed, min(episodes, AT_ONCE), "evaluate") as world:
+            found = play(
                 world,
                 self.policy,
                 TeamSpec.from_env(world),
@@ -196,8 +216,8 @@ class Run:
                 gif=self.folder / "episode.gif" if gif else None,
             )
         if record:
-            self._record({"seed": seed, "deterministic": deterministic, **result})
-        return result
+            self._record({"seed": seed, "deterministic": deterministic, **found.figures()})
+        return found
 
     def export(
         self,
@@ -309,8 +329,9 @@ def _own_or_new(
             "this run was trained on an environment of your own; in Python, "
             "torchrl_marl.training.Run.load(folder, env=...) takes it."
         )
-    seed = config.seed + EVALUATION_SEED
-    return with_dense_groups(make_env(config.env, seed=seed, device=device, num_envs=num_envs))
+    return with_dense_groups(
+        make_env(config.env, seed=EVALUATION_SEED, device=device, num_envs=num_envs)
+    )
 
 
 def _world(env: EnvBase) -> EnvBase:

@@ -35,19 +35,20 @@ from torchrl_marl.training.collecting import (
 )
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import Environments
-from torchrl_marl.training.evaluation import EVALUATION_SEED, play, put_back
+from torchrl_marl.training.episodes import Episodes, after_training
+from torchrl_marl.training.evaluation import put_back
 from torchrl_marl.training.execution import choose_execution
 from torchrl_marl.training.external import with_declared
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
 from torchrl_marl.training.iteration import Iteration
 from torchrl_marl.training.league import League
-from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
+from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames, mean_return
 from torchrl_marl.training.process_state import ProcessState, in_its_own_state
 from torchrl_marl.training.recorder import Recorder, say
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.stopping import StopAtReturn
-from torchrl_marl.training.summary import figures_of, write_summary
+from torchrl_marl.training.summary import figures_of, returns_of, write_summary
 
 __all__ = ["Iteration", "Training", "in_its_own_state"]
 
@@ -81,7 +82,7 @@ class Training:
         self.seconds = 0.0
         self.saved_at: int | None = None
         self._saved_when = time.monotonic()
-        self._evaluated: tuple[int, dict[str, float]] | None = None
+        self._evaluated: tuple[int, Episodes] | None = None
 
     def _build(self, env: EnvBase | None) -> None:
         config = self.config
@@ -164,18 +165,15 @@ class Training:
         if self.league is not None:
             self.league.begin()
         self._note("before", self.evaluate())
-        self._note("random", self._measure(None))
+        self._note("random", _figures(self._measure(None)))
         heuristic = self.environments.heuristic() if self.config.evaluation.episodes else None
         self.run.summary["return_heuristic"] = None
         if heuristic is not None:
-            self._note("heuristic", self._measure(heuristic))
+            self._note("heuristic", _figures(self._measure(heuristic)))
         self.save()
 
     def _note(self, when: str, result: dict[str, float]) -> None:
-        """Adds returns to the summary, by group where there are several, which may compete."""
-        self.run.summary[f"return_{when}"] = result.get("return_mean")
-        for name in self.team.groups if len(self.team.groups) > 1 else ():
-            self.run.summary[f"{name}/return_{when}"] = result.get(f"{name}/episode_reward")
+        self.run.summary |= returns_of(when, result, list(self.team.groups))
 
     @in_its_own_state
     def step(self) -> Iteration:
@@ -195,7 +193,7 @@ class Training:
         seconds = time.perf_counter() - began
         self.iteration += 1
         self.agent_frames += int(values.pop("agent_frames"))
-        self.stopping.saw_episodes(self._mean_return(values), int(values.pop("episodes")))
+        self.stopping.saw_episodes(mean_return(self.team, values), int(values.pop("episodes")))
         self.run.frames = self.frames
         self.seconds += seconds
         if self.league is not None:
@@ -258,37 +256,24 @@ class Training:
         minutes = self.config.checkpoint.every_minutes
         return minutes is not None and time.monotonic() - self._saved_when >= 60 * minutes
 
-    def _mean_return(self, row: dict[str, float]) -> float:
-        """Returns the mean over all agents, as an evaluation's ``return_mean``."""
-        groups = self.team.groups.items()
-        sums = (row[f"{name}/episode_reward"] * group.n_agents for name, group in groups)
-        return sum(sums) / self.team.n_agents
-
     @in_its_own_state
     def evaluate(self) -> dict[str, float]:
         """Evaluates the policy and writes a row of ``evaluation.csv``; empty without episodes."""
-        if not (result := self._measure(self.policy)):
-            return result
-        seconds = round(self.seconds, 3)
+        if (played := self._measure(self.policy)) is None:
+            return {}
+        result, seconds = played.figures(), round(self.seconds, 3)
         progress = {"iteration": self.iteration, "frames": self.frames, "seconds": seconds}
         self.recorder.evaluation(progress, result)
-        self._evaluated = self.iteration, result
+        self._evaluated = self.iteration, played
         return result
 
-    def _measure(self, policy: Any) -> dict[str, float]:
-        settings = self.config.evaluation
-        if not settings.episodes:
-            return {}
+    def _measure(self, policy: Any, other: bool = False) -> Episodes | None:
+        """Plays the evaluation's episodes, by the settings' actions or by the other kind's."""
+        if not self.config.evaluation.episodes:
+            return None
         shared = self.environments.shared
         with put_back(self.env) if shared else contextlib.nullcontext(True) as goes_on:
-            result = evaluate(
-                self.environments.evaluation,
-                policy,
-                self.team,
-                episodes=settings.episodes,
-                deterministic=settings.deterministic,
-                seed=self.config.seed + EVALUATION_SEED,
-            )
+            result = self.environments.play(policy, self.team, other)
         # Where one environment serves both, training goes on in its place, or starts anew.
         if not goes_on:
             self.collector.load_state_dict({})
@@ -302,8 +287,9 @@ class Training:
         """Evaluates the trained policy, saves and writes the summary."""
         self.recorder.close_bar()
         if "return_after" not in self.run.summary:
-            at, result = self._evaluated or (None, {})
-            self._note("after", result if at == self.iteration else self.evaluate())
+            at, played = self._evaluated or (None, None)
+            self._note("after", _figures(played) if at == self.iteration else self.evaluate())
+            self._note_kinds()
             if self.stopping.reached:
                 say(
                     f"ends after {self.frames:,} frames: the return, {self.stopping.value:.4g}, "
@@ -316,6 +302,17 @@ class Training:
             write_summary(self.folder, self.run.summary)
             if self.config.evaluation.gif:
                 self.run.evaluate(episodes=1, gif=True)
+
+    def _note_kinds(self) -> None:
+        """Adds all figures to the summary, of both kinds of actions where that is asked for."""
+        settings = self.config.evaluation
+        if self._evaluated is None or self._evaluated[0] != self.iteration:
+            return
+        other = self._measure(self.policy, other=True) if settings.both else None
+        found = after_training(self._evaluated[1], other, settings.deterministic)
+        self.run.summary |= found
+        if found.get("actions_differ"):
+            say(found["actions_differ"])
 
     def save(self) -> None:
         """Writes a checkpoint, unless this iteration has one."""
@@ -396,3 +393,7 @@ class Training:
         process.load_state_dict(state["random"])
         process.install()
         self.run.frames = self.frames
+
+
+def _figures(played: Episodes | None) -> dict[str, float]:
+    return {} if played is None else played.figures()

@@ -1,0 +1,238 @@
+"""Evaluations that can be compared: the same starts for every policy, and how sure a gap is."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from runs import small_config, table
+
+from torchrl_marl import TeamSpec, cli
+from torchrl_marl.envs.toy import Arena, ZeroSum
+from torchrl_marl.errors import CheckpointError, ConfigError
+from torchrl_marl.statistics import paired_difference
+from torchrl_marl.training import train
+from torchrl_marl.training.comparison import compare, difference_of_sides, win_interval
+from torchrl_marl.training.crossplay import cross_play
+from torchrl_marl.training.episodes import Episodes, after_training, where_they_differ
+from torchrl_marl.training.evaluation import evaluate_members, play
+from torchrl_marl.training.run import Run
+
+
+def episodes(*returns):
+    found = torch.tensor(returns)
+    return Episodes({"agents": found}, torch.ones(len(found)), {"agents": 2})
+
+
+class Seen(Arena):
+    """Notes the cues with which episodes start."""
+
+    def _reset(self, tensordict):
+        out = super()._reset(tensordict)
+        if tensordict is None or "_reset" not in tensordict.keys():
+            self.starts.append(self.cue.clone())
+        return out
+
+    starts: list = []
+
+
+def answer(right):
+    def act(td):
+        cue = td["agents", "observation"][..., :4].argmax(-1)
+        return td.set(("agents", "action"), cue if right else (cue + 1) % 4)
+
+    return act
+
+
+class TestStarts:
+    def test_they_depend_on_the_world_and_the_seed_alone(self):
+        """Episodes of 20 steps or of 3 draw unlike many random numbers in between."""
+        found = {}
+        for right in (True, False):
+            env = Seen(3, seed=right)
+            env.starts = Seen.starts = []
+            played = play(env, answer(right), TeamSpec.from_env(env), episodes=7, seed=5)
+            assert played.lengths.tolist() == [20 if right else 3] * 7
+            found[right] = torch.cat(Seen.starts[-3:])
+        assert torch.equal(found[True], found[False])
+        assert len(found[True].unique(dim=0)) > 3  # and blocks differ
+
+    def test_more_episodes_begin_with_the_same(self):
+        env = Arena(4, seed=0)
+        team = TeamSpec.from_env(env)
+        few, many = (play(env, None, team, episodes=n, seed=3) for n in (4, 10))
+        assert torch.equal(few.total, many.total[:4])
+        assert not torch.equal(many.total[:4], many.total[4:8])
+
+    def test_runs_of_all_seeds_and_sizes_measure_on_the_same(self, tmp_path):
+        found = []
+        for seed, num_envs in ((0, 8), (3, 16)):
+            own = {"seed": seed, "env": {"num_envs": num_envs}, "total_frames": 80}
+            run = train(small_config(**own, folder=str(tmp_path / f"run{seed}")))
+            found.append(run.summary["return_random"])
+            assert run.evaluate()["return_mean"] == run.summary["return_after"]
+        assert found[0] == found[1]
+
+    def test_members_of_a_population_play_as_many(self):
+        env = Arena(6, seed=0)
+        team = TeamSpec.from_env(env)
+        found = evaluate_members(env, answer(True), team, 2, episodes=5)
+        assert [own["return_mean"] for own in found] == [12.5, 12.5]
+        assert [own["episodes"] for own in found] == [5, 5]
+
+
+class TestFigures:
+    def test_by_hand(self):
+        own = Episodes(
+            {"cat": torch.tensor([1.0, 2.0]), "dog": torch.tensor([4.0, 8.0])},
+            torch.tensor([3, 9]),
+            {"cat": 2, "dog": 1},
+        ).figures()
+        assert (own["return_min"], own["return_max"], own["return_mean"]) == (2.0, 4.0, 3.0)
+        assert (own["return_low"], own["return_high"]) == (2.0, 4.0)  # a quarter draws 2 twice
+        assert (own["dog/episode_reward_low"], own["cat/episode_reward_high"]) == (4.0, 2.0)
+        assert (own["length_min"], own["length_mean"], own["length_max"]) == (3, 6.0, 9)
+
+    def test_one_episode_has_no_interval(self):
+        assert {"return_low", "return_high"}.isdisjoint(episodes(3.0).figures())
+        assert where_they_differ(episodes(3.0), episodes(5.0)) is None
+
+    def test_a_word_where_kinds_of_actions_differ(self):
+        one, other = episodes(1.0, 5.0, 2.0), episodes(2.0, 6.5, 3.0)
+        words = where_they_differ(one, other)
+        assert "the likeliest actions earn 2.667 and drawn ones 3.833" in words
+        assert where_they_differ(one, episodes(2.0, 4.0, 2.0)) is None
+        found = after_training(other, one, deterministic=False)
+        assert list(found["evaluation"]) == ["drawn", "likeliest"]
+        assert found["actions_differ"] == words
+
+
+class TestDifference:
+    def test_of_one_run_each_it_is_the_paired_one(self):
+        one, other = np.random.default_rng(0).normal(size=(2, 1, 30))
+        assert difference_of_sides(one, other) == paired_difference(one[0], other[0])
+
+    def test_runs_are_drawn_anew(self):
+        """Runs that earn 1 and 3 more: a quarter of all resamples has 1 twice."""
+        start = np.linspace(-5, 5, 40)
+        side = np.stack([start + 1, start + 3])
+        found = difference_of_sides(side, start[None])
+        gap = found.difference
+        assert (gap.value, gap.low, gap.high) == pytest.approx((2, 1, 3))
+        assert (found.probability, found.won) == (1.0, 1.0)
+
+    def test_starts_are_drawn_anew_for_both_alike(self):
+        """What both owe to the start takes no part in the interval."""
+        noise = np.random.default_rng(0).normal(size=(2, 200))
+        start = 100 * np.arange(200)
+        one, other = (start + 1 + 0.1 * noise), (start + 0.1 * noise[::-1])
+        gap = difference_of_sides(one, other).difference
+        assert 0.8 < gap.low < 1.0 < gap.high < 1.2
+
+    def test_win_rates_as_scipy_has_them(self):
+        stats = pytest.importorskip("scipy.stats")
+        for won, games in ((0, 10), (62, 100), (200, 200)):
+            expected = stats.binomtest(won, games).proportion_ci(method="wilson")
+            assert win_interval(won, games) == pytest.approx(tuple(expected), abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Three runs of one world, of which one has learned, and one of another."""
+    folder = tmp_path_factory.mktemp("runs")
+    good = {"learner": {"lr": 1e-2}, "evaluation": {"every_frames": 240}}
+    train(small_config(total_frames=1600, **good, folder=str(folder / "good")))
+    for seed in (0, 1):
+        train(small_config(total_frames=80, seed=seed, folder=str(folder / f"bad/seed{seed}")))
+    train(small_config("toy_zero_sum_ippo_psro", total_frames=80, folder=str(folder / "game")))
+    return folder
+
+
+class TestCompare:
+    def test_two_runs(self, trained):
+        found = compare(trained / "good", trained / "bad/seed0", episodes=50, deterministic=True)
+        one, other = (
+            Run.load(trained / name).evaluate(50, deterministic=True)["return_mean"]
+            for name in ("good", "bad/seed0")
+        )
+        assert found.paired.difference.value == pytest.approx(one - other, abs=1e-5)
+        assert found.first.kinds == ["likeliest"] and found.of_policies
+        assert "is better than" in found.verdict and found.verdict.endswith("these two policies")
+
+    def test_several_seeds_on_a_side(self, trained, capsys):
+        command = ["compare", str(trained / "good"), str(trained / "bad"), "--episodes", "20"]
+        assert cli.main(command) == 0
+        out = capsys.readouterr().out
+        assert re.search(r"runs +1 +2\n", out) and "starts      20, on" in out
+        assert "policies" not in out.splitlines()[-1]
+
+    def test_a_run_that_is_not_finished_is_marked(self, trained, tmp_path, capsys):
+        import shutil
+
+        folder = tmp_path / "half"
+        shutil.copytree(trained / "bad/seed1", folder)
+        text = (folder / "config.yaml").read_text()
+        (folder / "config.yaml").write_text(re.sub("total_frames: 80", "total_frames: 960", text))
+        assert cli.main(["compare", str(folder), str(trained / "good"), "--episodes", "2"]) == 0
+        assert f"{folder} at 80 of 960 frames" in capsys.readouterr().out
+
+    def test_refusals(self, trained, tmp_path):
+        with pytest.raises(ConfigError, match="has env.name='zero_sum' and .* 'arena'; expected"):
+            compare(trained / "good", trained / "game")
+        with pytest.raises(ConfigError, match="is on both sides, expected two different runs"):
+            compare(trained / "good", trained / "good")
+        with pytest.raises(ConfigError, match="is on both sides"):
+            compare(trained / "bad", trained / "bad/seed1")
+        with pytest.raises(CheckpointError, match="is no run folder: it is not there"):
+            compare(trained / "good", tmp_path / "none")
+
+    def test_one_start_says_nothing(self, trained):
+        found = compare(trained / "good", trained / "bad/seed0", episodes=1)
+        assert found.paired.probability is None and "play more episodes" in found.verdict
+
+
+class TestSummary:
+    def test_both_kinds_are_there_and_tables_keep_their_columns(self, trained):
+        summary = json.loads((trained / "good/summary.json").read_text())
+        kinds = summary["evaluation"]
+        assert set(kinds) == {"likeliest", "drawn"}
+        assert kinds["likeliest"]["return_mean"] == summary["return_after"]
+        run = Run.load(trained / "good")
+        assert kinds["drawn"] == run.evaluate(deterministic=False)
+        rows = table(trained / "good/evaluation.csv")
+        first = list(rows[0])[:6]
+        assert first == [
+            *("iteration", "frames", "return_mean", "return_std", "length_mean", "episodes")
+        ]
+        assert len(rows) == 1 + 6 + 1
+
+    def test_one_kind_where_the_other_is_not_asked_for(self, tmp_path):
+        own = {"evaluation": {"both": False, "deterministic": False}, "total_frames": 80}
+        summary = train(small_config(**own, folder=str(tmp_path / "run"))).summary
+        assert set(summary["evaluation"]) == {"drawn"} and "actions_differ" not in summary
+
+
+class TestAgainst:
+    def test_win_rate_from_both_seats(self, trained, capsys):
+        run = trained / "game"
+        command = ["evaluate", str(run), "--against", "random", "--episodes", "40"]
+        assert cli.main(command) == 0
+        lines = [line.strip().split("  ", 1) for line in capsys.readouterr().out.splitlines()]
+        rows = {name: text.strip() for name, text in lines}
+        env = ZeroSum(40, seed=0)
+        table_of = cross_play([Run.load(run).policy], [env.rand_action], env, 40)[0, 0]
+        assert rows["actions"] == "drawn" and rows["seats"].startswith("both")
+        counts = list(map(int, re.findall(r"\d+", rows["games"])))
+        assert counts[0] == 40 == sum(counts[1:])
+        assert abs(counts[1] - int(table_of["wins"])) < 20  # others are drawn, of 13.3 each
+        share, low, high = map(float, re.findall(r"\d\.\d+|\d", rows["win rate"])[:3])
+        assert share == pytest.approx((counts[1] + counts[2] / 2) / 40, abs=1e-3)
+        assert (low, high) == pytest.approx(win_interval(share * 40, 40), abs=1e-3)
+
+    def test_one_team_has_no_opponent(self, trained, capsys):
+        assert cli.main(["evaluate", str(trained / "good"), "--against", "random"]) == 2
+        assert "plays in a world of one team, expected two sides" in capsys.readouterr().err
+        gif = ["evaluate", str(trained / "game"), "--against", "random", "--gif"]
+        assert cli.main(gif) == 2
+        assert "--gif and --against are both given" in capsys.readouterr().err
