@@ -25,7 +25,7 @@ from torchrl_marl.training.run import Run
 __all__ = ["Comparison", "Side", "compare", "difference_of_sides", "runs_of", "win_interval"]
 
 # Where the copies of a world run, how many, and what only a critic sees: the world is the same.
-_NOT_THE_WORLD = {
+_NOT_THE_WORLD: dict[str, object] = {
     "num_envs": 1,
     "workers": 0,
     "worker_timeout": 60.0,
@@ -145,7 +145,7 @@ def compare(
             f"{quoted(str(second))} is on both sides, expected two different runs; name another."
         )
     _check_worlds([folder for folders in sides.values() for folder in folders])
-    how = {"episodes": episodes, "deterministic": deterministic, "seed": seed}
+    how: dict[str, object] = {"episodes": episodes, "deterministic": deterministic, "seed": seed}
     one, other = (_play(name, own, device, trust, how) for name, own in sides.items())
     return Comparison(one, other, difference_of_sides(one.returns, other.returns))
 
