@@ -1,15 +1,31 @@
-"""What is installed: everything that lies in the package, recipes and the mark of types too."""
+"""What is installed and shipped: all of the package, without the repository, and cited rightly."""
 
+import os
+import re
+import shlex
 import subprocess
 import sys
+import sysconfig
+import tarfile
+import zipfile
+from importlib.metadata import metadata, requires
 from pathlib import Path
 
 import pytest
+import yaml
 
 import torchrl_marl
 
 PACKAGE = Path(torchrl_marl.__file__).parent
-SETUP = PACKAGE.parent / "setup.py"
+ROOT = PACKAGE.parent
+SETUP = ROOT / "setup.py"
+README = ROOT / "README.md"
+
+
+@pytest.fixture(autouse=True)
+def checkout():
+    if not SETUP.is_file():
+        pytest.skip("this is no checkout")
 
 
 def files_of(folder):
@@ -20,13 +36,89 @@ def files_of(folder):
     }
 
 
-def test_all_files_are_installed(tmp_path):
-    pytest.importorskip("setuptools")
-    if not SETUP.is_file():
-        pytest.skip("this is no checkout")
-    command = [sys.executable, SETUP.name, "--quiet", "build_py", "--build-lib", str(tmp_path)]
-    subprocess.run(command, cwd=SETUP.parent, check=True, capture_output=True)
-    installed = files_of(tmp_path / "torchrl_marl")
-    assert "py.typed" in installed
-    assert sum(name.endswith(".yaml") for name in installed) > 20
-    assert installed == files_of(PACKAGE)
+def run(*command, cwd, **env):
+    """Runs a command without what points into the checkout."""
+    known = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command, cwd=cwd, env={**known, **env}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_source_distribution_gives_a_wheel_that_works_alone(tmp_path):
+    """Sources are packed, a wheel is built of them, and run from an empty folder."""
+    pytest.importorskip("setuptools", minversion="77")
+    packed, wheels, empty = (tmp_path / name for name in ("packed", "wheels", "empty"))
+    empty.mkdir()
+    info = ["egg_info", "--egg-base", str(tmp_path)]
+    run(sys.executable, "setup.py", "-q", *info, "sdist", "--dist-dir", str(packed), cwd=ROOT)
+    (sources,) = packed.iterdir()
+    with tarfile.open(sources) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "setup.py", "CITATION.cff", "torchrl_marl/py.typed"} <= names
+
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    alone = ["--no-deps", "--no-index"]
+    build = ["wheel", *alone, "--no-build-isolation", "--wheel-dir", str(wheels), str(sources)]
+    run(*pip, *build, cwd=empty)
+    (wheel,) = wheels.iterdir()
+    prefix = "torchrl_marl/"
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if not name.endswith("/")}
+    assert {name.removeprefix(prefix) for name in packed if prefix in name} == files_of(PACKAGE)
+    assert not {name.partition("/")[0] for name in packed} & {"test", "docs", "benchmarks"}
+
+    run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv"), cwd=empty)
+    python = tmp_path / "venv" / "bin" / "python"
+    run(*pip, "--python", str(python), "install", *alone, str(wheel), cwd=empty)
+    # What it needs is borrowed from here; the package is not, were it installed here, too.
+    where = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=empty)
+    borrowed = "import sys; sys.path.append({!r})".format(sysconfig.get_path("purelib"))
+    (Path(where.strip()) / "borrowed.pth").write_text(borrowed + "\n")
+    command = tmp_path / "venv" / "bin" / "torchrl-marl"
+    assert f" {torchrl_marl.__version__} " in run(command, "--version", cwd=empty)
+    assert "toy_arena_mappo" in run(command, "list", cwd=empty)
+    run(command, "train", "toy_arena_mappo", "total_frames=640", "evaluation.episodes=0", cwd=empty)
+    asked = "import torchrl_marl as m; print(m.__file__)"
+    assert str(tmp_path) in run(python, "-c", asked, cwd=empty)
+
+
+def test_the_readme_s_extras_are_there():
+    extras = set(metadata("torchrl_marl").get_all("Provides-Extra"))
+    pages = [README, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    named = {
+        extra.strip()
+        for text in texts
+        for names in re.findall(r"pip install (?:-e )?'\.\[([\w, ]+)\]'", text)
+        for extra in names.split(",")
+    }
+    assert {"vmas", "plot", "test", "docs"} <= named <= extras
+    assert all(re.match(r"[\w.-]+", requirement) for requirement in requires("torchrl_marl"))
+
+
+def test_the_citation_is_of_this_version():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()
+    assert (cited["cff-version"], cited["type"]) == ("1.2.0", "software")
+    assert cited["version"] == torchrl_marl.__version__
+    assert cited["license"] in (ROOT / "LICENSE").read_text(encoding="utf-8").splitlines()[0]
+    assert [list(author) for author in cited["authors"]] == [["name"]]
+
+
+def test_the_image_runs_the_readme_s_commands():
+    """Each stage installs the extras, and runs what comes after, of a command of the README."""
+    stages = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(encoding="utf-8"), flags=re.M)[1:]
+    by_name = {stage.splitlines()[0].rpartition(" AS ")[2]: stage for stage in stages}
+    assert list(by_name)[-1] == "train"  # what is built where nothing is asked for
+    text = README.read_text(encoding="utf-8")
+    for name in ("train", "test"):
+        (command,) = re.findall(rf"<!-- {name} -->\n```bash\n(.*)\n", text)
+        words = shlex.split(command)
+        (extras,) = (re.search(r"\[.*\]", word)[0] for word in words if word.startswith(".["))
+        last = words[len(words) - words[::-1].index("&&") :]
+        stage = by_name[name]
+        assert f"{extras}" in stage
+        (run_there,) = re.findall(r"^CMD (\[.*\])$", stage, re.M)
+        assert yaml.safe_load(run_there)[: len(last)] == last

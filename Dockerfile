@@ -1,0 +1,45 @@
+# An image in which both commands of the README run. To build and try it:
+#
+#     docker build -t torchrl_marl .
+#     docker run --rm -it -v "$PWD/runs:/work/runs" torchrl_marl           # torchrl-marl train
+#     docker run --rm -it torchrl_marl torchrl-marl list
+#     docker build -t torchrl_marl:test --target test . && docker run --rm torchrl_marl:test  # pytest
+#
+# PyTorch is the default build. For CPUs only, which is much smaller, or another CUDA, give the address
+# that pytorch.org/get-started names: --build-arg TORCH_INDEX=ADDRESS
+
+FROM python:3.12-slim-bookworm AS system
+# C++ is what graphs are compiled with (execution=compile).
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+RUN useradd --create-home --uid 1000 someone && mkdir -p /work/runs && chown -R 1000:1000 /work
+USER 1000:1000
+WORKDIR /work
+RUN python3 -m venv /work/.venv
+ENV PATH=/work/.venv/bin:$PATH \
+    VIRTUAL_ENV=/work/.venv \
+    MPLBACKEND=agg \
+    PIP_NO_CACHE_DIR=1 \
+    PIP_DISABLE_PIP_VERSION_CHECK=1
+ARG TORCH_INDEX=""
+# hadolint ignore=DL3013
+RUN pip install "torch>=2.11,<2.14" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"}
+
+# The README's second command: the tests, in a checkout.
+FROM system AS test
+COPY --chown=1000:1000 . /work/checkout
+WORKDIR /work/checkout
+RUN pip install -e '.[test]'
+CMD ["pytest", "-n", "2"]
+
+FROM system AS wheel
+COPY --chown=1000:1000 . /work/checkout
+RUN pip wheel --no-deps --wheel-dir /work/wheels /work/checkout
+
+# The README's first command: train. Last, so that it is what is built by default.
+FROM system AS train
+COPY --from=wheel /work/wheels /work/wheels
+RUN pip install "$(ls /work/wheels/torchrl_marl-*.whl)[vmas,plot]"
+CMD ["torchrl-marl", "train"]
