@@ -28,6 +28,7 @@ GROUPS = {
     "losses": ("Losses, advantages, returns", ["objectives", "functional"]),
     "learners": ("Learners and collectors", ["learners", "collectors"]),
     "players": ("Games, ratings, evolution", ["games", "evolution"]),
+    "suites": ("Suites", ["suites"]),
     "speed": ("One program: graphs and simulators", ["capture", "simulator"]),
     "elsewhere": ("Agents elsewhere: export, serving", ["export", "serving"]),
     "settings": ("Settings", ["settings"]),
