@@ -96,6 +96,11 @@ def test_dead_links_anchors_and_what_is_loaded_from_elsewhere_are_seen():
     ]
 
 
+def test_every_public_name_has_a_docstring_and_a_page():
+    reference = pytest.importorskip("reference", reason="mkdocs is not installed")
+    assert reference.faults() == []
+
+
 def test_a_public_name_without_a_docstring_is_seen(monkeypatch, tmp_path):
     reference = pytest.importorskip("reference", reason="mkdocs is not installed")
     package = tmp_path / "torchrl_marl" / "new"

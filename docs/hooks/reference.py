@@ -95,6 +95,17 @@ def undocumented(package: str, name: str) -> list[str]:
     return lacking
 
 
+def faults() -> list[str]:
+    """Returns a sentence for each package that no page shows, and each name without a docstring."""
+    pages = "no group of docs/hooks/reference.py"
+    sentences = [f"torchrl_marl.{package} is in {pages}" for package in forgotten()]
+    for _, packages in GROUPS.values():
+        for package in packages:
+            for name in public_names(package):
+                sentences += [f"{name} has no docstring" for name in undocumented(package, name)]
+    return sentences
+
+
 def page(title: str, packages: list[str]) -> str:
     """Returns the page of a group."""
     parts = [f"# {title}\n"]
@@ -128,13 +139,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Writes the pages, and names what has no place or no docstring."""
-    for package in forgotten():
-        log.warning("torchrl_marl.%s is in no group of docs/hooks/reference.py", package)
-    for _, packages in GROUPS.values():
-        for package in packages:
-            for name in public_names(package):
-                for lacking in undocumented(package, name):
-                    log.warning("%s has no docstring", lacking)
+    for fault in faults():
+        log.warning("%s", fault)
     files.append(File.generated(config, "api/index.md", content=overview()))
     for place, (title, packages) in GROUPS.items():
         content = page(title, packages)

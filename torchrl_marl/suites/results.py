@@ -49,6 +49,7 @@ class Result:
 
     @property
     def finished(self) -> bool:
+        """Whether the run came to its end."""
         return self.state == "finished"
 
 

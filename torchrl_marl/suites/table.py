@@ -44,6 +44,7 @@ class SuiteRun:
 
     @property
     def pair(self) -> tuple[str, str]:
+        """The task and the algorithm."""
         return self.task, self.algorithm
 
     @property
