@@ -70,7 +70,14 @@ setup(
     ],
     packages=find_packages(include=["torchrl_marl", "torchrl_marl.*"]),
     package_data={
-        "torchrl_marl": ["configs/*.yaml", "suites/*.yaml", "envs/external/protocol.md", "py.typed"]
+        "torchrl_marl": [
+            "configs/*.yaml",
+            "suites/*.yaml",
+            "reports/*.yaml",
+            "reports/assets/*",
+            "envs/external/protocol.md",
+            "py.typed",
+        ]
     },
     python_requires=">=3.11",
     install_requires=[

@@ -45,6 +45,7 @@ LAYERS = [
             "evaluating",
             "players",
             "plotting",
+            "reports",
             "console",
             "listing",
             "cli",

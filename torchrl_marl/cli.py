@@ -1,4 +1,4 @@
-"""The command line: ``torchrl-marl train|suite|evaluate|compare|crossplay|export|serve|plot|list``.
+"""The command line: ``torchrl-marl train``, ``evaluate``, ``report`` and the other commands.
 
 Nothing heavy is imported before the arguments are known to be right.
 """
@@ -335,6 +335,16 @@ def _plot(parsed: argparse.Namespace) -> None:
     print(path)
 
 
+def _report(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.reports.answers import answers
+    from torchrl_marl.reports.writing import write_report
+
+    found = write_report(parsed.runs, parsed.out, parsed.references)
+    for sentence in found.left_out:
+        print(f"left out: {sentence}", file=sys.stderr)
+    print("\n".join([*answers(found), str(parsed.out / "report.html")]))
+
+
 def _serve(parsed: argparse.Namespace) -> None:
     silence_others()
     from torchrl_marl.serving import serve
@@ -371,5 +381,6 @@ _ACTIONS = {
     "export": _export,
     "serve": _serve,
     "plot": _plot,
+    "report": _report,
     "list": _list,
 }

@@ -32,6 +32,7 @@ class Curves:
     training: dict[str, np.ndarray]
     evaluation: dict[str, np.ndarray]
     summary: dict[str, Any]
+    seed: int = 0
 
 
 def read_run(folder: str | Path) -> Curves:
@@ -53,9 +54,8 @@ def read_run(folder: str | Path) -> Curves:
         for name, value in flatten(dataclasses.asdict(config)).items()
         if name not in _NOT_COMPARED and not name.startswith(_SECTIONS_NOT_COMPARED)
     }
-    return Curves(
-        folder, config.recipe, settings, training, evaluation, _read_json(folder / "summary.json")
-    )
+    summary = _read_json(folder / "summary.json")
+    return Curves(folder, config.recipe, settings, training, evaluation, summary, config.seed)
 
 
 def read_csv(path: Path) -> dict[str, np.ndarray]:

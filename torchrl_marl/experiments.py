@@ -12,7 +12,7 @@ from torchrl_marl.recipes import read_config, recipe_names
 if TYPE_CHECKING:
     from torchrl_marl.curves import Curves
 
-__all__ = ["experiments", "short_names", "world_name"]
+__all__ = ["by_settings", "differences", "experiments", "short_names", "world_name"]
 
 _MOST_SETTINGS = 4
 _LONGEST_VALUE = 24
@@ -28,10 +28,7 @@ def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
     Args:
         runs (list of Curves): as :func:`~torchrl_marl.curves.read_run` gives them.
     """
-    together: dict[str, list[Curves]] = {}
-    for run in runs:
-        together.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
-    groups = list(together.values())
+    groups = by_settings(runs)
     names = _names([seeds[0] for seeds in groups])
     # Where names are cut, or hidden settings differ, folders tell runs apart.
     count = Counter(names)
@@ -40,6 +37,18 @@ def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
         for name, seeds in zip(names, groups)
     ]
     return list(zip(names, groups))
+
+
+def by_settings(runs: Iterable[Curves]) -> list[list[Curves]]:
+    """Groups runs whose settings are the same, in the order of their first.
+
+    Args:
+        runs (list of Curves): as :func:`~torchrl_marl.curves.read_run` gives them.
+    """
+    together: dict[str, list[Curves]] = {}
+    for run in runs:
+        together.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
+    return list(together.values())
 
 
 def world_name(run: Curves) -> str:
@@ -97,7 +106,7 @@ def _names(firsts: Sequence[Curves]) -> list[str]:
         if recipe != kind and len({other for same, other in kinds if same == kind}) > 1:
             parts.append(recipe)
         alike = [one for one, other in zip(firsts, kinds) if other == (kind, recipe)]
-        parts += _differences(run, alike)
+        parts += differences(run.settings, [other.settings for other in alike])
         named.append(", ".join(parts) or kind)
     return named
 
@@ -112,20 +121,29 @@ def _kind(run: Curves) -> str:
     return world_name(run) if of_ones_own else run.recipe
 
 
-def _differences(run: Curves, others: Sequence[Curves]) -> list[str]:
-    keys = {key: None for other in others for key in other.settings}
+def differences(
+    settings: Mapping[str, Any], others: Sequence[Mapping[str, Any]], most: int = _MOST_SETTINGS
+) -> list[str]:
+    """Names what differs among settings, as ``lr=0.001``, and its values in one of them.
+
+    Args:
+        settings (mapping): whose values are given.
+        others (list of mappings): all that are compared, this one among them.
+        most (int): texts that are given; what is left is counted by the last.
+
+    Examples:
+        >>> one, other = {"learner.lr": 0.001, "seed": 0}, {"learner.lr": 0.01, "seed": 0}
+        >>> differences(one, [one, other])
+        ['lr=0.001']
+    """
+    keys = {key: None for other in others for key in other}
     differs = [
-        key
-        for key in keys
-        if len({json.dumps(other.settings.get(key, _MISSING)) for other in others}) > 1
+        key for key in keys if len({json.dumps(other.get(key, _MISSING)) for other in others}) > 1
     ]
-    short = short_names([{key: other.settings.get(key) for key in differs} for other in others])
-    texts = [
-        f"{name}={_text(run.settings[key])}" for key, name in short.items() if key in run.settings
-    ]
-    if len(texts) > _MOST_SETTINGS:
-        left = len(texts) - _MOST_SETTINGS + 1
-        texts = [*texts[: _MOST_SETTINGS - 1], f"{left} more"]
+    short = short_names([{key: other.get(key) for key in differs} for other in others])
+    texts = [f"{name}={_text(settings[key])}" for key, name in short.items() if key in settings]
+    if len(texts) > most:
+        texts = [*texts[: most - 1], f"{len(texts) - most + 1} more"]
     return texts
 
 

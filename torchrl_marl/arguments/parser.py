@@ -11,7 +11,7 @@ import torchrl_marl
 from torchrl_marl.arguments.deploying import add_export, add_serve
 from torchrl_marl.arguments.learning import add_suite, add_train, add_tune
 from torchrl_marl.arguments.playing import add_compare, add_crossplay, add_evaluate, add_league
-from torchrl_marl.arguments.showing import add_list, add_plot
+from torchrl_marl.arguments.showing import add_list, add_plot, add_report
 from torchrl_marl.errors import ConfigError
 
 __all__ = ["COMMANDS", "make_parser"]
@@ -27,6 +27,7 @@ _COMMANDS: dict[str, Callable[[Any], None]] = {
     "export": add_export,
     "serve": add_serve,
     "plot": add_plot,
+    "report": add_report,
     "list": add_list,
 }
 COMMANDS = tuple(_COMMANDS)

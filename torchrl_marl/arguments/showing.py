@@ -1,4 +1,4 @@
-"""Commands that show: ``plot`` and ``list``."""
+"""Commands that show: ``plot``, ``report`` and ``list``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torchrl_marl.arguments.words import LISTS, list_name
 
-__all__ = ["add_list", "add_plot"]
+__all__ = ["add_list", "add_plot", "add_report"]
 
 
 def add_plot(commands: Any) -> None:
@@ -27,6 +27,28 @@ def add_plot(commands: Any) -> None:
         "--key", metavar="COLUMN", help="a column of metrics.csv or evaluation.csv; default: return"
     )
     plot.set_defaults(rest="runs")
+
+
+def add_report(commands: Any) -> None:
+    report = commands.add_parser(
+        "report",
+        help="compare many runs, with intervals over seeds",
+        description="Compares the algorithms of runs world by world and over all worlds, with "
+        "intervals over seeds, as a page for a browser, Markdown and CSV.",
+    )
+    report.add_argument(
+        "runs", metavar="RUN", nargs="+", help="run folders, or folders that hold some"
+    )
+    report.add_argument(
+        "--out", metavar="FOLDER", type=Path, default=Path("report"), help="default: report"
+    )
+    report.add_argument(
+        "--references",
+        metavar="FILE",
+        type=Path,
+        help="returns of the random policy and the best known, in YAML; default: the package's own",
+    )
+    report.set_defaults(rest="runs")
 
 
 def add_list(commands: Any) -> None:

@@ -1,0 +1,19 @@
+"""Reports: what many runs say together, with its uncertainty, as tables and one page to look at.
+
+In the order of the work: ``finding`` (run folders), ``records`` (their measured returns),
+``grouping`` (worlds and algorithms), ``references`` (what returns are normalized by), ``lines``
+(sample efficiency), ``results`` and ``aggregates`` (estimates), ``answers`` (sentences), ``tables``
+(Markdown, CSV) and ``page`` (HTML).
+"""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.reports.results import Report, make_report
+    from torchrl_marl.reports.writing import write_report
+
+__getattr__, __dir__, __all__ = attach(
+    __name__, {"results": ["Report", "make_report"], "writing": ["write_report"]}
+)

@@ -1,0 +1,188 @@
+"""What a report says in sentences: first the answer, then what must be known to believe it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchrl_marl.reports.aggregates import Aggregate
+from torchrl_marl.reports.results import Report
+from torchrl_marl.reports.scores import WorldResult
+from torchrl_marl.reports.words import counted, figure, listed, with_interval
+from torchrl_marl.statistics import CONFIDENCE, Estimate
+
+__all__ = ["answers", "methods", "notes"]
+
+# How often an interval of 95 % over so many runs holds the truth, where returns are normally
+# distributed: 2,000 repetitions, as `docs/reports.md` works them out.
+COVERAGE = {2: 0.51, 3: 0.74, 4: 0.87, 5: 0.90, 6: 0.91, 8: 0.93}
+
+
+def answers(report: Report) -> list[str]:
+    """Returns the sentences that a reader looks for first."""
+    if report.aggregates and len(report.worlds) > 1:
+        return [sentence for found in report.aggregates for sentence in _overall(found)]
+    return [sentence for world in report.worlds for sentence in _of_world(world)]
+
+
+def notes(report: Report) -> list[str]:
+    """Returns what the figures rest on and what is missing, one sentence each."""
+    return [
+        *_on_aggregation(report),
+        *_on_frames(report),
+        *_on_seeds(report),
+        *_on_normalization(report),
+        *_on_runs(report),
+        *(f"Left out: {sentence}" for sentence in report.left_out),
+    ]
+
+
+def methods(report: Report) -> list[str]:
+    """Returns how the figures were worked out."""
+    percent = f"{CONFIDENCE:.0%}".replace("%", " %")
+    return [
+        "A run's score is the mean return of the episodes of its last evaluation; where a world's "
+        "algorithms were trained for different frames, that of the evaluation at the frames that "
+        "all have come to.",
+        "IQM is the interquartile mean: the mean of the middle half of the runs.",
+        f"Intervals are of {percent}: percentiles of the figure over 5,000 resamples of the seeds "
+        "(2,000 for curves and profiles), drawn with replacement within each world (stratified "
+        "bootstrap). They say how much another set of seeds would change the figure, and nothing "
+        "of other worlds or settings.",
+        "P(X > Y) is the probability that a run of X has a greater score than one of Y, mean over "
+        "worlds; a tie counts half.",
+        "A normalized score is 0 at the random policy's return and 1 at the best known one, of "
+        "the sources given.",
+        "A performance profile is the share of runs above each normalized score.",
+        "Agent frames count each living agent of each frame. Seconds are those of training, on "
+        "the machine it ran on, without evaluations.",
+        "Agarwal et al. (2021), Deep Reinforcement Learning at the Edge of the Statistical "
+        "Precipice; Gorsane et al. (2022), Towards a Standardised Performance Evaluation Protocol "
+        "for Cooperative MARL.",
+    ]
+
+
+def _overall(found: Aggregate) -> Iterator[str]:
+    first, *others = found.algorithms
+    worlds = f"Over {counted(len(found.worlds), 'world')} ({listed(found.worlds)})"
+    iqm = {name: with_interval(found.estimates[name]["IQM"], True) for name in found.algorithms}
+    seeds = sorted({n for runs in found.seeds.values() for n in runs})
+    each = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else counted(seeds[0], "seed")
+    rest = "".join(f", {name} {iqm[name]}" for name in others)
+    yield (
+        f"{worlds}, {each} each, {first} comes to {iqm[first]} of the best known "
+        f"(IQM of normalized scores){rest}."
+    )
+    if others:
+        yield _improvement(first, others[0], found.improvements[first, others[0]])
+
+
+def _of_world(result: WorldResult) -> Iterator[str]:
+    teams = sorted(result.teams.values(), key=lambda team: -team.iqm.value)
+    first, *others = teams
+    rest = "".join(f", {team.algorithm} {with_interval(team.iqm)}" for team in others)
+    random = result.reference.random
+    beside = f" (random policy: {figure(random)})" if random is not None else ""
+    seeds = " and ".join(dict.fromkeys(counted(len(team.runs), "seed") for team in teams))
+    yield (
+        f"In {result.world.name}, after {figure(result.frames)} frames, {first.algorithm} earns "
+        f"{with_interval(first.iqm)}{rest}{beside}; IQM of {seeds}."
+    )
+    if others:
+        pair = first.algorithm, others[0].algorithm
+        yield _improvement(*pair, result.improvements[pair])
+
+
+def _improvement(first: str, second: str, found: Estimate) -> str:
+    chance = f"A run of {first} is better than one of {second} with probability"
+    sentence = f"{chance} {with_interval(found, True)}"
+    if not found.has_interval:
+        return f"{sentence}, which with a single run of one of them is no evidence."
+    if found.low > 0.5:
+        return f"{sentence}: {first} is better in these worlds, by more than seeds explain."
+    return f"{sentence}: the two cannot be told apart by these runs."
+
+
+def _on_aggregation(report: Report) -> Iterator[str]:
+    if len(report.worlds) > 1 and not report.aggregates:
+        yield (
+            "No figure over all worlds is given: no algorithm was trained in two worlds whose "
+            "returns can be normalized, and returns of different worlds do not add up."
+        )
+    for found in report.aggregates[:1]:
+        missing = [name for name in report.algorithms if name not in found.estimates]
+        where = [w.world.name for w in report.worlds if w.world.name not in found.worlds]
+        if missing or where:
+            what = [f"{listed(missing)} (fewer worlds)"] * bool(missing)
+            what += [f"the worlds {listed(where)}"] * bool(where)
+            yield f"The first figures over several worlds are without {listed(what)}."
+
+
+def _on_frames(report: Report) -> Iterator[str]:
+    for result in report.worlds:
+        ends = {run.record.measured.end for team in result.teams.values() for run in team.runs}
+        if not result.equal:
+            apart = [
+                f"{run.record.name} ({figure(run.frames)})"
+                for team in result.teams.values()
+                for run in team.runs
+                if not run.at_equal_frames
+            ]
+            yield (
+                f"In {result.world.name} runs are compared at {figure(result.frames)} frames, but "
+                f"these measured nothing near, and stand by their last return: {listed(apart, 4)}."
+            )
+        elif max(ends) > 1.1 * result.frames:
+            yield (
+                f"In {result.world.name} algorithms were trained for {figure(min(ends))} to "
+                f"{figure(max(ends))} frames; scores are those at {figure(result.frames)}."
+            )
+
+
+def _on_seeds(report: Report) -> Iterator[str]:
+    single = [
+        f"{team.algorithm} in {result.world.name}"
+        for result in report.worlds
+        for team in result.teams.values()
+        if len(team.runs) == 1
+    ]
+    if single:
+        yield (f"One seed, and so no interval, which says how much seeds differ: {listed(single)}.")
+    counts = [len(t.runs) for r in report.worlds for t in r.teams.values() if len(t.runs) > 1]
+    fewest = min(counts, default=5)
+    if fewest < 5:
+        yield (
+            f"With {fewest} seeds an interval of one world is too narrow: where returns are "
+            f"normally distributed it holds the true IQM in {COVERAGE[fewest]:.0%} of the cases, "
+            f"not {CONFIDENCE:.0%}, and with 5 seeds in {COVERAGE[5]:.0%}.".replace("%", " %")
+        )
+
+
+def _on_normalization(report: Report) -> Iterator[str]:
+    for result in report.worlds:
+        reference = result.reference
+        if reference.why_none:
+            yield f"Scores of {result.world.name} are not normalized: {reference.why_none}."
+
+
+def _on_runs(report: Report) -> Iterator[str]:
+    for run in report.runs:
+        for note in run.record.notes:
+            yield f"{run.record.name} {note}."
+    for result in report.worlds:
+        several = {
+            key.rpartition("/")[0]
+            for record in result.world.records
+            for key in record.run.evaluation
+            if key.endswith("/episode_reward")
+        }
+        if len(several) > 1:
+            yield (
+                f"{result.world.name} has the groups {listed(sorted(several))}; a return is the "
+                "mean over the agents of all."
+            )
+        equal = {len(set(team.scores)) == 1 for team in result.teams.values() if len(team.runs) > 1}
+        if equal == {True}:
+            yield (
+                f"In {result.world.name} all seeds of an algorithm have the same score, so that "
+                "intervals have no width."
+            )

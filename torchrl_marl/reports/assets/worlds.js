@@ -1,0 +1,115 @@
+// The curves of each world, and what is switched on in all of them.
+
+const COLUMNS = { frames: "frames", agent_frames: "agent frames", seconds: "seconds of training" };
+
+// What is switched on: axes for all worlds, algorithms by name, runs by world.
+const shown = { column: "frames", log: false, measured: null, single: false, off: new Set(), runsOff: new Set() };
+const redraws = [];
+
+function redrawAll() {
+  for (const draw of redraws) draw();
+}
+
+// The curve of a world's algorithm that is asked for, or the other kind where there is none.
+function lineOfTeam(team) {
+  const wanted = shown.measured || team.measured;
+  return team[wanted] ? { ...team[wanted], kind: wanted } : null;
+}
+
+function runKey(world, team, run) {
+  return `${world.name}\n${team.algorithm}\n${run}`;
+}
+
+function seriesOf(world) {
+  const series = [];
+  for (const team of world.teams) {
+    const line = lineOfTeam(team);
+    if (!line || shown.off.has(team.algorithm)) continue;
+    const kept = line.each[0].map((_, run) => run).filter((run) => !shown.runsOff.has(runKey(world, team, line.of[run])));
+    if (!kept.length) continue;
+    const all = kept.length === line.each[0].length;
+    const estimated = all ? line : estimateLine(line.each, kept);
+    const thin = shown.single ? kept.map((run) => line.each.map((row) => row[run])) : [];
+    series.push({ ...estimated, name: team.algorithm, order: team.order, x: line[shown.column], thin });
+  }
+  return series;
+}
+
+function specificationOf(world) {
+  const references = [];
+  if (isKnown(world.random)) references.push({ value: world.random, name: "random policy" });
+  if (isKnown(world.best)) references.push({ value: world.best, name: "best known" });
+  return {
+    title: `${world.name}: return over ${COLUMNS[shown.column]}`,
+    series: seriesOf(world), references, log: shown.log, xName: COLUMNS[shown.column], range: null,
+    empty: `no ${shown.measured || ""} returns over ${COLUMNS[shown.column]} are switched on`,
+    xTick: short, yTick: short, yText: figure,
+    xText: (x) => `${figure(Math.round(x * 100) / 100)} ${COLUMNS[shown.column]}`,
+  };
+}
+
+function startWorlds(data) {
+  document.querySelectorAll("[data-world]").forEach((card) => {
+    const world = data.worlds[Number(card.dataset.world)];
+    redraws.push(lineChart(card.querySelector(".chart"), () => specificationOf(world)));
+    card.querySelectorAll("input[data-run]").forEach((box) => {
+      const team = world.teams[Number(box.dataset.team)];
+      box.addEventListener("change", () => {
+        const key = runKey(world, team, Number(box.dataset.run));
+        if (box.checked) shown.runsOff.delete(key);
+        else shown.runsOff.add(key);
+        redrawAll();
+      });
+    });
+  });
+  makeControls(data);
+}
+
+function makeControls(data) {
+  const host = document.getElementById("controls");
+  const has = (kind) => data.worlds.some((world) => world.teams.some((team) => team[kind]));
+  const known = (column) => data.worlds.some((world) => world.teams.some((team) =>
+    ["evaluation", "training"].some((kind) => team[kind] && team[kind][column].some(isKnown))));
+  const columns = Object.entries(COLUMNS).filter(([column]) => known(column));
+  host.append(algorithmSwitches(data));
+  host.append(choice("over", columns, () => shown.column, (value) => { shown.column = value; }));
+  host.append(choice("axis", [[false, "linear"], [true, "log"]], () => shown.log, (value) => { shown.log = value; }));
+  if (has("evaluation") && has("training")) {
+    const kinds = [[null, "the finer"], ["evaluation", "evaluations"], ["training", "training"]];
+    host.append(choice("measured by", kinds, () => shown.measured, (value) => { shown.measured = value; }));
+  }
+  host.append(choice("runs", [[false, "together"], [true, "each"]], () => shown.single, (value) => { shown.single = value; }));
+  host.hidden = false;
+}
+
+// Buttons of which one is pressed.
+function choice(name, options, read, write) {
+  const group = element("div", { class: "choice", role: "group", "aria-label": name });
+  group.append(element("span", {}, name));
+  const buttons = options.map(([value, text]) => {
+    const button = element("button", { type: "button", "aria-pressed": String(value === read()) }, text);
+    button.addEventListener("click", () => {
+      write(value);
+      buttons.forEach((other, i) => other.setAttribute("aria-pressed", String(options[i][0] === read())));
+      redrawAll();
+    });
+    return button;
+  });
+  group.append(...buttons);
+  return group;
+}
+
+function algorithmSwitches(data) {
+  const group = element("div", { class: "choice", role: "group", "aria-label": "algorithms" });
+  data.algorithms.forEach((name, order) => {
+    const button = element("button", { type: "button", class: "algorithm", "aria-pressed": "true" });
+    button.append(swatch(order), name);
+    button.addEventListener("click", () => {
+      if (!shown.off.delete(name)) shown.off.add(name);
+      button.setAttribute("aria-pressed", String(!shown.off.has(name)));
+      redrawAll();
+    });
+    group.append(button);
+  });
+  return group;
+}

@@ -1,0 +1,136 @@
+"""Which runs are of one world, and which are seeds of one algorithm."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchrl_marl.curves import Curves
+from torchrl_marl.experiments import by_settings, differences, world_name
+from torchrl_marl.reports.records import Record
+
+__all__ = ["World", "group", "is_of_world"]
+
+# Of `env`, what changes what a return means.
+_OF_WORLD = ("env.library", "env.name", "env.max_steps", "env.group_map")
+# What changes how fast a run is, or how far it has come, but not what is learned in so many frames.
+_NOT_LEARNED = ("execution", "total_frames", "stop_at_return")
+_NOT_LEARNED_SECTIONS = ("distributed.", "env.worker", "env.restart_workers")
+
+
+@dataclass(frozen=True)
+class World:
+    """A world with its arguments, and the seeds of each algorithm."""
+
+    name: str
+    settings: dict[str, Any]
+    algorithms: dict[str, list[Record]]
+
+    @property
+    def records(self) -> list[Record]:
+        """All runs."""
+        return [record for seeds in self.algorithms.values() for record in seeds]
+
+
+def is_of_world(setting: str) -> bool:
+    """Whether runs that differ in a setting are of different worlds."""
+    return setting in _OF_WORLD or setting.startswith("env.kwargs.")
+
+
+def group(records: Sequence[Record]) -> list[World]:
+    """Groups runs by world, and within it by what is learned; seeds of one algorithm together.
+
+    Names are as short as tells them apart: of a world its own, of an algorithm ``MAPPO``, then
+    the recipe's, then the settings that differ.
+
+    Args:
+        records (list of Record): the runs.
+    """
+    together: dict[str, list[Record]] = {}
+    for record in records:
+        world = {key: x for key, x in record.run.settings.items() if is_of_world(key)}
+        together.setdefault(json.dumps(world, sort_keys=True), []).append(record)
+    groups = list(together.values())
+    all_settings = [
+        {key: x for key, x in own[0].run.settings.items() if is_of_world(key)} for own in groups
+    ]
+    names = _world_names([own[0].run for own in groups], all_settings)
+    return sorted(
+        (World(*row) for row in zip(names, all_settings, map(_algorithms, groups))),
+        key=lambda world: world.name,
+    )
+
+
+def _world_names(runs: Sequence[Curves], settings: Sequence[dict[str, Any]]) -> list[str]:
+    plain = [world_name(run) for run in runs]
+    names = []
+    for name, own in zip(plain, settings):
+        alike = [other for other, of in zip(settings, plain) if of == name]
+        names.append(", ".join([name, *differences(own, alike)]))
+    return _told_apart(names)
+
+
+def _algorithms(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Returns the algorithms of a world by name, each with its runs by seed."""
+    of_folder = {record.run.folder: record for record in records}
+    learned = [
+        dataclasses.replace(
+            record.run,
+            settings={k: x for k, x in record.run.settings.items() if _is_learned(k)},
+        )
+        for record in records
+    ]
+    groups = by_settings(learned)
+    names = _algorithm_names([seeds[0] for seeds in groups])
+    found = {
+        name: sorted((of_folder[run.folder] for run in seeds), key=lambda record: record.run.seed)
+        for name, seeds in zip(names, groups)
+    }
+    return dict(sorted(found.items()))
+
+
+def _is_learned(setting: str) -> bool:
+    of_speed = setting in _NOT_LEARNED or setting.startswith(_NOT_LEARNED_SECTIONS)
+    return not of_speed and setting != "recipe"
+
+
+def _algorithm_names(firsts: Sequence[Curves]) -> list[str]:
+    plain = [_algorithm(run) for run in firsts]
+    count = Counter(plain)
+    names = []
+    for run, name in zip(firsts, plain):
+        recipe = _recipe(run)
+        more = f" ({recipe})" if count[name] > 1 and recipe.upper() != name else ""
+        names.append(name + more)
+    longer = []
+    for run, name in zip(firsts, names):
+        alike = [other.settings for other, of in zip(firsts, names) if of == name]
+        longer.append(", ".join([name, *differences(run.settings, alike)]))
+    return _told_apart(longer)
+
+
+def _algorithm(run: Curves) -> str:
+    """``MAPPO``, or ``MAPPO + IQL`` where groups learn by different ones."""
+    keys = [key for key in run.settings if key.startswith("groups.") and key.endswith(".algorithm")]
+    words = [run.settings.get("learner.algorithm"), *(run.settings[key] for key in keys)]
+    return " + ".join(dict.fromkeys(str(word).upper() for word in words))
+
+
+def _recipe(run: Curves) -> str:
+    """Returns a recipe's name without the world's, of ``<library>_<world>_<algorithm>``."""
+    return run.recipe.removeprefix(f"{run.settings.get('env.library')}_{world_name(run)}_")
+
+
+def _told_apart(names: Iterable[str]) -> list[str]:
+    """Numbers names that are the same, where settings that are not shown differ."""
+    names, seen = list(names), Counter[str]()
+    count = Counter(names)
+    result = []
+    for name in names:
+        seen[name] += 1
+        result.append(name if count[name] == 1 else f"{name} #{seen[name]}")
+    return result
