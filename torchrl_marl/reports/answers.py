@@ -98,8 +98,8 @@ def _improvement(first: str, second: str, found: Estimate) -> str:
     if not found.has_interval:
         return f"{sentence}, which with a single run of one of them is no evidence."
     if found.low > 0.5:
-        return f"{sentence}: {first} is better in these worlds, by more than seeds explain."
-    return f"{sentence}: the two cannot be told apart by these runs."
+        return f"{sentence}, more than chance among seeds explains."
+    return f"{sentence}: these runs cannot tell the two apart."
 
 
 def _on_aggregation(report: Report) -> Iterator[str]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
+from itertools import groupby
 from string import Template
 from typing import Any
 
@@ -145,19 +146,23 @@ def _overall(found: Aggregate, number: int) -> str:
         f"{escape(names)} in {escape(worlds)}; {of}. Scores are normalized: 0 is the random "
         "policy, 1 the best known. Bars and bands are 95&nbsp;% intervals over seeds."
     )
-    charts = [
-        _chart("estimates", what, f"{_MEANINGS[what]} {of}.", f' data-statistic="{what}"')
+    small = [
+        _chart("estimates", what, _MEANINGS[what], f' data-statistic="{what}"')
         for what in STATISTICS
     ]
+    charts = []
+    if found.curves:
+        text = "IQM of normalized scores in the course of training."
+        charts.append(_chart("curves", "Sample efficiency", f"{text} Bands: {of}."))
+    text = "Share of runs above a score: the higher the curve, the better."
+    charts.append(_chart("profiles", "Performance profile", f"{text} Bands: {of}."))
     if found.improvements:
         text = "How probably a run of the first has the greater score; 0.5 is no difference."
         charts.append(_chart("improvements", "Probability of improvement", f"{text} {of}."))
-    text = "Share of runs above a score: the higher the curve, the better."
-    charts.append(_chart("profiles", "Performance profile", f"{text} {of}."))
-    if found.curves:
-        text = "IQM of normalized scores in the course of training."
-        charts.append(_chart("curves", "Sample efficiency", f"{text} {of}."))
-    inner = f'<div class="cards" data-overall="{number}">{"".join(charts)}</div>'
+    inner = (
+        f'<div data-overall="{number}"><div class="cards small">{"".join(small)}</div>'
+        f'<div class="cards third">{"".join(charts)}</div></div>'
+    )
     return _section(f"overall{number}", where, inner, lead)
 
 
@@ -171,7 +176,7 @@ _MEANINGS = {
 
 def _chart(kind: str, title: str, caption: str, more: str = "") -> str:
     return (
-        f'<figure class="card" style="margin:0"><h3>{escape(title[:1].upper() + title[1:])}</h3>'
+        f'<figure class="card"><h3>{escape(title[:1].upper() + title[1:])}</h3>'
         f'<div class="chart" data-chart="{kind}"{more}></div>'
         f'<figcaption class="caption">{escape(caption)}</figcaption></figure>'
     )
@@ -191,8 +196,8 @@ def _card(result: WorldResult, number: int) -> str:
     )
     runs = "".join(_run_switches(team, i) for i, team in enumerate(result.teams.values()))
     return (
-        f'<figure class="card" style="margin:0" data-world="{number}"><h3>{escape(world.name)}</h3>'
-        f'<p class="caption" style="margin-top:0">{escape(settings)}</p><div class="chart"></div>'
+        f'<figure class="card" data-world="{number}"><h3>{escape(world.name)}</h3>'
+        f'<p class="caption">{escape(settings)}</p><div class="chart"></div>'
         f'<figcaption class="caption">{escape(caption)}</figcaption>'
         f'<details class="runs"><summary>Switch runs off</summary>{runs}</details></figure>'
     )
@@ -211,25 +216,29 @@ def _run_switches(team: Team, number: int) -> str:
 
 def _tables(report: Report) -> str:
     lead = "Press a column's name to sort by it. Intervals are of 95&nbsp;%, over seeds."
-    inner = "".join(map(_table, tables_of(report)))
+    parts = []
+    for fold, tables in groupby(tables_of(report), key=lambda table: table.fold):
+        inner = "".join(map(_table, tables))
+        if fold:
+            inner = f'<details class="fold"><summary>{escape(fold)}</summary>{inner}</details>'
+        parts.append(inner)
+    inner = "".join(parts)
     return _section("tables", "Tables", inner, lead)
 
 
 def _table(table: Table) -> str:
-    words = [' class="words"' if i < table.text_columns else "" for i in range(len(table.head))]
-    if table.title == "All runs":
-        words[-1] = ' class="words"'
+    words = [' class="words"' if x in table.words else "" for x in table.head]
     head = "".join(f'<th scope="col"{w}>{escape(x)}</th>' for x, w in zip(table.head, words))
     rows = "".join(
         f"<tr>{''.join(_cell(text, word) for text, word in zip(row, words))}</tr>"
         for row in table.rows
     )
     title = escape(table.title)
-    return (
-        f'<div class="table"><h3>{title}</h3><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{title}"><table class="data"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></div>"
+    inner = (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table class="data">'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
+    return f'<div class="table"><h3>{title}</h3>{inner}</div>'
 
 
 def _cell(text: str, word: str) -> str:

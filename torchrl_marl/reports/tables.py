@@ -17,7 +17,6 @@ from torchrl_marl.reports.words import (
     counted,
     duration,
     figure,
-    interval,
     listed,
     share,
     with_interval,
@@ -35,18 +34,17 @@ class Table:
         title (str): what it is.
         head (sequence of str): the columns' names.
         rows (iterable of sequences): texts, as many as columns.
-        text_columns (int): columns on the left that hold words; the others hold numbers.
+        words (sequence of str): columns that hold words, the first if none are given; the others
+            hold numbers.
+        fold (str): what a page shows of it, and of those beside it with the same, until it is
+            opened; empty: all.
     """
 
     def __init__(
-        self,
-        title: str,
-        head: Row,
-        rows: Iterable[Row],
-        text_columns: int = 1,
+        self, title: str, head: Row, rows: Iterable[Row], words: Row = (), fold: str = ""
     ) -> None:
         self.title, self.head, self.rows = title, list(head), [list(row) for row in rows]
-        self.text_columns = text_columns
+        self.words, self.fold = list(words) or [head[0]], fold
 
 
 def tables_of(report: Report) -> Iterator[Table]:
@@ -57,10 +55,12 @@ def tables_of(report: Report) -> Iterator[Table]:
             yield _improvements(f"P(row > column) over {listed(found.worlds)}", found)
     if len(report.worlds) > 1:
         yield _matrix(report)
+    many = len(report.worlds) > 2
     for result in report.worlds:
-        yield _world(result)
+        fold = result.world.name if many else ""
+        yield _world(result, fold)
         if len(result.teams) > 1:
-            yield _improvements(f"P(row > column) in {result.world.name}", result)
+            yield _improvements(f"P(row > column) in {result.world.name}", result, fold)
     yield _references(report)
     yield _runs(report)
 
@@ -95,7 +95,7 @@ def _scope(report: Report) -> str:
 
 
 def _table(table: Table) -> list[str]:
-    rule = ["---"] * table.text_columns + ["---:"] * (len(table.head) - table.text_columns)
+    rule = ["---" if name in table.words else "---:" for name in table.head]
     rows = [list(map(_md, row)) for row in (table.head, *table.rows)]
     return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
 
@@ -121,7 +121,7 @@ def _range(numbers: Sequence[float]) -> str:
     return figure(low) if low == high else f"{figure(low)} to {figure(high)}"
 
 
-def _improvements(title: str, found: Aggregate | WorldResult) -> Table:
+def _improvements(title: str, found: Aggregate | WorldResult, fold: str = "") -> Table:
     names = found.algorithms if isinstance(found, Aggregate) else list(found.teams)
     rows = [
         [
@@ -130,7 +130,7 @@ def _improvements(title: str, found: Aggregate | WorldResult) -> Table:
         ]
         for row in names
     ]
-    return Table(title, ["", *names], rows)
+    return Table(title, ["", *names], rows, fold=fold)
 
 
 def _matrix(report: Report) -> Table:
@@ -144,9 +144,9 @@ def _matrix(report: Report) -> Table:
     return Table("Return in each world (IQM)", ["world", *names, "random policy"], rows)
 
 
-def _world(result: WorldResult) -> Table:
+def _world(result: WorldResult, fold: str) -> Table:
     head = [
-        "algorithm", "IQM", "interval", "median", "mean", "worst to best", "normalized",
+        "algorithm", "IQM", "median", "mean", "worst to best", "normalized",
         "seeds", "frames", "agent frames", "time of a run", "at its end",
     ]  # fmt: skip
     rows = []
@@ -157,14 +157,14 @@ def _world(result: WorldResult) -> Table:
             normal = share(float(result.reference.normalize(team.iqm.value)))
         ends = [run.end for run in runs]
         rows.append([
-            team.algorithm, figure(team.iqm.value), interval(team.iqm), figure(team.median.value),
+            team.algorithm, with_interval(team.iqm), figure(team.median.value),
             figure(team.mean.value), f"{figure(min(scores))} to {figure(max(scores))}", normal,
             str(len(runs)), _range([run.frames for run in runs]),
             figure(np.mean([run.agent_frames for run in runs])),
             duration(np.mean([run.seconds for run in runs])), figure(np.mean(ends)),
         ])  # fmt: skip
     frames = figure(result.frames)
-    return Table(f"{result.world.name}: return at {frames} frames", head, rows)
+    return Table(f"{result.world.name}: return at {frames} frames", head, rows, fold=fold)
 
 
 def _references(report: Report) -> Table:
@@ -179,7 +179,7 @@ def _references(report: Report) -> Table:
         for result in report.worlds
     ]
     head = ["world", "0 is", "from", "1 is", "from"]
-    return Table("What normalized scores mean", head, rows, text_columns=5)
+    return Table("What normalized scores mean", head, rows, words=head)
 
 
 def _runs(report: Report) -> Table:
@@ -194,7 +194,9 @@ def _runs(report: Report) -> Table:
                     figure(run.score), figure(run.frames), figure(run.agent_frames),
                     duration(run.seconds), run.record.name,
                 ])  # fmt: skip
-    return Table("All runs", head, rows, text_columns=2)
+    return Table(
+        "All runs", head, rows, words=["world", "algorithm", "state", "run"], fold="All runs"
+    )
 
 
 def results_csv(report: Report) -> str:

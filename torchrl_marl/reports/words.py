@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torchrl_marl.statistics import Estimate
 
-__all__ = ["counted", "duration", "figure", "interval", "listed", "share", "with_interval"]
+__all__ = ["counted", "duration", "figure", "listed", "share", "with_interval"]
 
 
 def figure(value: float | None) -> str:
@@ -36,26 +36,26 @@ def share(value: float | None) -> str:
     return f"{value + 0.0 if abs(value) >= 0.005 else 0.0:.2f}"
 
 
-def interval(found: Estimate, of_share: bool = False) -> str:
-    """Formats an estimate's interval, ``-`` where there is none.
-
-    Examples:
-        >>> interval(Estimate(1.5, 1.0, 2.0)), interval(Estimate(0.5), of_share=True)
-        ('[1, 2]', '-')
-    """
-    write = share if of_share else figure
-    return f"[{write(found.low)}, {write(found.high)}]" if found.has_interval else "-"
-
-
 def with_interval(found: Estimate, of_share: bool = False) -> str:
-    """Formats an estimate and, behind it, its interval.
+    """Formats an estimate and its interval, with as many decimals as the interval has a use for.
 
     Examples:
-        >>> with_interval(Estimate(1.5, 1.0, 2.0)), with_interval(Estimate(0.5), of_share=True)
-        ('1.5 [1, 2]', '0.50')
+        >>> with_interval(Estimate(41.2345, 36.054, 44.87)), with_interval(Estimate(0.5), True)
+        ('41.2 [36.1, 44.9]', '0.50')
     """
-    value = share(found.value) if of_share else figure(found.value)
-    return f"{value} {interval(found, of_share)}" if found.has_interval else value
+    if not found.has_interval:
+        return share(found.value) if of_share else figure(found.value)
+    if of_share:
+        value, low, high = (share(x) for x in (found.value, found.low, found.high))
+    else:
+        width = found.high - found.low
+        digits = max(0, 1 - math.floor(math.log10(width))) if width > 0 else None
+        value, low, high = (_rounded(x, digits) for x in (found.value, found.low, found.high))
+    return f"{value} [{low}, {high}]"
+
+
+def _rounded(value: float, digits: int | None) -> str:
+    return figure(value) if digits is None or digits > 6 else f"{value:,.{digits}f}"
 
 
 def duration(seconds: float | None) -> str:

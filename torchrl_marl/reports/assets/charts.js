@@ -28,7 +28,8 @@ function swatch(order) {
 // It gives series [{name, order, x, value, low, high, runs, thin}], the names and formats of both
 // axes, whether x is logarithmic, and references [{value, name}].
 function lineChart(host, specification) {
-  const state = { at: null, keyboard: false };
+  const state = { at: null };
+  host.classList.add("curve");
   const tip = element("div", { class: "tip", role: "status", hidden: "" });
   const draw = () => {
     const spec = specification();
@@ -85,6 +86,13 @@ function extent(values, log) {
 
 function padded([low, high]) {
   const more = 0.05 * (high - low);
+  return [low - more, high + more];
+}
+
+// The range of some scores, at least a fifth wide.
+function roomy(values) {
+  const [low, high] = extent(values, false);
+  const more = Math.max(0.08 * (high - low), 0.1 - (high - low) / 2);
   return [low - more, high + more];
 }
 
@@ -222,8 +230,8 @@ function tipRow(one, i, spec) {
   const name = element("td", { class: "name" });
   name.append(swatch(one.order), one.name);
   const has = isKnown(one.low[i]) && isKnown(one.high[i]);
-  row.append(name, element("td", {}, spec.yText(one.value[i])),
-    element("td", { class: "soft" }, has ? `[${spec.yText(one.low[i])}, ${spec.yText(one.high[i])}]` : "no interval"),
+  const [value, low, high] = spec.write([one.value[i], one.low[i], one.high[i]]);
+  row.append(name, element("td", {}, value), element("td", { class: "soft" }, has ? `[${low}, ${high}]` : "no interval"),
     element("td", { class: "soft" }, one.runs ? `n=${one.runs[i]}` : ""));
   return row;
 }
@@ -236,8 +244,8 @@ function intervalChart(host, specification) {
     host.drawnWidth = host.clientWidth;
     const height = rows.length * 46 + 26;
     const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": `${title}: ${rows.map((row) => `${row.name} ${row.text}`).join("; ")}` });
-    const ends = extent([...range, ...rows.flatMap((row) => [row.value, row.low, row.high].filter(isKnown))], false);
-    const x = scale(ends, 8, width - 8, false);
+    const found = rows.flatMap((row) => [row.value, row.low, row.high].filter(isKnown));
+    const x = scale(range || roomy(found), 8, width - 8, false);
     for (const tick of linearTicks(x.low, x.high, Math.max(2, Math.floor(width / 90)))) {
       svg.append(element("line", { class: "grid", x1: x(tick), x2: x(tick), y1: 4, y2: height - 20 }));
       svg.append(element("text", { x: x(tick), y: height - 5, "text-anchor": "middle" }, share(tick)));
@@ -260,5 +268,5 @@ function drawRow(svg, row, x, top, width) {
   if (isKnown(row.low)) {
     svg.append(element("line", { class: "whisker", stroke: color, x1: x(row.low), x2: x(row.high), y1: top + 32, y2: top + 32 }));
   }
-  svg.append(element("circle", { class: "point", r: 6, cx: x(row.value), cy: top + 32, fill: color }));
+  svg.append(element("rect", { class: "point", x: x(row.value) - 2, y: top + 23, width: 4, height: 18, rx: 1.5, fill: color }));
 }

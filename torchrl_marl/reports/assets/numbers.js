@@ -11,6 +11,18 @@ function share(value) {
   return (Math.abs(value) < 0.005 ? 0 : value).toFixed(2);
 }
 
+function shares(values) {
+  return values.map(share);
+}
+
+// A value and the ends of its interval, with as many decimals as the interval has a use for.
+function aligned(values) {
+  const width = values[2] - values[1];
+  const digits = isKnown(values[1]) && width > 0 ? Math.max(0, 1 - Math.floor(Math.log10(width))) : 9;
+  const options = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+  return values.map((value) => (digits > 6 || !isKnown(value) ? figure(value) : value.toLocaleString("en-US", options)));
+}
+
 function short(value) {
   const size = Math.abs(value);
   for (const [unit, name] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {

@@ -13,13 +13,14 @@ function startOverall(data) {
 }
 
 function withInterval({ value, low, high }) {
-  return isKnown(low) ? `${share(value)} [${share(low)}, ${share(high)}]` : share(value);
+  const [text, from, to] = shares([value, low, high]);
+  return isKnown(low) ? `${text} [${from}, ${to}]` : text;
 }
 
 function estimates(host, found, order, on) {
   const what = host.dataset.statistic;
   return intervalChart(host, () => ({
-    title: what, range: [0, 1], line: null,
+    title: what, range: null, line: null,
     rows: found.algorithms.filter(on).map((name) => {
       const one = found.estimates[name][what];
       return { ...one, name, order: order(name), text: withInterval(one) };
@@ -46,7 +47,7 @@ function profiles(host, found, order, on) {
   return lineChart(host, () => ({
     title: "performance profile", series: overallSeries(found, "profiles", found.thresholds, order, on),
     references: [], log: false, range: [0, 1.02], xName: "normalized score", xTick: share, yTick: share,
-    yText: share, xText: (x) => `share of runs above ${share(x)}`,
+    write: shares, xText: (x) => `share of runs above ${share(x)}`,
   }));
 }
 
@@ -54,7 +55,7 @@ function curves(host, found, order, on) {
   return lineChart(host, () => ({
     title: "sample efficiency", series: overallSeries(found, "curves", found.share, order, on),
     references: [], log: false, range: null, xName: "share of each world's frames", xTick: percent, yTick: share,
-    yText: share, xText: (x) => `after ${percent(x)} of the frames`,
+    write: shares, xText: (x) => `after ${percent(x)} of the frames`,
   }));
 }
 

@@ -43,7 +43,7 @@ function specificationOf(world) {
     title: `${world.name}: return over ${COLUMNS[shown.column]}`,
     series: seriesOf(world), references, log: shown.log, xName: COLUMNS[shown.column], range: null,
     empty: `no ${shown.measured || ""} returns over ${COLUMNS[shown.column]} are switched on`,
-    xTick: short, yTick: short, yText: figure,
+    xTick: short, yTick: short, write: aligned,
     xText: (x) => `${figure(Math.round(x * 100) / 100)} ${COLUMNS[shown.column]}`,
   };
 }
@@ -62,6 +62,7 @@ function startWorlds(data) {
       });
     });
   });
+  makeAlgorithmSwitches(data);
   makeControls(data);
 }
 
@@ -71,11 +72,10 @@ function makeControls(data) {
   const known = (column) => data.worlds.some((world) => world.teams.some((team) =>
     ["evaluation", "training"].some((kind) => team[kind] && team[kind][column].some(isKnown))));
   const columns = Object.entries(COLUMNS).filter(([column]) => known(column));
-  host.append(algorithmSwitches(data));
-  host.append(choice("over", columns, () => shown.column, (value) => { shown.column = value; }));
-  host.append(choice("axis", [[false, "linear"], [true, "log"]], () => shown.log, (value) => { shown.log = value; }));
+  host.append(choice("x axis", columns, () => shown.column, (value) => { shown.column = value; }));
+  host.append(choice("scale", [[false, "linear"], [true, "log"]], () => shown.log, (value) => { shown.log = value; }));
   if (has("evaluation") && has("training")) {
-    const kinds = [[null, "the finer"], ["evaluation", "evaluations"], ["training", "training"]];
+    const kinds = [[null, "automatic"], ["evaluation", "evaluations"], ["training", "training"]];
     host.append(choice("measured by", kinds, () => shown.measured, (value) => { shown.measured = value; }));
   }
   host.append(choice("runs", [[false, "together"], [true, "each"]], () => shown.single, (value) => { shown.single = value; }));
@@ -99,8 +99,8 @@ function choice(name, options, read, write) {
   return group;
 }
 
-function algorithmSwitches(data) {
-  const group = element("div", { class: "choice", role: "group", "aria-label": "algorithms" });
+function makeAlgorithmSwitches(data) {
+  const host = document.getElementById("algorithms");
   data.algorithms.forEach((name, order) => {
     const button = element("button", { type: "button", class: "algorithm", "aria-pressed": "true" });
     button.append(swatch(order), name);
@@ -109,7 +109,7 @@ function algorithmSwitches(data) {
       button.setAttribute("aria-pressed", String(!shown.off.has(name)));
       redrawAll();
     });
-    group.append(button);
+    host.append(button);
   });
-  return group;
+  host.hidden = false;
 }

@@ -1,0 +1,88 @@
+"""Run folders of whole suites, made up: seeds of algorithms that rise to a return of their own."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from torchrl_marl.recipes import load_config, save_config
+
+HEAD = "iteration,frames,agent_frames,seconds,frames_per_second,agents/episode_reward"
+EVALUATED = "iteration,frames,seconds,return_mean,return_std,length_mean,episodes"
+
+# World -> the random policy's return and the best.
+WORLDS = {
+    "balance": (-8.8, 46.0),
+    "navigation": (-0.4, 3.1),
+    "transport": (-0.1, 5.2),
+    "wheel": (-4.0, 1.5),
+    "dispersion": (0.2, 2.6),
+}
+# Algorithm -> how far it comes, and how much seeds differ.
+ALGORITHMS = {"mappo": (0.93, 0.04), "ippo": (0.86, 0.09)}
+MORE = {"masac": (0.7, 0.2), "maddpg": (0.55, 0.15), "qmix": (0.45, 0.1)}
+
+
+def write_run(
+    folder,
+    returns,
+    *,
+    recipe="toy_arena_mappo",
+    seed=0,
+    frames=None,
+    random=0.0,
+    finished=True,
+    agents=3,
+    second=0.01,
+    training=True,
+    **settings,
+):
+    """A run folder of some returns of evaluations; one row of training for each, but the first."""
+    frames = [1000 * i for i in range(len(returns))] if frames is None else list(frames)
+    folder = Path(folder)
+    folder.mkdir(parents=True)
+    settings = {"total_frames": max(int(frames[-1]), 100_000), "seed": seed, **settings}
+    save_config(load_config(recipe, settings), folder / "config.yaml")
+    evaluated = [EVALUATED] + [
+        f"{i},{frame},{frame * second},{value},1,100,50"
+        for i, (frame, value) in enumerate(zip(frames, returns))
+    ]
+    trained = [HEAD] + [
+        f"{i},{frame},{frame * agents},{frame * second},{1 / second},{value}"
+        for i, (frame, value) in enumerate(zip(frames, returns))
+        if i
+    ]
+    if training:
+        (folder / "metrics.csv").write_text("\n".join(trained) + "\n")
+    (folder / "evaluation.csv").write_text("\n".join(evaluated) + "\n")
+    if finished:
+        summary = {"return_random": random, "return_heuristic": None, "frames": int(frames[-1])}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def write_suite(folder, worlds=tuple(WORLDS), algorithms=None, seeds=5, points=25, frames=480_000):
+    """``<folder>/<world>/<algorithm>/seed<k>``, as suites lay their runs down."""
+    algorithms = algorithms or ALGORITHMS
+    for i, world in enumerate(worlds):
+        random, best = WORLDS[world]
+        for j, (name, (level, spread)) in enumerate(algorithms.items()):
+            for seed in range(seeds):
+                draw = np.random.default_rng([i, j, seed])
+                end = random + (best - random) * draw.normal(level, spread)
+                when = np.linspace(0, frames, points).round()
+                rise = 1 - np.exp(-when / frames * draw.uniform(3, 6))
+                returns = random + (end - random) * rise
+                returns = returns + draw.normal(0, 0.015 * (best - random), points)
+                write_run(
+                    folder / world / name / f"seed{seed}",
+                    returns.round(4),
+                    seed=seed,
+                    frames=when.astype(int),
+                    random=random,
+                    second=0.0001 * (1 + j),
+                    recipe="vmas_balance_mappo",
+                    **{"env.name": world, "learner.algorithm": name}
+                    | ({"env.continuous_actions": False} if name == "qmix" else {}),
+                )
+    return folder
