@@ -30,6 +30,7 @@ GROUPS = {
     "players": ("Games, ratings, evolution", ["games", "evolution"]),
     "suites": ("Suites", ["suites"]),
     "speed": ("One program: graphs and simulators", ["capture", "simulator"]),
+    "reports": ("Reports and statistics", ["reports", "statistics"]),
     "elsewhere": ("Agents elsewhere: export, serving", ["export", "serving"]),
     "settings": ("Settings", ["settings"]),
     "errors": ("Errors", ["errors"]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +43,16 @@ class Reference:
         return (returns - self.random) / (self.best - self.random)
 
 
-@cache
-def read_references(path: Path = _FILE) -> tuple[Mapping[str, Any], ...]:
+def read_references(path: Path | None = None) -> list[Mapping[str, Any]]:
     """Reads the entries of a file such as ``references.yaml``.
+
+    Args:
+        path (Path, optional): another file than the package's own.
 
     Raises:
         ConfigError: a file that does not hold such entries.
     """
+    path = _FILE if path is None else path
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
@@ -65,23 +67,23 @@ def read_references(path: Path = _FILE) -> tuple[Mapping[str, Any], ...]:
                 f"world and source, and of {', '.join(sorted(_KEYS - {'world', 'source'}))} some; "
                 "see torchrl_marl/reports/references.yaml."
             )
-    return tuple(entries)
+    return list(entries)
 
 
 def find_reference(
-    world: World, ends: Mapping[str, Sequence[float]], path: Path | None = None
+    world: World, ends: Mapping[str, Sequence[float]], entries: Sequence[Mapping[str, Any]]
 ) -> Reference:
     """Finds what the returns of a world are normalized by.
 
-    A figure of the file comes first. Otherwise random is the mean of what the runs measured, and
+    A figure of the entries comes first. Otherwise random is the mean of what the runs measured, and
     the best known is the better of the heuristic's mean and the best run.
 
     Args:
         world (World): with its runs.
         ends (mapping): the scores of each algorithm's runs.
-        path (Path, optional): another file than the package's own.
+        entries (list of mappings): of :func:`read_references`.
     """
-    entry = _entry(world, read_references(_FILE if path is None else path))
+    entry = _entry(world, entries)
     random, random_source = entry.get("random"), entry.get("source", "")
     if random is None:
         random, random_source = _measured(world, "return_random", "random actions")

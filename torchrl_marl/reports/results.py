@@ -11,6 +11,7 @@ from torchrl_marl.reports.aggregates import Aggregate, aggregates_of
 from torchrl_marl.reports.finding import find_runs
 from torchrl_marl.reports.grouping import group
 from torchrl_marl.reports.records import Record, record_of
+from torchrl_marl.reports.references import read_references
 from torchrl_marl.reports.scores import Scored, WorldResult, result_of
 
 __all__ = ["Report", "make_report"]
@@ -54,12 +55,12 @@ def make_report(
         CheckpointError: no runs, or none that can be used.
         ConfigError: references that cannot be read.
     """
+    entries = read_references(None if references is None else Path(references))
     found, left_out = find_runs(runs)
     records = [record_of(run) for run in found]
     usable = [record for record in records if isinstance(record, Record)]
     left_out += [record for record in records if isinstance(record, str)]
     if not usable:
         raise CheckpointError(left_out[0])
-    path = None if references is None else Path(references)
-    worlds = [result_of(world, path) for world in group(usable)]
+    worlds = [result_of(world, entries) for world in group(usable)]
     return Report(worlds, aggregates_of(worlds), left_out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -82,12 +82,12 @@ class WorldResult:
         return [float(self.reference.normalize(x)) for x in self.teams[algorithm].scores]
 
 
-def result_of(world: World, references: Path | None = None) -> WorldResult:
+def result_of(world: World, references: Sequence[Mapping[str, Any]]) -> WorldResult:
     """Works out the figures of a world.
 
     Args:
         world (World): with its runs.
-        references (Path, optional): a file of normalizing returns.
+        references (list of mappings): what returns are normalized by.
     """
     frames = _common_frames(world)
     scored = {

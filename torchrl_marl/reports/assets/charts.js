@@ -222,7 +222,8 @@ function readOff(frame, spec, at, tip) {
   const room = svg.clientWidth - tip.offsetWidth;
   const left = x(at) + 14 > room ? x(at) - tip.offsetWidth - 14 : x(at) + 14;
   tip.style.left = `${Math.min(Math.max(left, 0), Math.max(room, 0))}px`;
-  tip.style.top = `${box.top + 4}px`;
+  // On a phone above the chart, where it covers no curve.
+  tip.style.top = `${svg.clientWidth < 480 ? box.top - tip.offsetHeight : box.top + 4}px`;
 }
 
 function tipRow(one, i, spec) {

@@ -1,0 +1,212 @@
+"""The figures of a report, worked out another way."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from reported import WORLDS, write_run, write_suite
+from scipy.stats import mannwhitneyu, trim_mean
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.reports import make_report
+from torchrl_marl.reports.answers import answers, notes
+from torchrl_marl.reports.tables import evaluations_csv, markdown, results_csv
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("suite")
+    return write_suite(folder, ["balance", "navigation", "wheel"], seeds=5, points=6)
+
+
+@pytest.fixture(scope="module")
+def report(suite):
+    return make_report(suite)
+
+
+def ends(folder, world, algorithm):
+    """The last return of each seed, read from the files."""
+    found = []
+    for path in sorted((folder / world / algorithm).glob("seed*/evaluation.csv")):
+        found.append(float(rows(path.read_text())[-1]["return_mean"]))
+    return np.array(found)
+
+
+def rows(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_scores_and_estimates(suite, report):
+    for result in report.worlds:
+        one, other = (ends(suite, result.world.name, name) for name in ("mappo", "ippo"))
+        team = result.teams["MAPPO"]
+        np.testing.assert_allclose(team.scores, one)
+        np.testing.assert_allclose(team.iqm.value, trim_mean(one, 0.25))
+        assert min(one) <= team.iqm.low <= team.iqm.value <= team.iqm.high <= max(one)
+        won = mannwhitneyu(one, other).statistic / 25
+        np.testing.assert_allclose(result.improvements["MAPPO", "IPPO"].value, won)
+
+
+def test_normalized_scores_over_all_worlds(suite, report):
+    (found,) = report.aggregates
+    assert found.worlds == ["balance", "navigation", "wheel"]
+    scores = {"mappo": [], "ippo": []}
+    for world in found.worlds:
+        random = WORLDS[world][0]
+        both = {name: ends(suite, world, name) for name in scores}
+        best = max(x.max() for x in both.values())
+        for name, values in both.items():
+            scores[name].append((values - random) / (best - random))
+    for name, matrix in scores.items():
+        own = found.estimates[name.upper()]
+        np.testing.assert_allclose(own["IQM"].value, trim_mean(np.ravel(matrix), 0.25))
+        np.testing.assert_allclose(own["mean"].value, np.mean(matrix))
+        np.testing.assert_allclose(own["median"].value, np.median(np.mean(matrix, 1)))
+        np.testing.assert_allclose(own["optimality gap"].value, 1 - np.mean(matrix))
+        above = [(np.ravel(matrix) > tau).mean() for tau in found.thresholds]
+        np.testing.assert_allclose(found.profiles[name.upper()].value, above)
+        # Curves begin near 0 and end at the figure of the table.
+        assert abs(found.curves[name.upper()].value[0]) < 0.1
+        np.testing.assert_allclose(found.curves[name.upper()].value[-1], own["IQM"].value)
+
+
+def test_lines_over_frames_agent_frames_and_seconds(suite, report):
+    line = report.worlds[0].teams["MAPPO"].evaluation
+    np.testing.assert_array_equal(line.frames, np.linspace(0, 480_000, 6))
+    np.testing.assert_array_equal(line.agent_frames, 3 * line.frames)
+    np.testing.assert_allclose(line.seconds, 0.0001 * line.frames)
+    folders = [suite / "balance" / "mappo" / f"seed{seed}" for seed in range(5)]
+    tables = [rows((folder / "evaluation.csv").read_text()) for folder in folders]
+    third = [float(table[2]["return_mean"]) for table in tables]
+    np.testing.assert_allclose(line.value[2], trim_mean(third, 0.25))
+    np.testing.assert_allclose(line.each[2], third)
+
+
+def test_algorithms_trained_for_different_frames_meet_at_the_fewer(tmp_path):
+    write_run(tmp_path / "a", [0, 1, 2, 3, 4], frames=[0, 100, 200, 300, 400])
+    write_run(tmp_path / "b", [0, 5, 7], frames=[0, 100, 205], **{"learner.algorithm": "ippo"})
+    (result,) = make_report(tmp_path).worlds
+    assert result.frames == 205 and result.equal
+    assert result.teams["MAPPO"].scores == [2] and result.teams["MAPPO"].runs[0].end == 4
+    assert result.teams["IPPO"].scores == [7]
+    assert any("trained for 205 to 400 frames" in note for note in notes(make_report(tmp_path)))
+
+
+def test_runs_that_measured_nothing_near_are_named(tmp_path):
+    write_run(tmp_path / "a", [0, 4], frames=[0, 400])
+    write_run(tmp_path / "b", [0, 7], frames=[0, 200], **{"learner.algorithm": "ippo"})
+    report = make_report(tmp_path)
+    assert report.worlds[0].teams["MAPPO"].scores == [4] and not report.worlds[0].equal
+    assert any("measured nothing near" in note and "/a (400)" in note for note in notes(report))
+
+
+def test_unfinished_runs_count_up_to_where_they_are(tmp_path):
+    write_run(tmp_path / "a", [0, 1, 2, 3], seed=0)
+    write_run(tmp_path / "b", [0, 1, 4, 5], seed=1)
+    write_run(tmp_path / "c", [0, 6], seed=2, finished=False)
+    report = make_report(tmp_path)
+    (team,) = report.worlds[0].teams.values()
+    assert report.worlds[0].frames == 3000 and team.scores == [3, 5, 6]
+    assert [run.record.finished for run in team.runs] == [True, True, False]
+    np.testing.assert_array_equal(team.evaluation.runs, [3, 3, 2, 2])
+    np.testing.assert_allclose(team.evaluation.value, [0, 8 / 3, 3, 4])
+    assert any("has not finished; used up to frame 1,000 of 100,000" in x for x in notes(report))
+
+
+def test_a_return_that_is_no_number_ends_a_run(tmp_path):
+    write_run(tmp_path / "a", [0.0, 3.0, float("nan"), 9.0])
+    report = make_report(tmp_path)
+    assert report.worlds[0].teams["MAPPO"].scores == [3]
+    assert any("no finite number at frame 2,000; used up to there" in x for x in notes(report))
+    write_run(tmp_path / "b", [float("nan"), float("nan")], seed=1, training=False)
+    assert "has no finite return yet" in make_report(tmp_path).left_out[0]
+
+
+def test_runs_without_evaluations_stand_by_their_training(tmp_path):
+    run = write_run(tmp_path / "a", [0, 1, 2])
+    (run / "evaluation.csv").unlink()
+    report = make_report(tmp_path)
+    assert report.worlds[0].teams["MAPPO"].scores == [2]
+    assert any("returns are those of training episodes" in note for note in notes(report))
+    assert {row["measured_by"] for row in rows(evaluations_csv(report))} == {"training"}
+
+
+def test_one_seed_has_no_interval(tmp_path):
+    write_run(tmp_path / "a", [0, 3])
+    report = make_report(tmp_path)
+    (row,) = rows(results_csv(report))
+    assert row["iqm"] == "3" and row["iqm_low"] == row["iqm_high"] == ""
+    assert any("One seed, and so no interval" in note for note in notes(report))
+    assert "earns 3 (random policy: 0)" in answers(report)[0]
+
+
+def test_few_seeds_are_said_to_be_few(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path / f"{seed}", [0, seed], seed=seed)
+    assert any("in 74 % of the cases, not 95 %" in note for note in notes(make_report(tmp_path)))
+
+
+def test_worlds_of_different_algorithms_are_not_averaged(tmp_path):
+    write_run(tmp_path / "a", [0, 3])
+    other = {"recipe": "toy_matrix_game_mappo", "learner.algorithm": "ippo"}
+    write_run(tmp_path / "b", [0, 3], **other)
+    report = make_report(tmp_path)
+    assert not report.aggregates
+    assert any("No figure over all worlds is given" in note for note in notes(report))
+
+
+def test_algorithms_are_aggregated_on_the_worlds_they_share(tmp_path):
+    levels = {"mappo": (0.9, 0.01), "ippo": (0.8, 0.01)}
+    write_suite(tmp_path, ["balance", "navigation", "wheel"], levels, seeds=2, points=3)
+    write_suite(tmp_path, ["balance", "wheel"], {"masac": (0.5, 0.01)}, seeds=2, points=3)
+    first, second = make_report(tmp_path).aggregates
+    assert first.algorithms == ["MAPPO", "IPPO"] and len(first.worlds) == 3
+    assert second.algorithms == ["MAPPO", "IPPO", "MASAC"]
+    assert second.worlds == ["balance", "wheel"]
+
+
+def test_what_0_and_1_are(tmp_path):
+    exact = make_report(write_run(tmp_path / "a", [0, 3], random=1.0)).worlds[0]
+    assert (exact.reference.random, exact.reference.best) == (1.0, 12.5)
+    assert exact.normalized("MAPPO") == [pytest.approx(2 / 11.5)]
+    other = write_run(tmp_path / "b", [0, 3], random=1.0, **{"env.kwargs.lives": 5})
+    unknown = make_report(other).worlds[0].reference
+    assert unknown.best == 3 and unknown.best_source == "the best run of this report, of MAPPO"
+    worse = write_run(tmp_path / "c", [0, 0.5], random=1.0, **{"env.kwargs.lives": 6})
+    report = make_report(worse)
+    assert "nothing is known that is better" in "\n".join(notes(report)) and not report.aggregates
+
+    own = tmp_path / "own.yaml"
+    own.write_text("- {world: toy/arena, random: 0, best: 6, source: mine}\n")
+    found = make_report(tmp_path / "b", own).worlds[0]
+    assert found.normalized("MAPPO") == [0.5] and found.reference.random_source == "mine"
+    own.write_text("- {world: toy/arena, top: 6}\n")
+    with pytest.raises(ConfigError, match="expected entries with world and source"):
+        make_report(tmp_path / "b", own)
+
+
+def test_tables_of_numbers(report):
+    evaluations = rows(evaluations_csv(report))
+    assert len(evaluations) == 3 * 2 * 5 * 6
+    results = rows(results_csv(report))
+    assert len(results) == 6
+    last = [
+        float(row["return"])
+        for row in evaluations
+        if (row["world"], row["algorithm"], row["frames"]) == ("wheel", "IPPO", "480000")
+    ]
+    row = next(row for row in results if (row["world"], row["algorithm"]) == ("wheel", "IPPO"))
+    np.testing.assert_allclose(float(row["iqm"]), trim_mean(last, 0.25))
+    assert row["agent_frames"] == "1440000" and row["seeds"] == "5"
+    text = markdown(report)
+    assert f"| IPPO | {float(row['iqm']):.2f} \\[" in text
+    assert all(line.count("|") > 2 for line in text.splitlines() if line.startswith("|"))
+
+
+def test_the_same_runs_give_the_same_report(suite, report):
+    assert markdown(make_report(suite)) == markdown(report)
+
+
+if __name__ == "__main__":
+    pytest.main([__file__])
