@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -30,6 +31,16 @@ def find_browser():
     return own or next(filter(None, map(shutil.which, NAMES)), None)
 
 
+# The browser reads from its descriptor 3 and writes to 4.
+START = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+for own, end in zip((3, 4), ends):
+    os.dup2(end, own)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
 class Browser:
     """One browser with one page.
 
@@ -42,8 +53,7 @@ class Browser:
         to_read, self._write = os.pipe()
         self._read, to_write = os.pipe()
         self._process = subprocess.Popen(
-            # The browser reads from its descriptor 3 and writes to 4.
-            ["/bin/sh", "-c", f'exec "$0" "$@" 3<&{to_read} 4>&{to_write}', path, *FLAGS]
+            [sys.executable, "-S", "-c", START, str(to_read), str(to_write), path, *FLAGS]
             + [f"--user-data-dir={self._folder}", "about:blank"],
             pass_fds=(to_read, to_write),
             stdin=subprocess.DEVNULL,

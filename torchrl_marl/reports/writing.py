@@ -67,7 +67,8 @@ def _check(folder: Path) -> None:
         raise ConfigError(f"{str(folder)!r} is a file, expected a folder; use --out FOLDER.")
     if not folder.is_dir():
         return
-    others = sorted(path.name for path in folder.iterdir())
+    # What a killed process had half written goes.
+    others = sorted(path.name for path in folder.iterdir() if path.suffix != ".part")
     if not others or _is_report(folder / _PAGE):
         return
     raise ConfigError(

@@ -1,0 +1,156 @@
+"""The files of a report: one page without anything from elsewhere, and where it may be written."""
+
+import json
+import os
+import re
+from html.parser import HTMLParser
+
+import pytest
+import yaml
+from reported import write_run, write_suite
+
+from torchrl_marl import cli
+from torchrl_marl.errors import ConfigError, WriteError
+from torchrl_marl.reports import make_report, write_report
+from torchrl_marl.reports.page import page
+
+FILES = ["evaluations.csv", "report.html", "report.md", "results.csv"]
+
+
+class Elements(HTMLParser):
+    """The elements of a page, with their attributes, and what is not closed."""
+
+    EMPTY = ("meta", "link", "input", "br")
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.open = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def data_of(text):
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', text)[1]
+    )
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("suite")
+    return write_suite(folder, ["balance", "wheel"], seeds=2, points=5)
+
+
+def test_the_page_needs_nothing_from_elsewhere(suite):
+    text = page(make_report(suite))
+    elements = Elements(text)
+    assert not elements.open
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+    for tag, attributes in elements.found:
+        assert tag not in ("iframe", "object", "img")
+        assert "src" not in attributes
+        assert attributes.get("href", "#").startswith(("#", "data:"))
+    policy = next(a["content"] for t, a in elements.found if "http-equiv" in a)
+    assert policy.startswith("default-src 'none'")
+    identifiers = [a["id"] for _, a in elements.found if "id" in a]
+    assert len(identifiers) == len(set(identifiers))
+
+
+def test_the_page_holds_every_run(suite):
+    found = data_of(page(make_report(suite)))
+    assert found["algorithms"] == ["IPPO", "MAPPO"]
+    balance = found["worlds"][0]
+    assert balance["name"] == "balance" and balance["random"] == -8.8
+    line = balance["teams"][1]["evaluation"]
+    assert line["frames"] == [0, 120_000, 240_000, 360_000, 480_000]
+    assert [len(row) for row in line["each"]] == [2] * 5
+    assert found["aggregates"][0]["improvements"][0].keys() == {
+        "first", "second", "value", "low", "high",
+    }  # fmt: skip
+
+
+def test_what_comes_from_runs_is_escaped(tmp_path):
+    name = "</script><script>alert(1)</script>|`x`&"
+    folder = tmp_path / 'a" onclick="alert(2)'
+    config = write_run(folder, [0, 1]) / "config.yaml"
+    own = yaml.safe_load(config.read_text())
+    own["env"]["name"] = name.replace("/", "_")
+    config.write_text(yaml.safe_dump(own))
+    text = page(make_report(folder))
+    elements = Elements(text)
+    assert [tag for tag, _ in elements.found].count("script") == 2
+    assert not any("onclick" in attributes for _, attributes in elements.found)
+    assert data_of(text)["worlds"][0]["name"] == "<_script><script>alert(1)<_script>|`x`&"
+
+
+def test_a_page_of_nothing_but_doubts(tmp_path):
+    """One unfinished run without seeds, random policy, training rows or agent frames."""
+    write_run(tmp_path / "a", [0, 3], finished=False, training=False)
+    text = page(make_report(tmp_path))
+    assert "NaN" not in text.partition('id="data">')[2].partition("</script>")[0]
+    assert "things to know before believing this" in text and "not finished" in text
+    assert data_of(text)["aggregates"] == []
+
+
+def test_files_are_written_and_written_again(suite, tmp_path):
+    folder = tmp_path / "new" / "report"
+    for _ in range(2):
+        write_report(suite, folder)
+        assert sorted(path.name for path in folder.iterdir()) == FILES
+
+
+def test_folders_of_others_are_left_alone(suite, tmp_path):
+    (tmp_path / "report.md").write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds 'report.md' and no report.*use --out FOLDER"):
+        write_report(suite, tmp_path)
+    assert (tmp_path / "report.md").read_text() == "mine"
+    (tmp_path / "report.html").write_text("<html>mine</html>")
+    with pytest.raises(ConfigError, match="and no report"):
+        write_report(suite, tmp_path)
+    with pytest.raises(ConfigError, match="is a file, expected a folder"):
+        write_report(suite, tmp_path / "report.md")
+
+
+def test_a_run_is_no_place_for_a_report(suite):
+    with pytest.raises(ConfigError, match="and no report"):
+        write_report(suite, suite / "balance" / "mappo" / "seed0")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is full")
+def test_a_full_disk_leaves_no_half_of_a_page(suite, tmp_path):
+    (tmp_path / "report.html.part").symlink_to("/dev/full")
+    with pytest.raises(WriteError, match="No space left on device"):
+        write_report(suite, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    write_report(suite, tmp_path)
+
+
+def test_a_place_that_cannot_be_written(suite, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WriteError, match="cannot be written"):
+        write_report(suite, tmp_path / "file" / "report")
+
+
+def test_the_command(suite, tmp_path, capsys):
+    broken = write_run(tmp_path / "runs" / "broken", [0, 1])
+    (broken / "metrics.csv").write_text("x\n1\n")
+    out = tmp_path / "out"
+    assert cli.main(["report", str(suite), str(tmp_path / "runs"), "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert "MAPPO" in printed.out and printed.out.endswith(f"{out / 'report.html'}\n")
+    assert "left out: " in printed.err and "has no column 'frames'" in printed.err
+    assert sorted(path.name for path in out.iterdir()) == FILES
+    assert cli.main(["report", str(tmp_path / "none"), "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert "is no run folder" in error and error.count("\n") == 1
+
+
+if __name__ == "__main__":
+    pytest.main([__file__])
