@@ -41,6 +41,7 @@ EXTRAS["test"] = [
     "open-spiel",
     "pytest>=8",
     "pytest-xdist",
+    "scipy",
     "hypothesis",
     "ipykernel",
     "ipywidgets",

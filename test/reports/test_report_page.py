@@ -14,7 +14,9 @@ from torchrl_marl.errors import ConfigError, WriteError
 from torchrl_marl.reports import make_report, write_report
 from torchrl_marl.reports.page import page
 
-FILES = ["evaluations.csv", "report.html", "report.md", "results.csv"]
+pytest.importorskip("matplotlib")
+
+FILES = ["curves.png", "evaluations.csv", "report.html", "report.md", "results.csv", "together.png"]
 
 
 class Elements(HTMLParser):
@@ -104,6 +106,9 @@ def test_files_are_written_and_written_again(suite, tmp_path):
     for _ in range(2):
         write_report(suite, folder)
         assert sorted(path.name for path in folder.iterdir()) == FILES
+    text = (folder / "report.md").read_text()
+    assert "![together.png](together.png)" in text and "![curves.png](curves.png)" in text
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_folders_of_others_are_left_alone(suite, tmp_path):

@@ -21,7 +21,7 @@ from torchrl_marl.reports.aggregates import STATISTICS, Aggregate
 from torchrl_marl.reports.answers import answers, methods, notes
 from torchrl_marl.reports.lines import Line
 from torchrl_marl.reports.results import Report
-from torchrl_marl.reports.scores import Team, WorldResult
+from torchrl_marl.reports.scores import Team, WorldResult, shown_by
 from torchrl_marl.reports.tables import Table, tables_of
 from torchrl_marl.reports.words import counted, duration, figure, listed
 from torchrl_marl.statistics import Estimate
@@ -33,7 +33,6 @@ GENERATOR = "torchrl_marl report"
 """By which a page is known as a report's."""
 
 _SCRIPTS = ("numbers.js", "charts.js", "worlds.js", "overall.js", "tables.js", "start.js")
-_FINE = 4  # evaluations from which on they make a curve
 _UNITS = {"s": 1, "min": 60, "h": 3600}
 
 
@@ -120,7 +119,7 @@ def _notes(report: Report) -> str:
     if not found:
         return ""
     title = f"{counted(len(found), 'thing')} to know before believing this"
-    opened = " open" if len(found) <= 6 else ""
+    opened = " open" if len(found) <= 8 else ""
     return f'<details class="notes"{opened}><summary>{title}</summary>{_list(found)}</details>'
 
 
@@ -187,7 +186,7 @@ def _card(result: WorldResult, number: int) -> str:
     counts = listed(
         [f"{t.algorithm} {counted(len(t.runs), 'seed')}" for t in result.teams.values()]
     )
-    kind = "evaluations" if _measured_by(result) == "evaluation" else "training episodes"
+    kind = "evaluations" if shown_by(result) == "evaluation" else "training episodes"
     caption = f"{counts}. Returns of {kind}; compared at {figure(result.frames)} frames."
     settings = ", ".join(
         f"{key.removeprefix('env.').removeprefix('kwargs.')}={value}"
@@ -255,14 +254,6 @@ def _sort_value(text: str) -> float | None:
     return float(found[1].replace(",", "")) * _UNITS.get(found[2] or "s", 1)
 
 
-def _measured_by(result: WorldResult) -> str:
-    """Which curves of a world are shown first: evaluations, unless they are few."""
-    teams = result.teams.values()
-    if all(t.evaluation is not None and len(t.evaluation.frames) >= _FINE for t in teams):
-        return "evaluation"
-    return "training" if all(t.training is not None for t in teams) else "evaluation"
-
-
 def _world_data(result: WorldResult, order: dict[str, int]) -> dict[str, Any]:
     reference = result.reference
     from_runs = reference.best_source.startswith("the best run of this report")
@@ -274,7 +265,7 @@ def _world_data(result: WorldResult, order: dict[str, int]) -> dict[str, Any]:
             {
                 "algorithm": name,
                 "order": order[name],
-                "measured": _measured_by(result),
+                "measured": shown_by(result),
                 "evaluation": _line_data(
                     team.evaluation, [len(run.record.evaluation) for run in team.runs]
                 ),

@@ -22,7 +22,9 @@ from torchrl_marl.statistics import (
     probability_of_improvement,
 )
 
-__all__ = ["Scored", "Team", "WorldResult", "result_of"]
+__all__ = ["Scored", "Team", "WorldResult", "improvements", "result_of", "shown_by"]
+
+_FINE = 4  # evaluations from which on they make a curve
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,17 @@ def result_of(world: World, references: Sequence[Mapping[str, Any]]) -> WorldRes
         teams,
         improvements({name: [np.array(scores)] for name, scores in ends.items()}),
     )
+
+
+def shown_by(result: WorldResult) -> str:
+    """``evaluation`` or ``training``: which curves of a world are shown first.
+
+    Evaluations, unless they are few.
+    """
+    teams = result.teams.values()
+    if all(t.evaluation is not None and len(t.evaluation.frames) >= _FINE for t in teams):
+        return "evaluation"
+    return "training" if all(t.training is not None for t in teams) else "evaluation"
 
 
 def improvements(

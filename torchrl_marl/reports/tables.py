@@ -12,7 +12,7 @@ import numpy as np
 from torchrl_marl.reports.aggregates import Aggregate
 from torchrl_marl.reports.answers import answers, methods, notes
 from torchrl_marl.reports.results import Report
-from torchrl_marl.reports.scores import Scored, WorldResult
+from torchrl_marl.reports.scores import Scored, Team, WorldResult
 from torchrl_marl.reports.words import (
     counted,
     duration,
@@ -159,12 +159,18 @@ def _world(result: WorldResult, fold: str) -> Table:
         rows.append([
             team.algorithm, with_interval(team.iqm), figure(team.median.value),
             figure(team.mean.value), f"{figure(min(scores))} to {figure(max(scores))}", normal,
-            str(len(runs)), _range([run.frames for run in runs]),
+            _seeds(team), _range([run.frames for run in runs]),
             figure(np.mean([run.agent_frames for run in runs])),
             duration(np.mean([run.seconds for run in runs])), figure(np.mean(ends)),
         ])  # fmt: skip
     frames = figure(result.frames)
     return Table(f"{result.world.name}: return at {frames} frames", head, rows, fold=fold)
+
+
+def _seeds(team: Team) -> str:
+    """``5``, or ``5 (1 not finished)``."""
+    running = sum(not run.record.finished for run in team.runs)
+    return f"{len(team.runs)} ({running} not finished)" if running else str(len(team.runs))
 
 
 def _references(report: Report) -> Table:
@@ -179,7 +185,7 @@ def _references(report: Report) -> Table:
         for result in report.worlds
     ]
     head = ["world", "0 is", "from", "1 is", "from"]
-    return Table("What normalized scores mean", head, rows, words=head)
+    return Table("What normalized scores mean", head, rows, words=["world", "from"])
 
 
 def _runs(report: Report) -> Table:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.reports.page import GENERATOR, page
+from torchrl_marl.reports.pictures import draw
 from torchrl_marl.reports.results import Report, make_report
 from torchrl_marl.reports.tables import evaluations_csv, markdown, results_csv
 from torchrl_marl.training.files import whole_file, writing
@@ -24,7 +25,8 @@ def write_report(
     """Writes what runs say together: a page to look at, Markdown, and CSV.
 
     ``report.html`` is one file without anything from elsewhere, ``report.md`` has the same
-    tables, ``results.csv`` a row for each world and algorithm, ``evaluations.csv`` one for each run
+    tables and, where matplotlib is installed, pictures (``curves.png``, ``together.png``),
+    ``results.csv`` a row for each world and algorithm, ``evaluations.csv`` one for each run
     and evaluation.
 
     Args:
@@ -45,16 +47,16 @@ def write_report(
     found = make_report(runs, references)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    files = {
-        _PAGE: page(found),
-        "report.md": markdown(found),
-        "results.csv": results_csv(found),
-        "evaluations.csv": evaluations_csv(found),
-    }
-    for name, text in files.items():
-        with whole_file(folder / name, newline="") as file:
-            file.write(text)
+    _write(folder / _PAGE, page(found))  # the first, by which the folder is known
+    _write(folder / "report.md", markdown(found, draw(found, folder)))
+    _write(folder / "results.csv", results_csv(found))
+    _write(folder / "evaluations.csv", evaluations_csv(found))
     return found
+
+
+def _write(path: Path, text: str) -> None:
+    with whole_file(path, newline="") as file:
+        file.write(text)
 
 
 def _check(folder: Path) -> None:
