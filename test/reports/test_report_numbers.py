@@ -8,7 +8,7 @@ import pytest
 from reported import WORLDS, write_run, write_suite
 from scipy.stats import mannwhitneyu, trim_mean
 
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.reports import make_report
 from torchrl_marl.reports.answers import answers, notes
 from torchrl_marl.reports.tables import evaluations_csv, markdown, results_csv
@@ -202,6 +202,44 @@ def test_tables_of_numbers(report):
     text = markdown(report)
     assert f"| IPPO | {float(row['iqm']):.2f} \\[" in text
     assert all(line.count("|") > 2 for line in text.splitlines() if line.startswith("|"))
+
+
+def test_tables_of_others_join_the_worlds(suite, report, tmp_path):
+    own = tmp_path / "evaluations.csv"
+    own.write_text(evaluations_csv(report))
+    again = make_report(own)  # a report of a report's table
+    for one, other in zip(report.worlds, again.worlds):
+        for name, team in one.teams.items():
+            np.testing.assert_allclose(other.teams[name].scores, team.scores)
+            np.testing.assert_array_equal(
+                other.teams[name].evaluation.seconds, team.evaluation.seconds
+            )
+    theirs = tmp_path / "other.csv"
+    theirs.write_text(
+        "world,algorithm,seed,frames,return\n"
+        "wheel,Other MAPPO,0,480000,1\nwheel,Other MAPPO,1,480000,2\nelsewhere,Other MAPPO,0,9,3\n"
+    )
+    both = {result.world.name: result for result in make_report([suite, theirs]).worlds}
+    assert both["wheel"].teams["Other MAPPO"].scores == [1, 2]
+    assert set(both["wheel"].teams) == {"MAPPO", "IPPO", "Other MAPPO"}
+    assert list(both["elsewhere"].teams) == ["Other MAPPO"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "it has no rows"),
+        ("world,seed\na,1\n", "it has no column 'algorithm'"),
+        ("world,algorithm,seed,frames,return\na,b,0,1,good\n", "is broken in line 2"),
+        ("world,algorithm,seed,frames,return\nwheel,MAPPO,0,1,1\n", "give it a name of its own"),
+    ],
+)
+def test_tables_of_others_that_do_not_fit(suite, tmp_path, text, sentence):
+    path = tmp_path / "other.csv"
+    path.write_text(text)
+    with pytest.raises((CheckpointError, ConfigError), match=sentence) as error:
+        make_report([suite / "wheel", path])
+    assert "\n" not in str(error.value)
 
 
 def test_the_same_runs_give_the_same_report(suite, report):

@@ -37,7 +37,10 @@ def add_report(commands: Any) -> None:
         "intervals over seeds, as a page for a browser, Markdown and CSV.",
     )
     report.add_argument(
-        "runs", metavar="RUN", nargs="+", help="run folders, or folders that hold some"
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        help="folders that hold runs, or tables such as evaluations.csv",
     )
     report.add_argument(
         "--out", metavar="FOLDER", type=Path, default=Path("report"), help="default: report"

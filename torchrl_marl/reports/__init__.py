@@ -1,9 +1,10 @@
 """Reports: what many runs say together, with its uncertainty, as tables and one page to look at.
 
 In the order of the work: ``finding`` (run folders), ``records`` (their measured returns),
-``grouping`` (worlds and algorithms), ``references`` (what returns are normalized by), ``lines``
-(sample efficiency), ``results`` and ``aggregates`` (estimates), ``answers`` (sentences), ``tables``
-(Markdown, CSV) and ``page`` (HTML).
+``grouping`` (worlds and algorithms), ``foreign`` (others' tables), ``references`` (what returns are
+normalized by), ``lines`` (sample efficiency), ``scores``, ``aggregates`` and ``results``
+(estimates), ``answers`` (sentences), ``tables`` (Markdown, CSV), ``pictures`` (PNG) and ``page``
+(HTML).
 """
 
 from typing import TYPE_CHECKING

@@ -101,7 +101,7 @@ def _answer(sentence: tuple[str, str]) -> str:
 def _tiles(report: Report) -> str:
     runs = report.runs
     seeds = sorted({len(team.runs) for result in report.worlds for team in result.teams.values()})
-    total = sum(run.record.measured.seconds[-1] for run in runs)
+    total = float(np.nansum([run.record.measured.seconds[-1] for run in runs]))
     tiles = [
         (figure(len(runs)), "runs"),
         (figure(len(report.worlds)), "world" + "s" * (len(report.worlds) != 1)),

@@ -136,12 +136,11 @@ def _progress(
     if not known.any():
         return nothing, broken
     frames, returns = frames[known], returns[known]
-    seconds = table.get("seconds")
-    if seconds is None or not np.isfinite(seconds[: len(known)][known]).all():
-        seconds = _over_frames(run, "seconds", frames)
-    else:
-        seconds = seconds[: len(known)][known]
-    return Progress(frames, _over_frames(run, "agent_frames", frames), seconds, returns), broken
+    agent_frames, seconds = (
+        table[name][: len(known)][known] if name in table else _over_frames(run, name, frames)
+        for name in ("agent_frames", "seconds")
+    )
+    return Progress(frames, agent_frames, seconds, returns), broken
 
 
 def _over_frames(run: Curves, column: str, frames: Numbers) -> Numbers:

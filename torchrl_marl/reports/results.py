@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from torchrl_marl.errors import CheckpointError
 from torchrl_marl.reports.aggregates import Aggregate, aggregates_of
 from torchrl_marl.reports.finding import find_runs
+from torchrl_marl.reports.foreign import join, read_table
 from torchrl_marl.reports.grouping import group
 from torchrl_marl.reports.records import Record, record_of
 from torchrl_marl.reports.references import read_references
@@ -47,20 +49,25 @@ def make_report(
     """Reads runs and works out every figure of a report.
 
     Args:
-        runs (list of paths): run folders, or folders that hold some, however deep.
+        runs (list of paths): run folders, or folders that hold some, however deep; a ``.csv`` is a
+            table of evaluations, such as an earlier report's, or of another library.
         references (path, optional): a file of what returns are normalized by, in the form of
             ``references.yaml`` beside this module, in its place.
 
     Raises:
-        CheckpointError: no runs, or none that can be used.
-        ConfigError: references that cannot be read.
+        CheckpointError: no runs, or none that can be used; a table that is broken.
+        ConfigError: references that cannot be read, or a table's algorithm that runs have, too.
     """
     entries = read_references(None if references is None else Path(references))
-    found, left_out = find_runs(runs)
+    given = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
+    tables = [Path(path) for path in given if str(path).endswith(".csv") and Path(path).is_file()]
+    folders = [path for path in given if Path(path) not in tables]
+    found, left_out = find_runs(folders) if folders or not tables else ([], [])
     records = [record_of(run) for run in found]
     usable = [record for record in records if isinstance(record, Record)]
     left_out += [record for record in records if isinstance(record, str)]
-    if not usable:
+    worlds = join(group(usable), map(read_table, tables))
+    if not worlds:
         raise CheckpointError(left_out[0])
-    worlds = [result_of(world, entries) for world in group(usable)]
-    return Report(worlds, aggregates_of(worlds), left_out)
+    results = [result_of(world, entries) for world in worlds]
+    return Report(results, aggregates_of(results), left_out)

@@ -30,7 +30,7 @@ def write_report(
     and evaluation.
 
     Args:
-        runs (list of paths): run folders, or folders that hold some, however deep.
+        runs (list of paths): of :func:`make_report`.
         folder (str or Path): where to write; a report that is there is replaced.
         references (path, optional): a file of what returns are normalized by.
 
