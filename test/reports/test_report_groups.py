@@ -40,7 +40,7 @@ def test_what_differs_but_the_seed_is_another_algorithm(tmp_path):
     # What does not change what is learned: how fast, and how far.
     write_run(tmp_path / "e", [1, 2], seed=2, execution="eager", total_frames=128_000)
     assert teams_of(make_report(tmp_path)) == {
-        "arena": {"IPPO": 1, "MAPPO, lr=0.01": 1, "MAPPO, lr=0.0005": 3}
+        "arena": {"IPPO": 1, "MAPPO (lr=0.01)": 1, "MAPPO (lr=0.0005)": 3}
     }
 
 

@@ -82,10 +82,13 @@ def _of_world(result: WorldResult) -> Iterator[str]:
     rest = "".join(f", {team.algorithm} {with_interval(team.iqm)}" for team in others)
     random = result.reference.random
     beside = f" (random policy: {figure(random)})" if random is not None else ""
-    seeds = " and ".join(dict.fromkeys(counted(len(team.runs), "seed") for team in teams))
+    counts = sorted({len(team.runs) for team in teams})
+    seeds = "one run" if counts == [1] else f"IQM of {counted(counts[-1], 'seed')}"
+    if len(counts) > 1:
+        seeds = f"IQM of {counts[0]} to {counted(counts[-1], 'seed')}"
     yield (
         f"In {result.world.name}, after {figure(result.frames)} frames, {first.algorithm} earns "
-        f"{with_interval(first.iqm)}{rest}{beside}; IQM of {seeds}."
+        f"{with_interval(first.iqm)}{rest}{beside}; {seeds}."
     )
     if others:
         pair = first.algorithm, others[0].algorithm
@@ -93,10 +96,10 @@ def _of_world(result: WorldResult) -> Iterator[str]:
 
 
 def _improvement(first: str, second: str, found: Estimate) -> str:
+    if not found.has_interval:
+        return f"Whether {first} or {second} is better, single runs do not say."
     chance = f"A run of {first} is better than one of {second} with probability"
     sentence = f"{chance} {with_interval(found, True)}"
-    if not found.has_interval:
-        return f"{sentence}, which with a single run of one of them is no evidence."
     if found.low > 0.5:
         return f"{sentence}, more than chance among seeds explains."
     return f"{sentence}: these runs cannot tell the two apart."

@@ -99,18 +99,17 @@ def _is_learned(setting: str) -> bool:
 
 
 def _algorithm_names(firsts: Sequence[Curves]) -> list[str]:
+    """``MAPPO``, or ``MAPPO (rmappo, lr=0.01)`` with what tells several of one name apart."""
     plain = [_algorithm(run) for run in firsts]
-    count = Counter(plain)
+    kinds = [(name, _recipe(run)) for run, name in zip(firsts, plain)]
     names = []
-    for run, name in zip(firsts, plain):
-        recipe = _recipe(run)
-        more = f" ({recipe})" if count[name] > 1 and recipe.upper() != name else ""
-        names.append(name + more)
-    longer = []
-    for run, name in zip(firsts, names):
-        alike = [other.settings for other, of in zip(firsts, names) if of == name]
-        longer.append(", ".join([name, *differences(run.settings, alike)]))
-    return _told_apart(longer)
+    for run, (name, recipe) in zip(firsts, kinds):
+        recipes = {other for of, other in kinds if of == name}
+        more = [recipe] if len(recipes) > 1 and recipe.upper() != name else []
+        alike = [other.settings for other, kind in zip(firsts, kinds) if kind == (name, recipe)]
+        more += differences(run.settings, alike, most=3)
+        names.append(f"{name} ({', '.join(more)})" if more else name)
+    return _told_apart(names)
 
 
 def _algorithm(run: Curves) -> str:
