@@ -145,8 +145,9 @@ def _overall(found: Aggregate, number: int) -> str:
         f"{escape(names)} in {escape(worlds)}; {of}. Scores are normalized: 0 is the random "
         "policy, 1 the best known. Bars and bands are 95&nbsp;% intervals over seeds."
     )
+    meanings = _MEANINGS if len(found.worlds) > 1 else _MEANINGS | _OF_ONE
     small = [
-        _chart("estimates", what, _MEANINGS[what], f' data-statistic="{what}"')
+        _chart("estimates", what, meanings[what], f' data-statistic="{what}"')
         for what in STATISTICS
     ]
     charts = []
@@ -171,6 +172,8 @@ _MEANINGS = {
     "mean": "Mean of the worlds' means; outliers count.",
     "optimality gap": "How far runs fall short of 1; less is better.",
 }
+
+_OF_ONE = {"median": "Median of the runs.", "mean": "Mean of the runs; outliers count."}
 
 
 def _chart(kind: str, title: str, caption: str, more: str = "") -> str:

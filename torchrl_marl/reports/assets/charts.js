@@ -1,7 +1,7 @@
 // Charts as SVG: curves with bands that can be read off, and points with intervals.
 
 function element(name, attributes = {}, text = null) {
-  const isSvg = ["svg", "g", "path", "line", "rect", "circle", "text"].includes(name);
+  const isSvg = ["svg", "g", "path", "line", "rect", "circle", "text", "title"].includes(name);
   const made = isSvg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   if (text !== null) made.textContent = text;
@@ -247,19 +247,29 @@ function intervalChart(host, specification) {
     const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": `${title}: ${rows.map((row) => `${row.name} ${row.text}`).join("; ")}` });
     const found = rows.flatMap((row) => [row.value, row.low, row.high].filter(isKnown));
     const x = scale(range || roomy(found), 8, width - 8, false);
-    for (const tick of linearTicks(x.low, x.high, Math.max(2, Math.floor(width / 90)))) {
+    for (const tick of linearTicks(x.low, x.high, Math.max(3, Math.floor(width / 70)))) {
       svg.append(element("line", { class: "grid", x1: x(tick), x2: x(tick), y1: 4, y2: height - 20 }));
       svg.append(element("text", { x: x(tick), y: height - 5, "text-anchor": "middle" }, share(tick)));
     }
     if (line !== null) svg.append(element("line", { class: "reference", x1: x(line), x2: x(line), y1: 4, y2: height - 20 }));
     rows.forEach((row, i) => drawRow(svg, row, x, i * 46, width));
     host.replaceChildren(svg);
+    svg.querySelectorAll(".row-name").forEach((name) => fit(name, width - 28 - name.nextSibling.getComputedTextLength()));
   };
   new ResizeObserver(() => {
     if (host.clientWidth !== host.drawnWidth) draw();
   }).observe(host);
   draw();
   return draw;
+}
+
+// Cuts a text that has no room, and shows all of it to who points at it.
+function fit(text, room) {
+  const whole = text.textContent;
+  for (let size = whole.length; size > 1 && text.getComputedTextLength() > room; size -= 1) {
+    text.textContent = `${whole.slice(0, size - 1)}\u2026`;
+  }
+  if (text.textContent !== whole) text.append(element("title", {}, whole));
 }
 
 function drawRow(svg, row, x, top, width) {
