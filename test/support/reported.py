@@ -1,6 +1,8 @@
 """Run folders of whole suites, made up: seeds of algorithms that rise to a return of their own."""
 
+import functools
 import json
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,15 @@ ALGORITHMS = {"mappo": (0.93, 0.04), "ippo": (0.86, 0.09)}
 MORE = {"masac": (0.7, 0.2), "maddpg": (0.55, 0.15), "qmix": (0.45, 0.1)}
 
 
+@functools.cache
+def config_text(recipe, settings):
+    """The settings of a run of seed 0, given as JSON."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.yaml"
+        save_config(load_config(recipe, json.loads(settings)), path)
+        return path.read_text()
+
+
 def write_run(
     folder,
     returns,
@@ -41,8 +52,9 @@ def write_run(
     frames = [1000 * i for i in range(len(returns))] if frames is None else list(frames)
     folder = Path(folder)
     folder.mkdir(parents=True)
-    settings = {"total_frames": max(int(frames[-1]), 100_000), "seed": seed, **settings}
-    save_config(load_config(recipe, settings), folder / "config.yaml")
+    settings = {"total_frames": max(int(frames[-1]), 100_000), **settings}
+    text = config_text(recipe, json.dumps(settings))
+    (folder / "config.yaml").write_text(text.replace("\nseed: 0 ", f"\nseed: {seed} "))
     evaluated = [EVALUATED] + [
         f"{i},{frame},{frame * second},{value},1,100,50"
         for i, (frame, value) in enumerate(zip(frames, returns))
