@@ -166,6 +166,18 @@ def test_algorithms_are_aggregated_on_the_worlds_they_share(tmp_path):
     assert second.worlds == ["balance", "wheel"]
 
 
+def test_returns_of_groups(tmp_path):
+    for seed, cats in enumerate((1, 2, 6)):
+        run = write_run(tmp_path / f"{seed}", [0, 3], seed=seed)
+        head = "frames,return_mean,cats/episode_reward,dogs/episode_reward"
+        (run / "evaluation.csv").write_text(f"{head}\n0,0,9,9\n1000,3,{cats},-7\n")
+    report = make_report(tmp_path)
+    (team,) = report.worlds[0].teams.values()
+    assert (team.groups["cats"].value, team.groups["dogs"].value) == (3, -7)
+    assert "| MAPPO | 3.0 \\[1.0, 6.0\\] | -7 \\[-7, -7\\] |" in markdown(report)
+    assert any("has the groups cats and dogs" in note for note in notes(report))
+
+
 def test_what_0_and_1_are(tmp_path):
     exact = make_report(write_run(tmp_path / "a", [0, 3], random=1.0)).worlds[0]
     assert (exact.reference.random, exact.reference.best) == (1.0, 12.5)

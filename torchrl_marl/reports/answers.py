@@ -172,16 +172,11 @@ def _on_runs(report: Report) -> Iterator[str]:
         for note in run.record.notes:
             yield f"{run.record.name} {note}."
     for result in report.worlds:
-        several = {
-            key.rpartition("/")[0]
-            for record in result.world.records
-            for key in record.run.evaluation
-            if key.endswith("/episode_reward")
-        }
-        if len(several) > 1:
+        groups = sorted({name for team in result.teams.values() for name in team.groups})
+        if groups:
             yield (
-                f"{result.world.name} has the groups {listed(sorted(several))}; a return is the "
-                "mean over the agents of all."
+                f"{result.world.name} has the groups {listed(groups)}; its return is the mean over "
+                "the agents of all, and a table has each group's own."
             )
         equal = {len(set(team.scores)) == 1 for team in result.teams.values() if len(team.runs) > 1}
         if equal == {True}:

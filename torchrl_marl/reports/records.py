@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from torchrl_marl.curves import Curves
 
-__all__ = ["Progress", "Record", "record_of"]
+__all__ = ["REWARD", "Progress", "Record", "record_of"]
 
 Numbers = NDArray[np.float64]
-_REWARD = "/episode_reward"
+REWARD = "/episode_reward"
+"""How columns of a group's returns end."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def _training_returns(run: Curves) -> Numbers | None:
 
     Of several groups it is not known how many agents each has.
     """
-    columns = [name for name in run.training if name.endswith(_REWARD)]
+    columns = [name for name in run.training if name.endswith(REWARD)]
     return run.training[columns[0]] if len(columns) == 1 else None
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from torchrl_marl.reports.grouping import World
 from torchrl_marl.reports.lines import Line, line_of
-from torchrl_marl.reports.records import Record
+from torchrl_marl.reports.records import REWARD, Record
 from torchrl_marl.reports.references import Reference, find_reference
 from torchrl_marl.statistics import (
     Estimate,
@@ -40,6 +40,8 @@ class Scored:
     """False where the run measured nothing near those frames: its last return is the score."""
     end: float
     """Its last return, whatever the frames."""
+    groups: dict[str, float]
+    """Each group's return there, of a world of several."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Team:
     median: Estimate
     evaluation: Line | None
     training: Line | None
+    groups: dict[str, Estimate]
+    """Interquartile mean of each group's return, of a world of several."""
 
     @property
     def scores(self) -> list[float]:
@@ -143,6 +147,11 @@ def _team(name: str, runs: list[Scored]) -> Team:
         estimate(median, scores),
         line_of([run.record.evaluation for run in runs]),
         line_of([run.record.training for run in runs]),
+        {
+            group: estimate(interquartile_mean, [[run.groups[group] for run in runs]])
+            for group in runs[0].groups
+            if all(group in run.groups for run in runs)
+        },
     )
 
 
@@ -172,4 +181,14 @@ def _scored(record: Record, frames: float) -> Scored:
         float(measured.seconds[at]),
         place is not None,
         float(measured.returns[-1]),
+        _group_returns(record, float(measured.frames[at])),
     )
+
+
+def _group_returns(record: Record, frames: float) -> dict[str, float]:
+    table = record.run.evaluation if record.is_evaluated else record.run.training
+    (rows,) = np.nonzero(table["frames"] == frames)
+    columns = [name for name in table if name.endswith(REWARD)]
+    found = {name.removesuffix(REWARD): float(table[name][rows[-1]]) for name in columns}
+    known = {name: value for name, value in found.items() if np.isfinite(value)}
+    return known if len(known) > 1 else {}

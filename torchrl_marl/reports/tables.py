@@ -59,6 +59,8 @@ def tables_of(report: Report) -> Iterator[Table]:
     for result in report.worlds:
         fold = result.world.name if many else ""
         yield _world(result, fold)
+        if any(team.groups for team in result.teams.values()):
+            yield _groups(result, fold)
         if len(result.teams) > 1:
             yield _improvements(f"P(row > column) in {result.world.name}", result, fold)
     yield _references(report)
@@ -165,6 +167,19 @@ def _world(result: WorldResult, fold: str) -> Table:
         ])  # fmt: skip
     frames = figure(result.frames)
     return Table(f"{result.world.name}: return at {frames} frames", head, rows, fold=fold)
+
+
+def _groups(result: WorldResult, fold: str) -> Table:
+    names = list(dict.fromkeys(group for team in result.teams.values() for group in team.groups))
+    rows = [
+        [
+            team.algorithm,
+            *(with_interval(team.groups[name]) if name in team.groups else "-" for name in names),
+        ]
+        for team in result.teams.values()
+    ]
+    title = f"{result.world.name}: return of each group (IQM)"
+    return Table(title, ["algorithm", *names], rows, fold=fold)
 
 
 def _seeds(team: Team) -> str:
