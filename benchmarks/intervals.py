@@ -1,0 +1,78 @@
+"""How often do intervals over seeds hold the truth, and how long does a report of 50 runs take?
+
+python benchmarks/intervals.py --write
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import report
+
+from torchrl_marl.reports import write_report
+from torchrl_marl.statistics import estimate, interquartile_mean, probability_of_improvement
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "test" / "support"))
+from reported import WORLDS, write_suite  # noqa: E402
+
+SEEDS = (2, 3, 4, 5, 8, 10, 20)
+
+
+def covered(seeds: int, worlds: int, repeats: int) -> list[str]:
+    """Shares of repetitions in which 95 % intervals hold the truth, of normal scores."""
+    held = np.zeros(2)
+    for repeat in range(repeats):
+        random = np.random.default_rng([seeds, worlds, repeat])
+        one, other = (list(random.normal(size=(worlds, seeds))) for _ in range(2))
+        options = {"resamples": 1000, "seed": repeat}
+        mean = estimate(interquartile_mean, one, **options)
+        better = estimate(probability_of_improvement, one, other, **options)
+        held += (mean.low <= 0 <= mean.high, better.low <= 0.5 <= better.high)
+    return [str(worlds), str(seeds), *(f"{share:.1%}" for share in held / repeats)]
+
+
+def reported() -> list[str]:
+    """Seconds and bytes of a report of 50 made-up runs of 80 evaluations each."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_suite(Path(folder) / "suite", WORLDS, seeds=5, points=80)
+        began = time.perf_counter()
+        found = write_report(Path(folder) / "suite", Path(folder) / "report")
+        seconds = time.perf_counter() - began
+        size = (Path(folder) / "report" / "report.html").stat().st_size
+    return [str(len(found.runs)), f"{seconds:.1f}", f"{size / 1e6:.2f}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=2000, help="repetitions of each interval")
+    parser.add_argument("--write", action="store_true", help="write the table to results")
+    args = parser.parse_args()
+    report.be_quiet()
+    rows = [covered(n, worlds, args.repeats) for worlds in (1, 5) for n in SEEDS]
+    head = ["worlds", "seeds", "interquartile mean", "probability of improvement"]
+    report.publish(
+        "intervals",
+        "Intervals over seeds, and what a report takes",
+        [
+            ("Intervals of 95 % that hold the truth", report.markdown_table(head, rows)),
+            (
+                "A report",
+                report.markdown_table(["runs", "seconds", "MB of its page"], [reported()]),
+            ),
+        ],
+        {},
+        f"""Scores are normally distributed, each seed's drawn anew in each of {args.repeats:,}
+        repetitions; intervals are percentiles over 1,000 resamples of the seeds of each world. The
+        report is of 50 made-up runs, two algorithms in five worlds, 80 evaluations each, with its
+        pictures.""",
+        write=args.write,
+    )
+
+
+if __name__ == "__main__":
+    main()
