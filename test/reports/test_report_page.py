@@ -1,10 +1,13 @@
 """The files of a report: one page without anything from elsewhere, and where it may be written."""
 
+import itertools
 import json
 import os
 import re
 from html.parser import HTMLParser
+from importlib import resources
 
+import numpy as np
 import pytest
 import yaml
 from reported import write_run, write_suite
@@ -99,6 +102,44 @@ def test_a_page_of_nothing_but_doubts(tmp_path):
     assert "NaN" not in text.partition('id="data">')[2].partition("</script>")[0]
     assert "things to know before believing this" in text and "not finished" in text
     assert data_of(text)["aggregates"] == []
+
+
+# What eyes without one kind of cones see of linear RGB (Machado et al., 2009), and all eyes.
+SEEN = {
+    "deutan": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "protan": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "tritan": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+    "all": np.eye(3),
+}
+TO_XYZ = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+
+
+def lab(linear):
+    x, y, z = np.cbrt(np.clip(np.array(TO_XYZ) @ linear / [0.9505, 1, 1.089], 0.009, None))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
+def test_colors_are_told_apart(mode):
+    style = (resources.files("torchrl_marl.reports") / "assets" / "report.css").read_text()
+    found = dict(re.findall(r"--(c\d|card|ground): light-dark\(([^)]*)\)", style))
+    digits = {name: pair.split(", ")[mode][1:] for name, pair in found.items()}
+    srgb = {name: np.frombuffer(bytes.fromhex(x), np.uint8) / 255 for name, x in digits.items()}
+    linear = {
+        name: np.where(x <= 0.04045, x / 12.92, ((x + 0.055) / 1.055) ** 2.4)
+        for name, x in srgb.items()
+    }
+    bright = {name: np.dot(TO_XYZ[1], x) + 0.05 for name, x in linear.items()}
+    curves = sorted(name for name in linear if name[1:].isdigit())
+    assert len(curves) == 8
+    for name, other in itertools.product(curves, ("card", "ground")):
+        assert max(bright[name] / bright[other], bright[other] / bright[name]) >= 3
+    for (i, one), (j, other) in itertools.combinations(enumerate(curves), 2):
+        seen = [
+            lab(np.array(eyes) @ linear[one]) - lab(np.array(eyes) @ linear[other])
+            for eyes in SEEN.values()
+        ]
+        assert min(map(np.linalg.norm, seen)) > 15, (i, j)
 
 
 def test_files_are_written_and_written_again(suite, tmp_path):

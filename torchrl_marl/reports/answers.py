@@ -116,20 +116,20 @@ def _on_aggregation(report: Report) -> Iterator[str]:
         where = [w.world.name for w in report.worlds if w.world.name not in found.worlds]
         if missing or where:
             what = [f"{listed(missing)} (fewer worlds)"] * bool(missing)
-            what += [f"the worlds {listed(where)}"] * bool(where)
+            what += [f"the world{'s' * (len(where) > 1)} {listed(where)}"] * bool(where)
             yield f"The first figures over several worlds are without {listed(what)}."
 
 
 def _on_frames(report: Report) -> Iterator[str]:
     for result in report.worlds:
         ends = {run.record.measured.end for team in result.teams.values() for run in team.runs}
-        if not result.equal:
-            apart = [
-                f"{run.record.name} ({figure(run.frames)})"
-                for team in result.teams.values()
-                for run in team.runs
-                if not run.at_equal_frames
-            ]
+        apart = [
+            f"{run.record.name} ({figure(run.frames)})"
+            for team in result.teams.values()
+            for run in team.runs
+            if not run.at_equal_frames and run.record.finished
+        ]
+        if apart:
             yield (
                 f"In {result.world.name} runs are compared at {figure(result.frames)} frames, but "
                 f"these measured nothing near, and stand by their last return: {listed(apart, 4)}."

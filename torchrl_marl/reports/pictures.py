@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["draw"]
 
-# The first colors of the page; dashes tell further algorithms apart.
+# The colors of the page, where it is light; dashes tell further algorithms apart.
 _COLORS = (
-    "#0072b2", "#c44e00", "#007a5a", "#a84a86", "#9a6b00", "#5b4fc4", "#4d5661", "#8c2f2f",
+    "#0080df", "#e94900", "#095638", "#a1729c", "#5e3e00", "#412fd1", "#40445c", "#c46a44",
 )  # fmt: skip
 _DASHES = ("-", "--", ":", "-.")
 _ACROSS = 3
