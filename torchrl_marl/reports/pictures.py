@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from torchrl_marl.reports.words import counted
 from torchrl_marl.training.files import whole_file
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -76,7 +77,7 @@ def _empty(panels: int, across: int = _ACROSS) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def _style(order: int) -> dict[str, str]:
+def _style(order: int) -> dict[str, Any]:
     turn, color = divmod(order, len(_COLORS))
     return {"color": _COLORS[color], "linestyle": _DASHES[turn % len(_DASHES)]}
 
@@ -145,7 +146,7 @@ def _band(axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, color: s
 
 def _legend(figure: Figure, axes: list[Axes], seeds: list[int]) -> None:
     """Draws the legend below, with what bands and bars are."""
-    found = {}
+    found: dict[str, Artist] = {}
     for one in axes:
         handles, labels = one.get_legend_handles_labels()
         found |= dict(zip(labels, handles))

@@ -60,8 +60,8 @@ def read_references(path: Path | None = None) -> list[Mapping[str, Any]]:
             f"the references {str(path)!r} cannot be read: {str(error).splitlines()[0]}."
         ) from None
     for entry in entries if isinstance(entries, list) else [None]:
-        fits = isinstance(entry, dict) and "world" in entry and "source" in entry
-        if not fits or entry.keys() - _KEYS:
+        keys = set(entry) if isinstance(entry, dict) else set()
+        if not {"world", "source"} <= keys <= _KEYS:
             raise ConfigError(
                 f"the references {str(path)!r} hold {str(entry)[:80]!r}, expected entries with "
                 f"world and source, and of {', '.join(sorted(_KEYS - {'world', 'source'}))} some; "

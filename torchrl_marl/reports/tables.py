@@ -157,13 +157,12 @@ def _world(result: WorldResult, fold: str) -> Table:
         normal = "-"
         if not result.reference.why_none:
             normal = share(float(result.reference.normalize(team.iqm.value)))
-        ends = [run.end for run in runs]
         rows.append([
             team.algorithm, with_interval(team.iqm), figure(team.median.value),
             figure(team.mean.value), f"{figure(min(scores))} to {figure(max(scores))}", normal,
             _seeds(team), _range([run.frames for run in runs]),
-            figure(np.mean([run.agent_frames for run in runs])),
-            duration(np.mean([run.seconds for run in runs])), figure(np.mean(ends)),
+            figure(_mean(runs, "agent_frames")),
+            duration(_mean(runs, "seconds")), figure(_mean(runs, "end")),
         ])  # fmt: skip
     frames = figure(result.frames)
     return Table(f"{result.world.name}: return at {frames} frames", head, rows, fold=fold)
