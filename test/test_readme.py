@@ -24,7 +24,8 @@ pytest.importorskip("vmas")
 from vmas.scenarios import balance  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
-FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BESIDE = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
+FILES = [*(ROOT / name for name in BESIDE), *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in FILES}
 README = PAGES["README.md"]
 
