@@ -40,6 +40,8 @@ LAYERS = [
             "tuning",
             "pruning",
             "arguments",
+            "choosing",
+            "traits",
             "curves",
             "experiments",
             "evaluating",

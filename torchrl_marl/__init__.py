@@ -6,12 +6,14 @@ from torchrl_marl._lazy import attach
 from torchrl_marl.version import __version__  # noqa: F401
 
 if TYPE_CHECKING:
+    from torchrl_marl.choosing import algorithms_for
     from torchrl_marl.runs import iterate, resume, train
     from torchrl_marl.specs import AgentSpec, GroupSpec, TeamSpec
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
+        "choosing": ["algorithms_for"],
         "specs": ["AgentSpec", "GroupSpec", "TeamSpec"],
         "runs": ["iterate", "resume", "train"],
     },

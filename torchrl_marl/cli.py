@@ -367,7 +367,7 @@ def _serve(parsed: argparse.Namespace) -> None:
 def _list(parsed: argparse.Namespace) -> None:
     from torchrl_marl.listing import print_list
 
-    print_list(parsed.what, parsed.recipe, markdown=parsed.markdown)
+    print_list(parsed.what, parsed.recipe, markdown=parsed.markdown, world=parsed.world)
 
 
 _ACTIONS = {

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from torchrl_marl.console import settings_markdown, settings_table, table
+from torchrl_marl.console import settings_markdown, settings_table, silence_others, table
 from torchrl_marl.errors import ConfigError, quoted
 
 __all__ = ["print_list"]
 
 
-def print_list(what: str | None, recipe: str | None, *, markdown: bool = False) -> None:
+def print_list(
+    what: str | None, recipe: str | None, *, markdown: bool = False, world: str | None = None
+) -> None:
     """Prints recipes, worlds, algorithms, suites, settings or the schema of recipes.
 
     Args:
         what (str, optional): which; by default the first three.
         recipe (str, optional): whose settings.
         markdown (bool): settings as a table, with their defaults.
+        world (str, optional): a world or a recipe: which algorithms fit it.
 
     Raises:
         ConfigError: words that do not go together.
@@ -33,6 +36,13 @@ def print_list(what: str | None, recipe: str | None, *, markdown: bool = False) 
         raise ConfigError(
             "--markdown is given without `settings`, expected: list settings --markdown."
         )
+    if world is not None:
+        if what != "algorithms":
+            raise ConfigError(
+                f"--for is given without `algorithms`, expected: list algorithms --for {world}."
+            )
+        _list_fitting(world)
+        return
     if what == "settings":
         _list_settings(recipe, markdown)
         return
@@ -61,6 +71,13 @@ def _suites() -> list[tuple[str, str]]:
     from torchrl_marl.suites.command import suite_rows
 
     return suite_rows()
+
+
+def _list_fitting(world: str) -> None:
+    silence_others()
+    from torchrl_marl.choosing import algorithms_for
+
+    print(algorithms_for(world).text())
 
 
 def _list_settings(recipe: str | None, markdown: bool) -> None:

@@ -66,4 +66,11 @@ def add_list(commands: Any) -> None:
     lists.add_argument(
         "--markdown", action="store_true", help="`settings` as a table, with their defaults"
     )
+    lists.add_argument(
+        "--for",
+        dest="world",
+        metavar="WORLD",
+        help="`algorithms` that fit a world (vmas/balance), a recipe's or a YAML file's, with "
+        "which settings, and why others do not",
+    )
     lists.set_defaults(rest="")

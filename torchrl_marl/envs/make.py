@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torchrl.envs import EnvBase
 
-__all__ = ["check_world_name", "make_env", "split_name"]
+__all__ = ["check_world_name", "make_env", "named_config", "split_name"]
 
 
 def make_env(
@@ -64,7 +64,7 @@ def make_env(
         tell_new_name("n_envs", "num_envs")
         num_envs = settings.pop("n_envs")
     if isinstance(env, str):
-        env = _named(env, settings)
+        env = named_config(env, **settings)
     elif (library := library_of(env)) is not None:
         if "num_envs" in find_library(library).of_objects:
             settings["num_envs"] = num_envs or 1
@@ -158,8 +158,20 @@ def split_name(name: str) -> tuple[str, str]:
     return library, world
 
 
-def _named(name: str, settings: dict[str, Any]) -> EnvConfig:
-    """Returns the config of a name; keywords that are no settings become its arguments."""
+def named_config(name: str, **settings: Any) -> EnvConfig:
+    """Returns the settings of a world by its name, with the library's own time limit.
+
+    Args:
+        name (str): ``"library/world"`` or ``"module:Class"``.
+        **settings: of :class:`EnvConfig`; others become arguments of the world.
+
+    Raises:
+        ConfigError: a text that is no such name.
+
+    Examples:
+        >>> named_config("toy/arena", num_envs=3, n_agents=2).kwargs
+        {'n_agents': 2}
+    """
     library, world = split_name(name)
     known = {field.name for field in fields(EnvConfig)} - {"library", "name", "kwargs"}
     own = {key: settings[key] for key in settings if key in known}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -280,7 +281,10 @@ def _random_batch(
     td = TensorDict({}, [batch], device=device)
     # Where both are the same agents they have one name, and the actor reads more.
     for known in [group] if seen is None else [seen, group]:
-        rows = {"observation": torch.randn(batch, known.n_agents, known.observation_dim)}
+        rows: dict[Any, Tensor] = {
+            key[1:]: torch.randn(batch, *shape)
+            for key, shape in zip(known.observation_keys, known.observation_shapes)
+        }
         if known.mask_key is not None:
             rows["mask"] = torch.ones(batch, known.n_agents, dtype=torch.bool)
         if known.action_mask_key is not None:

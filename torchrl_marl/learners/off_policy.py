@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
@@ -17,6 +17,7 @@ from torchrl_marl.learners.networks import build_action_critic, build_actor
 from torchrl_marl.learners.off_policy_config import OffPolicyConfig
 from torchrl_marl.learners.replay_learner import ReplayLearner
 from torchrl_marl.learners.replay_updates import Step
+from torchrl_marl.learners.rivals import refuse_rival_agents
 from torchrl_marl.modules.actors import make_actor
 from torchrl_marl.modules.deterministic_actor import make_deterministic_actor
 from torchrl_marl.objectives.maddpg import MADDPGLoss
@@ -74,6 +75,12 @@ class OffPolicyLearner(ReplayLearner):
         n_critics = 2 if config.twin else 1
         critic = build_action_critic(group, seen, config, norms, n_critics, device)
         return actor, build_loss(actor, critic, group, config)
+
+    def look_at(self, batch: TensorDictBase) -> None:
+        """Refuses what the first batch shows: agents under one mixer that compete."""
+        super().look_at(batch)
+        if self.config.mixed:
+            refuse_rival_agents(self.groups.values(), batch, "learner.mixer.kind=none")
 
     def make_steps(self, seen: GroupSpec | None) -> list[Step]:
         """Returns a step of the critics, and one of the actors and temperatures."""

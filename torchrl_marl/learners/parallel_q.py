@@ -18,7 +18,7 @@ from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.epoch_learner import EpochLearner
 from torchrl_marl.learners.networks import build_mixer, build_q_actor
 from torchrl_marl.learners.parallel_q_config import ParallelQConfig
-from torchrl_marl.learners.rivals import refuse_apart, refuse_rivals
+from torchrl_marl.learners.rivals import refuse_apart, refuse_rival_agents, refuse_rivals
 from torchrl_marl.learners.turns import refuse_turns
 from torchrl_marl.modules.exploration import Explore
 from torchrl_marl.objectives.parallel_q import ParallelQLoss
@@ -53,8 +53,8 @@ class ParallelQLearner(EpochLearner):
         - writes: value_target of each group, into the batch
 
     Raises:
-        ConfigError: continuous actions, turns that it does not credit, or groups under one mixer
-            that compete.
+        ConfigError: continuous actions, turns that it does not credit, or agents or groups under
+            one mixer that compete.
         NonFiniteError: a loss or gradient that is NaN or infinite.
 
     Reference: Gallici et al., 2024, https://arxiv.org/abs/2407.04811 (algorithm 1).
@@ -123,8 +123,10 @@ class ParallelQLearner(EpochLearner):
             loss.add_targets(data)
 
     def look_at(self, batch: TensorDictBase) -> None:
-        """Refuses turns that are not credited, and groups under one mixer that compete."""
+        """Refuses turns that are not credited, and who competes under one mixer."""
         refuse_turns(self.groups.values(), batch, self.config)
+        if self.config.mixes != "none":
+            refuse_rival_agents(self.groups.values(), batch, "learner.mixer.kind=none")
         if self.config.mixes_team and len(self.groups) > 1:
             refuse_rivals(self.groups.values(), batch)
 

@@ -1,21 +1,22 @@
-"""What cannot be under one mixer: groups that compete, and groups that are trained apart.
+"""What cannot be under one mixer: who competes, and groups that are trained apart.
 
-Shapes: E envs, T steps.
+Shapes: E envs, T steps, N agents of a group, X of whatever is compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import combinations
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.functional import masked_mean
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["refuse_apart", "refuse_rivals"]
+__all__ = ["refuse_apart", "refuse_rival_agents", "refuse_rivals", "rivals_among"]
 
 _RIVALS = -0.5  # correlation of rewards below which groups compete
 
@@ -43,6 +44,64 @@ def refuse_rivals(groups: Collection[GroupSpec], batch: TensorDictBase) -> None:
 
     Waits for the device.
     """
+    found = _rival_groups(list(groups), batch)
+    if found is not None:
+        one, other, together = found
+        raise ConfigError(
+            f"groups {one!r} and {other!r} compete: their rewards have a correlation of "
+            f"{together:.2f} in the first batch, expected groups that earn together where "
+            "learner.mixer.over is 'team'; use learner.mixer.over=group."
+        )
+
+
+def refuse_rival_agents(groups: Iterable[GroupSpec], batch: TensorDictBase, instead: str) -> None:
+    """Refuses a mixer of agents of one group of which one loses what the other earns.
+
+    Waits for the device.
+
+    Args:
+        groups (iterable of GroupSpec): each with a mixer.
+        batch (TensorDictBase): the first, ``[E, T]``.
+        instead (str): the setting with which nothing is mixed.
+
+    Raises:
+        ConfigError: naming two of them.
+    """
+    for group in groups:
+        found = _rival_agents(group, batch)
+        if found is not None:
+            one, other, together = found
+            raise ConfigError(
+                f"group {group.name!r}: its agents {one!r} and {other!r} compete, with rewards of "
+                f"a correlation of {together:.2f} in the first batch, expected agents that earn "
+                f"together where one value is made of theirs; use {instead}."
+            )
+
+
+def rivals_among(groups: Iterable[GroupSpec], batch: TensorDictBase) -> tuple[str, ...]:
+    """Returns the names of two groups, or of two agents of one, that compete; empty without such.
+
+    Args:
+        groups (iterable of GroupSpec): all that there are.
+        batch (TensorDictBase): ``[E, T]``.
+
+    Examples:
+        >>> from torchrl_marl import TeamSpec
+        >>> from torchrl_marl.collectors import RolloutCollector
+        >>> from torchrl_marl.envs.toy import ZeroSum
+        >>> env = ZeroSum(8, seed=0)
+        >>> batch = RolloutCollector(env, frames_per_batch=80).next()
+        >>> rivals_among(TeamSpec.from_env(env).groups.values(), batch)
+        ('first', 'second')
+    """
+    groups = list(groups)
+    found = [_rival_groups(groups, batch), *(_rival_agents(group, batch) for group in groups)]
+    return next((pair[:2] for pair in found if pair is not None), ())
+
+
+def _rival_groups(
+    groups: Sequence[GroupSpec], batch: TensorDictBase
+) -> tuple[str, str, float] | None:
     rewards = (group.data(batch.get("next")).get("reward", None) for group in groups)
     earned = [
         masked_mean(reward, group.living(batch), dim=-2).flatten()
@@ -50,12 +109,28 @@ def refuse_rivals(groups: Collection[GroupSpec], batch: TensorDictBase) -> None:
         if reward is not None
     ]
     if len(earned) < len(groups):
-        return  # the team has one reward
-    together = torch.corrcoef(torch.stack(earned))
-    for (i, one), (j, other) in combinations(enumerate(groups), 2):
-        if bool(together[i, j] < _RIVALS):
-            raise ConfigError(
-                f"groups {one.name!r} and {other.name!r} compete: their rewards have a correlation "
-                f"of {together[i, j]:.2f} in the first batch, expected groups that earn together "
-                "where learner.mixer.over is 'team'; use learner.mixer.over=group."
-            )
+        return None  # the team has one reward
+    return _least_together([group.name for group in groups], earned)
+
+
+def _rival_agents(group: GroupSpec, batch: TensorDictBase) -> tuple[str, str, float] | None:
+    reward = group.data(batch.get("next")).get("reward", None)
+    if reward is None or group.n_agents < 2:
+        return None
+    reward, alive = reward.squeeze(-1), group.living(batch)
+    if alive is not None:  # only while all are there
+        reward = torch.where(alive.all(-1, keepdim=True), reward, 0.0)
+    return _least_together(group.agent_names, list(reward.flatten(0, -2).unbind(-1)))
+
+
+def _least_together(
+    names: Sequence[str], earned: Sequence[Tensor]
+) -> tuple[str, str, float] | None:
+    """Returns the first two that compete, and the correlation of what they earn, ``[X]``."""
+    if len(earned) < 2 or earned[0].numel() < 2:
+        return None
+    together = torch.corrcoef(torch.stack(list(earned)).float()).tolist()
+    for i, j in combinations(range(len(names)), 2):
+        if together[i][j] < _RIVALS:
+            return names[i], names[j], together[i][j]
+    return None

@@ -16,7 +16,7 @@ from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.networks import build_mixer, build_q_actor
 from torchrl_marl.learners.replay_learner import ReplayLearner
 from torchrl_marl.learners.replay_updates import Step
-from torchrl_marl.learners.rivals import refuse_apart, refuse_rivals
+from torchrl_marl.learners.rivals import refuse_apart, refuse_rival_agents, refuse_rivals
 from torchrl_marl.learners.value_config import ValueConfig
 from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
 from torchrl_marl.specs import GroupSpec
@@ -37,7 +37,7 @@ class ValueLearner(ReplayLearner):
         config (ValueConfig): how.
 
     Raises:
-        ConfigError: continuous actions, or groups under one mixer that compete.
+        ConfigError: continuous actions, or agents or groups under one mixer that compete.
 
     Examples:
         >>> from torchrl_marl import TeamSpec
@@ -82,8 +82,10 @@ class ValueLearner(ReplayLearner):
         return actor, loss
 
     def look_at(self, batch: TensorDictBase) -> None:
-        """Refuses what the first batch shows: groups under one mixer that compete."""
+        """Refuses what the first batch shows: agents or groups under one mixer that compete."""
         super().look_at(batch)
+        if self.config.mixes != "none":
+            refuse_rival_agents(self.groups.values(), batch, "learner.algorithm=iql")
         if self.config.mixes_team and len(self.groups) > 1:
             refuse_rivals(self.groups.values(), batch)
 
