@@ -1,22 +1,37 @@
-"""Writes the pages that follow from the code: ``settings.md`` and ``recipes.md``.
+"""Writes what follows from the code: two pages, and the tables of the pages of the algorithms.
 
     python docs/generate.py
 
-Do this whenever a setting or a recipe has changed; the tests say so.
+Do this whenever a setting, a recipe or a metric has changed; the tests say so. ``settings.md`` and
+``recipes.md`` are written whole. In ``algorithms/*.md`` stand tables between comments::
+
+    <!-- settings: mappo -->             all that it reads, but for its networks
+    <!-- settings: ippo beside mappo --> what differs between two
+    <!-- settings: mappo estimator -->   some of them; a section's name stands for all in it
+    <!-- metrics: mappo -->              of an algorithm, or of every run; from metrics.yaml
+    <!-- results: suite_vmas -->         first table of the newest such file of benchmarks/results
+    <!-- end -->
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
+
+import yaml
 
 from torchrl_marl.console import settings_markdown
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.learners.config import OnPolicyConfig
 from torchrl_marl.recipes import DEFAULT_RECIPE, explain, read_config, recipe_names
-from torchrl_marl.settings import Setting, settings_of
+from torchrl_marl.settings import Setting, read_by_others, settings_of
+from torchrl_marl.training.config import TrainConfig
 
 FOLDER = Path(__file__).resolve().parent
+RESULTS = FOLDER.parent / "benchmarks" / "results"
 CONFIGS = FOLDER.parent / "torchrl_marl" / "configs"
 
 SETTINGS = """\
@@ -59,9 +74,9 @@ def _families() -> dict[type, list[str]]:
     return families
 
 
-def _help(setting: Setting) -> str:
-    """Returns the meaning, and where a setting is read."""
-    where = " and ".join(where.in_words("") for where in setting.read_where())
+def _help(setting: Setting, known: str = "") -> str:
+    """Returns the meaning, and where a setting is read, but for what is known."""
+    where = " and ".join(x.in_words("") for x in setting.read_where() if x.key != known)
     return f"{setting.help} Read where {where}." if where else setting.help
 
 
@@ -116,7 +131,117 @@ def _comment(path: Path) -> str:
     return " ".join(lines).replace("|", "\\|")
 
 
+# ------------------------------------------------------------- tables in pages of algorithms
+
+_TABLE = re.compile(r"(<!-- (settings|metrics|results): (.*?) -->\n).*?(<!-- end -->)", re.S)
+_NETWORKS = ("actor.", "critic.")
+
+
+def filled(page: str) -> str:
+    """Returns a page with the tables of today."""
+    text = (FOLDER / page).read_text(encoding="utf-8")
+    return _TABLE.sub(lambda x: f"{x[1]}\n{_MAKERS[x[2]](*x[3].split())}\n\n{x[4]}", text)
+
+
+def read_by(algorithm: str) -> dict[str, Setting]:
+    """Returns the settings that an algorithm reads, without ``learner.``."""
+    config = ALGORITHMS.schema(algorithm)(algorithm)
+    idle = {
+        f"{key.removeprefix('learner.')}." for key in read_by_others(TrainConfig(learner=config))
+    }
+    idle.add("algorithm.")
+    return {k: x for k, x in settings_of(config).items() if not f"{k}.".startswith(tuple(idle))}
+
+
+def settings_table_of(algorithm: str, *words: str) -> str:
+    """Returns the table of an algorithm's settings, of some of them, or of what differs."""
+    own = read_by(algorithm)
+    if not words:
+        return _all_settings(own)
+    if words[0] == "beside":
+        return _beside(own, *words[1:])
+    return _rows(x for key, x in own.items() if key.startswith(words))
+
+
+def _all_settings(own: dict[str, Setting]) -> str:
+    usual = read_by("mappo")
+    of_networks = {key: x for key, x in usual.items() if key.startswith(_NETWORKS)}
+    rows = [
+        setting
+        for key, setting in own.items()
+        if key not in of_networks or _told(setting) != _told(of_networks[key])
+    ]
+    lacking = _named(of_networks.keys() - own.keys(), own)
+    without = f", but there is no {lacking}" if lacking else ""
+    text = (
+        "All stand under `learner` (`learner.gamma=0.95`). Those of networks are on "
+        f"[their page](networks.md){without}; here are only those with another default or meaning."
+    )
+    return f"{text}\n\n{_rows(rows)}"
+
+
+def _beside(own: dict[str, Setting], other: str) -> str:
+    others = read_by(other)
+    rows = [x for k, x in own.items() if k not in others or _told(x) != _told(others[k])]
+    lacking = _named(others.keys() - own.keys(), own)
+    text = f"Those of [{other.upper()}]({other}.md#settings)"
+    text += f", but there is no {lacking}." if lacking else "."
+    if not rows:
+        return text
+    return f"{text} What is new, or has another default or meaning:\n\n{_rows(rows)}"
+
+
+def _named(lacking: Iterable[str], present: Iterable[str]) -> str:
+    """Returns settings by name, or the section in which nothing else is."""
+    names = {}
+    for key in sorted(lacking):
+        parts = key.split(".")
+        for i in range(1, len(parts) + 1):
+            name = ".".join(parts[:i])
+            if not any(f"{other}.".startswith(f"{name}.") for other in present):
+                break
+        names[f"`{name}`"] = None
+    return ", ".join(names)
+
+
+def _rows(settings: Iterable[Setting]) -> str:
+    return settings_markdown([dataclasses.replace(x, help=_help(x, "algorithm")) for x in settings])
+
+
+def metrics_table_of(algorithm: str) -> str:
+    """Returns the glossary of what an algorithm logs."""
+    known = yaml.safe_load((FOLDER / "metrics.yaml").read_text(encoding="utf-8"))
+    lines = ["| metric | what it is | what is healthy |", "|---|---|---|"]
+    for name in known["logged"][algorithm]:
+        own = known["metrics"].get(f"{name} of {algorithm}") or known["metrics"][name]
+        lines.append(f"| `{name}` | {own['is']} | {own.get('healthy', '')} |")
+    return "\n".join(lines)
+
+
+def results_table_of(name: str) -> str:
+    """Returns the first table of the newest results of a name, and a link to them."""
+    found = sorted(RESULTS.glob(f"{name}*.md"), key=lambda path: path.stem.rpartition("_")[2])
+    if not found:
+        return "Its table is not written yet."
+    lines = found[-1].read_text(encoding="utf-8").splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    end = next((i for i in range(start, len(lines)) if not lines[i].startswith("|")), len(lines))
+    where = f"[all of it](../benchmarks/results/{found[-1].name})"
+    return "\n".join([*lines[start:end], "", f"How it was measured, and {where}."])
+
+
+_MAKERS = {
+    "settings": settings_table_of,
+    "metrics": metrics_table_of,
+    "results": results_table_of,
+}
+
 PAGES = {"settings.md": settings_page, "recipes.md": recipes_page}
+PAGES |= {
+    page: partial(filled, page)
+    for path in sorted([FOLDER / "choosing.md", *(FOLDER / "algorithms").glob("*.md")])
+    if (page := path.relative_to(FOLDER).as_posix())
+}
 
 
 if __name__ == "__main__":

@@ -10,28 +10,59 @@ from torchrl_marl.collectors import RolloutCollector
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.learners import build_learners
 from torchrl_marl.learners.algorithms import ALGORITHMS
+from torchrl_marl.modules.communication_config import DrawnCommunicationConfig
+from torchrl_marl.modules.config import TeamNetworkConfig
 from torchrl_marl.settings import settings_of
 
-PAGES = [path.read_text() for path in Path(__file__).parents[2].glob("docs/algorithms/*.md")]
-OF_THE_RUN = {"iteration", "frames", "agent_frames", "seconds", "frames_per_second"}
-OF_THE_RUN |= {"episode_reward", "episode_length"}
+PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
+SMALL = {"learning_starts": 0, "minibatch_size": 16, "num_epochs": 1, "entropy_coeff": 0.1}
+SMALL |= {"updates_per_frame": 0.05, "clip_value": True}
 
 
-def page_of(algorithm):
-    [page] = [x for x in PAGES if re.match(rf"# .*\b{algorithm.upper()}\b", x)]
-    table = re.search(r"## What is logged\n(.*?)\n## ", page, re.S)[1]
-    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    found = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    return found or page_of("mappo")  # where a page says that they are MAPPO's
+def tables_of(page):
+    """The names in each table under "What is logged" or "What every run logs"."""
+    text = re.search(r"\n## What (?:is|every run) log.*?\n(.*?)(?:\n## |\Z)", page, re.S)[1]
+    tables = re.findall(r"<!-- metrics: .*?<!-- end -->", text, re.S)
+    return [set(re.findall(r"^\| `(\w+)` \|", table, re.M)) for table in tables] or text
+
+
+def explained(algorithm):
+    found = tables_of((PAGES / f"{algorithm}.md").read_text())
+    if isinstance(found, list):
+        return found[0]
+    [(name, link)] = re.findall(
+        r"^The \[metrics of (\w+)\]\((\w+)\.md#what-is-logged\)", found, re.M
+    )
+    assert link == name.lower()
+    return explained(link)
+
+
+def logged(algorithm, **settings):
+    schema = ALGORITHMS.schema(algorithm)
+    known = settings_of(schema)
+    config = schema(algorithm, **{k: x for k, x in SMALL.items() if k in known}, **settings)
+    env = Arena(4, continuous_actions=False)
+    [learner] = build_learners(TeamSpec.from_env(env), config)
+    batch = RolloutCollector(env, learner.actors["agents"], frames_per_batch=40).next()
+    return set(learner.learn(batch)["agents"].keys())
 
 
 @pytest.mark.parametrize("algorithm", [x for x in ALGORITHMS.names() if x != "random"])
 def test_the_page_explains_what_is_logged(algorithm):
-    schema = ALGORITHMS.schema(algorithm)
-    small = {"learning_starts": 0, "minibatch_size": 16, "num_epochs": 1, "entropy_coeff": 0.1}
-    small |= {"updates_per_frame": 0.05, "clip_value": True}
-    config = schema(algorithm, **{k: x for k, x in small.items() if k in settings_of(schema)})
-    env = Arena(4, continuous_actions=False)
-    [learner] = build_learners(TeamSpec.from_env(env), config)
-    batch = RolloutCollector(env, learner.actors["agents"], frames_per_batch=40).next()
-    assert set(learner.learn(batch)["agents"].keys()) == page_of(algorithm) - OF_THE_RUN
+    assert logged(algorithm) == explained(algorithm)
+
+
+def test_what_agents_say_is_explained():
+    _, talk = tables_of((PAGES / "index.md").read_text())
+    actor = TeamNetworkConfig(communication=DrawnCommunicationConfig("commnet"))
+    assert logged("mappo", actor=actor) - explained("mappo") == talk
+
+
+@pytest.mark.parametrize("algorithm", [x for x in ALGORITHMS.names() if x != "random"])
+def test_the_page_has_every_part(algorithm):
+    page = (PAGES / f"{algorithm}.md").read_text()
+    parts = re.findall(r"^## (.*)$", page, re.M)
+    needed = ["How it works", "Usage", "Settings", "What is logged", "Pitfalls", "Results"]
+    assert [part for part in parts if part in needed] == needed
+    assert f"<!-- settings: {algorithm}" in page and "https://" in page.partition("\n## ")[0]
+    assert f"({algorithm}.md)" in (PAGES / "index.md").read_text()
