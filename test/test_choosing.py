@@ -1,6 +1,7 @@
 """What is said of an algorithm and a world is what happens when it is trained there."""
 
 import dataclasses
+import functools
 import warnings
 
 import pytest
@@ -40,6 +41,11 @@ WORLDS = {
 SMALL = {"minibatch_size": 16, "num_epochs": 1, "learning_starts": 0, "updates_per_frame": 0.05}
 
 
+@functools.cache
+def asked(world):
+    return algorithms_for(world)
+
+
 def learn_once(config, env=None):
     """Collects a batch and learns from it, as a run does; what is told is an error."""
     env = make_env(config.env, seed=0) if env is None else env
@@ -65,7 +71,7 @@ def settings_of(world, fit):
 def test_what_is_said_is_what_happens(world):
     if world.startswith("vmas"):
         pytest.importorskip("vmas")
-    found = algorithms_for(world).algorithms
+    found = asked(world).algorithms
     refused, settings = WORLDS[world]
     assert {name for name, fit in found.items() if not fit.fits} == refused
     assert {name: fit.settings for name, fit in found.items() if fit.settings} == settings
@@ -110,9 +116,9 @@ def test_rivals_of_one_group_have_no_common_value():
 
 
 def test_what_steps_at_random_show():
-    traits = algorithms_for("toy/traffic_junction").traits
+    traits = asked("toy/traffic_junction").traits
     assert traits.deaths and traits.shared is False and not traits.in_turns
-    assert algorithms_for("toy/kuhn").traits.in_turns
+    assert asked("toy/kuhn").traits.in_turns
     assert dict(traits.rows())["state"].startswith("28 numbers")
 
 
@@ -132,7 +138,7 @@ def test_recipes_and_files_are_worlds_too(tmp_path):
     assert torchrl_marl.algorithms_for(mine).world == "toy/nim"
     found = algorithms_for("toy_matrix_game_happo")
     assert found.world == "toy/matrix_game"
-    assert set(found.algorithms.values()) == {Fit(name, True) for name in EVERY}
+    assert found.algorithms == {name: Fit(name, True) for name in EVERY}
 
 
 @pytest.mark.parametrize(
