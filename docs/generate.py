@@ -1,9 +1,9 @@
-"""Writes what follows from the code: two pages, and the tables of the pages of the algorithms.
+"""Writes what follows from the code: two pages, and tables of settings, metrics and results.
 
     python docs/generate.py
 
 Do this whenever a setting, a recipe or a metric has changed; the tests say so. ``settings.md`` and
-``recipes.md`` are written whole. In ``algorithms/*.md`` stand tables between comments::
+``recipes.md`` are written whole. In other pages stand tables between comments::
 
     <!-- settings: mappo -->             all that it reads, but for its networks
     <!-- settings: ippo beside mappo --> what differs between two
@@ -131,7 +131,7 @@ def _comment(path: Path) -> str:
     return " ".join(lines).replace("|", "\\|")
 
 
-# ------------------------------------------------------------- tables in pages of algorithms
+# ------------------------------------------------------------------- tables in other pages
 
 _TABLE = re.compile(r"(<!-- (settings|metrics|results): (.*?) -->\n).*?(<!-- end -->)", re.S)
 _NETWORKS = ("actor.", "critic.")
@@ -238,9 +238,9 @@ _MAKERS = {
 
 PAGES = {"settings.md": settings_page, "recipes.md": recipes_page}
 PAGES |= {
-    page: partial(filled, page)
-    for path in sorted([FOLDER / "choosing.md", *(FOLDER / "algorithms").glob("*.md")])
-    if (page := path.relative_to(FOLDER).as_posix())
+    path.relative_to(FOLDER).as_posix(): partial(filled, path.relative_to(FOLDER).as_posix())
+    for path in sorted(FOLDER.rglob("*.md"))
+    if _TABLE.search(path.read_text(encoding="utf-8"))
 }
 
 

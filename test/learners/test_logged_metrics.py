@@ -53,7 +53,7 @@ def test_the_page_explains_what_is_logged(algorithm):
 
 
 def test_what_agents_say_is_explained():
-    _, talk = tables_of((PAGES / "index.md").read_text())
+    [talk] = tables_of((PAGES.parent / "communication.md").read_text())
     actor = TeamNetworkConfig(communication=DrawnCommunicationConfig("commnet"))
     assert logged("mappo", actor=actor) - explained("mappo") == talk
 
