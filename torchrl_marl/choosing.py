@@ -7,6 +7,7 @@ such a world takes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping
@@ -198,17 +199,16 @@ class _Discrete:
     """The same world with discrete actions, where it has them; built when it is asked for."""
 
     def __init__(self, world: EnvConfig | EnvBase) -> None:
-        self._world, self._seen = world, None
-        self._asked = not isinstance(world, EnvConfig) or not world.continuous_actions
+        self._config = world if isinstance(world, EnvConfig) else None
+        self._seen: _Seen | None = None
 
     def __call__(self) -> _Seen | None:
         """Returns it, or None where there is none."""
-        if not self._asked:
-            self._asked = True
-            try:
-                self._seen = _look(dataclasses.replace(self._world, continuous_actions=False))
-            except UserError:  # it has continuous ones only
-                self._seen = None
+        config, self._config = self._config, None
+        if config is not None and config.continuous_actions:
+            # Else it has continuous ones only.
+            with contextlib.suppress(UserError):
+                self._seen = _look(dataclasses.replace(config, continuous_actions=False))
         return self._seen
 
 
