@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -164,6 +166,9 @@ def test_the_command(capsys):
     assert out.startswith("toy/kuhn:\n  agents   first: 1, second: 1\n")
     assert "\n  mappo   fits with learner.bootstrap=agent  agents act in turns\n" in out
     assert "\n  vdn     does not fit                       agents act in turns" in out
+    page = (Path(__file__).parents[1] / "docs" / "choosing.md").read_text()
+    shown = re.search(r"^```text\n(toy/kuhn:.*?)^```", page, re.M | re.S)[1].splitlines()
+    assert set(shown) - {"  ..."} <= set(out.splitlines())
     assert main(["list", "settings", "--for", "toy/kuhn"]) == 2
     assert "expected: list algorithms --for toy/kuhn." in capsys.readouterr().err
 
