@@ -28,8 +28,12 @@ AGILERL = (
     ["torch==2.13.0", "peft==0.21.0", "transformers==5.14.1"]
     + ["pettingzoo==1.26.1", "mpe2==1.1.1", "agilerl==2.58.0"],
 )
-JAXMARL = (["jaxmarl==0.2.0", "flax", "optax"],)
-JAXMARL_GPU = (["jaxmarl==0.2.0", "flax", "optax", "jax[cuda12]"],)
+RLLIB = (
+    ["torch==2.13.0"],
+    ["torch==2.13.0", "ray[rllib]==2.60.0", "pettingzoo>=1.26", "mpe2==1.1.1"],
+)
+JAXMARL = (["jaxmarl==0.2.0", "flax", "optax", "six"],)
+JAXMARL_GPU = (["jaxmarl==0.2.0", "flax", "optax", "six", "jax[cuda12]"],)
 
 
 def environments() -> Path:

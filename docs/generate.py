@@ -10,6 +10,8 @@ Do this whenever a setting, a recipe or a metric has changed; the tests say so. 
     <!-- settings: mappo estimator -->   some of them; a section's name stands for all in it
     <!-- metrics: mappo -->              of an algorithm, or of every run; from metrics.yaml
     <!-- results: suite_vmas -->         first table of the newest such file of benchmarks/results
+    <!-- program: rllib -->              of benchmarks/coming_from, as code that no test runs
+    <!-- scenarios: vmas -->             names and arguments, read from VMAS's files
     <!-- end -->
 """
 
@@ -133,7 +135,9 @@ def _comment(path: Path) -> str:
 
 # ------------------------------------------------------------------- tables in other pages
 
-_TABLE = re.compile(r"(<!-- (settings|metrics|results): (.*?) -->\n).*?(<!-- end -->)", re.S)
+_TABLE = re.compile(
+    r"(<!-- (settings|metrics|results|program|scenarios): (.*?) -->\n).*?(<!-- end -->)", re.S
+)
 _NETWORKS = ("actor.", "critic.")
 
 
@@ -230,10 +234,31 @@ def results_table_of(name: str) -> str:
     return "\n".join([*lines[start:end], "", f"How it was measured, and {where}."])
 
 
+def program_of(name: str) -> str:
+    """Returns a program of another library, which stands beside ours on a page."""
+    program = FOLDER.parent / "benchmarks" / "coming_from" / f"{name}_program.py"
+    body = program.read_text(encoding="utf-8").partition('"""\n\n')[2]
+    return f"```py\n{body}```"
+
+
+def scenario_table(library: str) -> str:
+    """Returns the table of VMAS's scenarios."""
+    from torchrl_marl.envs.vmas.library import scenario_arguments, scenario_names
+
+    lines = ["| scenario | arguments |", "|---|---|"]
+    for scenario in scenario_names():
+        taken = sorted(scenario_arguments(scenario) or ())
+        shown = ", ".join(f"`{name}`" for name in taken[:16]) + (", ..." if taken[16:] else "")
+        lines.append(f"| `{scenario}` | {shown or 'none'} |")
+    return "\n".join(lines)
+
+
 _MAKERS = {
     "settings": settings_table_of,
     "metrics": metrics_table_of,
     "results": results_table_of,
+    "program": program_of,
+    "scenarios": scenario_table,
 }
 
 PAGES = {"settings.md": settings_page, "recipes.md": recipes_page}

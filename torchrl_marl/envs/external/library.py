@@ -81,7 +81,7 @@ def check_external(config: EnvConfig) -> None:
 
 
 LIBRARY = Library(
-    "simulators elsewhere, which are clients (docs/external.md)",
+    "simulators elsewhere, which are clients (docs/worlds/external.md)",
     "torchrl_marl.envs.external.env:ExternalEnv",
     settings=("num_envs",),
     of_objects=(),
