@@ -22,7 +22,7 @@ BALANCE = '[data-world="0"]'
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory):
     folder = tmp_path_factory.mktemp("suite")
-    write_suite(folder, ["balance", "navigation", "wheel"], seeds=4, points=9)
+    write_suite(folder, ["balance", "navigation", "wheel"], seeds=5, points=9)
     write_run(
         folder / "balance" / "maddpg",
         np.linspace(0, 20, 9),
@@ -119,7 +119,7 @@ def test_hovering_reads_off_the_curves(browser, suite, report, width, dark):
         value, interval, runs = values[name.upper()]
         digits = len(value.partition(".")[2])
         exact = trim_mean(returns(suite, name, -1), 0.25)
-        assert value == f"{exact:.{digits}f}" and digits <= 2 and runs == "n=4"
+        assert value == f"{exact:.{digits}f}" and digits <= 2 and runs == "n=5"
         low, high = json.loads(interval)
         assert low < exact < high
     assert values["MADDPG"] == ["20", "no interval", "n=1"]
@@ -153,10 +153,11 @@ def test_algorithms_and_runs_are_switched_off(browser, suite, report):
     browser.press("ArrowLeft")
     value, interval, runs = tip(browser)[1]["MAPPO"]
     left = np.delete(returns(suite, "mappo", -1), 1)
-    assert runs == "n=3" and float(value) == pytest.approx(left.mean(), abs=0.5)
+    digits = len(value.partition(".")[2])
+    assert runs == "n=4" and value == f"{trim_mean(left, 0.25):.{digits}f}"
     low, high = json.loads(interval)
     assert min(left) - 0.5 <= low < high <= max(left) + 0.5
-    for run in (0, 2, 3):
+    for run in (0, 2, 3, 4):
         browser.click(f"{BALANCE} input[data-team='2'][data-run='{run}']")
     assert curves(browser) == ["MADDPG"]
     press_button(browser, "MADDPG")
@@ -180,7 +181,7 @@ def test_axes(browser, report):
     press_button(browser, "seconds of training")
     assert ticks(browser)[-1] != "1M"
     press_button(browser, "each")
-    assert browser.run(f"document.querySelectorAll('{BALANCE} path.thin').length") == 9
+    assert browser.run(f"document.querySelectorAll('{BALANCE} path.thin').length") == 11
     assert browser.complaints == []
 
 
@@ -196,8 +197,9 @@ def test_tables_are_sorted(browser, report):
     assert browser.run(column) == ["navigation", "wheel", "balance"]
     browser.click(head.format(5))
     assert browser.run(column) == ["balance", "wheel", "navigation"]
-    browser.click(head.format(4))  # only balance has MADDPG: what is not known comes last
-    assert browser.run(column)[0] == "balance"
+    for _ in range(2):  # only balance has MADDPG: what is not known comes last, both ways
+        browser.click(head.format(4))
+        assert browser.run(column)[0] == "balance"
     browser.click(head.format(1))
     assert browser.run(column) == ["balance", "navigation", "wheel"]
 

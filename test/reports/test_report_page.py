@@ -88,11 +88,15 @@ def test_what_comes_from_runs_is_escaped(tmp_path):
     own = yaml.safe_load(config.read_text())
     own["env"]["name"] = name.replace("/", "_")
     config.write_text(yaml.safe_dump(own))
-    text = page(make_report(folder))
+    table = tmp_path / "other.csv"
+    table.write_text(f"world,algorithm,seed,frames,return\narena,{name},0,9,9\n")
+    text = page(make_report([folder, table]))
     elements = Elements(text)
     assert [tag for tag, _ in elements.found].count("script") == 2
     assert not any("onclick" in attributes for _, attributes in elements.found)
-    assert data_of(text)["worlds"][0]["name"] == "<_script><script>alert(1)<_script>|`x`&"
+    found = data_of(text)
+    assert found["worlds"][0]["name"] == "<_script><script>alert(1)<_script>|`x`&"
+    assert found["algorithms"][0] == name
 
 
 def test_a_page_of_nothing_but_doubts(tmp_path):
