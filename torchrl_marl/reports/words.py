@@ -19,7 +19,7 @@ def figure(value: float | None) -> str:
     """
     if value is None or not math.isfinite(value):
         return "-"
-    if float(value).is_integer() or abs(value) >= 1000:
+    if abs(value) < 1e12 and (float(value).is_integer() or abs(value) >= 1000):
         return f"{value:,.0f}"
     return f"{value:.4g}"
 
@@ -49,7 +49,7 @@ def with_interval(found: Estimate, of_share: bool = False) -> str:
         value, low, high = (share(x) for x in (found.value, found.low, found.high))
     else:
         width = found.high - found.low
-        digits = max(0, 1 - math.floor(math.log10(width))) if width > 0 else None
+        digits = max(0, 1 - math.floor(math.log10(width))) if 0 < width < 1e12 else None
         value, low, high = (_rounded(x, digits) for x in (found.value, found.low, found.high))
     return f"{value} [{low}, {high}]"
 

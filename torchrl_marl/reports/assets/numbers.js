@@ -2,7 +2,8 @@
 
 function figure(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "-";
-  if (Number.isInteger(value) || Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en-US");
+  const size = Math.abs(value);
+  if (size < 1e12 && (Number.isInteger(value) || size >= 1000)) return Math.round(value).toLocaleString("en-US");
   return String(Number(value.toPrecision(4)));
 }
 
@@ -18,7 +19,7 @@ function shares(values) {
 // A value and the ends of its interval, with as many decimals as the interval has a use for.
 function aligned(values) {
   const width = values[2] - values[1];
-  const digits = isKnown(values[1]) && width > 0 ? Math.max(0, 1 - Math.floor(Math.log10(width))) : 9;
+  const digits = isKnown(values[1]) && width > 0 && width < 1e12 ? Math.max(0, 1 - Math.floor(Math.log10(width))) : 9;
   const options = { minimumFractionDigits: digits, maximumFractionDigits: digits };
   return values.map((value) => (digits > 6 || !isKnown(value) ? figure(value) : value.toLocaleString("en-US", options)));
 }
