@@ -9,7 +9,7 @@ Do this whenever a setting, a recipe or a metric has changed; the tests say so. 
     <!-- settings: ippo beside mappo --> what differs between two
     <!-- settings: mappo estimator -->   some of them; a section's name stands for all in it
     <!-- metrics: mappo -->              of an algorithm, or of every run; from metrics.yaml
-    <!-- results: suite_vmas -->         first table of the newest such file of benchmarks/results
+    <!-- results: suite -->              the first tables of such files in benchmarks/results
     <!-- program: rllib -->              of benchmarks/coming_from, as code that no test runs
     <!-- scenarios: vmas -->             names and arguments, read from VMAS's files
     <!-- end -->
@@ -18,6 +18,7 @@ Do this whenever a setting, a recipe or a metric has changed; the tests say so. 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterable
 from functools import partial
@@ -222,16 +223,18 @@ def metrics_table_of(algorithm: str) -> str:
     return "\n".join(lines)
 
 
-def results_table_of(name: str) -> str:
-    """Returns the first table of the newest results of a name, and a link to them."""
-    found = sorted(RESULTS.glob(f"{name}*.md"), key=lambda path: path.stem.rpartition("_")[2])
-    if not found:
-        return "Its table is not written yet."
-    lines = found[-1].read_text(encoding="utf-8").splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
-    end = next((i for i in range(start, len(lines)) if not lines[i].startswith("|")), len(lines))
-    where = f"[all of it](../benchmarks/results/{found[-1].name})"
-    return "\n".join([*lines[start:end], "", f"How it was measured, and {where}."])
+def results_tables_of(name: str) -> str:
+    """Returns the first table of each result whose name begins so, with a link to all of it."""
+    found = [_first_table(path) for path in sorted(RESULTS.glob(f"{name}*.md"))]
+    return "\n\n".join(found) or "Its tables are not written yet."
+
+
+def _first_table(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = itertools.dropwhile(lambda line: not line.startswith("|"), lines)
+    table = "\n".join(itertools.takewhile(lambda line: line.startswith("|"), rows))
+    title = lines[0].lstrip("# ")
+    return f"**{title}** ([all of it](../benchmarks/results/{path.name})):\n\n{table}"
 
 
 def program_of(name: str) -> str:
@@ -256,7 +259,7 @@ def scenario_table(library: str) -> str:
 _MAKERS = {
     "settings": settings_table_of,
     "metrics": metrics_table_of,
-    "results": results_table_of,
+    "results": results_tables_of,
     "program": program_of,
     "scenarios": scenario_table,
 }
