@@ -13,8 +13,8 @@ from torchrl_marl.statistics import CONFIDENCE, Estimate
 __all__ = ["answers", "methods", "notes"]
 
 # How often an interval of 95 % over so many runs holds the truth, where returns are normally
-# distributed: 2,000 repetitions, as `docs/reports.md` works them out.
-COVERAGE = {2: 0.51, 3: 0.74, 4: 0.87, 5: 0.90, 6: 0.91, 8: 0.93}
+# distributed: `benchmarks/intervals.py`.
+COVERAGE = {2: 0.51, 3: 0.74, 4: 0.87, 5: 0.90}
 
 
 def answers(report: Report) -> list[str]:
