@@ -144,7 +144,7 @@ def test_one_seed_has_no_interval(tmp_path):
 def test_few_seeds_are_said_to_be_few(tmp_path):
     for seed in range(3):
         write_run(tmp_path / f"{seed}", [0, seed], seed=seed)
-    assert any("in 74 % of the cases, not 95 %" in note for note in notes(make_report(tmp_path)))
+    assert any("in 75 % of the cases, not 95 %" in note for note in notes(make_report(tmp_path)))
 
 
 def test_worlds_of_different_algorithms_are_not_averaged(tmp_path):

@@ -14,7 +14,7 @@ __all__ = ["answers", "methods", "notes"]
 
 # How often an interval of 95 % over so many runs holds the truth, where returns are normally
 # distributed: `benchmarks/intervals.py`.
-COVERAGE = {2: 0.51, 3: 0.74, 4: 0.87, 5: 0.90}
+COVERAGE = {2: 0.50, 3: 0.75, 4: 0.87, 5: 0.90}
 
 
 def answers(report: Report) -> list[str]:
