@@ -50,14 +50,15 @@ def rows():
 
 
 def stop_at(step, number, monkeypatch):
-    """SIGTERM in the ``step``-th iteration of all that are trained from now on."""
+    """A signal at the end of the ``step``-th iteration of all that are trained from now on."""
     steps, own = [], training.Training.step
 
     def counted(self):
+        found = own(self)
         steps.append(0)
         if len(steps) == step:
             os.kill(os.getpid(), number)
-        return own(self)
+        return found
 
     monkeypatch.setattr(training.Training, "step", counted)
 
@@ -147,7 +148,7 @@ def test_a_run_that_fails_is_said_and_the_others_go_on(here, capsys):
     assert main(command) == 2
     shown = capsys.readouterr()
     assert "broken mappo seed 0: failed: ValueError: the engine broke" in shown.out
-    assert "1 of 2 runs failed: broken/mappo/seed0" in shown.err
+    assert "1 of 2 runs did not finish: broken/mappo/seed0" in shown.err
     assert [row["state"] for row in rows()] == ["failed", "finished"]
     log = here / "suite_mine" / "logs" / "broken_mappo_seed0.log"
     assert "Traceback" in log.read_text()

@@ -23,10 +23,16 @@ class Board:
         results (dict): place of a run -> how far it is; the caller keeps it up to date.
         jobs (int): how many run at once.
         said (callable): told a line for each run that has ended.
+        bar (bool): show a bar, on a terminal.
     """
 
     def __init__(
-        self, results: Mapping[Path, Result], jobs: int, said: Callable[[str], None]
+        self,
+        results: Mapping[Path, Result],
+        jobs: int,
+        said: Callable[[str], None] = print,
+        *,
+        bar: bool = True,
     ) -> None:
         self._results, self._jobs, self._said = results, jobs, said
         self._working: dict[Path, tuple[float, int]] = {}  # when it began, with how many frames
@@ -39,7 +45,7 @@ class Board:
             unit_scale=True,
             dynamic_ncols=True,
             file=sys.stderr,
-            disable=None,  # where nobody looks, the lines say enough
+            disable=None if bar else True,  # None: where nobody looks, the lines say enough
         )
 
     def _total(self, place: Path) -> int:

@@ -48,15 +48,14 @@ def suite_command(
     settings = words.pop("settings")
     results = run_suite(texts[0], out=out, resume=resume, jobs=jobs, **words, **settings)
     print(results_table(results))
-    _, folder = plan_of(texts[0], out, False, {"settings": {}})
-    print(f"{folder / 'results.csv'}")
-    failed = [one for one in results if one.state == "failed"]
+    print(results[0].folder.parents[2] / "results.csv")
+    failed = [one for one in results if not one.finished]  # or stopped, by somebody else
     if failed:
         names = ", ".join(one.run.place.as_posix() for one in failed[:3])
         more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
         raise UserError(
-            f"{len(failed)} of {len(results)} runs failed: {names}{more}; the same command with "
-            "--resume tries them again."
+            f"{len(failed)} of {len(results)} runs did not finish: {names}{more}; the same command "
+            "with --resume goes on with them."
         )
 
 
@@ -76,9 +75,7 @@ def plan_table(plan: Plan, out: Path, jobs: int = 1) -> str:
         rows.append((task, f"{env.library} {env.name}, {steps}{' or '.join(each)} frames"))
     before = read_elapsed(out)
     found = [found_result(out, run, before.get(run.place.as_posix(), 0.0)) for run in plan.runs]
-    board = Board({one.run.place: one for one in found}, jobs, print)
-    left = board.seconds_left()
-    board.close()
+    left = Board({one.run.place: one for one in found}, jobs, bar=False).seconds_left()
     forecast = "unknown until a run has ended in " + repr(str(out)) if left is None else clock(left)
     many = len(plan.runs)
     return "\n".join(

@@ -80,7 +80,7 @@ def write_results(out: Path, results: Iterable[Result]) -> None:
             run = one.run
             own = {key: one.summary.get(key) for key in _COLUMNS[4:9]}
             own |= {"task": run.task, "algorithm": run.algorithm, "seed": run.seed}
-            own |= {"state": one.state, "elapsed": round(one.elapsed, 1)}
+            own |= {"state": one.state, "elapsed": round(one.elapsed, 2)}
             writer.writerow({**own, "folder": run.place.as_posix()})
 
 

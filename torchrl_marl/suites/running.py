@@ -180,9 +180,11 @@ class _Child:
 
 
 def _environment(threads: bool) -> dict[str, str]:
-    """Returns a child's variables: where several run at once, each has one thread."""
+    """Returns a child's variables: this package, and one thread where several run at once."""
     one = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
-    return {**(dict.fromkeys(one, "1") if threads else {}), **os.environ}
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return {**(dict.fromkeys(one, "1") if threads else {}), **os.environ, **own}
 
 
 class _Work:
