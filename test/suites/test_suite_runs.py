@@ -49,26 +49,25 @@ def rows():
         return list(csv.DictReader(file))
 
 
-def stop_at(step, number, monkeypatch):
-    """A signal at the end of the ``step``-th iteration of all that are trained from now on."""
+def stop_at(step, monkeypatch):
+    """SIGTERM at the end of the ``step``-th iteration of all that are trained from now on."""
     steps, own = [], training.Training.step
 
     def counted(self):
         found = own(self)
         steps.append(0)
         if len(steps) == step:
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGTERM)
         return found
 
     monkeypatch.setattr(training.Training, "step", counted)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_suite_that_is_stopped_goes_on_as_if_it_had_not_been(number, status, monkeypatch, capsys):
+def test_a_suite_that_is_stopped_goes_on_as_if_it_had_not_been(monkeypatch, capsys):
     command = ["suite", "mine.yaml", "algorithms=mappo", "seeds=1", "--jobs", "0"]
     with monkeypatch.context() as patched:
-        stop_at(6, number, patched)  # the second iteration of the second run
-        assert main(command) == status
+        stop_at(6, patched)  # the second iteration of the second run
+        assert main(command) == 143
     assert "the same command goes on with --resume" in capsys.readouterr().err
     assert [row["state"] for row in rows()] == ["finished", "stopped"]
     assert frames_of(run_of("three")) == 80
@@ -158,11 +157,15 @@ def test_a_run_that_fails_is_said_and_the_others_go_on(here, capsys):
 
 
 def test_processes_are_told_to_stop(monkeypatch, capsys):
-    """SIGTERM to the suite, while its first run is starting."""
-    monkeypatch.setattr(
-        Board, "show", lambda self, working: os.kill(os.getpid(), signal.SIGTERM) if working else 0
-    )
-    assert main(["suite", "mine.yaml", "seeds=1"]) == 143
+    """Ctrl-C, while the first run is starting."""
+    pressed = []
+
+    def show(self, working):
+        if not pressed:
+            pressed.append(os.kill(os.getpid(), signal.SIGINT))
+
+    monkeypatch.setattr(Board, "show", show)
+    assert main(["suite", "mine.yaml", "seeds=1"]) == 130
     assert [row["state"] for row in rows()] == ["stopped", "waiting", "waiting", "waiting"]
     assert json.loads(Path("suite_mine/suite.json").read_text())["seeds"] == [0]
 

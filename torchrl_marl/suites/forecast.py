@@ -66,7 +66,7 @@ def clock(seconds: float) -> str:
 
     Examples:
         >>> clock(42), clock(150), clock(7260), clock(200_000)
-        ('42 s', '2 min 30 s', '2 h 01 min', '2 d 8 h')
+        ('42 s', '2 min 30 s', '2 h 01 min', '2 d 7 h')
     """
     whole = max(0, round(seconds))
     if whole < 60:
