@@ -180,7 +180,8 @@ def _suite(name: str, read: Mapping[str, Any], where: str) -> Suite:
                 f"{nearest(algorithm, ALGORITHMS.words())}a variant of one says which by "
                 "learner.algorithm."
             )
-    tasks, exceptions = {}, {}
+    tasks: dict[str, dict[str, Any]] = {}
+    exceptions: dict[tuple[str, str], dict[str, Any]] = {}
     for task, own in sections["tasks"].items():
         own = _section(own, f"tasks.{task}", where)
         differing = {key: own[key] for key in own if _names_algorithms(key, algorithms)}
