@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 
 import numpy as np
 import pytest
@@ -176,6 +177,18 @@ def test_returns_of_groups(tmp_path):
     assert (team.groups["cats"].value, team.groups["dogs"].value) == (3, -7)
     assert "| MAPPO | 3.0 \\[1.0, 6.0\\] | -7 \\[-7, -7\\] |" in markdown(report)
     assert any("has the groups cats and dogs" in note for note in notes(report))
+
+
+def test_actions_of_two_kinds(tmp_path):
+    for seed, drawn in enumerate((1.0, 2.0, 9.0)):
+        run = write_run(tmp_path / f"{seed}", [0, 3], seed=seed)
+        summary = json.loads((run / "summary.json").read_text())
+        kinds = {"likeliest": {"return_mean": -5.0}, "drawn": {"return_mean": drawn}}
+        differ = "they differ" if seed < 2 else None
+        summary |= {"evaluation": kinds, "actions_differ": differ}
+        (run / "summary.json").write_text(json.dumps(summary))
+    (note,) = (note for note in notes(make_report(tmp_path)) if "likeliest" in note)
+    assert "earn -5 and drawn ones 1.5, which is more than chance, in 2 of 3 runs" in note
 
 
 def test_what_0_and_1_are(tmp_path):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torchrl_marl.reports.aggregates import Aggregate
 from torchrl_marl.reports.results import Report
@@ -31,6 +32,7 @@ def notes(report: Report) -> list[str]:
         *_on_frames(report),
         *_on_seeds(report),
         *_on_normalization(report),
+        *_on_actions(report),
         *_on_runs(report),
         *(f"Left out: {sentence}" for sentence in report.left_out),
     ]
@@ -165,6 +167,31 @@ def _on_normalization(report: Report) -> Iterator[str]:
         reference = result.reference
         if reference.why_none:
             yield f"Scores of {result.world.name} are not normalized: {reference.why_none}."
+
+
+def _on_actions(report: Report) -> Iterator[str]:
+    """Says where the likeliest actions and drawn ones earn differently, by more than chance."""
+    for result in report.worlds:
+        for team in result.teams.values():
+            runs = [run.record.run.summary for run in team.runs]
+            differ = [summary for summary in runs if isinstance(summary.get("actions_differ"), str)]
+            earned = {kind: _earned(differ, kind) for kind in ("likeliest", "drawn")}
+            if differ and None not in earned.values():
+                one, other = figure(earned["likeliest"]), figure(earned["drawn"])
+                yield (
+                    f"In {result.world.name} the likeliest actions of {team.algorithm} earn {one} "
+                    f"and drawn ones {other}, which is more than chance, in {len(differ)} of "
+                    f"{counted(len(runs), 'run')}; scores are those of evaluation.deterministic."
+                )
+
+
+def _earned(summaries: Sequence[Mapping[str, Any]], kind: str) -> float | None:
+    """Returns the mean return by one kind of actions; None where a run has not measured it."""
+    try:
+        found = [float(summary["evaluation"][kind]["return_mean"]) for summary in summaries]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return sum(found) / len(found) if found else None
 
 
 def _on_runs(report: Report) -> Iterator[str]:
