@@ -96,6 +96,41 @@ def test_dead_links_anchors_and_what_is_loaded_from_elsewhere_are_seen():
     ]
 
 
+def test_docstrings_become_markdown():
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed")
+    from docstrings import as_markdown
+
+    text = """A sum.
+
+    .. math:: a + b
+
+    .. math::
+        a \\\\
+        b
+
+    See :func:`~a.b.gae`, :class:`Loss` and :meth:`look`, with :math:`x_t`."""
+    assert (
+        as_markdown(text, {"a.b.gae": "a.b.gae", "Loss": "o.Loss"})
+        == """A sum.
+
+    $$a + b$$
+
+    $$a \\\\ b$$
+
+    See [`gae`][a.b.gae], [`Loss`][o.Loss] and `look`, with $x_t$."""
+    )
+
+
+def test_formulas_become_mathml(caplog):
+    formulas = pytest.importorskip("formulas", reason="mkdocs is not installed")
+    page = r'<p>So <span class="arithmatex">\(x_t &lt; 1\)</span>.</p>'
+    drawn = formulas.on_page_content(page, None, None, None)
+    assert "<msub><mi>x</mi><mi>t</mi></msub>" in drawn and "arithmatex" not in drawn
+    assert not caplog.records
+    formulas.on_page_content(r'<div class="arithmatex">\[\nothing x\]</div>', None, None, None)
+    assert r"\nothing" in caplog.text
+
+
 def test_every_public_name_has_a_docstring_and_a_page():
     reference = pytest.importorskip("reference", reason="mkdocs is not installed")
     assert reference.faults() == []

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import html
+import logging
 import re
 
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
+
+log = logging.getLogger("mkdocs.hooks.formulas")
 
 # What the extension `arithmatex` leaves: \( ... \) within a line and \[ ... \] as a block.
 _FORMULA = re.compile(
@@ -24,7 +27,10 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
 
 def _drawn(formula: re.Match[str]) -> str:
     """Returns a formula as MathML."""
-    display = "block" if formula[1] == "div" else "inline"
-    tag = formula[1]
-    mathml = convert(html.unescape(formula[2]).strip(), display=display)
+    tag, text = formula[1], html.unescape(formula[2]).strip()
+    text = re.sub(r"\\arg\b", r"\\operatorname{arg}", text)
+    mathml = convert(text, display="block" if tag == "div" else "inline")
+    unknown = re.findall(r">(\\[a-zA-Z]+)<", mathml)
+    if unknown:
+        log.warning("no browser can draw %s in the formula %s", ", ".join(unknown), text)
     return f'<{tag} class="formula">{mathml}</{tag}>'

@@ -41,10 +41,11 @@ INNER = {"arguments"}
 
 def public_names(package: str) -> list[str]:
     """Returns the public names of a package of ours."""
-    return sorted(importlib.import_module(_full(package)).__all__, key=str.lower)
+    return sorted(importlib.import_module(full_name(package)).__all__, key=str.lower)
 
 
-def _full(package: str) -> str:
+def full_name(package: str) -> str:
+    """Returns a package's name with that of the whole."""
     return package if package == "torchrl_marl" else f"torchrl_marl.{package}"
 
 
@@ -53,12 +54,14 @@ def forgotten() -> list[str]:
     shown = {package for _, packages in GROUPS.values() for package in packages} | INNER
     modules = pkgutil.iter_modules([str(ROOT / "torchrl_marl")])
     folders = [module.name for module in modules if module.ispkg and module.name not in shown]
-    return [name for name in folders if getattr(importlib.import_module(_full(name)), "__all__", 0)]
+    return [
+        name for name in folders if getattr(importlib.import_module(full_name(name)), "__all__", 0)
+    ]
 
 
 def definition(package: str, name: str) -> ast.AST | None:
     """Returns where a public name is defined: a class, a function, or what stands below a value."""
-    path = ROOT / Path(*_full(package).split("."))
+    path = ROOT / Path(*full_name(package).split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
@@ -77,7 +80,7 @@ def definition(package: str, name: str) -> ast.AST | None:
 def undocumented(package: str, name: str) -> list[str]:
     """Returns what of a public name has no docstring: itself, or public methods of its class."""
     node = definition(package, name)
-    full = f"{_full(package)}.{name}"
+    full = f"{full_name(package)}.{name}"
     if node is None:
         return [full]
     lacking = [] if ast.get_docstring(node) else [full]
@@ -111,9 +114,9 @@ def page(title: str, packages: list[str]) -> str:
     """Returns the page of a group."""
     parts = [f"# {title}\n"]
     for package in packages:
-        module = importlib.import_module(_full(package))
-        parts.append(f"## `{_full(package)}`\n\n{(module.__doc__ or '').strip()}\n")
-        parts += [f"::: {_full(package)}.{name}\n" for name in public_names(package)]
+        module = importlib.import_module(full_name(package))
+        parts.append(f"## `{full_name(package)}`\n\n{(module.__doc__ or '').strip()}\n")
+        parts += [f"::: {full_name(package)}.{name}\n" for name in public_names(package)]
     return "\n".join(parts)
 
 
@@ -122,7 +125,7 @@ def overview() -> str:
     parts = ["# API reference\n\nPublic names by what one looks for.\n"]
     for place, (title, packages) in GROUPS.items():
         names = [
-            f"[`{name}`]({place}.md#{_full(package)}.{name})"
+            f"[`{name}`]({place}.md#{full_name(package)}.{name})"
             for package in packages
             for name in public_names(package)
         ]
