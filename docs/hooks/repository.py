@@ -53,7 +53,7 @@ def target_of(link: str, source: Path) -> Path | None:
 
 def is_page_of_docs(path: Path) -> bool:
     """Whether MkDocs takes the file by itself."""
-    return path.is_relative_to(DOCS) and path.is_file() and path.suffix != ".py"
+    return path.is_relative_to(DOCS) and path.is_file() and path.suffix not in {".py", ".yaml"}
 
 
 def place_of(path: Path) -> str:
