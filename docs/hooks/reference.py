@@ -135,7 +135,7 @@ def overview() -> str:
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Puts the pages into the menu."""
-    sys.path.insert(0, str(ROOT))
+    sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]  # the package; what reads docstrings
     pages = ["api/index.md", *(f"api/{place}.md" for place in GROUPS)]
     config.nav = [{"API": pages} if "API" in entry else entry for entry in config.nav]
     return config
