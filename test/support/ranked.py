@@ -1,14 +1,17 @@
 """Ranks on this machine, for tests: processes that learn as one over gloo."""
 
+import multiprocessing
 import os
 import socket
 import sys
 import traceback
-from multiprocessing import get_context
 
 import torch
 
 from torchrl_marl.ranks import Ranks
+
+# Ranks are forked from a process that has imported everything once, and has done nothing else.
+PRELOADED = ["torchrl_marl.training.trainer", "torchrl_marl.runs", "torchrl_marl.envs.toy"]
 
 
 def on_ranks(n, work, *args, joined=True):
@@ -20,11 +23,15 @@ def on_ranks(n, work, *args, joined=True):
         *args: what pickle takes.
         joined (bool): False: ``work(*args)`` joins the others itself.
     """
-    context = get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
     found = [context.Pipe(duplex=False) for _ in range(n)]
     port = free_port()
     processes = [
-        context.Process(target=_run, args=(n, rank, port, send, list(sys.path), work, args, joined))
+        context.Process(
+            target=_run,
+            args=(variables_of(n, rank, port), send, list(sys.path), work, args, joined),
+        )
         for rank, (_, send) in enumerate(found)
     ]
     for process, (_, send) in zip(processes, found):
@@ -49,8 +56,9 @@ def free_port():
 
 
 def variables_of(n, rank, port):
-    """What torchrun would set for a rank."""
+    """What torchrun would set for a rank, and what is set here now."""
     return {
+        **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(n),
@@ -61,9 +69,9 @@ def variables_of(n, rank, port):
     }
 
 
-def _run(n, rank, port, send, path, work, args, joined):
+def _run(variables, send, path, work, args, joined):
     sys.path[:] = path
-    os.environ.update(variables_of(n, rank, port))
+    os.environ.update(variables)
     torch.set_num_threads(1)
     ranks = Ranks.start() if joined else None
     try:
