@@ -115,6 +115,16 @@ def run_as_module(program, path, printed):
     spec.loader.exec_module(module)
 
 
+SMALL = {
+    "total_frames": 400,
+    "frames_per_batch": 400,
+    "minibatch_size": 400,
+    "num_envs": 4,
+    "num_epochs": 1,
+    "episodes": 2,
+}
+
+
 @pytest.mark.usefixtures("as_before")
 @pytest.mark.parametrize(("page", "i"), cases("python"))
 def test_python_runs(page, i, tmp_path, monkeypatch, capsys):
@@ -123,11 +133,9 @@ def test_python_runs(page, i, tmp_path, monkeypatch, capsys):
     small = '"toy_arena' in program and "frames_per_batch" not in program  # batches of 640
     frames = "2_560" if small else "9_600"
     program = re.sub(r"total_frames=\d+_000", f"total_frames={frames}", program)
-    if page.startswith("docs/coming_from/"):  # one batch: the other side's settings are large
-        batch = re.search(r"frames_per_batch=([\d_]+)", program)[1]
-        program = re.sub(r"total_frames=[\d_]+", f"total_frames={batch}", program)
-        program = re.sub(r'"episodes": \d+', '"episodes": 2', program)
-        program = re.sub(r'"num_epochs": \d+', '"num_epochs": 1', program)
+    if page.startswith("docs/coming_from/"):  # one small batch
+        for setting, small in SMALL.items():
+            program = re.sub(rf"\b{setting}(\"?[:=] ?)[\d_]+", rf"{setting}\g<1>{small}", program)
     printed = []
     run_as_module(program, tmp_path / "readme.py", printed)
     comments = comments_of_prints(program)
