@@ -1,4 +1,5 @@
-# An image in which both commands of the README run. To build and try it:
+# An image in which both commands of the README run. It is linted (hadolint), and a test holds it against
+# the README; it has not been built yet, since no Docker daemon was at hand. To build and try it:
 #
 #     docker build -t torchrl_marl .
 #     docker run --rm -it -v "$PWD/runs:/work/runs" torchrl_marl           # torchrl-marl train
