@@ -1,16 +1,33 @@
-"""Drawing of worlds: entities as plain shapes, and the view of them."""
+"""Drawing of worlds: entities as plain shapes, pixels or a text, and the view of them.
+
+A world that can be drawn has a method ``scene(index)``, which gives one of its E envs as
+
+- a list of :class:`Shape`, agents by their names, which gives the clearest picture: who is dead,
+  whose turn it is and who talks to whom is drawn into it; or
+- pixels, a numpy array of bytes ``[H, W, 3]``; or
+- a text of several lines.
+
+``scene(index, step)`` gets the step that led there, too (None at the start): of that env, with
+``(group, "action")`` and what lies under ``"next"``. A method ``stage()`` is optional: it says which
+part of the plane is shown, which otherwise is all that is drawn.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
+from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
 from torchrl_marl.errors import ConfigError
 
-__all__ = ["Shape", "Stage", "scene", "stage"]
+__all__ = ["Picture", "Shape", "Stage", "check_scene", "scene", "stage", "text", "watched"]
 
 
 @dataclass(frozen=True)
@@ -24,8 +41,8 @@ class Shape:
     """The entity's name."""
     role: Literal["agent", "object", "goal", "joint"]
     """An agent; a landmark that others run into; one that they do not; what ties two entities."""
-    kind: Literal["circle", "box", "line"]
-    """The form."""
+    kind: Literal["circle", "box", "line", "text"]
+    """The form; :func:`text` makes a text."""
     x: float
     """Middle."""
     y: float
@@ -41,7 +58,10 @@ class Shape:
     width: float = 0.0
     """Of a box."""
     hollow: bool = False
-    """Whether a box is an outline."""
+    """Whether it is an outline."""
+    text: str = ""
+    """What is written, upright, in the middle of the form; of a text, in letters as high as its
+    width."""
     visible: bool = True
     """Whether the world shows the entity now."""
 
@@ -50,6 +70,8 @@ class Shape:
         """Returns half the extent along x and y."""
         if self.kind == "circle":
             return self.radius, self.radius
+        if self.kind == "text":
+            return 0.3 * self.width * len(self.text), self.width / 2
         cos, sin = abs(math.cos(self.rotation)), abs(math.sin(self.rotation))
         return (
             (self.length * cos + self.width * sin) / 2,
@@ -71,13 +93,43 @@ class Stage:
     """Half the width and height of the box that no entity's middle leaves, where there is one."""
 
 
-def scene(env: EnvBase, index: int = 0) -> list[Shape]:
-    """Returns the entities of one of the envs, always in the same order.
+Picture: TypeAlias = Sequence[Shape] | np.ndarray | str
+
+
+def text(
+    name: str,
+    words: str,
+    x: float,
+    y: float,
+    *,
+    height: float = 0.3,
+    color: tuple[float, float, float] = (0.25, 0.25, 0.25),
+    visible: bool = True,
+) -> Shape:
+    """Returns a text as a shape.
 
     Args:
-        env (EnvBase): a world with a method ``scene(index)`` and a method ``stage()``, such as
+        name (str): of the shape.
+        words (str): what is written.
+        x, y (float): its middle.
+
+    Keyword Args:
+        height (float): of its letters, in the world's lengths.
+        color (tuple of float): red, green and blue, from 0 to 1.
+        visible (bool): whether it is shown now.
+    """
+    look: dict[str, Any] = {"width": height, "text": words, "visible": visible}
+    return Shape(name, "object", "text", x, y, 0.0, color, **look)
+
+
+def scene(env: EnvBase, index: int = 0, step: TensorDictBase | None = None) -> Picture:
+    """Returns what one of the envs looks like.
+
+    Args:
+        env (EnvBase): a world with a method ``scene``, such as
             :class:`~torchrl_marl.envs.VmasEnv`, also under transforms.
         index (int): which of its E envs.
+        step (TensorDictBase, optional): the step of that env which led there.
 
     Raises:
         ConfigError: a world that cannot be drawn.
@@ -88,11 +140,12 @@ def scene(env: EnvBase, index: int = 0) -> list[Shape]:
         >>> [shape.name for shape in scene(env)]
         ['agent_0', 'agent_1', 'agent_2', 'goal', 'package', 'line', 'floor']
     """
-    return _drawable(env).scene(index)
+    draw = _drawable(env).scene
+    return draw(index, step) if len(inspect.signature(draw).parameters) > 1 else draw(index)
 
 
-def stage(env: EnvBase) -> Stage:
-    """Returns the view of a world, and its border.
+def stage(env: EnvBase) -> Stage | None:
+    """Returns the view of a world, and its border; None where all that is drawn is shown.
 
     Args:
         env (EnvBase): as :func:`scene` takes it.
@@ -100,7 +153,38 @@ def stage(env: EnvBase) -> Stage:
     Raises:
         ConfigError: a world that cannot be drawn.
     """
-    return _drawable(env).stage()
+    found = getattr(_drawable(env), "stage", None)
+    return None if found is None else found()
+
+
+def check_scene(env: EnvBase) -> None:
+    """Refuses worlds that cannot be drawn, before anything is played.
+
+    Raises:
+        ConfigError: naming the world, and what would let it be drawn.
+    """
+    check = getattr(_drawable(env), "check_scene", None)
+    if check is not None:
+        check()
+
+
+@contextlib.contextmanager
+def watched(env: EnvBase, number: int) -> Iterator[None]:
+    """Lets worlds that begin the next episode in the step that ends one keep its last picture.
+
+    Args:
+        env (EnvBase): as :func:`scene` takes it.
+        number (int): how many of its envs are drawn, from the first on.
+    """
+    watch = getattr(_drawable(env), "watch", None)
+    if watch is None:
+        yield
+        return
+    watch(number)
+    try:
+        yield
+    finally:
+        watch(0)
 
 
 def _drawable(env: EnvBase) -> Any:
@@ -110,6 +194,6 @@ def _drawable(env: EnvBase) -> Any:
             return inner
         world, inner = inner, getattr(inner, "base_env", None)
     raise ConfigError(
-        f"{type(world).__name__} cannot be drawn, expected a VMAS world, or one with methods scene "
-        "and stage; leave out the GIF."
+        f"{type(world).__name__} cannot be drawn, expected a world with a method scene(index), "
+        "which gives shapes, pixels or a text; write one, or leave the animation out."
     )

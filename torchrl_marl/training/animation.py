@@ -1,190 +1,134 @@
-"""An episode as a GIF, drawn without a display.
-
-Shapes: E envs.
-"""
+"""Episodes as a GIF or a video, drawn without a display."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensordict import TensorDictBase
-from torch import Tensor, nn
+import numpy as np
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import step_mdp
 
-from torchrl_marl.envs.scene import Shape, Stage, scene, stage
+from torchrl_marl.envs.scene import check_scene
 from torchrl_marl.errors import ConfigError, MissingExtraError
-from torchrl_marl.modules.communication.heard import listening_by_group
-from torchrl_marl.specs import TeamSpec
-from torchrl_marl.training.births import begun
-from torchrl_marl.training.files import whole_file
-from torchrl_marl.training.metrics import group_reward
+from torchrl_marl.training.files import whole_file, writing
+from torchrl_marl.training.film import ACTS, Film, Frame
+from torchrl_marl.training.panels import AgentLine, PixelsPanel, ShapesPanel, TextPanel, limits
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from PIL.Image import Image
 
-__all__ = ["Frame", "animate", "check_drawable", "draw_frames", "play"]
+__all__ = ["ENDINGS", "check_drawable", "draw_frames", "write"]
+
+ENDINGS = (".gif", ".mp4")
+"""What an animation's file may end in."""
 
 _MOST_FRAMES = 300
-_LONGEST = 10_000
 _MILLISECONDS, _LAST_MILLISECONDS = 60, 1500
-_TRAIL = 40  # frames
-_PIXELS_PER_INCH, _INCHES, _TITLE_INCHES = 100, 4.8, 0.34
-_ORDER = {"goal": 2, "joint": 3, "object": 4, "agent": 6}
-_ALPHA = {"goal": 0.35, "joint": 0.8, "object": 0.9, "agent": 1.0}
+_LONGEST, _SHORT = 3000, 250  # milliseconds: of a film of few frames, and a frame of it at most
+_DPI, _TITLE, _LINE = 100, 0.34, 0.46  # inches of a title, and of a line of agents
+_SIZES = {1: 4.8, 2: 3.8, 3: 3.2}  # inches of a panel, by how many stand in a row
+_MOST_IN_A_ROW, _SMALLEST = 4, 2.8
 _BACKGROUND, _FIELD = (255, 255, 255), (247, 247, 244)
 
-Policy = Callable[[TensorDictBase], TensorDictBase]
 
-
-@dataclass(frozen=True)
-class Frame:
-    """A moment of an episode: its scene, and the return up to then."""
-
-    step: int
-    """0 is the start."""
-    shapes: list[Shape]
-    """All entities, in the same order in every frame."""
-    returns: dict[str, float]
-    """Group -> sum of the mean reward of its agents that are born and live."""
-    words: tuple[tuple[int, int, float], ...] = ()
-    """Who hears whom in this moment, by the places of their shapes, and how much, 0 to 1."""
-
-
-def animate(env: EnvBase, act: Policy, path: Path) -> None:
-    """Plays one whole episode of the first env and writes it as a GIF.
-
-    An episode of more than 300 steps is shown in larger strides.
+def check_drawable(env: EnvBase, paths: Sequence[Path] = ()) -> None:
+    """Refuses what cannot be drawn or written, before anything is played.
 
     Args:
-        env (EnvBase): one that can be drawn, played from a reset.
-        act (callable): writes the actions.
-        path (Path): the file.
+        env (EnvBase): the world.
+        paths (sequence of Path): files that are to be written.
 
     Raises:
-        ConfigError: an environment that cannot be drawn, or an episode that does not end.
-        MissingExtraError: matplotlib is not installed.
+        ConfigError: an environment that cannot be drawn, or a file of another kind.
+        MissingExtraError: matplotlib, or for a video imageio-ffmpeg, is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingExtraError("matplotlib", "plot")
+    for path in paths:
+        if path.suffix not in ENDINGS:
+            raise ConfigError(
+                f"an animation is to be written to {str(path)!r}, expected a name that ends in "
+                f"{' or '.join(ENDINGS)}."
+            )
+        if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
+            raise MissingExtraError("imageio-ffmpeg", "video")
+    check_scene(env)
+
+
+def write(film: Film, path: Path) -> None:
+    """Writes the episodes of a film side by side, as a GIF or a video.
+
+    Episodes of more than 300 steps are shown in larger strides.
+
+    Args:
+        film (Film): what was seen.
+        path (Path): ends in ``.gif`` or ``.mp4``.
+
+    Raises:
         WriteError: the file cannot be written.
 
     Examples:
+        >>> from torchrl_marl import TeamSpec
         >>> from torchrl_marl.envs import VmasEnv
-        >>> env = VmasEnv("balance", num_envs=1, max_steps=100, seed=0)
-        >>> animate(env, env.rand_action, Path("episode.gif"))  # doctest: +SKIP
+        >>> from torchrl_marl.training.evaluation import play
+        >>> env = VmasEnv("balance", num_envs=4, max_steps=100, seed=0)
+        >>> film = Film(env, TeamSpec.from_env(env), shown=4)
+        >>> played = play(env, None, TeamSpec.from_env(env), episodes=4, film=film)
+        >>> write(film, Path("episodes.gif"))  # doctest: +SKIP
     """
-    check_drawable(env)
-    pictures = draw_frames(play(env, act), stage(env))
-    durations = [_MILLISECONDS] * (len(pictures) - 1) + [_LAST_MILLISECONDS]
+    pictures = draw_frames(film)
+    each = min(max(_MILLISECONDS, _LONGEST // max(len(pictures), 1)), _SHORT)
+    if path.suffix == ".mp4":
+        _write_video(pictures, path, each)
+    else:
+        _write_gif(pictures, path, each)
+
+
+def _write_gif(pictures: Sequence[np.ndarray], path: Path, milliseconds: int) -> None:
+    from PIL import Image
+
+    images = [Image.fromarray(pixels) for pixels in pictures]
+    palette = _palette(images)
+    images = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
     with whole_file(path, "wb") as file:
-        pictures[0].save(
+        images[0].save(
             file,
             format="GIF",
             save_all=True,
-            append_images=pictures[1:],
-            duration=durations,
+            append_images=images[1:],
+            duration=[milliseconds] * (len(images) - 1) + [_LAST_MILLISECONDS],
             loop=0,
             disposal=1,
             optimize=False,
         )
 
 
-def check_drawable(env: EnvBase) -> None:
-    """Refuses worlds that :func:`animate` cannot draw, before anything is played.
+def _write_video(pictures: Sequence[np.ndarray], path: Path, milliseconds: int) -> None:
+    import imageio_ffmpeg
 
-    Raises:
-        ConfigError: an environment that cannot be drawn.
-        MissingExtraError: matplotlib is not installed.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtraError("matplotlib", "plot")
-    stage(env)
-
-
-def play(env: EnvBase, act: Policy) -> list[Frame]:
-    """Plays one whole episode of the first env, its last state included.
-
-    Raises:
-        ConfigError: an episode that does not end.
-    """
-    team = TeamSpec.from_env(env)
-    carry = env.reset()
-    returns = dict.fromkeys(team.groups, 0.0)
-    first = scene(env)
-    frames = [Frame(0, first, returns)]
-    place = {shape.name: i for i, shape in enumerate(first)}
-    born: dict[str, Tensor] = {}
-    for step in range(1, _LONGEST + 1):
-        acted = act(carry)
-        words = _words(act, acted, team, place)
-        following = env.step(acted)
-        born = begun(team, following, born)
-        earned = {
-            n: float(group_reward(g, following, born.get(n))[0]) for n, g in team.groups.items()
-        }
-        returns = {name: returns[name] + earned[name] for name in returns}
-        frames.append(Frame(step, scene(env), returns, words))
-        if bool(following["next", "done"][0]):
-            return frames
-        # The reset comes after the picture, since it overwrites the last state.
-        carry = env.maybe_reset(step_mdp(following))
-    raise ConfigError(
-        f"the episode did not end in {_LONGEST} steps; give the environment a time limit "
-        "(env.max_steps)."
-    )
-
-
-def _words(
-    act: Policy, acted: TensorDictBase, team: TeamSpec, place: Mapping[str, int]
-) -> tuple[tuple[int, int, float], ...]:
-    """Returns who hears whom in the first env, where agents communicate and have shapes."""
-    if not isinstance(act, nn.Module):
-        return ()
-    found = []
-    for name, weights in listening_by_group(act, acted).items():
-        agents = [place.get(agent) for agent in team.groups[name].agent_names]
-        for i, row in zip(agents, weights[0].tolist()):
-            found += [
-                (i, j, weight)
-                for j, weight in zip(agents, row)
-                if weight > 0.01 and i is not None and j is not None
-            ]
-    return tuple(found)
-
-
-def draw_frames(frames: Sequence[Frame], where: Stage) -> list[Image]:
-    """Draws the frames of an episode, all with the same axes and the same palette of colors."""
-    import numpy
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from PIL import Image
-
-    stride = math.ceil(len(frames) / _MOST_FRAMES)
-    shown = [*frames[:-1:stride], frames[-1]]
-    left, right, bottom, top = _limits(frames, where)
-    height = min(max(_INCHES * (top - bottom) / (right - left), 1.6), 6.4)
-    width = min(_INCHES, height * (right - left) / (top - bottom))
-    figure = Figure((max(width, 3.0), height + _TITLE_INCHES), dpi=_PIXELS_PER_INCH)
-    canvas = FigureCanvasAgg(figure)
-    share = height / (height + _TITLE_INCHES)
-    axes = figure.add_axes((0.015, 0.015, 0.97, share - 0.02))
-    field = [part / 255 for part in _FIELD]
-    axes.set(xlim=(left, right), ylim=(bottom, top), xticks=[], yticks=[], facecolor=field)
-    axes.set_aspect("equal", adjustable="box")
-    for spine in axes.spines.values():
-        spine.set_color("#c8c8c8")
-    picture = _Picture(axes, frames[0], where)
-    drawn = []
-    for i, frame in enumerate(shown):
-        picture.show(frame, shown[max(0, i - _TRAIL) : i + 1])
-        canvas.draw()
-        drawn.append(Image.fromarray(numpy.asarray(canvas.buffer_rgba())[..., :3].copy()))
-    palette = _palette(drawn)
-    return [pixels.quantize(palette=palette, dither=Image.Dither.NONE) for pixels in drawn]
+    height, width = (size + size % 2 for size in pictures[0].shape[:2])
+    last = [pictures[-1]] * (_LAST_MILLISECONDS // milliseconds)
+    part = path.with_name(f"{path.name}.part.mp4")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        video = imageio_ffmpeg.write_frames(
+            str(part), (width, height), fps=1000 / milliseconds, macro_block_size=2
+        )
+        try:
+            video.send(None)
+            for pixels in [*pictures, *last]:
+                whole = np.full((height, width, 3), 255, np.uint8)
+                whole[: pixels.shape[0], : pixels.shape[1]] = pixels
+                video.send(whole)
+            video.close()
+            part.replace(path)
+        finally:
+            video.close()
+            part.unlink(missing_ok=True)
 
 
 def _palette(pictures: Sequence[Image]) -> Image:
@@ -201,63 +145,119 @@ def _palette(pictures: Sequence[Image]) -> Image:
     return palette
 
 
-class _Picture:
-    """The artists of a scene, created once and moved from frame to frame.
+def draw_frames(film: Film) -> list[np.ndarray]:
+    """Draws the frames of a film: bytes ``[H, W, 3]`` each, all of one size.
+
+    An episode that has ended shows its last state until the longest one ends.
 
     Args:
-        axes (Axes): where they are drawn.
-        first (Frame): says what there is.
-        where (Stage): the scenario's name and walls.
+        film (Film): what was seen.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    def __init__(self, axes: Axes, first: Frame, where: Stage) -> None:
-        from matplotlib.collections import LineCollection
-        from matplotlib.patches import Rectangle
-
-        self.axes = axes
-        if where.border is not None:
-            x, y = where.border
-            corner = (-x, -y)
-            axes.add_patch(
-                Rectangle(corner, 2 * x, 2 * y, fill=False, color="#a8a8a8", lw=1.0, ls="--")
-            )
-        self.artists = [_artist(axes, shape) for shape in first.shapes]
-        self.trails: dict[int, Any] = {
-            i: axes.add_collection(LineCollection([], linewidths=1.6, zorder=5))
-            for i, shape in enumerate(first.shapes)
-            if shape.role == "agent"
-        }
-        self.words: Any = axes.add_collection(LineCollection([], linewidths=1.2, zorder=5))
-        axes.set_title(where.name, loc="left", fontsize=11, fontweight="bold", pad=6)
-
-    def show(self, frame: Frame, recent: Sequence[Frame]) -> None:
-        """Moves all artists to their places in a frame."""
-        from matplotlib.transforms import Affine2D
-
-        for artist, shape in zip(self.artists, frame.shapes):
-            place = Affine2D().rotate(shape.rotation).translate(shape.x, shape.y)
-            artist.set_transform(place + self.axes.transData)
-            artist.set_visible(shape.visible)
-            _paint(artist, shape)
-        for i, trail in self.trails.items():
-            there = [f.shapes[i] for f in recent if f.shapes[i].visible]
-            points = [(shape.x, shape.y) for shape in there]
-            age = [(k + 1) / len(points) for k in range(len(points) - 1)]
-            trail.set_segments(list(zip(points, points[1:])))
-            trail.set_color([(*frame.shapes[i].color, 0.45 * a) for a in age])
-            trail.set_visible(frame.shapes[i].visible)
-        ends = [(frame.shapes[i], frame.shapes[j], weight) for i, j, weight in frame.words]
-        shown = [(a, b, weight) for a, b, weight in ends if a.visible and b.visible]
-        self.words.set_segments([_word(a, b) for a, b, _ in shown])
-        self.words.set_color([(*b.color, 0.15 + 0.85 * weight) for _, b, weight in shown])
-        self.axes.set_title(_title(frame), loc="right", fontsize=10, color="#404040", pad=6)
+    longest = max(len(frames) for frames in film.episodes)
+    stride = math.ceil(longest / _MOST_FRAMES)
+    times = [*range(0, longest - 1, stride), longest - 1]
+    figure = Figure(dpi=_DPI)
+    canvas = FigureCanvasAgg(figure)
+    panels = list(_panels(figure, film))
+    drawn = []
+    for time in times:
+        for panel, frames in zip(panels, film.episodes):
+            panel.show(frames[: time + 1 : stride], frames[min(time, len(frames) - 1)])
+        canvas.draw()
+        drawn.append(np.asarray(canvas.buffer_rgba())[..., :3].copy())
+    return drawn
 
 
-def _word(listener: Shape, speaker: Shape) -> list[tuple[float, float]]:
-    """Returns the line of a word, beside that of the answer: it has the speaker's color."""
-    x, y = speaker.x - listener.x, speaker.y - listener.y
-    side = 0.25 * max(listener.reach) / max(math.hypot(x, y), 1e-9)
-    return [(s.x - side * y, s.y + side * x) for s in (listener, speaker)]
+def _panels(figure: Figure, film: Film) -> Iterator[_Panel]:
+    """Lays out a panel for each episode, four in a row at most."""
+    n = len(film.episodes)
+    columns = min(n, _MOST_IN_A_ROW)
+    rows = math.ceil(n / columns)
+    every = [frame for frames in film.episodes for frame in frames]
+    view = _View(film, every)
+    size = _SIZES.get(columns, _SMALLEST)
+    height = min(max(size * view.ratio, 0.33 * size), 1.34 * size)
+    width = max(min(size, height / view.ratio), 0.62 * size)
+    line = _LINE if view.has_line else 0.0
+    whole = height + _TITLE + line
+    figure.set_size_inches(columns * width, rows * whole)
+    figure.set_facecolor("white")
+    for i in range(n):
+        row, column = divmod(i, columns)
+        left, bottom = column / columns, 1 - (row + 1) / rows
+        gap = 0.015 / columns
+        share = 1 / columns - 2 * gap
+        place = (
+            left + gap,
+            bottom + (line + 0.03) / whole / rows,
+            share,
+            (height - 0.03) / whole / rows,
+        )
+        below = (left + gap, bottom, share, line / whole / rows)
+        title = film.name if n == 1 else f"{film.name} {i + 1}" if i == 0 else str(i + 1)
+        yield _Panel(figure, view, place, below if line else None, title)
+
+
+class _View:
+    """What all panels have in common: limits, and which parts they have."""
+
+    def __init__(self, film: Film, every: Sequence[Frame]) -> None:
+        self.stage, self.first = film.stage, every[0]
+        picture = every[0].picture
+        self.turns = any(a.life != ACTS for f in every for a in f.agents)
+        talks = any(a.heard is not None for f in every for a in f.agents)
+        self.colors: dict[str, Any] = {}
+        if isinstance(picture, str):
+            self.kind, texts = "text", [str(frame.picture).splitlines() for frame in every]
+            self.lines = max(map(len, texts))
+            self.columns = max(len(line) for lines in texts for line in lines)
+            self.ratio = min(max(2.1 * self.lines / max(self.columns, 1), 0.4), 1.2)
+        elif isinstance(picture, np.ndarray):
+            self.kind, self.ratio = "pixels", picture.shape[0] / picture.shape[1]
+        else:
+            self.kind, self.limits = "shapes", limits(every, film.stage)
+            left, right, bottom, top = self.limits
+            self.ratio = (top - bottom) / (right - left)
+            self.colors = {s.name: s.color for s in picture if s.role == "agent"}
+        # Shapes show it themselves, where each agent has one.
+        placed = all(agent.name in self.colors for agent in every[0].agents)
+        self.has_line = bool(every[0].agents) and (talks or (self.turns and not placed))
+
+
+class _Panel:
+    """One episode: its world, title and agents."""
+
+    def __init__(
+        self, figure: Figure, view: _View, place: Any, below: Any | None, title: str
+    ) -> None:
+        axes = figure.add_axes(place)
+        field = [part / 255 for part in _FIELD]
+        axes.set(xticks=[], yticks=[], facecolor=field)
+        for spine in axes.spines.values():
+            spine.set_color("#c8c8c8")
+        axes.set_title(title, loc="left", fontsize=10, fontweight="bold", pad=6)
+        self._axes = axes
+        self._world: Any
+        if view.kind == "shapes":
+            self._world = ShapesPanel(axes, view.limits, view.stage, view.turns)
+        elif view.kind == "pixels":
+            self._world = PixelsPanel(axes)
+        else:
+            self._world = TextPanel(axes, view.lines, view.columns)
+        self._line = None
+        if below is not None:
+            self._line = AgentLine(figure.add_axes(below), view.first.agents, view.colors)
+
+    def show(self, recent: Sequence[Frame], frame: Frame) -> None:
+        """Shows a moment."""
+        self._world.show(frame, recent)
+        if self._line is not None:
+            self._line.show(frame.agents)
+        color = "#202020" if frame.over else "#606060"
+        self._axes.set_title(_title(frame), loc="right", fontsize=9, color=color, pad=6)
 
 
 def _title(frame: Frame) -> str:
@@ -265,60 +265,4 @@ def _title(frame: Frame) -> str:
         earned = [f"return {value:.2f}" for value in frame.returns.values()]
     else:
         earned = [f"{name} {value:.2f}" for name, value in frame.returns.items()]
-    return "   ".join([f"step {frame.step}", *earned])
-
-
-def _artist(axes: Axes, shape: Shape) -> Any:
-    """Returns the artist of a shape at the origin; a transform moves it."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Circle, Rectangle
-
-    order = _ORDER[shape.role]
-    if shape.kind == "line":
-        half = shape.length / 2
-        line = Line2D([-half, half], [0, 0], lw=2.4, solid_capstyle="round", zorder=order)
-        return axes.add_line(line)
-    if shape.kind == "circle":
-        patch: Any = Circle((0, 0), shape.radius, lw=1.0, zorder=order)
-    else:
-        corner = (-shape.length / 2, -shape.width / 2)
-        patch = Rectangle(corner, shape.length, shape.width, lw=1.0, zorder=order)
-    patch.set_fill(not shape.hollow)
-    return axes.add_patch(patch)
-
-
-def _paint(artist: Any, shape: Shape) -> None:
-    alpha, dark = _ALPHA[shape.role], tuple(0.65 * part for part in shape.color)
-    if shape.kind == "line":
-        artist.set_color((*shape.color, alpha))
-        return
-    artist.set_facecolor((*shape.color, alpha))
-    artist.set_edgecolor((*dark, 0.5 if shape.role == "goal" else 1.0))
-
-
-def _limits(frames: Sequence[Frame], where: Stage) -> tuple[float, float, float, float]:
-    """Returns the limits of an episode in the plane: left, right, bottom, top.
-
-    Agents are always inside. Of all else so much as the scenario's own view shows, which grows
-    with the agents: floors may be endless, and what is used up may be far away.
-    """
-    agents = [s for f in frames for s in f.shapes if s.role == "agent"]
-    low, high = [], []
-    for axis in (0, 1):
-        middle, half = where.center[axis], where.half_size[axis]
-        ends = [(s.x, s.y)[axis] for s in agents]
-        reach = max(s.reach[axis] for s in agents)
-        own = (min(ends) - reach, max(ends) + reach)
-        view = (min(middle - half, own[0]), max(middle + half, own[1]))
-        others = [s for f in frames for s in f.shapes if s.visible and s.role != "agent"]
-        spans = [own]
-        for s in others:
-            at, extent = (s.x, s.y)[axis], s.reach[axis]
-            spans.append((max(at - extent, view[0]), min(at + extent, view[1])))
-        if where.border is not None:
-            spans.append((-where.border[axis], where.border[axis]))
-        spans = [span for span in spans if span[0] < span[1]]
-        low.append(min(a for a, _ in spans))
-        high.append(max(b for _, b in spans))
-    margin = 0.04 * max(high[0] - low[0], high[1] - low[1])
-    return low[0] - margin, high[0] + margin, low[1] - margin, high[1] + margin
+    return "  ".join([f"{'end' if frame.over else 'step'} {frame.step}", *earned])

@@ -16,15 +16,17 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
-from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
 from torchrl_marl.collectors.snapshots import restore_env, snapshot_env
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
-from torchrl_marl.training.animation import animate, check_drawable
+from torchrl_marl.envs.scene import watched
+from torchrl_marl.training.animation import check_drawable, write
 from torchrl_marl.training.births import begun
 from torchrl_marl.training.episodes import Episodes
+from torchrl_marl.training.film import Film
 from torchrl_marl.training.metrics import group_reward
 
 __all__ = [
@@ -58,6 +60,7 @@ def evaluate(
     seed: int = 0,
     longest: int = 10_000,
     gif: Path | None = None,
+    shown: int = 1,
 ) -> dict[str, float]:
     """Plays exactly ``episodes`` whole episodes and averages their returns.
 
@@ -68,7 +71,9 @@ def evaluate(
         env, policy, team: of :func:`play`.
 
     Keyword Args:
-        episodes, deterministic, seed, longest, gif: of :func:`play`.
+        episodes, deterministic, seed, longest: of :func:`play`.
+        gif (Path, optional): where to write an animation of the first episodes.
+        shown (int): how many of them, side by side.
 
     Returns:
         dict: ``return_mean`` (all agents' mean, over episodes), ``return_std``, ``return_low`` and
@@ -80,8 +85,14 @@ def evaluate(
         ConfigError: no episodes, one that does not end, or a GIF of what cannot be drawn.
         MissingExtraError: a GIF without matplotlib.
     """
+    if gif is not None:
+        check_drawable(env, [gif])
+    film = None if gif is None else Film(env, team, shown)
     options: dict[str, Any] = {"episodes": episodes, "deterministic": deterministic, "seed": seed}
-    return play(env, policy, team, **options, longest=longest, gif=gif).figures()
+    played = play(env, policy, team, **options, longest=longest, film=film)
+    if gif is not None and film is not None:
+        write(film, gif)
+    return played.figures()
 
 
 def play(
@@ -93,7 +104,7 @@ def play(
     deterministic: bool = True,
     seed: int = 0,
     longest: int = 10_000,
-    gif: Path | None = None,
+    film: Film | None = None,
 ) -> Episodes:
     """Plays exactly ``episodes`` whole episodes.
 
@@ -114,29 +125,25 @@ def play(
         deterministic (bool): the likeliest action, or a drawn one.
         seed (int): of the environment and of the actions.
         longest (int): steps after which an episode that does not end is an error.
-        gif (Path, optional): where to write an animation of one more episode, of the first env.
+        film (Film, optional): looks on at the first episodes.
 
     Raises:
-        ConfigError: no episodes, one that does not end, or a GIF of what cannot be drawn.
-        MissingExtraError: a GIF without matplotlib.
+        ConfigError: no episodes, or one that does not end.
     """
     if episodes < 1:
         raise ConfigError(f"evaluation: episodes is {episodes}, expected 1 or more.")
-    if gif is not None:
-        check_drawable(env)
     act = env.rand_action if policy is None else policy
+    if film is not None:
+        film.shown = min(film.shown, episodes)
     num_envs = env.batch_size.numel()
     rewards: list[dict[str, Tensor]] = []
     lengths: list[Tensor] = []
     for i, first in enumerate(range(0, episodes, num_envs)):
         with _playing(env, deterministic, seed + i * _NEXT_STARTS):
-            count = min(num_envs, episodes - first)
-            reward, length = first_episodes(env, act, team, count, longest)
+            count, looks_on = min(num_envs, episodes - first), None if i else film
+            reward, length = first_episodes(env, act, team, count, longest, looks_on)
         rewards.append(reward)
         lengths.append(length)
-    if gif is not None:
-        with _playing(env, deterministic, seed):
-            animate(env, act, gif)
     returns = {name: torch.cat([r[name] for r in rewards]) for name in team.groups}
     return Episodes(returns, torch.cat(lengths), _sizes(team))
 
@@ -216,7 +223,12 @@ def measured(env: EnvBase) -> AbstractContextManager[Any]:
 
 
 def first_episodes(
-    env: EnvBase, act: Policy, team: TeamSpec, count: int, longest: int
+    env: EnvBase,
+    act: Policy,
+    team: TeamSpec,
+    count: int,
+    longest: int,
+    film: Film | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Plays an episode in each env; returns the first ``count`` returns by group, and lengths.
 
@@ -226,22 +238,38 @@ def first_episodes(
         team (TeamSpec): the groups.
         count (int): envs that count.
         longest (int): steps after which an episode that does not end is an error.
+        film (Film, optional): looks on.
 
     Raises:
         ConfigError: an episode that does not end.
     """
+    with contextlib.nullcontext() if film is None else watched(env, film.shown):
+        return _first_episodes(env, act, team, count, longest, film)
+
+
+def _first_episodes(
+    env: EnvBase, act: Policy, team: TeamSpec, count: int, longest: int, film: Film | None
+) -> tuple[dict[str, Tensor], Tensor]:
     carry = env.reset()
+    if film is not None:
+        film.begin(carry)
     running = torch.ones(env.batch_size, dtype=torch.bool, device=carry.get("done").device)
     running = running.flatten()
     sums = {name: torch.zeros(running.shape, device=running.device) for name in team.groups}
     length = torch.zeros(running.shape, dtype=torch.int64, device=running.device)
     born: dict[str, Tensor] = {}
     for _ in range(longest):
-        step, carry = env.step_and_maybe_reset(act(carry))
+        if film is None:
+            step, carry = env.step_and_maybe_reset(act(carry))
+        else:  # the same in two steps: in between the last state can still be seen
+            step = env.step(act(carry))
         born = begun(team, step, born)
         for name, group in team.groups.items():
             reward = group_reward(group, step, born.get(name)).reshape(running.shape)
             sums[name] += torch.where(running, reward, 0.0)
+        if film is not None:
+            film.saw(act, step, sums)
+            carry = env.maybe_reset(step_mdp(step))
         length += running
         running = running & ~step.get(("next", "done")).reshape(running.shape)
         if not bool(running[:count].any()):
