@@ -76,6 +76,7 @@ SETTINGS = {
     "training.league_config",
     "training.population_config",
     "training.evolution_config",
+    "training.evaluation_config",
     "training.distributed_config",
     "training.measuring",
 }

@@ -36,14 +36,16 @@ def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
     kinds = [True] if parsed.deterministic else [False] if parsed.stochastic else [own, not own]
     played: dict[bool, Episodes] = {}
     for kind in kinds:
-        film = {"gif": parsed.gif} if kind == kinds[0] else {}
+        film = {"gif": parsed.gif, "mp4": parsed.mp4, "shown": parsed.episodes_shown}
+        film = film if kind == kinds[0] else {}
         options = {"deterministic": kind, "seed": parsed.seed, "record": True, **film}
         played[kind] = run.play(parsed.episodes, **options)
     print(evaluation_text({kind_of(kind): one.figures() for kind, one in played.items()}))
     if len(played) == 2 and (words := where_they_differ(played[True], played[False])):
         print(f"  {words}.")
-    if parsed.gif:
-        print(table([("animation", str(run.folder / "episode.gif"))]))
+    kinds_drawn = ["gif"] * parsed.gif + ["mp4"] * parsed.mp4
+    if kinds_drawn:
+        print(table([("animation", str(run.folder / f"episode.{kind}")) for kind in kinds_drawn]))
 
 
 def evaluation_text(found: Mapping[str, Mapping[str, float]]) -> str:
@@ -138,7 +140,7 @@ def print_against(config: TrainConfig, parsed: argparse.Namespace) -> None:
     Raises:
         ConfigError: a world of one team, or animations, which show the run's own episodes.
     """
-    if parsed.gif:
+    if parsed.gif or parsed.mp4:
         raise ConfigError(
             "--gif and --against are both given, expected one; an animation shows the run's own "
             "episodes."

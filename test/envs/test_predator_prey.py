@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from torchrl_marl import TeamSpec
 from torchrl_marl.envs import check_marl_env
 from torchrl_marl.envs.toy import PredatorPrey
 from torchrl_marl.envs.toy.grid import windows
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.training.animation import animate
+from torchrl_marl.training.evaluation import evaluate
 
 UP, RIGHT, DOWN, LEFT, STAY = range(5)
 
@@ -133,7 +134,7 @@ def test_who_shares_the_search_and_is_called_takes_as_long_as_the_docs_say():
 
 def test_an_episode_is_drawn(tmp_path):
     env = PredatorPrey(2, n_agents=2, max_steps=3, seed=0)
-    animate(env, env.rand_action, tmp_path / "episode.gif")
+    evaluate(env, None, TeamSpec.from_env(env), episodes=2, gif=tmp_path / "episode.gif")
     shapes = {shape.name: (shape.x, shape.y) for shape in env.scene()}
     row, column = env.prey[0, 0].tolist()
     assert shapes["prey"] == (column - 2, 2 - row)

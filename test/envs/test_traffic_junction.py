@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from torchrl_marl import TeamSpec
 from torchrl_marl.envs import check_marl_env
 from torchrl_marl.envs.toy import TrafficJunction
 from torchrl_marl.envs.toy.traffic_routes import DIFFICULTIES, make_routes
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.training.animation import animate
+from torchrl_marl.training.evaluation import evaluate
 
 GAS, BRAKE = 0, 1
 
@@ -213,7 +214,7 @@ def test_players_by_hand_succeed_as_often_as_the_docs_say(act, expected):
 
 def test_an_episode_is_drawn(tmp_path):
     env = TrafficJunction(2, max_steps=6, seed=0)
-    animate(env, env.rand_action, tmp_path / "episode.gif")
+    evaluate(env, None, TeamSpec.from_env(env), episodes=2, gif=tmp_path / "episode.gif")
     shapes = env.scene()
     assert len(shapes) == 15 + 13
     assert [shape.visible for shape in shapes[:15]] == env.alive[0].tolist()

@@ -11,17 +11,19 @@ pytest.importorskip("vmas")
 pytest.importorskip("matplotlib")
 
 from PIL import Image
-from runs import small_config
+from runs import assert_same_run, small_config
 
 import torchrl_marl
 from torchrl_marl import TeamSpec
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.envs.scene import Shape, scene, stage
-from torchrl_marl.envs.toy import Arena
-from torchrl_marl.errors import ConfigError, MissingExtraError
+from torchrl_marl.envs.toy import TOY_ENVS, Arena, Nim
+from torchrl_marl.envs.toy.library import TOY_WORLDS
+from torchrl_marl.errors import ConfigError, MissingExtraError, WriteError
 from torchrl_marl.training import animation
-from torchrl_marl.training.animation import animate, draw_frames, play
-from torchrl_marl.training.evaluation import evaluate
+from torchrl_marl.training.animation import draw_frames, write
+from torchrl_marl.training.evaluation import evaluate, play
+from torchrl_marl.training.film import ACTS, DEAD, WAITS, Film
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +48,14 @@ def frames_of(path):
         for i in range(image.n_frames):
             image.seek(i)
             yield np.asarray(image.convert("RGB"))
+
+
+def film_of(env, policy=None, shown=1, **kwargs):
+    """A film, and the episodes that an evaluation played meanwhile."""
+    team = TeamSpec.from_env(env)
+    film = Film(env, team, shown)
+    settings = {"episodes": env.batch_size.numel(), "seed": 3, **kwargs}
+    return film, play(env, policy, team, film=film, **settings)
 
 
 class TestScene:
@@ -80,12 +90,12 @@ class TestScene:
         assert stage(VmasEnv("transport", num_envs=1, seed=0)).border is not None
 
 
-class TestAnimate:
+class TestFilm:
     def test_a_frame_a_step_and_the_start(self, tmp_path):
-        env = balance()
-        animate(env, env.rand_action, tmp_path / "episode.gif")
+        film, _ = film_of(balance())
+        write(film, tmp_path / "episode.gif")
         pictures = list(frames_of(tmp_path / "episode.gif"))
-        assert len(pictures) == 7
+        assert len(pictures) == 7 == len(film.episodes[0])
         assert [path.name for path in tmp_path.iterdir()] == ["episode.gif"]
         height, width, _ = pictures[0].shape
         assert 250 <= width <= 700
@@ -94,8 +104,8 @@ class TestAnimate:
             field = slice(60, None)  # below the title, which counts the steps
             assert (one[field] != next_one[field]).any()
 
-    def test_an_early_end_ends_it(self):
-        env = VmasEnv("balance", num_envs=2, max_steps=100, seed=0)
+    def test_an_early_end_ends_it_with_its_last_state(self):
+        env = VmasEnv("balance", num_envs=2, max_steps=9, seed=0)
         steps = []
 
         def drop_in_step_four(tensordict):
@@ -104,51 +114,179 @@ class TestAnimate:
                 env._env.scenario.package.set_pos(torch.tensor([0.5, -1.0]), batch_index=0)
             return tilt(tensordict)
 
-        frames = play(env, drop_in_step_four)
-        assert [frame.step for frame in frames] == [0, 1, 2, 3, 4]
-        (package,) = [shape for shape in frames[-1].shapes if shape.name == "package"]
+        film, _ = film_of(env, drop_in_step_four, shown=2)
+        first, second = film.episodes
+        assert [frame.step for frame in first] == [0, 1, 2, 3, 4] and first[-1].over
+        assert [len(second), len(steps)] == [10, 9] and not second[4].over
+        (package,) = [s for s in first[-1].picture if s.name == "package"]
         assert (package.x, package.y) == pytest.approx((0.5, -1.0), abs=0.2)  # not the next start
 
-    def test_returns_are_those_of_the_rollout(self):
+    def test_the_episode_drawn_is_the_episode_evaluated(self):
         env = balance()
-        env.set_seed(3)
-        frames = play(env, tilt)
+        film, played = film_of(env, tilt, shown=2)
         env.set_seed(3)
         rollout = env.rollout(6, tilt)
-        expected = rollout["next", "agents", "reward"][0].mean(1).sum().item()
-        assert frames[-1].returns == {"agents": pytest.approx(expected, abs=1e-5)}
-        assert frames[0].returns == {"agents": 0.0}
+        expected = rollout["next", "agents", "reward"].mean(2).sum((1, 2)).tolist()
+        drawn = [frames[-1].returns["agents"] for frames in film.episodes]
+        assert drawn == pytest.approx(expected, abs=1e-5)
+        assert played.total.tolist() == pytest.approx(expected, abs=1e-5)
+        assert film.episodes[0][0].returns == {"agents": 0.0}
+        for i, frames in enumerate(film.episodes):
+            at = {shape.name: (shape.x, shape.y) for shape in frames[-1].picture}
+            seen = rollout["next", "agents", "observation"][i, -1, :, :2]
+            for name, place in zip(("agent_0", "agent_1", "agent_2"), seen.tolist()):
+                assert at[name] == pytest.approx(place, abs=1e-5)
+
+    def test_looking_on_changes_nothing(self):
+        env = Arena(6, seed=0)
+        team = TeamSpec.from_env(env)
+        plain = play(env, None, team, episodes=9, seed=3)
+        _, watched = film_of(env, shown=4, episodes=9)
+        assert torch.equal(plain.total, watched.total)
+        assert torch.equal(plain.lengths, watched.lengths)
 
     def test_long_episodes_are_shown_in_strides(self, monkeypatch):
         monkeypatch.setattr(animation, "_MOST_FRAMES", 3)
-        env = balance()
-        frames = play(env, env.rand_action)
-        pictures = draw_frames(frames, stage(env))
+        pictures = draw_frames(film_of(balance())[0])
         assert len(pictures) == 3
-        assert len({picture.size for picture in pictures}) == 1
+        assert len({picture.shape for picture in pictures}) == 1
 
-    def test_endless_episodes_are_refused(self, monkeypatch):
-        monkeypatch.setattr(animation, "_LONGEST", 4)
-        env = balance()
-        with pytest.raises(ConfigError, match="did not end in 4 steps; give the environment"):
-            play(env, env.rand_action)
+    def test_several_episodes_stand_side_by_side(self):
+        env = Arena(6, seed=0)
+        sizes = {}
+        for shown in (1, 3, 6):
+            film, played = film_of(env, shown=shown, episodes=6)
+            pictures = draw_frames(film)
+            assert len(pictures) == 1 + int(played.lengths[:shown].max())
+            sizes[shown] = pictures[0].shape
+        assert sizes[3][1] > 1.3 * sizes[1][1] and sizes[6][0] > 1.5 * sizes[3][0]
+        assert Film(env, TeamSpec.from_env(env), 99).shown == 6
 
-    def test_several_groups_and_hidden_things(self, tmp_path):
-        env = VmasEnv("simple_tag", num_envs=1, max_steps=2, seed=0)
-        frames = play(env, env.rand_action)
-        assert set(frames[-1].returns) == {"adversary", "agent"}
-        hidden = [
-            animation.Frame(
-                f.step, [animation.Shape(**{**vars(s), "visible": False}) for s in f.shapes], {}
-            )
-            for f in frames
+    def test_several_groups_and_hidden_things(self):
+        import dataclasses
+
+        film, _ = film_of(VmasEnv("simple_tag", num_envs=1, max_steps=2, seed=0))
+        assert set(film.episodes[0][-1].returns) == {"adversary", "agent"}
+        full = draw_frames(film)
+        film.episodes = [
+            [
+                dataclasses.replace(
+                    f, picture=[dataclasses.replace(s, visible=False) for s in f.picture]
+                )
+                for f in film.episodes[0]
+            ]
         ]
-        empty, full = draw_frames(hidden, stage(env)), draw_frames(frames, stage(env))
+        empty = draw_frames(film)
         assert len(empty) == len(full)
-        red = [
-            (np.asarray(p[0].convert("RGB"))[60:].std(axis=-1) > 20).any() for p in (empty, full)
-        ]
+        red = [(p[0][60:].std(axis=-1) > 20).any() for p in (empty, full)]
         assert red == [False, True]
+
+
+class TestLife:
+    def test_who_is_gone_is_drawn_so(self):
+        """Agent 0 lives 5 steps; from then on it is gray, where it was blue."""
+        env = Arena(1, n_agents=2, lives=30, seed=0)
+        film, _ = film_of(env)
+        lives = [[agent.life for agent in frame.agents] for frame in film.episodes[0]]
+        assert lives[4] == [ACTS, ACTS] and lives[5] == [DEAD, ACTS]
+        assert len(lives) == 11 and lives[10] == [DEAD, ACTS]  # the team's end is not its own
+        pictures = draw_frames(film)
+        half = pictures[0].shape[1] // 2
+        blue = [(p[60:, :half, 2].astype(int) - p[60:, :half, 0] > 40).sum() for p in pictures]
+        assert min(blue[:5]) > 500 and max(blue[5:]) < 0.2 * min(blue[:5])
+
+    def test_whose_turn_it_is(self):
+        film, _ = film_of(Nim(1, stones=6, seed=0))
+        for frame in film.episodes[0][:-1]:
+            assert sorted(agent.life for agent in frame.agents) == [ACTS, WAITS]
+        first = film.episodes[0][0]
+        assert [agent.life for agent in first.agents] == [ACTS, WAITS]
+        picture = draw_frames(film)[0].astype(int)
+        orange = (picture[..., 0] - picture[..., 2] > 120) & (picture[..., 1] > 120)
+        half = picture.shape[1] // 2
+        assert orange[:, :half].sum() > 50  # a ring around the first, and none around the second
+        assert orange[:, half:].sum() < 0.2 * orange[:, :half].sum()
+
+    def test_words_between_those_who_hear_each_other(self):
+        """Each agent hears the nearest one; the picture differs where nobody speaks."""
+        from dataclasses import replace
+
+        from torchrl_marl.modules import CommunicationConfig, NetworkConfig, make_actor
+
+        torch.manual_seed(0)
+        env = VmasEnv("navigation", num_envs=2, max_steps=4, seed=0)
+        talk = CommunicationConfig("tarmac", links="nearest")
+        actor = make_actor(
+            TeamSpec.from_env(env).groups["agents"], NetworkConfig([8], communication=talk)
+        )
+        film, _ = film_of(env, actor)
+        frames = film.episodes[0]
+        assert frames[0].words == () and frames[0].agents[0].heard is None
+        for listener, speaker, weight in frames[1].words:
+            assert weight == 1.0 and speaker != listener
+        names = [agent.name for agent in frames[1].agents]
+        assert [listener for listener, _, _ in frames[1].words] == names
+        loud = [sum(w for _, who, w in frames[1].words if who == name) / 3 for name in names]
+        assert [agent.heard for agent in frames[1].agents] == pytest.approx(loud)
+        said = draw_frames(film)[2]
+        film.episodes = [[replace(frame, words=()) for frame in frames]]
+        assert said.sum() < draw_frames(film)[2].sum()
+
+
+class Pixels(Nim):
+    """Draws itself as pixels: as many white rows as stones."""
+
+    def scene(self, index=0):
+        pixels = np.zeros((40, 80, 3), np.uint8)
+        pixels[: 4 * int(self.heap[index])] = 255
+        return pixels
+
+
+class Words(Nim):
+    def scene(self, index=0):
+        return f"stones: {int(self.heap[index])}\nof {self.largest}"
+
+
+class TestOtherPictures:
+    @pytest.mark.parametrize("world", [Pixels, Words])
+    def test_pixels_and_texts(self, world, tmp_path):
+        film, _ = film_of(world(2, seed=0), shown=2)
+        pictures = draw_frames(film)
+        assert len({picture.shape for picture in pictures}) == 1
+        assert (pictures[0] != pictures[-1]).any()
+        write(film, tmp_path / "episode.gif")
+        assert len(list(frames_of(tmp_path / "episode.gif"))) == len(pictures)
+
+    @pytest.mark.parametrize("name", TOY_WORLDS)
+    def test_every_toy_world(self, name):
+        limit = {"max_steps": 8} if name in ("paces", "speaker_listener") else {}
+        film, played = film_of(TOY_ENVS[name](2, seed=0, **limit), shown=2)
+        for frames, length in zip(film.episodes, played.lengths.tolist()):
+            assert len(frames) == length + 1
+            names = {agent.name for agent in frames[0].agents}
+            for frame in frames:
+                assert names <= {s.name for s in frame.picture if s.role == "agent"}
+                assert [s.name for s in frame.picture] == [s.name for s in frames[0].picture]
+            assert frames[0].picture != frames[-1].picture
+        assert film.stage is None or film.stage.name == name
+
+    def test_worlds_that_draw_themselves(self):
+        pytest.importorskip("pettingzoo")
+        from torchrl_marl.envs import make_env
+
+        name = "pettingzoo/mpe2/simple_spread_v3"
+        env = make_env(name, num_envs=2, max_steps=3, seed=0, drawn=True)
+        film, played = film_of(env, shown=2)
+        assert [len(frames) for frames in film.episodes] == [4, 4]
+        picture = film.episodes[1][-1].picture
+        assert picture.dtype == np.uint8 and picture.shape[2] == 3 and picture.std() > 0
+        plain = make_env(name, num_envs=2, max_steps=3, seed=0)
+        team = TeamSpec.from_env(plain)
+        assert torch.equal(play(plain, None, team, episodes=2, seed=3).total, played.total)
+        with pytest.raises(ConfigError, match="was not built to be drawn; use drawn=True"):
+            film_of(plain)
+        # The last picture is of the episode's end, not of the next one's start.
+        assert (film.episodes[0][-1].picture != scene(env, 0)).any()
 
 
 class TestWhereItIsAskedFor:
@@ -160,9 +298,33 @@ class TestWhereItIsAskedFor:
         assert measured == evaluate(env, None, team, episodes=2)
         assert len(list(frames_of(path))) == 7
 
-    def test_toy_worlds_are_refused_before_they_are_played(self, tmp_path):
+    def test_a_video_where_there_is_a_writer(self, tmp_path, monkeypatch):
+        writer = pytest.importorskip("imageio_ffmpeg")
+        path = tmp_path / "episode.mp4"
+        film, _ = film_of(balance(), shown=2)
+        write(film, path)
+        reader = writer.read_frames(str(path))
+        size = next(reader)["source_size"]
+        height, width, _ = draw_frames(film)[0].shape
+        assert size == (width + width % 2, height + height % 2)
+        assert len(list(reader)) >= 7
+        assert [own.name for own in tmp_path.iterdir()] == ["episode.mp4"]
+        without("imageio_ffmpeg", monkeypatch)
+        with pytest.raises(MissingExtraError, match=r"pip install 'torchrl_marl\[video\]'"):
+            animation.check_drawable(balance(), [path])
+
+    def test_a_folder_that_is_not_there(self, tmp_path):
+        film, _ = film_of(balance())
+        for ending in ("gif", "mp4"):
+            with pytest.raises(WriteError, match="cannot be written"):
+                write(film, tmp_path / "none" / f"episode.{ending}")
+        with pytest.raises(ConfigError, match="expected a name that ends in .gif or .mp4"):
+            animation.check_drawable(balance(), [tmp_path / "episode.avi"])
+
+    def test_what_cannot_be_drawn_is_refused_before_it_is_played(self, tmp_path, monkeypatch):
+        monkeypatch.delattr(Arena, "scene")
         env = TransformedEnv(Arena(num_envs=2, seed=0))
-        message = "^Arena cannot be drawn, expected a VMAS world, or one with .* leave out the GIF."
+        message = "^Arena cannot be drawn, expected a world with a method scene.index., .* leave"
         with pytest.raises(ConfigError, match=message):
             evaluate(
                 env,
@@ -171,51 +333,45 @@ class TestWhereItIsAskedFor:
                 episodes=2,
                 gif=tmp_path / "episode.gif",
             )
-        with pytest.raises(ConfigError, match=message):
-            torchrl_marl.train(small_config(evaluation={"gif": True}, folder=str(tmp_path / "run")))
+        for setting in ({"gif": True}, {"animate_every": 80}):
+            config = small_config(evaluation=setting, folder=str(tmp_path / "run"))
+            with pytest.raises(ConfigError, match=message):
+                torchrl_marl.train(config)
         assert list(tmp_path.iterdir()) == []
 
     def test_missing_matplotlib(self, monkeypatch, tmp_path):
-        found = importlib.util.find_spec
-        monkeypatch.setattr(
-            importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name)
-        )
+        without("matplotlib", monkeypatch)
         env = balance()
         with pytest.raises(MissingExtraError, match=r"pip install 'torchrl_marl\[plot\]'"):
-            animate(env, env.rand_action, tmp_path / "episode.gif")
+            evaluate(env, None, TeamSpec.from_env(env), episodes=1, gif=tmp_path / "episode.gif")
 
-    def test_at_the_end_of_a_run(self, tmp_path):
-        with torch.enable_grad():
-            run = torchrl_marl.train(
-                small_config(
-                    "vmas_balance_mappo",
-                    total_frames=80,
-                    evaluation={"gif": True, "episodes": 2},
-                    env={"num_envs": 8, "max_steps": 5},
-                    folder=str(tmp_path / "run"),
+    def test_in_training_it_changes_no_number(self, tmp_path):
+        runs = {}
+        for name, more in (
+            ("plain", {}),
+            ("drawn", {"gif": True, "animate_every": 160, "episodes_shown": 3}),
+        ):
+            with torch.enable_grad():
+                config = small_config(
+                    total_frames=400,
+                    evaluation={"episodes": 4, "deterministic": False, **more},
+                    folder=str(tmp_path / name),
                 )
-            )
-        assert len(list(frames_of(run.folder / "episode.gif"))) <= 6
+                runs[name] = torchrl_marl.train(config)
+        assert_same_run(tmp_path / "plain", tmp_path / "drawn")
+        found = sorted(p.name for p in (tmp_path / "drawn/animations").iterdir())
+        assert found == ["episode_160.gif", "episode_320.gif"]
+        lengths = runs["drawn"].play(deterministic=False).lengths[:3]
+        assert len(list(frames_of(tmp_path / "drawn/episode.gif"))) == 1 + int(lengths.max())
+
+    def test_populations_are_sent_to_their_members(self):
+        config = {"population": {"size": 2}, "evaluation": {"animate_every": 80}}
+        with pytest.raises(ConfigError, match="a population draws none of its members"):
+            small_config(**config).check()
 
 
-def test_words_are_drawn_between_those_who_hear_each_other():
-    """Each agent hears the nearest one; the picture differs where nobody speaks."""
-    from dataclasses import replace
-
-    from torchrl_marl.modules import CommunicationConfig, NetworkConfig, make_actor
-
-    torch.manual_seed(0)
-    env = VmasEnv("navigation", num_envs=2, max_steps=4, seed=0)
-    talk = CommunicationConfig("tarmac", links="nearest")
-    actor = make_actor(
-        TeamSpec.from_env(env).groups["agents"], NetworkConfig([8], communication=talk)
+def without(package, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == package else found(name)
     )
-    frames = play(env, actor)
-    assert frames[0].words == ()
-    shapes = frames[1].shapes
-    for listener, speaker, weight in frames[1].words:
-        assert weight == 1.0 and shapes[speaker].role == "agent" and speaker != listener
-    assert [listener for listener, _, _ in frames[1].words] == [0, 1, 2, 3]
-    silent = [replace(frame, words=()) for frame in frames]
-    said, unsaid = (draw_frames(some, stage(env))[2] for some in (frames, silent))
-    assert np.asarray(said.convert("RGB")).sum() < np.asarray(unsaid.convert("RGB")).sum()

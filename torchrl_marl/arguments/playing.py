@@ -27,6 +27,16 @@ def add_evaluate(commands: Any) -> None:
     )
     _add_measuring(evaluate, "both kinds, beside each other")
     evaluate.add_argument("--gif", action="store_true", help="write RUN/episode.gif, too")
+    evaluate.add_argument(
+        "--mp4", action="store_true", help="write RUN/episode.mp4, too (extra [video])"
+    )
+    evaluate.add_argument(
+        "--episodes-shown",
+        metavar="N",
+        type=count,
+        default=1,
+        help="in an animation, side by side; default: 1",
+    )
     evaluate.set_defaults(rest="")
 
 

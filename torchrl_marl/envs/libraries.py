@@ -54,6 +54,7 @@ class Library:
         arguments (str, optional): ``"module:Class"`` of a dataclass with settings of the adapter
             itself that stand in ``env.kwargs``: their types, ranges and meanings.
         captured (bool): its worlds' steps can be compiled, by the ``captured()`` of the adapter.
+        drawn (bool): its adapter takes ``drawn=True``, for worlds that draw themselves.
         kwargs_name (str, optional): the argument as which ``env.kwargs`` are handed on; by
             default each under its own name.
 
@@ -74,6 +75,7 @@ class Library:
     foreign: Callable[[EnvConfig], str | None] | None = None
     arguments: str | None = None
     captured: bool = False
+    drawn: bool = False
     kwargs_name: str | None = None
 
     def make(self, world: Any, settings: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.config import EnvConfig
@@ -26,6 +27,7 @@ def make_env(
     seed: int | None = None,
     device: torch.device | str = "cpu",
     num_envs: int | None = None,
+    drawn: bool = False,
     **settings: Any,
 ) -> EnvBase:
     """Builds an environment, or adapts one of TorchRL's to the layout of this package.
@@ -40,6 +42,7 @@ def make_env(
         seed (int, optional): start of the environment's own random state; drawn if None.
         device (torch.device): where the simulation runs, or where its tensors go.
         num_envs (int, optional): number E of envs, where it is not the config's.
+        drawn (bool): build a world that draws itself so that it does (PettingZoo's).
         **settings: with a name: any other setting of :class:`EnvConfig`, and arguments of the
             world itself; with a world: arguments of its adapter.
 
@@ -80,14 +83,16 @@ def make_env(
     if not isinstance(num_envs, int) or num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs!r}, expected a number, 1 or more.")
     _check_words(env)
-    built = _built(env, num_envs, seed, device)
+    built = _built(env, num_envs, seed, device, drawn)
     _check_actions(env, built)
     return built
 
 
-def _built(env: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str) -> EnvBase:
+def _built(
+    env: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str, drawn: bool
+) -> EnvBase:
     own = ":" in env.library
-    make = build_own if own else _make
+    make = build_own if own else partial(_make, drawn=drawn)
     _check_settings(env)
     try:
         _check_memory(env, num_envs, make)
@@ -231,8 +236,13 @@ def _take(env: Any, seed: int | None, device: torch.device | str, num_envs: int 
 
 
 def _make(
-    config: EnvConfig, num_envs: int, seed: int | None, device: torch.device | str
+    config: EnvConfig,
+    num_envs: int,
+    seed: int | None,
+    device: torch.device | str,
+    drawn: bool = False,
 ) -> EnvBase:
     library = find_library(config.library)
     settings = {**library.read(config), "num_envs": num_envs, "seed": seed, "device": device}
+    settings |= {"drawn": True} if drawn and library.drawn else {}
     return library.make(config.name, settings, config.kwargs)

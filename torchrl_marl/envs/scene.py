@@ -8,8 +8,8 @@ A world that can be drawn has a method ``scene(index)``, which gives one of its 
 - a text of several lines.
 
 ``scene(index, step)`` gets the step that led there, too (None at the start): of that env, with
-``(group, "action")`` and what lies under ``"next"``. A method ``stage()`` is optional: it says which
-part of the plane is shown, which otherwise is all that is drawn.
+``(group, "action")`` and what lies under ``"next"``. A method ``stage()`` is optional: it says
+which part of the plane is shown, which otherwise is all that is drawn.
 """
 
 from __future__ import annotations

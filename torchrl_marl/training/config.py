@@ -31,6 +31,7 @@ from torchrl_marl.settings import (
 )
 from torchrl_marl.settings import check as check_settings
 from torchrl_marl.training.distributed_config import DistributedConfig, check_distributed
+from torchrl_marl.training.evaluation_config import EvaluationConfig
 from torchrl_marl.training.evolution_config import EvolutionConfig
 from torchrl_marl.training.league_config import LeagueConfig
 from torchrl_marl.training.measuring import check_external_run, check_measuring
@@ -63,22 +64,6 @@ BACKENDS = {
     "mlflow": "MLflow, in the run's folder or at MLFLOW_TRACKING_URI",
 }
 """Logger -> where metrics go."""
-
-
-@dataclass(frozen=True)
-class EvaluationConfig:
-    """How often and on how many whole episodes the policy is measured."""
-
-    every_frames: Count | None = None
-    """Frames between two evaluations in training; null: only before and after."""
-    episodes: Annotated[int, Range(0)] = 200
-    """Number of whole episodes, played side by side; 0: nothing is measured."""
-    deterministic: bool = True
-    """The likeliest action, or a drawn one."""
-    both: bool = True
-    """At the end measure by the other kind of actions, too, and say where they differ."""
-    gif: bool = False
-    """Write an animation of one episode at the end."""
 
 
 @dataclass(frozen=True)
@@ -278,6 +263,12 @@ def check_population(run: TrainConfig, *, own_env: bool = False) -> None:
             f"stop_at_return is {run.stop_at_return:g}, but a population's members end together; "
             "use stop_at_return=null, or population.size=1."
         )
+    for name in ("gif", "animate_every"):
+        if getattr(run.evaluation, name):
+            raise ConfigError(
+                f"evaluation.{name} is given, but a population draws none of its members; leave it "
+                "out, and draw one by `torchrl-marl evaluate FOLDER/seed0 --gif`."
+            )
     if run.evolution.method == "tournament" and run.evolution.elite > run.population.size:
         raise ConfigError(
             f"evolution.elite is {run.evolution.elite}, expected at most population.size, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +15,14 @@ from torchrl_marl.envs.own.objects import as_environment
 from torchrl_marl.envs.remember import with_memory, with_players
 from torchrl_marl.envs.torchrl.env import adapt
 from torchrl_marl.envs.transforms import with_dense_groups
+from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.specs.reading import padded_members
+from torchrl_marl.training.animation import check_drawable, write
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.episodes import Episodes
 from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, play
+from torchrl_marl.training.film import Film
 
 __all__ = ["Environments", "time_limit"]
 
@@ -54,6 +58,8 @@ class Environments:
             built = self.own
             built.set_seed(config.seed)
             built.reset()  # so that earlier use of it has no effect
+        if self._is_drawn:
+            check_drawable(built)
         self.training = with_dense_groups(built)
         self._evaluation: EnvBase | None = None
         self._sizes: dict[str, int] | None = None
@@ -82,12 +88,15 @@ class Environments:
         if self.shared:
             return self.training
         if self._evaluation is None:
-            env = make_env(
-                self._config.env,
-                seed=EVALUATION_SEED,
-                device=self._device,
-                num_envs=min(self._config.evaluation.episodes, self._at_once),
-            )
+            settings = self._config.evaluation
+            with RandomState(EVALUATION_SEED, self._device).active():
+                env = make_env(
+                    self._config.env,
+                    seed=EVALUATION_SEED,
+                    device=self._device,
+                    num_envs=min(settings.episodes or settings.episodes_shown, self._at_once),
+                    drawn=self._is_drawn,
+                )
             env = with_dense_groups(env)
             self._evaluation = env if self._sizes is None else with_memory(env, self._sizes)
         return self._evaluation
@@ -109,6 +118,33 @@ class Environments:
             deterministic=settings.deterministic != other,
             seed=EVALUATION_SEED,
         )
+
+    @property
+    def _is_drawn(self) -> bool:
+        settings = self._config.evaluation
+        return settings.gif or settings.animate_every is not None
+
+    def draw(self, policy: Any, team: TeamSpec, path: Path) -> None:
+        """Writes an animation of the first episodes of an evaluation.
+
+        Args:
+            policy (callable): plays.
+            team (TeamSpec): the groups.
+            path (Path): the file.
+        """
+        settings = self._config.evaluation
+        film = Film(self.evaluation, team, settings.episodes_shown)
+        play(
+            self.evaluation,
+            policy,
+            team,
+            episodes=film.shown,
+            deterministic=settings.deterministic,
+            seed=EVALUATION_SEED,
+            film=film,
+        )
+        path.parent.mkdir(exist_ok=True)
+        write(film, path)
 
     def heuristic(self) -> Any:
         """The world's own heuristic policy, or None."""

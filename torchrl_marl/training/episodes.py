@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchrl_marl.statistics import Paired, estimate, mean, paired_difference
 
-__all__ = ["Episodes", "after_training", "kind_of", "where_they_differ"]
+__all__ = ["Episodes", "after_training", "figures_of_all", "kind_of", "where_they_differ"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,11 @@ def _interval(name: str, values: Tensor) -> dict[str, float]:
         return {}
     found = estimate(mean, [values.double().cpu()])
     return {f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+def figures_of_all(played: Episodes | None) -> dict[str, float]:
+    """Returns the figures of episodes; nothing where none were played."""
+    return {} if played is None else played.figures()
 
 
 def kind_of(deterministic: bool) -> str:

@@ -19,10 +19,10 @@ from torchrl.envs.batched_envs import BatchedEnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
 from torchrl_marl.collectors.snapshots import restore_env, snapshot_env
+from torchrl_marl.envs.scene import watched
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
-from torchrl_marl.envs.scene import watched
 from torchrl_marl.training.animation import check_drawable, write
 from torchrl_marl.training.births import begun
 from torchrl_marl.training.episodes import Episodes

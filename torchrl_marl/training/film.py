@@ -35,7 +35,7 @@ class Agent:
     life: str = ACTS
     """:data:`ACTS`, :data:`WAITS` or :data:`DEAD`."""
     heard: float | None = None
-    """How much others listened to it, the mean of their weights, 0 to 1; None where nobody talks."""
+    """How much others listened to it, mean of their weights, 0 to 1; None where nobody talks."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Film:
     ) -> tuple[Agent, ...]:
         """Returns all agents as they are before their next step."""
         found = []
-        for name, group in self._team.groups.items():
+        for group in self._team.groups.values():
             gone = [False] * group.n_agents
             if group.agent_done:
                 gone = given.get(group.done_key)[i].reshape(-1).tolist()
@@ -158,7 +158,7 @@ def _words(
 
 
 def _loudness(team: TeamSpec, heard: Mapping[str, Tensor], i: int) -> dict[str, float]:
-    found = {}
+    found: dict[str, float] = {}
     for name, weights in heard.items():
         others = max(weights.shape[-1] - 1, 1)
         found |= zip(team.groups[name].agent_names, (weights[i].sum(0) / others).tolist())

@@ -50,6 +50,7 @@ def check_external_run(run: TrainConfig) -> None:
         ("league.opponents", "given" if run.league.enabled else None, "null"),
         ("distributed.collectors", run.distributed.collectors, "null"),
         ("evaluation.gif", run.evaluation.gif or None, "false"),
+        ("evaluation.animate_every", run.evaluation.animate_every, "null"),
     ):
         if found is not None:
             raise ConfigError(

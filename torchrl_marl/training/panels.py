@@ -272,7 +272,7 @@ class TextPanel:
 
 
 class AgentLine:
-    """All agents in a line: filled, if it is their turn, hollow, if they wait, crossed out, if gone.
+    """All agents in a line: filled where it is their turn, hollow where they wait, crossed if gone.
 
     The bar over an agent is how much the others listen to it.
 

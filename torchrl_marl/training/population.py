@@ -35,7 +35,7 @@ from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
 from torchrl_marl.training.population_run import MOST_EVALUATED, PopulationRun, row_of_all, together
 from torchrl_marl.training.rating import MemberRating
 from torchrl_marl.training.recorder import Recorder, say
-from torchrl_marl.training.stopping import StopAtReturn
+from torchrl_marl.training.stopping import StopAtReturn, is_due
 from torchrl_marl.training.summary import figures_of, write_summary
 from torchrl_marl.training.training import Iteration, Training, in_its_own_state
 
@@ -274,7 +274,7 @@ class PopulationTraining(Training):
 
     def _do_what_is_due(self, collected: int) -> None:
         every = self.config.evaluation.every_frames
-        if every and not self.done and self.frames // every > (self.frames - collected) // every:
+        if not self.done and is_due(every, self.frames, collected):
             self.evaluate()
         if self.evolution is not None and not self.done and self.evolution.due(self.frames):
             self._evolve(self.evolution)

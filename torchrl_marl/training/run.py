@@ -31,10 +31,12 @@ from torchrl_marl.learners.build import build_learners
 from torchrl_marl.modules.precision import set_precision
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.animation import check_drawable, write
 from torchrl_marl.training.checkpoint import load_latest, load_learners
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.episodes import Episodes
 from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, play, put_back
+from torchrl_marl.training.film import Film
 from torchrl_marl.training.origin import check_world
 from torchrl_marl.training.pool import read_player, stored_players, with_networks
 
@@ -155,6 +157,8 @@ class Run:
         env: EnvBase | None = None,
         seed: int | None = None,
         record: bool = False,
+        mp4: bool = False,
+        shown: int = 1,
     ) -> dict[str, float]:
         """Plays whole episodes with the trained policy.
 
@@ -164,19 +168,23 @@ class Run:
         Args:
             episodes (int, optional): how many; by default, as the recipe says.
             deterministic (bool, optional): likewise.
-            gif (bool): write ``episode.gif`` into the run folder.
+            gif (bool): write ``episode.gif`` into the run folder: the first episodes.
             env (EnvBase, optional): another environment than the run's.
             seed (int, optional): which starts; by default 0, those of every run in this world,
                 on which training measures, too. It trains on others.
             record (bool): add the result to ``evaluations.jsonl`` in the run folder.
+            mp4 (bool): write ``episode.mp4``.
+            shown (int): episodes that an animation shows side by side.
 
         Returns:
             dict: of :func:`~torchrl_marl.training.evaluate`.
 
         Raises:
-            ConfigError: no episodes, or the environment is being trained and cannot be put back.
+            ConfigError: no episodes, a world that cannot be drawn, or the environment is being
+                trained and cannot be put back.
+            MissingExtraError: a package that an animation takes is not installed.
         """
-        return self.play(episodes, deterministic, gif, env, seed, record).figures()
+        return self.play(episodes, deterministic, gif, env, seed, record, mp4, shown).figures()
 
     def play(
         self,
@@ -186,13 +194,15 @@ class Run:
         env: EnvBase | None = None,
         seed: int | None = None,
         record: bool = False,
+        mp4: bool = False,
+        shown: int = 1,
     ) -> Episodes:
         """Plays as :meth:`evaluate`, and returns each episode's returns and length.
 
         Policies of a world play the same starts, so that they can be compared start by start.
 
         Args:
-            episodes, deterministic, gif, env, seed, record: of :meth:`evaluate`.
+            episodes, deterministic, gif, env, seed, record, mp4, shown: of :meth:`evaluate`.
         """
         settings = self.config.evaluation
         episodes = settings.episodes if episodes is None else episodes
@@ -205,16 +215,24 @@ class Run:
             )
         if not isinstance(seed, Integral):
             raise ConfigError(f"seed is {quoted(seed)}, expected a whole number; use seed=0.")
-        with self._playing_on(env, seed, min(episodes, AT_ONCE), "evaluate") as world:
+        paths = [self.folder / f"episode.{kind}" for kind in ("gif",) * gif + ("mp4",) * mp4]
+        num_envs = min(episodes, AT_ONCE)
+        with self._playing_on(env, seed, num_envs, "evaluate", drawn=bool(paths)) as world:
+            if paths:
+                check_drawable(world, paths)
+            team = TeamSpec.from_env(world)
+            film = Film(world, team, shown) if paths else None
             found = play(
                 world,
                 self.policy,
-                TeamSpec.from_env(world),
+                team,
                 episodes=episodes,
                 deterministic=deterministic,
                 seed=seed + EVALUATION_SEED,
-                gif=self.folder / "episode.gif" if gif else None,
+                film=film,
             )
+        for path in paths if film else ():
+            write(film, path)  # type: ignore[arg-type]
         if record:
             self._record({"seed": seed, "deterministic": deterministic, **found.figures()})
         return found
@@ -263,7 +281,7 @@ class Run:
 
     @contextlib.contextmanager
     def _playing_on(
-        self, env: EnvBase | None, seed: int, num_envs: int, asker: str
+        self, env: EnvBase | None, seed: int, num_envs: int, asker: str, drawn: bool = False
     ) -> Iterator[EnvBase]:
         """Gives an environment to play on, which is put back or closed afterwards."""
         device = next(
@@ -274,7 +292,7 @@ class Run:
         if trained is not None and (own is None or _world(own) is _world(trained)):
             own = trained
         with RandomState(seed, device).active():
-            env = _own_or_new(self.config, own, device, num_envs=num_envs)
+            env = _own_or_new(self.config, own, device, num_envs=num_envs, drawn=drawn)
         env = with_memory(env, self.policy)
         try:
             with put_back(env) as undisturbed:
@@ -320,7 +338,11 @@ class Run:
 
 
 def _own_or_new(
-    config: TrainConfig, env: EnvBase | None, device: torch.device | str, num_envs: int
+    config: TrainConfig,
+    env: EnvBase | None,
+    device: torch.device | str,
+    num_envs: int,
+    drawn: bool = False,
 ) -> EnvBase:
     if env is not None:
         return with_dense_groups(adapt(as_environment(env, config.env, device)))
@@ -329,9 +351,8 @@ def _own_or_new(
             "this run was trained on an environment of your own; in Python, "
             "torchrl_marl.training.Run.load(folder, env=...) takes it."
         )
-    return with_dense_groups(
-        make_env(config.env, seed=EVALUATION_SEED, device=device, num_envs=num_envs)
-    )
+    options = {"seed": EVALUATION_SEED, "device": device, "num_envs": num_envs, "drawn": drawn}
+    return with_dense_groups(make_env(config.env, **options))  # type: ignore[arg-type]
 
 
 def _world(env: EnvBase) -> EnvBase:

@@ -7,8 +7,9 @@ from collections import deque
 from typing import Any
 
 from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.recorder import say
 
-__all__ = ["StopAtReturn"]
+__all__ = ["StopAtReturn", "is_due"]
 
 
 class StopAtReturn:
@@ -67,6 +68,18 @@ class StopAtReturn:
                 spare -= self._last.popleft()[1]
         return self.reached
 
+    def tell(self, frames: int) -> None:
+        """Says that the run has ended early, if it has.
+
+        Args:
+            frames (int): env steps so far.
+        """
+        if self.reached:
+            say(
+                f"ends after {frames:,} frames: the return, {self.value:.4g}, "
+                f"has reached stop_at_return, {self.limit:g}"
+            )
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""
         return {"evaluated": self._evaluated, "last": [list(entry) for entry in self._last]}
@@ -75,3 +88,14 @@ class StopAtReturn:
         """Restores a saved state."""
         self._evaluated = state["evaluated"]
         self._last = deque((mean, number) for mean, number in state["last"])
+
+
+def is_due(every: int | None, frames: int, collected: int) -> bool:
+    """Returns whether what is done every so many frames is due after a batch.
+
+    Args:
+        every (int, optional): frames in between; None for never.
+        frames (int): env steps so far.
+        collected (int): of them, those of the batch.
+    """
+    return bool(every) and frames // every > (frames - collected) // every  # type: ignore[operator]

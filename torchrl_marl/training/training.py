@@ -7,6 +7,7 @@ import dataclasses
 import time
 import warnings
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ from torchrl_marl.learners.build import build_learners
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.ahead import CompilingAhead
-from torchrl_marl.training.animation import check_drawable
 from torchrl_marl.training.checkpoint import load_learners, save_checkpoint
 from torchrl_marl.training.clusters import with_clusters
 from torchrl_marl.training.collecting import (
@@ -35,7 +35,7 @@ from torchrl_marl.training.collecting import (
 )
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import Environments
-from torchrl_marl.training.episodes import Episodes, after_training
+from torchrl_marl.training.episodes import Episodes, after_training, figures_of_all
 from torchrl_marl.training.evaluation import put_back
 from torchrl_marl.training.execution import choose_execution
 from torchrl_marl.training.external import with_declared
@@ -47,7 +47,7 @@ from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames, me
 from torchrl_marl.training.process_state import ProcessState, in_its_own_state
 from torchrl_marl.training.recorder import Recorder, say
 from torchrl_marl.training.run import Run
-from torchrl_marl.training.stopping import StopAtReturn
+from torchrl_marl.training.stopping import StopAtReturn, is_due
 from torchrl_marl.training.summary import figures_of, returns_of, write_summary
 
 __all__ = ["Iteration", "Training", "in_its_own_state"]
@@ -88,8 +88,6 @@ class Training:
         config = self.config
         self.environments = Environments(config, env, self.device)
         self.env = self.environments.training
-        if config.evaluation.gif:
-            check_drawable(self.env)
         self.team = TeamSpec.from_env(self.env)
         config = self.config = with_clusters(with_declared(config, self.env), self.team, self.env)
         self.learners = build_learners(
@@ -165,11 +163,10 @@ class Training:
         if self.league is not None:
             self.league.begin()
         self._note("before", self.evaluate())
-        self._note("random", _figures(self._measure(None)))
-        heuristic = self.environments.heuristic() if self.config.evaluation.episodes else None
+        self._note("random", figures_of_all(self._measure(None)))
         self.run.summary["return_heuristic"] = None
-        if heuristic is not None:
-            self._note("heuristic", _figures(self._measure(heuristic)))
+        if self.config.evaluation.episodes and (own := self.environments.heuristic()) is not None:
+            self._note("heuristic", figures_of_all(self._measure(own)))
         self.save()
 
     def _note(self, when: str, result: dict[str, float]) -> None:
@@ -242,9 +239,11 @@ class Training:
         return learned
 
     def _do_what_is_due(self, collected: int) -> None:
-        every = self.config.evaluation.every_frames
-        if every and not self.done and self.frames // every > (self.frames - collected) // every:
+        settings, now = self.config.evaluation, (self.frames, collected)
+        if not self.done and is_due(settings.every_frames, *now):
             self.stopping.saw_evaluation(self.evaluate()["return_mean"])
+        if not self.done and is_due(settings.animate_every, *now):
+            self._draw(f"animations/episode_{self.frames}.gif")
         self._save_if_due()
 
     def _save_if_due(self) -> None:
@@ -271,16 +270,26 @@ class Training:
         """Plays the evaluation's episodes, by the settings' actions or by the other kind's."""
         if not self.config.evaluation.episodes:
             return None
+        with self._apart():
+            return self.environments.play(policy, self.team, other)
+
+    def _draw(self, path: str) -> None:
+        """Writes an animation; the training goes on as if nothing had been."""
+        if self._kept.writes:
+            with self._apart():
+                self.environments.draw(self.policy, self.team, self.folder / path)
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
         shared = self.environments.shared
         with put_back(self.env) if shared else contextlib.nullcontext(True) as goes_on:
-            result = self.environments.play(policy, self.team, other)
+            yield
         # Where one environment serves both, training goes on in its place, or starts anew.
         if not goes_on:
             self.collector.load_state_dict({})
             self.env.set_seed(self.config.seed + self.iteration)
             self.tracker.load_state_dict({})  # the evaluation cut off its episodes
             cut(self.learners)
-        return result
 
     @in_its_own_state
     def end(self) -> None:
@@ -288,31 +297,27 @@ class Training:
         self.recorder.close_bar()
         if "return_after" not in self.run.summary:
             at, played = self._evaluated or (None, None)
-            self._note("after", _figures(played) if at == self.iteration else self.evaluate())
+            self._note("after", figures_of_all(played) if at == self.iteration else self.evaluate())
             self._note_kinds()
-            if self.stopping.reached:
-                say(
-                    f"ends after {self.frames:,} frames: the return, {self.stopping.value:.4g}, "
-                    f"has reached stop_at_return, {self.stopping.limit:g}"
-                )
+            self.stopping.tell(self.frames)
             self.saved_at = None  # the last iteration's checkpoint lacks it
         self.run.summary |= figures_of(self.config, self.frames, self.seconds)
         self.save()
         if self._kept.writes:
             write_summary(self.folder, self.run.summary)
-            if self.config.evaluation.gif:
-                self.run.evaluate(episodes=1, gif=True)
+        if self.config.evaluation.gif:
+            self._draw("episode.gif")
 
     def _note_kinds(self) -> None:
         """Adds all figures to the summary, of both kinds of actions where that is asked for."""
         settings = self.config.evaluation
-        if self._evaluated is None or self._evaluated[0] != self.iteration:
-            return
+        at, played = self._evaluated or (None, None)
+        if played is None or at != self.iteration:
+            return  # nothing is measured
         other = self._measure(self.policy, other=True) if settings.both else None
-        found = after_training(self._evaluated[1], other, settings.deterministic)
-        self.run.summary |= found
-        if found.get("actions_differ"):
-            say(found["actions_differ"])
+        self.run.summary |= after_training(played, other, settings.deterministic)
+        if self.run.summary.get("actions_differ"):
+            say(self.run.summary["actions_differ"])
 
     def save(self) -> None:
         """Writes a checkpoint, unless this iteration has one."""
@@ -393,7 +398,3 @@ class Training:
         process.load_state_dict(state["random"])
         process.install()
         self.run.frames = self.frames
-
-
-def _figures(played: Episodes | None) -> dict[str, float]:
-    return {} if played is None else played.figures()

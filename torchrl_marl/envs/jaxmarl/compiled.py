@@ -59,7 +59,8 @@ class Compiled:
         world (World): the world.
         kinds (dict): group -> its kinds.
         places (dict): group -> where its agents are among all.
-        start, merge, step (callable): jitted; all but ``start`` take over what goes on.
+        start, merge, step (callable): jitted; ``merge`` and ``step`` take over what goes on.
+        look (callable): jitted; gives the worlds that a step leads to, for pictures.
         carry, leaves: shapes and dtypes of the carry and of the outputs.
     """
 
@@ -69,6 +70,7 @@ class Compiled:
     start: Callable[..., Any]
     merge: Callable[..., Any]
     step: Callable[..., Any]
+    look: Callable[..., Any]
     carry: Any
     leaves: Any
 
@@ -102,6 +104,7 @@ def _compile(own: Settings) -> Compiled:
         start=jax.jit(step.start),
         merge=jax.jit(step.merge, donate_argnums=0),
         step=jax.jit(step.step, donate_argnums=0),
+        look=jax.jit(step.look),
         carry=carry,
         leaves=leaves,
     )

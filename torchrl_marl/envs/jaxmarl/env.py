@@ -19,11 +19,13 @@ from torchrl_marl.envs.agents.declaration import Declaration, check_whole_number
 from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.auto_reset import AutoResetEnv
 from torchrl_marl.envs.jaxmarl.build import import_jaxmarl
+from torchrl_marl.envs.last_pictures import LastPictures
+from torchrl_marl.envs.scene import Picture
 
 __all__ = ["JaxMarlEnv"]
 
 
-class JaxMarlEnv(AutoResetEnv):
+class JaxMarlEnv(LastPictures, AutoResetEnv):
     """World of JaxMARL in groups: one jitted call steps all copies.
 
     A step gives an episode's last observation and the next one's first, and the life cycle is
@@ -110,6 +112,7 @@ class JaxMarlEnv(AutoResetEnv):
         from torchrl_marl.envs.jaxmarl import compiled, dlpack, step
 
         self._carry: Any = None
+        self._after: Any = None  # the watched worlds after the last step
         self._is_measured = False
         self._dlpack = dlpack
         self._jax_device = dlpack.device_of(torch.device(device))
@@ -147,6 +150,8 @@ class JaxMarlEnv(AutoResetEnv):
 
     def _start(self, fresh: Tensor | None) -> dict[str, Any]:
         running = self._carry is not None
+        self._forget()
+        self._after = None
         key = (self._carry["key"], self._carry["calls"]) if running else self._seeded
         carry, leaves = self._calls.start(*key)
         if fresh is None or not running:
@@ -162,6 +167,9 @@ class JaxMarlEnv(AutoResetEnv):
             for name, kinds in self.group_kinds.items()
             for i, action in enumerate(kinds.parts(actions[name], "action").values())
         ]
+        if self._watched:
+            self._after = self._calls.look(self._carry, rows)
+            self._look()
         self._carry, after, next_start = self._calls.step(self._carry, rows)
         return self._output(after), self._output(next_start)
 
@@ -183,6 +191,17 @@ class JaxMarlEnv(AutoResetEnv):
                 own["reward"] = unshaped
         output.update(root)
         return output
+
+    def _draw(self, index: int) -> Picture:
+        import jax
+
+        from torchrl_marl.envs.jaxmarl.drawing import draw_world
+
+        if self._carry is None:
+            self.reset()
+        worlds = self._carry["world"] if self._after is None else self._after
+        own = jax.device_get(jax.tree.map(lambda x: x[index], worlds))
+        return draw_world(self._calls.world.env, own)
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:

@@ -114,6 +114,12 @@ class JaxStep:
         next_start = _where(fresh, next_start, after)
         return _owned({**going, "key": key, "calls": calls}, after, next_start)
 
+    def look(self, carry: Array, actions: list[Array]) -> Array:
+        """Returns the worlds that :meth:`step` leads to, before ended ones begin anew."""
+        _, stepping, _ = jax.random.split(carry["key"], 3)
+        keys = jax.random.split(stepping, self.num_envs)
+        return jax.vmap(self.world.step)(keys, carry["world"], self._deal(carry, actions))[1]
+
     # ---------------------------------------------------------------------------------- parts
 
     def _begin(self, key: Array) -> tuple[Array, Array]:

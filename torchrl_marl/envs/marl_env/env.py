@@ -77,6 +77,9 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
     specs, its data a lazily stacked TensorDict ``[E, N]``, made dense by
     :class:`~torchrl_marl.envs.PadAgents`.
 
+    Where there is a method ``scene(index)``, the world can be drawn: it says what one of the envs
+    looks like, as shapes, pixels or a text; see :mod:`torchrl_marl.envs.scene`.
+
     Shapes and dtypes are checked in every step; that observations and actions are inside their
     specs only in the first reset and the first step, since that waits for the device.
 

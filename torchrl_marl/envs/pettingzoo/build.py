@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from torchrl_marl.envs.pettingzoo.drawing import takes_mode
 from torchrl_marl.envs.pettingzoo.library import Backend, by_name, continuous_argument, of_module
 from torchrl_marl.errors import ConfigError
 
@@ -46,7 +47,12 @@ class WorldMaker:
 
 
 def maker_of(
-    world: Any, backend: Backend, kwargs: dict[str, Any], continuous: bool | None, n_copies: int
+    world: Any,
+    backend: Backend,
+    kwargs: dict[str, Any],
+    continuous: bool | None,
+    n_copies: int,
+    drawn: bool = False,
 ) -> WorldMaker:
     """Returns the maker of a world's copies.
 
@@ -56,6 +62,7 @@ def maker_of(
         kwargs (dict): arguments of the world.
         continuous (bool, optional): kind of actions, where the world has both.
         n_copies (int): how many are made.
+        drawn (bool): they are built so that they draw themselves, where they can be.
 
     Raises:
         ConfigError: an unknown name, a package that is not installed, a world that cannot be
@@ -67,21 +74,27 @@ def maker_of(
     if isinstance(world, str):
         with _quiet():
             creator, own = by_name(world, backend)
-        kwargs = {**own, **kwargs}
+        kwargs = {**own, **_mode(creator, drawn), **kwargs}
         return WorldMaker(
             world, creator, {**continuous_argument(creator, continuous, kwargs), **kwargs}
         )
     if isinstance(world, ModuleType):
         creator = of_module(world, backend)
-        return WorldMaker(world.__name__, creator, kwargs)
+        return WorldMaker(world.__name__, creator, {**_mode(creator, drawn), **kwargs})
     if hasattr(world, "reset") and hasattr(world, "step") and not inspect.isclass(world):
         return _of_object(world, kwargs, n_copies)
     if callable(world):
+        kwargs = {**_mode(world, drawn), **kwargs}
         return WorldMaker(getattr(world, "__name__", type(world).__name__), world, kwargs)
     raise ConfigError(
         f"the world is a {type(world).__name__}, expected a name such as "
         "'mpe2/simple_spread_v3', a PettingZoo world or a callable that makes one."
     )
+
+
+def _mode(creator: Callable[..., Any], drawn: bool) -> dict[str, Any]:
+    """Returns the argument by which a world draws itself, where it takes it."""
+    return {"render_mode": "rgb_array"} if drawn and takes_mode(creator) else {}
 
 
 def has_turns(world: Any) -> bool:

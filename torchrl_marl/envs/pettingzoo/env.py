@@ -21,8 +21,10 @@ from torchrl_marl.envs.agents.declaration import check_whole_numbers
 from torchrl_marl.envs.agents.grouping import grouped
 from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.auto_reset import AutoResetEnv
+from torchrl_marl.envs.last_pictures import LastPictures
 from torchrl_marl.envs.pettingzoo.agents import declared, row_fields, slots_of
 from torchrl_marl.envs.pettingzoo.build import Backend, maker_of
+from torchrl_marl.envs.pettingzoo.drawing import check_modes, mode_of
 from torchrl_marl.envs.pettingzoo.one_copy import CopyPlan
 from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
 from torchrl_marl.envs.pettingzoo.parallel import ParallelCopy
@@ -31,6 +33,7 @@ from torchrl_marl.envs.pettingzoo.tensors import RowTensors
 from torchrl_marl.envs.pettingzoo.turns import TurnCopy
 from torchrl_marl.envs.processes.rows import RowLayout
 from torchrl_marl.envs.processes.workers import Workers
+from torchrl_marl.envs.scene import Picture
 from torchrl_marl.errors import ConfigError, SimulatorStateError, TrustError, UserError, WorkerError
 from torchrl_marl.trust import is_own, signature
 
@@ -39,7 +42,7 @@ __all__ = ["PettingZooEnv"]
 _PICKLED = b"worlds of PettingZoo"  # the text in front of the signed bytes
 
 
-class PettingZooEnv(AutoResetEnv):
+class PettingZooEnv(LastPictures, AutoResetEnv):
     """Copies of a PettingZoo world, parallel or AEC, with the life cycle of a team.
 
     Agents that died or wait have ``mask`` False and their actions never reach the world; an
@@ -71,6 +74,7 @@ class PettingZooEnv(AutoResetEnv):
         continuous_actions (bool, optional): kind of actions, where the world has both.
         categorical_actions (bool): discrete actions as an index, otherwise one-hot.
         backend ("auto", "parallel" or "aec"): form of a world by name; auto: parallel if any.
+        drawn (bool): build the world so that :meth:`scene` can draw it.
         **kwargs: arguments of the world.
 
     Attributes:
@@ -117,14 +121,17 @@ class PettingZooEnv(AutoResetEnv):
         continuous_actions: bool | None = None,
         categorical_actions: bool = True,
         backend: Backend = "auto",
+        drawn: bool = False,
         **kwargs: Any,
     ) -> None:
         _check({"num_envs": num_envs, "max_steps": max_steps}, workers, state)
-        make = maker_of(world, backend, kwargs, continuous_actions, num_envs)
+        make = maker_of(world, backend, kwargs, continuous_actions, num_envs, drawn)
         with OwnRandom(0).active(look=True):
             first = make()
         info = [info] if isinstance(info, str) else info
         facts = probe(make.name, first, bool(info), state == "world")
+        self._mode, self._built_for = mode_of(first), getattr(first, "render_mode", None)
+        self._is_given = not isinstance(world, str) and not drawn
         if first is not world:
             _close(make.name, first)
         groups = grouped([own.agent for own in facts.agents], group_map)
@@ -176,6 +183,30 @@ class PettingZooEnv(AutoResetEnv):
             return after, self._rows.without_rewards(after)
         self._rows.check("begun")
         return after, self._rows.read("begun")
+
+    # ------------------------------------------------------------------------------ drawing
+
+    def watch(self, number: int) -> None:
+        """Draws so many copies in each step from now on, from the first; 0 for none."""
+        self._workers.watch(number)
+
+    def check_scene(self) -> None:
+        """Refuses a world that does not draw itself.
+
+        Raises:
+            ConfigError: with the fix.
+        """
+        check_modes(self._declaration.owner, self._mode, self._built_for, self._is_given)
+
+    def _draw(self, index: int) -> Picture:
+        self.check_scene()
+        if self._built_for != self._mode:
+            raise ConfigError(
+                f"{self._declaration.owner} was not built to be drawn; use drawn=True, or "
+                f"render_mode={self._mode!r}."
+            )
+        found: Picture = self._workers.draw(index)
+        return found
 
     def _cut_off(
         self, anew: np.ndarray, before: dict[str, Any] | None

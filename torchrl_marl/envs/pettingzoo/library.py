@@ -282,4 +282,5 @@ LIBRARY = Library(
     owns=_owns,
     foreign=_foreign,
     arguments="torchrl_marl.envs.pettingzoo.library:PettingZooArguments",
+    drawn=True,
 )

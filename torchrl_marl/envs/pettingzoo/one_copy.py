@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from torchrl_marl.envs.pettingzoo.agent_rows import AgentSlot, spaces_of
+from torchrl_marl.envs.pettingzoo.drawing import drawn
 from torchrl_marl.envs.pettingzoo.lives import LifeCycle, refuse_strangers
 from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
 from torchrl_marl.envs.pettingzoo.pickling import pickled, unpickled
@@ -76,6 +77,8 @@ class OneCopy(ABC):
         self._limit = seen_limit(self.world, len(self.agents) if self.in_turns else 1)
         self._spaces: dict[Any, tuple[Any, Any]] = {}
         self._row: Row | None = None
+        self._watched = False
+        self._shown: np.ndarray | str | None = None
 
     # ------------------------------------------------------- methods that differ by kind of world
 
@@ -96,6 +99,7 @@ class OneCopy(ABC):
     def begin(self, row: Row, seed: int | None) -> None:
         """Begins an episode, with a drawn seed if None, and writes the input of its first step."""
         self._bind(row)
+        self._shown = None
         if seed is not None:
             self._random.seed(seed)
         with self._random.active(look=True):
@@ -110,6 +114,8 @@ class OneCopy(ABC):
             moved = self._move()
             self.steps += 1
             over, changed = self._write_step(*moved)
+        if self._watched:
+            self._shown = drawn(self.world, self.plan.name)
         if over:
             with self._random.active(look=True):
                 self._begin(None)
@@ -282,6 +288,14 @@ class OneCopy(ABC):
         """Restores a saved state."""
         self.world, self._random, self.steps, self.life = unpickled(state)
         self._spaces = {}
+
+    def watch(self, on: bool) -> None:
+        """Draws every step from now on, also the last one of an episode, or none any more."""
+        self._watched, self._shown = on, None
+
+    def draw(self) -> np.ndarray | str:
+        """Returns what the world looks like, of an episode that just ended its last state."""
+        return drawn(self.world, self.plan.name) if self._shown is None else self._shown
 
     def close(self) -> None:
         """Closes the world."""

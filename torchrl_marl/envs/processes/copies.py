@@ -74,7 +74,7 @@ class Copies:
     def call(
         self, method: str, arguments: Mapping[int, tuple]
     ) -> tuple[dict[int, Any], list[Failure]]:
-        """Runs ``make``, ``begin``, ``renew`` (both), ``save`` or ``load`` on some copies.
+        """Runs ``make``, ``begin``, ``renew`` (both), ``save``, ``load``, or ``watch`` or ``draw``.
 
         Args:
             method (str): which.
@@ -118,3 +118,9 @@ class Copies:
 
     def _load(self, i: int, state: bytes) -> None:
         self._copies[i].load(state)
+
+    def _watch(self, i: int, on: bool) -> None:
+        self._copies[i].watch(on)  # type: ignore[attr-defined]
+
+    def _draw(self, i: int) -> Any:
+        return self._copies[i].draw()  # type: ignore[attr-defined]

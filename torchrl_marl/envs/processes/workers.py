@@ -160,6 +160,14 @@ class Workers:
         """Restores saved states, one per copy."""
         self._call("load", {i: (state,) for i, state in enumerate(states)})
 
+    def watch(self, number: int) -> None:
+        """Lets the first copies keep what they look like, where their kind can be drawn."""
+        self._call("watch", {i: (i < number,) for i in range(self._n_copies)})
+
+    def draw(self, copy: int) -> Any:
+        """Returns what a copy looks like: pixels, or a text."""
+        return self._call("draw", {copy: ()})[copy]
+
     def close(self) -> None:
         """Closes the copies and ends the processes; a second call has no effect."""
         self._close()

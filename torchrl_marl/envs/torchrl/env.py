@@ -18,7 +18,9 @@ from torchrl.envs import EnvBase, TransformedEnv
 from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags, earned, where_fresh
 from torchrl_marl.envs.auto_reset import AutoResetEnv
+from torchrl_marl.envs.last_pictures import LastPictures
 from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.scene import Picture, Stage, check_scene, scene, stage
 from torchrl_marl.envs.torchrl.conventions import Reading, reading_of
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.random_state import RandomState, own_stream
@@ -112,7 +114,7 @@ def _is_right(env: EnvBase, base: EnvBase) -> bool:
     )
 
 
-class TorchRLEnv(AutoResetEnv):
+class TorchRLEnv(LastPictures, AutoResetEnv):
     """Environment of TorchRL with the life cycle of a team for its agents.
 
     Every agent has ``done``, ``terminated`` and ``truncated``, which agree with the root's, and a
@@ -205,6 +207,7 @@ class TorchRLEnv(AutoResetEnv):
             self._flags[name] = {**closed.__dict__, "mask": closed.mask | stopped}
             self._born[name] = self._born[name] | closed.mask
         after = self._with_flags(source, root)
+        self._look()
         if not bool(root.done.any()):
             return after, dict(after)
         over = root.done.squeeze(-1)
@@ -244,6 +247,38 @@ class TorchRLEnv(AutoResetEnv):
             shape = self._inner.full_done_spec[done].shape
             asked.set(key, fresh.view(-1, *[1] * (len(shape) - 1)).expand(shape))
         return asked
+
+    # -------------------------------------------------------------------------------- drawing
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> Any:
+        self._forget()
+        return super()._reset(tensordict, **kwargs)
+
+    def check_scene(self) -> None:
+        """Refuses an environment that cannot be drawn.
+
+        Raises:
+            ConfigError: naming what it would need.
+        """
+        check_scene(self._drawn())
+
+    def stage(self) -> Stage | None:
+        """Returns the view of the environment, where it has one."""
+        return stage(self._drawn())
+
+    def _draw(self, index: int) -> Picture:
+        return scene(self._drawn(), index)
+
+    def _drawn(self) -> Any:
+        """Returns what draws the environment: VMAS's world, or a method ``scene`` of its own."""
+        inner: Any = self._inner
+        while not hasattr(type(inner), "scene") and hasattr(inner, "base_env"):
+            inner = inner.base_env
+        if isinstance(inner, torchrl.envs.VmasEnv):
+            from torchrl_marl.envs.vmas.scene import VmasScene
+
+            return VmasScene(inner)
+        return inner
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Closes the environment."""

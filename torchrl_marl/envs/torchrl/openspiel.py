@@ -14,6 +14,7 @@ from torchrl.data import Categorical, OneHot, Unbounded
 
 from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.envs.auto_reset import AutoResetEnv
+from torchrl_marl.envs.last_pictures import LastPictures
 from torchrl_marl.errors import SpecError
 from torchrl_marl.specs import AgentSpec
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["OpenSpielGames"]
 
 
-class OpenSpielGames(AutoResetEnv):
+class OpenSpielGames(LastPictures, AutoResetEnv):
     """Game of an :class:`~torchrl.envs.OpenSpielWrapper`, corrected, with batch size ``[1]``.
 
     Whose turn it is has mask True, in simultaneous games all who have a choice; the mask of
@@ -94,7 +95,11 @@ class OpenSpielGames(AutoResetEnv):
         for name, names in self.group_map.items():
             rows = [earned[self._places[agent]] for agent in names]
             after[name]["reward"] = self._tensor(rows).view(1, -1, 1)
+        self._look()
         return after, self._start(None) if state.is_terminal() else dict(after)
+
+    def _draw(self, index: int) -> str:
+        return str(self._state)
 
     def _after_chance(self, state: Any) -> Any:
         """Returns the state after all chance moves."""

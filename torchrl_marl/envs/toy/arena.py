@@ -16,6 +16,8 @@ from torch.nn.functional import one_hot
 from torchrl.data import Bounded, Categorical, OneHot, TensorSpec, Unbounded
 
 from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.scene import Shape
+from torchrl_marl.envs.toy.scenes import actions_in, row
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import AgentSpec
 
@@ -254,3 +256,14 @@ class Arena(MarlEnv):
         drawn = torch.randint(several, self.cue.shape, device=self.device)
         illegal = (self.cue + 1 + drawn % (self.choices - 1)) % self.choices
         return ~one_hot(illegal, self.n_actions).bool()
+
+    # ------------------------------------------------------------------------------- drawing
+
+    def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
+        """Returns the agents with their cues; above each one what it answered to the last one."""
+        alive, cue = self.alive[index].tolist(), self.cue[index].tolist()
+        shown = [f"{x:.1f}" if self.continuous_actions else str(x) for x in cue]
+        inside = [word if lives else "" for word, lives in zip(shown, alive)]
+        left = zip(alive, self.lives[index].tolist(), self.years[index].tolist())
+        below = [f"lives {n}, {years} left" if lives else "" for lives, n, years in left]
+        return row(self, inside, actions_in(self, step), below)

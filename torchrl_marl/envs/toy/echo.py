@@ -15,6 +15,8 @@ from torch.nn.functional import one_hot
 from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.scene import Shape
+from torchrl_marl.envs.toy.scenes import actions_in, earned_in, row
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import AgentSpec
 
@@ -163,3 +165,16 @@ class Echo(MarlEnv):
             met = met + there
             answer = torch.where(there & (met == self.hop), symbols.roll(-places, 1), answer)
         return torch.where(alive, answer, 0)
+
+    # ------------------------------------------------------------------------------- drawing
+
+    def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
+        """Returns the agents with their symbols; above what each named, green if right."""
+        seen = self._episode["given"]["agents"]["observation"][index, :, : self.n_symbols]
+        symbols = seen.argmax(-1).tolist()
+        inside = [chr(65 + s) if a else "" for s, a in zip(symbols, self.alive[index].tolist())]
+        asked = self.answers[index, :, 0].tolist()
+        below = [f"asked: {chr(65 + s)}" if s >= 0 else "" for s in asked]
+        said = [chr(65 + int(word)) if word else "" for word in actions_in(self, step)]
+        good = [value > 0 for value in earned_in(self, step)]
+        return row(self, inside, said, below, good)

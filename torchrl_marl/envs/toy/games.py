@@ -5,6 +5,7 @@ Shapes: E envs, N agents of a group, A actions.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn.functional import one_hot
 from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.scene import Shape
 from torchrl_marl.envs.toy.arena import Arena
 from torchrl_marl.envs.toy.echo import Echo
 from torchrl_marl.envs.toy.kuhn import Kuhn
@@ -22,6 +24,7 @@ from torchrl_marl.envs.toy.leduc import Leduc
 from torchrl_marl.envs.toy.levers import Levers
 from torchrl_marl.envs.toy.matching_levers import MatchingLevers
 from torchrl_marl.envs.toy.predator_prey import PredatorPrey
+from torchrl_marl.envs.toy.scenes import actions_in, matrix, players, row
 from torchrl_marl.envs.toy.speaker_listener import SpeakerListener
 from torchrl_marl.envs.toy.traffic_junction import TrafficJunction
 from torchrl_marl.envs.toy.turns import Nim, Paces
@@ -139,6 +142,18 @@ class MatrixGame(MarlEnv):
             [self.num_envs],
         )
 
+    # ------------------------------------------------------------------------------- drawing
+
+    def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
+        """Returns the payoff matrix, the first agent in rows; the chosen entry is marked."""
+        did = actions_in(self, step)
+        if self.payoff.ndim != 2:
+            return row(self, [str(i) for i in range(self.payoff.ndim)], did)
+        chosen = None if step is None else (int(did[0]), int(did[1]))
+        middle = -(self.payoff.shape[0] - 1) / 2
+        shapes = players(self, ["", ""], [(-1.2, middle), (-middle, 1.3)])
+        return shapes + matrix(self.payoff, chosen)
+
 
 class TwoStepGame(MarlEnv):
     """The two-step game of the QMIX paper: a safe 7, or 8 if both agents agree.
@@ -205,6 +220,20 @@ class TwoStepGame(MarlEnv):
         identity = torch.eye(2, device=self.device).repeat(self.num_envs, 1, 1)
         seen = torch.cat([state.unsqueeze(1).expand(-1, 2, -1), identity], -1)
         return TensorDict({"agents": {"observation": seen}, "state": state}, [self.num_envs])
+
+    # ------------------------------------------------------------------------------- drawing
+
+    def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
+        """Returns both games of the second step; after the first one only that which is played."""
+        did, place = actions_in(self, step), int(self.place[index])
+        chosen = None if step is None else (int(did[0]), int(did[1]))
+        shapes = players(self, ["", ""], [(-1.2, -0.5), (0.5, 1.3)])
+        ended = step is not None and bool(step.get(("next", "done")).any())
+        for i, left in ((1, 0.0), (2, 3.0)):
+            there = chosen if ended and place == i else None
+            cells = matrix(self.payoff[i], there, left=left, name=f"game {i}")
+            shapes += [c if place in (0, i) else dataclasses.replace(c, text="") for c in cells]
+        return shapes
 
 
 TOY_ENVS: dict[str, type[MarlEnv]] = {

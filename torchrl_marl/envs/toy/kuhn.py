@@ -17,7 +17,9 @@ from torchrl.data import Categorical, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.scene import Shape
 from torchrl_marl.envs.toy.chances import chances
+from torchrl_marl.envs.toy.scenes import actions_in, cards, players
 from torchrl_marl.games import nash_conv
 from torchrl_marl.specs import AgentSpec
 
@@ -152,6 +154,16 @@ class Kuhn(MarlEnv):
             out[name] = {"observation": seen, "mask": moves}
         state = torch.cat([one_hot(self.cards, 3).flatten(1), one_hot(self.said, 4)], -1)
         return {**out, "state": state.float()}
+
+    # ------------------------------------------------------------------------------- drawing
+
+    def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
+        """Returns the players and their cards, which only we see both."""
+        first, second = ("JQK"[card] for card in self.cards[index].tolist())
+        did = actions_in(self, step)
+        said = ["" if word == "" else ("bets, calls" if word == "1" else "passes") for word in did]
+        shapes = players(self, said, [(-2.0, 0.0), (2.0, 0.0)])
+        return shapes + cards(["first card", "second card"], [first, second], [(-0.8, 0), (0.8, 0)])
 
 
 def _seen(card: Tensor, said: Tensor, seat: int) -> Tensor:

@@ -16,6 +16,7 @@ from torchrl.data import Categorical, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.scene import Shape
 from torchrl_marl.envs.toy.chances import legal_chances
 from torchrl_marl.envs.toy.leduc_rules import (
     DEALS,
@@ -27,6 +28,7 @@ from torchrl_marl.envs.toy.leduc_rules import (
     sequence_form,
     strength,
 )
+from torchrl_marl.envs.toy.scenes import actions_in, cards, players
 from torchrl_marl.specs import AgentSpec
 
 __all__ = ["Leduc"]
@@ -162,3 +164,16 @@ class Leduc(MarlEnv):
             out[name] = {**own, "action_mask": (legal & moves).unsqueeze(1)}
         state = [one_hot(self.cards, 6).flatten(1), self.places.said[self.place]]
         return {**out, "state": torch.cat(state, -1).float()}
+
+    # ------------------------------------------------------------------------------- drawing
+
+    def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
+        """Returns the players and the cards, which only we see all."""
+        place, own = self.place[index], self.cards[index].tolist()
+        first, second, public = ("JQK"[card // 2] for card in own)
+        shown = public if bool(self.places.public[place]) else "?"
+        words = {"0": "folds", "1": "passes, calls", "2": "raises", "": ""}
+        said = [words[word] for word in actions_in(self, step)]
+        shapes = players(self, said, [(-3.0, 0.0), (3.0, 0.0)])
+        names, where = ["first card", "public card", "second card"], [(-1.7, 0), (0, 0), (1.7, 0)]
+        return shapes + cards(names, [first, shown, second], where)

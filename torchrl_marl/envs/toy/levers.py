@@ -15,6 +15,8 @@ from torch.nn.functional import one_hot
 from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.scene import Shape
+from torchrl_marl.envs.toy.scenes import actions_in, row
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import AgentSpec
 
@@ -106,3 +108,12 @@ class Levers(MarlEnv):
         seen = one_hot(self.who, self.pool).float()
         state = seen.new_zeros(self.num_envs, 1)
         return {"agents": {"observation": seen, **leaves}, "state": state}
+
+    # ------------------------------------------------------------------------------- drawing
+
+    def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
+        """Returns the agents by their numbers; above their levers, green if it is theirs alone."""
+        pulled = actions_in(self, step)
+        good = [word != "" and pulled.count(word) == 1 for word in pulled]
+        above = [f"lever {word}" if word else "" for word in pulled]
+        return row(self, list(map(str, self.who[index].tolist())), above, (), good)

@@ -14,6 +14,8 @@ from torch.nn.functional import one_hot
 from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.scene import Shape
+from torchrl_marl.envs.toy.scenes import actions_in, row
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import AgentSpec
 
@@ -102,3 +104,12 @@ class MatchingLevers(MarlEnv):
     def _observe(self, **leaves: Tensor) -> dict[str, Any]:
         seen = self.last.flip(1)
         return {"agents": {"observation": seen, **leaves}, "state": seen.flatten(1)}
+
+    # ------------------------------------------------------------------------------- drawing
+
+    def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
+        """Returns both partners; above the levers they pulled, green if it is the same."""
+        pulled = actions_in(self, step)
+        above = [f"lever {word}" if word else "" for word in pulled]
+        inside = list(map(str, range(1, 3)))
+        return row(self, inside, above, (), [pulled[0] == pulled[1]] * 2)

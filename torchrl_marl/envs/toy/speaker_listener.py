@@ -15,6 +15,8 @@ from torch.nn.functional import one_hot
 from torchrl.data import Bounded, Categorical, Unbounded
 
 from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.scene import Shape, text
+from torchrl_marl.envs.toy.scenes import BLUE, GRAY, GREEN, ORANGE, actions_in, names_of
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import AgentSpec
 
@@ -117,3 +119,22 @@ class SpeakerListener(MarlEnv):
         """Returns the expected return of uniform random actions."""
         steps = math.inf if self.max_steps is None else self.max_steps
         return -2 / 3 * (steps + self.speed**2 * steps * (steps + 1) / 2)
+
+    # ------------------------------------------------------------------------------- drawing
+
+    def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
+        """Returns what lies around the listener, who is the middle; the goal is green."""
+        goal = int(self.goal[index].argmax())
+        said = actions_in(self, step)[0]
+        speaker, listener = names_of(self)
+        shapes = [
+            Shape(speaker, "agent", "circle", -1.6, 1.6, 0.0, BLUE, 0.14, text="S"),
+            Shape(listener, "agent", "circle", 0.0, 0.0, 0.0, ORANGE, 0.1, text="L"),
+            text("said", f"says {said}" if said else "", -1.6, 1.3, height=0.14),
+        ]
+        for i, (x, y) in enumerate(self.landmarks[index].tolist()):
+            color = GREEN if i == goal else GRAY
+            shapes.append(
+                Shape(f"landmark_{i}", "goal", "circle", x, y, 0.0, color, 0.16, text=str(i))
+            )
+        return shapes

@@ -16,6 +16,8 @@ from torch.nn.functional import one_hot
 from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.scene import Shape
+from torchrl_marl.envs.toy.scenes import GRAY, actions_in, earned_in, players, row
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import AgentSpec
 
@@ -107,6 +109,18 @@ class Nim(MarlEnv):
             out[name] = {"observation": seen.unsqueeze(1), "mask": moves, "action_mask": mask}
         return out
 
+    # ------------------------------------------------------------------------------- drawing
+
+    def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
+        """Returns the players, and the stones that lie between them."""
+        took = [f"takes {int(word) + 1}" if word else "" for word in actions_in(self, step)]
+        shapes = players(self, took, [(-2.5, 0.0), (self.largest * 0.7 + 1.8, 0.0)])
+        there = int(self.heap[index])
+        for i in range(self.largest):
+            look = {"radius": 0.28, "visible": i < there}
+            shapes.append(Shape(f"stone {i}", "object", "circle", 0.7 * i, 0.0, 0.0, GRAY, **look))
+        return shapes
+
 
 class Paces(MarlEnv):
     """Agents answer cues, each at its own pace; an answer pays until the next one.
@@ -196,3 +210,13 @@ class Paces(MarlEnv):
         seen = torch.cat([one_hot(self.cue, self.n_actions) * acts, left], -1)
         own = {"observation": seen, "mask": acts.squeeze(-1), **reward}
         return {"agents": own, "state": seen.flatten(1)}
+
+    # ------------------------------------------------------------------------------- drawing
+
+    def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
+        """Returns the agents with their cues, and how long each waits; above what it answered."""
+        waits, cue = self.waits[index].tolist(), self.cue[index].tolist()
+        inside = ["" if left else str(own) for left, own in zip(waits, cue)]
+        below = [f"in {left}" if left else "" for left in waits]
+        good = [value > 0 for value in earned_in(self, step)]
+        return row(self, inside, actions_in(self, step), below, good)

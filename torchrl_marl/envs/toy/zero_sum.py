@@ -15,7 +15,9 @@ from torchrl.data import Categorical, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.envs.marl_env import MarlEnv
+from torchrl_marl.envs.scene import Shape
 from torchrl_marl.envs.toy.chances import chances
+from torchrl_marl.envs.toy.scenes import actions_in, matrix, players
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.games import Nash, nash, nash_conv
 from torchrl_marl.specs import AgentSpec
@@ -153,3 +155,12 @@ class ZeroSum(MarlEnv):
         ones = torch.ones(self.num_envs, 1, device=self.device)
         groups: dict[str, Any] = {n: {"observation": ones.unsqueeze(1)} for n in self.group_map}
         return {**groups, "state": ones}
+
+    # ------------------------------------------------------------------------------- drawing
+
+    def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
+        """Returns what the first earns, its choices in rows; the chosen entry is marked."""
+        did = actions_in(self, step)
+        chosen = None if step is None else (int(did[0]), int(did[1]))
+        shapes = players(self, ["", ""], [(-1.2, -1.0), (1.0, 1.3)])
+        return shapes + matrix(self.payoff, chosen)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torchrl.envs
 from torch import Tensor
 
-from torchrl_marl.envs.scene import Shape, Stage
+from torchrl_marl.envs.scene import Shape, Stage, text
 
 if TYPE_CHECKING:
     from vmas.simulator.core import Agent, Entity, Landmark
@@ -30,7 +30,8 @@ class VmasScene:
         """Returns the entities of one of the envs, agents first."""
         world = self._env._env.world
         agents = [_shape(agent, "agent", index) for agent in world.agents]
-        return agents + [_shape(entity, _role(entity), index) for entity in world.landmarks]
+        others = [_shape(entity, _role(entity), index) for entity in world.landmarks]
+        return agents + others + [_said(agent, index) for agent in world.agents if _talks(agent)]
 
     def stage(self) -> Stage:
         """Returns the view of the scenario, and its border."""
@@ -67,6 +68,20 @@ def _shape(entity: Agent | Entity, role: Any, index: int) -> Shape:
         visible=bool(entity.is_rendering[index]),
         **_form(entity.shape),
     )
+
+
+def _talks(agent: Agent) -> bool:
+    return not agent.silent and isinstance(agent.state.c, Tensor) and agent.state.c.shape[-1] > 0
+
+
+def _said(agent: Agent, index: int) -> Shape:
+    """Returns what an agent says, above it: the loudest of its numbers, and how loud it is."""
+    said = agent.state.c[index].tolist()
+    loudest = max(range(len(said)), key=lambda i: abs(said[i]))
+    words = f"{loudest}: {said[loudest]:.1f}" if said[loudest] else ""
+    x, y = agent.state.pos[index].tolist()
+    height = 1.2 * agent.shape.circumscribed_radius()
+    return text(f"{agent.name} says", words, x, y + 1.8 * height, height=height)
 
 
 def _form(shape: Any) -> dict[str, Any]:

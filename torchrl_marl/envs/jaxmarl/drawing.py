@@ -1,0 +1,171 @@
+"""What JaxMARL's worlds look like: their own state as shapes, their own pixels, or as a text.
+
+Functions of a world here are of one copy, whose state holds numpy arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from torchrl_marl.envs.scene import Picture, Shape, text
+
+__all__ = ["draw_world"]
+
+_BLUE, _RED, _GRAY = (0.35, 0.45, 0.80), (0.85, 0.35, 0.30), (0.45, 0.45, 0.45)
+_GREEN, _YELLOW = (0.30, 0.65, 0.35), (0.95, 0.80, 0.25)
+_MOST_NUMBERS = 8  # of a leaf, in a text
+
+
+def draw_world(env: Any, state: Any) -> Picture:
+    """Returns what a world looks like.
+
+    Args:
+        env (MultiAgentEnv): of JaxMARL.
+        state: its state, of one copy.
+    """
+    names = [cls.__name__ for cls in type(env).__mro__]
+    draw = next((_DRAWN[name] for name in names if name in _DRAWN), _numbers)
+    return draw(env, state)
+
+
+def _mpe(env: Any, state: Any) -> list[Shape]:
+    """Agents and landmarks; what an agent says, where it may speak."""
+    shapes = []
+    names = [*env.agents, *env.landmarks]
+    radius, speech = np.asarray(env.rad), np.asarray(state.c)
+    for i, (name, (x, y)) in enumerate(zip(names, np.asarray(state.p_pos).tolist())):
+        agent = i < env.num_agents
+        color = _color(env.colour[i])
+        role: Any = "agent" if agent else "object"
+        shapes.append(Shape(str(name), role, "circle", x, y, 0.0, color, radius=float(radius[i])))
+    for i, name in enumerate(env.agents if speech.size else ()):
+        said = speech[i]
+        if not np.any(said):
+            words = ""
+        else:
+            words = f"says {int(said.argmax())}"
+        here = shapes[i]
+        at = here.y + here.radius + 0.06
+        shapes.append(text(f"{name} says", words, here.x, at, height=0.09))
+    return shapes
+
+
+def _color(given: Any) -> tuple[float, float, float]:
+    red, green, blue = (float(part) / 255 for part in np.asarray(given)[:3])
+    return red, green, blue
+
+
+def _smax(env: Any, state: Any) -> list[Shape]:
+    """Units with the letters of their types, and how much of their health is left."""
+    state = getattr(state, "state", state)
+    units = getattr(env, "_env", env)
+    types, alive = np.asarray(state.unit_types), np.asarray(state.unit_alive)
+    health = np.asarray(state.unit_health) / np.asarray(units.unit_type_health)[types]
+    radius = np.asarray(units.unit_type_radiuses)[types]
+    names = [f"ally_{i}" for i in range(units.num_allies)]
+    names += [f"enemy_{i}" for i in range(units.num_enemies)]
+    shapes = []
+    rows = zip(names, np.asarray(state.unit_positions).tolist(), types.tolist(), radius.tolist())
+    for i, (name, (x, y), kind, r) in enumerate(rows):
+        color = _BLUE if name.startswith("ally") else _RED
+        look: Any = color if alive[i] else (0.75, 0.75, 0.75)
+        letter = units.unit_type_shorthands[kind] if alive[i] else "×"
+        shapes.append(Shape(name, "agent", "circle", x, y, 0.0, look, radius=r, text=letter))
+    for i, shape in enumerate(shapes[: len(names)]):
+        left, top = shape.x - shape.radius, shape.y + shape.radius + 0.35
+        length = float(np.clip(health[i], 0, 1)) * 2 * shape.radius
+        bar = Shape(f"{shape.name} health", "object", "box", left + length / 2, top, 0.0, _GREEN)
+        shapes.append(_sized(bar, length, 0.25, bool(alive[i])))
+    return shapes
+
+
+def _sized(shape: Shape, length: float, width: float, visible: bool = True) -> Shape:
+    import dataclasses
+
+    return dataclasses.replace(shape, length=length, width=width, visible=visible)
+
+
+def _overcooked(env: Any, state: Any) -> np.ndarray:
+    from jaxmarl.viz.overcooked_visualizer import OvercookedVisualizer
+
+    around = env.agent_view_size - 2
+    grid = np.asarray(state.maze_map)[around:-around, around:-around, :]
+    pixels = OvercookedVisualizer._render_grid(
+        grid,
+        tile_size=32,
+        highlight_mask=None,
+        agent_dir_idx=np.asarray(state.agent_dir_idx),
+        agent_inv=np.asarray(state.agent_inv),
+    )
+    return np.asarray(pixels, dtype=np.uint8)
+
+
+def _own_render(env: Any, state: Any) -> np.ndarray:
+    return np.asarray(env.render(state), dtype=np.uint8)
+
+
+def _switch(env: Any, state: Any) -> list[Shape]:
+    """Who is in the room, who has been there, and the bulb."""
+    inside, been = int(state.agent_in_room), np.asarray(state.has_been)
+    room = Shape("room", "goal", "box", 0.0, 2.0, 0.0, _GRAY, length=3.0, width=2.0)
+    light = _YELLOW if bool(state.bulb_state) else _GRAY
+    shapes = []
+    for i, name in enumerate(env.agents):
+        x, y = (-0.7, 2.0) if i == inside else (1.4 * (i - (len(env.agents) - 1) / 2), 0.0)
+        color = _GREEN if been[i] else _BLUE
+        shapes.append(Shape(str(name), "agent", "circle", x, y, 0.0, color, 0.4, text=str(i)))
+    bulb = Shape("bulb", "object", "circle", 0.7, 2.3, 0.0, light, radius=0.3)
+    words = text("legend", "green: has been in the room", 0.0, -0.9, height=0.3)
+    return [*shapes, room, bulb, words]
+
+
+def _coins(env: Any, state: Any) -> list[Shape]:
+    """Two players and their coins on a grid of three by three."""
+    places = {
+        "red": (state.red_pos, _RED, "agent", 0.35),
+        "blue": (state.blue_pos, _BLUE, "agent", 0.35),
+        "red coin": (state.red_coin_pos, _RED, "goal", 0.2),
+        "blue coin": (state.blue_coin_pos, _BLUE, "goal", 0.2),
+    }
+    shapes = []
+    for i, (name, (place, color, role, radius)) in enumerate(places.items()):
+        row, column = (float(x) for x in np.asarray(place).reshape(-1)[:2])
+        aside = 0.12 * (1 if i % 2 else -1)
+        kind: Any = role
+        name = str(env.agents[i]) if i < 2 else name
+        shapes.append(Shape(name, kind, "circle", column + aside, -row, 0.0, color, radius=radius))
+    board = Shape("board", "goal", "box", 1.0, -1.0, 0.0, _GRAY, length=3.0, width=3.0, hollow=True)
+    return [*shapes, board]
+
+
+def _numbers(env: Any, state: Any) -> str:
+    """Writes the state's numbers, for worlds of which nothing better is known."""
+    lines = []
+    for name in getattr(state, "__dataclass_fields__", {"state": None}):
+        value = getattr(state, name, state)
+        if hasattr(value, "__dataclass_fields__") or not hasattr(value, "shape"):
+            continue
+        flat = np.asarray(value).reshape(-1)
+        shown = " ".join(_written(x) for x in flat[:_MOST_NUMBERS])
+        lines.append(f"{name:<18.18} {shown}{' ...' if flat.size > _MOST_NUMBERS else ''}")
+    return "\n".join(lines) or type(state).__name__
+
+
+def _written(x: Any) -> str:
+    return f"{float(x):.2f}" if np.issubdtype(type(x), np.floating) else str(int(x))
+
+
+_DRAWN: dict[str, Callable[[Any, Any], Picture]] = {
+    "SimpleMPE": _mpe,
+    "SMAX": _smax,
+    "EnemySMAX": _smax,
+    "Overcooked": _overcooked,
+    "SwitchRiddle": _switch,
+    "CoinGame": _coins,
+    "InTheGrid": _own_render,
+    "InTheGrid_2p": _own_render,
+    "InTheMatrix": _own_render,
+}

@@ -1,0 +1,111 @@
+"""What PettingZoo's worlds look like: by their own ``render``. Imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import os
+import random
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from torchrl_marl.errors import ConfigError, UserError
+
+__all__ = ["check_modes", "drawn", "mode_of", "takes_mode"]
+
+_MODES = ("rgb_array", "ansi")
+
+
+def mode_of(world: Any) -> str | None:
+    """Returns the way in which a world draws itself for others to read, or None.
+
+    Args:
+        world: of PettingZoo.
+    """
+    known = getattr(world, "metadata", None) or {}
+    modes = known.get("render_modes") or known.get("render.modes") or ()
+    return next((mode for mode in _MODES if mode in modes), None)
+
+
+def check_modes(name: str, mode: str | None, now: str | None, chosen: bool) -> None:
+    """Refuses a world that cannot be drawn.
+
+    Args:
+        name (str): of the world.
+        mode (str, optional): in which it could be.
+        now (str, optional): for which it was built.
+        chosen (bool): whether it was built by somebody else.
+
+    Raises:
+        ConfigError: with the fix.
+    """
+    if mode is None:
+        raise ConfigError(
+            f"{name} cannot be drawn: its render modes have neither 'rgb_array' nor 'ansi'; leave "
+            "the animation out."
+        )
+    if chosen and now != mode:
+        raise ConfigError(
+            f"{name} is built with render_mode={now!r}, expected {mode!r} to be drawn; build it "
+            f"with render_mode={mode!r}."
+        )
+
+
+def takes_mode(create: Any) -> bool:
+    """Returns whether what makes a world takes ``render_mode``."""
+    try:
+        parameters = inspect.signature(create).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(p.name == "render_mode" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def drawn(world: Any, name: str) -> np.ndarray | str:
+    """Returns pixels ``[H, W, 3]``, or a text.
+
+    Drawing takes no number from the generators that the world plays with.
+
+    Raises:
+        UserError: a world that raises, or returns something else.
+    """
+    with _apart():
+        try:
+            found = world.render()
+        except Exception as error:
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UserError(
+                f"{name} could not be drawn (render() raised {why}); leave the animation out, or "
+                "correct the world."
+            ) from error
+    found = found.getvalue() if isinstance(found, io.StringIO) else found
+    if isinstance(found, str):
+        return found
+    pixels = np.asarray(found)
+    if pixels.ndim != 3 or pixels.shape[-1] not in (3, 4):
+        raise UserError(
+            f"{name} could not be drawn: render() gave {type(found).__name__} of shape "
+            f"{pixels.shape}, expected pixels [H, W, 3]; build it with render_mode='rgb_array'."
+        )
+    return np.array(pixels[..., :3], dtype=np.uint8)
+
+
+@contextlib.contextmanager
+def _apart() -> Iterator[None]:
+    """Keeps drawing away from windows, warnings and the world's random numbers."""
+    numpy, python = np.random.get_state(), random.getstate()
+    added = {"PYGAME_HIDE_SUPPORT_PROMPT": "hide", "SDL_VIDEODRIVER": "dummy"}
+    added = {key: value for key, value in added.items() if key not in os.environ}
+    os.environ.update(added)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        np.random.set_state(numpy)
+        random.setstate(python)
+        for key in added:
+            os.environ.pop(key, None)
