@@ -288,6 +288,24 @@ class TestOtherPictures:
         # The last picture is of the episode's end, not of the next one's start.
         assert (film.episodes[0][-1].picture != scene(env, 0)).any()
 
+    def test_jax_worlds_show_their_last_state(self):
+        """A step of theirs begins the next episode at once; positions are also observed."""
+        pytest.importorskip("jaxmarl")
+        from torchrl_marl.envs import JaxMarlEnv
+
+        env = JaxMarlEnv("MPE_simple_spread_v3", num_envs=2, max_steps=3, seed=0)
+
+        def act(tensordict):
+            return tensordict.set(("agent", "action"), torch.full((2, 3), 2))
+
+        film, _ = film_of(env, act, shown=2)
+        env.set_seed(3)
+        seen = env.rollout(3, act)["next", "agent", "observation"]
+        for i, frames in enumerate(film.episodes):
+            for frame, observed in zip(frames[1:], seen[i]):
+                places = [(s.x, s.y) for s in frame.picture if s.role == "agent"]
+                assert torch.allclose(torch.tensor(places), observed[:, 2:4], atol=1e-5)
+
 
 class TestWhereItIsAskedFor:
     def test_evaluate_writes_it_and_measures_the_same(self, tmp_path):

@@ -14,7 +14,7 @@ from torchrl.envs import EnvBase
 from torchrl_marl.envs.scene import check_scene
 from torchrl_marl.errors import ConfigError, MissingExtraError
 from torchrl_marl.training.files import whole_file, writing
-from torchrl_marl.training.film import ACTS, Film, Frame
+from torchrl_marl.training.film import ACTS, WAITS, Film, Frame
 from torchrl_marl.training.panels import AgentLine, PixelsPanel, ShapesPanel, TextPanel, limits
 
 if TYPE_CHECKING:
@@ -207,7 +207,8 @@ class _View:
     def __init__(self, film: Film, every: Sequence[Frame]) -> None:
         self.stage, self.first = film.stage, every[0]
         picture = every[0].picture
-        self.turns = any(a.life != ACTS for f in every for a in f.agents)
+        lives = {agent.life for frame in every for agent in frame.agents}
+        self.turns = WAITS in lives
         talks = any(a.heard is not None for f in every for a in f.agents)
         self.colors: dict[str, Any] = {}
         if isinstance(picture, str):
@@ -224,7 +225,7 @@ class _View:
             self.colors = {s.name: s.color for s in picture if s.role == "agent"}
         # Shapes show it themselves, where each agent has one.
         placed = all(agent.name in self.colors for agent in every[0].agents)
-        self.has_line = bool(every[0].agents) and (talks or (self.turns and not placed))
+        self.has_line = bool(every[0].agents) and (talks or (lives != {ACTS} and not placed))
 
 
 class _Panel:

@@ -67,6 +67,8 @@ class Film:
         shown (int): how many episodes, from the first on.
 
     Attributes:
+        name (str): of the world.
+        stage (Stage, optional): the part of the plane in which it plays.
         episodes (list): the frames of each episode.
 
     Raises:
@@ -78,8 +80,8 @@ class Film:
             raise ConfigError(f"episodes shown are {shown}, expected 1 or more.")
         check_scene(env)
         self.shown = min(shown, env.batch_size.numel())
-        self.name = _name_of(env)
-        self.stage: Stage | None = None
+        self.stage: Stage | None = stage(env)
+        self.name = _name_of(env) if self.stage is None else self.stage.name
         self.episodes: list[list[Frame]] = []
         self._env, self._team = env, team
 
@@ -90,7 +92,6 @@ class Film:
             carry (TensorDictBase): what a reset gave, ``[E]``.
         """
         returns = dict.fromkeys(self._team.groups, 0.0)
-        self.stage = stage(self._env)
         self.episodes = []
         for i in range(self.shown):
             agents = self._agents(carry, i, None)

@@ -113,7 +113,8 @@ class ShapesPanel:
             _paint(artists["form"], shape, life)
         if "text" in artists:
             self._write(artists["text"], shape, shape.width if shape.kind == "text" else None)
-            dark = sum(shape.color) < 1.35 and shape.kind != "text" and not shape.hollow
+            light = sum(w * part for w, part in zip((0.3, 0.59, 0.11), shape.color))
+            dark = light < 0.6 and _ALPHA[shape.role] > 0.5 and not shape.hollow
             color = shape.color if shape.kind == "text" else (1, 1, 1) if dark else _INK
             artists["text"].set_color(color)
         if "ring" in artists:
@@ -285,7 +286,7 @@ class AgentLine:
     def __init__(self, axes: Axes, agents: Sequence[Agent], colors: dict[str, Any]) -> None:
         self.axes = axes
         n = len(agents)
-        axes.set(xlim=(-0.6, max(n, 4) - 0.4), ylim=(-0.75, 1.0))
+        axes.set(xlim=(-0.6, max(n, 4) - 0.4), ylim=(-1.0, 1.0))
         axes.set_axis_off()
         self._colors = [colors.get(agent.name, (0.30, 0.45, 0.69)) for agent in agents]
         self._dots = axes.scatter(range(n), [0.0] * n, s=60, zorder=3, linewidths=1.4)
@@ -330,7 +331,7 @@ def limits(frames: Sequence[Frame], stage: Stage | None) -> Limits:
         spans = [span for span in spans if span[0] < span[1]] or [(-1.0, 1.0)]
         low.append(min(a for a, _ in spans))
         high.append(max(b for _, b in spans))
-    margin = 0.04 * max(high[0] - low[0], high[1] - low[1])
+    margin = 0.06 * max(high[0] - low[0], high[1] - low[1])
     return low[0] - margin, high[0] + margin, low[1] - margin, high[1] + margin
 
 

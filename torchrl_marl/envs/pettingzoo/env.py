@@ -145,7 +145,7 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         slots = tuple(slots_of(declaration, seated))
         super().__init__(declaration, device=device, info=_info_specs(keys, groups))
         self._set_seed(int(torch.randint(2**31, ())) if seed is None else seed)
-        self.max_steps, self.own_limit = max_steps, facts.limit
+        self.max_steps, self.own_limit, self.world_name = max_steps, facts.limit, make.name
         plan = CopyPlan(make.name, slots, max_steps, keys, state == "world")
         copy = TurnCopy if facts.turns else ParallelCopy
         self._workers = Workers(

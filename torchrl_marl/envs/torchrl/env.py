@@ -141,7 +141,7 @@ class TorchRLEnv(LastPictures, AutoResetEnv):
         )
         super().__init__(declaration, device=env.device or "cpu")
         self._inner, self._reading = env, reading
-        self.max_steps = reading.max_steps
+        self.max_steps, self.world_name = reading.max_steps, type(env).__name__
         self.random_state = RandomState(int(torch.randint(2**31, ())), self.device)
         self._last: TensorDictBase | None = None
         self._flags: dict[str, Any] = {}

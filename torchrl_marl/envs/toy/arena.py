@@ -265,5 +265,5 @@ class Arena(MarlEnv):
         shown = [f"{x:.1f}" if self.continuous_actions else str(x) for x in cue]
         inside = [word if lives else "" for word, lives in zip(shown, alive)]
         left = zip(alive, self.lives[index].tolist(), self.years[index].tolist())
-        below = [f"lives {n}, {years} left" if lives else "" for lives, n, years in left]
+        below = [f"{n}♥, {years} left" if lives else "" for lives, n, years in left]
         return row(self, inside, actions_in(self, step), below)
