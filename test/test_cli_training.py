@@ -42,8 +42,8 @@ def training(monkeypatch, tmp_path):
             "frames_per_second": 320.0,
         }
 
-        def play(episodes=None, deterministic=None, gif=False, seed=None, record=False):
-            assert record
+        def play(episodes, deterministic, seed, record, gif=False, mp4=False, shown=1):
+            assert record and shown == 1 and not mp4
             seen.evaluated.append((episodes, deterministic, gif, seed))
             returns = torch.tensor([41.0, 43.0] if deterministic else [21.0, 23.0])
             return Episodes({"agents": returns}, torch.tensor([5, 7]), {"agents": 3})

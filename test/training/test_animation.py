@@ -23,7 +23,7 @@ from torchrl_marl.errors import ConfigError, MissingExtraError, WriteError
 from torchrl_marl.training import animation
 from torchrl_marl.training.animation import draw_frames, write
 from torchrl_marl.training.evaluation import evaluate, play
-from torchrl_marl.training.film import ACTS, DEAD, WAITS, Film
+from torchrl_marl.training.film import ACTS, DEAD, UNBORN, WAITS, Film
 
 
 @pytest.fixture(autouse=True)
@@ -195,6 +195,11 @@ class TestLife:
         blue = [(p[60:, :half, 2].astype(int) - p[60:, :half, 0] > 40).sum() for p in pictures]
         assert min(blue[:5]) > 500 and max(blue[5:]) < 0.2 * min(blue[:5])
 
+    def test_who_is_not_yet_there_does_not_wait(self):
+        film, _ = film_of(Arena(1, n_agents=2, late_spawn=2, lives=30, seed=0))
+        lives = [frame.agents[1].life for frame in film.episodes[0]]
+        assert lives[:3] == [UNBORN, UNBORN, ACTS]
+
     def test_whose_turn_it_is(self):
         film, _ = film_of(Nim(1, stones=6, seed=0))
         for frame in film.episodes[0][:-1]:
@@ -202,7 +207,7 @@ class TestLife:
         first = film.episodes[0][0]
         assert [agent.life for agent in first.agents] == [ACTS, WAITS]
         picture = draw_frames(film)[0].astype(int)
-        orange = (picture[..., 0] - picture[..., 2] > 120) & (picture[..., 1] > 120)
+        orange = (picture[..., 0] > 200) & (picture[..., 2] < 60)
         half = picture.shape[1] // 2
         assert orange[:, :half].sum() > 50  # a ring around the first, and none around the second
         assert orange[:, half:].sum() < 0.2 * orange[:, :half].sum()

@@ -23,7 +23,7 @@ def add_evaluate(commands: Any) -> None:
         "--against",
         metavar="PLAYER",
         help="in a world of two sides: win rate against another run, RUN/players/NAME.pt, "
-        "`random` or `heuristic`, from both seats",
+        "`random` or `heuristic`, from both seats; printed only",
     )
     _add_measuring(evaluate, "both kinds, beside each other")
     evaluate.add_argument("--gif", action="store_true", help="write RUN/episode.gif, too")

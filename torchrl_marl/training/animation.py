@@ -114,7 +114,7 @@ def _write_video(pictures: Sequence[np.ndarray], path: Path, milliseconds: int) 
     last = [pictures[-1]] * (_LAST_MILLISECONDS // milliseconds)
     part = path.with_name(f"{path.name}.part.mp4")
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        part.open("wb").close()  # a folder that is not there, or full
         video = imageio_ffmpeg.write_frames(
             str(part), (width, height), fps=1000 / milliseconds, macro_block_size=2
         )
@@ -182,7 +182,9 @@ def _panels(figure: Figure, film: Film) -> Iterator[_Panel]:
     height = min(max(size * view.ratio, 0.33 * size), 1.34 * size)
     width = max(min(size, height / view.ratio), 0.62 * size)
     line = _LINE if view.has_line else 0.0
-    whole = height + _TITLE + line
+    names = sum(len(name) + 6 for name in every[0].returns) + 8
+    title = _TITLE * (1 if 0.085 * (len(film.name) + names) < width else 1.6)
+    whole = height + title + line
     figure.set_size_inches(columns * width, rows * whole)
     figure.set_facecolor("white")
     for i in range(n):
@@ -197,8 +199,9 @@ def _panels(figure: Figure, film: Film) -> Iterator[_Panel]:
             (height - 0.03) / whole / rows,
         )
         below = (left + gap, bottom, share, line / whole / rows)
-        title = film.name if n == 1 else f"{film.name} {i + 1}" if i == 0 else str(i + 1)
-        yield _Panel(figure, view, place, below if line else None, title)
+        words = film.name if n == 1 else f"{film.name} {i + 1}" if i == 0 else str(i + 1)
+        pad = 6 if title == _TITLE else 20
+        yield _Panel(figure, view, place, below if line else None, words, pad)
 
 
 class _View:
@@ -232,14 +235,14 @@ class _Panel:
     """One episode: its world, title and agents."""
 
     def __init__(
-        self, figure: Figure, view: _View, place: Any, below: Any | None, title: str
+        self, figure: Figure, view: _View, place: Any, below: Any | None, title: str, pad: int
     ) -> None:
         axes = figure.add_axes(place)
         field = [part / 255 for part in _FIELD]
         axes.set(xticks=[], yticks=[], facecolor=field)
         for spine in axes.spines.values():
             spine.set_color("#c8c8c8")
-        axes.set_title(title, loc="left", fontsize=10, fontweight="bold", pad=6)
+        axes.set_title(title, loc="left", fontsize=10, fontweight="bold", y=1.0, pad=pad)
         self._axes = axes
         self._world: Any
         if view.kind == "shapes":
@@ -258,7 +261,7 @@ class _Panel:
         if self._line is not None:
             self._line.show(frame.agents)
         color = "#202020" if frame.over else "#606060"
-        self._axes.set_title(_title(frame), loc="right", fontsize=9, color=color, pad=6)
+        self._axes.set_title(_title(frame), loc="right", fontsize=9, color=color, y=1.0, pad=6)
 
 
 def _title(frame: Frame) -> str:

@@ -18,10 +18,10 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.communication.heard import listening_by_group
 from torchrl_marl.specs import TeamSpec
 
-__all__ = ["ACTS", "DEAD", "WAITS", "Agent", "Film", "Frame"]
+__all__ = ["ACTS", "DEAD", "UNBORN", "WAITS", "Agent", "Film", "Frame"]
 
-ACTS, WAITS, DEAD = "acts", "waits", "is gone"
-"""What an agent does in a moment: it is its turn, it is not, or its life has ended."""
+ACTS, WAITS, DEAD, UNBORN = "acts", "waits", "is gone", "is not yet there"
+"""What an agent does in a moment: it is its turn, it is not; its life has ended, or not begun."""
 _LEAST_HEARD = 0.01
 
 Policy = Callable[[TensorDictBase], TensorDictBase]
@@ -33,7 +33,7 @@ class Agent:
 
     name: str
     life: str = ACTS
-    """:data:`ACTS`, :data:`WAITS` or :data:`DEAD`."""
+    """:data:`ACTS`, :data:`WAITS`, :data:`DEAD` or :data:`UNBORN`."""
     heard: float | None = None
     """How much others listened to it, mean of their weights, 0 to 1; None where nobody talks."""
 
@@ -94,7 +94,7 @@ class Film:
         returns = dict.fromkeys(self._team.groups, 0.0)
         self.episodes = []
         for i in range(self.shown):
-            agents = self._agents(carry, i, None)
+            agents = self._agents(carry, i, None, ())
             self.episodes.append([Frame(0, scene(self._env, i), returns, agents)])
 
     def saw(self, act: Policy, step: TensorDictBase, sums: Mapping[str, Tensor]) -> None:
@@ -115,7 +115,9 @@ class Film:
             before = self.episodes[i][-1]
             words = _words(self._team, heard, i)
             loud = _loudness(self._team, heard, i)
-            agents = before.agents if done[i] else self._agents(following, i, loud)
+            agents = before.agents
+            if not done[i]:
+                agents = self._agents(following, i, loud, before.agents)
             picture = scene(self._env, i, step[i])
             returns = {name: float(own[i]) for name, own in sums.items()}
             self.episodes[i].append(
@@ -130,10 +132,15 @@ class Film:
             return listening_by_group(act, step[: self.shown])
 
     def _agents(
-        self, given: TensorDictBase, i: int, loud: Mapping[str, float] | None
+        self,
+        given: TensorDictBase,
+        i: int,
+        loud: Mapping[str, float] | None,
+        before: tuple[Agent, ...],
     ) -> tuple[Agent, ...]:
         """Returns all agents as they are before their next step."""
         found = []
+        born = {agent.name for agent in before if agent.life != UNBORN}
         for group in self._team.groups.values():
             gone = [False] * group.n_agents
             if group.agent_done:
@@ -142,7 +149,8 @@ class Film:
             if group.mask_key is not None:
                 acts = given.get(group.mask_key)[i].reshape(-1).tolist()
             for agent, dead, does in zip(group.agent_names, gone, acts):
-                life = DEAD if dead else ACTS if does else WAITS
+                waits = WAITS if group.in_turns or agent in born else UNBORN
+                life = DEAD if dead else ACTS if does else waits
                 found.append(Agent(agent, life, None if loud is None else loud.get(agent)))
         return tuple(found)
 
@@ -171,5 +179,5 @@ def _name_of(env: EnvBase) -> str:
         env = env.base_env
     for key in ("scenario_name", "world_name"):
         if isinstance(found := getattr(env, key, None), str):
-            return found
+            return found.rpartition("/")[2]
     return type(env).__name__

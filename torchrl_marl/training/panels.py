@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchrl_marl.envs.scene import Shape, Stage
-from torchrl_marl.training.film import ACTS, DEAD, WAITS, Agent, Frame
+from torchrl_marl.training.film import ACTS, DEAD, UNBORN, WAITS, Agent, Frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -208,16 +208,17 @@ def _resize(artist: Any, shape: Shape) -> None:
 
 
 def _paint(artist: Any, shape: Shape, life: str) -> None:
-    """Colors a form; who is gone is gray and dashed."""
-    color = _GONE if life == DEAD else shape.color
-    alpha = 0.35 if life == DEAD else _ALPHA[shape.role]
+    """Colors a form; who is gone, or not yet there, is gray and dashed."""
+    absent = life in (DEAD, UNBORN)
+    color = _GONE if absent else shape.color
+    alpha = 0.35 if absent else _ALPHA[shape.role]
     dark = tuple(0.65 * part for part in color)
     if shape.kind == "line":
         artist.set_color((*color, alpha))
         return
     artist.set_facecolor((*color, alpha))
     artist.set_edgecolor((*dark, 0.5 if shape.role == "goal" else 1.0))
-    artist.set_linestyle(":" if life == DEAD else "-")
+    artist.set_linestyle(":" if absent else "-")
 
 
 class PixelsPanel:
@@ -229,7 +230,6 @@ class PixelsPanel:
 
     def __init__(self, axes: Axes) -> None:
         self.axes = axes
-        axes.set_axis_off()
         self._image: Any = None
 
     def show(self, frame: Frame, recent: Sequence[Frame]) -> None:
@@ -297,9 +297,10 @@ class AgentLine:
 
     def show(self, agents: Sequence[Agent]) -> None:
         """Shows how the agents are in a moment."""
-        faces = {ACTS: 1.0, WAITS: 0.0, DEAD: 0.0}
+        faces = {ACTS: 1.0, WAITS: 0.0, DEAD: 0.0, UNBORN: 0.0}
+        absent = (DEAD, UNBORN)
         rows = list(zip(agents, self._colors))
-        edges = [_GONE if agent.life == DEAD else color for agent, color in rows]
+        edges = [_GONE if agent.life in absent else color for agent, color in rows]
         self._dots.set_facecolor([(*c, faces[agent.life]) for (agent, _), c in zip(rows, edges)])
         self._dots.set_edgecolor([(*color, 1.0) for color in edges])
         gone = [(float(i), 0.0) for i, agent in enumerate(agents) if agent.life == DEAD]

@@ -59,12 +59,12 @@ def _color(given: Any) -> tuple[float, float, float]:
 
 
 def _smax(env: Any, state: Any) -> list[Shape]:
-    """Units with the letters of their types, and how much of their health is left."""
+    """Units, larger than they are, with the letters of their types and what health is left."""
     state = getattr(state, "state", state)
     units = getattr(env, "_env", env)
     types, alive = np.asarray(state.unit_types), np.asarray(state.unit_alive)
     health = np.asarray(state.unit_health) / np.asarray(units.unit_type_health)[types]
-    radius = np.asarray(units.unit_type_radiuses)[types]
+    radius = 1.8 * np.asarray(units.unit_type_radiuses)[types]
     names = [f"ally_{i}" for i in range(units.num_allies)]
     names += [f"enemy_{i}" for i in range(units.num_enemies)]
     shapes = []
@@ -75,10 +75,10 @@ def _smax(env: Any, state: Any) -> list[Shape]:
         letter = units.unit_type_shorthands[kind] if alive[i] else "×"
         shapes.append(Shape(name, "agent", "circle", x, y, 0.0, look, radius=r, text=letter))
     for i, shape in enumerate(shapes[: len(names)]):
-        left, top = shape.x - shape.radius, shape.y + shape.radius + 0.35
+        left, top = shape.x - shape.radius, shape.y + shape.radius + 0.4
         length = float(np.clip(health[i], 0, 1)) * 2 * shape.radius
         bar = Shape(f"{shape.name} health", "object", "box", left + length / 2, top, 0.0, _GREEN)
-        shapes.append(_sized(bar, length, 0.25, bool(alive[i])))
+        shapes.append(_sized(bar, length, 0.35, bool(alive[i])))
     return shapes
 
 
@@ -103,8 +103,11 @@ def _overcooked(env: Any, state: Any) -> np.ndarray:
     return np.asarray(pixels, dtype=np.uint8)
 
 
-def _own_render(env: Any, state: Any) -> np.ndarray:
-    return np.asarray(env.render(state), dtype=np.uint8)
+def _own_render(env: Any, state: Any) -> Picture:
+    try:
+        return np.asarray(env.render(state), dtype=np.uint8)
+    except (OverflowError, TypeError, ValueError):  # written for numpy 1
+        return _numbers(env, state)
 
 
 def _switch(env: Any, state: Any) -> list[Shape]:
@@ -141,6 +144,23 @@ def _coins(env: Any, state: Any) -> list[Shape]:
     return [*shapes, board]
 
 
+def _hanabi(env: Any, state: Any) -> str:
+    """All hands, which only we see, the fireworks, and what is left."""
+    colors = "RYGWB"
+    fireworks = np.asarray(state.fireworks).sum(-1).astype(int)
+    built = "  ".join(f"{colors[i]}{n}" for i, n in enumerate(fireworks[:5]))
+    left = (
+        f"hints {int(np.sum(state.info_tokens))}   lives {int(np.sum(state.life_tokens))}   "
+        f"cards dealt {int(state.num_cards_dealt)}"
+    )
+    lines = [f"fireworks   {built}", left, ""]
+    for name, hand in zip(env.agents, np.asarray(state.player_hands)):
+        held = [np.argwhere(card > 0) for card in hand]
+        words = [f"{colors[own[0][0]]}{own[0][1] + 1}" if len(own) else "--" for own in held]
+        lines.append(f"{name!s:<11} {' '.join(words)}")
+    return "\n".join(lines)
+
+
 def _numbers(env: Any, state: Any) -> str:
     """Writes the state's numbers, for worlds of which nothing better is known."""
     lines = []
@@ -164,6 +184,7 @@ _DRAWN: dict[str, Callable[[Any, Any], Picture]] = {
     "EnemySMAX": _smax,
     "Overcooked": _overcooked,
     "SwitchRiddle": _switch,
+    "HanabiEnv": _hanabi,
     "CoinGame": _coins,
     "InTheGrid": _own_render,
     "InTheGrid_2p": _own_render,

@@ -199,7 +199,8 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
 
         if self._carry is None:
             self.reset()
-        worlds = self._carry["world"] if self._after is None else self._after
+        after = self._after if self._watched else None
+        worlds = self._carry["world"] if after is None else after
         own = jax.device_get(jax.tree.map(lambda x: x[index], worlds))
         return draw_world(self._calls.world.env, own)
 

@@ -22,6 +22,7 @@ from torchrl_marl.envs.last_pictures import LastPictures
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Picture, Stage, check_scene, scene, stage
 from torchrl_marl.envs.torchrl.conventions import Reading, reading_of
+from torchrl_marl.envs.vmas_scene import VmasScene
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.random_state import RandomState, own_stream
 
@@ -274,11 +275,7 @@ class TorchRLEnv(LastPictures, AutoResetEnv):
         inner: Any = self._inner
         while not hasattr(type(inner), "scene") and hasattr(inner, "base_env"):
             inner = inner.base_env
-        if isinstance(inner, torchrl.envs.VmasEnv):
-            from torchrl_marl.envs.vmas.scene import VmasScene
-
-            return VmasScene(inner)
-        return inner
+        return VmasScene(inner) if isinstance(inner, torchrl.envs.VmasEnv) else inner
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Closes the environment."""

@@ -33,7 +33,7 @@ from torchrl_marl.envs.vmas.build import (
 from torchrl_marl.envs.vmas.graphs import VmasGraphs
 from torchrl_marl.envs.vmas.library import out_of_file
 from torchrl_marl.envs.vmas.reading import ScenarioReader, StateOf, action_rows, where_reset
-from torchrl_marl.envs.vmas.scene import VmasScene
+from torchrl_marl.envs.vmas_scene import VmasScene
 from torchrl_marl.errors import BatchSizeError, SimulatorStateError
 from torchrl_marl.random_state import RandomState, own_stream
 from torchrl_marl.simulator.partial_reset import UndoWrites
