@@ -126,12 +126,9 @@ def matrix(
     for i, values in enumerate(payoff.tolist()):
         for j, value in enumerate(values):
             color = GOLD if chosen == (i, j) else PALE
-            cell = Shape(
-                *(f"{name} {i} {j}", "object", "box", left + j, -float(i), 0.0, color),
-                length=0.92,
-                width=0.92,
-                text=f"{value:g}",
-            )
+            look: dict[str, Any] = {"length": 0.92, "width": 0.92, "text": f"{value:g}"}
+            place = left + j, -float(i)
+            cell = Shape(f"{name} {i} {j}", "object", "box", *place, 0.0, color, **look)
             shapes.append(cell)
     return shapes
 
