@@ -321,6 +321,7 @@ class TestWhereItIsAskedFor:
         assert measured == evaluate(env, None, team, episodes=2)
         assert len(list(frames_of(path))) == 7
 
+    @pytest.mark.filterwarnings("ignore")  # imageio-ffmpeg leaves its pipes to the collector
     def test_a_video_where_there_is_a_writer(self, tmp_path, monkeypatch):
         writer = pytest.importorskip("imageio_ffmpeg")
         path = tmp_path / "episode.mp4"
