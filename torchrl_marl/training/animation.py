@@ -243,7 +243,17 @@ class _Panel:
         for spine in axes.spines.values():
             spine.set_color("#c8c8c8")
         axes.set_title(title, loc="left", fontsize=10, fontweight="bold", y=1.0, pad=pad)
-        self._axes = axes
+        # Not a title of matplotlib's, which all have one distance.
+        self._said = axes.annotate(
+            *("", (1, 1), (0, 6)),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=9,
+            parse_math=False,
+            annotation_clip=False,
+        )
         self._world: Any
         if view.kind == "shapes":
             self._world = ShapesPanel(axes, view.limits, view.stage, view.turns)
@@ -261,7 +271,7 @@ class _Panel:
         if self._line is not None:
             self._line.show(frame.agents)
         color = "#202020" if frame.over else "#606060"
-        self._axes.set_title(_title(frame), loc="right", fontsize=9, color=color, y=1.0, pad=6)
+        self._said.set(text=_title(frame), color=color)
 
 
 def _title(frame: Frame) -> str:
