@@ -88,7 +88,8 @@ def shown_of(notebook):
 
 def words(text):
     """A text without numbers, lines and columns, which a machine or another draw may change."""
-    text = re.sub(r"torchrl_marl: total_frames is .*", "", text)  # a third is no whole batches
+    # A third is no whole batches; and whether two means differ by chance is a matter of numbers.
+    text = re.sub(r"torchrl_marl: (total_frames is|the likeliest actions earn) .*", "", text)
     text = re.sub(r"0x[0-9a-f]+", "#", text)
     text = re.sub(r"[-+]?(?:\d[\d_,]*\.?\d*(?:e[-+]?\d+)?|\.\d+|\bnan\b|\binf\b)", "#", text)
     return re.sub(r"[-=\s]+|(?<=#)[,. ]+(?=#)", " ", text).strip()
