@@ -45,7 +45,7 @@ class ShapesPanel:
             x, y = stage.border
             box = Rectangle((-x, -y), 2 * x, 2 * y, fill=False, color="#a8a8a8", lw=1.0, ls="--")
             axes.add_patch(box)
-        self._known: list[tuple[str, str, str]] = []
+        self._known: list[tuple[Any, ...]] = []
         self._drawn: list[Any] = []
 
     def show(self, frame: Frame, recent: Sequence[Frame]) -> None:
@@ -56,7 +56,7 @@ class ShapesPanel:
             recent (sequence of Frame): those up to it, for the trails.
         """
         shapes = _shapes(frame)
-        known = [(shape.name, shape.kind, shape.role) for shape in shapes]
+        known: list[tuple[Any, ...]] = [(one.name, one.kind, one.role) for one in shapes]
         if known != self._known:
             self._make(shapes)
             self._known = known
@@ -76,7 +76,7 @@ class ShapesPanel:
         self._drawn = [self._artists(shape) for shape in shapes]
         for lines in getattr(self, "_lines", ()):
             lines.remove()
-        add = self.axes.add_collection
+        add: Any = self.axes.add_collection
         self._trails = add(LineCollection([], linewidths=1.6, zorder=5), autolim=False)
         self._words = add(LineCollection([], linewidths=1.2, zorder=5), autolim=False)
         self._lines = (self._trails, self._words)
@@ -167,7 +167,7 @@ def _grown(shape: Shape) -> Shape:
     import dataclasses
 
     reach = 0.35 * min(shape.reach)
-    sizes = {"radius": shape.radius + reach}
+    sizes: dict[str, Any] = {"radius": shape.radius + reach}
     if shape.kind != "circle":
         sizes = {"length": shape.length + 2 * reach, "width": shape.width + 2 * reach}
     return dataclasses.replace(shape, hollow=True, **sizes)

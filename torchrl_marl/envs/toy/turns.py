@@ -117,7 +117,7 @@ class Nim(MarlEnv):
         shapes = players(self, took, [(-2.5, 0.0), (self.largest * 0.7 + 1.8, 0.0)])
         there = int(self.heap[index])
         for i in range(self.largest):
-            look = {"radius": 0.28, "visible": i < there}
+            look: dict[str, Any] = {"radius": 0.28, "visible": i < there}
             shapes.append(Shape(f"stone {i}", "object", "circle", 0.7 * i, 0.0, 0.0, GRAY, **look))
         return shapes
 
