@@ -25,7 +25,7 @@ import report
 from vmas_episodes import EPISODES, EVALUATION_SEED, play
 
 BENCHMARL = Path(__file__).parent / "benchmarl_vmas.py"
-TASKS = ["balance", "navigation", "sampling", "dispersion", "wheel", "flocking"]
+TASKS = ["balance", "navigation", "sampling", "dispersion", "wheel", "reverse_transport"]
 RETURN = "episode_reward_to_done"
 BATCH = 6_000  # BenchMARL's
 EQUAL = 0.02  # the two sides collect in batches of different sizes
