@@ -9,6 +9,7 @@ import pytest
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
+run_sync = pytest.importorskip("jupyter_core.utils").run_sync
 pytest.importorskip("vmas")
 pytest.importorskip("matplotlib")
 pytest.importorskip("mpe2")
@@ -101,13 +102,25 @@ def test_numbers_do_not_count_and_words_do():
     assert words("trained 3 agents") != words("trained 3 groups")
 
 
+@pytest.fixture(scope="module")
+def kernel():
+    """What imports torch once for all tutorials, each of which begins with an empty one."""
+    manager = run.AsyncKernelManager(kernel_name="python3")
+    yield manager
+    if manager.has_kernel:
+        run_sync(manager.shutdown_kernel)(now=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_tutorial_prints_what_is_stored(path, tmp_path):
+def test_tutorial_prints_what_is_stored(path, tmp_path, kernel):
     """Long trainings are shorter here, but where what they reach is asserted: it is numbers,
     which do not count."""
-    asserts = "assert returns[" in path.read_text(encoding="utf-8").replace("\\", "")
-    notebook = run.execute(path, tmp_path, shorter=not asserts)
+    text = path.read_text(encoding="utf-8")
+    asserts = "assert returns[" in text.replace("\\", "")
+    # What changes loggers for good has a kernel of its own.
+    shared = None if "import logging" in text else kernel
+    notebook = run.execute(path, tmp_path, shorter=not asserts, kernel=shared)
     for output in outputs_of(notebook):
         assert output.output_type != "error"
     stored, now = shown_of(nbformat.read(path, as_version=4)), shown_of(notebook)

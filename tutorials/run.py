@@ -18,6 +18,7 @@ from unittest import mock
 
 import nbclient
 import nbformat
+from jupyter_client import AsyncKernelManager
 
 FOLDER = Path(__file__).resolve().parent
 # So that notebooks show the same wherever they run: figures in the page, and one process compiles.
@@ -29,21 +30,43 @@ SAME = {
 FRAMES = re.compile(r"\b(total_frames|frames)=(\d[\d_]*)")
 
 
-def execute(path: Path, folder: str | Path, *, shorter: bool = False) -> nbformat.NotebookNode:
-    """The notebook as it runs now, in a folder; or with a third of the frames of long trainings."""
+def execute(
+    path: Path,
+    folder: str | Path,
+    *,
+    shorter: bool = False,
+    kernel: AsyncKernelManager | None = None,
+) -> nbformat.NotebookNode:
+    """The notebook as it runs now.
+
+    Args:
+        path (Path): the notebook.
+        folder (str or Path): in which it runs.
+
+    Keyword Args:
+        shorter (bool): with a third of the frames of long trainings.
+        kernel (AsyncKernelManager, optional): what runs it, which may have run others; it is
+            emptied before. Otherwise a kernel of its own.
+    """
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells if shorter else []:
         cell.source = FRAMES.sub(_third, cell.source)
     client = nbclient.NotebookClient(
         notebook,
+        km=kernel,
         timeout=600,
         kernel_name="python3",
         record_timing=False,
         resources={"metadata": {"path": str(folder)}},
     )
     paths = os.pathsep.join(filter(None, [str(FOLDER.parent), os.environ.get("PYTHONPATH")]))
+    if kernel is not None:
+        notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
     with mock.patch.dict(os.environ, {"PYTHONPATH": paths, **SAME}):
         client.execute()
+    if kernel is not None:
+        client.kc.stop_channels()
+        del notebook.cells[0]
     return notebook
 
 
