@@ -117,6 +117,17 @@ def test_rivals_of_one_group_have_no_common_value():
         learn_once(load_config({}, {"learner": learner}, own_env=True), env)
 
 
+def test_groups_that_alone_can_have_an_algorithm_are_named():
+    fit = asked("toy/speaker_listener").algorithms["iql"]
+    of_speaker = "for speaker groups.speaker.algorithm=iql fits"
+    assert fit.reason == f"its actions are continuous (of listener); {of_speaker}"
+    given = {"env.library": "toy", "env.name": "speaker_listener", "learner.algorithm": "ippo"}
+    config = load_config({}, {**given, "groups.speaker.algorithm": "iql"})
+    team = TeamSpec.from_env(make_env(config.env, seed=0))
+    learners = build_learners(team, config.learner, config.groups)
+    assert sorted(type(one).__name__ for one in learners) == ["OnPolicyLearner", "ValueLearner"]
+
+
 def test_what_steps_at_random_show():
     traits = asked("toy/traffic_junction").traits
     assert traits.deaths and traits.shared is False and not traits.in_turns

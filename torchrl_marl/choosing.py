@@ -218,10 +218,10 @@ def _fit(algorithm: str, seen: _Seen, discrete: _Discrete) -> Fit:
     continuous = not all(group.discrete for group in seen.team.groups.values())
     other = discrete() if continuous and not fit.fits else None
     if other is None:
-        return fit
+        return fit if fit.fits else _of_some(fit, seen)
     with_discrete = _fit_as_it_is(algorithm, other)
     if not with_discrete.fits:
-        return fit
+        return _of_some(fit, seen)
     settings = {"env.continuous_actions": False, **with_discrete.settings}
     why = "; ".join(text for text in (fit.reason, with_discrete.reason) if text)
     return Fit(algorithm, True, settings, why)
@@ -241,6 +241,18 @@ def _fit_as_it_is(algorithm: str, seen: _Seen) -> Fit:
             return Fit(algorithm, True, settings, why or _of_mixed(config, seen.traits))
         first = first or refused
     return Fit(algorithm, False, reason=first)
+
+
+def _of_some(fit: Fit, seen: _Seen) -> Fit:
+    """Names the groups for which alone an algorithm would do, and those for which it does not."""
+    alone = {"algorithm": fit.algorithm}
+    random = _config("random", {})
+    takes = [x for x in seen.team.groups if _refusal(random, seen, {x: alone}) is None]
+    others = [x for x in seen.team.groups if x not in takes]
+    if not takes or not others:
+        return fit
+    way = f"for {', '.join(takes)} groups.{takes[0]}.algorithm={fit.algorithm} fits"
+    return dataclasses.replace(fit, reason=f"{fit.reason} (of {', '.join(others)}); {way}")
 
 
 def _ways(traits: Traits) -> Iterator[tuple[dict[str, Any], str]]:
@@ -265,13 +277,15 @@ def _config(algorithm: str, settings: Mapping[str, Any]) -> Any:
     return None if unread(config) else config
 
 
-def _refusal(config: Any, seen: _Seen) -> str | None:
+def _refusal(
+    config: Any, seen: _Seen, groups: Mapping[str, Mapping[str, Any]] | None = None
+) -> str | None:
     """Returns why a learner refuses a world or warns of it, in a few words; None where it fits."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             check(config, at="learner.")
-            for learner in build_learners(seen.team, config):
+            for learner in build_learners(seen.team, config, groups):
                 look = getattr(learner, "look_at", None)
                 if look is not None:
                     look(seen.batch)

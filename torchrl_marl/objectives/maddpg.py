@@ -25,10 +25,12 @@ class MADDPGLoss(OffPolicyLoss):
     r"""Deterministic policy gradient for a group whose agents may die or wait.
 
     .. math::
-        L_Q = \sum_k \big(Q_k(o, a) - r - \gamma \min_k Q_k'(o', \mu'(o') + \epsilon)\big)^2,
-        \qquad L_\mu = -Q_1(o, \mu(o)) + c \, \|z\|^2
+        L_Q = \sum_k \big(Q_k(o, a) - r
+            - \gamma (1 - \mathrm{terminated}) \min_k Q_k'(o', \mu'(o') + \epsilon)\big)^2,
+        \qquad L_\mu = -Q_1(o, \mu(o)) + c \, \overline{z^2}
 
-    for every agent that acts, with :math:`z` what the actor squashes to actions, or its logits.
+    for every agent that acts, with :math:`\overline{z^2}` the mean of the squares of what the
+    actor squashes to the agent's action, or of its logits.
     With a critic of all agents this is MADDPG, with a critic of each agent IDDPG; with two critics
     and noise :math:`\epsilon` MATD3 or ITD3. Discrete actions are one-hot: drawn, with the
     gradient passed straight through. For ends and masks see :class:`OffPolicyLoss`.
@@ -45,7 +47,7 @@ class MADDPGLoss(OffPolicyLoss):
             critic sees the actions of another group. By default as ``bootstrap`` says.
         policy_noise, noise_clip (float): noise on the target's next action and its limit, as
             shares of half the range; 0 for none.
-        saturation_coeff (float): weight c.
+        saturation_coeff (float): weight c; recipes train with 0.001.
         **kwargs: of :class:`OffPolicyLoss`: ``group``, ``bootstrap``, ``gamma``,
             ``loss_function``, ``functional``.
 

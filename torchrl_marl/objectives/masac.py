@@ -43,7 +43,8 @@ class MASACLoss(OffPolicyLoss):
 
     .. math::
         L_Q = \sum_k \big(Q_k(o, a) - r
-            - \gamma (\min_k Q_k'(o', a') - \alpha \log \pi(a_i' | o_i'))\big)^2,
+            - \gamma (1 - \mathrm{terminated})
+            (\min_k Q_k'(o', a') - \alpha \log \pi(a_i' | o_i'))\big)^2,
         \qquad L_\pi = \alpha \log \pi(a_i | o_i) - \min_k Q_k(o, a),
         \qquad L_\alpha = -\log \alpha \, (\log \pi(a_i | o_i) + \bar H_i)
 

@@ -40,7 +40,7 @@ class OffPolicyLoss(LossModule):
     r"""An actor and critics of actions with target networks, for a group whose agents may die.
 
     .. math::
-        L_Q = \sum_k \big(Q_k(o, a) - r - \gamma V'(o')\big)^2
+        L_Q = \sum_k \big(Q_k(o, a) - r - \gamma (1 - \mathrm{terminated}) V'(o')\big)^2
 
     for every agent that acts. Of what follows, an agent that is not seen is worth, for
     ``bootstrap="team"``, the mean of those of its group who are; for ``"agent"`` its own end
