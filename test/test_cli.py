@@ -147,7 +147,7 @@ class TestList:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         assert cli.main(["list", "scenarios"]) == 0
         out = capsys.readouterr().out
-        assert "pip install 'torchrl_marl[vmas]'" in out
+        assert "pip install '.[vmas]'" in out
         assert "arena" in out
 
     def test_settings_of_a_recipe(self, capsys):

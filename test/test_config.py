@@ -91,7 +91,7 @@ class TestReading:
             raise MissingExtraError("VMAS", "vmas")
 
         monkeypatch.setattr("torchrl_marl.envs.vmas.library.check_scenario", not_installed)
-        with pytest.raises(MissingExtraError, match=r"pip install 'torchrl_marl\[vmas\]'"):
+        with pytest.raises(MissingExtraError, match=r"pip install '\.\[vmas\]'"):
             load_config("vmas_balance_mappo")
         assert load_config("vmas_balance_mappo", own_env=True).env.name == "balance"
 

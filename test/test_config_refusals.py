@@ -241,7 +241,7 @@ class TestValues:
 
     def test_a_missing_backend_names_its_extra(self, monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        with pytest.raises(MissingExtraError, match=r"pip install 'torchrl_marl\[log\]'"):
+        with pytest.raises(MissingExtraError, match=r"pip install '\.\[log\]'"):
             load_config(TOY, ["logging.backends=[wandb]"])
 
     def test_a_cuda_device_that_is_not_there(self, monkeypatch):

@@ -146,7 +146,7 @@ class TestDrawing:
 
     def test_matplotlib_is_missing(self, tmp_path, monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        with pytest.raises(MissingExtraError, match=r"pip install 'torchrl_marl\[plot\]'"):
+        with pytest.raises(MissingExtraError, match=r"pip install '\.\[plot\]'"):
             learning_curve([tmp_path])
 
 

@@ -45,7 +45,9 @@ class MissingExtraError(UserError, ImportError):
     """
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed; run: pip install 'torchrl_marl[{extra}]'")
+        super().__init__(
+            f"{package} is not installed; run: pip install '.[{extra}]' in torchrl_marl's checkout"
+        )
 
 
 class CaptureError(UserError, RuntimeError):

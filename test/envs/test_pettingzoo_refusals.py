@@ -126,7 +126,7 @@ def test_a_missing_package_has_its_pip_line(monkeypatch):
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name, *a: None if name in gone else find_spec(name, *a)
     )
-    with pytest.raises(MissingExtraError, match=r"pip install 'torchrl_marl\[pettingzoo\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[pettingzoo\]'"):
         PettingZooEnv("mpe2/simple_spread_v3")
     with pytest.raises(ConfigError, match="pip install magent2"):
         PettingZooEnv("magent2/battle_v4")

@@ -167,5 +167,5 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="format is 'onx'; did you mean 'onnx'"):
             formats.check_format("onx")
         monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
-        with pytest.raises(MissingExtraError, match=r"pip install 'torchrl_marl\[export\]'"):
+        with pytest.raises(MissingExtraError, match=r"pip install '\.\[export\]'"):
             formats.check_format("onnx")

@@ -80,6 +80,18 @@ class TestScene:
         assert lying.reach == (2.0, 1.0)
         assert upright.reach == pytest.approx((1.0, 2.0))
 
+    @pytest.mark.parametrize(
+        ("role", "kind", "words"),
+        [
+            ("obstacle", "box", "'rock' has the role 'obstacle', expected one of agent, object, "),
+            ("object", "circel", "kind 'circel', expected .* text; did you mean 'circle'[?] "),
+            ("object", ["box"], r"the kind \['box'\], expected one of circle, box, line, text; "),
+        ],
+    )
+    def test_other_roles_and_kinds_are_refused(self, role, kind, words):
+        with pytest.raises(ConfigError, match=words):
+            Shape("rock", role, kind, 0, 0, 0.0, (0, 0, 0), length=1.0)
+
     def test_under_transforms(self):
         env = TransformedEnv(balance(), RewardSum(in_keys=[("agents", "reward")]))
         assert stage(env).name == "balance"
@@ -334,7 +346,7 @@ class TestWhereItIsAskedFor:
         assert len(list(reader)) >= 7
         assert [own.name for own in tmp_path.iterdir()] == ["episode.mp4"]
         without("imageio_ffmpeg", monkeypatch)
-        with pytest.raises(MissingExtraError, match=r"pip install 'torchrl_marl\[video\]'"):
+        with pytest.raises(MissingExtraError, match=r"pip install '\.\[video\]'"):
             animation.check_drawable(balance(), [path])
 
     def test_a_folder_that_is_not_there(self, tmp_path):
@@ -366,7 +378,7 @@ class TestWhereItIsAskedFor:
     def test_missing_matplotlib(self, monkeypatch, tmp_path):
         without("matplotlib", monkeypatch)
         env = balance()
-        with pytest.raises(MissingExtraError, match=r"pip install 'torchrl_marl\[plot\]'"):
+        with pytest.raises(MissingExtraError, match=r"pip install '\.\[plot\]'"):
             evaluate(env, None, TeamSpec.from_env(env), episodes=1, gif=tmp_path / "episode.gif")
 
     def test_in_training_it_changes_no_number(self, tmp_path):

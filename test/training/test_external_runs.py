@@ -174,5 +174,5 @@ def test_without_msgpack_the_line_that_installs_it_is_said(monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "msgpack" else find(name, *a)
     )
-    with pytest.raises(MissingExtraError, match=r"pip install 'torchrl_marl\[serve\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[serve\]'"):
         load_config("external_meet_mappo")

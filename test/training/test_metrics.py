@@ -296,7 +296,7 @@ def test_a_new_table_where_there_is_none(tmp_path):
 
 def test_a_logger_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'torchrl_marl\[log\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[log\]'"):
         Loggers(LoggingConfig(backends=["wandb"]), tmp_path)
 
 

@@ -19,29 +19,44 @@ import inspect
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import ConfigError, nearest, quoted
 
 __all__ = ["Picture", "Shape", "Stage", "check_scene", "scene", "stage", "text", "watched"]
+
+
+Role: TypeAlias = Literal["agent", "object", "goal", "joint"]
+Kind: TypeAlias = Literal["circle", "box", "line", "text"]
 
 
 @dataclass(frozen=True)
 class Shape:
     """One entity of a world at one time: its place and its look.
 
-    Lengths are the world's; a length lies along x where ``rotation`` is 0.
+    Its ``role`` is ``"agent"``, ``"object"`` (a landmark or an obstacle that others run into),
+    ``"goal"`` (a landmark that they do not run into) or ``"joint"`` (what ties two entities); its
+    ``kind`` is ``"circle"``, ``"box"``, ``"line"`` or ``"text"``. Lengths are the world's; a length
+    lies along x where ``rotation`` is 0.
+
+    Raises:
+        ConfigError: another role or kind.
+
+    Examples:
+        >>> gray = (0.5, 0.5, 0.5)
+        >>> Shape("rock", "object", "box", 1.0, 0.0, 0.0, gray, length=2.0, width=1.0).reach
+        (1.0, 0.5)
     """
 
     name: str
     """The entity's name."""
-    role: Literal["agent", "object", "goal", "joint"]
+    role: Role
     """An agent; a landmark that others run into; one that they do not; what ties two entities."""
-    kind: Literal["circle", "box", "line", "text"]
+    kind: Kind
     """The form; :func:`text` makes a text."""
     x: float
     """Middle."""
@@ -64,6 +79,17 @@ class Shape:
     width."""
     visible: bool = True
     """Whether the world shows the entity now."""
+
+    def __post_init__(self) -> None:
+        for what, found, known in (
+            ("role", self.role, get_args(Role)),
+            ("kind", self.kind, get_args(Kind)),
+        ):
+            if found not in known:
+                raise ConfigError(
+                    f"shape {quoted(self.name)} has the {what} {quoted(found)}, expected one of "
+                    f"{', '.join(known)}; {nearest(str(found), known)}name one of these in scene()."
+                )
 
     @property
     def reach(self) -> tuple[float, float]:
