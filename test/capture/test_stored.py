@@ -5,12 +5,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
 
 from torchrl_marl.capture import capture, inductor, stored, trace
 from torchrl_marl.errors import WriteError
+
+FOLDER = stored._folder
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +121,32 @@ def test_a_folder_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(torch._inductor, "aot_compile", lambda *_, **__: str(tmp_path / "file"))
     with pytest.raises(WriteError, match="TORCHINDUCTOR_CACHE_DIR to a folder"):
         run_of()
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders have no user here")
+def test_graphs_in_another_user_s_folder_are_not_loaded(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that it is as before afterwards
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setenv("LOGNAME", "somebody")  # after whom torch names its folder
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    own = FOLDER()
+    (default,) = tmp_path.iterdir()
+    assert own == default / "torchrl_marl" / "graphs"
+
+    user, ended = os.getuid(), []
+    monkeypatch.setattr(stored.atexit, "register", lambda *given, **_: ended.append(given))
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    with pytest.warns(UserWarning, match=f"loaded from {str(default)!r} nor kept, since .* user"):
+        found = FOLDER()
+    private = found.parents[1]
+    assert private.parent == tmp_path and private != default
+    assert private.stat().st_mode & 0o777 == 0o700
+    assert FOLDER() == found  # said once; torch and other processes are there, too
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(private)
+    assert ended == [(shutil.rmtree, str(private))]
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "chosen"))
+    assert FOLDER() == tmp_path / "chosen" / "torchrl_marl" / "graphs"
 
 
 def test_nothing_of_the_compiler_is_imported_to_load_a_graph(folder, compiled):

@@ -7,6 +7,7 @@ needs neither the compiler nor its imports, and takes milliseconds.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
@@ -82,9 +83,25 @@ def _constants_as_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, list[T
 
 
 def _folder() -> Path:
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
+    folder = cache_dir()
+    # The default's name can be guessed: somebody else may have made it. A chosen one is trusted.
+    if folder == default_cache_dir() and _is_of_others(folder):
+        warnings.warn(
+            f"compiled graphs are neither loaded from {folder!r} nor kept, since that folder "
+            "belongs to another user; set TORCHINDUCTOR_CACHE_DIR to a folder of your own.",
+            stacklevel=2,
+        )
+        own = tempfile.mkdtemp(prefix="torchinductor_")
+        atexit.register(shutil.rmtree, own, ignore_errors=True)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = own  # for torch, and for processes started by this
     return Path(cache_dir()) / "torchrl_marl" / "graphs"
+
+
+def _is_of_others(folder: str) -> bool:
+    user = getattr(os, "getuid", None)  # Windows has none, and a temporary folder for each user
+    return user is not None and os.stat(folder).st_uid != user()
 
 
 def _key(
