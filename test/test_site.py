@@ -1,12 +1,15 @@
 """The site: every page is in its menu, it is built without a fault, and its faults are seen."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+import torchrl_marl
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -131,9 +134,63 @@ def test_formulas_become_mathml(caplog):
     assert r"\nothing" in caplog.text
 
 
+def test_functions_in_formulas_stand_apart():
+    formulas = pytest.importorskip("formulas", reason="mkdocs is not installed")
+
+    def drawn(formula):
+        page = f'<span class="arithmatex">\\({formula}\\)</span>'
+        mathml = formulas.on_page_content(page, None, None, None)
+        return re.sub(r"<mspace[^>]*>", "_", mathml)
+
+    assert "<mi>a</mi>_<mi>log</mi>_<mi>b</mi>" in drawn(r"a \log b")
+    assert "&#x00029;</mo>_<mi>log</mi>_<msub>" in drawn(r"f(a) \log b_i")
+    assert "<mo>=</mo><mi>log</mi><mo" in drawn(r"a = \log(b)").replace("&#x0003D;", "=")
+    assert "_" not in drawn(r"\log_2(a)") + drawn("a b")
+
+
 def test_every_public_name_has_a_docstring_and_a_page():
     reference = pytest.importorskip("reference", reason="mkdocs is not installed")
     assert reference.faults() == []
+
+
+def imported(text):
+    """What a page or a notebook imports from this package: modules and names."""
+    pattern = r"^[ >\".]*from (torchrl_marl(?:\.\w+)*) import (\([^)]*\)|[^\\\n#]+)"
+    for module, names in re.findall(pattern, text, re.M):
+        for name in re.findall(r"\w+", names.replace("\\n", " ")):
+            yield module, name
+
+
+def test_what_pages_import_is_in_the_reference():
+    reference = pytest.importorskip("reference", reason="mkdocs is not installed")
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md"), *ROOT.glob("tutorials/*.ipynb")]
+    names = {one for page in pages for one in imported(page.read_text(encoding="utf-8"))}
+    assert {name for _, name in names} >= {"TeamSpec", "register_algorithm", "Shape", "pad_group"}
+    places = reference.places()
+    missing = {
+        f"{module}.{name}"
+        for module, name in names
+        if reference.origin(module.removeprefix("torchrl_marl."), name) not in places
+    }
+    assert not missing, "add them to CHOSEN in docs/hooks/reference.py"
+    top = {reference.origin("torchrl_marl", name) for name in torchrl_marl.__all__}
+    assert top <= set(places)
+
+
+def test_a_name_is_shown_once_and_found_by_all_its_names():
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed")
+    from docstrings import known_names
+    from reference import GROUPS, overview, public_names
+
+    shown = [name for _, packages in GROUPS.values() for p in packages for name in public_names(p)]
+    assert shown.count("TeamSpec") == shown.count("MatchPolicy") == 1
+    known = known_names()
+    loss = "torchrl_marl.objectives.off_policy.OffPolicyLoss"
+    assert known["OffPolicyLoss"] == known[loss] == loss
+    defined, place = (f"torchrl_marl.collectors{at}.MatchPolicy" for at in (".matches", ""))
+    assert known[defined] == known[place] == place
+    first = overview().split("\n## ")[1]
+    assert [first.count(f"[`{name}`]") for name in ("train", "training.train")] == [1, 1]
 
 
 def test_a_public_name_without_a_docstring_is_seen(monkeypatch, tmp_path):

@@ -9,24 +9,28 @@ import re
 from typing import Any
 
 import griffe
-from reference import GROUPS, full_name, public_names
+from reference import GROUPS, exported, full_name, origin, places
 
 _ROLE = re.compile(r":(?:attr|class|data|func|meth|mod|obj):`~?([\w.]+)(?:\(\))?`")
 _MATH_ROLE = re.compile(r":math:`([^`]+)`")
 _MATH = re.compile(r"^( *)\.\. math::(.*(?:\n\1 +\S.*)*(?:\n\n\1 +\S.*)*)", re.M)
 
 
-def places() -> dict[str, str]:
-    """Returns public names, by their whole names and, where there is one of that name, the last."""
-    names = [
-        f"{full_name(package)}.{name}"
-        for _, packages in GROUPS.values()
-        for package in packages
-        for name in public_names(package)
-    ]
-    last = [name.rpartition(".")[2] for name in names]
-    single = {short: name for short, name in zip(last, names) if last.count(short) == 1}
-    return {**single, **{name: name for name in names}}
+def known_names() -> dict[str, str]:
+    """Returns where public names are shown: by whole names and, where one is of it, the last."""
+    shown, known = places(), {}
+    for (module, name), package in shown.items():
+        place = f"{full_name(package)}.{name}"
+        known |= {place: place, f"{full_name(module)}.{name}": place}
+    for package in {package for _, packages in GROUPS.values() for package in packages}:
+        for name in exported(package):
+            place = f"{full_name(shown[origin(package, name)])}.{name}"
+            known[f"{full_name(package)}.{name}"] = place
+    last = [name for _, name in shown]
+    single = {
+        name: f"{full_name(at)}.{name}" for (_, name), at in shown.items() if last.count(name) == 1
+    }
+    return {**single, **known}
 
 
 def as_markdown(text: str, known: dict[str, str]) -> str:
@@ -49,7 +53,7 @@ class Docstrings(griffe.Extension):
 
     def __init__(self) -> None:
         super().__init__()
-        self._known = places()
+        self._known = known_names()
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Changes an object's docstring, before it is parsed."""

@@ -18,6 +18,12 @@ _FORMULA = re.compile(
     r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
     re.S,
 )
+# A function such as log, which the converter leaves glued to what stands around it: not where it
+# has an index, and not at an operator or a parenthesis that it opens.
+_FUNCTION = r"(?<!<msub>)(?<!<msup>)<mi>[a-z]{2,}</mi>"
+_BEFORE = re.compile(rf"(</m(?!o>)\w+>|&#x000(?:29|5D|7D);</mo>)(?={_FUNCTION})")
+_BEHIND = re.compile(rf"({_FUNCTION})(?=<m(?!o\b|space))")
+_THIN = r'\1<mspace width="0.167em"/>'
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -30,6 +36,7 @@ def _drawn(formula: re.Match[str]) -> str:
     tag, text = formula[1], html.unescape(formula[2]).strip()
     text = re.sub(r"\\arg\b", r"\\operatorname{arg}", text)
     mathml = convert(text, display="block" if tag == "div" else "inline")
+    mathml = _BEHIND.sub(_THIN, _BEFORE.sub(_THIN, mathml))
     unknown = re.findall(r">(\\[a-zA-Z]+)<", mathml)
     if unknown:
         log.warning("no browser can draw %s in the formula %s", ", ".join(unknown), text)

@@ -1,12 +1,13 @@
 """The reference: pages that follow from the public names, grouped by what one looks for.
 
-Names are those of ``__all__``; they are read without importing torch. A package that is in no
-group, and a public name without a docstring, end the build.
+Names are those of a package's ``__all__``, and chosen ones of modules; they are read without
+importing torch. A package in no group, and a public name without a docstring, end the build.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import logging
 import pkgutil
@@ -19,29 +20,83 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 log = logging.getLogger("mkdocs.hooks.reference")
 
-# Page -> its title, and the packages whose public names it shows.
+# Page -> its title, and the packages and modules whose public names it shows.
 GROUPS = {
     "train": ("Train, evaluate, resume", ["torchrl_marl", "training", "distributed"]),
-    "teams": ("Agents, groups, teams", ["specs"]),
-    "worlds": ("Worlds", ["envs"]),
-    "networks": ("Networks and sharing", ["modules"]),
-    "losses": ("Losses, advantages, returns", ["objectives", "functional"]),
-    "learners": ("Learners and collectors", ["learners", "collectors"]),
-    "players": ("Games, ratings, evolution", ["games", "evolution"]),
+    "teams": ("Agents, groups, teams", ["specs", "stacking"]),
+    "worlds": ("Worlds", ["envs", "envs.remember", "envs.scene", "envs.toy"]),
+    "networks": ("Networks and sharing", ["modules", "modules.communication"]),
+    "losses": (
+        "Losses, advantages, returns",
+        ["objectives", "objectives.off_policy", "functional"],
+    ),
+    "learners": (
+        "Learners and collectors",
+        ["learners", "learners.population", "collectors"],
+    ),
+    "extending": (
+        "Extending",
+        [
+            "learners.algorithms",
+            "learners.config",
+            "envs.libraries",
+            "modules.bodies",
+            "modules.inputs",
+            "recipes",
+        ],
+    ),
+    "players": ("Games, ratings, evolution", ["games", "evolution", "players"]),
     "suites": ("Suites", ["suites"]),
     "speed": ("One program: graphs and simulators", ["capture", "simulator"]),
-    "reports": ("Reports and statistics", ["reports", "statistics"]),
+    "reports": ("Reports and statistics", ["reports", "statistics", "plotting"]),
     "elsewhere": ("Agents elsewhere: export, serving", ["export", "serving"]),
     "settings": ("Settings", ["settings"]),
     "errors": ("Errors", ["errors"]),
+}
+# What is shown of a module whose other names are for the rest of the package, or shown elsewhere.
+CHOSEN = {
+    "torchrl_marl": ["algorithms_for", "iterate", "resume", "train"],
+    "envs.libraries": ["Library", "register_library"],
+    "envs.remember": ["with_players"],
+    "envs.scene": ["scene", "Shape", "Stage", "text"],
+    "learners.algorithms": ["Algorithm", "register_algorithm"],
+    "learners.config": ["LearnerConfig", "TrainedConfig"],
+    "learners.population": ["PopulationLearner"],
+    "modules.bodies": ["Context", "make_mlp"],
+    "modules.communication": ["Channel", "listening"],
+    "modules.inputs": ["Features", "Picture"],
+    "objectives.off_policy": ["OffPolicyLoss"],
+    "players": ["evenly", "heat_map", "rating_curve", "Standing", "standing"],
+    "plotting": ["learning_curve"],
+    "recipes": ["explain", "load_config"],
+    "stacking": ["pad_group", "unpad_group"],
 }
 # What has public names for the rest of the package only.
 INNER = {"arguments"}
 
 
+def exported(package: str) -> list[str]:
+    """Returns the public names of a package of ours, or those chosen of a module."""
+    names = CHOSEN.get(package) or importlib.import_module(full_name(package)).__all__
+    return sorted(names, key=str.lower)
+
+
+@functools.cache
+def places() -> dict[tuple[str, str], str]:
+    """Returns where each public name is shown: by where it is defined, the package that shows it.
+
+    What several packages export is shown once, with the first of them.
+    """
+    shown: dict[tuple[str, str], str] = {}
+    for package in [package for _, packages in GROUPS.values() for package in packages]:
+        for name in exported(package):
+            shown.setdefault(origin(package, name), package)
+    return shown
+
+
 def public_names(package: str) -> list[str]:
-    """Returns the public names of a package of ours."""
-    return sorted(importlib.import_module(full_name(package)).__all__, key=str.lower)
+    """Returns the names that are shown with a package of ours."""
+    return [name for name in exported(package) if places()[origin(package, name)] == package]
 
 
 def full_name(package: str) -> str:
@@ -59,15 +114,29 @@ def forgotten() -> list[str]:
     ]
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """Returns what a file of Python holds."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def module_of(package: str) -> ast.Module:
+    """Returns what a package's or a module's file holds."""
+    path = ROOT / Path(*full_name(package).split("."))
+    return parsed(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
+
+
+def origin(package: str, name: str) -> tuple[str, str]:
+    """Returns the module that defines a name, and the name."""
+    for node in ast.walk(module_of(package)):
+        if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
+            return origin((node.module or "").removeprefix("torchrl_marl."), name)
+    return package, name
+
+
 def definition(package: str, name: str) -> ast.AST | None:
     """Returns where a public name is defined: a class, a function, or what stands below a value."""
-    path = ROOT / Path(*full_name(package).split("."))
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
-            return definition(node.module.removeprefix("torchrl_marl."), name)
-    body = tree.body
+    body = module_of(origin(package, name)[0]).body
     for i, node in enumerate(body):
         if getattr(node, "name", None) == name:
             return node
@@ -114,8 +183,8 @@ def page(title: str, packages: list[str]) -> str:
     """Returns the page of a group."""
     parts = [f"# {title}\n"]
     for package in packages:
-        module = importlib.import_module(full_name(package))
-        parts.append(f"## `{full_name(package)}`\n\n{(module.__doc__ or '').strip()}\n")
+        about = ast.get_docstring(module_of(package)) or ""
+        parts.append(f"## `{full_name(package)}`\n\n{about}\n")
         parts += [f"::: {full_name(package)}.{name}\n" for name in public_names(package)]
     return "\n".join(parts)
 
@@ -124,12 +193,12 @@ def overview() -> str:
     """Returns the page that lists all public names."""
     parts = ["# API reference\n\nPublic names by what one looks for.\n"]
     for place, (title, packages) in GROUPS.items():
-        names = [
-            f"[`{name}`]({place}.md#{full_name(package)}.{name})"
-            for package in packages
-            for name in public_names(package)
-        ]
-        parts.append(f"## [{title}]({place}.md)\n\n{', '.join(names)}\n")
+        links: dict[str, str] = {}  # two of one name are told apart by their packages
+        for package in packages:
+            for name in public_names(package):
+                shown = f"{package}.{name}" if name in links else name
+                links[shown] = f"[`{shown}`]({place}.md#{full_name(package)}.{name})"
+        parts.append(f"## [{title}]({place}.md)\n\n{', '.join(links.values())}\n")
     return "\n".join(parts)
 
 

@@ -25,7 +25,7 @@ class PadAgents(Transform):
 
     What the environment gives is padded to the largest agent with zeros; actions are cut back
     to each agent's own before the environment sees them. Buffers, losses and compiled code take
-    dense groups only; :class:`~torchrl_marl.TeamSpec` still knows each agent's own shapes.
+    dense groups only; :class:`~torchrl_marl.specs.TeamSpec` still knows each agent's own shapes.
 
     Groups whose agents agree pass as they are.
 

@@ -34,7 +34,7 @@ class Declaration:
         num_envs (int): number E of envs.
         kinds (dict of str to tuple of AgentSpec): kinds of agents by group.
         state (TensorSpec, optional): ``[S]``.
-        in_turns (bool): agents move one after another, see :class:`~torchrl_marl.TeamSpec`.
+        in_turns (bool): agents move one after another, see :class:`~torchrl_marl.specs.TeamSpec`.
 
     Raises:
         ConfigError: two kinds of one name, or kinds that cannot be of one group.

@@ -252,3 +252,4 @@ TOY_ENVS: dict[str, type[MarlEnv]] = {
     "two_step_game": TwoStepGame,
     "zero_sum": ZeroSum,
 }
+"""Toy worlds by their names after ``toy/``."""
