@@ -14,6 +14,7 @@ from torchrl_marl import statistics
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.statistics import (
     estimate,
+    exact_chance,
     interquartile_mean,
     mean,
     median,
@@ -178,6 +179,30 @@ def test_no_pairs():
 def test_statistics_need_no_torch():
     program = "import sys, torchrl_marl.statistics; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.parametrize("sizes", [[(3, 2)], [(2, 2), (3, 2)], [(1, 4), (2, 3)]])
+def test_exact_chance_deals_out_the_runs_in_every_way(sizes):
+    random = np.random.default_rng(3)
+    ours = [random.integers(0, 4, n).astype(float) for n, _ in sizes]
+    theirs = [random.integers(0, 3, n).astype(float) for _, n in sizes]
+    off = abs(probability_of_improvement(ours, theirs) - 0.5)
+    dealt = []
+    for one, other in zip(ours, theirs):
+        both = np.concatenate([one, other])
+        ways = itertools.combinations(range(len(both)), len(one))
+        dealt.append([(both[list(way)], np.delete(both, way)) for way in ways])
+    found = [abs(probability_of_improvement(*zip(*way)) - 0.5) for way in itertools.product(*dealt)]
+    assert exact_chance(ours, theirs) == pytest.approx(np.mean(np.array(found) >= off - 1e-9))
+
+
+@pytest.mark.parametrize(("seeds", "chance"), [(2, 1 / 3), (3, 1 / 10), (4, 2 / 70)])
+def test_few_runs_come_apart_by_chance(seeds, chance):
+    better = np.arange(seeds) + 100.0
+    assert exact_chance([better], [-better]) == pytest.approx(chance)
+    assert exact_chance([-better], [better]) == pytest.approx(chance)
+    assert exact_chance([better] * 2, [-better] * 2) == pytest.approx(chance**2 / 2)
+    assert exact_chance([better], [better]) == 1
 
 
 if __name__ == "__main__":

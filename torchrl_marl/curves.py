@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ class Curves:
     evaluation: dict[str, np.ndarray]
     summary: dict[str, Any]
     seed: int = 0
+    cut: tuple[str, ...] = ()
+    """Tables of which the last line is half written, and left out."""
 
 
 def read_run(folder: str | Path) -> Curves:
@@ -55,7 +58,10 @@ def read_run(folder: str | Path) -> Curves:
         if name not in _NOT_COMPARED and not name.startswith(_SECTIONS_NOT_COMPARED)
     }
     summary = _read_json(folder / "summary.json")
-    return Curves(folder, config.recipe, settings, training, evaluation, summary, config.seed)
+    tables = ("evaluation.csv", "metrics.csv")
+    cut = tuple(name for name in tables if _ends_half(folder / name))
+    seed = config.seed
+    return Curves(folder, config.recipe, settings, training, evaluation, summary, seed, cut)
 
 
 def read_csv(path: Path) -> dict[str, np.ndarray]:
@@ -94,6 +100,15 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
                 "delete the line."
             ) from None
     return dict(zip(head, table.T))
+
+
+def _ends_half(path: Path) -> bool:
+    """Whether the last line of a table has no end."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() not in b"\r\n"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -37,16 +37,17 @@ class BatchSizeError(ConfigError, TypeError):
 
 
 class MissingExtraError(UserError, ImportError):
-    """An optional package that is not installed.
+    """An optional package that is not installed, or broken.
 
     Args:
         package (str): its name in a sentence.
         extra (str): the extra of ``torchrl_marl`` that installs it.
+        why (str): what is wrong with it.
     """
 
-    def __init__(self, package: str, extra: str) -> None:
+    def __init__(self, package: str, extra: str, why: str = "is not installed") -> None:
         super().__init__(
-            f"{package} is not installed; run: pip install '.[{extra}]' in torchrl_marl's checkout"
+            f"{package} {why}; run: pip install '.[{extra}]' in torchrl_marl's checkout"
         )
 
 

@@ -116,7 +116,7 @@ def comparison_text(found: Comparison) -> str:
         gap_text += f" ({number(gap.low)} to {number(gap.high)})"
     rows = [
         ("difference", f"{gap_text}, {found.first.name} less {found.second.name}"),
-        ("starts", f"{n}, on {100 * found.paired.won:.1f} % of which the first is better"),
+        ("starts", f"{n}; on {100 * found.paired.won:.1f} % the first is better (a tie is half)"),
     ]
     marked = [words for side in sides for words in side.unfinished]
     more = [("not finished", words) for words in marked]

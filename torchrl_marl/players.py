@@ -6,7 +6,6 @@ Shapes: A players.
 from __future__ import annotations
 
 import csv
-import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,8 +14,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_marl.errors import ConfigError, MissingExtraError
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.games import Ratings, bradley_terry, nash_average
+from torchrl_marl.training.drawing import check_matplotlib
 from torchrl_marl.training.files import whole_file, writing
 
 if TYPE_CHECKING:
@@ -170,8 +170,7 @@ def check_picture() -> None:
     Raises:
         MissingExtraError: it is not installed.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtraError("matplotlib", "plot")
+    check_matplotlib()
 
 
 def heat_map(

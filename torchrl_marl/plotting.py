@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchrl_marl.curves import Curves, read_run
-from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, nearest
+from torchrl_marl.errors import CheckpointError, ConfigError, nearest
 from torchrl_marl.experiments import experiments, world_name
 from torchrl_marl.training.config import seed_folders
+from torchrl_marl.training.drawing import check_matplotlib
 from torchrl_marl.training.files import whole_file, writing
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def learning_curve(
         MissingExtraError: matplotlib is not installed.
         WriteError: the picture cannot be written.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtraError("matplotlib", "plot")
+    check_matplotlib()
     folders = [folders] if isinstance(folders, (str, Path)) else list(folders)
     folders = [run for folder in folders for run in _runs_in(folder)]
     folders = list({Path(folder).resolve(): folder for folder in folders}.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import importlib.util
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -14,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from torchrl_marl.envs.libraries import LIBRARIES, find_library, library_of
 from torchrl_marl.envs.make import split_name
 from torchrl_marl.envs.own.objects import as_environment
-from torchrl_marl.errors import CheckpointError, ConfigError, WriteError, quoted
+from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, WriteError, quoted
 from torchrl_marl.recipes import DEFAULT_RECIPE, load_config, read_config, validate
 from torchrl_marl.settings import flatten, shown, unfold
 from torchrl_marl.torchrun import place
 from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.drawing import has_matplotlib
 from torchrl_marl.training.folder import check_folder
 from torchrl_marl.training.loggers import check_logging
 from torchrl_marl.training.origin import check_world
@@ -189,12 +189,16 @@ def draw(folder: Path) -> None:
     here = place()
     if here is not None and here.rank:
         return
-    if importlib.util.find_spec("matplotlib") is not None:
+    if has_matplotlib():
         from torchrl_marl.plotting import learning_curve
 
         try:
             learning_curve([folder], path=folder / "learning_curve.png")
-        except (CheckpointError, WriteError) as error:  # the run is whole without its picture
+        except (
+            CheckpointError,
+            MissingExtraError,
+            WriteError,
+        ) as error:  # the run is whole without its picture
             warnings.warn(str(error), stacklevel=2)
 
 

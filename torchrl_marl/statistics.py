@@ -10,6 +10,7 @@ Reference: Agarwal et al., 2021, https://arxiv.org/abs/2108.13264.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ __all__ = [
     "Estimate",
     "Paired",
     "estimate",
+    "exact_chance",
     "interquartile_mean",
     "mean",
     "median",
@@ -40,6 +42,7 @@ RESAMPLES = 5000
 """How often runs are drawn anew, with replacement."""
 
 _LARGEST_CHUNK = 4_000_000  # numbers that are drawn at once
+_FINEST = 10_000  # steps from 0 to 1 of a distribution
 Scores = Sequence[ArrayLike]
 Statistic = Callable[..., NDArray[np.float64]]
 
@@ -189,6 +192,55 @@ def probability_of_improvement(tasks: Scores, others: Scores) -> NDArray[np.floa
         _won(np.asarray(x, dtype=float), np.asarray(y, dtype=float)) for x, y in zip(tasks, others)
     ]
     return np.asarray(np.mean(won, 0))
+
+
+def exact_chance(tasks: Scores, others: Scores) -> float:
+    """Gives how often runs that do not differ come as far apart as these, in either direction.
+
+    The exact two-sided test of :func:`probability_of_improvement`: each task's runs are dealt out
+    to the two algorithms in every way. It knows what a bootstrap of few runs does not: that two
+    runs are both better than two others in 1 of 3 cases, by chance.
+
+    Args:
+        tasks (list of arrays): the scores of one algorithm, ``[R]`` each.
+        others (list of arrays): those of the other on the same tasks, ``[R']`` each.
+
+    Reference: Mann and Whitney, 1947, https://doi.org/10.1214/aoms/1177730491.
+
+    Examples:
+        >>> exact_chance([[2.0, 3.0, 4.0]], [[-1.0, 0.0, 1.0]])
+        0.1
+    """
+    shares = [_dealt_out(np.asarray(x), np.asarray(y)) for x, y in zip(tasks, others)]
+    whole = math.lcm(*(len(own) - 1 for own in shares))
+    steps = min(whole, _FINEST)
+    off = 0.01 if steps == whole else len(shares) / 2  # tasks of many unlike numbers are rounded
+    chance = np.ones(1)
+    for own in shares:
+        places = np.rint(np.arange(len(own)) * (steps / (len(own) - 1))).astype(int)
+        before, chance = chance, np.zeros(len(chance) + steps)
+        for place, weight in zip(places, own):
+            chance[place : place + len(before)] += weight * before
+    middle = (len(chance) - 1) / 2
+    found = float(probability_of_improvement(tasks, others)) * 2 * middle
+    far = np.abs(np.arange(len(chance)) - middle) >= abs(found - middle) - off
+    return round(float(chance[far].sum()), 12)
+
+
+def _dealt_out(own: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How probable each share of won pairs is: those of 0, half a pair, and so on up to all."""
+    if len(own) > len(other):
+        return _dealt_out(other, own)[::-1]
+    together, n = np.concatenate([own, other]), len(own)
+    # Twice a run's rank among all, from which half-won pairs are whole numbers.
+    ranks = (np.sign(together[:, None] - together).sum(1) + len(together) + 1).astype(int)
+    ways = np.zeros((n + 1, int(np.sort(ranks)[-n:].sum()) + 1))
+    ways[0, 0] = 1
+    for rank in ranks:
+        ways[1:, rank:] += ways[:-1, : ways.shape[1] - rank]
+    found = ways[n, n * (n + 1) :]
+    found = np.pad(found, (0, 2 * n * len(other) + 1 - len(found)))
+    return np.asarray(found / found.sum())
 
 
 def estimate(

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from scipy.stats import mannwhitneyu, trim_mean
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.reports import make_report
 from torchrl_marl.reports.answers import answers, notes
+from torchrl_marl.reports.page import page
 from torchrl_marl.reports.tables import evaluations_csv, markdown, results_csv
 
 
@@ -121,7 +123,12 @@ def test_a_return_that_is_no_number_ends_a_run(tmp_path):
     assert report.worlds[0].teams["MAPPO"].scores == [3]
     assert any("no finite number at frame 2,000; used up to there" in x for x in notes(report))
     write_run(tmp_path / "b", [float("nan"), float("nan")], seed=1, training=False)
-    assert "has no finite return yet" in make_report(tmp_path).left_out[0]
+    write_run(tmp_path / "c", [float("nan"), 3.0], seed=2)
+    report = make_report(tmp_path)
+    assert report.worlds[0].teams["MAPPO"].scores == [3]  # not those of training's episodes
+    for name, sentence in zip("bc", report.left_out):
+        assert f"/{name}' has a return that is no finite number at its first" in sentence
+    assert not any("/c " in note for note in notes(report) if "Left out" not in note)
 
 
 def test_runs_without_evaluations_stand_by_their_training(tmp_path):
@@ -256,6 +263,8 @@ def test_tables_of_others_join_the_worlds(suite, report, tmp_path):
         ("", "it has no rows"),
         ("world,seed\na,1\n", "it has no column 'algorithm'"),
         ("world,algorithm,seed,frames,return\na,b,0,1,good\n", "is broken in line 2"),
+        ("world,algorithm,seed,frames,return\na,b,0,-5,1\n", "has frames=-5 in line 2"),
+        ("world,algorithm,seed,frames,return\na,b,0,5,1\n\na,b,0,5,2\n", "in lines 2 and 4"),
         ("world,algorithm,seed,frames,return\nwheel,MAPPO,0,1,1\n", "give it a name of its own"),
     ],
 )
@@ -265,6 +274,64 @@ def test_tables_of_others_that_do_not_fit(suite, tmp_path, text, sentence):
     with pytest.raises((CheckpointError, ConfigError), match=sentence) as error:
         make_report([suite / "wheel", path])
     assert "\n" not in str(error.value)
+
+
+def test_a_return_of_others_that_is_no_number_ends_its_run(tmp_path):
+    path = tmp_path / "other.csv"
+    rows = "a,b,0,0,1\na,b,0,9,nan\na,b,1,0,1\na,b,1,9,2\na,c,1,0,nan\n"
+    path.write_text("world,algorithm,seed,frames,return\n" + rows)
+    report = make_report(path)
+    assert report.worlds[0].teams["b"].scores == [1, 2]
+    said = "\n".join(notes(report))
+    assert "(of 'b' in 'a', seed 0) has a return that is no finite number at frame 9" in said
+    assert "no finite return at the start of 'c' in 'a', seed 1" in report.left_out[0]
+    assert "of training in all" not in page(report)  # nobody has given seconds
+
+
+@pytest.mark.parametrize(("seeds", "cases"), [(2, "1 of 3"), (3, "1 of 10"), (4, None)])
+def test_few_seeds_that_come_apart_do_not_decide(tmp_path, seeds, cases):
+    for seed in range(seeds):
+        write_run(tmp_path / f"a{seed}", [0, 9 + seed], seed=seed)
+        write_run(tmp_path / f"b{seed}", [0, seed], seed=seed, **{"learner.algorithm": "ippo"})
+    said = answers(make_report(tmp_path))[1]
+    if cases is None:
+        assert "with probability 1.00 [1.00, 1.00], more than chance among seeds explains" in said
+    else:
+        assert f"{seeds} seeds each come as far apart by chance in {cases} cases" in said
+        assert "explains" not in said
+
+
+def test_a_copy_of_a_run_counts_once(tmp_path):
+    run = write_run(tmp_path / "a", [0, 1])
+    write_run(tmp_path / "b", [0, 1], seed=1)
+    shutil.copytree(run, tmp_path / "c")
+    report = make_report(tmp_path)
+    assert report.worlds[0].teams["MAPPO"].scores == [1, 1]
+    (sentence,) = report.left_out
+    assert "/c' has the settings, the seed and every number of" in sentence
+    assert any("Left out:" in note and "count once" in note for note in notes(report))
+
+
+def test_what_makes_seeds_unlike_is_said(tmp_path):
+    write_run(tmp_path / "a", [0, 1, 2, 3], total_frames=3000)
+    write_run(tmp_path / "b", [0, 1, 2, 3], seed=1, total_frames=6000)
+    write_run(tmp_path / "c", [0, 6], seed=2, finished=False, total_frames=6000)
+    said = "\n".join(notes(make_report(tmp_path)))
+    assert "Seeds of MAPPO in arena have total_frames of 3,000 and 6,000" in said
+    assert "compared at 3,000 frames" in said and "/c (1,000)" in said
+
+
+def test_tables_that_were_cut_are_named(tmp_path):
+    run = write_run(tmp_path / "a", [0, 1, 2, 3])
+    table = run / "evaluation.csv"
+    table.write_text(table.read_text()[:-3])
+    text = (run / "metrics.csv").read_text().splitlines(keepends=True)
+    (run / "metrics.csv").write_text("".join(text[:2]))
+    report = make_report(tmp_path)
+    assert report.worlds[0].teams["MAPPO"].scores == [2]
+    said = "\n".join(notes(report))
+    assert "/a has a half last line in evaluation.csv, which is not used." in said
+    assert "/a has a metrics.csv that ends at frame 1,000; agent frames of later" in said
 
 
 def test_the_same_runs_give_the_same_report(suite, report):

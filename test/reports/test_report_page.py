@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import sys
 from html.parser import HTMLParser
 from importlib import resources
 
@@ -13,9 +14,11 @@ import yaml
 from reported import write_run, write_suite
 
 from torchrl_marl import cli
-from torchrl_marl.errors import ConfigError, WriteError
+from torchrl_marl.errors import ConfigError, MissingExtraError, WriteError
+from torchrl_marl.plotting import learning_curve
 from torchrl_marl.reports import make_report, write_report
 from torchrl_marl.reports.page import page
+from torchrl_marl.training.files import whole_file
 
 pytest.importorskip("matplotlib")
 
@@ -156,6 +159,27 @@ def test_files_are_written_and_written_again(suite, tmp_path):
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_two_reports_at_once_both_succeed(tmp_path, monkeypatch):
+    path = tmp_path / "report.html"
+    with whole_file(path, at_once=True) as file:
+        file.write("first")
+        monkeypatch.setattr(os, "getpid", lambda: -1)  # another process
+        with whole_file(path, at_once=True) as other:
+            other.write("other")
+        assert path.read_text() == "other"
+    assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_broken_matplotlib_is_as_none(suite, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.warns(UserWarning, match="no pictures are drawn: matplotlib cannot be imported"):
+        write_report(suite, tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [name for name in FILES if not name.endswith(".png")]
+    with pytest.raises(MissingExtraError, match="cannot be imported.*pip install"):
+        learning_curve(suite / "balance")
+
+
 def test_folders_of_others_are_left_alone(suite, tmp_path):
     (tmp_path / "report.md").write_text("mine")
     with pytest.raises(ConfigError, match=r"holds 'report.md' and no report.*use --out FOLDER"):
@@ -175,7 +199,7 @@ def test_a_run_is_no_place_for_a_report(suite):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is full")
 def test_a_full_disk_leaves_no_half_of_a_page(suite, tmp_path):
-    (tmp_path / "report.html.part").symlink_to("/dev/full")
+    (tmp_path / f"report.html.{os.getpid()}.part").symlink_to("/dev/full")
     with pytest.raises(WriteError, match="No space left on device"):
         write_report(suite, tmp_path)
     assert list(tmp_path.iterdir()) == []

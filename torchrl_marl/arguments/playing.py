@@ -16,7 +16,7 @@ def add_evaluate(commands: Any) -> None:
         help="measure a trained team",
         description="Plays whole episodes with the policy of a run's last checkpoint, by the "
         "likeliest actions and by drawn ones, from the same starts for every run of a world. "
-        "Prints means with their 95 %% intervals, and adds the results to RUN/evaluations.jsonl.",
+        "Prints means with their 95 % intervals, and adds the results to RUN/evaluations.jsonl.",
     )
     evaluate.add_argument("run", metavar="RUN", help="the folder that `train` printed")
     evaluate.add_argument(
@@ -45,7 +45,7 @@ def add_compare(commands: Any) -> None:
         "compare",
         help="say with what certainty one run is better",
         description="Plays two runs of a world, or two folders of several seeds, from the same "
-        "starts. Prints the difference of their returns with its 95 %% interval, and the certainty "
+        "starts. Prints the difference of their returns with its 95 % interval, and the certainty "
         "with which one is better.",
     )
     for name, metavar in (("first", "RUN_A"), ("second", "RUN_B")):

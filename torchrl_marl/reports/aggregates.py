@@ -51,6 +51,8 @@ class Aggregate:
     improvements: dict[tuple[str, str], Estimate]
     seeds: dict[str, list[int]]
     """Runs of each algorithm in each world."""
+    scores: dict[str, list[Numbers]]
+    """Normalized, of each algorithm in each world."""
 
     @property
     def algorithms(self) -> list[str]:
@@ -115,6 +117,7 @@ def _aggregate(results: Sequence[WorldResult], algorithms: Sequence[str]) -> Agg
         {name: curve for name, curve in curves.items() if curve is not None},
         improvements(scores),
         {name: [len(x) for x in tasks] for name, tasks in scores.items()},
+        scores,
     )
 
 

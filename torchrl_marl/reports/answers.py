@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from torchrl_marl.reports.aggregates import Aggregate
+from torchrl_marl.reports.records import Numbers
 from torchrl_marl.reports.results import Report
 from torchrl_marl.reports.scores import WorldResult
-from torchrl_marl.reports.words import counted, figure, listed, with_interval
-from torchrl_marl.statistics import CONFIDENCE, Estimate
+from torchrl_marl.reports.words import counted, figure, listed, share, with_interval
+from torchrl_marl.statistics import CONFIDENCE, Estimate, exact_chance
 
 __all__ = ["answers", "methods", "notes"]
 
 # How often an interval of 95 % over so many runs holds the truth, where returns are normally
 # distributed: `benchmarks/intervals.py`.
 COVERAGE = {2: 0.50, 3: 0.75, 4: 0.87, 5: 0.90}
+_FEW = 20  # seeds, up to which an interval is held against the exact test
 
 
 def answers(report: Report) -> list[str]:
@@ -30,6 +34,7 @@ def notes(report: Report) -> list[str]:
     return [
         *_on_aggregation(report),
         *_on_frames(report),
+        *_on_totals(report),
         *_on_seeds(report),
         *_on_normalization(report),
         *_on_actions(report),
@@ -51,7 +56,9 @@ def methods(report: Report) -> list[str]:
         "bootstrap). They say how much another set of seeds would change the figure, and nothing "
         "of other worlds or settings.",
         "P(X > Y) is the probability that a run of X has a greater score than one of Y, mean over "
-        "worlds; a tie counts half.",
+        "worlds; a tie counts half. It is called more than chance where its interval lies above "
+        f"one half and the exact two-sided test (the seeds of each world dealt out to the two in "
+        f"every way) finds it in at most {1 - CONFIDENCE:.0%} of the cases.".replace("%", " %"),
         "A normalized score is 0 at the random policy's return and 1 at the best known one, of "
         "the sources given.",
         "A performance profile is the share of runs above each normalized score.",
@@ -75,7 +82,8 @@ def _overall(found: Aggregate) -> Iterator[str]:
         f"(IQM of normalized scores){rest}."
     )
     if others:
-        yield _improvement(first, others[0], found.improvements[first, others[0]])
+        pair = first, others[0]
+        yield _improvement(pair, found.improvements[pair], *(found.scores[name] for name in pair))
 
 
 def _of_world(result: WorldResult) -> Iterator[str]:
@@ -94,17 +102,29 @@ def _of_world(result: WorldResult) -> Iterator[str]:
     )
     if others:
         pair = first.algorithm, others[0].algorithm
-        yield _improvement(*pair, result.improvements[pair])
+        scores = ([np.array(result.teams[name].scores)] for name in pair)
+        yield _improvement(pair, result.improvements[pair], *scores)
 
 
-def _improvement(first: str, second: str, found: Estimate) -> str:
+def _improvement(
+    pair: tuple[str, str], found: Estimate, scores: Sequence[Numbers], others: Sequence[Numbers]
+) -> str:
+    first, second = pair
     if not found.has_interval:
         return f"Whether {first} or {second} is better, single runs do not say."
     chance = f"A run of {first} is better than one of {second} with probability"
     sentence = f"{chance} {with_interval(found, True)}"
-    if found.low > 0.5:
+    if found.low <= 0.5:
+        return f"{sentence}: these runs cannot tell the two apart."
+    counts = sorted({len(task) for task in (*scores, *others)})
+    by_chance = exact_chance(scores, others) if counts[0] <= _FEW else 0.0
+    if by_chance <= 1 - CONFIDENCE:
         return f"{sentence}, more than chance among seeds explains."
-    return f"{sentence}: these runs cannot tell the two apart."
+    each = f"{counts[0]} seeds each" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    return (
+        f"{chance} {share(found.value)} among these, but so few cannot tell: {each} come as far "
+        f"apart by chance in 1 of {1 / by_chance:.3g} cases."
+    )
 
 
 def _on_aggregation(report: Report) -> Iterator[str]:
@@ -129,18 +149,32 @@ def _on_frames(report: Report) -> Iterator[str]:
             f"{run.record.name} ({figure(run.frames)})"
             for team in result.teams.values()
             for run in team.runs
-            if not run.at_equal_frames and run.record.finished
+            if not run.at_equal_frames
         ]
         if apart:
             yield (
                 f"In {result.world.name} runs are compared at {figure(result.frames)} frames, but "
-                f"these measured nothing near, and stand by their last return: {listed(apart, 4)}."
+                "these measured nothing near, and stand among the seeds by their last return: "
+                f"{listed(apart, 4)}."
             )
         elif max(ends) > 1.1 * result.frames:
             yield (
                 f"In {result.world.name} algorithms were trained for {figure(min(ends))} to "
                 f"{figure(max(ends))} frames; scores are those at {figure(result.frames)}."
             )
+
+
+def _on_totals(report: Report) -> Iterator[str]:
+    """Says where seeds of one algorithm were to be trained for unlike frames."""
+    for result in report.worlds:
+        for team in result.teams.values():
+            totals = sorted({run.record.total_frames for run in team.runs})
+            if len(totals) > 1:
+                yield (
+                    f"Seeds of {team.algorithm} in {result.world.name} have total_frames of "
+                    f"{listed([figure(total) for total in totals])}: what falls in the course of "
+                    "a training, such as a linear lr, was not alike at the frames compared."
+                )
 
 
 def _on_seeds(report: Report) -> Iterator[str]:

@@ -101,15 +101,16 @@ def _answer(sentence: tuple[str, str]) -> str:
 def _tiles(report: Report) -> str:
     runs = report.runs
     seeds = sorted({len(team.runs) for result in report.worlds for team in result.teams.values()})
-    total = float(np.nansum([run.record.measured.seconds[-1] for run in runs]))
+    seconds = np.array([run.record.measured.seconds[-1] for run in runs])
     tiles = [
         (figure(len(runs)), "runs"),
         (figure(len(report.worlds)), "world" + "s" * (len(report.worlds) != 1)),
         (figure(len(report.algorithms)), "algorithm" + "s" * (len(report.algorithms) != 1)),
         (" to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))), "seeds of each"),
         (figure(sum(run.record.frames for run in runs)), "frames in all"),
-        (duration(total), "of training in all"),
     ]
+    if np.isfinite(seconds).any():  # others' tables need not have them
+        tiles.append((duration(float(np.nansum(seconds))), "of training in all"))
     cells = "".join(f"<li><b>{escape(n)}</b><span>{escape(what)}</span></li>" for n, what in tiles)
     return f'<ul class="tiles">{cells}</ul>'
 
@@ -140,6 +141,7 @@ def _overall(found: Aggregate, number: int) -> str:
     where = "All worlds together" if len(found.worlds) > 1 else "Algorithms beside each other"
     counts = sorted({n for runs in found.seeds.values() for n in runs})
     seeds = counted(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    bands = "" if counts[0] > 1 else " No bands where a world has a single seed."
     of = f"{seeds} in each of {counted(len(found.worlds), 'world')}"
     lead = (
         f"{escape(names)} in {escape(worlds)}; {of}. Scores are normalized: 0 is the random "
@@ -153,9 +155,9 @@ def _overall(found: Aggregate, number: int) -> str:
     charts = []
     if found.curves:
         text = "IQM of normalized scores in the course of training."
-        charts.append(_chart("curves", "Sample efficiency", f"{text} Bands: {of}."))
+        charts.append(_chart("curves", "Sample efficiency", f"{text} {of}.{bands}"))
     text = "Share of runs above a score: the higher the curve, the better."
-    charts.append(_chart("profiles", "Performance profile", f"{text} Bands: {of}."))
+    charts.append(_chart("profiles", "Performance profile", f"{text} {of}.{bands}"))
     if found.improvements:
         text = "How probably a run of the first has the greater score; 0.5 is no difference."
         charts.append(_chart("improvements", "Probability of improvement", f"{text} {of}."))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchrl_marl.errors import MissingExtraError
 from torchrl_marl.reports.aggregates import Aggregate
 from torchrl_marl.reports.lines import Line
 from torchrl_marl.reports.results import Report
 from torchrl_marl.reports.scores import WorldResult, shown_by
 from torchrl_marl.reports.words import counted
+from torchrl_marl.training.drawing import check_matplotlib, has_matplotlib
 from torchrl_marl.training.files import whole_file
 
 if TYPE_CHECKING:
@@ -39,16 +41,21 @@ def draw(report: Report, folder: Path) -> list[str]:
         folder (Path): where to write.
 
     Returns:
-        list of str: the files' names; none where matplotlib is not installed.
+        list of str: the files' names; none without a matplotlib that works.
 
     Raises:
         WriteError: a picture cannot be written.
     """
-    if importlib.util.find_spec("matplotlib") is None:
+    if not has_matplotlib():
+        return []
+    try:
+        check_matplotlib()
+    except MissingExtraError as error:
+        warnings.warn(f"no pictures are drawn: {error}", stacklevel=2)
         return []
     names = []
     for name, figure in _figures(report):
-        with whole_file(folder / name, "wb") as file:
+        with whole_file(folder / name, "wb", at_once=True) as file:
             figure.savefig(file, dpi=130, format="png")
         names.append(name)
     return names

@@ -5,6 +5,7 @@ Shapes: K measured points.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from torchrl_marl.curves import Curves
 
-__all__ = ["REWARD", "Progress", "Record", "record_of"]
+__all__ = ["REWARD", "Progress", "Record", "record_of", "without_copies"]
 
 Numbers = NDArray[np.float64]
 REWARD = "/episode_reward"
@@ -99,8 +100,14 @@ def record_of(run: Curves) -> Record | str:
     notes = []
     evaluation, broken = _progress(run, run.evaluation.get("return_mean"), run.evaluation)
     training, diverged = _progress(run, _training_returns(run), run.training)
+    if broken is not None and not len(evaluation):
+        return (
+            f"{str(run.folder)!r} has a return that is no finite number at its first evaluation, "
+            f"frame {broken:,}, and so no score; train it anew."
+        )
     if broken is not None:
         notes.append(f"has a return that is no finite number at frame {broken:,}; used up to there")
+    notes += [f"has a half last line in {name}, which is not used" for name in run.cut]
     if not len(evaluation) and not len(training):
         return (
             f"{str(run.folder)!r} has no finite return yet; "
@@ -113,7 +120,40 @@ def record_of(run: Curves) -> Record | str:
     if not finished:
         of = f" of {found.total_frames:,}" if found.total_frames > found.frames else ""
         notes.insert(0, f"has not finished; used up to frame {found.frames:,}{of}")
+    if run.settings and len(evaluation) and np.isnan(evaluation.agent_frames[-1]):
+        known = run.training.get("frames", np.empty(0))
+        end = f"ends at frame {known[-1]:,.0f}" if len(known) else "has no row"
+        notes.append(f"has a metrics.csv that {end}; agent frames of later evaluations are unknown")
     return Record(run, evaluation, training, finished, tuple(notes))
+
+
+def without_copies(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
+    """Leaves out runs with the settings, the seed and every number of another.
+
+    Args:
+        records (list of Record): the runs.
+
+    Returns:
+        tuple: the others, and a sentence for each that is left out.
+    """
+    first: dict[tuple[object, ...], Record] = {}
+    left_out = []
+    for record in records:
+        run = record.run
+        settings = tuple(sorted((key, str(value)) for key, value in run.settings.items()))
+        tables = _content(run.training), _content(run.evaluation)
+        one = first.setdefault((run.seed, settings, tables), record)
+        if one is not record:
+            left_out.append(
+                f"{record.name!r} has the settings, the seed and every number of {one.name!r}; "
+                "the two are one run, and count once."
+            )
+    return list(first.values()), left_out
+
+
+def _content(table: dict[str, Numbers]) -> tuple[tuple[str, bytes], ...]:
+    """A table's numbers, but for the times it took."""
+    return tuple((name, x.tobytes()) for name, x in table.items() if "second" not in name)
 
 
 def _progress(

@@ -55,7 +55,7 @@ def write_report(
 
 
 def _write(path: Path, text: str) -> None:
-    with whole_file(path, newline="") as file:
+    with whole_file(path, at_once=True, newline="") as file:
         file.write(text)
 
 

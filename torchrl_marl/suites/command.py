@@ -10,6 +10,7 @@ from torchrl_marl.console import number, silence_others, table
 from torchrl_marl.errors import ConfigError, UserError
 from torchrl_marl.settings import parse_overrides
 from torchrl_marl.suites.board import Board
+from torchrl_marl.suites.folder import check_folder
 from torchrl_marl.suites.forecast import clock
 from torchrl_marl.suites.plan import WORDS, Plan, seeds_of
 from torchrl_marl.suites.results import found_result, read_elapsed, results_table
@@ -42,6 +43,7 @@ def suite_command(
     words = _words(texts[1:])
     if dry_run:
         plan, folder = plan_of(texts[0], out, resume, words)
+        check_folder(folder, plan, resume=resume)
         print(plan_table(plan, folder, max(jobs, 1)))
         return
     silence_others()

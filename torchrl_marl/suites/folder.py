@@ -16,7 +16,7 @@ from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder
 
-__all__ = ["check_unchanged", "open_folder", "read_words"]
+__all__ = ["check_folder", "check_unchanged", "open_folder", "read_words"]
 
 _RECORD = "suite.json"
 # Where and how a run computes and what it shows; nothing of this is compared between runs.
@@ -46,10 +46,9 @@ def open_folder(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
         raise ConfigError(
             f"suite folder {str(out)!r} cannot be made ({error.strerror}); choose another --out."
         ) from None
-    lock = RunFolder(out)
+    lock = RunFolder(out, "suite folder")
     try:
-        _check_fit(out, resume)
-        check_unchanged(out, plan)
+        check_folder(out, plan, resume=resume)
         if not (out / _RECORD).exists():
             with whole_file(out / _RECORD) as file:
                 record = {"suite": plan.suite.name, **plan.words}
@@ -57,6 +56,23 @@ def open_folder(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def check_folder(out: Path, plan: Plan, *, resume: bool) -> None:
+    """Refuses a folder that the runs are not to be trained in.
+
+    Args:
+        out (Path): the folder.
+        plan (Plan): the runs.
+
+    Keyword Args:
+        resume (bool): go on in a folder that is there.
+
+    Raises:
+        ConfigError: a folder with other content, or with runs of other settings.
+    """
+    _check_fit(out, resume)
+    check_unchanged(out, plan)
 
 
 def read_words(out: Path, suite: str) -> dict[str, Any]:

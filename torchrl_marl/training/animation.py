@@ -13,6 +13,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_marl.envs.scene import check_scene
 from torchrl_marl.errors import ConfigError, MissingExtraError
+from torchrl_marl.training.drawing import check_matplotlib
 from torchrl_marl.training.files import whole_file, writing
 from torchrl_marl.training.film import ACTS, WAITS, Film, Frame
 from torchrl_marl.training.panels import AgentLine, PixelsPanel, ShapesPanel, TextPanel, limits
@@ -46,8 +47,7 @@ def check_drawable(env: EnvBase, paths: Sequence[Path] = ()) -> None:
         ConfigError: an environment that cannot be drawn, or a file of another kind.
         MissingExtraError: matplotlib, or for a video imageio-ffmpeg, is not installed.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtraError("matplotlib", "plot")
+    check_matplotlib()
     for path in paths:
         if path.suffix not in ENDINGS:
             raise ConfigError(

@@ -18,7 +18,9 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, mode: str = "w", **options: Any) -> Iterator[IO[Any]]:
+def whole_file(
+    path: Path, mode: str = "w", *, at_once: bool = False, **options: Any
+) -> Iterator[IO[Any]]:
     """Opens a file that gets its name only when all of it is on the disk.
 
     Args:
@@ -26,10 +28,13 @@ def whole_file(path: Path, mode: str = "w", **options: Any) -> Iterator[IO[Any]]
         mode (str): as ``open`` takes it.
         **options: likewise; a text is UTF-8.
 
+    Keyword Args:
+        at_once (bool): others may write it at the same time; the last one stays.
+
     Raises:
         WriteError: a full disk, a folder that is read-only or not there.
     """
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}{f'.{os.getpid()}' * at_once}.part")
     if "b" not in mode:
         options.setdefault("encoding", "utf-8")
     with writing(path):

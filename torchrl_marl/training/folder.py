@@ -36,6 +36,7 @@ class RunFolder:
 
     Args:
         path (Path): a folder that is there.
+        kind (str): what it is called in a sentence.
 
     Raises:
         CheckpointError: another training has it, or it cannot be written.
@@ -43,14 +44,14 @@ class RunFolder:
 
     writes = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kind: str = "run folder") -> None:
         self.path = path
         lock = path.absolute() / _LOCK
         try:
-            descriptor = _locked_file(lock)
+            descriptor = _locked_file(lock, kind)
         except OSError as error:
             raise CheckpointError(
-                f"run folder {str(path)!r} cannot be written ({error.strerror}); make it "
+                f"{kind} {str(path)!r} cannot be written ({error.strerror}); make it "
                 "writable, or copy it to where you may write."
             ) from None
         self.release = weakref.finalize(self, _let_go, descriptor, lock)
@@ -164,7 +165,7 @@ def _new_under_runs(config: TrainConfig) -> Path:
             folder = base.with_name(f"{base.name}_{n}")
 
 
-def _locked_file(lock: Path) -> int:
+def _locked_file(lock: Path, kind: str) -> int:
     """Returns a descriptor of the lock, which this process holds.
 
     Raises:
@@ -176,7 +177,7 @@ def _locked_file(lock: Path) -> int:
             owner = os.pread(descriptor, 200, 0).decode(errors="replace")
             os.close(descriptor)
             raise CheckpointError(
-                f"run folder {str(lock.parent)!r} is in use: {_who(owner)} trains there; wait for "
+                f"{kind} {str(lock.parent)!r} is in use: {_who(owner)} trains there; wait for "
                 "its end, or stop it, and try again."
             )
         with contextlib.suppress(FileNotFoundError):
