@@ -60,7 +60,7 @@ def test_a_world_without_observations_by_agent_is_refused():
 @pytest.mark.parametrize(
     ("package", "world", "error", "line"),
     [
-        ("jaxmarl", SPREAD, MissingExtraError, r"'torchrl_marl\[jaxmarl\]'"),
+        ("jaxmarl", SPREAD, MissingExtraError, r"'\.\[jaxmarl\]'"),
         ("brax", "ant_4x2", ConfigError, r"'jaxmarl\[mabrax\]'"),
     ],
 )
