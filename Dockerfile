@@ -2,7 +2,7 @@
 # the README; it has not been built yet, since no Docker daemon was at hand. To build and try it:
 #
 #     docker build -t torchrl_marl .
-#     docker run --rm -it -v "$PWD/runs:/work/runs" torchrl_marl           # torchrl-marl train
+#     docker run --rm -it -v "$PWD/runs:/home/someone/runs" torchrl_marl           # torchrl-marl train
 #     docker run --rm -it torchrl_marl torchrl-marl list
 #     docker build -t torchrl_marl:test --target test . && docker run --rm torchrl_marl:test  # pytest
 #
@@ -15,12 +15,12 @@ FROM python:3.12-slim-bookworm AS system
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
-RUN useradd --create-home --uid 1000 someone && mkdir -p /work/runs && chown -R 1000:1000 /work
+RUN useradd --create-home --uid 1000 someone && install --directory --owner=1000 --group=1000 /home/someone/runs
 USER 1000:1000
-WORKDIR /work
-RUN python3 -m venv /work/.venv
-ENV PATH=/work/.venv/bin:$PATH \
-    VIRTUAL_ENV=/work/.venv \
+WORKDIR /home/someone
+RUN python3 -m venv /home/someone/.venv
+ENV PATH=/home/someone/.venv/bin:$PATH \
+    VIRTUAL_ENV=/home/someone/.venv \
     MPLBACKEND=agg \
     PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -30,17 +30,17 @@ RUN pip install "torch>=2.11,<2.14" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"}
 
 # The README's second command: the tests, in a checkout.
 FROM system AS test
-COPY --chown=1000:1000 . /work/checkout
-WORKDIR /work/checkout
+COPY --chown=1000:1000 . /home/someone/checkout
+WORKDIR /home/someone/checkout
 RUN pip install -e '.[test]'
 CMD ["pytest", "-n", "2"]
 
 FROM system AS wheel
-COPY --chown=1000:1000 . /work/checkout
-RUN pip wheel --no-deps --wheel-dir /work/wheels /work/checkout
+COPY --chown=1000:1000 . /home/someone/checkout
+RUN pip wheel --no-deps --wheel-dir /home/someone/wheels /home/someone/checkout
 
 # The README's first command: train. Last, so that it is what is built by default.
 FROM system AS train
-COPY --from=wheel /work/wheels /work/wheels
-RUN pip install "$(ls /work/wheels/torchrl_marl-*.whl)[vmas,plot]"
+COPY --from=wheel /home/someone/wheels /home/someone/wheels
+RUN pip install "$(ls /home/someone/wheels/torchrl_marl-*.whl)[vmas,plot]"
 CMD ["torchrl-marl", "train"]

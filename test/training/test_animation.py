@@ -1,7 +1,5 @@
 """A GIF of one whole episode: its frames, its size, what moves, and what cannot be drawn."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 import torch
@@ -10,19 +8,17 @@ from torchrl.envs import RewardSum, TransformedEnv
 pytest.importorskip("vmas")
 pytest.importorskip("matplotlib")
 
-from PIL import Image
-from runs import assert_same_run, small_config
+from films import balance, film_of, frames_of
 
-import torchrl_marl
 from torchrl_marl import TeamSpec
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.envs.scene import Shape, scene, stage
 from torchrl_marl.envs.toy import TOY_ENVS, Arena, Nim
 from torchrl_marl.envs.toy.library import TOY_WORLDS
-from torchrl_marl.errors import ConfigError, MissingExtraError, WriteError
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.training import animation
 from torchrl_marl.training.animation import draw_frames, write
-from torchrl_marl.training.evaluation import evaluate, play
+from torchrl_marl.training.evaluation import play
 from torchrl_marl.training.film import ACTS, DEAD, UNBORN, WAITS, Film
 
 
@@ -32,30 +28,11 @@ def _no_gradients():
         yield
 
 
-def balance(**kwargs):
-    return VmasEnv("balance", num_envs=2, max_steps=6, seed=0, **kwargs)
-
-
 def tilt(tensordict):
     """The first agent lifts, the others do nothing: the ball falls."""
     action = torch.zeros(*tensordict.batch_size, 3, 2)
     action[:, 0, 1] = 1.0
     return tensordict.set(("agents", "action"), action)
-
-
-def frames_of(path):
-    with Image.open(path) as image:
-        for i in range(image.n_frames):
-            image.seek(i)
-            yield np.asarray(image.convert("RGB"))
-
-
-def film_of(env, policy=None, shown=1, **kwargs):
-    """A film, and the episodes that an evaluation played meanwhile."""
-    team = TeamSpec.from_env(env)
-    film = Film(env, team, shown)
-    settings = {"episodes": env.batch_size.numel(), "seed": 3, **kwargs}
-    return film, play(env, policy, team, film=film, **settings)
 
 
 class TestScene:
@@ -322,92 +299,3 @@ class TestOtherPictures:
             for frame, observed in zip(frames[1:], seen[i]):
                 places = [(s.x, s.y) for s in frame.picture if s.role == "agent"]
                 assert torch.allclose(torch.tensor(places), observed[:, 2:4], atol=1e-5)
-
-
-class TestWhereItIsAskedFor:
-    def test_evaluate_writes_it_and_measures_the_same(self, tmp_path):
-        env = balance()
-        team = TeamSpec.from_env(env)
-        path = tmp_path / "episode.gif"
-        measured = evaluate(env, None, team, episodes=2, gif=path)
-        assert measured == evaluate(env, None, team, episodes=2)
-        assert len(list(frames_of(path))) == 7
-
-    @pytest.mark.filterwarnings("ignore")  # imageio-ffmpeg leaves its pipes to the collector
-    def test_a_video_where_there_is_a_writer(self, tmp_path, monkeypatch):
-        writer = pytest.importorskip("imageio_ffmpeg")
-        path = tmp_path / "episode.mp4"
-        film, _ = film_of(balance(), shown=2)
-        write(film, path)
-        reader = writer.read_frames(str(path))
-        size = next(reader)["source_size"]
-        height, width, _ = draw_frames(film)[0].shape
-        assert size == (width + width % 2, height + height % 2)
-        assert len(list(reader)) >= 7
-        assert [own.name for own in tmp_path.iterdir()] == ["episode.mp4"]
-        without("imageio_ffmpeg", monkeypatch)
-        with pytest.raises(MissingExtraError, match=r"pip install '\.\[video\]'"):
-            animation.check_drawable(balance(), [path])
-
-    def test_a_folder_that_is_not_there(self, tmp_path):
-        film, _ = film_of(balance())
-        for ending in ("gif", "mp4"):
-            with pytest.raises(WriteError, match="cannot be written"):
-                write(film, tmp_path / "none" / f"episode.{ending}")
-        with pytest.raises(ConfigError, match="expected a name that ends in .gif or .mp4"):
-            animation.check_drawable(balance(), [tmp_path / "episode.avi"])
-
-    def test_what_cannot_be_drawn_is_refused_before_it_is_played(self, tmp_path, monkeypatch):
-        monkeypatch.delattr(Arena, "scene")
-        env = TransformedEnv(Arena(num_envs=2, seed=0))
-        message = "^Arena cannot be drawn, expected a world with a method scene.index., .* leave"
-        with pytest.raises(ConfigError, match=message):
-            evaluate(
-                env,
-                lambda tensordict: pytest.fail("played"),
-                TeamSpec.from_env(env),
-                episodes=2,
-                gif=tmp_path / "episode.gif",
-            )
-        for setting in ({"gif": True}, {"animate_every": 80}):
-            config = small_config(evaluation=setting, folder=str(tmp_path / "run"))
-            with pytest.raises(ConfigError, match=message):
-                torchrl_marl.train(config)
-        assert list(tmp_path.iterdir()) == []
-
-    def test_missing_matplotlib(self, monkeypatch, tmp_path):
-        without("matplotlib", monkeypatch)
-        env = balance()
-        with pytest.raises(MissingExtraError, match=r"pip install '\.\[plot\]'"):
-            evaluate(env, None, TeamSpec.from_env(env), episodes=1, gif=tmp_path / "episode.gif")
-
-    def test_in_training_it_changes_no_number(self, tmp_path):
-        runs = {}
-        for name, more in (
-            ("plain", {}),
-            ("drawn", {"gif": True, "animate_every": 160, "episodes_shown": 3}),
-        ):
-            with torch.enable_grad():
-                config = small_config(
-                    total_frames=400,
-                    evaluation={"episodes": 4, "deterministic": False, **more},
-                    folder=str(tmp_path / name),
-                )
-                runs[name] = torchrl_marl.train(config)
-        assert_same_run(tmp_path / "plain", tmp_path / "drawn")
-        found = sorted(p.name for p in (tmp_path / "drawn/animations").iterdir())
-        assert found == ["episode_160.gif", "episode_320.gif"]
-        lengths = runs["drawn"].play(deterministic=False).lengths[:3]
-        assert len(list(frames_of(tmp_path / "drawn/episode.gif"))) == 1 + int(lengths.max())
-
-    def test_populations_are_sent_to_their_members(self):
-        config = {"population": {"size": 2}, "evaluation": {"animate_every": 80}}
-        with pytest.raises(ConfigError, match="a population draws none of its members"):
-            small_config(**config).check()
-
-
-def without(package, monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == package else found(name)
-    )

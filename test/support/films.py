@@ -1,0 +1,28 @@
+"""Films of worlds: a small one, the frames of a file, and a film beside its episodes."""
+
+import numpy as np
+from PIL import Image
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.envs import VmasEnv
+from torchrl_marl.training.evaluation import play
+from torchrl_marl.training.film import Film
+
+
+def balance(**kwargs):
+    return VmasEnv("balance", num_envs=2, max_steps=6, seed=0, **kwargs)
+
+
+def frames_of(path):
+    with Image.open(path) as image:
+        for i in range(image.n_frames):
+            image.seek(i)
+            yield np.asarray(image.convert("RGB"))
+
+
+def film_of(env, policy=None, shown=1, **kwargs):
+    """A film, and the episodes that an evaluation played meanwhile."""
+    team = TeamSpec.from_env(env)
+    film = Film(env, team, shown)
+    settings = {"episodes": env.batch_size.numel(), "seed": 3, **kwargs}
+    return film, play(env, policy, team, film=film, **settings)
