@@ -3,9 +3,10 @@
 Run: python benchmarks/discounts.py [--frames 245760] [--seeds 0 1] [--write]
 
 JaxMARL's twin of MPE's `simple_spread` has a time limit and no other end, so that the value of an
-episode's last observation counts behind it. Learned with three discounts, with normalized values
-and without; all other settings are those of `docs/coming_from/jaxmarl.md`. The worst moment is
-the least of the iterations' mean returns of drawn actions after the first tenth of training.
+episode's last observation counts behind it. Learned with three discounts: by values that are
+normalized, normalized and centered, or neither; all other settings are those of
+`docs/coming_from/jaxmarl.md`. The worst moment is the least of the iterations' mean returns of
+drawn actions after the first tenth of training.
 """
 
 from __future__ import annotations
@@ -21,14 +22,19 @@ import torchrl_marl
 
 RECIPE = "jaxmarl_simple_spread_mappo"
 DISCOUNTS = (0.9, 0.95, 0.99)
+VALUES = {
+    "normalized": {"value_norm": True},
+    "and centered": {"value_norm": True, "value_centering": True},
+    "neither": {"value_norm": False},
+}
 
 
-def trained(gamma: float, value_norm: bool, seed: int, frames: int, folder: Path) -> list[float]:
+def trained(gamma: float, values: str, seed: int, frames: int, folder: Path) -> list[float]:
     """Returns the return at the end, that at the worst moment, and a random policy's."""
     learner = {
         "algorithm": "ippo",
         "gamma": gamma,
-        "value_norm": value_norm,
+        **VALUES[values],
         "lmbda": 0.95,
         "lr_schedule": "constant",
         "num_epochs": 4,
@@ -45,7 +51,7 @@ def trained(gamma: float, value_norm: bool, seed: int, frames: int, folder: Path
         learner=learner,
         evaluation={"episodes": 100},
         logging={"progress": False},
-        folder=str(folder / f"{gamma}_{value_norm}_{seed}"),
+        folder=str(folder / f"{gamma}_{values}_{seed}"),
     )
     with (run.folder / "metrics.csv").open(newline="") as file:
         returns = [float(row["agents/episode_reward"]) for row in csv.DictReader(file)]
@@ -65,16 +71,15 @@ def main() -> None:
     rows, random = [], 0.0
     with tempfile.TemporaryDirectory() as folder:
         for gamma in DISCOUNTS:
-            for value_norm in (True, False):
+            for values in VALUES:
                 own = [
-                    trained(gamma, value_norm, seed, args.frames, Path(folder))
-                    for seed in args.seeds
+                    trained(gamma, values, seed, args.frames, Path(folder)) for seed in args.seeds
                 ]
                 after, worst, _ = (", ".join(f"{x:.1f}" for x in column) for column in zip(*own))
                 random = own[0][-1]
-                rows.append([f"{gamma}", "yes" if value_norm else "no", after, worst])
+                rows.append([f"{gamma}", values, after, worst])
                 print(rows[-1], flush=True)
-    header = ["discount", "values normalized", "return at the end", "at the worst moment"]
+    header = ["discount", "values", "return at the end", "at the worst moment"]
     section = (
         f"{args.frames:,} frames, seeds {', '.join(map(str, args.seeds))}",
         report.markdown_table(header, rows) + f"\n\nRandom actions earn {random:.1f}.",

@@ -122,6 +122,11 @@ CASES = {
     ),
     "turns": (lambda: Nim(8, stones=6, seed=0), {"algorithm": "ippo", "bootstrap": "agent"}),
     "as one": (lambda: arena(n_groups=3, n_agents=6), {"normalize_observations": True}),
+    "as one, centered": (lambda: arena(n_groups=3, n_agents=6), {"value_centering": True}),
+    "turns, centered": (
+        lambda: Nim(8, stones=6, seed=0),
+        {"algorithm": "ippo", "bootstrap": "agent", "value_centering": True},
+    ),
     "as one, of different sizes": (
         lambda: meadow("two"),
         {

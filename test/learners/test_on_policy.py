@@ -123,14 +123,18 @@ def test_learning_is_what_a_bare_script_does(value_norm, normalize, critic_loss)
 
 @pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
-@pytest.mark.parametrize("value_norm", [True, False])
-def test_groups_in_one_learner_learn_as_alone(algorithm, bootstrap, value_norm):
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"value_norm": False}, {"value_centering": True}],
+    ids=["norm", "raw", "centered"],
+)
+def test_groups_in_one_learner_learn_as_alone(algorithm, bootstrap, values):
     """One loss and one optimizer, but means, statistics and limits of each group's own."""
     env = make_arena(n_groups=3, n_agents=6)
     settings = {
         "algorithm": algorithm,
         "bootstrap": bootstrap,
-        "value_norm": value_norm,
+        **values,
         "normalize_observations": True,
         "num_epochs": 1,
         "minibatch_size": 80,
@@ -164,12 +168,17 @@ def test_groups_in_one_learner_learn_as_alone(algorithm, bootstrap, value_norm):
 
 @pytest.mark.parametrize("algorithm", ["mappo", "ippo"])
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])
+@pytest.mark.parametrize("centering", [False, True])
 @pytest.mark.parametrize("value", POISON)
-def test_poison_through_a_whole_batch(algorithm, bootstrap, value):
+def test_poison_through_a_whole_batch(algorithm, bootstrap, value, centering):
     def run(poison):
         env = make_arena(action_mask=True, n_agents=2, n_groups=1)
         learner = make_learner(
-            env, algorithm=algorithm, bootstrap=bootstrap, normalize_observations=True
+            env,
+            algorithm=algorithm,
+            bootstrap=bootstrap,
+            normalize_observations=True,
+            value_centering=centering,
         )
         for i in range(2):  # the second is seen through the statistics of the first
             batch = make_batch(env, learner, seed=i)

@@ -122,8 +122,9 @@ def test_a_member_learns_as_it_would_alone(algorithm, execution):
         ({"kinds": 2, "n_actions": 6, "action_mask": True}, {}),
         ({}, {"actor": NetworkConfig(**NETWORK, sharing="none"), "bootstrap": "agent"}),
         ({}, {"lr_schedule": "linear", "clip_value": True, "normalize_advantage": "agent"}),
+        ({"n_groups": 2, "n_agents": 4}, {"value_centering": True}),
     ],
-    ids=["groups", "across", "kinds", "apart", "schedules"],
+    ids=["groups", "across", "kinds", "apart", "schedules", "centered"],
 )
 def test_so_do_members_of_other_teams_and_settings(env, config):
     assert_as_alone(world(**env), dataclasses.replace(CONFIG, **config), DIFFERENT, batches=2)

@@ -18,6 +18,7 @@ CASES = {
     "one": Case("one", settings={"normalize_advantage": "agent", "clip_value": True}),
     # Two losses with an optimizer each, and two that share one.
     "apart": Case(groups={"mice": {"lr": 3e-3}}, actions="categorical"),
+    "centered": Case(settings={"value_centering": True}),
     "vtrace": Case(settings={"estimator": "vtrace", "lmbda": 0.9}),
     # Actions without bounds, whose entropy has a formula; minibatches of other sizes.
     "unbounded": Case(actions="unbounded", settings={"minibatch_size": 24}),

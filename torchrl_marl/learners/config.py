@@ -307,6 +307,8 @@ class OnPolicyConfig(ActorCriticConfig):
         0.99
     )
     """Memory of the return statistics, per batch."""
+    value_centering: Annotated[bool, ReadWhere("value_norm", True)] = False
+    """Before each batch shift all values to the level that its returns leave as it is."""
 
     def __post_init__(self) -> None:
         # Plain networks will do, too.

@@ -211,9 +211,9 @@ def _loss(
         functional=False,
         device=device,
     )
-    kind, settings = None, {}
+    kind, settings = None, {"centering": config.value_centering}
     if config.estimator == "vtrace":
         kind = ValueEstimators.VTrace
-        settings = {name: getattr(config, name) for name in ("rho_clip", "c_clip", "ratio")}
+        settings |= {name: getattr(config, name) for name in ("rho_clip", "c_clip", "ratio")}
     loss.make_value_estimator(kind, gamma=config.gamma, lmbda=config.lmbda, **settings)
     return loss

@@ -74,6 +74,18 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
         ):
             statistic.add_(weight * (value - statistic))
 
+    @torch.no_grad()
+    def shift(self, by: Tensor) -> None:
+        """Moves the mean, and leaves the variance; nothing changes before the first update.
+
+        Shapes:
+            - by: ``[G]``, or a number
+        """
+        debias = torch.where(self.debiasing_term > 0, self.debiasing_term, 1.0)
+        mean = self.running_mean / debias
+        self.running_mean_sq.add_(self.debiasing_term * (2 * mean * by + by * by))
+        self.running_mean.add_(self.debiasing_term * by)
+
     def _running_stats(self) -> tuple[Tensor, Tensor]:
         started = self.debiasing_term > 0
         debias = torch.where(started, self.debiasing_term, 1.0)

@@ -20,9 +20,14 @@ from torchrl_marl.modules.memory.network import has_cells, state_size
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.objectives.masking import blank_masked_inputs, bootstrap_mask, who_learns
 from torchrl_marl.per_group import PerGroup
+from torchrl_marl.ranks import current
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["TeamGAE", "transition_complete"]
+
+# Of a value at least this much counts as earned on the way; where all of it is bootstrapped, no
+# shift brings values and returns together.
+_LEAST_REST = 0.01
 
 
 class TeamGAE(MultiAgentGAE):
@@ -46,6 +51,9 @@ class TeamGAE(MultiAgentGAE):
             transparent.
         value_norm (ValueNorm, optional): takes in the value targets of every batch that is
             estimated in training mode.
+        centering (bool): shift all values of a batch that is estimated in training mode, and the
+            mean of the value norm with them, by the one number after which the batch's returns
+            have the mean that its values have.
         **kwargs: of :class:`torchrl.objectives.value.MultiAgentGAE`.
 
     Shapes:
@@ -62,10 +70,14 @@ class TeamGAE(MultiAgentGAE):
         - of a critic with memory it reads ``(group, "critic_hidden")`` of the first step, zeros
           without, and writes that of every step, and those that follow under ``"next"``
 
-    Reference: Schulman et al., 2016, https://arxiv.org/abs/1506.02438.
+    Reference: Schulman et al., 2016, https://arxiv.org/abs/1506.02438. Centering: where values are
+    bootstrapped far ahead, most of them is one number that all states share, the reward of a step
+    over (1 - gamma), which each batch approaches only by a step; Naik et al., 2024,
+    https://arxiv.org/abs/2405.09999, take it out of the rewards. Returns are linear in the values,
+    so here it is found at once.
 
     Reduces to: without masks, TorchRL's ``MultiAgentGAE``; for ``agent``, GAE of each agent's
-    sequence of own turns alone.
+    sequence of own turns alone. Centering changes nothing where the values' mean is the returns'.
     """
 
     def __init__(
@@ -77,8 +89,14 @@ class TeamGAE(MultiAgentGAE):
         group: GroupSpec | None = None,
         bootstrap: Literal["team", "agent"] = "team",
         value_norm: ValueNorm | None = None,
+        centering: bool = False,
         **kwargs,
     ) -> None:
+        if centering and not isinstance(value_norm, ValueNorm):
+            raise ValueError(
+                "centering=True shifts the mean of a torchrl_marl.modules.ValueNorm, "
+                f"but value_norm is {value_norm!r}."
+            )
         if bootstrap not in ("team", "agent"):
             raise ValueError(f"bootstrap is {bootstrap!r}, expected 'team' or 'agent'.")
         device = next((p.device for p in value_network.parameters()), None)
@@ -86,7 +104,7 @@ class TeamGAE(MultiAgentGAE):
         kwargs = {"device": device, **kwargs}
         super().__init__(gamma=gamma, lmbda=lmbda, value_network=value_network, **kwargs)
         self._discount: tuple[float | Tensor, float | Tensor] = (float(gamma), float(lmbda))
-        self.bootstrap, self.group = bootstrap, group
+        self.bootstrap, self.group, self.centering = bootstrap, group, centering
         self.mask_key: NestedKey | None = None if group is None else group.mask_key
         self.remembers = has_cells(value_network)
         self._own_flags = None if group is None or not group.agent_done else group
@@ -127,12 +145,21 @@ class TeamGAE(MultiAgentGAE):
                 for key in (keys.reward, keys.done, keys.terminated)
             )
             own_rewards = data.get(("next", keys.reward)).ndim == value.ndim
+            # Rewards and values by which the targets' part of a shift of all values is found.
+            own_value, one = torch.zeros_like(value), torch.ones_like(value)
+            next_one = one
             turns, learned = mask if self.bootstrap == "agent" else None, mask
             if mask is not None and turns is None:
                 alive, seen = self._alive(data), following.get(self.mask_key)
-                value = self._share(value, alive, self._best_valued(mask, alive))
+                valued = self._best_valued(mask, alive)
+                value = self._share(value, alive, valued)
                 then = seen | self._alive(following)
-                next_value = self._share(next_value, then, self._best_valued(seen, then))
+                next_valued = self._best_valued(seen, then)
+                next_value = self._share(next_value, then, next_valued)
+                if self.centering:  # where nobody is left there is nothing to shift
+                    one, next_one = (
+                        self._share(one, *who) for who in ((alive, valued), (then, next_valued))
+                    )
                 if own_rewards:
                     reward = self._share(reward, alive, mask)
             elif turns is not None:
@@ -142,6 +169,7 @@ class TeamGAE(MultiAgentGAE):
                 learned = turns & complete.squeeze(-1)
                 # What is open is worth what it was thought to be.
                 reward = torch.where(complete, reward, value)
+                own_value = (~complete).to(value.dtype)
                 done, terminated = done | ~complete, terminated | ~complete
             if self.group is not None:
                 own = who_learns(data, self.group, learned)
@@ -150,6 +178,12 @@ class TeamGAE(MultiAgentGAE):
                 learned = own
             signals = reward, value, next_value, done, terminated
             advantage, value_target = self._returns(data, learned, signals, turns)
+            if self.centering and self.training:
+                ones = own_value, one, next_one, done, terminated
+                kept = self._returns(data, learned, ones, turns)[1]
+                shift = self._shift(value_target - value, one - kept, learned)
+                advantage = advantage - (one - kept) * shift
+                value_target, value = value_target + kept * shift, value + one * shift
             value = self._update_value_norm(value_target, value, learned)
         tensordict.set(keys.advantage, advantage)
         tensordict.set(keys.value_target, value_target)
@@ -166,6 +200,27 @@ class TeamGAE(MultiAgentGAE):
         """Returns advantage and value target of what was earned, valued and ended."""
         gamma, lmbda = self._discount
         return gae(*signals, gamma=gamma, lmbda=lmbda, mask=turns)
+
+    def _shift(self, gap: Tensor, rest: Tensor, learned: Tensor | None) -> Tensor:
+        """Shifts the value norm so that values and targets have the same mean; returns by how much.
+
+        Args:
+            gap (Tensor): the targets less the values.
+            rest (Tensor): the part of a shift of all values that the targets do not go along with.
+            learned (Tensor, optional): whose values count.
+
+        Shapes:
+            - gap, rest: ``[*B, N, 1]``; learned: ``[*B, N]``; returns ``[]`` or ``[N, 1]``
+        """
+        [norm], groups = self._value_norm, self.per_group
+        number = groups.number(gap, learned)
+        sums = [groups.mean(x, learned, torch.ones_like(number)) for x in (gap, rest)]
+        gap, rest, number = current().sum_all([*sums, number])
+        number = number.clamp_min(1)
+        shift = gap / number / (rest / number).clamp_min(_LEAST_REST)
+        assert isinstance(norm, ValueNorm)
+        norm.shift(shift)
+        return shift if groups.n_groups == 1 else groups.to_agents(shift).unsqueeze(-1)
 
     def _value(self, tensordict: TensorDictBase, params: TensorDictBase | None) -> Tensor:
         network = self.value_network
