@@ -76,6 +76,13 @@ class PerGroup(nn.Module):
 
     # -------------------------------------------------------------------------- statistics
 
+    def total(self, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Returns the sum of the elements whose mask is True, over all but the groups."""
+        if self.membership is None:
+            return (value if mask is None else value.where(fit_mask(mask, value), 0.0)).sum()
+        rows, alive = self._rows(value, mask)
+        return self.sum((rows if alive is None else rows.where(alive, 0.0)).sum(0))
+
     def mean(
         self, value: Tensor, mask: Tensor | None = None, count: Tensor | None = None
     ) -> Tensor:
@@ -87,7 +94,7 @@ class PerGroup(nn.Module):
                 that of all ranks; the ranks' results then add up to everybody's mean.
         """
         if count is not None:
-            return self._total(value, mask) / count
+            return self.total(value, mask) / count
         if self.membership is None:
             return masked_mean(value, mask)
         rows, alive = self._rows(value, mask)
@@ -121,7 +128,7 @@ class PerGroup(nn.Module):
     def number(self, value: Tensor, mask: Tensor | None = None) -> Tensor:
         """Returns the number of elements whose mask is True, which may be 0, as a float."""
         counted = torch.ones_like(value) if mask is None else mask.to(value.dtype)
-        return self._total(counted, None)
+        return self.total(counted, None)
 
     def count(self, value: Tensor, mask: Tensor | None = None) -> Tensor | int:
         """Returns the number of elements whose mask is True, at least 1."""
@@ -180,13 +187,6 @@ class PerGroup(nn.Module):
         each = zip(values, masks)
         rows = [masked_standardize(own, alive, dims, ranks=ranks) for own, alive in each]
         return torch.cat(rows, -2)
-
-    def _total(self, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Sums the elements whose mask is True."""
-        if self.membership is None:
-            return (value if mask is None else value.where(fit_mask(mask, value), 0.0)).sum()
-        rows, alive = self._rows(value, mask)
-        return self.sum((rows if alive is None else rows.where(alive, 0.0)).sum(0))
 
     def _rows(self, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """``[*B, N]`` or ``[*B, N, 1]`` as ``[M, N]``."""

@@ -364,6 +364,45 @@ def test_centering_is_estimating_with_shifted_values(bootstrap, seed):
         torch.testing.assert_close(found[key][learned], again[key][learned])
 
 
+@pytest.mark.parametrize("batches", [1, 2])
+def test_values_of_a_centered_batch_are_what_the_critic_says(batches):
+    """Of the first batch, too, before which the norm's mean cannot be shifted."""
+    group, norm = make_group(), ValueNorm()
+    critic = make_critic(group, NetworkConfig([8]), value_norm=norm)
+    estimator = TeamGAE(
+        gamma=0.99,
+        lmbda=0.95,
+        value_network=critic,
+        group=group,
+        value_norm=norm,
+        centering=True,
+    )
+    for seed in range(batches):
+        td = make_trajectory(group, 4, 6, seed=seed, alive=2.0)
+        td["next", "car", "reward"] += 1.0
+        estimator(td)
+    torch.testing.assert_close(critic(td.clone())["car", "state_value"], td["car", "state_value"])
+
+
+def test_where_nothing_ends_and_all_counts_nothing_is_shifted():
+    group, norm = make_group(n=2, o=1), ValueNorm()
+    td = make_trajectory(group, 1, 5, alive=2.0)
+    for name in ("terminated", "truncated", "done"):
+        td["next", name].zero_(), td["next", "car", name].zero_()
+    settings = {"gamma": 1.0, "lmbda": 0.0, "value_network": make_echo(group), "group": group}
+    found = TeamGAE(**settings, value_norm=norm, centering=True)(td.clone())["car"]
+    expected = TeamGAE(**settings)(td.clone())["car"]
+    assert_same(found["advantage"], expected["advantage"])
+    assert_same(found["value_target"], expected["value_target"])
+
+
+def test_centering_takes_our_value_norm_alone():
+    group = make_group()
+    critic = make_critic(group, NetworkConfig([8]))
+    with pytest.raises(ValueError, match="centering=True shifts the mean of .*ValueNorm.* is None"):
+        TeamGAE(gamma=0.9, lmbda=0.8, value_network=critic, group=group, centering=True)
+
+
 def test_centering_is_for_training_and_ends_where_nobody_lives():
     group, norm = make_group(), ValueNorm()
     critic = make_critic(group, NetworkConfig([8]), value_norm=norm)

@@ -6,9 +6,11 @@ import pytest
 import torch
 from ppo_losses import assert_same_outcome, make_networks, outcome
 from samples import POISON, assert_same, make_group, make_trajectory, poisoned
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.objectives import ValueEstimators
 
 from torchrl_marl.functional import vtrace
+from torchrl_marl.modules import ValueNorm
 from torchrl_marl.objectives import MAPPOLoss, TeamGAE, TeamVTrace
 
 LEAVES = ("advantage", "value_target", "state_value")
@@ -59,10 +61,12 @@ def test_ratios_are_an_agents_own_or_the_product_of_those_that_act(ratio):
         value_network=loss.critic_network, group=loss.group, value_norm=loss.value_norm, **DISCOUNT
     )
     signals = {}
-    gae._returns = lambda data, learned, given, turns: (
-        signals.update(given=given),
-        given[1:3],
-    )[1]
+
+    def keep(*given):
+        signals["given"] = given
+        return given[1:3]
+
+    gae._estimator = lambda data, learned, turns: keep
     gae(td.clone())
     with torch.no_grad():
         fresh = loss.actor_network.get_dist(td).log_prob(td["car", "action"])
@@ -74,6 +78,32 @@ def test_ratios_are_an_agents_own_or_the_product_of_those_that_act(ratio):
     )
     for leaf, value in zip(LEAVES, expected):
         torch.testing.assert_close(found["car", leaf], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bootstrap", ["team", "agent"])
+def test_centering_off_policy_is_estimating_with_shifted_values(bootstrap):
+    """Advantages, too, which are not the targets less the values where ratios are not 1."""
+    _, loss, td = make_losses(bootstrap)
+    td, norm, shifts = drifted(td), ValueNorm(), []
+    norm.shift = shifts.append
+    settings = {"actor_network": loss.actor_network, "group": loss.group, "bootstrap": bootstrap}
+    settings |= DISCOUNT
+    centered = TeamVTrace(
+        **settings, value_network=loss.critic_network, value_norm=norm, centering=True
+    )
+    found = centered(td.clone())["car"]
+    [shift] = shifts
+    key = ("car", "state_value")
+    raised = TensorDictModule(lambda value: value + shift, [key], [key])
+    critic = TensorDictSequential(loss.critic_network, raised)
+    again = TeamVTrace(**settings, value_network=critic)(td.clone())["car"]
+    learned = found.get("loss_mask", found["mask"])
+    for leaf in ("advantage", "value_target"):
+        torch.testing.assert_close(found[leaf][learned], again[leaf][learned])
+    value = again["state_value"][learned]
+    torch.testing.assert_close(found["value_target"][learned].mean(), value.mean())
+    assert shift.abs() > 1e-3
+    assert (found["advantage"][learned] - found["value_target"][learned] + value).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("bootstrap", ["team", "agent"])

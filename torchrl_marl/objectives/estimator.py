@@ -6,6 +6,8 @@ Shapes: B any batch dims, T time, N agents.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -25,9 +27,9 @@ from torchrl_marl.specs import GroupSpec
 
 __all__ = ["TeamGAE", "transition_complete"]
 
-# Of a value at least this much counts as earned on the way; where all of it is bootstrapped, no
-# shift brings values and returns together.
-_LEAST_REST = 0.01
+# Where no more than this part of a target is earned, and all else bootstrapped, no shift of the
+# values brings them and their targets together.
+_LEAST_EARNED = 1e-5
 
 
 class TeamGAE(MultiAgentGAE):
@@ -72,9 +74,9 @@ class TeamGAE(MultiAgentGAE):
 
     Reference: Schulman et al., 2016, https://arxiv.org/abs/1506.02438. Centering: where values are
     bootstrapped far ahead, most of them is one number that all states share, the reward of a step
-    over (1 - gamma), which each batch approaches only by a step; Naik et al., 2024,
-    https://arxiv.org/abs/2405.09999, take it out of the rewards. Returns are linear in the values,
-    so here it is found at once.
+    over (1 - gamma), which each batch approaches only by a step (Naik et al., 2024,
+    https://arxiv.org/abs/2405.09999, take it out of the rewards). Targets are linear in the values,
+    so here it is found at once; where nothing ends and gamma is 1 there is none, and no shift.
 
     Reduces to: without masks, TorchRL's ``MultiAgentGAE``; for ``agent``, GAE of each agent's
     sequence of own turns alone. Centering changes nothing where the values' mean is the returns'.
@@ -145,9 +147,10 @@ class TeamGAE(MultiAgentGAE):
                 for key in (keys.reward, keys.done, keys.terminated)
             )
             own_rewards = data.get(("next", keys.reward)).ndim == value.ndim
-            # Rewards and values by which the targets' part of a shift of all values is found.
-            own_value, one = torch.zeros_like(value), torch.ones_like(value)
-            next_one = one
+            centering = self.centering and self.training
+            # By these the part of a shift of all values that reaches the targets is found.
+            one = next_one = torch.ones_like(value) if centering else value
+            open_reward = torch.zeros_like(value) if centering else reward
             turns, learned = mask if self.bootstrap == "agent" else None, mask
             if mask is not None and turns is None:
                 alive, seen = self._alive(data), following.get(self.mask_key)
@@ -156,7 +159,7 @@ class TeamGAE(MultiAgentGAE):
                 then = seen | self._alive(following)
                 next_valued = self._best_valued(seen, then)
                 next_value = self._share(next_value, then, next_valued)
-                if self.centering:  # where nobody is left there is nothing to shift
+                if centering:  # where nobody is left there is nothing to shift
                     one, next_one = (
                         self._share(one, *who) for who in ((alive, valued), (then, next_valued))
                     )
@@ -169,58 +172,57 @@ class TeamGAE(MultiAgentGAE):
                 learned = turns & complete.squeeze(-1)
                 # What is open is worth what it was thought to be.
                 reward = torch.where(complete, reward, value)
-                own_value = (~complete).to(value.dtype)
+                open_reward = (~complete).to(value.dtype)
                 done, terminated = done | ~complete, terminated | ~complete
             if self.group is not None:
                 own = who_learns(data, self.group, learned)
                 if own is not learned or turns is not None:
                     tensordict.set(self.group.key("loss_mask"), own)
                 learned = own
-            signals = reward, value, next_value, done, terminated
-            advantage, value_target = self._returns(data, learned, signals, turns)
-            if self.centering and self.training:
-                ones = own_value, one, next_one, done, terminated
-                kept = self._returns(data, learned, ones, turns)[1]
-                shift = self._shift(value_target - value, one - kept, learned)
-                advantage = advantage - (one - kept) * shift
-                value_target, value = value_target + kept * shift, value + one * shift
-            value = self._update_value_norm(value_target, value, learned)
+            estimate, shift = self._estimator(data, learned, turns), None
+            advantage, value_target = estimate(reward, value, next_value, done, terminated)
+            if centering:
+                lost, kept = estimate(open_reward, one, next_one, done, terminated)
+                shift = self._shift_between(value_target - value, one - kept, learned)
+                by = self._of_agents(shift)
+                advantage, value_target = advantage + lost * by, value_target + kept * by
+            value = self._update_value_norm(value_target, value, learned, shift)
         tensordict.set(keys.advantage, advantage)
         tensordict.set(keys.value_target, value_target)
         tensordict.set(keys.value, value)
         return tensordict
 
-    def _returns(
-        self,
-        data: TensorDictBase,
-        learned: Tensor | None,
-        signals: tuple[Tensor, ...],
-        turns: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Returns advantage and value target of what was earned, valued and ended."""
+    def _estimator(
+        self, data: TensorDictBase, learned: Tensor | None, turns: Tensor | None
+    ) -> Callable[..., tuple[Tensor, Tensor]]:
+        """Returns what makes advantage and value target of rewards, values and ends."""
         gamma, lmbda = self._discount
-        return gae(*signals, gamma=gamma, lmbda=lmbda, mask=turns)
+        return partial(gae, gamma=gamma, lmbda=lmbda, mask=turns)
 
-    def _shift(self, gap: Tensor, rest: Tensor, learned: Tensor | None) -> Tensor:
-        """Shifts the value norm so that values and targets have the same mean; returns by how much.
+    def _shift_between(self, gap: Tensor, earned: Tensor, learned: Tensor | None) -> Tensor:
+        """Returns the shift of all values after which values and targets have the same mean.
 
         Args:
             gap (Tensor): the targets less the values.
-            rest (Tensor): the part of a shift of all values that the targets do not go along with.
+            earned (Tensor): the part of a shift of all values that the targets do not follow.
             learned (Tensor, optional): whose values count.
 
         Shapes:
-            - gap, rest: ``[*B, N, 1]``; learned: ``[*B, N]``; returns ``[]`` or ``[N, 1]``
+            - gap, earned: ``[*B, N, 1]``; learned: ``[*B, N]``; returns ``[]``, or ``[G]``
         """
-        [norm], groups = self._value_norm, self.per_group
-        number = groups.number(gap, learned)
-        sums = [groups.mean(x, learned, torch.ones_like(number)) for x in (gap, rest)]
-        gap, rest, number = current().sum_all([*sums, number])
-        number = number.clamp_min(1)
-        shift = gap / number / (rest / number).clamp_min(_LEAST_REST)
-        assert isinstance(norm, ValueNorm)
-        norm.shift(shift)
+        groups = self._norm().per_group
+        sums = [groups.total(gap, learned), groups.total(earned, learned)]
+        gap, earned, number = current().sum_all([*sums, groups.number(gap, learned)])
+        return torch.where(earned > _LEAST_EARNED * number, gap / earned, 0.0)
+
+    def _of_agents(self, shift: Tensor) -> Tensor:
+        groups = self._norm().per_group
         return shift if groups.n_groups == 1 else groups.to_agents(shift).unsqueeze(-1)
+
+    def _norm(self) -> ValueNorm:
+        [norm] = self._value_norm
+        assert isinstance(norm, ValueNorm)
+        return norm
 
     def _value(self, tensordict: TensorDictBase, params: TensorDictBase | None) -> Tensor:
         network = self.value_network
@@ -307,7 +309,7 @@ class TeamGAE(MultiAgentGAE):
         return self.per_group.to_agents(self.per_group.sum(value))
 
     def _update_value_norm(
-        self, value_target: Tensor, value: Tensor, mask: Tensor | None
+        self, value_target: Tensor, value: Tensor, mask: Tensor | None, shift: Tensor | None
     ) -> Tensor:
         """Updates the value norm; the value is then what the critic says with the new one."""
         norm = self._value_norm[0]
@@ -315,6 +317,8 @@ class TeamGAE(MultiAgentGAE):
             return value
         normalized = norm.normalize(value)
         if isinstance(norm, ValueNorm):
+            if shift is not None:
+                norm.shift(shift)
             norm.update(value_target, mask)
         else:  # TorchRL's take no mask
             norm.update(value_target if mask is None else value_target[mask])

@@ -6,6 +6,8 @@ Shapes: B any batch dims, T time, N agents.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -77,17 +79,13 @@ class TeamVTrace(TeamGAE):
         valid = None if valid is None else valid.to(where)
         self.register_buffer("_valid_actions", valid, persistent=False)
 
-    def _returns(
-        self,
-        data: TensorDictBase,
-        learned: Tensor | None,
-        signals: tuple[Tensor, ...],
-        turns: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+    def _estimator(
+        self, data: TensorDictBase, learned: Tensor | None, turns: Tensor | None
+    ) -> Callable[..., tuple[Tensor, Tensor]]:
         gamma, lmbda = self._discount
-        return vtrace(
+        return partial(
+            vtrace,
             self._log_ratio(data, learned),
-            *signals,
             gamma=gamma,
             lmbda=lmbda,
             rho_clip=self.rho_clip,
