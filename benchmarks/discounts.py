@@ -54,7 +54,7 @@ def trained(gamma: float, values: str, seed: int, frames: int, folder: Path) -> 
         folder=str(folder / f"{gamma}_{values}_{seed}"),
     )
     with (run.folder / "metrics.csv").open(newline="") as file:
-        returns = [float(row["agents/episode_reward"]) for row in csv.DictReader(file)]
+        returns = [float(row["agent/episode_reward"]) for row in csv.DictReader(file)]
     worst = min(returns[len(returns) // 10 :])
     return [run.summary["return_after"], worst, run.summary["return_random"]]
 
