@@ -58,6 +58,18 @@ def test_value_norm_stays_where_nobody_lives():
         assert torch.equal(value, before[name])
 
 
+def test_a_shift_moves_the_mean_and_leaves_the_variance():
+    norm = ValueNorm(decay=0.9)
+    norm.shift(torch.tensor(5.0))  # not started: the identity stays
+    assert norm.denormalize(torch.tensor([2.0])).item() == 2.0
+    for targets in ([1.0, 3.0], [4.0, 10.0]):
+        norm.update(torch.tensor(targets).unsqueeze(-1))
+    mean, scale = norm.denormalize(torch.zeros(1)), norm.scale().clone()
+    norm.shift(torch.tensor(5.0))
+    torch.testing.assert_close(norm.denormalize(torch.zeros(1)), mean + 5.0)
+    torch.testing.assert_close(norm.scale(), scale)
+
+
 def test_value_norm_of_equal_targets_stays_finite():
     norm = ValueNorm()
     norm.update(torch.full((5, 1), 4.0))

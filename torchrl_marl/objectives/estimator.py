@@ -172,7 +172,8 @@ class TeamGAE(MultiAgentGAE):
                 learned = turns & complete.squeeze(-1)
                 # What is open is worth what it was thought to be.
                 reward = torch.where(complete, reward, value)
-                open_reward = (~complete).to(value.dtype)
+                if centering:
+                    open_reward = (~complete).to(value.dtype)
                 done, terminated = done | ~complete, terminated | ~complete
             if self.group is not None:
                 own = who_learns(data, self.group, learned)
@@ -216,6 +217,7 @@ class TeamGAE(MultiAgentGAE):
         return torch.where(earned > _LEAST_EARNED * number, gap / earned, 0.0)
 
     def _of_agents(self, shift: Tensor) -> Tensor:
+        """Broadcasts a shift of each group to its agents, ``[G]`` to ``[N, 1]``."""
         groups = self._norm().per_group
         return shift if groups.n_groups == 1 else groups.to_agents(shift).unsqueeze(-1)
 
