@@ -160,13 +160,14 @@ ALONE = {"algorithm": "ippo", "normalize_observations": True}
         (EARNED + SEEN, {**ALONE, "value_centering": True}),
         (EARNED[:1] + SEEN, {**ALONE, "estimator": "vtrace"}),
         (EARNED, {"algorithm": "mappo"}),
+        (EARNED, {"algorithm": "happo"}),
     ],
-    ids=["ippo", "centering", "vtrace", "mappo"],
+    ids=["ippo", "centering", "vtrace", "mappo", "happo"],
 )
 def test_opponents_of_ones_own_group_reach_no_parameter(leaves, settings, bootstrap):
     """The dead are credited with what those earn, and are worth, who learn."""
     groups, batch = mixed_seats()
-    config = OnPolicyConfig(
+    config = ALGORITHMS.schema(settings["algorithm"])(
         actor=NetworkConfig([8]),
         critic=CriticConfig([8]),
         num_epochs=2,

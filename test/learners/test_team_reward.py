@@ -201,12 +201,21 @@ def store(learner, batch):
 @pytest.mark.parametrize("n_step", [1, 4])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "algorithm, bootstrap", [("iql", "team"), ("iql", "agent"), ("vdn", "team"), ("qmix", "team")]
+    "algorithm, bootstrap, over",
+    [
+        ("iql", "team", "group"),
+        ("iql", "agent", "group"),
+        ("vdn", "team", "group"),
+        ("qmix", "team", "group"),
+        ("vdn", "team", "team"),
+    ],
 )
-def test_targets_of_stored_steps_are_plain_sums(algorithm, bootstrap, layout, n_step, seed):
+def test_targets_of_stored_steps_are_plain_sums(algorithm, bootstrap, over, layout, n_step, seed):
     batch, plain, groups = lives(layout, seed, waits=bootstrap == "team")
+    if over == "team":  # all earn together
+        plain.teams = [list(range(plain.n_agents))]
     torch.manual_seed(seed)
-    mixer = TeamMixerConfig(init_scale=1.0)
+    mixer = TeamMixerConfig(init_scale=1.0, over=over)
     settings = {**STORED, "bootstrap": bootstrap, "gamma": GAMMA, "mixer": mixer}
     learner = make(groups, ValueConfig(algorithm, **settings))
     store(learner, batch)

@@ -16,6 +16,7 @@ from torchrl_marl.learners.block import Block
 from torchrl_marl.modules import NetworkConfig, make_actor
 from torchrl_marl.objectives import TeamGAE, TeamVTrace
 from torchrl_marl.objectives.flags import alive_in, bootstraps_in
+from torchrl_marl.population import unfold
 
 GAMMA, LMBDA = 0.9, 0.8
 ENVS, PARTS = 4, (7, 1, 12, 10)
@@ -29,7 +30,7 @@ class Played:
     def __init__(self, layout, seed, learns=False):
         sizes = LAYOUTS[layout]
         kinds = [AgentSpec(name, n, Unbounded((1,)), Categorical(2)) for name, n in sizes.items()]
-        groups = TeamSpec(kinds).groups
+        groups = self.groups = TeamSpec(kinds).groups
         n_agents, steps = sum(sizes.values()), sum(PARTS)
         self.whole = Lives(ENVS, n_agents, seed).batch(groups["car"], steps, features=1)
         generator = torch.Generator().manual_seed(seed)
@@ -214,6 +215,18 @@ def test_flags_go_on_from_batch_to_batch(layout):
     assert torch.equal(alive, torch.tensor(plain.alive))
     follows = torch.cat([bootstraps_in(group, data) for data in played.parts], 1)
     assert torch.equal(follows, played.everywhere(plain.follows))
+
+
+def test_members_of_a_population_have_flags_of_their_own():
+    played = Played("joined", 3)
+    block = Block(played.groups, acted=("action",), n_members=2)
+    [group], found = block.joined.values(), []
+    for part in played.batch.split(list(PARTS), 1):
+        data = block.gather(part)
+        found.append(unfold(alive_in(group, data), 2, 2))
+        follows = unfold(bootstraps_in(group, data), 2, 2)
+    assert torch.equal(torch.cat(found, 1), torch.tensor(played.plain.alive))
+    assert torch.equal(follows, played.everywhere(played.plain.follows)[:, -PARTS[-1] :])
 
 
 @pytest.mark.parametrize("value", POISON)
