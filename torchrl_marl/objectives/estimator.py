@@ -20,7 +20,13 @@ from torchrl.objectives.value import MultiAgentGAE
 from torchrl_marl.functional import gae
 from torchrl_marl.modules.memory.network import has_cells, state_size
 from torchrl_marl.modules.normalization import ValueNorm
-from torchrl_marl.objectives.flags import alive_in, bootstraps_in, share, with_flags
+from torchrl_marl.objectives.flags import (
+    alive_in,
+    bootstraps_in,
+    own_reward,
+    share,
+    with_flags,
+)
 from torchrl_marl.objectives.masking import blank_masked_inputs, who_learns
 from torchrl_marl.per_group import PerGroup
 from torchrl_marl.ranks import current
@@ -174,8 +180,8 @@ class TeamGAE(MultiAgentGAE):
                     done, terminated, following.get(self.mask_key).unsqueeze(-1)
                 )
                 learned = turns & complete.squeeze(-1)
-                if own_rewards:  # what stands before a birth may be anything
-                    reward = torch.where(self._alive(data).unsqueeze(-1), reward, 0.0)
+                if own_rewards and self.group is not None:
+                    reward = own_reward(self.group, data, reward)
                 # What is open is worth what it was thought to be.
                 reward = torch.where(complete, reward, value)
                 if centering:

@@ -35,6 +35,7 @@ __all__ = [
     "bootstraps_in",
     "flags_of",
     "of_agents",
+    "own_reward",
     "share",
     "team_mean",
     "team_reward",
@@ -145,6 +146,25 @@ def share(
         return signal
     mean = team_mean(signal, own if sources is None else sources, per_group)
     return torch.where(own, signal.squeeze(-1), mean).unsqueeze(-1)
+
+
+def own_reward(group: GroupSpec, data: TensorDictBase, reward: Tensor) -> Tensor:
+    """Returns each agent's own reward, 0 before its birth and after its end.
+
+    Where a batch does not say whose life has ended, who does not act may wait, and is paid.
+
+    Args:
+        group (GroupSpec): whose.
+        data (TensorDictBase): ``[*B]``.
+        reward (Tensor): what the environment gives.
+
+    Shapes:
+        - reward, returns: ``[*B, N, 1]``
+    """
+    alive = alive_in(group, data)
+    if alive is None or not group.agent_done or data.get(group.done_key, None) is None:
+        return reward
+    return torch.where(alive.unsqueeze(-1), reward, 0.0)
 
 
 def team_reward(

@@ -16,7 +16,13 @@ from torch import Tensor
 from torchrl_marl.errors import SpecError
 from torchrl_marl.functional import q_lambda
 from torchrl_marl.objectives.estimator import estimator_keys
-from torchrl_marl.objectives.flags import alive_in, of_agents, share, with_flags
+from torchrl_marl.objectives.flags import (
+    alive_in,
+    of_agents,
+    own_reward,
+    share,
+    with_flags,
+)
 from torchrl_marl.objectives.masking import loss_mask, loss_mask_key, who_learns
 from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
 from torchrl_marl.specs import GroupSpec
@@ -141,10 +147,10 @@ class ParallelQLoss(ValueDecompositionLoss):
         """Returns each agent's reward; of the dead, the mean of the living's, or nothing."""
         reward, own = super().rewards(data, everyone), data.get("next").get(self.tensor_keys.reward)
         alive = alive_in(self.group, data)
-        if self.mixed or alive is None or own.ndim == everyone.ndim:
+        if self.mixed or own.ndim == everyone.ndim:
             return reward
-        if self.bootstrap == "agent":  # what stands before a birth may be anything
-            return torch.where(alive.unsqueeze(-1), reward, 0.0)
+        if self.bootstrap == "agent":
+            return own_reward(self.group, data, reward)
         return share(reward, alive, who_learns(data, self.group, alive), self.per_group)
 
     @property
