@@ -275,7 +275,7 @@ class Run:
         agents = find_agents(policy, agent)
         folder = self.folder / "export" if folder is None else Path(folder)
         folders = export_agents(agents, folder, format)
-        players = {name: Player(own) for name, own in folders.items()}
+        players = {name: Player(own, trust=True) for name, own in folders.items()}
         seed = self.config.seed
         with (
             self._playing_on(env, seed, 1, "export") as world,
