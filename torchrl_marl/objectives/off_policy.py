@@ -28,8 +28,16 @@ from torchrl_marl.modules.memory.network import (
 )
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.objectives.estimator import estimator_keys
-from torchrl_marl.objectives.masking import blank_masked_inputs
-from torchrl_marl.objectives.targets import next_mask, of_agents, share_of_seen
+from torchrl_marl.objectives.flags import (
+    TEAM_REWARD,
+    alive_in,
+    bootstraps_in,
+    of_agents,
+    share,
+    team_mean,
+    team_reward,
+)
+from torchrl_marl.objectives.masking import blank_masked_inputs, who_learns
 from torchrl_marl.per_group import PerGroup
 from torchrl_marl.specs import GroupSpec
 
@@ -61,8 +69,8 @@ class OffPolicyLoss(LossModule):
         group (GroupSpec): sets every key.
         bootstrap ("team" or "agent"): whose ends stop the return.
         gamma (float): discount, where steps come without a ``discount`` of their own.
-        mixed (bool): values are mixed, so that a group has one: a step's reward is the mean of the
-            living of the group, and it is learned from where anyone of it acts.
+        mixed (bool): values are mixed, so that a group has one: a step's reward is the team's, the
+            mean over those who are born and alive, and it is learned from where anyone acts.
         loss_function (str): ``"l2"``, ``"l1"`` or ``"smooth_l1"``, of the critics.
         functional (bool): hold the parameters and those of the targets apart from the networks, for
             TorchRL's ``SoftUpdate``. False: the networks are used as they are, and
@@ -266,7 +274,7 @@ class OffPolicyLoss(LossModule):
         And whose steps are learned from, ``[*B, N]``; None for all.
         """
         keys, group = self.tensor_keys, self.group
-        seen, following = next_mask(group, data), data.get("next").copy()
+        seen, following = bootstraps_in(group, data), data.get("next").copy()
         reward = self.rewards(data, everyone)
         terminated = of_agents(following.get(keys.terminated), everyone)
         if seen is not None:
@@ -277,25 +285,87 @@ class OffPolicyLoss(LossModule):
             next_value = self.next_value(self.inputs(following))
         learned = self.learned(data)
         if self.bootstrap == "team":
-            next_value = share_of_seen(next_value, seen, self.per_group)
+            sources = who_learns(data, group, seen)
+            next_value = share(next_value, seen, sources, self.per_group)
         elif seen is not None and learned is not None:
             learned = learned & (terminated.squeeze(-1) | seen)
         return reward, next_value, terminated, learned
 
     def rewards(self, data: TensorDictBase, everyone: Tensor) -> Tensor:
-        """Returns each agent's reward, or where values are mixed the mean of its group's living.
+        """Returns each agent's reward, or the team's where values are mixed.
 
         Shapes:
             - everyone: any ``[*B, N]``; returns ``[*B, N, 1]``
         """
-        key = ("next", *_as_tuple(self.tensor_keys.reward))
-        reward = of_agents(data.get(key), everyone)
+        stored = data.get(self._team_reward_key, None) if self.mixed else None
+        if stored is not None:
+            return stored
+        reward = of_agents(data.get(("next", *_as_tuple(self.tensor_keys.reward))), everyone)
         if not self.mixed:
             return reward
-        alive, rows = self.group.living(data), reward.squeeze(-1)
-        alive = torch.ones_like(rows, dtype=torch.bool) if alive is None else alive
-        total = self.per_group.sum(torch.where(alive, rows, 0.0))
-        return self.to_agents(total / self.per_group.sum(alive.to(rows.dtype)).clamp_min(1.0))
+        return team_reward(self.group, data, reward, self.per_group)
+
+    # -------------------------------------------------------------------- steps that are stored
+
+    def settle_rewards(self, data: TensorDictBase) -> None:
+        """Writes what a step earns by ``bootstrap="team"``, before it is stored.
+
+        Where values are mixed that is the team's reward; else the dead earn it, and the living
+        what they earn. Sums over several steps then have each step's own mean.
+
+        Args:
+            data (TensorDictBase): ``[E, T]``, the group dense.
+        """
+        if self.bootstrap != "team" or not self._own_rewards:
+            return
+        key = ("next", *self.group.key("reward"))
+        reward, alive = data.get(key), alive_in(self.group, data)
+        if self.mixed:
+            earned = team_reward(self.group, data, reward, self.per_group)
+            data.set(self._team_reward_key, earned)
+        elif alive is not None:
+            sources = who_learns(data, self.group, alive)
+            data.set(key, share(reward, alive, sources, self.per_group))
+
+    @property
+    def stored_keys(self) -> list[NestedKey]:
+        """What of a step is stored, once its rewards are settled."""
+        keys: list[NestedKey] = self.in_keys
+        if not self.mixed or not self._own_rewards:
+            return keys
+        own = ("next", *self.group.key("reward"))
+        return [self._team_reward_key if key == own else key for key in keys]
+
+    def add_team_reward(
+        self, leaves: dict[tuple[str, ...], Tensor], arrange: Any, restore: Any
+    ) -> None:
+        """Adds the team's reward to rows that an older version stored, which have each agent's.
+
+        It is then the mean over the agents that acted, or over all where nobody did.
+
+        Args:
+            leaves (dict): key -> rows; written to.
+            arrange, restore (callable): rows as stored to ``[*B, N, 1]`` of this group, and back.
+        """
+        own = ("next", *self.group.key("reward"))
+        if self._team_reward_key not in self.stored_keys or own not in leaves:
+            return
+        reward = arrange(leaves.pop(own))
+        mask = leaves.get((self.group.name, "mask"))
+        acts = torch.ones_like(reward) > 0 if mask is None else arrange(mask.unsqueeze(-1))
+        acts = acts.squeeze(-1)
+        some = self.to_agents(self.per_group.sum(acts.to(reward.dtype))).squeeze(-1) > 0
+        mean = team_mean(reward, acts | ~some, self.per_group)
+        leaves[self._team_reward_key] = restore(mean.expand(acts.shape).unsqueeze(-1).contiguous())
+
+    @property
+    def _own_rewards(self) -> bool:
+        """Whether agents have rewards of their own, and not the team's one."""
+        return self.tensor_keys.reward == self.group.key("reward")
+
+    @property
+    def _team_reward_key(self) -> tuple[str, ...]:
+        return ("next", self.group.name, *TEAM_REWARD)
 
     def learned(self, data: TensorDictBase) -> Tensor | None:
         """Returns whose steps are learned from, ``[*B, N]``; None for all.
