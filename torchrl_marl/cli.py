@@ -89,7 +89,8 @@ def _run(arguments: list[str]) -> int:
         )
     if more is not None:
         more.extend(rest)
-    _ACTIONS[parsed.command](parsed)
+    with trusting(getattr(parsed, "trust", False)):
+        _ACTIONS[parsed.command](parsed)
     return 0
 
 
@@ -117,9 +118,8 @@ def _train(parsed: argparse.Namespace) -> None:
     recipe, texts = DEFAULT_RECIPE, list(parsed.settings)
     if texts and "=" not in texts[0]:
         recipe = texts.pop(0)
-    with trusting(parsed.trust):  # a recipe may be the config.yaml of somebody's run
-        find = _together if parsed.together else _configs_of_seeds
-        configs = find(recipe, texts, parsed.seeds)
+    find = _together if parsed.together else _configs_of_seeds
+    configs = find(recipe, texts, parsed.seeds)
     for one in configs:
         doors.check_device(one)
         check_logging(one.logging)

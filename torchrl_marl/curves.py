@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from torchrl_marl.errors import CheckpointError
+from torchrl_marl.links import refuse_link
 from torchrl_marl.settings import flatten
 from torchrl_marl.training.config import read_run_config
 
@@ -43,9 +44,12 @@ def read_run(folder: str | Path) -> Curves:
 
     Raises:
         CheckpointError: a folder that is no run, or has no rows yet.
+        TrustError: a table is a link out of the folder.
     """
     folder = Path(folder)
     config = read_run_config(folder)
+    for name in ("metrics.csv", "evaluation.csv", "summary.json"):
+        refuse_link(folder / name)
     training, evaluation = read_csv(folder / "metrics.csv"), read_csv(folder / "evaluation.csv")
     if not len(training.get("frames", ())) and not len(evaluation.get("frames", ())):
         raise CheckpointError(

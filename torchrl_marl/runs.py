@@ -13,6 +13,7 @@ from torchrl_marl.envs.libraries import LIBRARIES, find_library, library_of
 from torchrl_marl.envs.make import split_name
 from torchrl_marl.envs.own.objects import as_environment
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, WriteError, quoted
+from torchrl_marl.links import refuse_links
 from torchrl_marl.recipes import DEFAULT_RECIPE, load_config, read_config, validate
 from torchrl_marl.settings import flatten, unfold
 from torchrl_marl.torchrun import place
@@ -22,6 +23,7 @@ from torchrl_marl.training.folder import check_folder, has_checkpoint
 from torchrl_marl.training.loggers import check_logging
 from torchrl_marl.training.made_by import check_unchanged, differences, settings_of
 from torchrl_marl.training.origin import check_world
+from torchrl_marl.trust import trusting
 
 if TYPE_CHECKING:
     from torchrl.envs import EnvBase
@@ -96,7 +98,8 @@ def resume(
         folder (str or Path): the run's.
         env (EnvBase, optional): for a run on an environment of one's own.
         trust (bool): run the code that a run of somebody else's brings: its world's module, and
-            the pickled worlds of a PettingZoo run, whose episodes begin anew otherwise.
+            the pickled worlds of a PettingZoo run, whose episodes begin anew otherwise; and
+            follow links out of its folder.
         overrides: settings that change from now on, as ``config.yaml`` then says:
             ``total_frames``, ``stop_at_return``, those of ``evaluation``, ``checkpoint`` and
             ``logging``, and where and how it is computed: ``device``, ``threads``, ``execution``
@@ -108,7 +111,9 @@ def resume(
     """
     if isinstance(env, Mapping):
         overrides, env = {**overrides, "env": env}, None
-    before = read_run_config(folder)
+    with trusting(trust):
+        refuse_links(Path(folder))
+        before = read_run_config(folder)
     if env is None:
         check_world(Path(folder), before.env, trust)
     config = read_config(before, overrides)

@@ -298,6 +298,7 @@ def test_few_seeds_that_come_apart_do_not_decide(tmp_path, seeds, cases):
         assert "with probability 1.00 [1.00, 1.00], more than chance among seeds explains" in said
     else:
         assert f"{seeds} seeds each come as far apart by chance in {cases} cases" in said
+        assert said.endswith("and 4 seeds each are the fewest that can tell.")
         assert "explains" not in said
 
 

@@ -267,8 +267,9 @@ class MixerConfig:
 
     hidden: Count = 32
     """Units of the mixer."""
-    init_scale: Positive = 1e-3
-    """Gain of the orthogonal start of what makes the mixer's weights."""
+    init_scale: Positive | None = None
+    """Gain of an orthogonal start of the layers that make the mixer's weights; null starts them as
+    PyTorch starts linear layers."""
 
 
 @dataclass(frozen=True)
@@ -279,8 +280,9 @@ class AnyMixerConfig:
     """How the agents' values become one; ``none``: they do not."""
     hidden: Annotated[Count, ReadWhere("kind", "monotonic")] = 32
     """Units of the mixer."""
-    init_scale: Annotated[Positive, ReadWhere("kind", "monotonic")] = 1e-3
-    """Gain of the orthogonal start of what makes the mixer's weights."""
+    init_scale: Annotated[Positive | None, ReadWhere("kind", "monotonic")] = None
+    """Gain of an orthogonal start of the layers that make the mixer's weights; null starts them as
+    PyTorch starts linear layers."""
 
 
 def _check_parts(config: NetworkConfig, part: str, kind: str, at: str) -> None:

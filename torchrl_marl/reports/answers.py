@@ -12,7 +12,15 @@ from torchrl_marl.reports.records import Numbers
 from torchrl_marl.reports.results import Report
 from torchrl_marl.reports.scores import WorldResult
 from torchrl_marl.reports.words import counted, figure, listed, share, with_interval
-from torchrl_marl.statistics import CONFIDENCE, Estimate, exact_chance
+from torchrl_marl.statistics import (
+    CONFIDENCE,
+    Estimate,
+    by_chance,
+    exact_chance,
+    explained,
+    least_chance,
+    undecided,
+)
 
 __all__ = ["answers", "methods", "notes"]
 
@@ -112,19 +120,19 @@ def _improvement(
     first, second = pair
     if not found.has_interval:
         return f"Whether {first} or {second} is better, single runs do not say."
-    chance = f"A run of {first} is better than one of {second} with probability"
-    sentence = f"{chance} {with_interval(found, True)}"
-    if found.low <= 0.5:
-        return f"{sentence}: these runs cannot tell the two apart."
-    counts = sorted({len(task) for task in (*scores, *others)})
-    by_chance = exact_chance(scores, others) if counts[0] <= _FEW else 0.0
-    if by_chance <= 1 - CONFIDENCE:
-        return f"{sentence}, more than chance among seeds explains."
-    each = f"{counts[0]} seeds each" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
-    return (
-        f"{chance} {share(found.value)} among these, but so few cannot tell: {each} come as far "
-        f"apart by chance in 1 of {1 / by_chance:.3g} cases."
-    )
+    better = f"A run of {first} is better than one of {second} with probability"
+    sentence = f"{better} {with_interval(found, True)}"
+    counts = [[len(task) for task in tasks] for tasks in (scores, others)]
+    every = [count for own in counts for count in own]
+    few = min(every) <= _FEW
+    least = least_chance(*counts) if few else 0.0
+    if found.low <= 0.5 and least <= 1 - CONFIDENCE:
+        return f"{sentence}: {undecided('runs')}."
+    chance = exact_chance(scores, others) if few else 0.0
+    if chance <= 1 - CONFIDENCE:
+        return f"{sentence}, {explained('seeds')}."
+    words = by_chance("seeds", every, chance, least)
+    return f"{better} {share(found.value)} among these, but {words}."
 
 
 def _on_aggregation(report: Report) -> Iterator[str]:

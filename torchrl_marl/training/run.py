@@ -23,13 +23,14 @@ from torchrl_marl.envs.own.objects import as_environment
 from torchrl_marl.envs.remember import with_memory
 from torchrl_marl.envs.torchrl.env import TorchRLEnv, adapt
 from torchrl_marl.envs.transforms import with_dense_groups
-from torchrl_marl.errors import CheckpointError, ConfigError, quoted
+from torchrl_marl.errors import CheckpointError, ConfigError, WriteError, quoted
 from torchrl_marl.export.agent import find_agents
 from torchrl_marl.export.check import check_players
 from torchrl_marl.export.player import Player
 from torchrl_marl.export.write import Export, export_agents
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.learners.learner import Learner
+from torchrl_marl.links import refuse_links
 from torchrl_marl.modules.precision import set_precision
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
@@ -38,10 +39,12 @@ from torchrl_marl.training.checkpoint import load_latest, load_learners
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.episodes import Episodes
 from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, play, put_back
+from torchrl_marl.training.files import append
 from torchrl_marl.training.film import Film
 from torchrl_marl.training.made_by import differences, in_words, settings_of
 from torchrl_marl.training.origin import check_world
 from torchrl_marl.training.pool import read_player, stored_players, with_networks
+from torchrl_marl.trust import trusting
 
 __all__ = ["Run"]
 
@@ -106,14 +109,17 @@ class Run:
             folder (str or Path): of the run.
             device (torch.device, optional): by default, the run's own.
             env (EnvBase, optional): for a run on an environment of one's own.
-            trust (bool): import the world's module though the run is somebody else's.
+            trust (bool): import the world's module though the run is somebody else's, and follow
+                links out of the folder.
 
         Raises:
             CheckpointError: no run, no checkpoint, or none that is not broken.
-            TrustError: a module would be imported that nobody has said may be.
+            TrustError: a module would be imported, or a link followed, that nobody has said may be.
         """
         folder = Path(folder)
-        config = read_run_config(folder)
+        with trusting(trust):
+            refuse_links(folder)
+            config = read_run_config(folder)
         if config.population.size > 1:
             raise CheckpointError(
                 f"{str(folder)!r} is a population of {config.population.size}, each with a run "
@@ -273,7 +279,7 @@ class Run:
         agents = find_agents(policy, agent)
         folder = self.folder / "export" if folder is None else Path(folder)
         folders = export_agents(agents, folder, format)
-        players = {name: Player(own) for name, own in folders.items()}
+        players = {name: Player(own, trust=True) for name, own in folders.items()}
         seed = self.config.seed
         with (
             self._playing_on(env, seed, 1, "export") as world,
@@ -329,13 +335,9 @@ class Run:
         when = datetime.now().astimezone().isoformat(timespec="seconds")
         row = {"time": when, "frames": self.frames, **result}
         try:
-            with (self.folder / "evaluations.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-        except OSError as error:
-            warnings.warn(
-                f"the result is not kept: {error.filename!r} cannot be written ({error.strerror}).",
-                stacklevel=3,
-            )
+            append(self.folder / "evaluations.jsonl", json.dumps(row) + "\n")
+        except WriteError as error:
+            warnings.warn(f"the result is not kept: {error}", stacklevel=3)
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, return_after={self.summary.get('return_after')})"
