@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from numbers import Integral
 from pathlib import Path
@@ -28,6 +29,7 @@ from torchrl_marl.export.check import check_players
 from torchrl_marl.export.player import Player
 from torchrl_marl.export.write import Export, export_agents
 from torchrl_marl.learners.build import build_learners
+from torchrl_marl.learners.learner import Learner
 from torchrl_marl.links import refuse_links
 from torchrl_marl.modules.precision import set_precision
 from torchrl_marl.random_state import RandomState
@@ -39,6 +41,7 @@ from torchrl_marl.training.episodes import Episodes
 from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, play, put_back
 from torchrl_marl.training.files import append
 from torchrl_marl.training.film import Film
+from torchrl_marl.training.made_by import differences, in_words, settings_of
 from torchrl_marl.training.origin import check_world
 from torchrl_marl.training.pool import read_player, stored_players, with_networks
 from torchrl_marl.trust import trusting
@@ -125,14 +128,15 @@ class Run:
         device = config.device if device is None else device
         if env is None:
             check_world(folder, config.env, trust)
-        _, state = load_latest(folder)
+        used, state = load_latest(folder)
+        changed = _changed(state, used, config)
         with RandomState(config.seed, device).active():
             like = _own_or_new(config, env, device, num_envs=1)
             team = TeamSpec.from_env(like)
             if env is None:
                 like.close()
             learners = build_learners(team, config.learner, config.groups, device=device)
-        load_learners(learners, state["learners"])
+        _load(learners, state, changed)
         actors = [actor for learner in learners for actor in learner.actors.values()]
         path = folder / "summary.json"
         try:
@@ -337,6 +341,26 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, return_after={self.summary.get('return_after')})"
+
+
+def _changed(state: Mapping[str, Any], checkpoint: Path, config: TrainConfig) -> str:
+    """Returns in words what ``config.yaml`` has that the checkpoint was not made with."""
+    made = settings_of(state, checkpoint)
+    made = None if made is None else dataclasses.replace(made, folder=config.folder)
+    found = [] if made is None else differences(made, config)
+    return in_words(found, checkpoint.parent.parent / "config.yaml") if found else ""
+
+
+def _load(learners: Sequence[Learner], state: Mapping[str, Any], changed: str) -> None:
+    """Loads the learners' states; a sentence names what was changed since they were stored."""
+    try:
+        load_learners(learners, state["learners"])
+    except CheckpointError as error:
+        if not changed:
+            raise
+        raise CheckpointError(f"{changed}: its checkpoint does not fit; put it back.") from error
+    if changed:
+        warnings.warn(f"{changed}, by which it is played.", stacklevel=4)
 
 
 def _own_or_new(
