@@ -76,9 +76,7 @@ def _store_before(graph: fx.Graph, write: fx.Node, stored: set[fx.Node]) -> None
         return
     with graph.inserting_before(write):
         kept = graph.call_function(torch.ops.torchrl_marl.computed.default, (sources,))
-        fresh = {
-            x: graph.call_function(operator.getitem, (kept, i)) for i, x in enumerate(sources)
-        }
+        fresh = {x: graph.call_function(operator.getitem, (kept, i)) for i, x in enumerate(sources)}
     stored.update(fresh.values())
     _set_before(write, list(fresh.values()))
     with graph.inserting_before(write):
