@@ -277,26 +277,34 @@ def _league(parsed: argparse.Namespace) -> None:
         print(f"{len(chosen)} of {len(everybody)} stored players; --players N takes more")
     paths, names = ([str(one.path) for one in chosen], [one.path.stem for one in chosen])
     out = run / "league" if parsed.out is None else parsed.out
-    found = _play_off([*paths, str(run), "random"], [*names, "now", "random"], out, parsed)
-    when = {i: one.frames for i, one in enumerate(chosen) if one.kind == "snapshot"}
+    found, rows = _play_off([*paths, str(run), "random"], [*names, "now", "random"], out, parsed)
+    when = {rows[i]: one.frames for i, one in enumerate(chosen) if one.kind == "snapshot"}
     if len(when) > 1:
         print(players.rating_curve(when, found, path=out / "ratings.png"))
 
 
 def _play_off(
     given: list[str], names: list[str], out: Path, parsed: argparse.Namespace
-) -> Standing | TensorDictBase:
-    """Plays players against each other, prints and writes what comes out, and returns it."""
+) -> tuple[Standing | TensorDictBase, list[int]]:
+    """Plays players against each other, prints and writes what comes out.
+
+    Returns:
+        tuple: what came out, and each player's row: the same policy is played once.
+    """
     silence_others()
     from torchrl_marl import players
     from torchrl_marl.specs import TeamSpec
     from torchrl_marl.training.crossplay import cross_play, seats_of
-    from torchrl_marl.training.entrants import enter
+    from torchrl_marl.training.entrants import enter, same_players
 
     players.check_picture()
     games = parsed.episodes * len(names) ** 2
     env, policies = enter(given, min(games, 1000), device=parsed.device, trust=parsed.trust)
-    sides, everybody = seats_of(TeamSpec.from_env(env)), list(policies.values())
+    sides, first = seats_of(TeamSpec.from_env(env)), same_players(policies)
+    label = dict(zip(given, names))
+    once = list(dict.fromkeys(first.values()))
+    names = [" = ".join(label[x] for x in given if first[x] == name) for name in once]
+    everybody = [policies[name] for name in once]
     options = {"deterministic": parsed.deterministic, "seed": parsed.seed}
     table_of_all = cross_play(everybody, everybody, env, parsed.episodes, **options)
     env.close()
@@ -308,7 +316,7 @@ def _play_off(
     path = out / "crossplay.png"
     players.heat_map(names, table_of_all, found, path=path)
     print("\n".join(map(str, (*paths, path))))
-    return table_of_all if found is None else found
+    return table_of_all if found is None else found, [once.index(first[x]) for x in given]
 
 
 def _export(parsed: argparse.Namespace) -> None:

@@ -21,6 +21,7 @@ from torchrl_marl.statistics import (
     least_chance,
     undecided,
 )
+from torchrl_marl.training.episodes import matters
 
 __all__ = ["answers", "methods", "notes"]
 
@@ -253,7 +254,7 @@ def _on_actions(report: Report) -> Iterator[str]:
     for result in report.worlds:
         for team in result.teams.values():
             runs = [run.record.run.summary for run in team.runs]
-            differ = [summary for summary in runs if isinstance(summary.get("actions_differ"), str)]
+            differ = [x for x in runs if isinstance(x.get("actions_differ"), str) and _matters(x)]
             earned = {kind: _earned(differ, kind) for kind in ("likeliest", "drawn")}
             if differ and None not in earned.values():
                 one, other = figure(earned["likeliest"]), figure(earned["drawn"])
@@ -262,6 +263,17 @@ def _on_actions(report: Report) -> Iterator[str]:
                     f"and drawn ones {other}, which is more than chance, in {len(differ)} of "
                     f"{counted(len(runs), 'run')}; scores are those of evaluation.deterministic."
                 )
+
+
+def _matters(summary: Mapping[str, Any]) -> bool:
+    """Whether kinds of actions differ by an amount that matters; runs of old said more."""
+    try:
+        kinds = [summary["evaluation"][kind] for kind in ("likeliest", "drawn")]
+        one, other = (float(kind["return_mean"]) for kind in kinds)
+        spreads = [float(kind["return_std"]) for kind in kinds]
+    except (KeyError, TypeError, ValueError):
+        return True  # it is not known
+    return matters(one - other, float(np.sqrt(np.mean(np.square(spreads)))))
 
 
 def _earned(summaries: Sequence[Mapping[str, Any]], kind: str) -> float | None:
