@@ -12,7 +12,7 @@ MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 # What stands in one set of a layer may import each other; what stands in two may not.
 LAYERS = [
-    [{"_lazy"}, {"errors"}, {"version"}, {"trust"}, {"random_state"}, {"torchrun"}],
+    [{"_lazy"}, {"errors"}, {"version"}, {"trust"}, {"naming"}, {"random_state"}, {"torchrun"}],
     [{"links"}, {"registry"}, {"settings"}, {"memory"}, {"statistics"}],
     [{"stacking"}],
     [{"specs"}],

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.links import refuse_links
+from torchrl_marl.naming import file_name
 from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.origin import SIGNATURE
@@ -154,7 +155,7 @@ def _start_failed(folder: Path) -> bool:
 
 def _new_under_runs(config: TrainConfig) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name, world = config.recipe, Path(config.env.name).stem
+    name, world = file_name(config.recipe), file_name(Path(config.env.name).stem)
     if world not in name:
         name = f"{name}_{world}"
     base = Path("runs") / f"{name}_seed{config.seed}_{stamp}"
