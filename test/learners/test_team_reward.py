@@ -8,6 +8,7 @@ import copy
 import pytest
 import torch
 from lives import Lives, Plain
+from samples import POISON, assert_same, poisoned, states
 from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, Unbounded
 
@@ -325,3 +326,78 @@ def test_lambda_returns_are_plain_sums(kind, bootstrap, layout, lmbda, seed):
     learned = found["loss_mask"]
     expected = torch.where(learned, expected, 0.0)
     torch.testing.assert_close(found["value_target"].squeeze(-1), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("value", POISON)
+@pytest.mark.parametrize(
+    "algorithm, bootstrap",
+    [(name, "team") for name in ("iql", "vdn", "qmix", "pqn", "pqn sum")]
+    + [("iql", "agent"), ("pqn", "agent")],
+)
+def test_what_stands_in_slots_of_the_unborn_and_the_dead_reaches_nobody(
+    algorithm, bootstrap, value
+):
+    """Also where the episode is cut off before they are born."""
+    batch, plain, groups = lives("joined", 2, waits=bootstrap == "team")
+    bad, first = batch.clone(), 0
+    alive, follows = torch.tensor(plain.alive), everywhere(plain, plain.follows)
+    for name, n in LAYOUTS["joined"].items():
+        own, first = slice(first, first + n), first + n
+        bad = poisoned(bad, (name, "observation"), batch[name, "mask"], value)
+        bad = poisoned(bad, (name, "action"), batch[name, "mask"], 1)
+        bad = poisoned(bad, ("next", name, "observation"), follows[..., own], value)
+        bad = poisoned(bad, ("next", name, "reward"), alive[..., own], value)
+    found = []
+    for given in (batch, bad):
+        torch.manual_seed(0)
+        if algorithm.startswith("pqn"):
+            kind = AnyTeamMixerConfig(kind="sum" if "sum" in algorithm else "none")
+            config = ParallelQConfig(bootstrap=bootstrap, minibatch_size=40, mixer=kind, **SMALL)
+        else:
+            settings = {**STORED, "learning_starts": 0, "minibatch_size": 32, "n_step": 3}
+            config = ValueConfig(algorithm, bootstrap=bootstrap, **settings)
+        learner = make(groups, config)
+        for part in given.split(list(PARTS) if algorithm in ("iql", "vdn", "qmix") else 10, 1):
+            learner.learn(part)
+        found.append(states([learner]))
+    for one, other in zip(*found, strict=True):
+        assert_same(one, other)
+
+
+# ------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("algorithm", ["iql", "vdn"])
+def test_a_checkpoint_with_each_agents_rewards_loads(algorithm, many):
+    """As older versions stored them: a step earns the mean over those that acted in it."""
+    members = 2 if many else 1
+    batch, plain, groups = lives("joined", 4, n_envs=members * ENVS)
+    config = ValueConfig(algorithm, **STORED)
+
+    def fresh():
+        if many:
+            return ValuePopulation(groups, config, n_members=members)
+        return make(groups, config)
+
+    learner, other = fresh(), fresh()
+    learner.learn(batch)
+    state = copy.deepcopy(learner.state_dict())
+    extra, [name] = state["_extra_state"], learner.losses
+    leaves = extra["replay"]["leaves"]
+    own = torch.randn(STEPS, members * ENVS, plain.n_agents, 1)
+    leaves.pop(("next", name, "team", "reward"), None)
+    leaves["next", name, "reward"] = own
+    del extra["born"]
+    other.load_state_dict(state)
+    rows, acts = own.squeeze(-1).transpose(0, 1).tolist(), plain.acts
+
+    def earned(e, t, i):
+        some = any(acts[e][t][j] for j in plain.team(i))
+        return plain.mean(e, i, rows[e][t], acts[e][t] if some else [True] * plain.n_agents)
+
+    key = next(key for key in other.replay.keys if key[-1] == "reward")
+    found = other.replay.ring.leaf(key).squeeze(-1)[:STEPS].transpose(0, 1)
+    expected = torch.tensor(rows) if algorithm == "iql" else everywhere(plain, earned)
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+    other.learn(batch)

@@ -174,6 +174,8 @@ class TeamGAE(MultiAgentGAE):
                     done, terminated, following.get(self.mask_key).unsqueeze(-1)
                 )
                 learned = turns & complete.squeeze(-1)
+                if own_rewards:  # what stands before a birth may be anything
+                    reward = torch.where(self._alive(data).unsqueeze(-1), reward, 0.0)
                 # What is open is worth what it was thought to be.
                 reward = torch.where(complete, reward, value)
                 if centering:

@@ -36,6 +36,7 @@ from torchrl_marl.objectives.flags import (
     share,
     team_mean,
     team_reward,
+    with_flags,
 )
 from torchrl_marl.objectives.masking import blank_masked_inputs, who_learns
 from torchrl_marl.per_group import PerGroup
@@ -318,13 +319,13 @@ class OffPolicyLoss(LossModule):
         """
         if self.bootstrap != "team" or not self._own_rewards:
             return
-        key = ("next", *self.group.key("reward"))
-        reward, alive = data.get(key), alive_in(self.group, data)
+        key, flagged = ("next", *self.group.key("reward")), with_flags(self.group, data)
+        reward, alive = data.get(key), alive_in(self.group, flagged)
         if self.mixed:
-            earned = team_reward(self.group, data, reward, self.per_group)
+            earned = team_reward(self.group, flagged, reward, self.per_group)
             data.set(self._team_reward_key, earned)
         elif alive is not None:
-            sources = who_learns(data, self.group, alive)
+            sources = who_learns(flagged, self.group, alive)
             data.set(key, share(reward, alive, sources, self.per_group))
 
     @property

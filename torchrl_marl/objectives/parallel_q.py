@@ -138,11 +138,13 @@ class ParallelQLoss(ValueDecompositionLoss):
         return self.mixture(following, best)
 
     def rewards(self, data: TensorDictBase, everyone: Tensor) -> Tensor:
-        """Returns each agent's reward; of the dead, the mean of the living's."""
+        """Returns each agent's reward; of the dead, the mean of the living's, or nothing."""
         reward, own = super().rewards(data, everyone), data.get("next").get(self.tensor_keys.reward)
-        if self.mixed or self.bootstrap == "agent" or own.ndim == everyone.ndim:
-            return reward
         alive = alive_in(self.group, data)
+        if self.mixed or alive is None or own.ndim == everyone.ndim:
+            return reward
+        if self.bootstrap == "agent":  # what stands before a birth may be anything
+            return torch.where(alive.unsqueeze(-1), reward, 0.0)
         return share(reward, alive, who_learns(data, self.group, alive), self.per_group)
 
     @property
