@@ -9,12 +9,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrl_marl.envs.libraries import LIBRARIES, find_library, library_of
+from torchrl_marl.envs.libraries import library_of
 from torchrl_marl.envs.make import split_name
 from torchrl_marl.envs.own.objects import as_environment
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, WriteError, quoted
 from torchrl_marl.links import refuse_links
-from torchrl_marl.recipes import DEFAULT_RECIPE, load_config, read_config, validate
+from torchrl_marl.recipes import (
+    DEFAULT_RECIPE,
+    load_config,
+    read_config,
+    validate,
+    world_settings,
+)
 from torchrl_marl.settings import flatten, unfold
 from torchrl_marl.torchrun import place
 from torchrl_marl.training.config import TrainConfig, read_run_config
@@ -240,6 +246,4 @@ def _world_of(
 ) -> dict[str, Any]:
     """Overrides for a world of a library, with its own time limit where it may have one."""
     before = read_config(recipe).env.library
-    new = library != before and library in LIBRARIES.names()
-    own_limit = {"env.max_steps": None} if new and find_library(library).own_limit else {}
-    return {"env.library": library, "env.name": name, **own_limit}
+    return flatten({"env": world_settings(library, name, before)})
