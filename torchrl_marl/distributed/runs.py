@@ -10,6 +10,7 @@ from typing import Any
 
 from torchrl_marl.collectors.ray_connection import Connection, connect
 from torchrl_marl.collectors.ray_failures import ActorFailure, answer_of
+from torchrl_marl.naming import file_name
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.folder import check_folder
 
@@ -51,7 +52,7 @@ def _placed(config: TrainConfig, number: int) -> TrainConfig:
     folder = config.folder
     if folder is None:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        folder = f"runs/{config.recipe}_seed{config.seed}_{stamp}_{number}"
+        folder = f"runs/{file_name(config.recipe)}_seed{config.seed}_{stamp}_{number}"
     plain = dataclasses.replace(config.distributed, backend="none", address=None)
     quiet = dataclasses.replace(config.logging, progress=False)
     path = str(Path(folder).absolute())
