@@ -46,6 +46,7 @@ LAYERS = [
             "experiments",
             "evaluating",
             "players",
+            "placing",
             "plotting",
             "reports",
             "console",

@@ -274,8 +274,12 @@ def _suite(parsed: argparse.Namespace) -> None:
 
 
 def _crossplay(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.placing import beside, free
+    from torchrl_marl.training.entrants import runs_of_players
+
     given = [str(name) for name in parsed.players]
-    _play_off(given, given, parsed.out, parsed)
+    folders = runs_of_players(given) or [Path()]
+    _play_off(given, given, parsed.out or free(beside(folders) / "crossplay"), parsed)
 
 
 def _league(parsed: argparse.Namespace) -> None:
@@ -345,14 +349,15 @@ def _export(parsed: argparse.Namespace) -> None:
 
 
 def _plot(parsed: argparse.Namespace) -> None:
-    folders = [Path(run) for run in parsed.runs]
-    path = parsed.out
-    if path is None:
-        path = (folders[0] if len(folders) == 1 else Path()) / "learning_curve.png"
+    silence_others()
+    from torchrl_marl.placing import beside, free
     from torchrl_marl.plotting import learning_curve
 
-    learning_curve(folders, key=parsed.key, path=path)
-    print(path)
+    folders, path, name = [Path(run) for run in parsed.runs], parsed.out, "learning_curve.png"
+    if path is None:
+        path = folders[0] / name if len(folders) == 1 else free(beside(folders) / name)
+    learning_curve(folders, key=parsed.key, path=path, table=path.with_suffix(".csv"))
+    print(path, path.with_suffix(".csv"), sep="\n")
 
 
 def _report(parsed: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.reports import make_report
 from torchrl_marl.reports.answers import answers, notes
 from torchrl_marl.reports.page import page
-from torchrl_marl.reports.tables import evaluations_csv, markdown, results_csv
+from torchrl_marl.reports.tables import curves_csv, evaluations_csv, markdown, results_csv
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +240,20 @@ def test_tables_of_numbers(report):
     text = markdown(report)
     assert f"| IPPO | {float(row['iqm']):.2f} \\[" in text
     assert all(line.count("|") > 2 for line in text.splitlines() if line.startswith("|"))
+
+
+def test_curves_with_their_intervals(suite, report):
+    curves = rows(curves_csv(report))
+    assert {row["measured_by"] for row in curves} == {"evaluation", "training"}
+    own = [
+        row
+        for row in curves
+        if (row["world"], row["algorithm"], row["measured_by"]) == ("wheel", "IPPO", "evaluation")
+    ]
+    line = next(x for x in report.worlds if x.world.name == "wheel").teams["IPPO"].evaluation
+    for name, expected in (("iqm", line.value), ("iqm_low", line.low), ("iqm_high", line.high)):
+        np.testing.assert_allclose([float(row[name]) for row in own], expected)
+    assert [row["frames"] for row in own][-1] == "480000" and {row["runs"] for row in own} == {"5"}
 
 
 def test_tables_of_others_join_the_worlds(suite, report, tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -260,6 +261,18 @@ def test_the_command_prints_and_writes(runs, capsys, tmp_path):
         rated = list(csv.DictReader(file))
     assert sum(float(row["nash_average"]) for row in rated) == pytest.approx(1)
     assert (tmp_path / "crossplay.png").stat().st_size > 1000
+
+
+def test_what_it_writes_lies_beside_the_runs(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "crossplay.csv").write_text("mine")
+    folder = Path(runs["a"]).parent
+    for name in ("crossplay", "crossplay_2"):  # over nothing that is there
+        assert cli.main(["crossplay", runs["a"], runs["b"], "--episodes", "2"]) == 0
+        names = sorted(path.name for path in (folder / name).iterdir())
+        assert names == ["crossplay.csv", "crossplay.png", "ratings.csv"]
+        assert str(folder / name / "crossplay.png") in capsys.readouterr().out
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_the_command_plays_partners(runs, capsys, tmp_path):

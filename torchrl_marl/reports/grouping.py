@@ -9,12 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from torchrl_marl.curves import Curves
 from torchrl_marl.experiments import NOT_READ, by_settings, differences, world_name
 from torchrl_marl.reports.populations import population_name
-from torchrl_marl.reports.records import Record
+from torchrl_marl.reports.records import Progress, Record
 
-__all__ = ["World", "each_seed_once", "group", "is_of_world"]
+__all__ = ["World", "by_world", "each_seed_once", "group", "is_of_world"]
 
 # Of `env`, what changes what a return means.
 _OF_WORLD = ("env.library", "env.name", "env.max_steps", "env.group_map")
@@ -69,6 +71,20 @@ def group(records: Sequence[Record]) -> list[World]:
         (World(*row) for row in zip(names, all_settings, map(_algorithms, groups))),
         key=lambda world: world.name,
     )
+
+
+def by_world(runs: Sequence[Curves]) -> dict[str, dict[str, list[Curves]]]:
+    """Groups runs as :func:`group` does, by the names of worlds and algorithms.
+
+    Args:
+        runs (list of Curves): as :func:`~torchrl_marl.curves.read_run` gives them.
+    """
+    nothing = Progress(*(np.empty(0),) * 4)
+    records = [Record(run, nothing, nothing, False, ()) for run in runs]
+    return {
+        world.name: {name: [own.run for own in seeds] for name, seeds in world.algorithms.items()}
+        for world in group(records)
+    }
 
 
 def each_seed_once(records: Sequence[Record]) -> tuple[list[Record], list[str]]:

@@ -18,7 +18,7 @@ from torchrl_marl.training.config import read_run_config, seed_folders
 
 __all__ = ["SHOWN", "is_evolved", "population_name", "read_population"]
 
-SHOWN = "population.shown"
+SHOWN = "population.members"
 """The setting that tells the two apart."""
 
 _METHODS = {"pbt": "PBT", "tournament": "tournaments"}

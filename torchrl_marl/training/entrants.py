@@ -22,7 +22,15 @@ from torchrl_marl.training.pool import Networks, networks_of, read_player, with_
 from torchrl_marl.training.run import Run
 from torchrl_marl.trust import trusting
 
-__all__ = ["HEURISTIC", "RANDOM", "enter", "find_players", "same_players", "scripted"]
+__all__ = [
+    "HEURISTIC",
+    "RANDOM",
+    "enter",
+    "find_players",
+    "runs_of_players",
+    "same_players",
+    "scripted",
+]
 
 RANDOM, HEURISTIC = "random", "heuristic"
 """Words for players that are no runs."""
@@ -75,6 +83,18 @@ def enter(
         if name in names:
             players[name] = scripted(name, env, team, worlds[folders[0]])
     return env, {name: players[name] for name in names}
+
+
+def runs_of_players(names: Sequence[str]) -> list[Path]:
+    """Returns the run folders of players, but for ``random`` and ``heuristic``.
+
+    Args:
+        names (sequence of str): as :func:`enter` takes them.
+
+    Raises:
+        ConfigError: a file that is no stored player of a run.
+    """
+    return [_folder_of(name) for name in names if name not in (RANDOM, HEURISTIC)]
 
 
 def same_players(players: Mapping[str, Policy]) -> dict[str, str]:
