@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -41,6 +42,11 @@ def train_all(configs: Sequence[TrainConfig]) -> Iterator[tuple[int, Path | Exce
     for config in placed:
         check_folder(config)
     connection = connect(configs[0].distributed.address, configs[0].distributed.cpus_per_actor)
+    connection.tell_of_death(
+        "the Ray that was started for these runs has died (its raylet), and this process with it; "
+        "`torchrl-marl train --resume FOLDER` goes on with each, such as "
+        f"FOLDER={shlex.quote(str(placed[0].folder))}."
+    )
     try:
         yield from _as_they_end(connection, configs[0], placed)
     finally:
@@ -72,7 +78,7 @@ def _as_they_end(
     left = list(numbers)
     try:
         while left:
-            (ended, *_), left = ray.wait(left, num_returns=1)
+            (ended, *_), left = connection.wait(left, 1)
             yield numbers[ended], _outcome(ray, ended, configs[numbers[ended]])
     finally:
         for result in left:

@@ -263,7 +263,7 @@ class Run:
         Args:
             agent (str, optional): whose; by default, everybody's.
             format (str): ``onnx``, which :class:`~torchrl_marl.export.Player` plays with numpy and
-                onnxruntime alone, or ``pt2``, which needs torch.
+                onnxruntime alone, or ``pt2``, which needs torch and ``Player(..., trust=True)``.
             folder (str or Path, optional): by default ``export`` in the run folder.
             steps (int): at least so many are compared, and at least a whole episode.
             env (EnvBase, optional): another environment than the run's.
