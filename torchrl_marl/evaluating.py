@@ -86,7 +86,7 @@ def _aligned(lines: Sequence[Sequence[str]]) -> str:
 
 
 def print_comparison(parsed: argparse.Namespace) -> None:
-    """Plays two sides on the same starts, and says with what certainty one is better."""
+    """Plays two sides on the same starts, and says whether one is better."""
     kind = True if parsed.deterministic else False if parsed.stochastic else None
     found = compare(
         parsed.first,
@@ -96,6 +96,7 @@ def print_comparison(parsed: argparse.Namespace) -> None:
         seed=parsed.seed,
         device=parsed.device,
         trust=parsed.trust,
+        by_seed=parsed.by_seed,
     )
     print(comparison_text(found))
 

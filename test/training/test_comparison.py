@@ -11,12 +11,13 @@ from runs import small_config, table
 from torchrl_marl import TeamSpec, cli
 from torchrl_marl.envs.toy import Arena, ZeroSum
 from torchrl_marl.errors import CheckpointError, ConfigError
-from torchrl_marl.statistics import paired_difference
+from torchrl_marl.statistics import difference_of_runs, paired_difference
 from torchrl_marl.training import train
-from torchrl_marl.training.comparison import compare, difference_of_sides, win_interval
+from torchrl_marl.training.comparison import Comparison, Side, compare, win_interval
 from torchrl_marl.training.crossplay import cross_play
 from torchrl_marl.training.episodes import Episodes, after_training, where_they_differ
 from torchrl_marl.training.evaluation import evaluate_members, play
+from torchrl_marl.training.recorder import say
 from torchrl_marl.training.run import Run
 
 
@@ -107,27 +108,63 @@ class TestFigures:
         assert list(found["evaluation"]) == ["drawn", "likeliest"]
         assert found["actions_differ"] == words
 
+    def test_no_word_on_a_difference_that_is_small_beside_the_spread(self):
+        """0.1 more in each of 100 episodes is beyond chance, and nothing beside -5 to 5."""
+        spread = torch.linspace(-5, 5, 100)
+        one, small, large = (episodes(*(spread + gap).tolist()) for gap in (0, 0.1, 0.7))
+        gap = one.against(small).difference
+        assert gap.high < 0 and where_they_differ(one, small) is None
+        assert where_they_differ(one, large).endswith(
+            "(they differ by -0.7 to -0.7, 0.24 standard deviations of episodes)"
+        )
+        # Episodes that are all alike: whatever differs is all there is.
+        assert "0.1" in where_they_differ(episodes(1.0, 1.0), episodes(1.1, 1.1))
+
+    def test_the_word_is_a_result_and_no_warning(self, capsys):
+        say("a result", warns=False)
+        assert capsys.readouterr() == ("torchrl_marl: a result.\n", "")
+        say("a warning")
+        assert capsys.readouterr() == ("", "torchrl_marl: a warning.\n")
+
 
 class TestDifference:
-    def test_of_one_run_each_it_is_the_paired_one(self):
+    def test_of_one_run_on_a_side_it_is_the_paired_one(self):
+        """Nothing is known of how much the seeds of a single run differ."""
         one, other = np.random.default_rng(0).normal(size=(2, 1, 30))
-        assert difference_of_sides(one, other) == paired_difference(one[0], other[0])
+        assert difference_of_runs(one, other) == paired_difference(one[0], other[0])
+        several = np.stack([one[0] - 1, one[0] + 1])
+        found = difference_of_runs(several, other)
+        assert found == paired_difference(several.mean(0), other[0])
+        assert found.difference.runs == (30,)  # starts
 
-    def test_runs_are_drawn_anew(self):
-        """Runs that earn 1 and 3 more: a quarter of all resamples has 1 twice."""
-        start = np.linspace(-5, 5, 40)
-        side = np.stack([start + 1, start + 3])
-        found = difference_of_sides(side, start[None])
-        gap = found.difference
-        assert (gap.value, gap.low, gap.high) == pytest.approx((2, 1, 3))
-        assert (found.probability, found.won) == (1.0, 1.0)
+    def test_runs_and_starts_both_leave_it_open(self):
+        """Variances of either side's mean and of the starts' differences, worked out apart."""
+        stats = pytest.importorskip("scipy.stats")
+        one, other = (np.random.default_rng(i).normal(size=(4 + i, 30)) for i in range(2))
+        gap = difference_of_runs(one, other).difference
+        parts = [
+            stats.sem(one.mean(1)),
+            stats.sem(other.mean(1)),
+            stats.sem(one.mean(0) - other.mean(0)),
+        ]
+        half = stats.t.ppf(0.975, 3) * np.sqrt(np.square(parts).sum())
+        value = one.mean() - other.mean()
+        assert (gap.value, gap.low, gap.high) == pytest.approx((value, value - half, value + half))
 
-    def test_starts_are_drawn_anew_for_both_alike(self):
+    def test_pairs_by_seed(self):
+        """What a seed brings both sides takes no part in the interval."""
+        random = np.random.default_rng(0)
+        seeds = random.normal(scale=50, size=(6, 1))
+        one, other = (seeds + random.normal(size=(6, 40)) for _ in range(2))
+        apart, pairs = (difference_of_runs(one + 3, other, by_seed=x) for x in (False, True))
+        assert apart.difference.low < 0 < pairs.difference.low and pairs.chance == 2 / 64
+
+    def test_what_both_owe_to_a_start_cancels(self):
         """What both owe to the start takes no part in the interval."""
         noise = np.random.default_rng(0).normal(size=(2, 200))
         start = 100 * np.arange(200)
         one, other = (start + 1 + 0.1 * noise), (start + 0.1 * noise[::-1])
-        gap = difference_of_sides(one, other).difference
+        gap = difference_of_runs(one, other).difference
         assert 0.8 < gap.low < 1.0 < gap.high < 1.2
 
     def test_win_rates_as_scipy_has_them(self):
@@ -135,6 +172,81 @@ class TestDifference:
         for won, games in ((0, 10), (62, 100), (200, 200)):
             expected = stats.binomtest(won, games).proportion_ci(method="wilson")
             assert win_interval(won, games) == pytest.approx(tuple(expected), abs=1e-6)
+
+
+def verdict(one, other, by_seed=False):
+    """The sentence on sides named a and b of given returns."""
+    both = []
+    for name, returns in (("a", one), ("b", other)):
+        played = [episodes(*own) for own in np.asarray(returns).tolist()]
+        n = len(played)
+        both.append(Side(name, [f"{name}{i}" for i in range(n)], [1] * n, [1] * n, [], played))
+    return Comparison(*both, difference_of_runs(one, other, by_seed=by_seed), by_seed).verdict
+
+
+class TestVerdict:
+    start = np.random.default_rng(0).normal(size=40)
+
+    def test_a_difference_of_nothing(self):
+        """0 (-0.15 to 0.15), of one run each and of several."""
+        gap = np.tile([-0.47, 0.47], 20)
+        found = difference_of_runs([self.start + gap], [self.start]).difference
+        assert (found.value, found.low, found.high) == pytest.approx((0, -0.15, 0.15), abs=0.003)
+        assert verdict([self.start + gap], [self.start]) == (
+            "these episodes cannot tell them apart"
+        )
+        runs = np.stack([self.start + gap, self.start - gap] * 3)
+        assert verdict(runs, -runs + 2 * self.start) == "these runs cannot tell them apart"
+
+    def test_one_run_a_side_is_about_policies(self):
+        said = verdict([self.start], [self.start + 1 + 0.1 * self.start])
+        assert said == (
+            "b is better than a, more than chance among episodes explains: of these two policies, "
+            "not the algorithms"
+        )
+        assert verdict([self.start] * 2, [self.start - 1 + 0.1 * self.start]).endswith(
+            "of these 3 policies, not the algorithms"
+        )
+
+    @pytest.mark.parametrize(("seeds", "cases"), [(2, "1 of 3"), (3, "1 of 10")])
+    def test_few_seeds_cannot_tell_whatever_they_earn(self, seeds, cases):
+        """Six ways to deal out four runs, twenty for six: none is rarer than 5 %."""
+        one = np.stack([self.start + 0.01 * seed for seed in range(seeds)])
+        said = verdict(one + 100, one)
+        assert said == (
+            f"a is better than b among these, but so few cannot tell: {seeds} seeds each come as "
+            f"far apart by chance in {cases} cases, and 4 seeds each are the fewest that can tell"
+        )
+        assert "6 seeds each are the fewest" in verdict(one + 100, one, by_seed=True)
+
+    def test_five_seeds_can(self):
+        one = np.stack([self.start + 0.5 * seed for seed in range(5)])
+        assert verdict(one, one + 4) == "b is better than a, more than chance among seeds explains"
+        few = "these episodes"
+        assert few not in verdict(one[:2, :2] + 4, one[:2, :2])
+
+    def test_few_episodes_cannot(self):
+        said = verdict([[1.0, 2.0, 3.0]], [[0.0, 1.0, 2.1]])
+        assert "3 episodes each come as far apart by chance in 1 of 4 cases" in said
+
+    def test_a_report_says_the_same(self, tmp_path):
+        from reported import write_run
+
+        from torchrl_marl.reports import make_report
+        from torchrl_marl.reports.answers import answers
+
+        for seeds, gap in ((2, 9), (3, 0.5), (3, 9), (5, 0.5), (5, 9)):
+            ends = [np.arange(seeds) + gap, np.arange(seeds) * 1.0]
+            folder = tmp_path / f"{seeds} {gap}"
+            for name, own in zip(("mappo", "ippo"), ends):
+                for seed, end in enumerate(own):
+                    settings = {"learner.algorithm": name, "seed": seed}
+                    write_run(folder / f"{name}{seed}", [0, float(end)], **settings)
+            said = answers(make_report(folder))[1].rstrip(".")
+            ours = verdict(*(end[:, None] + 0.001 * self.start for end in ends))
+            ending = said[said.index("these runs cannot") :] if "these runs" in said else ""
+            ending = ending or re.split("among these, but |], ", said)[1]
+            assert ours.endswith(ending), (ours, said)
 
 
 @pytest.fixture(scope="module")
@@ -158,14 +270,26 @@ class TestCompare:
         )
         assert found.paired.difference.value == pytest.approx(one - other, abs=1e-5)
         assert found.first.kinds == ["likeliest"] and found.of_policies
-        assert "is better than" in found.verdict and found.verdict.endswith("these two policies")
+        assert "is better than" in found.verdict and found.verdict.endswith(
+            "of these two policies, not the algorithms"
+        )
 
     def test_several_seeds_on_a_side(self, trained, capsys):
         command = ["compare", str(trained / "good"), str(trained / "bad"), "--episodes", "20"]
         assert cli.main(command) == 0
         out = capsys.readouterr().out
         assert re.search(r"runs +1 +2\n", out) and re.search(r"starts +20", out)
-        assert "policies" not in out.splitlines()[-1]
+        assert out.rstrip().endswith("of these 3 policies, not the algorithms.")
+
+    def test_pairs_by_seed_are_the_same_seeds(self, trained, tmp_path, capsys):
+        for seed in (0, 1):
+            folder = str(tmp_path / f"other/{seed}")
+            train(small_config(total_frames=80, seed=1 - seed, folder=folder))
+        command = ["compare", str(trained / "bad"), str(tmp_path / "other"), "--episodes", "4"]
+        assert cli.main([*command, "--by-seed"]) == 0  # the same runs, in the order of their seeds
+        assert "both earn the same from every start" in capsys.readouterr().out
+        with pytest.raises(ConfigError, match=r"has \[0\] and .* has \[0, 1\]; compare without"):
+            compare(trained / "good", trained / "bad", by_seed=True)
 
     def test_a_run_that_is_not_finished_is_marked(self, trained, tmp_path, capsys):
         import shutil

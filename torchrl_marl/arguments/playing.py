@@ -43,14 +43,19 @@ def add_evaluate(commands: Any) -> None:
 def add_compare(commands: Any) -> None:
     compare = commands.add_parser(
         "compare",
-        help="say with what certainty one run is better",
+        help="say whether one run is better than another",
         description="Plays two runs of a world, or two folders of several seeds, from the same "
-        "starts. Prints the difference of their returns with its 95 % interval, and the certainty "
-        "with which one is better.",
+        "starts. Prints the difference of their returns with its 95 % interval, and whether one is "
+        "better: by more than chance among episodes, or among seeds, explains.",
     )
     for name, metavar in (("first", "RUN_A"), ("second", "RUN_B")):
         compare.add_argument(name, metavar=metavar, help="a run folder, or one that holds several")
     _add_measuring(compare, "as each run says")
+    compare.add_argument(
+        "--by-seed",
+        action="store_true",
+        help="compare runs of the same seed, pair by pair; needs 6 pairs to tell them apart",
+    )
     compare.set_defaults(rest="")
 
 
@@ -95,8 +100,8 @@ def add_crossplay(commands: Any) -> None:
         "--out",
         metavar="FOLDER",
         type=Path,
-        default=Path(),
-        help="for crossplay.csv, ratings.csv and crossplay.png; default: the current one",
+        help="for crossplay.csv, ratings.csv and crossplay.png; default: a new folder `crossplay` "
+        "beside the runs",
     )
     _add_matches(crossplay)
     crossplay.set_defaults(rest="players")

@@ -20,6 +20,7 @@ from torchrl_marl.export.agent import AgentActor
 from torchrl_marl.export.check import Comparison
 from torchrl_marl.export.formats import check_format
 from torchrl_marl.export.interface import Names, Program, write_interface
+from torchrl_marl.links import refuse_link, refuse_links
 from torchrl_marl.naming import path_within
 
 __all__ = ["Export", "export_agents"]
@@ -58,6 +59,7 @@ def export_agents(
             hears groups of which nobody is exported, or a link that leads out of the folder.
         MissingExtraError: a package that is not installed.
         WriteError: a folder that cannot be written.
+        TrustError: links out of a folder that is there.
     """
     check_format(format)
     _check_heard(agents)
@@ -66,9 +68,12 @@ def export_agents(
     try:
         for name, agent in agents.items():
             folders[name].mkdir(parents=True, exist_ok=True)
+            refuse_link(folders[name])
+            refuse_links(folders[name], "export folder")
             programs = agent.programs()
             files = {one.name: write(one, folders[name]) for one in programs}
             write_interface(folders[name], agent.describe(), files)
+        refuse_link(folder / "player.py")
         shutil.copyfile(player.__file__, folder / "player.py")
     except OSError as error:
         raise WriteError(f"{error.filename!r} cannot be written ({error.strerror}).") from None

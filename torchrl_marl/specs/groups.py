@@ -134,6 +134,13 @@ class GroupSpec:
             return ~done.squeeze(-1)
         return None if self.mask_key is None else tensordict.get(self.mask_key)
 
+    def acting(self, tensordict: TensorDictBase) -> Tensor:
+        """Returns which agents act in a step, ``[*B, N]``; all of them where there is no mask."""
+        if self.mask_key is not None:
+            return tensordict.get(self.mask_key)
+        shape = (*tensordict.batch_size, self.n_agents)
+        return torch.ones(shape, dtype=torch.bool, device=tensordict.device)
+
     # -------------------------------------------------------------------------------- its data
 
     def dense(self, tensordict: TensorDictBase) -> TensorDictBase:

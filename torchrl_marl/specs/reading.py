@@ -111,10 +111,16 @@ def read_group_map(env: EnvBase) -> dict[str, list[str]]:
         if isinstance(key, tuple) and len(key) == 2 and action_spec[key].ndim
     }
     if not groups:
-        raise ValueError(
-            f"{type(env).__name__} keeps no groups: its action keys are "
-            f"{list(action_spec.keys(True, True))}, expected (group, 'action') with one row an "
-            "agent. Give the environment a group_map."
+        keys = list(action_spec.keys(True, True))
+        if keys == ["action"]:
+            raise SpecError(
+                f"{type(env).__name__} keeps no groups: its action keys are {keys}, as one agent "
+                "has it, expected (group, 'action') with one row an agent; write a team of one as "
+                "a MarlEnv (docs/worlds/own.md), or train one agent by TorchRL's own losses."
+            )
+        raise SpecError(
+            f"{type(env).__name__} keeps no groups: its action keys are {keys}, expected "
+            "(group, 'action') with one row an agent. Give the environment a group_map."
         )
     return {name: [f"{name}_{i}" for i in range(n)] for name, n in groups.items()}
 

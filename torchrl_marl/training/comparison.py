@@ -16,13 +16,21 @@ from numpy.typing import NDArray
 
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.errors import ConfigError, quoted
-from torchrl_marl.statistics import RESAMPLES, Estimate, Paired, paired_difference
+from torchrl_marl.statistics import (
+    CONFIDENCE,
+    Paired,
+    by_chance,
+    difference_of_runs,
+    explained,
+    undecided,
+)
 from torchrl_marl.training.config import read_run_config, seed_folders
 from torchrl_marl.training.episodes import Episodes, kind_of
 from torchrl_marl.training.evaluation import AT_ONCE
 from torchrl_marl.training.run import Run
+from torchrl_marl.trust import trusting
 
-__all__ = ["Comparison", "Side", "compare", "difference_of_sides", "runs_of", "win_interval"]
+__all__ = ["Comparison", "Side", "compare", "runs_of", "win_interval"]
 
 # Where the copies of a world run, how many, and what only a critic sees: the world is the same.
 _NOT_THE_WORLD: dict[str, object] = {
@@ -36,7 +44,6 @@ _NOT_THE_WORLD: dict[str, object] = {
     "continuous_actions": True,
 }
 _Z = 1.959964  # of a 95 % interval
-_CHUNK = 200  # resamples at once
 
 
 @dataclass(frozen=True)
@@ -79,28 +86,44 @@ class Comparison:
     paired: Paired
     """First less second."""
 
+    by_seed: bool = False
+    """Whether runs of one seed are pairs."""
+
     @property
     def of_policies(self) -> bool:
-        """Whether each side is one run, so that nothing is said of other seeds."""
-        return len(self.first.folders) == len(self.second.folders) == 1
+        """Whether a side is one run, so that nothing is said of other seeds."""
+        return min(len(self.first.folders), len(self.second.folders)) == 1
 
     @property
     def verdict(self) -> str:
-        """Says in a sentence which side is better, and how certain that is."""
-        gap, sure = self.paired.difference, self.paired.probability
-        if sure is None:
+        """Says in a sentence which side is better, if the test and the interval tell."""
+        gap, found = self.paired.difference, self.paired
+        if found.chance is None or found.least is None:
             return "one start says nothing about others; play more episodes"
         if gap.low == gap.high == 0:
             return "both earn the same from every start"
-        better, other = (self.first, self.second) if sure >= 0.5 else (self.second, self.first)
-        sure, of = max(sure, 1 - sure), ", of these two policies" if self.of_policies else ""
-        words = f"{better.name} is better than {other.name} with a certainty of {_percent(sure)}"
-        return words + of
+        things = "episodes" if self.of_policies else "seeds"
+        better, other = (self.first, self.second) if gap.value > 0 else (self.second, self.first)
+        words = f"{better.name} is better than {other.name}"
+        if found.told_apart:
+            end = f": of these {self._policies}, not the algorithms" * self.of_policies
+            return f"{words}, {explained(things)}{end}"
+        enough = self.of_policies or found.least <= 1 - CONFIDENCE or gap.value == 0
+        if gap.low <= 0 <= gap.high and enough:
+            return undecided("episodes" if self.of_policies else "runs")
+        if self.of_policies:
+            counts = [len(self.first.returns[0])]
+        else:
+            counts = [len(side.folders) for side in (self.first, self.second)]
+        pairs = self.by_seed or self.of_policies
+        return f"{words} among these, but " + by_chance(
+            things, counts, found.chance, found.least, pairs
+        )
 
-
-def _percent(share: float) -> str:
-    """Writes a share of resamples, of which none says that it can not be otherwise."""
-    return "more than 99.9 %" if share > 0.999 else f"{100 * share:.1f} %"
+    @property
+    def _policies(self) -> str:
+        count = len(self.first.folders) + len(self.second.folders)
+        return "two policies" if count == 2 else f"{count} policies"
 
 
 def compare(
@@ -112,11 +135,14 @@ def compare(
     seed: int = 0,
     device: str | None = None,
     trust: bool = False,
+    by_seed: bool = False,
 ) -> Comparison:
     """Plays both sides on the same starts, and says how they differ.
 
-    The interval is a bootstrap's, of starts that are drawn anew, and of the runs of a side of
-    several: with one run a side it speaks of these two policies, with more of what trained them.
+    The interval is Student's. With one run on a side it is of the starts, and speaks of these
+    policies; with several on both it is of runs and starts, and speaks of what trained them. One
+    side is called better only where the interval leaves out 0 and the exact test finds so great a
+    difference by chance in at most 5 % of the cases: of 4 runs a side, or more.
 
     Args:
         first, second (str or Path): a run folder, a population's, or a folder that holds several,
@@ -128,26 +154,50 @@ def compare(
         seed (int): which starts.
         device (str, optional): as in each run.
         trust (bool): run the code that a run of somebody else's brings.
+        by_seed (bool): compare runs of the same seed, pair by pair, such as two versions of one
+            algorithm that start alike; tells apart from 6 pairs on.
 
     Raises:
-        ConfigError: runs of different worlds, or a run that is on both sides.
+        ConfigError: runs of different worlds, a run that is on both sides, or pairs by seed where
+            the sides have other seeds.
         CheckpointError: no run, or one without a checkpoint.
 
     Examples:
         >>> compare("runs/a", "runs/b").verdict  # doctest: +SKIP
-        'runs/a is better than runs/b with a certainty of 98.2 %, of these two policies'
+        'these episodes cannot tell them apart'
     """
-    sides = {str(name): runs_of(name) for name in (first, second)}
+    with trusting(trust):
+        sides = {str(name): runs_of(name) for name in (first, second)}
     if len(sides) < 2 or {p.resolve() for p in sides[str(first)]} & {
         p.resolve() for p in sides[str(second)]
     }:
         raise ConfigError(
             f"{quoted(str(second))} is on both sides, expected two different runs; name another."
         )
-    _check_worlds([folder for folders in sides.values() for folder in folders])
+    with trusting(trust):
+        _check_worlds([folder for folders in sides.values() for folder in folders])
+        sides = _by_seed(sides) if by_seed else sides
     how: dict[str, object] = {"episodes": episodes, "deterministic": deterministic, "seed": seed}
     one, other = (_play(name, own, device, trust, how) for name, own in sides.items())
-    return Comparison(one, other, difference_of_sides(one.returns, other.returns))
+    found = difference_of_runs(one.returns, other.returns, by_seed=by_seed)
+    return Comparison(one, other, found, by_seed)
+
+
+def _by_seed(sides: dict[str, list[Path]]) -> dict[str, list[Path]]:
+    """Returns the runs of both sides in the order of their seeds."""
+    seeds = {
+        name: {read_run_config(folder).seed: folder for folder in own}
+        for name, own in sides.items()
+    }
+    found = {name: sorted(own) for name, own in seeds.items()}
+    one, other = found.values()
+    if one != other or any(len(own) != len(sides[name]) for name, own in seeds.items()):
+        both = " and ".join(f"{quoted(name)} has {own}" for name, own in found.items())
+        raise ConfigError(
+            f"pairs by seed need a run of each seed on both sides, and of the seeds {both}; "
+            "compare without --by-seed."
+        )
+    return {name: [own[seed] for seed in found[name]] for name, own in seeds.items()}
 
 
 def runs_of(given: str | Path) -> list[Path]:
@@ -194,51 +244,6 @@ def _play(
         side.frames.append(run.frames)
         side.wanted.append(run.config.total_frames)
     return side
-
-
-def difference_of_sides(
-    first: NDArray[np.float64], second: NDArray[np.float64], *, seed: int = 0
-) -> Paired:
-    """Compares the mean returns of two sides on the same starts.
-
-    In each resample the starts are drawn anew, for both sides alike, and so are the runs of a
-    side that has several.
-
-    Args:
-        first, second (array): returns, ``[R, n]`` and ``[R', n]``.
-
-    Keyword Args:
-        seed (int): of the resamples.
-
-    Reduces to: :func:`~torchrl_marl.statistics.paired_difference`, of one run each.
-
-    Examples:
-        >>> one, other = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[0.0, 1.0]])
-        >>> difference_of_sides(one, other).difference.value
-        2.0
-    """
-    if len(first) == len(second) == 1:
-        return paired_difference(first[0], second[0])
-    gap = first.mean(0) - second.mean(0)
-    won = float(((gap > 0) + 0.5 * (gap == 0)).mean())
-    if gap.size < 2:
-        why = "one start says nothing about others"
-        return Paired(Estimate(float(gap.mean()), why_none=why), None, won)
-    random, n = np.random.default_rng(seed), gap.size
-    means = []
-    for _ in range(0, RESAMPLES, _CHUNK):
-        weights = [_drawn(random, len(side)) @ side for side in (first, second)]
-        means.append(((weights[0] - weights[1]) * _drawn(random, n)).sum(-1))
-    drawn = np.concatenate(means)
-    low, high = np.quantile(drawn, (0.025, 0.975))
-    runs = (len(first), len(second))
-    found = Estimate(float(gap.mean()), float(low), float(high), runs=runs)
-    return Paired(found, float(((drawn > 0) + 0.5 * (drawn == 0)).mean()), won)
-
-
-def _drawn(random: np.random.Generator, n: int) -> NDArray[np.float64]:
-    """Returns how often each of n is drawn in n draws, as shares, ``[_CHUNK, n]``."""
-    return random.multinomial(n, [1 / n] * n, size=_CHUNK) / n
 
 
 def win_interval(won: float, games: int) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import CheckpointError, WriteError, quoted
+from torchrl_marl.links import refuse_links
 from torchrl_marl.modules.players import check_shapes, tensors_of
 from torchrl_marl.naming import fault_of
 from torchrl_marl.training.config import read_run_config
@@ -169,6 +170,7 @@ def stored_players(folder: Path) -> list[StoredPlayer]:
             the one that was stored.
     """
     read_run_config(folder)
+    refuse_links(folder)
     path = folder / TABLE
     if not path.is_file():
         raise CheckpointError(

@@ -19,6 +19,7 @@ from torchrl_marl.training.joined import joined
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.start import resume_training, start_training
 from torchrl_marl.training.training import Iteration, Training
+from torchrl_marl.trust import trusting
 
 __all__ = ["Iteration", "Training", "finish", "iterate", "resume", "train"]
 
@@ -55,7 +56,8 @@ def resume(
         config (TrainConfig, optional): instead of the run's settings, from now on.
         trust (bool): run the code that a run of somebody else's brings: its world's module is
             imported, and the worlds of a PettingZoo run are unpickled. Without it episodes of
-            the latter begin anew. One's own runs need it not.
+            the latter begin anew. One's own runs need it not. Links out of the folder are
+            followed.
 
     Raises:
         CheckpointError: no run, none but broken checkpoints, or another training in this folder.
@@ -63,7 +65,7 @@ def resume(
         ConfigError: fewer ``total_frames`` than there are already.
     """
     path = Path(folder)
-    with joined(config or read_run_config(path)) as ranks:
+    with trusting(trust), joined(config or read_run_config(path)) as ranks:
         return finish(resume_training(path, env, config, trust, ranks=ranks))
 
 

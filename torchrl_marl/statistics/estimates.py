@@ -10,7 +10,6 @@ Reference: Agarwal et al., 2021, https://arxiv.org/abs/2108.13264.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,14 +23,11 @@ __all__ = [
     "CONFIDENCE",
     "RESAMPLES",
     "Estimate",
-    "Paired",
     "estimate",
-    "exact_chance",
     "interquartile_mean",
     "mean",
     "median",
     "optimality_gap",
-    "paired_difference",
     "probability_of_improvement",
     "score_distribution",
 ]
@@ -41,8 +37,7 @@ CONFIDENCE = 0.95
 RESAMPLES = 5000
 """How often runs are drawn anew, with replacement."""
 
-_LARGEST_CHUNK = 4_000_000  # numbers that are drawn at once
-_FINEST = 10_000  # steps from 0 to 1 of a distribution
+LARGEST_CHUNK = 4_000_000  # numbers that are drawn at once
 Scores = Sequence[ArrayLike]
 Statistic = Callable[..., NDArray[np.float64]]
 
@@ -65,18 +60,6 @@ class Estimate:
     def has_interval(self) -> bool:
         """Whether there were runs enough for an interval."""
         return self.low is not None
-
-
-@dataclass(frozen=True)
-class Paired:
-    """How the scores of one player differ from another's on the same starts."""
-
-    difference: Estimate
-    """Mean of first less second."""
-    probability: float | None
-    """Share of resamples in which the first's mean is greater, half of ties; None for one pair."""
-    won: float
-    """Share of starts on which the first's score is greater, with half of ties."""
 
 
 def interquartile_mean(tasks: Scores) -> NDArray[np.float64]:
@@ -194,55 +177,6 @@ def probability_of_improvement(tasks: Scores, others: Scores) -> NDArray[np.floa
     return np.asarray(np.mean(won, 0))
 
 
-def exact_chance(tasks: Scores, others: Scores) -> float:
-    """Gives how often runs that do not differ come as far apart as these, in either direction.
-
-    The exact two-sided test of :func:`probability_of_improvement`: each task's runs are dealt out
-    to the two algorithms in every way. It knows what a bootstrap of few runs does not: that two
-    runs are both better than two others in 1 of 3 cases, by chance.
-
-    Args:
-        tasks (list of arrays): the scores of one algorithm, ``[R]`` each.
-        others (list of arrays): those of the other on the same tasks, ``[R']`` each.
-
-    Reference: Mann and Whitney, 1947, https://doi.org/10.1214/aoms/1177730491.
-
-    Examples:
-        >>> exact_chance([[2.0, 3.0, 4.0]], [[-1.0, 0.0, 1.0]])
-        0.1
-    """
-    shares = [_dealt_out(np.asarray(x), np.asarray(y)) for x, y in zip(tasks, others)]
-    whole = math.lcm(*(len(own) - 1 for own in shares))
-    steps = min(whole, _FINEST)
-    off = 0.01 if steps == whole else len(shares) / 2  # tasks of many unlike numbers are rounded
-    chance = np.ones(1)
-    for own in shares:
-        places = np.rint(np.arange(len(own)) * (steps / (len(own) - 1))).astype(int)
-        before, chance = chance, np.zeros(len(chance) + steps)
-        for place, weight in zip(places, own):
-            chance[place : place + len(before)] += weight * before
-    middle = (len(chance) - 1) / 2
-    found = float(probability_of_improvement(tasks, others)) * 2 * middle
-    far = np.abs(np.arange(len(chance)) - middle) >= abs(found - middle) - off
-    return round(float(chance[far].sum()), 12)
-
-
-def _dealt_out(own: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How probable each share of won pairs is: those of 0, half a pair, and so on up to all."""
-    if len(own) > len(other):
-        return _dealt_out(other, own)[::-1]
-    together, n = np.concatenate([own, other]), len(own)
-    # Twice a run's rank among all, from which half-won pairs are whole numbers.
-    ranks = (np.sign(together[:, None] - together).sum(1) + len(together) + 1).astype(int)
-    ways = np.zeros((n + 1, int(np.sort(ranks)[-n:].sum()) + 1))
-    ways[0, 0] = 1
-    for rank in ranks:
-        ways[1:, rank:] += ways[:-1, : ways.shape[1] - rank]
-    found = ways[n, n * (n + 1) :]
-    found = np.pad(found, (0, 2 * n * len(other) + 1 - len(found)))
-    return np.asarray(found / found.sum())
-
-
 def estimate(
     statistic: Statistic,
     *scores: Scores,
@@ -280,7 +214,7 @@ def estimate(
     """
     players = [[np.asarray(task, dtype=float) for task in tasks] for tasks in scores]
     for tasks in players:
-        _check(tasks)
+        check_scores(tasks)
     found = Estimate(
         _plain(statistic(*players)),
         confidence=confidence,
@@ -291,58 +225,14 @@ def estimate(
         return dataclasses.replace(found, why_none=reason)
     random = np.random.default_rng(seed)
     size = sum(task.size for tasks in players for task in tasks)
-    chunk = max(1, min(resamples, _LARGEST_CHUNK // size))
+    chunk = max(1, min(resamples, LARGEST_CHUNK // size))
     drawn = []
     for first in range(0, resamples, chunk):
         count = min(chunk, resamples - first)
-        drawn.append(statistic(*([_drawn(task, count, random) for task in t] for t in players)))
+        drawn.append(statistic(*([drawn_anew(task, count, random) for task in t] for t in players)))
     tail = (1 - confidence) / 2
     low, high = np.quantile(np.concatenate(drawn), (tail, 1 - tail), axis=0)
     return dataclasses.replace(found, low=_plain(low), high=_plain(high))
-
-
-def paired_difference(
-    first: ArrayLike,
-    second: ArrayLike,
-    *,
-    confidence: float = CONFIDENCE,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Paired:
-    """Compares the scores of two players on the same starts, start by start.
-
-    Args:
-        first (array): scores, such as returns of episodes, ``[R]``.
-        second (array): the other's, from the same starts, ``[R]``.
-
-    Keyword Args:
-        confidence, resamples, seed: of :func:`estimate`.
-
-    Raises:
-        ConfigError: unlike numbers of scores, none, or some that are not finite.
-
-    Examples:
-        >>> found = paired_difference([3.0, 5.0, 9.0], [1.0, 4.0, 9.0])
-        >>> float(found.difference.value), round(found.won, 3), found.probability > 0.9
-        (1.0, 0.833, True)
-    """
-    one, other = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
-    if one.shape != other.shape or one.ndim != 1:
-        raise ConfigError(
-            f"scores of shapes {one.shape} and {other.shape} are no pairs, expected one number for "
-            "each start from both; play the same starts."
-        )
-    gap = one - other
-    options: dict[str, Any] = {"resamples": resamples, "seed": seed}
-    found = estimate(mean, [gap], confidence=confidence, **options)
-    won = float(_signs(gap).mean())
-    if not found.has_interval:
-        return Paired(found, None, won)
-    random = np.random.default_rng(seed)  # the resamples of the interval
-    chunk = max(1, min(resamples, _LARGEST_CHUNK // gap.size))
-    counts = [min(chunk, resamples - first) for first in range(0, resamples, chunk)]
-    means = np.concatenate([_drawn(gap, count, random).mean(-1) for count in counts])
-    return Paired(found, float(_signs(means).mean()), won)
 
 
 def _task_means(tasks: Scores) -> NDArray[np.float64]:
@@ -351,23 +241,28 @@ def _task_means(tasks: Scores) -> NDArray[np.float64]:
 
 def _won(own: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
     """``[*L]``: the share of pairs of runs of which the first is greater."""
-    return np.asarray(_signs(own[..., :, None] - other[..., None, :]).mean((-2, -1)))
+    return np.asarray(signs(own[..., :, None] - other[..., None, :]).mean((-2, -1)))
 
 
-def _signs(gap: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 where a number is positive, 0.5 where it is 0, else 0."""
+def signs(gap: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns 1 where a number is positive, 0.5 where it is 0, else 0."""
     return (gap > 0) + 0.5 * (gap == 0)
 
 
-def _drawn(
+def drawn_anew(
     task: NDArray[np.float64], count: int, random: np.random.Generator
 ) -> NDArray[np.float64]:
-    """``[count, *L, R]``: a task's runs, drawn anew ``count`` times."""
+    """Returns ``[count, *L, R]``: a task's runs, drawn anew ``count`` times."""
     runs = task.shape[-1]
     return np.moveaxis(task[..., random.integers(runs, size=(count, runs))], -2, 0)
 
 
-def _check(tasks: Sequence[NDArray[np.float64]]) -> None:
+def check_scores(tasks: Sequence[NDArray[np.float64]]) -> None:
+    """Refuses no runs at all, or scores that are not finite.
+
+    Raises:
+        ConfigError: naming the score.
+    """
     if not tasks or any(task.ndim == 0 or not task.size for task in tasks):
         raise ConfigError("there are no runs to estimate from, expected one or more of each task.")
     for task in tasks:
