@@ -1,6 +1,7 @@
 """The command line: what it prints, where to, and with which exit status."""
 
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -13,6 +14,10 @@ import torchrl_marl
 import torchrl_marl.recipes
 from torchrl_marl import cli, console
 from torchrl_marl.arguments import COMMANDS
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners.algorithms import ALGORITHMS
+from torchrl_marl.learners.population_config import check_members
+from torchrl_marl.modules.config import AnyMixerConfig
 
 TOY = "toy_arena_mappo"
 
@@ -41,6 +46,21 @@ class TestHelp:
         assert out.startswith("usage: torchrl-marl")
         assert errors == [] and "%%" not in out
         assert not torch
+
+    def test_help_of_train_names_the_algorithms_that_train_together(self):
+        text = " ".join(call("train", "--help", code=0)[0].split())
+        (without,) = re.findall(r"--together train .*?\(all algorithms but (.*?)\)", text)
+        alone = []
+        for name in ALGORITHMS.words().keys() - {"random"}:
+            try:
+                check_members(ALGORITHMS.schema(name)(algorithm=name))
+            except ConfigError:
+                alone.append(name)
+        facmac = ALGORITHMS.schema("maddpg")("maddpg", mixer=AnyMixerConfig("sum"))
+        with pytest.raises(ConfigError, match="a population of maddpg does not have yet"):
+            check_members(facmac)
+        named = set(re.split(r", | and ", without.lower()))
+        assert named == {*alone, "facmac"} == {"happo", "pqn", "facmac"}
 
     def test_help_of_train_shows_every_setting_and_examples(self):
         out, _, _ = call("train", "--help", code=0)

@@ -189,10 +189,10 @@ class TestTrain:
     @pytest.mark.parametrize(
         ("setting", "message"),
         [
-            ("learner.lr=1", "learner.lr is 1.0, but the run has 0.0005, which stays; resuming"),
-            ("seed=3", "seed is 3, but the run has 0, which stays"),
-            ("env.max_steps=3", "env.max_steps is 3, but the run has"),
-            ("folder=x", "folder is 'x', but the run has null"),
+            ("learner.lr=1", "learner.lr was 0.0005 when this run was made and 1.0 is asked for: "),
+            ("seed=3", "seed was 0 when this run was made and 3 is asked for: a resumed run goes"),
+            ("env.max_steps=3", "env.max_steps was 100 when this run was made and 3 is asked for"),
+            ("folder=x", "folder was null when this run was made and 'x' is asked for"),
             ("total_frames=1", "total_frames is 1, expected at least frames_per_batch"),
             ("lr=1", "unknown setting 'lr'; did you mean 'learner.lr'?"),
         ],

@@ -89,7 +89,8 @@ def _run(arguments: list[str]) -> int:
         )
     if more is not None:
         more.extend(rest)
-    _ACTIONS[parsed.command](parsed)
+    with trusting(getattr(parsed, "trust", False)):
+        _ACTIONS[parsed.command](parsed)
     return 0
 
 
@@ -109,17 +110,13 @@ def _train(parsed: argparse.Namespace) -> None:
         _resume(parsed)
         return
     from torchrl_marl import runs as doors
-    from torchrl_marl.recipes import DEFAULT_RECIPE
     from torchrl_marl.seeds import train_each
     from torchrl_marl.training.folder import check_folder
     from torchrl_marl.training.loggers import check_logging
 
-    recipe, texts = DEFAULT_RECIPE, list(parsed.settings)
-    if texts and "=" not in texts[0]:
-        recipe = texts.pop(0)
-    with trusting(parsed.trust):  # a recipe may be the config.yaml of somebody's run
-        find = _together if parsed.together else _configs_of_seeds
-        configs = find(recipe, texts, parsed.seeds)
+    recipe, texts = _recipe_and_settings(parsed)
+    find = _together if parsed.together else _configs_of_seeds
+    configs = find(recipe, texts, parsed.seeds)
     for one in configs:
         doors.check_device(one)
         check_logging(one.logging)
@@ -142,6 +139,24 @@ def _train(parsed: argparse.Namespace) -> None:
         raise UserError(
             f"{len(failed)} of {len(configs)} seeds failed: {', '.join(map(str, failed))}."
         )
+
+
+def _recipe_and_settings(parsed: argparse.Namespace) -> tuple[str, list[str]]:
+    """Returns the recipe, which stands first or is the default, and the settings behind it."""
+    from torchrl_marl.recipes import DEFAULT_RECIPE, recipe_names
+
+    texts = list(parsed.settings)
+    recipe = texts.pop(0) if texts and "=" not in texts[0] else None
+    for text in texts:
+        if text in recipe_names() or ("=" not in text and text.endswith((".yaml", ".yml"))):
+            if recipe:
+                raise ConfigError(f"{quoted(text)} is a second recipe, expected one; drop one.")
+            raise ConfigError(
+                f"{quoted(text)} is a recipe behind a setting, expected before all settings; use "
+                f"{text} {' '.join(one for one in texts if one != text)}"[:300]
+                + "."
+            )
+    return recipe or DEFAULT_RECIPE, texts
 
 
 def _together(recipe: str, texts: list[str], seeds: list[int] | None) -> list[TrainConfig]:
@@ -229,12 +244,9 @@ def _compare(parsed: argparse.Namespace) -> None:
 
 
 def _tune(parsed: argparse.Namespace) -> None:
-    from torchrl_marl.recipes import DEFAULT_RECIPE
     from torchrl_marl.tuning import parse_choice, tune
 
-    recipe, texts = DEFAULT_RECIPE, list(parsed.settings)
-    if texts and "=" not in texts[0]:
-        recipe = texts.pop(0)
+    recipe, texts = _recipe_and_settings(parsed)
     found = [(text, parse_choice(text)) for text in texts]
     silence_others()
     best = tune(

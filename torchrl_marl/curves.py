@@ -14,6 +14,7 @@ import numpy as np
 
 from torchrl_marl.errors import CheckpointError
 from torchrl_marl.experiments import NOT_READ
+from torchrl_marl.links import refuse_link
 from torchrl_marl.settings import flatten, unread
 from torchrl_marl.training.config import TrainConfig, read_run_config
 
@@ -47,9 +48,12 @@ def read_run(folder: str | Path) -> Curves:
 
     Raises:
         CheckpointError: a folder that is no run, or has no rows yet.
+        TrustError: a table is a link out of the folder.
     """
     folder = Path(folder)
     config = read_run_config(folder)
+    for name in ("metrics.csv", "evaluation.csv", "summary.json"):
+        refuse_link(folder / name)
     training, evaluation = read_csv(folder / "metrics.csv"), read_csv(folder / "evaluation.csv")
     if not len(training.get("frames", ())) and not len(evaluation.get("frames", ())):
         raise CheckpointError(

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.make import check_world_name
+from torchrl_marl.envs.libraries import LIBRARIES, find_library
+from torchrl_marl.envs.make import check_world_name, split_name
 from torchrl_marl.envs.vmas.library import scenario_arguments, scenario_names
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
+from torchrl_marl.learners.algorithms import ALGORITHMS
+from torchrl_marl.learners.config import OnPolicyConfig
 from torchrl_marl.settings import (
     Reader,
     Setting,
@@ -38,6 +41,7 @@ __all__ = [
     "recipe_rows",
     "save_config",
     "validate",
+    "world_settings",
 ]
 
 DEFAULT_RECIPE = "vmas_balance_mappo"
@@ -144,8 +148,9 @@ def _read(
     recipe: str | Path | TrainConfig | Mapping[str, Any],
     overrides: Iterable[str] | Mapping[str, Any],
 ) -> _Read:
-    own = _given(overrides)
-    base = _without_foreign_arguments(normalized(TrainConfig, _settings(recipe)), own)
+    settings = _with_world(normalized(TrainConfig, _settings(recipe)), EnvConfig.library)
+    own = _with_world(_given(overrides), settings.get("env", {}).get("library", EnvConfig.library))
+    base = _without_foreign_arguments(settings, own)
     read = _merged(base, own, complete=_is_complete(recipe))
     idle = (read.inapplicable | read.unread).keys() - flatten(own).keys()
     if idle and own:
@@ -177,6 +182,37 @@ def _given(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
         overrides = [overrides]
     own = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
     return normalized(TrainConfig, own)
+
+
+def _with_world(settings: dict[str, Any], before: str) -> dict[str, Any]:
+    """Returns settings with ``env=vmas/wheel`` as library and name of a world."""
+    env = settings.get("env", {})
+    text = env.get("library") if isinstance(env, Mapping) else None
+    if not isinstance(text, str) or "/" not in text or ":" in text or text.endswith(".py"):
+        return settings
+    library, name = split_name(text)
+    if env.get("name", name) != name:
+        raise ConfigError(
+            f"env is {quoted(text)} and env.name {quoted(env['name'])}, which are two worlds; "
+            "drop one."
+        )
+    return {**settings, "env": {**world_settings(library, name, before), **env, "library": library}}
+
+
+def world_settings(library: str, name: str, before: str) -> dict[str, Any]:
+    """Returns settings of ``env`` for a world, with its own time limit where it may have one.
+
+    Args:
+        library, name (str): the world's.
+        before (str): library of the recipe, whose time limit its other worlds keep.
+
+    Examples:
+        >>> world_settings("vmas", "wheel", "vmas")
+        {'library': 'vmas', 'name': 'wheel'}
+    """
+    new = library != before and library in LIBRARIES.names()
+    own_limit = {"max_steps": None} if new and find_library(library).own_limit else {}
+    return {"library": library, "name": name, **own_limit}
 
 
 def _without(settings: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
@@ -238,12 +274,58 @@ def _settings(recipe: str | Path | TrainConfig | Mapping[str, Any]) -> dict[str,
     if isinstance(recipe, str) and recipe in recipe_names():
         path = _FOLDER / f"{recipe}.yaml"
     elif path.suffix not in (".yaml", ".yml") and not os.path.exists(path):
-        names = recipe_names()
-        raise ConfigError(
-            f"unknown recipe {quoted(str(recipe))}; {nearest(str(recipe), names)}"
-            "`torchrl-marl list recipes` shows all, and the path of a YAML file will do, too."
-        )
+        raise _unknown_recipe(str(recipe))
     return {"recipe": path.stem, **read_yaml(path)}
+
+
+def _unknown_recipe(text: str) -> ConfigError:
+    """Returns what to use in place of a world, an algorithm or any other text."""
+    names = recipe_names()
+    library, slash, world = (text if "/" in text else f"vmas/{text}").partition("/")
+    if library in LIBRARIES.names() and (slash in text or _is_scenario(world)):
+        check_world_name(EnvConfig(library=library, name=world))
+        own = _recipes_with("env", (library, world))
+        use = f"use a recipe of it, such as {own[0]}, or " if own else "use "
+        return ConfigError(
+            f"{quoted(text)} is a world, expected a recipe; {use}one of another world with "
+            f"env={library}/{world}{'' if own else f', such as {DEFAULT_RECIPE}'}."
+        )
+    word = text.lower()
+    if word in ALGORITHMS.names():
+        own = _recipes_with("learner", (word,))
+        use = f"use a recipe that learns by it, such as {own[0]}, or " if own else "use "
+        return ConfigError(
+            f"{quoted(text)} is an algorithm, expected a recipe; {use}another with "
+            f"learner.algorithm={word}{'' if own else f', such as {DEFAULT_RECIPE}'}."
+        )
+    if (advice := ALGORITHMS.advice(word)) is not None:
+        return ConfigError(
+            f"{quoted(text)} is an algorithm, expected a recipe, such as {DEFAULT_RECIPE}; "
+            f"{advice.format(at='learner')} beside it."
+        )
+    return ConfigError(
+        f"unknown recipe {quoted(text)}; {nearest(text, names)}"
+        "`torchrl-marl list recipes` shows all, and the path of a YAML file will do, too."
+    )
+
+
+def _is_scenario(name: str) -> bool:
+    try:
+        return name in scenario_names()
+    except MissingExtraError:
+        return False
+
+
+def _recipes_with(section: str, values: tuple[str, ...]) -> list[str]:
+    """Returns recipes whose first settings of a section have these values, the default's first."""
+    fields = dataclasses.fields({"env": EnvConfig, "learner": OnPolicyConfig}[section])
+    found = []
+    for name in recipe_names():
+        own = normalized(TrainConfig, read_yaml(_FOLDER / f"{name}.yaml")).get(section, {})
+        if tuple(own.get(one.name, one.default) for one, _ in zip(fields, values)) == values:
+            found.append(name)
+    # Of others the plainest, which has the shortest name.
+    return sorted(found, key=lambda name: (name != DEFAULT_RECIPE, len(name)))
 
 
 def _without_foreign_arguments(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import warnings
@@ -10,18 +9,27 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrl_marl.envs.libraries import LIBRARIES, find_library, library_of
+from torchrl_marl.envs.libraries import library_of
 from torchrl_marl.envs.make import split_name
 from torchrl_marl.envs.own.objects import as_environment
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, WriteError, quoted
-from torchrl_marl.recipes import DEFAULT_RECIPE, load_config, read_config, validate
-from torchrl_marl.settings import flatten, shown, unfold
+from torchrl_marl.links import refuse_links
+from torchrl_marl.recipes import (
+    DEFAULT_RECIPE,
+    load_config,
+    read_config,
+    validate,
+    world_settings,
+)
+from torchrl_marl.settings import flatten, unfold
 from torchrl_marl.torchrun import place
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.drawing import has_matplotlib
-from torchrl_marl.training.folder import check_folder
+from torchrl_marl.training.folder import check_folder, has_checkpoint
 from torchrl_marl.training.loggers import check_logging
+from torchrl_marl.training.made_by import check_unchanged, differences, settings_of
 from torchrl_marl.training.origin import check_world
+from torchrl_marl.trust import trusting
 
 if TYPE_CHECKING:
     from torchrl.envs import EnvBase
@@ -29,17 +37,6 @@ if TYPE_CHECKING:
     from torchrl_marl.training.run import Run
 
 __all__ = ["check_device", "draw", "iterate", "resume", "train"]
-
-# What may change when a run is resumed: nothing of this has a part in what is learned from.
-_NOT_FIXED = ("total_frames", "stop_at_return", "evaluation.", "checkpoint.", "logging.")
-# Nor has where external simulators find it, and when it gives one up.
-_DOOR = tuple(
-    f"env.kwargs.{name}"
-    for name in ("host", "port", "token_file", "tls_", "grace", "idle_timeout", "patience", "max_")
-)
-# Nor has where its shards are, but for their number and for how far they run ahead.
-_PLACES = "distributed."
-_SHARDS = ("distributed.collectors", "distributed.overlap")
 
 
 def train(
@@ -107,32 +104,27 @@ def resume(
         folder (str or Path): the run's.
         env (EnvBase, optional): for a run on an environment of one's own.
         trust (bool): run the code that a run of somebody else's brings: its world's module, and
-            the pickled worlds of a PettingZoo run, whose episodes begin anew otherwise.
+            the pickled worlds of a PettingZoo run, whose episodes begin anew otherwise; and
+            follow links out of its folder.
         overrides: settings that change from now on, as ``config.yaml`` then says:
-            ``total_frames``, ``stop_at_return``, and those of ``evaluation``, ``checkpoint`` and
-            ``logging``. Linear schedules and ``unshare_at`` are those of a run of the new
-            ``total_frames``.
+            ``total_frames``, ``stop_at_return``, those of ``evaluation``, ``checkpoint`` and
+            ``logging``, and where and how it is computed: ``device``, ``threads``, ``execution``
+            and ``distributed``, but for the number of shards. Linear schedules and ``unshare_at``
+            are those of a run of the new ``total_frames``.
 
     Raises:
         UserError: what is asked for cannot be done; the message names the fix.
     """
     if isinstance(env, Mapping):
         overrides, env = {**overrides, "env": env}, None
-    before = read_run_config(folder)
+    with trusting(trust):
+        refuse_links(Path(folder))
+        before = read_run_config(folder)
     if env is None:
         check_world(Path(folder), before.env, trust)
     config = read_config(before, overrides)
-    old, new = flatten(dataclasses.asdict(before)), flatten(dataclasses.asdict(config))
-    changed = [key for key in new if new[key] != old.get(key)]
-    free = (*_NOT_FIXED, _PLACES, *(_DOOR if config.env.library == "external" else ()))
-    fixed = [key for key in changed if key in _SHARDS or not key.startswith(free)]
-    if fixed:
-        raise ConfigError(
-            f"{fixed[0]} is {shown(new[fixed[0]])}, but the run has {shown(old.get(fixed[0]))}, "
-            "which stays; resuming may change total_frames, stop_at_return, evaluation.*, "
-            "checkpoint.*, logging.* and where shards are (distributed.*). For anything else start "
-            "another run."
-        )
+    if differences(before, config):  # beside a changed file they may be the run's own settings
+        _check_given(Path(folder), before, config)
     if config != before:
         validate(config, own_env=env is not None or config.env.library == "own")
     check_compiler_cache()
@@ -143,6 +135,21 @@ def resume(
     run = trainer.resume(Path(folder), env=env, config=config, trust=trust)
     draw(run.folder)
     return run
+
+
+def _check_given(folder: Path, before: TrainConfig, config: TrainConfig) -> None:
+    """Refuses settings that a run does not have, before anything is made.
+
+    Raises:
+        ConfigError: naming each, and what the run has.
+    """
+    made = None
+    if has_checkpoint(folder):
+        from torchrl_marl.training.checkpoint import load_latest
+
+        used, state = load_latest(folder)
+        made = settings_of(state, used)
+    check_unchanged(made or before, config, before, folder / "config.yaml")
 
 
 def check_device(config: TrainConfig) -> None:
@@ -239,6 +246,4 @@ def _world_of(
 ) -> dict[str, Any]:
     """Overrides for a world of a library, with its own time limit where it may have one."""
     before = read_config(recipe).env.library
-    new = library != before and library in LIBRARIES.names()
-    own_limit = {"env.max_steps": None} if new and find_library(library).own_limit else {}
-    return {"env.library": library, "env.name": name, **own_limit}
+    return flatten({"env": world_settings(library, name, before)})

@@ -16,7 +16,8 @@ __all__ = ["SumTree"]
 # change a few of them (1.2 to 1.6 ms instead of 0.15 to 0.5 for a million).
 _LIBRARY = torch.library.Library("torchrl_marl", "FRAGMENT")
 _LIBRARY.define(
-    "sum_tree_set_(Tensor(a!)[] sums, Tensor(b!)[] ends, Tensor index, Tensor value) -> ()"
+    "sum_tree_set_(Tensor(a!)[] sums, Tensor(b!)[] ends, Tensor index, Tensor value, "
+    "Tensor[] before) -> ()"
 )
 
 
@@ -108,7 +109,8 @@ class SumTree:
                 f"SumTree.set: index has shape {tuple(index.shape)} and value "
                 f"{tuple(value.shape)}, expected one shape [M]."
             )
-        torch.ops.torchrl_marl.sum_tree_set_(self._sums, self._ends, index, value.to(torch.float64))
+        value = value.to(torch.float64)
+        torch.ops.torchrl_marl.sum_tree_set_(self._sums, self._ends, index, value, [])
 
     def fill(self, first: int, values: Tensor) -> None:
         """Sets values that lie side by side, from the index ``first`` on; not within a graph.
@@ -167,7 +169,9 @@ class SumTree:
         return node
 
 
-def _set_(sums: list[Tensor], ends: list[Tensor], index: Tensor, value: Tensor) -> None:
+def _set_(
+    sums: list[Tensor], ends: list[Tensor], index: Tensor, value: Tensor, before: list[Tensor]
+) -> None:
     sums[0].index_fill_(0, index, 0.0)
     sums[0].scatter_reduce_(0, index, value, "amax")
     for own, running, above in zip(sums, ends, sums[1:]):

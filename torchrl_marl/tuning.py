@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torchrl_marl.errors import ConfigError, MissingExtraError, closest, quoted
 from torchrl_marl.learners.population_config import VARYING
+from torchrl_marl.links import refuse_links
 from torchrl_marl.pruning import prune_trials, pruner_of, rungs_of
 from torchrl_marl.recipes import load_config
 from torchrl_marl.runs import resume, train
@@ -179,6 +180,7 @@ def _study(folder: Path, seed: int, pruner: Any) -> Any:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
+    refuse_links(folder, "folder of a tuning")
     return optuna.create_study(
         storage=JournalStorage(JournalFileBackend(str(folder / "study.log"))),
         study_name="tune",

@@ -21,7 +21,7 @@ def test_a_run_is_exported_and_checked(run, tmp_path):
     made = run.export(format="pt2", folder=tmp_path, steps=20)
     assert list(made.agents) == ["agent_0_0", "novice_0_0", "agent_1_0", "novice_1_0"]
     assert made.comparison.steps >= 20 and made.comparison.differ == 0
-    assert Player(made.agents["novice_0_0"]).interface["group"] == "agents_0"
+    assert Player(made.agents["novice_0_0"], trust=True).interface["group"] == "agents_0"
     assert (tmp_path / "player.py").is_file()
 
 

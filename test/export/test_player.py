@@ -49,7 +49,7 @@ def of_one(action, folder, format="pt2", **settings):
     team = TeamSpec([AgentSpec("car", 1, Unbounded((3,)), action)])
     actor = team_policy(team.groups.values(), make_actor, config=NetworkConfig([4]))
     folders = export_agents(find_agents(actor), folder, format)
-    return Player(folders["car_0"], **settings)
+    return Player(folders["car_0"], trust=True, **settings)
 
 
 class TestFiles:
@@ -60,7 +60,7 @@ class TestFiles:
             folders = {name: folder / name for name in agents}
         else:
             folders = export_agents(agents, tmp_path, format)
-        players = {name: Player(own) for name, own in folders.items()}
+        players = {name: Player(own, trust=format == "pt2") for name, own in folders.items()}
         found = check_players(with_memory(arena, policy), policy, players, steps=20)
         assert (found.differ, found.largest < 1e-5) == (0, True)
         assert found.actions > 20
@@ -156,11 +156,13 @@ class TestRefusals:
 
     def test_inputs_that_do_not_fit(self, folder):
         player = Player(folder / "agent_0")
-        with pytest.raises(PlayerError, match=r"'observation' has shape \(5,\), expected \(6,\)"):
+        with pytest.raises(
+            PlayerError, match=r"'observation' has shape \(5,\), expected float32 \(6,\)"
+        ):
             player.act(np.ones(5), action_mask=np.ones(4, bool))
         with pytest.raises(PlayerError, match=r"there is no 'action_mask', expected bool \(4,\)"):
             player.act(np.ones(6))
-        with pytest.raises(PlayerError, match="'observation' holds NaN, expected numbers"):
+        with pytest.raises(PlayerError, match="'observation' holds NaN, expected finite numbers"):
             player.act(np.full(6, np.nan), action_mask=np.ones(4, bool))
 
     def test_formats(self, monkeypatch):

@@ -46,7 +46,7 @@ class ReinforceLoss(nn.Module):
     def forward(self, minibatch):
         log_prob = self.actor.get_dist(minibatch).log_prob(minibatch[self.group.action_key])
         gain = log_prob * minibatch[self.group.key("advantage")].squeeze(-1)
-        mask = minibatch[self.group.mask_key]
+        mask = self.group.acting(minibatch)
         return TensorDict({"loss_objective": -masked_mean(torch.where(mask, gain, 0.0), mask)}, [])
 
 
@@ -64,7 +64,7 @@ class Reinforce(nn.Module):
 
     def learn(self, batch):
         for group in self.groups.values():
-            reward, mask = batch["next", group.reward_key], batch[group.mask_key]
+            reward, mask = batch["next", group.reward_key], group.acting(batch)
             none = torch.zeros_like(reward)
             ends = (
                 batch["next", key].unsqueeze(-2).expand_as(none) for key in ("done", "terminated")
@@ -152,6 +152,14 @@ def test_its_graph_is_its_eager_update():
         found.append([*metrics, *learner.actors.parameters()])
     for eager, traced in zip(*found, strict=True):
         assert torch.equal(eager, traced)
+
+
+@pytest.mark.usefixtures("registered")
+def test_it_trains_where_there_are_no_masks(tmp_path):
+    pytest.importorskip("vmas")
+    env = {"library": "vmas", "name": "balance", "num_envs": 16, "max_steps": 8}
+    train(recipe(tmp_path / "run", env=env, total_frames=128 * 2))
+    assert len(rows(tmp_path / "run")) == 2
 
 
 @pytest.mark.usefixtures("registered")

@@ -1,12 +1,14 @@
 """A team's bootstrap in a world of turns is told once."""
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs import make_env
 from torchrl_marl.envs.toy import Arena, Nim, Paces
 from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.modules import NetworkConfig
@@ -32,12 +34,23 @@ def learn(env, bootstrap, n=2):
     return [str(w.message) for w in caught if "turns" in str(w.message)]
 
 
-@pytest.mark.parametrize("make_env", [Nim, lambda n, **kw: Paces(n, max_steps=20, **kw)])
-def test_a_world_of_turns_with_a_teams_bootstrap_is_told_once(make_env):
+@pytest.mark.parametrize("world", [Nim, lambda n, **kw: Paces(n, max_steps=20, **kw)])
+def test_a_world_of_turns_with_a_teams_bootstrap_is_told_once(world):
     torch.manual_seed(0)
-    (text,) = learn(make_env(4, seed=0), "team")
+    (text,) = learn(world(4, seed=0), "team")
     assert "use learner.bootstrap=agent" in text
-    assert not learn(make_env(4, seed=0), "agent")
+    assert not learn(world(4, seed=0), "agent")
+
+
+def test_the_tutorial_says_what_turns_need():
+    """The game of its section on turns, by the default setting and by the one that it names."""
+    pytest.importorskip("pettingzoo")
+    text = (Path(__file__).parents[2] / "tutorials" / "05_your_world.ipynb").read_text("utf-8")
+    section = text.partition("## 3. Games with turns")[2].partition("## 4.")[0]
+    assert "`learner.bootstrap=agent`" in section and "nothing to be set" not in section
+    (told,) = learn(make_env("pettingzoo/classic/connect_four_v3", num_envs=4, seed=0), "team")
+    assert "use learner.bootstrap=agent" in told and OnPolicyConfig().bootstrap == "team"
+    assert not learn(make_env("pettingzoo/classic/connect_four_v3", num_envs=4, seed=0), "agent")
 
 
 def test_deaths_and_late_births_are_no_turns():

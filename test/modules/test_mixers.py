@@ -142,10 +142,34 @@ def stacked(state, key):
     return found
 
 
-def test_small_start():
-    mixer = make_mixer(make_group("categorical"), "monotonic")
+def slope_at_the_start(**settings):
+    """Mean of dQ_tot / dQ_i over 16 states and 3 agents."""
+    torch.manual_seed(0)
+    group = make_group("categorical")
+    mixer, td = make_mixer(group, "monotonic", **settings), sample(group, 16)
+    value = td["car", "chosen_action_value"].requires_grad_()
+    total = mixer(td)["chosen_action_value"].sum()
+    return float(torch.autograd.grad(total, value)[0].mean())
+
+
+def test_the_start_is_no_saddle():
+    """Values are passed on as by TorchRL's mixer, whose layers start as ``nn.Linear`` does."""
     td = sample(make_group("categorical"), 16)
-    assert float(mixer(td)["chosen_action_value"].detach().abs().max()) < 0.05
+    state = td["car", "observation"].flatten(-2)
+    theirs = QMixer(state.shape[-1:], 32, 3, "cpu")
+    value = td["car", "chosen_action_value"].requires_grad_()
+    total = theirs(value, state).sum()
+    expected = float(torch.autograd.grad(total, value)[0].mean())
+    assert 0.3 < slope_at_the_start() / expected < 3
+    assert slope_at_the_start(init_scale=1e-3) < 1e-4 * expected  # layers that multiply
+
+
+def test_layers_start_as_linear_layers_do():
+    mixer = make_mixer(make_group("categorical"), "monotonic").module
+    for layer in (m for m in mixer.modules() if isinstance(m, torch.nn.Linear)):
+        bound = layer.in_features**-0.5
+        for x in (layer.weight, layer.bias):
+            assert 0.5 * bound < float(x.detach().abs().max()) <= bound or x.numel() < 4
 
 
 def test_none_and_what_is_refused():

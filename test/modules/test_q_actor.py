@@ -32,6 +32,13 @@ def test_does_what_is_best_of_what_is_legal(kind, dueling):
     assert bool(own["action_value"].abs().max() < 100)  # what is illegal keeps its value
 
 
+def test_the_last_layer_starts_with_a_gain_of_one():
+    """Its rows are orthonormal, where those of a policy start at a hundredth of it."""
+    network = make_q_actor(make_group("categorical"), SMALL)
+    *_, weight, _ = network.parameters()
+    torch.testing.assert_close(weight @ weight.T, torch.eye(len(weight)), rtol=0, atol=1e-5)
+
+
 def test_dueling_by_hand():
     group = make_group("categorical", n=1)
     outputs = torch.tensor([[10.0, 1.0, 2.0, 3.0, 6.0]])

@@ -62,6 +62,7 @@ def runs_of_a_rank(folder):
     found["stopped"] = outcome(
         lambda: torchrl_marl.train(arena(folder / "stopped")), at=25, then=interrupt
     )
+    found["edited"] = outcome(lambda: resume(folder / "edited"))
     found["disagree"] = outcome(lambda: torchrl_marl.train(arena(folder / "seed", seed=rank)))
     found["broken"] = outcome(
         lambda: torchrl_marl.train(arena(folder / "broken")), at=25, then=break_world

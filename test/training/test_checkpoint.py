@@ -247,6 +247,12 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     config.write_text(config.read_text().replace("num_cells: [8]", "num_cells: [9]"))
     assert "[9]" in config.read_text()
     for use in (Run.load, resume):
+        with pytest.raises(UserError, match=r"learner.actor.num_cells was \[8\] .*is \[9\] in '"):
+            use(run.folder)
+    state = load_checkpoint(latest_checkpoint(run.folder))
+    state.pop("made_by")  # as before settings were stored
+    torch.save(state, latest_checkpoint(run.folder))
+    for use in (Run.load, resume):
         with pytest.raises(CheckpointError, match="does not fit the run's config.yaml"):
             use(run.folder)
 

@@ -6,7 +6,6 @@ import yaml
 
 import torchrl_marl
 from torchrl_marl.envs import VmasEnv
-from torchrl_marl.errors import ConfigError
 from torchrl_marl.recipes import load_config
 from torchrl_marl.training import execution
 from torchrl_marl.training.execution import choose_execution
@@ -82,8 +81,9 @@ def test_the_choice_is_written_and_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "_STEPS_THAT_PAY", 1)
     run = torchrl_marl.resume(run.folder, total_frames=32)  # would be compiled, were it new
     assert run.config.execution == "eager" and run.summary["frames"] == 32
-    with pytest.raises(ConfigError, match="execution is"):
-        torchrl_marl.resume(run.folder, execution="compile")
+    run = torchrl_marl.resume(run.folder, execution="trace", total_frames=48)  # unless asked for
+    assert run.config.execution == "trace" and run.summary["frames"] == 48
+    assert yaml.safe_load((run.folder / "config.yaml").read_text())["execution"] == "trace"
 
 
 def test_a_run_from_before_there_was_a_choice_stays_eager(tmp_path, monkeypatch):

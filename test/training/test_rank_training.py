@@ -23,6 +23,8 @@ def found():
     """The folder of the runs, and what each rank has to say."""
     folder = Path(tempfile.mkdtemp())
     torchrl_marl.train(arena(folder / "turns", total_frames=160))
+    edited = torchrl_marl.train(arena(folder / "edited", total_frames=160)).folder / "config.yaml"
+    edited.write_text(edited.read_text().replace("  lr: 0.0005", "  lr: 0.1"))
     outcomes = on_ranks(2, runs_of_a_rank, folder, joined=False)
     resume(folder / "turns", total_frames=480)
     resume(folder / "stopped")
@@ -119,6 +121,13 @@ def test_one_rank_that_fails_ends_all():
     assert first["broken"] == ("SystemExit", "2", False)
     assert second["bug"][0] == "KeyError" and "rank 1 of 2" in second["bug"][1]
     assert first["bug"] == ("SystemExit", "1", False)
+
+
+def test_ranks_go_on_with_the_settings_of_the_run():
+    _, (first, second) = found()
+    (spoken,) = [one["edited"] for one in (first, second) if one["edited"][0] != "SystemExit"]
+    assert spoken[0] == "RankError"
+    assert "learner.lr was 0.0005 when this run was made and is 0.1 in '" in spoken[1]
 
 
 @pytest.mark.parametrize(

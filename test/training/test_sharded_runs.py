@@ -218,7 +218,7 @@ def test_a_built_environment_is_refused(tmp_path):
 
 def test_a_run_resumes_with_its_shards(tmp_path):
     torchrl_marl.train(settings_of(tmp_path / "run", total_frames=160))
-    with pytest.raises(ConfigError, match=r"distributed.collectors is 2, but the run has 4"):
+    with pytest.raises(ConfigError, match=r"distributed.collectors was 4 when .* 2 is asked for"):
         torchrl_marl.resume(tmp_path / "run", total_frames=320, distributed={"collectors": 2})
     torchrl_marl.resume(tmp_path / "run", total_frames=240)
     assert final_state(tmp_path / "run")["collector"]["frames"] == 240

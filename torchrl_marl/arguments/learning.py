@@ -32,7 +32,8 @@ def add_train(commands: Any) -> None:
     train.add_argument(
         "--together",
         action="store_true",
-        help="train the runs of --seeds side by side, in one program (MAPPO and IPPO)",
+        help="train the runs of --seeds side by side, in one program (all algorithms but HAPPO, "
+        "PQN and FACMAC)",
     )
     train.add_argument(
         "--resume",

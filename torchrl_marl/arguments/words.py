@@ -21,7 +21,10 @@ __all__ = [
     "seeds",
 ]
 
-TRUST = "run the code that a run of somebody else's brings: its world's module, pickled worlds"
+TRUST = (
+    "run the code that a run of somebody else's brings (its world's module, pickled worlds), and "
+    "follow links out of its folder"
+)
 LISTS = ("recipes", "worlds", "scenarios", "algorithms", "settings", "suites", "schema")
 
 

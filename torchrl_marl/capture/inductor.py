@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from torchrl_marl.capture.cpu_forms import rewrite_for_cpu
 from torchrl_marl.capture.stored import compile_stored
+from torchrl_marl.capture.write_order import compute_before_writes
 from torchrl_marl.errors import WriteError
 
 __all__ = ["compile_module"]
@@ -52,16 +53,16 @@ def compile_module(
     Raises:
         WriteError: the compiler's cache cannot be written.
     """
-    if not exact and all(x.device.type == "cpu" for x in leaves):
-        module = rewrite_for_cpu(module)
-        if len(module.graph.nodes) >= _LARGE and _libraries_load():
-            try:
-                return compile_stored(module, leaves, OPTIONS, _compiling)
-            except OSError as error:
-                raise WriteError(
-                    f"a compiled graph cannot be kept ({error}); set TORCHINDUCTOR_CACHE_DIR to a "
-                    "folder that can be written, or use execution=eager."
-                ) from error
+    on_cpu = not exact and all(x.device.type == "cpu" for x in leaves)
+    module = compute_before_writes(rewrite_for_cpu(module) if on_cpu else module)
+    if on_cpu and len(module.graph.nodes) >= _LARGE and _libraries_load():
+        try:
+            return compile_stored(module, leaves, OPTIONS, _compiling)
+        except OSError as error:
+            raise WriteError(
+                f"a compiled graph cannot be kept ({error}); set TORCHINDUCTOR_CACHE_DIR to a "
+                "folder that can be written, or use execution=eager."
+            ) from error
     import torch._inductor
     import torch._inductor.metrics as metrics
 

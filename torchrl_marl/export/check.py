@@ -260,8 +260,11 @@ def _seen(agent: AgentActor, row: TensorDictBase) -> dict[str, np.ndarray]:
 
 
 def _legal(agent: AgentActor, row: TensorDictBase) -> np.ndarray | None:
-    legal = row.get("action_mask", None)
-    return None if legal is None else _own(legal, (agent.group.action_dims[agent.number],))
+    """Returns its legal actions; all of them where it has none, as its team takes that."""
+    if (legal := row.get("action_mask", None)) is None:
+        return None
+    legal = _own(legal, (agent.group.action_dims[agent.number],))
+    return legal | ~legal.any()
 
 
 def _own(value: Tensor, shape: tuple[int, ...]) -> np.ndarray:

@@ -19,7 +19,7 @@ _LIBRARY = torch.library.Library("torchrl_marl", "DEF")
 _LIBRARY.define(
     "adam_(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] means, "
     "Tensor(c!)[] squares, Tensor(d!)[] steps, Tensor lr, Tensor skip, Tensor[] frozen, "
-    "float beta1, float beta2, float eps) -> ()"
+    "float beta1, float beta2, float eps, Tensor[] before) -> ()"
 )
 
 
@@ -68,6 +68,7 @@ def adam_(
         list(frozen),
         *betas,
         eps,
+        [],
     )
 
 
@@ -196,7 +197,9 @@ def freeze(
         step.copy_(torch.where(rows.all(), old, step))
 
 
-def _adam_(parameters, gradients, means, squares, steps, lr, skip, frozen, beta1, beta2, eps):
+def _adam_(
+    parameters, gradients, means, squares, steps, lr, skip, frozen, beta1, beta2, eps, before
+):
     with freeze(frozen, parameters, means, squares, steps):
         _fused_step(parameters, gradients, means, squares, steps, lr, skip, beta1, beta2, eps)
 

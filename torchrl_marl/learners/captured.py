@@ -183,15 +183,16 @@ class CapturedUpdates(Updates):
                 of_clip = [found.get(parameter) for parameter in clip.parameters]
                 metrics[name, "grad_norm"] = clip.scale(of_clip)
             self.stop.saw({name: metrics[name, "grad_norm"] for name in self.clips})
-            settings = self.optimizer.param_groups[0]
-            moments = means, squares, steps
-            self.stop.adam(parameters, list(found.values()), moments, self._lr, settings)
-            self._call_after()
             columns = [self.stop.watched(metrics)]
             columns += [value.reshape(-1) for value in metrics.values()]
             ends = pairwise(accumulate(map(len, columns)))
             self._columns = {key: slice(*own) for key, own in zip(metrics, ends)}
-            return torch.cat(columns)
+            row = torch.cat(columns)
+            settings = self.optimizer.param_groups[0]
+            moments = means, squares, steps
+            self.stop.adam(parameters, list(found.values()), moments, self._lr, settings)
+            self._call_after()
+            return row
 
     def _call_after(self) -> None:
         """Calls ``after``, which changes nothing once all groups have stopped."""

@@ -165,6 +165,10 @@ class ReplayUpdates:
         due = self.steps[:n_steps]
         # All gradients come first: actors learn from the critics as they were.
         gradients = [self._gradients(data, step, metrics) for step in due]
+        values = [value.detach().reshape(-1) for value in metrics.values()]
+        ends = pairwise(accumulate(map(len, values), initial=0))
+        self._columns[n_steps] = {key: slice(*own) for key, own in zip(metrics, ends)}
+        row = torch.cat(values)
         for step, found in zip(due, gradients):
             for optimizer in step.optimizers.values():
                 n_own = len(optimizer.parameters)
@@ -174,10 +178,7 @@ class ReplayUpdates:
             soft_update_(self.targets, self.sources, self.tau)
         errors = [data.get(loss.tensor_keys.priority) for loss in self.losses.values()]
         replay.update_priority(data.get("index"), torch.cat(errors, -2).squeeze(-1))
-        values = [value.detach().reshape(-1) for value in metrics.values()]
-        ends = pairwise(accumulate(map(len, values), initial=0))
-        self._columns[n_steps] = {key: slice(*own) for key, own in zip(metrics, ends)}
-        return torch.cat(values)
+        return row
 
     def _gradients(self, data: TensorDictBase, step: Step, metrics: History) -> list[Tensor | None]:
         """Returns the limited gradients of what a step moves; notes metrics."""

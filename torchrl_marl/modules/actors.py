@@ -260,8 +260,14 @@ def make_actor_network(
     head: nn.Module | None,
     norm: ObservationNorm | None,
     device: torch.device | str | None,
+    *,
+    gain: float = 0.01,
 ) -> AgentNetwork:
     """Builds an actor's network, with so many outputs for every agent.
+
+    Args:
+        gain (float): scale of the last layer's orthogonal start; small for a policy that starts
+            near uniform.
 
     Raises:
         ValueError: actions that are neither discrete nor floats.
@@ -278,7 +284,7 @@ def make_actor_network(
         group,
         outputs,
         config,
-        gain=0.01,
+        gain=gain,
         standardized=norm is not None,
         device=device,
     )

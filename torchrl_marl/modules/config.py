@@ -14,7 +14,7 @@ from torchrl_marl.modules.communication_config import (
     delays,
 )
 from torchrl_marl.modules.registry import BODIES, SHARINGS
-from torchrl_marl.settings import Count, Each, OneOf, Positive, Range, ReadWhere, Seed
+from torchrl_marl.settings import AlsoCalled, Count, Each, OneOf, Positive, Range, ReadWhere, Seed
 
 __all__ = [
     "ACTIVATIONS",
@@ -80,11 +80,14 @@ class _NeedsIndex(ReadWhere):
         return tuple(word for word, sharing in SHARINGS.items() if sharing.needs_index)
 
 
+_WIDTHS = AlsoCalled("hidden_size", "hidden_sizes", "hidden_dim", "hidden_dims", "hidden_layers")
+
+
 @dataclass(frozen=True)
 class NetworkConfig:
     """A network for every agent, and who shares it."""
 
-    num_cells: Annotated[list[int], Each(Range(1), "widths")] = field(
+    num_cells: Annotated[list[int], Each(Range(1), "widths"), _WIDTHS] = field(
         default_factory=lambda: [64, 64]
     )
     """Width of each hidden layer."""
@@ -267,8 +270,9 @@ class MixerConfig:
 
     hidden: Count = 32
     """Units of the mixer."""
-    init_scale: Positive = 1e-3
-    """Gain of the orthogonal start of what makes the mixer's weights."""
+    init_scale: Positive | None = None
+    """Gain of an orthogonal start of the layers that make the mixer's weights; null starts them as
+    PyTorch starts linear layers."""
 
 
 @dataclass(frozen=True)
@@ -279,8 +283,9 @@ class AnyMixerConfig:
     """How the agents' values become one; ``none``: they do not."""
     hidden: Annotated[Count, ReadWhere("kind", "monotonic")] = 32
     """Units of the mixer."""
-    init_scale: Annotated[Positive, ReadWhere("kind", "monotonic")] = 1e-3
-    """Gain of the orthogonal start of what makes the mixer's weights."""
+    init_scale: Annotated[Positive | None, ReadWhere("kind", "monotonic")] = None
+    """Gain of an orthogonal start of the layers that make the mixer's weights; null starts them as
+    PyTorch starts linear layers."""
 
 
 def _check_parts(config: NetworkConfig, part: str, kind: str, at: str) -> None:

@@ -28,7 +28,7 @@ def make_mixed_critic(
     kind: Literal["sum", "monotonic"] = "monotonic",
     *,
     hidden: int = 32,
-    init_scale: float = 1e-3,
+    init_scale: float | None = None,
     centralized: Literal[True, "state"] = True,
     n_critics: int = 1,
     observation_norm: ObservationNorm | None = None,

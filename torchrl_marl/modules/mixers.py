@@ -31,7 +31,7 @@ def make_mixer(
     hidden: int = 32,
     centralized: Literal[True, "state"] = True,
     team: GroupSpec | None = None,
-    init_scale: float = 1e-3,
+    init_scale: float | None = None,
     observation_norm: ObservationNorm | None = None,
     device: torch.device | str | None = None,
 ) -> TensorDictModule | None:
@@ -55,7 +55,9 @@ def make_mixer(
             agents, or of the environment's ``"state"``.
         team (GroupSpec, optional): the agents whose observations it sees instead of its group's,
             of several groups joined.
-        init_scale (float): gain of the orthogonal start of what makes weights.
+        init_scale (float, optional): gain of an orthogonal start of the layers that make weights;
+            without it they start as ``nn.Linear`` does, as in PyMARL. With a small gain learning
+            starts slowly: at 1e-3 the gradient of an agent's value is 1e6 times smaller.
         observation_norm (ObservationNorm, optional): standardizes observations.
         device (torch.device, optional): of the parameters.
 
@@ -148,7 +150,7 @@ class MonotonicMixer(nn.Module):
         features (nn.Module): returns ``[*B, F]``, and a mask, of the inputs behind the values.
         columns (list of list of int): the features that each group's weights are made of.
         hidden (int): units H.
-        init_scale (float): gain of the maps' start.
+        init_scale (float, optional): gain of the maps' start; that of ``nn.Linear`` without it.
 
     Shapes:
         - value: ``[*B, N, 1]``; returns ``[*B, G]``
@@ -163,7 +165,7 @@ class MonotonicMixer(nn.Module):
         features: nn.Module,
         columns: list[list[int]],
         hidden: int,
-        init_scale: float,
+        init_scale: float | None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
@@ -183,7 +185,7 @@ class MonotonicMixer(nn.Module):
             weights.append(_linear(width, (most + 2) * hidden, init_scale, device))
             biases.append(
                 nn.Sequential(
-                    _linear(width, hidden, 2**0.5, device),
+                    _linear(width, hidden, None if init_scale is None else 2**0.5, device),
                     nn.ReLU(),
                     _linear(hidden, 1, init_scale, device),
                 )
@@ -216,8 +218,11 @@ def _living(group: GroupSpec, value: Tensor, mask: Tensor | None) -> Tensor:
     return value if mask is None else torch.where(mask, value, 0.0)
 
 
-def _linear(width: int, outputs: int, gain: float, device: torch.device | str | None) -> nn.Linear:
+def _linear(
+    width: int, outputs: int, gain: float | None, device: torch.device | str | None
+) -> nn.Linear:
     layer = nn.Linear(width, outputs, device=device)
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
+    if gain is not None:
+        nn.init.orthogonal_(layer.weight, gain)
+        nn.init.zeros_(layer.bias)
     return layer

@@ -77,7 +77,7 @@ def make_q_actor(
         )
     head = Dueling(group, device) if dueling else None
     outputs = group.n_actions + int(dueling)
-    network = make_actor_network(group, config, outputs, head, observation_norm, device)
+    network = make_actor_network(group, config, outputs, head, observation_norm, device, gain=1.0)
     values, chosen = group.key("action_value"), group.key("chosen_action_value")
     legal = [] if group.action_mask_key is None else [group.action_mask_key]
     return DeterministicActor(

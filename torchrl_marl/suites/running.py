@@ -25,6 +25,7 @@ from torchrl_marl.suites.plan import Plan, make_plan
 from torchrl_marl.suites.results import Result, found_result, read_elapsed, write_results
 from torchrl_marl.suites.table import SuiteRun, read_suite
 from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.files import open_to_append
 from torchrl_marl.training.interruption import Interruption, terminable
 
 __all__ = ["plan_of", "run_suite"]
@@ -130,7 +131,7 @@ class _Child:
         self.log = out / "logs" / f"{'_'.join(run.place.parts)}.log"
         self.log.parent.mkdir(exist_ok=True)
         request = {"settings": dataclasses.asdict(run.config), "folder": str(self.folder)}
-        with self.log.open("ab") as log:
+        with open_to_append(self.log) as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "torchrl_marl.suites.one"],
                 stdin=subprocess.PIPE,

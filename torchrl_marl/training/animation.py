@@ -114,7 +114,8 @@ def _write_video(pictures: Sequence[np.ndarray], path: Path, milliseconds: int) 
     last = [pictures[-1]] * (_LAST_MILLISECONDS // milliseconds)
     part = path.with_name(f"{path.name}.part.mp4")
     with writing(path):
-        part.open("wb").close()  # a folder that is not there, or full
+        part.unlink(missing_ok=True)
+        part.open("xb").close()  # a folder that is not there, or full
         video = imageio_ffmpeg.write_frames(
             str(part), (width, height), fps=1000 / milliseconds, macro_block_size=2
         )

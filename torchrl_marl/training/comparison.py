@@ -28,6 +28,7 @@ from torchrl_marl.training.config import read_run_config, seed_folders
 from torchrl_marl.training.episodes import Episodes, kind_of
 from torchrl_marl.training.evaluation import AT_ONCE
 from torchrl_marl.training.run import Run
+from torchrl_marl.trust import trusting
 
 __all__ = ["Comparison", "Side", "compare", "runs_of", "win_interval"]
 
@@ -165,16 +166,17 @@ def compare(
         >>> compare("runs/a", "runs/b").verdict  # doctest: +SKIP
         'these episodes cannot tell them apart'
     """
-    sides = {str(name): runs_of(name) for name in (first, second)}
+    with trusting(trust):
+        sides = {str(name): runs_of(name) for name in (first, second)}
     if len(sides) < 2 or {p.resolve() for p in sides[str(first)]} & {
         p.resolve() for p in sides[str(second)]
     }:
         raise ConfigError(
             f"{quoted(str(second))} is on both sides, expected two different runs; name another."
         )
-    _check_worlds([folder for folders in sides.values() for folder in folders])
-    if by_seed:
-        sides = _by_seed(sides)
+    with trusting(trust):
+        _check_worlds([folder for folders in sides.values() for folder in folders])
+        sides = _by_seed(sides) if by_seed else sides
     how: dict[str, object] = {"episodes": episodes, "deterministic": deterministic, "seed": seed}
     one, other = (_play(name, own, device, trust, how) for name, own in sides.items())
     found = difference_of_runs(one.returns, other.returns, by_seed=by_seed)

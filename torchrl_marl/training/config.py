@@ -16,6 +16,7 @@ from torchrl_marl.learners.algorithms import LearnerSettings
 from torchrl_marl.learners.config import LearnerConfig, OnPolicyConfig
 from torchrl_marl.learners.population_config import check_members, varying_of
 from torchrl_marl.learners.replay_config import ReplayLearnerConfig
+from torchrl_marl.links import refuse_link
 from torchrl_marl.settings import (
     AnyOf,
     Count,
@@ -365,6 +366,7 @@ def read_run_config(folder: str | Path) -> TrainConfig:
 
     Raises:
         CheckpointError: a folder that is missing, is no run's, or whose settings are broken.
+        TrustError: the settings are a link out of the folder.
         ConfigError: no path at all.
     """
     if not isinstance(folder, (str, os.PathLike)):
@@ -382,6 +384,7 @@ def read_run_config(folder: str | Path) -> TrainConfig:
             there = f"holds {len(seeds)} of them, one for each seed"
             fix = f"give one of {', '.join(map(str, seeds))}"
         raise CheckpointError(f"{str(folder)!r} is no run folder: it {there}; {fix}.")
+    refuse_link(path)
     try:
         # What does not apply has never been read, and is left out.
         return Reader(TrainConfig).read(read_yaml(path), told=False)

@@ -20,6 +20,7 @@ from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.pool import Networks, networks_of, read_player, with_networks
 from torchrl_marl.training.run import Run
+from torchrl_marl.trust import trusting
 
 __all__ = [
     "HEURISTIC",
@@ -68,9 +69,11 @@ def enter(
         raise ConfigError(
             f"found no run among {', '.join(names)}, expected one or more; its world is played."
         )
-    worlds = {name: read_run_config(_folder_of(name)).env for name in folders}
+    with trusting(trust):
+        configs = {name: read_run_config(_folder_of(name)) for name in folders}
+    worlds = {name: config.env for name, config in configs.items()}
     _check_worlds(worlds)
-    device = read_run_config(_folder_of(folders[0])).device if device is None else device
+    device = configs[folders[0]].device if device is None else device
     runs = {name: _load(name, device, trust) for name in folders}
     _check_shapes(worlds, runs)
     env = _remembering(runs).make_env(num_envs)

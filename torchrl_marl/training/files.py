@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from torchrl_marl.errors import UserError, WriteError
+from torchrl_marl.links import no_link
 
-__all__ = ["append", "whole_file", "writing"]
+__all__ = ["append", "open_to_append", "whole_file", "writing"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -39,7 +41,8 @@ def whole_file(
         options.setdefault("encoding", "utf-8")
     with writing(path):
         try:
-            with part.open(mode, **options) as file:
+            part.unlink(missing_ok=True)  # of a killed process, or a link of somebody's
+            with open(part, mode, opener=_new, **options) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -56,7 +59,7 @@ def append(path: Path, text: str) -> None:
     Raises:
         WriteError: a full disk, a folder that is read-only or not there.
     """
-    with writing(path), path.open("ab", buffering=0) as file:
+    with writing(path), open_to_append(path) as file:
         before = file.seek(0, os.SEEK_END)
         data = memoryview(text.encode())
         try:
@@ -66,6 +69,25 @@ def append(path: Path, text: str) -> None:
             with contextlib.suppress(OSError):
                 file.truncate(before)
             raise
+
+
+def open_to_append(path: Path) -> IO[bytes]:
+    """Opens a file at its end, unbuffered; a link is not followed, and no other name's file grows.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    file = open(path, "ab", buffering=0, opener=no_link)  # noqa: SIM115
+    if os.fstat(file.fileno()).st_nlink < 2:
+        return file
+    file.close()  # a hard link, such as a backup's
+    with path.open("rb") as before, whole_file(path, "wb") as own:
+        shutil.copyfileobj(before, own)
+    return open(path, "ab", buffering=0, opener=no_link)
+
+
+def _new(path: str, flags: int) -> int:
+    return no_link(path, flags | os.O_EXCL)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from datetime import datetime
 from pathlib import Path
 
 from torchrl_marl.errors import CheckpointError, ConfigError
+from torchrl_marl.links import refuse_links
+from torchrl_marl.naming import file_name
 from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.origin import SIGNATURE
@@ -23,6 +25,7 @@ if sys.platform != "win32":
 __all__ = ["RunFolder", "check_folder", "has_checkpoint"]
 
 _LOCK = ".lock"
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _TABLES = ("metrics.csv", "evaluation.csv", "learning_curve.png")
 _locked: weakref.WeakSet[RunFolder] = weakref.WeakSet()
 
@@ -40,12 +43,14 @@ class RunFolder:
 
     Raises:
         CheckpointError: another training has it, or it cannot be written.
+        TrustError: it holds a link that leads out of it.
     """
 
     writes = True
 
     def __init__(self, path: Path, kind: str = "run folder") -> None:
         self.path = path
+        refuse_links(path, kind)
         lock = path.absolute() / _LOCK
         try:
             descriptor = _locked_file(lock, kind)
@@ -150,7 +155,7 @@ def _start_failed(folder: Path) -> bool:
 
 def _new_under_runs(config: TrainConfig) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name, world = config.recipe, Path(config.env.name).stem
+    name, world = file_name(config.recipe), file_name(Path(config.env.name).stem)
     if world not in name:
         name = f"{name}_{world}"
     base = Path("runs") / f"{name}_seed{config.seed}_{stamp}"
@@ -172,7 +177,7 @@ def _locked_file(lock: Path, kind: str) -> int:
         CheckpointError: it is somebody else's.
     """
     while True:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666)
         if _taken(descriptor, lock.parent):
             owner = os.pread(descriptor, 200, 0).decode(errors="replace")
             os.close(descriptor)
@@ -181,8 +186,11 @@ def _locked_file(lock: Path, kind: str) -> int:
                 "its end, or stop it, and try again."
             )
         with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(lock.stat(), os.fstat(descriptor)):
+            same = os.path.samestat(lock.lstat(), held := os.fstat(descriptor))
+            if same and held.st_nlink < 2:
                 return descriptor
+            if same:
+                lock.unlink()  # a hard link: the file has another name, which is not ours
         os.close(descriptor)  # the former holder has just removed it
 
 

@@ -11,6 +11,7 @@ import threading
 from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.training import Training
+from torchrl_marl.trust import trusting
 
 __all__ = ["learn_ahead"]
 
@@ -21,7 +22,7 @@ def learn_ahead(folder: str) -> None:
     Args:
         folder (str): the run's, which is only read.
     """
-    with tempfile.TemporaryDirectory() as own:
+    with trusting(), tempfile.TemporaryDirectory() as own:  # the first process trains it already
         config = dataclasses.replace(read_run_config(folder), folder=f"{own}/run")
         training = Training(config, RunFolder.new(config), None)
         # The same tensors as by a compiled step, which takes the first process so long.

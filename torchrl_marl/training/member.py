@@ -14,6 +14,7 @@ from torchrl_marl.training.config import TrainConfig, with_settings
 from torchrl_marl.training.episodes import kind_of
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder
+from torchrl_marl.training.made_by import made_by
 from torchrl_marl.training.origin import sign_world
 from torchrl_marl.training.recorder import Recorder
 from torchrl_marl.training.stopping import StopAtReturn
@@ -53,6 +54,7 @@ class Member:
         # Its folder is where it is: a population may be moved.
         self.config = dataclasses.replace(config, folder=None)
         self.begun, self.idle = begun or Begun(), False
+        self._config_is_old = False
         self.summary: dict[str, Any] = {}
         self.agent_frames = 0
         self.evaluated: tuple[int, dict[str, float]] | None = None
@@ -76,9 +78,10 @@ class Member:
         """Notes settings of the learner that the member has from now on."""
         learner = with_settings(self.config.learner, settings)
         self.config = dataclasses.replace(self.config, learner=learner)
-        self._write_config()
+        self._config_is_old = True  # written with the checkpoint that they belong to
 
     def _write_config(self) -> None:
+        self._config_is_old = False
         with whole_file(self.folder / "config.yaml") as file:
             file.write(to_yaml(self.config))
 
@@ -148,10 +151,13 @@ class Member:
             "stopping": StopAtReturn(self.config).state_dict(),
             "members": {},
             "evolution": {},
+            "made_by": made_by(self.config),
         }
         keep = self.config.checkpoint.keep
         path = save_checkpoint(self.folder, own["iteration"], own, keep)
         set_aside_later(path)
+        if self._config_is_old:
+            self._write_config()
 
     def end(self, *, frames: int, seconds: float) -> None:
         """Writes the summary."""

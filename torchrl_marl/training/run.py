@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from numbers import Integral
 from pathlib import Path
@@ -22,12 +23,14 @@ from torchrl_marl.envs.own.objects import as_environment
 from torchrl_marl.envs.remember import with_memory
 from torchrl_marl.envs.torchrl.env import TorchRLEnv, adapt
 from torchrl_marl.envs.transforms import with_dense_groups
-from torchrl_marl.errors import CheckpointError, ConfigError, quoted
+from torchrl_marl.errors import CheckpointError, ConfigError, WriteError, quoted
 from torchrl_marl.export.agent import find_agents
 from torchrl_marl.export.check import check_players
 from torchrl_marl.export.player import Player
 from torchrl_marl.export.write import Export, export_agents
 from torchrl_marl.learners.build import build_learners
+from torchrl_marl.learners.learner import Learner
+from torchrl_marl.links import refuse_links
 from torchrl_marl.modules.precision import set_precision
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
@@ -36,9 +39,12 @@ from torchrl_marl.training.checkpoint import load_latest, load_learners
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.episodes import Episodes
 from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, play, put_back
+from torchrl_marl.training.files import append
 from torchrl_marl.training.film import Film
+from torchrl_marl.training.made_by import differences, in_words, settings_of
 from torchrl_marl.training.origin import check_world
 from torchrl_marl.training.pool import read_player, stored_players, with_networks
+from torchrl_marl.trust import trusting
 
 __all__ = ["Run"]
 
@@ -103,14 +109,17 @@ class Run:
             folder (str or Path): of the run.
             device (torch.device, optional): by default, the run's own.
             env (EnvBase, optional): for a run on an environment of one's own.
-            trust (bool): import the world's module though the run is somebody else's.
+            trust (bool): import the world's module though the run is somebody else's, and follow
+                links out of the folder.
 
         Raises:
             CheckpointError: no run, no checkpoint, or none that is not broken.
-            TrustError: a module would be imported that nobody has said may be.
+            TrustError: a module would be imported, or a link followed, that nobody has said may be.
         """
         folder = Path(folder)
-        config = read_run_config(folder)
+        with trusting(trust):
+            refuse_links(folder)
+            config = read_run_config(folder)
         if config.population.size > 1:
             raise CheckpointError(
                 f"{str(folder)!r} is a population of {config.population.size}, each with a run "
@@ -119,14 +128,15 @@ class Run:
         device = config.device if device is None else device
         if env is None:
             check_world(folder, config.env, trust)
-        _, state = load_latest(folder)
+        used, state = load_latest(folder)
+        changed = _changed(state, used, config)
         with RandomState(config.seed, device).active():
             like = _own_or_new(config, env, device, num_envs=1)
             team = TeamSpec.from_env(like)
             if env is None:
                 like.close()
             learners = build_learners(team, config.learner, config.groups, device=device)
-        load_learners(learners, state["learners"])
+        _load(learners, state, changed)
         actors = [actor for learner in learners for actor in learner.actors.values()]
         path = folder / "summary.json"
         try:
@@ -253,7 +263,7 @@ class Run:
         Args:
             agent (str, optional): whose; by default, everybody's.
             format (str): ``onnx``, which :class:`~torchrl_marl.export.Player` plays with numpy and
-                onnxruntime alone, or ``pt2``, which needs torch.
+                onnxruntime alone, or ``pt2``, which needs torch and ``Player(..., trust=True)``.
             folder (str or Path, optional): by default ``export`` in the run folder.
             steps (int): at least so many are compared, and at least a whole episode.
             env (EnvBase, optional): another environment than the run's.
@@ -269,7 +279,7 @@ class Run:
         agents = find_agents(policy, agent)
         folder = self.folder / "export" if folder is None else Path(folder)
         folders = export_agents(agents, folder, format)
-        players = {name: Player(own) for name, own in folders.items()}
+        players = {name: Player(own, trust=True) for name, own in folders.items()}
         seed = self.config.seed
         with (
             self._playing_on(env, seed, 1, "export") as world,
@@ -325,16 +335,32 @@ class Run:
         when = datetime.now().astimezone().isoformat(timespec="seconds")
         row = {"time": when, "frames": self.frames, **result}
         try:
-            with (self.folder / "evaluations.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-        except OSError as error:
-            warnings.warn(
-                f"the result is not kept: {error.filename!r} cannot be written ({error.strerror}).",
-                stacklevel=3,
-            )
+            append(self.folder / "evaluations.jsonl", json.dumps(row) + "\n")
+        except WriteError as error:
+            warnings.warn(f"the result is not kept: {error}", stacklevel=3)
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, return_after={self.summary.get('return_after')})"
+
+
+def _changed(state: Mapping[str, Any], checkpoint: Path, config: TrainConfig) -> str:
+    """Returns in words what ``config.yaml`` has that the checkpoint was not made with."""
+    made = settings_of(state, checkpoint)
+    made = None if made is None else dataclasses.replace(made, folder=config.folder)
+    found = [] if made is None else differences(made, config)
+    return in_words(found, checkpoint.parent.parent / "config.yaml") if found else ""
+
+
+def _load(learners: Sequence[Learner], state: Mapping[str, Any], changed: str) -> None:
+    """Loads the learners' states; a sentence names what was changed since they were stored."""
+    try:
+        load_learners(learners, state["learners"])
+    except CheckpointError as error:
+        if not changed:
+            raise
+        raise CheckpointError(f"{changed}: its checkpoint does not fit; put it back.") from error
+    if changed:
+        warnings.warn(f"{changed}, by which it is played.", stacklevel=4)
 
 
 def _own_or_new(

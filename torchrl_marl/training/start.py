@@ -24,6 +24,7 @@ from torchrl_marl.training.environments import time_limit
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder, has_checkpoint
 from torchrl_marl.training.joined import by_first, folder_of, prepared, training_of
+from torchrl_marl.training.made_by import check_unchanged, settings_of, warn_of_versions
 from torchrl_marl.training.origin import check_world, sign_world
 from torchrl_marl.training.population import PopulationTraining
 from torchrl_marl.training.recorder import say
@@ -61,10 +62,11 @@ def resume_training(
 ) -> Training:
     """Resumes a run from its last checkpoint; one without a checkpoint starts anew."""
     before = read_run_config(path)
-    _check_shards(config or before)
+    asked = config or before
+    _check_shards(asked)
     if env is None:
         check_world(path, before.env, trust)
-    config = prepared(config or before, ranks, own_env=env is not None, resumed=True)
+    config = prepared(asked, ranks, own_env=env is not None, resumed=True)
     kind = kind or training_of(ranks)
     folder = folder_of(ranks, lambda: RunFolder(path))
     try:
@@ -76,6 +78,8 @@ def resume_training(
         if not by_first(ranks, lambda: has_checkpoint(path)):
             return _begin_anew(folder, config, env, kind)
         used, state = by_first(ranks, lambda: load_latest(path))
+        made = settings_of(state, used) or before
+        check_unchanged(made, asked, before, path / "config.yaml")
         if "trials" in state and kind is None:
             raise CheckpointError(
                 f"{str(path)!r} holds trials, which begin and end as a tuning says; go on with the "
@@ -88,7 +92,8 @@ def resume_training(
             training.load_state_dict(state)
         if folder.writes:
             set_aside_later(used)
-        _go_on(training, before, folder)
+            warn_of_versions(state, used)
+        _go_on(training, before, folder, made)
     except BaseException:
         folder.release()
         raise
@@ -157,14 +162,17 @@ def _begin_anew(
     return _begin(folder, config, env, kind)
 
 
-def _go_on(training: Training, before: TrainConfig, folder: RunFolder) -> None:
+def _go_on(training: Training, before: TrainConfig, folder: RunFolder, made: TrainConfig) -> None:
     """Continues a run with settings that may have changed."""
     frames, summary, stopping = training.frames, training.run.summary, training.stopping
-    total, was = training.config.total_frames, before.total_frames
+    total, was = training.config.total_frames, made.total_frames
     if total != was and total < frames:
+        edited = total == before.total_frames
+        fix = (
+            f"put {was} back in {str(folder.path / 'config.yaml')!r}" if edited else "leave it out"
+        )
         raise ConfigError(
-            f"total_frames is {total}, but the run has {frames} already; give more, or "
-            "leave it out."
+            f"total_frames is {total}, but the run has {frames} already; give more, or {fix}."
         )
     if training.environments.own is None and folder.writes:
         sign_world(training.folder, training.config.env)  # already trusted

@@ -12,12 +12,14 @@ from torchrl.envs import EnvBase
 from torchrl_marl.collectors.collector import Interrupted
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.torchrun import place
+from torchrl_marl.training.collecting import tell_of_death
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.interruption import terminable
 from torchrl_marl.training.joined import joined
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.start import resume_training, start_training
 from torchrl_marl.training.training import Iteration, Training
+from torchrl_marl.trust import trusting
 
 __all__ = ["Iteration", "Training", "finish", "iterate", "resume", "train"]
 
@@ -54,7 +56,8 @@ def resume(
         config (TrainConfig, optional): instead of the run's settings, from now on.
         trust (bool): run the code that a run of somebody else's brings: its world's module is
             imported, and the worlds of a PettingZoo run are unpickled. Without it episodes of
-            the latter begin anew. One's own runs need it not.
+            the latter begin anew. One's own runs need it not. Links out of the folder are
+            followed.
 
     Raises:
         CheckpointError: no run, none but broken checkpoints, or another training in this folder.
@@ -62,7 +65,7 @@ def resume(
         ConfigError: fewer ``total_frames`` than there are already.
     """
     path = Path(folder)
-    with joined(config or read_run_config(path)) as ranks:
+    with trusting(trust), joined(config or read_run_config(path)) as ranks:
         return finish(resume_training(path, env, config, trust, ranks=ranks))
 
 
@@ -95,6 +98,7 @@ def finish(training: Training) -> Run:
 
 def _iterate(training: Training) -> Iterator[Iteration]:
     working = training.interruption  # outside of it signals belong to the caller
+    tell_of_death(training.collector, training.folder)
     with terminable():
         try:
             with working:

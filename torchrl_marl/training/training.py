@@ -43,6 +43,7 @@ from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
 from torchrl_marl.training.iteration import Iteration
 from torchrl_marl.training.league import League
+from torchrl_marl.training.made_by import made_by
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames, mean_return
 from torchrl_marl.training.process_state import ProcessState, in_its_own_state
 from torchrl_marl.training.recorder import Recorder, say
@@ -203,8 +204,7 @@ class Training:
             "seconds": round(self.seconds, 3),
             "frames_per_second": round(self._count(batch) / seconds, 1),
             **values,
-            **self.environments.restarts(),
-            **counters(self.collector),
+            **(self.environments.restarts() | counters(self.collector)),
         }
         self.recorder.iteration(row, [row[f"{name}/episode_reward"] for name in self.team.groups])
         self._do_what_is_due(self._count(batch))
@@ -365,6 +365,7 @@ class Training:
             "stopping": self.stopping.state_dict(),
             "random": RandomState.of_process(self.device).state_dict(),
             "league": None if self.league is None else self.league.state_dict(),
+            "made_by": made_by(self.config),
         }
 
     @in_its_own_state
@@ -383,11 +384,8 @@ class Training:
         try:
             resumed = self.collector.load_state_dict(state["collector"])
         except TrustError as error:
-            warnings.warn(
-                f"{error} Episodes begin anew; to go on exactly, resume with --trust (in Python: "
-                "trust=True), if you trust who made it.",
-                stacklevel=2,
-            )
+            how = "resume with --trust (in Python: trust=True), if you trust who made it."
+            warnings.warn(f"{error} Episodes begin anew; to go on exactly, {how}", stacklevel=2)
         tracker = {name: value.to(self.device) for name, value in state["tracker"].items()}
         if any(len(value) != self.num_envs for value in tracker.values()):
             raise ValueError("running episodes of another number of envs")

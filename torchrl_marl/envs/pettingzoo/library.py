@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
-from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.config import EnvConfig, own_world_hint
 from torchrl_marl.envs.libraries import Library
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
 from torchrl_marl.settings import OneOf
@@ -209,8 +209,9 @@ def _unknown(name: str) -> ConfigError:
             f"{name!r} names no world of the package; expected one such as "
             f"{', '.join(map(repr, within[:3]))}."
         )
+    hint = nearest(name, known) or own_world_hint(name)
     return ConfigError(
-        f"unknown PettingZoo world {name!r}; {nearest(name, known)}expected 'package/world', "
+        f"unknown PettingZoo world {name!r}; {hint}expected 'package/world', "
         "such as 'mpe2/simple_spread_v3' or 'sisl/pursuit-v5', a world or a callable."
     )
 

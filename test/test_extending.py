@@ -1,0 +1,128 @@
+"""The examples of ``docs/extending.md`` hold in worlds with masks and in worlds without."""
+
+import contextlib
+import csv
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from torchrl_marl import TeamSpec
+from torchrl_marl.envs import VmasEnv
+from torchrl_marl.envs.toy import Arena
+from torchrl_marl.learners.algorithms import ALGORITHMS
+from torchrl_marl.modules.registry import BODIES, SHARINGS
+
+pytest.importorskip("vmas")
+
+PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+EXAMPLES = {
+    "algorithm": "class Reinforce(",
+    "body": "def make_residual(",
+    "team_body": "class MeanBody(",
+}
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def block(of):
+    (found,) = (text for text in BLOCKS if of in text)
+    return found
+
+
+@pytest.fixture
+def as_before():
+    """What an example registers is forgotten after it, and its module is no more."""
+    with contextlib.ExitStack() as stack:
+        for register in (ALGORITHMS, BODIES, SHARINGS):
+            stack.enter_context(mock.patch.dict(register._known))
+        yield
+    sys.modules.pop("extending", None)
+
+
+def run_as_module(program, folder):
+    """Runs a program from a file of its own; returns its module and what it printed."""
+    path, printed = folder / "extending.py", []
+    path.write_text(program, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("extending", path)
+    module = sys.modules["extending"] = importlib.util.module_from_spec(spec)
+    module.print = lambda *values: printed.append(" ".join(map(str, values)))
+    spec.loader.exec_module(module)
+    return module, printed
+
+
+def in_world(program, recipe):
+    """The program of the page with another recipe, its run small."""
+    program = re.sub(r'"toy_[a-z_]+_mappo"', repr(recipe), program)
+    start, end = program.rindex("total_frames="), program.rindex(")\nprint(run")
+    small = "total_frames=160, frames_per_batch=80, env={'num_envs': 4}, evaluation={'episodes': 4}"
+    program = f"{program[:start]}{small}\n{program[end:]}"
+    if "minibatch" not in program and "reinforce" not in program:
+        program = program.replace("learner={", "learner={'minibatch_size': 80, ")
+    return program
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize("recipe", ["vmas_balance_mappo", "toy_arena_mappo"])
+@pytest.mark.parametrize("of", EXAMPLES.values(), ids=EXAMPLES)
+def test_an_example_trains_with_and_without_masks(of, recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    _, printed = run_as_module(in_world(block(of), recipe), tmp_path)
+    (folder,) = (tmp_path / "runs").iterdir()
+    with open(folder / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 and "agents/loss_objective" in rows[0]
+    assert len(printed) == 1 and "nan" not in printed[0]
+
+
+@pytest.mark.usefixtures("as_before")
+def test_the_way_of_sharing_is_for_either_kind_of_world(tmp_path):
+    program = block("def halves(").replace(
+        "from torchrl_marl.envs.toy import Arena", "from torchrl_marl.envs import VmasEnv"
+    )
+    program = program.replace("Arena(", "VmasEnv('balance', ")
+    _, printed = run_as_module(program, tmp_path)
+    assert printed == ["[0, 0, 1]"]  # three agents
+
+
+@pytest.mark.usefixtures("as_before")
+def test_nothing_masked_reaches_the_loss_of_the_algorithm(tmp_path, monkeypatch, capsys):
+    """NaN in every slot of those who do not act: the same loss, and the same gradients."""
+    monkeypatch.chdir(tmp_path)
+    algorithm = block("class Reinforce(").split("register_algorithm(\n")[0]
+    module, _ = run_as_module(algorithm, tmp_path)
+    env = Arena(8, seed=0)
+    group = TeamSpec.from_env(env).groups["agents"]
+    learner = module.Reinforce({"agents": group}, module.ReinforceConfig())
+    batch = env.rollout(8, learner.actors["agents"], break_when_any_done=False).detach()
+    acts = batch[group.mask_key]
+    assert not acts.all()
+    poisoned = batch.clone()
+    for key in ("observation", "reward"):
+        where = ("next", "agents", key) if key == "reward" else ("agents", key)
+        rows = acts.unsqueeze(-1)
+        poisoned[where] = torch.where(rows, poisoned[where], float("nan"))
+    found = []
+    for data in (batch, poisoned):
+        learner.optimizer.zero_grad()
+        loss = learner.loss(group, data)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad.clone() for p in learner.parameters())])
+    for clean, dirty in zip(*found, strict=True):
+        assert torch.equal(clean, dirty)
+
+
+def test_who_acts_is_a_mask_in_every_world():
+    arena, balance = Arena(4, seed=0), VmasEnv("balance", num_envs=4, seed=0)
+    masked = TeamSpec.from_env(arena).groups["agents"]
+    td = arena.reset()
+    assert masked.acting(td) is td["agents", "mask"]
+    bare = TeamSpec.from_env(balance).groups["agents"]
+    td = balance.reset()
+    assert bare.mask_key is None
+    assert torch.equal(bare.acting(td), torch.ones(4, 3, dtype=torch.bool))
+    assert bare.acting(TensorDict({}, [5, 4])).shape == (5, 4, 3)

@@ -1,0 +1,338 @@
+"""Settings of a resumed run: what its checkpoint was made with, whatever its file says."""
+
+import re
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from leagues import settings_of as league_settings
+from runs import assert_equal, assert_same_run, final_state, small_config, table
+
+import torchrl_marl
+from torchrl_marl import cli
+from torchrl_marl.errors import CheckpointError, ConfigError
+from torchrl_marl.recipes import load_config
+from torchrl_marl.runs import resume
+from torchrl_marl.suites.one import train_one
+from torchrl_marl.training import Run, iterate, train
+from torchrl_marl.training.checkpoint import all_checkpoints, latest_checkpoint, load_checkpoint
+from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.made_by import differences, made_by, settings_of
+from torchrl_marl.training.population import PopulationTraining
+from torchrl_marl.training.trainer import resume as resume_plainly
+
+ARENA = {"n_agents": 3, "years": 4, "lives": 2}
+
+
+def at(folder, **overrides):
+    return small_config(folder=str(folder), **{"env.kwargs": ARENA, **overrides})
+
+
+def edit(folder, before, after):
+    """Writes something else into a run's file, as a user would."""
+    path = Path(folder) / "config.yaml"
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after, 1))
+
+
+def all_files(folder):
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """A run that was left after three of six iterations."""
+    folder = tmp_path_factory.mktemp("half") / "run"
+    for iteration in iterate(at(folder)):
+        if iteration.number == 3:
+            break
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The same run, in one go."""
+    return train(at(tmp_path_factory.mktemp("whole") / "run"))
+
+
+@pytest.fixture
+def run(half, tmp_path):
+    return Path(shutil.copytree(half, tmp_path / "run"))
+
+
+EDITS = [
+    ("  lr: 0.0005", "  lr: 0.1", "learner.lr", "0.0005", "0.1"),
+    ("\nseed: 0", "\nseed: 3", "seed", "0", "3"),
+    ("max_steps: 13", "max_steps: 50", "env.max_steps", "13", "50"),
+    ("num_envs: 8", "num_envs: 4", "env.num_envs", "8", "4"),
+    ("gamma: 0.99", "gamma: 0.5", "learner.gamma", "0.99", "0.5"),
+    ("lives: 2", "lives: 3", "env.kwargs.lives", "2", "3"),
+    ("    lives: 2\n", "", "env.kwargs.lives", "2", "not given"),
+    (
+        "central_input: observations",
+        "central_input: none",
+        "learner.central_input",
+        "'observations'",
+        "'none'",
+    ),
+    ("num_cells: [8]", "num_cells: [9]", "learner.actor.num_cells", "[8]", "[9]"),
+    ("algorithm: mappo", "algorithm: ippo", "learner.algorithm", "'mappo'", "'ippo'"),
+    ("frames_per_batch: 80", "frames_per_batch: 40", "frames_per_batch", "80", "40"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "key", "old", "new"), EDITS)
+def test_a_file_that_was_edited_is_no_other_run(run, before, after, key, old, new):
+    """The setting, both values, the file and the fix in one sentence; nothing is written."""
+    edit(run, before, after)
+    there = all_files(run)
+    path = re.escape(repr(str(run / "config.yaml")))
+    said = f"^{re.escape(f'{key} was {old} when this run was made and is {new} in ')}{path}: .*"
+    for use in (resume, resume_plainly):
+        with pytest.raises(ConfigError, match=said) as caught:
+            use(run)
+        assert str(caught.value).endswith(f"or put {old} back.")
+        assert all_files(run) == there
+
+
+def test_several_edits_are_all_named(run):
+    edit(run, "  lr: 0.0005", "  lr: 0.1")
+    edit(run, "\nseed: 0", "\nseed: 3")
+    said = r"^seed was 0 when this run was made and is 3 in '.*config.yaml', learner.lr was 0.0005"
+    with pytest.raises(ConfigError, match=said + " and is 0.1: .*put those back.$"):
+        resume(run)
+    with pytest.raises(ConfigError, match="learner.gamma was 0.99 .*and 0.5 is asked for"):
+        resume(run, **{"learner.gamma": 0.5})
+
+
+def test_what_is_given_beside_the_file_may_put_it_back(run, whole):
+    edit(run, "  lr: 0.0005", "  lr: 0.1")
+    resumed = resume(run, **{"learner.lr": 0.0005})
+    assert_same_run(whole.folder, resumed.folder)
+    assert read_run_config(run).learner.lr == 0.0005
+    assert load_config(run / "config.yaml").learner.lr == 0.0005
+
+
+def test_the_command_line_says_the_same(run, capsys):
+    edit(run, "  lr: 0.0005", "  lr: 0.1")
+    assert cli.main(["train", "--resume", str(run)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("torchrl-marl: error: learner.lr was 0.0005 when this run was made")
+    assert err.count("\n") == 1
+    assert cli.main(["train", "--resume", str(run), "learner.lr=0.2"]) == 2
+    assert "learner.lr was 0.0005 when this run was made and 0.2 is asked for" in (
+        capsys.readouterr().err
+    )
+
+
+# ------------------------------------------------------------------------- what may change
+
+
+def test_more_frames_in_the_file_are_trained(run, tmp_path, capsys):
+    whole = train(at(tmp_path / "whole", total_frames=640))
+    edit(run, "total_frames: 480", "total_frames: 640")
+    resumed = resume(run)
+    assert "trains on from 240 to 640 frames" in capsys.readouterr().err
+    assert resumed.frames == 640
+    assert table(whole.folder / "metrics.csv")[3:] == table(run / "metrics.csv")[3:]
+    assert_equal(final_state(whole.folder)["learners"], final_state(run)["learners"])
+
+
+def test_fewer_frames_than_there_are_have_no_effect_and_are_refused(run):
+    edit(run, "total_frames: 480", "total_frames: 160")
+    with pytest.raises(ConfigError, match="total_frames is 160.* has 240 already.*put 480 back in"):
+        resume(run)
+    assert resume(run, total_frames=320).frames == 320  # what is given is what counts
+
+
+def test_what_may_change_takes_effect(run):
+    edit(run, "episodes: 4", "episodes: 6")
+    edit(run, "every_iterations: 0", "every_iterations: 1")
+    edit(run, "keep: 2", "keep: 4")
+    resumed = resume(run)
+    assert resumed.summary["evaluation"]["likeliest"]["episodes"] == 6
+    assert [path.stem[-1] for path in all_checkpoints(run)] == ["3", "4", "5", "6"]
+    made = settings_of(load_checkpoint(latest_checkpoint(run)), run)
+    assert (made.evaluation.episodes, made.checkpoint.keep) == (6, 4)
+
+
+def test_a_run_goes_on_by_another_execution_and_other_threads(run):
+    """Where and how it is computed is no setting of what is learned."""
+    assert "execution: eager" in (run / "config.yaml").read_text()
+    assert resume(run, execution="trace", threads=2, total_frames=400).frames == 400
+    config = read_run_config(run)
+    assert (config.execution, config.threads) == ("trace", 2)
+    edit(run, "execution: trace", "execution: eager")
+    edit(run, "threads: 2", "threads: 1")
+    assert resume(run, total_frames=480).frames == 480
+
+
+# --------------------------------------------------------------------------- every kind of run
+
+
+def kinds():
+    plain = {"total_frames": 240, "checkpoint": {"every_iterations": 1}}
+    return {
+        "population": lambda folder: at(folder, **{**plain, "population.size": 2}),
+        "shards": lambda folder: at(
+            folder, **{**plain, "distributed.collectors": 2, "execution": "eager"}
+        ),
+        "league": lambda folder: load_config("toy_kuhn_ippo", league_settings(folder)),
+        "replay": lambda folder: load_config(
+            "toy_arena_qmix",
+            {
+                "folder": str(folder),
+                "total_frames": 160,
+                "frames_per_batch": 80,
+                "env.num_envs": 8,
+                "learner.learning_starts": 80,
+                "evaluation.episodes": 2,
+                "learner.minibatch_size": 32,
+                "logging.progress": False,
+            },
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_every_kind_of_run_keeps_its_settings(kind, tmp_path):
+    config = kinds()[kind](tmp_path / "run")
+    train(config)
+    edit(tmp_path / "run", f"  gamma: {config.learner.gamma}", "  gamma: 0.5")
+    with pytest.raises(ConfigError, match="^learner.gamma was .* and is 0.5 in"):
+        resume(tmp_path / "run")
+    edit(tmp_path / "run", "  gamma: 0.5", f"  gamma: {config.learner.gamma}")
+    more = config.total_frames + config.frames_per_batch
+    assert resume(tmp_path / "run", total_frames=more).frames == more
+
+
+def test_a_run_of_a_suite_keeps_its_settings(run):
+    edit(run, "  lr: 0.0005", "  lr: 0.1")
+    with pytest.raises(ConfigError, match="learner.lr was 0.0005 when this run was made"):
+        train_one({}, run)
+
+
+def test_a_member_of_a_population_keeps_its_own(tmp_path):
+    vary = {"learner.lr": [1e-3, 2e-3]}
+    population = {"population.size": 2, "population.vary": vary}
+    train(at(tmp_path / "all", total_frames=160, **population))
+    member = tmp_path / "all" / "seed1"
+    edit(member, "  lr: 0.002", "  lr: 0.1")
+    with pytest.raises(ConfigError, match=r"learner.lr was 0.002.* and is 0.1 in .*seed1"):
+        resume(member)
+    edit(member, "  lr: 0.1", "  lr: 0.002")
+    assert resume(member, total_frames=240).frames == 240
+
+
+def test_an_evolved_member_can_be_gone_on_with_wherever_it_was_cut(tmp_path, monkeypatch):
+    """Its file changes with the checkpoint that it belongs to, not before."""
+    evolution = {"method": "pbt", "every_frames": 80, "least_episodes": 0, "worst": 0.5}
+    evolution = {f"evolution.{key}": value for key, value in evolution.items()}
+    vary = {"learner.lr": {"low": 1e-4, "high": 1e-2}}
+    evolved = []
+    plain = PopulationTraining._evolve
+
+    def evolve(self, one):
+        plain(self, one)
+        evolved.append(self.iteration)
+        if len(evolved) == 2:
+            raise RuntimeError("power cut")
+
+    monkeypatch.setattr(PopulationTraining, "_evolve", evolve)
+    config = at(
+        tmp_path / "all",
+        **{**evolution, "population.size": 4, "population.vary": vary},
+        **{"checkpoint.every_iterations": 1},
+    )
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(config)
+    assert evolved
+    for seed in range(4):
+        member = tmp_path / "all" / f"seed{seed}"
+        path = latest_checkpoint(member)
+        assert settings_of(load_checkpoint(path), path) == read_run_config(member)
+
+
+# ------------------------------------------------------------------------------- the record
+
+
+@pytest.mark.parametrize("recipe", ["toy_kuhn_ippo", "toy_arena_qmix", "vmas_simple_tag_mappo"])
+def test_the_record_is_the_file(recipe, tmp_path):
+    config = load_config(recipe)
+    assert settings_of({"made_by": made_by(config)}, tmp_path) == config
+    assert differences(config, config) == []
+
+
+def test_versions_are_those_of_what_computes_it():
+    versions = made_by(load_config("vmas_balance_mappo"))["versions"]
+    assert versions["vmas"] and versions["torch"] == torch.__version__
+    assert versions["torchrl_marl"] == torchrl_marl.__version__
+    assert list(made_by(TrainConfig())["versions"])[:4] == [
+        *("torchrl_marl", "torch", "torchrl", "tensordict")
+    ]
+
+
+def with_record(folder, change):
+    path = latest_checkpoint(folder)
+    state = load_checkpoint(path)
+    change(state)
+    torch.save(state, path)
+    return path
+
+
+def test_other_versions_are_one_warning(run, whole):
+    path = with_record(
+        run, lambda state: state["made_by"]["versions"].update(torch="1.0.0", torchrl="0.1")
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        resumed = resume(run)
+    said = [str(one.message) for one in caught if "was made with" in str(one.message)]
+    here = f"torch 1.0.0 (here {torch.__version__}), torchrl 0.1 (here "
+    assert len(said) == 1
+    assert said[0].startswith(f"checkpoint {str(path)!r} was made with {here}")
+    assert "not to the bit" in said[0]
+    assert_same_run(whole.folder, resumed.folder)
+    resume(run)  # its last checkpoint is of these versions: nothing more is said
+
+
+def test_a_checkpoint_of_before_goes_on_as_it_did(run, whole):
+    """One without a record: nothing to compare, and no warning."""
+    with_record(run, lambda state: state.pop("made_by"))
+    with pytest.raises(ConfigError, match="seed was 0 when this run was made and 3 is asked for"):
+        resume(run, seed=3)
+    assert_same_run(whole.folder, resume(run).folder)
+
+
+@pytest.mark.parametrize("record", [None, "hello", {"settings": 3}, {"versions": [1]}, {}])
+def test_a_record_that_is_none_is_as_if_there_were_none(run, record):
+    with_record(run, lambda state: state.update(made_by=record))
+    assert resume(run, total_frames=240).frames == 240
+
+
+def test_a_record_of_settings_that_nobody_knows_is_one_sentence(run):
+    with_record(run, lambda state: state["made_by"]["settings"].update(wheels=4))
+    with pytest.raises(CheckpointError, match="holds settings that do not fit this version: .*wh"):
+        resume(run)
+
+
+# ----------------------------------------------------------------------------- measuring it
+
+
+def test_evaluating_says_where_the_file_differs(run):
+    edit(run, "max_steps: 13", "max_steps: 20")
+    with pytest.warns(UserWarning, match="env.max_steps was 13 when this run was made and is 20"):
+        loaded = Run.load(run)
+    assert loaded.config.env.max_steps == 20
+    edit(run, "max_steps: 20", "max_steps: 13")
+    edit(run, "episodes: 4", "episodes: 6")
+    assert Run.load(run).evaluate()["episodes"] == 6  # which may change
+
+
+def test_networks_of_another_size_are_named(run):
+    edit(run, "num_cells: [8]", "num_cells: [9]")
+    with pytest.raises(CheckpointError, match=r"learner.actor.num_cells was \[8\] .*put it back"):
+        Run.load(run)
