@@ -16,13 +16,13 @@ from torchrl_marl.envs.own.objects import as_environment
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, WriteError, quoted
 from torchrl_marl.links import refuse_links
 from torchrl_marl.recipes import DEFAULT_RECIPE, load_config, read_config, validate
-from torchrl_marl.settings import flatten, shown, unfold
+from torchrl_marl.settings import flatten, normalized, shown, unfold
 from torchrl_marl.torchrun import place
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.drawing import has_matplotlib
 from torchrl_marl.training.folder import check_folder
 from torchrl_marl.training.loggers import check_logging
-from torchrl_marl.training.origin import check_world
+from torchrl_marl.training.origin import check_origin, check_world
 from torchrl_marl.trust import trusting
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ def resume(
         folder (str or Path): the run's.
         env (EnvBase, optional): for a run on an environment of one's own.
         trust (bool): run the code that a run of somebody else's brings: its world's module, and
-            the pickled worlds of a PettingZoo run, whose episodes begin anew otherwise; and
-            follow links out of its folder.
+            the pickled worlds of a PettingZoo run, whose episodes begin anew otherwise; follow
+            links out of its folder; and use the cluster, addresses and services that it names.
         overrides: settings that change from now on, as ``config.yaml`` then says:
             ``total_frames``, ``stop_at_return``, and those of ``evaluation``, ``checkpoint`` and
             ``logging``. Linear schedules and ``unshare_at`` are those of a run of the new
@@ -127,6 +127,10 @@ def resume(
     if env is None:
         check_world(Path(folder), before.env, trust)
     config = read_config(before, overrides)
+    given = flatten(normalized(TrainConfig, unfold(overrides)))
+    with trusting(trust):
+        file = Path(folder) / "config.yaml"
+        check_origin(file, config, given=given, own_env=env is not None)
     old, new = flatten(dataclasses.asdict(before)), flatten(dataclasses.asdict(config))
     changed = [key for key in new if new[key] != old.get(key)]
     free = (*_NOT_FIXED, _PLACES, *(_DOOR if config.env.library == "external" else ()))

@@ -39,7 +39,7 @@ from torchrl_marl.training.episodes import Episodes
 from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, play, put_back
 from torchrl_marl.training.files import append
 from torchrl_marl.training.film import Film
-from torchrl_marl.training.origin import check_world
+from torchrl_marl.training.origin import check_origin, check_world
 from torchrl_marl.training.pool import read_player, stored_players, with_networks
 from torchrl_marl.trust import trusting
 
@@ -125,6 +125,8 @@ class Run:
         device = config.device if device is None else device
         if env is None:
             check_world(folder, config.env, trust)
+            with trusting(trust):
+                check_origin(folder / "config.yaml", config, only="env.")
         _, state = load_latest(folder)
         with RandomState(config.seed, device).active():
             like = _own_or_new(config, env, device, num_envs=1)
