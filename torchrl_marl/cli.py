@@ -23,6 +23,7 @@ from torchrl_marl.console import (
     tell_stopped,
 )
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
+from torchrl_marl.import_path import leave_current_folder
 from torchrl_marl.training.interruption import Terminated
 from torchrl_marl.trust import trusting
 
@@ -47,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        leave_current_folder()
     try:
         return _run(arguments)
     except UserError as error:
@@ -270,6 +273,7 @@ def _suite(parsed: argparse.Namespace) -> None:
         resume=parsed.resume,
         jobs=parsed.jobs,
         dry_run=parsed.dry_run,
+        trust=parsed.trust,
     )
 
 

@@ -24,13 +24,12 @@ from torchrl_marl.settings import (
     parse_overrides,
     read_yaml,
     settings_of,
-    to_yaml,
     unfold,
     unread,
 )
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.files import whole_file
-from torchrl_marl.training.origin import check_world
+from torchrl_marl.training.origin import check_origin, signed_yaml
 
 __all__ = [
     "DEFAULT_RECIPE",
@@ -48,6 +47,8 @@ DEFAULT_RECIPE = "vmas_balance_mappo"
 """What ``torchrl-marl train`` runs."""
 
 _FOLDER = Path(__file__).parent / "configs"
+# No recipe that is written by hand has all of these; the file of a run has.
+_OF_A_RUN = {"recipe", "seed", "folder", "device", "env", "learner", "checkpoint", "logging"}
 
 
 def recipe_names() -> list[str]:
@@ -78,15 +79,18 @@ def load_config(
     Raises:
         ConfigError: an unknown recipe, key or value.
         MissingExtraError: the world or a logging backend is not installed.
-        TrustError: the ``config.yaml`` of a stranger's run names a module to be imported.
+        TrustError: the ``config.yaml`` of a stranger's run, or a copy of it, names a module to be
+            imported, a cluster, an address or a service.
 
     Examples:
         >>> load_config("toy_matrix_game_mappo", ["learner.lr=1e-3"]).learner.lr
         0.001
     """
     config, *idle = _read(recipe, overrides)
-    if isinstance(recipe, (str, Path)) and _is_complete(recipe) and not own_env:
-        check_world(Path(recipe).parent, config.env)  # a run's, which may be somebody else's
+    if isinstance(recipe, (str, Path)) and _is_complete(recipe):
+        # A run's, or a copy of one's, which may be somebody else's.
+        given = flatten(_given(overrides))
+        check_origin(Path(recipe), config, given=given, own_env=own_env)
     try:
         validate(config, own_env=own_env)
     except ConfigError:
@@ -173,8 +177,10 @@ def _merged(base: dict[str, Any], own: dict[str, Any], *, complete: bool = False
 
 
 def _is_complete(recipe: Any) -> bool:
-    """Whether it is the file of a run, which holds every setting."""
-    return isinstance(recipe, (str, Path)) and Path(recipe).name == "config.yaml"
+    """Whether it is the file of a run, which holds every setting, or a copy of one."""
+    if not isinstance(recipe, (str, Path)) or recipe in recipe_names():
+        return False
+    return Path(recipe).name == "config.yaml" or read_yaml(Path(recipe)).keys() >= _OF_A_RUN
 
 
 def _given(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
@@ -233,7 +239,7 @@ def _without(settings: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 def save_config(config: TrainConfig, path: str | Path) -> None:
     """Writes every setting as YAML, explained by comments; :func:`load_config` reads it back."""
     with whole_file(Path(path)) as file:
-        file.write(to_yaml(config))
+        file.write(signed_yaml(config))
 
 
 def explain(config: TrainConfig | None = None) -> list[Setting]:

@@ -21,14 +21,14 @@ from torchrl_marl.recipes import (
     validate,
     world_settings,
 )
-from torchrl_marl.settings import flatten, unfold
+from torchrl_marl.settings import flatten, normalized, unfold
 from torchrl_marl.torchrun import place
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.drawing import has_matplotlib
 from torchrl_marl.training.folder import check_folder, has_checkpoint
 from torchrl_marl.training.loggers import check_logging
 from torchrl_marl.training.made_by import check_unchanged, differences, settings_of
-from torchrl_marl.training.origin import check_world
+from torchrl_marl.training.origin import check_origin, check_world
 from torchrl_marl.trust import trusting
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def resume(
         folder (str or Path): the run's.
         env (EnvBase, optional): for a run on an environment of one's own.
         trust (bool): run the code that a run of somebody else's brings: its world's module, and
-            the pickled worlds of a PettingZoo run, whose episodes begin anew otherwise; and
-            follow links out of its folder.
+            the pickled worlds of a PettingZoo run, whose episodes begin anew otherwise; follow
+            links out of its folder; and use the cluster, addresses and services that it names.
         overrides: settings that change from now on, as ``config.yaml`` then says:
             ``total_frames``, ``stop_at_return``, those of ``evaluation``, ``checkpoint`` and
             ``logging``, and where and how it is computed: ``device``, ``threads``, ``execution``
@@ -123,6 +123,10 @@ def resume(
     if env is None:
         check_world(Path(folder), before.env, trust)
     config = read_config(before, overrides)
+    given = flatten(normalized(TrainConfig, unfold(overrides)))
+    with trusting(trust):
+        file = Path(folder) / "config.yaml"
+        check_origin(file, config, given=given, own_env=env is not None)
     if differences(before, config):  # beside a changed file they may be the run's own settings
         _check_given(Path(folder), before, config)
     if config != before:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torchrl_marl.arguments.words import LISTS, list_name
+from torchrl_marl.arguments.words import LISTS, TRUST, list_name
 
 __all__ = ["add_list", "add_plot", "add_report"]
 
@@ -71,7 +71,8 @@ def add_list(commands: Any) -> None:
         "--for",
         dest="world",
         metavar="WORLD",
-        help="`algorithms` that fit a world (vmas/balance), a recipe's or a YAML file's, with "
-        "which settings, and why others do not",
+        help="`algorithms` that fit a world (vmas/balance), a recipe's or a YAML file's (which is "
+        "imported and built), with which settings, and why others do not",
     )
+    lists.add_argument("--trust", action="store_true", help=TRUST)
     lists.set_defaults(rest="")

@@ -139,6 +139,8 @@ def _start(ray: Any, address: str | None, cpus: float) -> None:
         options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     else:
         options["address"] = address
+    if not (address or "").startswith("ray://"):
+        options["job_config"] = _job(ray)
     # Ray ends a process on SIGTERM at once; a run is saved first.
     ours = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM) if ours else None
@@ -189,6 +191,24 @@ def _on_loopback() -> Iterator[None]:
         os.environ.pop(_MANY_MACHINES)
         if before is not None:
             os.environ[_MANY_MACHINES] = before
+
+
+def _job(ray: Any) -> Any:
+    """Returns a job whose workers search the current folder for modules only if this process does.
+
+    Ray puts it first in their paths otherwise.
+    """
+
+    class Job(ray.job_config.JobConfig):  # Ray leaves paths alone where the job has its own folder
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
+
+    script = os.path.dirname(os.path.realpath(sys.argv[0]))
+    paths = [script] if hasattr(sys.modules["__main__"], "__file__") and script in sys.path else []
+    here = os.getcwd()
+    if here not in paths and not {"", here}.isdisjoint(sys.path):
+        paths.append(here)
+    return Job(_py_driver_sys_path=paths)
 
 
 def _reach(address: str | None, seconds: float = 10.0) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
+from torchrl_marl.import_path import refuse_current
 from torchrl_marl.registry import Registry
 from torchrl_marl.settings.words import expectation, shown
 
@@ -57,6 +58,7 @@ class Library:
             itself that stand in ``env.kwargs``: their types, ranges and meanings.
         captured (bool): its worlds' steps can be compiled, by the ``captured()`` of the adapter.
         drawn (bool): its adapter takes ``drawn=True``, for worlds that draw themselves.
+        packages (tuple of str): that its adapter imports; they are never the current folder's.
         kwargs_name (str, optional): the argument as which ``env.kwargs`` are handed on; by
             default each under its own name.
 
@@ -79,6 +81,7 @@ class Library:
     captured: bool = False
     drawn: bool = False
     kwargs_name: str | None = None
+    packages: tuple[str, ...] = ()
 
     def make(self, world: Any, settings: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Any:
         """Returns the adapter around a world, which may be a name.
@@ -88,6 +91,8 @@ class Library:
             settings (mapping): arguments of the adapter.
             kwargs (mapping): arguments of the world.
         """
+        for package in self.packages:
+            refuse_current(package)
         module, _, name = self.adapter.partition(":")
         adapter = getattr(importlib.import_module(module), name)
         own = {self.kwargs_name: dict(kwargs)} if self.kwargs_name else kwargs

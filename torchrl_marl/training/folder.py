@@ -17,7 +17,7 @@ from torchrl_marl.links import refuse_links
 from torchrl_marl.naming import file_name
 from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.config import TrainConfig, read_run_config
-from torchrl_marl.training.origin import SIGNATURE
+from torchrl_marl.training.origin import SIGNATURE, signed_yaml
 
 if sys.platform != "win32":
     import fcntl
@@ -148,7 +148,8 @@ def _start_failed(folder: Path) -> bool:
         return False
     try:
         text = (folder / "config.yaml").read_text(encoding="utf-8")
-        return text == to_yaml(read_run_config(folder))
+        read = read_run_config(folder)
+        return text in (to_yaml(read), signed_yaml(read))
     except (CheckpointError, OSError, UnicodeDecodeError):
         return False
 

@@ -12,7 +12,6 @@ from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import partition
 from torchrl_marl.learners.replay.size import refuse_large_store
 from torchrl_marl.ranks import ALONE, Alone
-from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.checkpoint import (
     fitting,
     latest_checkpoint,
@@ -25,7 +24,7 @@ from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder, has_checkpoint
 from torchrl_marl.training.joined import by_first, folder_of, prepared, training_of
 from torchrl_marl.training.made_by import check_unchanged, settings_of, warn_of_versions
-from torchrl_marl.training.origin import check_world, sign_world
+from torchrl_marl.training.origin import check_origin, check_world, sign_run, signed_yaml
 from torchrl_marl.training.population import PopulationTraining
 from torchrl_marl.training.recorder import say
 from torchrl_marl.training.training import Training
@@ -66,6 +65,9 @@ def resume_training(
     _check_shards(asked)
     if env is None:
         check_world(path, before.env, trust)
+    if config is None:
+        with trusting(trust):
+            check_origin(path / "config.yaml", before, own_env=env is not None)
     config = prepared(asked, ranks, own_env=env is not None, resumed=True)
     kind = kind or training_of(ranks)
     folder = folder_of(ranks, lambda: RunFolder(path))
@@ -141,7 +143,7 @@ def _begin(
         )
     if folder.writes:
         _write_config(training)  # the settings in use: clusters and execution are known by now
-        sign_world(training.folder, config.env)
+        sign_run(training.folder, training.config)
     training.open()
     frames = config.total_frames
     num_envs = training.num_envs // config.population.size
@@ -175,7 +177,7 @@ def _go_on(training: Training, before: TrainConfig, folder: RunFolder, made: Tra
             f"total_frames is {total}, but the run has {frames} already; give more, or {fix}."
         )
     if training.environments.own is None and folder.writes:
-        sign_world(training.folder, training.config.env)  # already trusted
+        sign_run(training.folder, training.config)  # already trusted
     if not training.done:
         for key in [k for k in summary if k.endswith("return_after")]:
             del summary[key]
@@ -201,4 +203,4 @@ def _go_on(training: Training, before: TrainConfig, folder: RunFolder, made: Tra
 
 def _write_config(training: Training) -> None:
     with whole_file(training.folder / "config.yaml") as file:
-        file.write(to_yaml(training.config))
+        file.write(signed_yaml(training.config))

@@ -244,4 +244,5 @@ LIBRARY = Library(
     check=_check,
     foreign=_foreign,
     kwargs_name="scenario_kwargs",
+    packages=("vmas",),
 )
