@@ -92,6 +92,31 @@ def test_workers_of_a_world_import_nothing_from_there(theirs, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+RAY = """
+from torchrl_marl.collectors.ray_connection import connect
+
+def paths():
+    import sys
+    return sys.path
+
+connection = connect(None)
+print("searched:", connection.ray.get(connection.ray.remote(paths).remote()))
+connection.close()
+"""
+
+
+def test_ray_s_workers_do_not_search_there(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    for name in ("theirs", "own"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "theirs")
+    (tmp_path / "own" / "script.py").write_text(RAY)
+    done = started(tmp_path / "own" / "script.py")
+    line = next(line for line in done.stdout.splitlines() if line.startswith("searched:"))
+    assert repr(str(tmp_path / "own")) in line  # a script's modules are its own
+    assert repr(str(tmp_path / "theirs")) not in line
+
+
 def test_python_m_imports_nothing_from_there(theirs):
     for name in ("pkgutil", "runpy", "typing"):  # Python's own, before a line of ours runs
         (theirs / f"{name}.py").unlink()
