@@ -62,7 +62,7 @@ def resume_training(
     kind: type[Training] | None = None,
     ranks: Alone = ALONE,
 ) -> Training:
-    """Resumes a run from its last checkpoint; one without a checkpoint starts from the beginning."""
+    """Resumes a run from its last checkpoint; one without any starts from the beginning."""
     before = read_run_config(path)
     asked = config or before
     _check_shards(asked)
