@@ -48,6 +48,20 @@ class TestReading:
         with pytest.raises(CheckpointError, match=r"broken in line 3"):
             read_csv(path)
 
+    def test_only_ends_of_rows_end_rows(self, tmp_path):
+        """Names of groups and agents may hold what other readers take for the end of a line."""
+        path = tmp_path / "metrics.csv"
+        names = ["a\u2028b/x", "c\x85d/x", "two\nlines/x", "e\x0bf\x1cg/x"]
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([["frames", *names], [1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
+        found = read_csv(path)
+        assert list(found) == ["frames", *names]
+        np.testing.assert_array_equal([column[1] for column in found.values()], range(6, 11))
+        with path.open("a", newline="", encoding="utf-8") as file:
+            file.write("11,12,x,14,15\r\n")
+        with pytest.raises(CheckpointError, match="broken in line 5, expected 5 numbers"):
+            read_csv(path)
+
     def test_a_missing_or_empty_table_holds_nothing(self, tmp_path):
         assert read_csv(tmp_path / "none.csv") == {}
         (tmp_path / "empty.csv").write_text("")

@@ -56,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell_error(error)
         return 2
     except KeyboardInterrupt as stop:
-        tell_stopped(stop.args[0] if stop.args else None, *arguments[:1])
+        tell_stopped(*(stop.args or (None,)), command=arguments[0])
         return 130
     except Terminated as stop:
-        tell_stopped(stop.folder, *arguments[:1])
+        tell_stopped(stop.folder, stop.saved, command=arguments[0])
         return 143
     except BrokenPipeError:  # `torchrl-marl list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

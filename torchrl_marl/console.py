@@ -152,19 +152,40 @@ def tell_error(error: UserError) -> None:
         print(f"torchrl-marl: error: {' '.join(str(error).split())}", file=sys.stderr)
 
 
-def tell_stopped(folder: Path | None, command: str = "train") -> None:
-    """Prints that Ctrl-C or SIGTERM ended a run, and how to resume it if it is saved."""
+def tell_stopped(folder: Path | None, saved: bool = True, *, command: str = "train") -> None:
+    """Prints that Ctrl-C or SIGTERM ended a run, and how to go on with it.
+
+    Args:
+        folder (Path, optional): of the run.
+        saved (bool): whether it was saved first.
+
+    Keyword Args:
+        command (str): which trained it.
+    """
     here = place()
     if here is not None and here.rank:
         return
-    how = "."
-    if folder is not None and command == "suite":
-        how = " and saved; the same command goes on with --resume."
-    elif folder is not None and command == "tune":
-        how = " and saved; the same command goes on."
-    elif folder is not None:
-        how = f" and saved; go on with: torchrl-marl train --resume {folder}"
-    print(f"\ntorchrl-marl: stopped{how}", file=sys.stderr)
+    print(f"\ntorchrl-marl: stopped{_how_to_go_on(folder, saved, command)}", file=sys.stderr)
+
+
+def _how_to_go_on(folder: Path | None, saved: bool, command: str) -> str:
+    if folder is None:
+        return "."
+    how = " and saved" if saved else " at once"
+    if command == "suite":
+        return f"{how}; the same command goes on with --resume."
+    if command == "tune":
+        return f"{how}; the same command goes on."
+    resume = f"torchrl-marl train --resume {folder}"
+    if saved:
+        return f"{how}; go on with: {resume}"
+    from torchrl_marl.training.folder import has_checkpoint
+
+    if has_checkpoint(folder):
+        return f"{how}; go on from what was saved before with: {resume}"
+    if (folder / "config.yaml").is_file():
+        return f" before its first checkpoint; begin it again with: {resume}"
+    return "; nothing was stored, so begin again."
 
 
 def tell_failed(seed: int, error: Exception) -> None:

@@ -97,31 +97,32 @@ def read_csv(path: Path) -> dict[str, np.ndarray]:
     """
     if not path.is_file():
         return {}
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines.pop()  # half written: a number in it may be cut, too
     try:
-        rows = list(csv.reader(lines))
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            reader = csv.reader(file)
+            rows = [(reader.line_num, row) for row in reader]
     except csv.Error as error:
         raise CheckpointError(
             f"{str(path)!r} is no table of metrics ({error}); move it away."
         ) from None
+    if _ends_half(path):
+        rows = rows[:-1]  # a number in it may be cut, too
     if not rows:
         return {}
-    head, *body = rows
+    (_, head), *body = rows
     if "frames" not in head:
         raise CheckpointError(
             f"{str(path)!r} is no table of metrics: it has no column 'frames'; move it away."
         )
     table = np.full((len(body), len(head)), np.nan)
-    for i, row in enumerate(body):
+    for i, (line, row) in enumerate(body):
         try:
             if len(row) != len(head):
                 raise ValueError
             table[i] = [float(cell) if cell else np.nan for cell in row]
         except ValueError:
             raise CheckpointError(
-                f"{str(path)!r} is broken in line {i + 2}, expected {len(head)} numbers; "
+                f"{str(path)!r} is broken in line {line}, expected {len(head)} numbers; "
                 "delete the line."
             ) from None
     return dict(zip(head, table.T))

@@ -66,8 +66,9 @@ def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[st
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yields the number of a row's line, and the row."""
     try:
-        reader = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
-        rows = [(reader.line_num, row) for row in reader]
+        with path.open(newline="", encoding="utf-8") as file:  # cells may hold ends of lines
+            reader = csv.DictReader(file)
+            rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeError, csv.Error) as error:
         raise CheckpointError(f"{str(path)!r} cannot be read: {error}.") from None
     missing = [name for name in _NEEDED if not rows or name not in rows[0][1]]

@@ -26,7 +26,7 @@ __all__ = ["RunFolder", "check_folder", "has_checkpoint"]
 
 _LOCK = ".lock"
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-_TABLES = ("metrics.csv", "evaluation.csv", "learning_curve.png")
+_TABLES = ("metrics.csv", "evaluation.csv", "players.csv", "evolution.csv", "learning_curve.png")
 _locked: weakref.WeakSet[RunFolder] = weakref.WeakSet()
 
 
@@ -98,10 +98,12 @@ class RunFolder:
 
     def clear(self) -> None:
         """Removes what a failed start has written, but for ``config.yaml``."""
-        for name in _TABLES:
-            (self.path / name).unlink(missing_ok=True)
-        for part in (self.path / "checkpoints").glob("*.part"):
-            part.unlink()
+        for folder in (self.path, *(own.parent for own in self.path.glob("seed*/config.yaml"))):
+            if not has_checkpoint(folder):
+                for name in _TABLES:
+                    (folder / name).unlink(missing_ok=True)
+                for part in (*folder.glob("*.part"), *folder.glob("checkpoints/*.part")):
+                    part.unlink()
 
     def give_up(self) -> None:
         """Releases the folder, and removes it where it holds only a failed start."""
@@ -124,7 +126,7 @@ def check_folder(config: TrainConfig) -> None:
     if config.folder is None or not os.path.exists(folder):  # nor may its name be too long
         return
     if folder.is_dir():
-        held = {path.name for path in folder.iterdir()} - {_LOCK}
+        held = {path.name for path in folder.iterdir()} - {_LOCK, "config.yaml.part"}
         if not held or _start_failed(folder):
             return
     resume = f", or go on with it: torchrl-marl train --resume {config.folder}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-__all__ = ["Interruption", "Terminated", "terminable"]
+__all__ = ["Interruption", "Terminated", "named", "terminable"]
 
 _SAID = "\nstopping after this iteration{}{}"
 
@@ -20,12 +20,38 @@ class Terminated(SystemExit):
     """SIGTERM arrived: the process ends with status 143, as if SIGTERM had killed it.
 
     Args:
-        folder (Path, optional): of the run that was saved.
+        folder (Path, optional): of the run that was stopped.
+
+    Attributes:
+        saved (bool): whether that run was saved first.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__(128 + signal.SIGTERM)
-        self.folder = folder
+        self.folder, self.saved = folder, True
+
+
+@contextlib.contextmanager
+def named(folder: Path) -> Iterator[None]:
+    """Adds a run's folder to what stops it within at once, such as a second Ctrl-C.
+
+    Args:
+        folder (Path): the run's.
+
+    Raises:
+        KeyboardInterrupt: with the folder and ``False``: nothing was saved for it.
+        Terminated: likewise.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if not stop.args:
+            stop.args = folder, False
+        raise
+    except Terminated as stop:
+        if stop.folder is None:
+            stop.folder, stop.saved = folder, False
+        raise
 
 
 class Interruption:

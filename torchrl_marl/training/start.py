@@ -22,6 +22,7 @@ from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.environments import time_limit
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder, has_checkpoint
+from torchrl_marl.training.interruption import named
 from torchrl_marl.training.joined import by_first, folder_of, prepared, training_of
 from torchrl_marl.training.made_by import check_unchanged, settings_of, warn_of_versions
 from torchrl_marl.training.origin import check_origin, check_world, sign_run, signed_yaml
@@ -45,7 +46,8 @@ def start_training(
     kind = kind or training_of(ranks)
     folder = folder_of(ranks, lambda: RunFolder.new(config))
     try:
-        return _begin(folder, config, env, kind)
+        with named(folder.path):
+            return _begin(folder, config, env, kind)
     except BaseException:
         folder.give_up()
         raise
@@ -59,7 +61,7 @@ def resume_training(
     kind: type[Training] | None = None,
     ranks: Alone = ALONE,
 ) -> Training:
-    """Resumes a run from its last checkpoint; one without a checkpoint starts anew."""
+    """Resumes a run from its last checkpoint; one without any starts from the beginning."""
     before = read_run_config(path)
     asked = config or before
     _check_shards(asked)
@@ -72,34 +74,36 @@ def resume_training(
     kind = kind or training_of(ranks)
     folder = folder_of(ranks, lambda: RunFolder(path))
     try:
-        if before.env.library == "own" and env is None:
-            raise ConfigError(
-                "this run was trained on an environment of your own; in Python, "
-                "torchrl_marl.training.resume(folder, env=...) takes it."
-            )
-        if not by_first(ranks, lambda: has_checkpoint(path)):
-            return _begin_anew(folder, config, env, kind)
-        used, state = by_first(ranks, lambda: load_latest(path))
-        made = settings_of(state, used) or before
-        check_unchanged(made, asked, before, path / "config.yaml")
-        if "trials" in state and kind is None:
-            raise CheckpointError(
-                f"{str(path)!r} holds trials, which begin and end as a tuning says; go on with the "
-                "`torchrl-marl tune` command that began it, or with one trial's folder in it."
-            )
-        if config.execution == "auto":  # of a version that knew no other than eager
-            config = dataclasses.replace(config, execution="eager")
-        training = (kind or _training_of(config))(config, folder, env)
-        with trusting(trust), fitting(used):
-            training.load_state_dict(state)
-        if folder.writes:
-            set_aside_later(used)
-            warn_of_versions(state, used)
-        _go_on(training, before, folder, made)
+        with named(path):
+            if before.env.library == "own" and env is None:
+                raise ConfigError(
+                    "this run was trained on an environment of your own; in Python, "
+                    "torchrl_marl.training.resume(folder, env=...) takes it."
+                )
+            if not by_first(ranks, lambda: has_checkpoint(path)):
+                return _begin_anew(folder, config, env, kind)
+            used, state = by_first(ranks, lambda: load_latest(path))
+            made = settings_of(state, used) or before
+            check_unchanged(made, asked, before, path / "config.yaml")
+            if "trials" in state and kind is None:
+                raise CheckpointError(
+                    f"{str(path)!r} holds trials, which begin and end as a tuning says; go on with "
+                    "the `torchrl-marl tune` command that began it, or with one trial's folder in "
+                    "it."
+                )
+            if config.execution == "auto":  # of a version that knew no other than eager
+                config = dataclasses.replace(config, execution="eager")
+            training = (kind or _training_of(config))(config, folder, env)
+            with trusting(trust), fitting(used):
+                training.load_state_dict(state)
+            if folder.writes:
+                set_aside_later(used)
+                warn_of_versions(state, used)
+            _go_on(training, before, folder, made)
+            return training
     except BaseException:
         folder.release()
         raise
-    return training
 
 
 def _check_shards(config: TrainConfig) -> None:
@@ -136,14 +140,17 @@ def _begin(
         )
         config = dataclasses.replace(config, env=own)
         config.check_learners()
+    if folder.writes:  # before anything that takes long: what is killed then begins again by it
+        _write_config(folder.path, config)
+        sign_run(folder.path, config)
     training = (kind or _training_of(config))(config, folder, env)
     for learner, groups in partition(training.team, config.learner, config.groups):
         refuse_large_store(
             learner, groups.values(), training.device, training.config.population.size
         )
-    if folder.writes:
-        _write_config(training)  # the settings in use: clusters and execution are known by now
-        sign_run(training.folder, training.config)
+    if folder.writes:  # again: clusters and execution are known by now
+        _write_config(folder.path, training.config)
+        sign_run(folder.path, training.config)
     training.open()
     frames = config.total_frames
     num_envs = training.num_envs // config.population.size
@@ -160,7 +167,7 @@ def _begin_anew(
     if (folder.path / "summary.json").exists():
         latest_checkpoint(folder.path)  # raises that there is none
     folder.clear()
-    say(f"run {str(folder.path)!r} has no checkpoint yet and begins anew")
+    say(f"run {str(folder.path)!r} has no checkpoint yet: it starts from the beginning")
     return _begin(folder, config, env, kind)
 
 
@@ -198,9 +205,9 @@ def _go_on(training: Training, before: TrainConfig, folder: RunFolder, made: Tra
     if (
         training.config != before and folder.writes
     ):  # only now: tables or loggers may have refused to continue
-        _write_config(training)
+        _write_config(folder.path, training.config)
 
 
-def _write_config(training: Training) -> None:
-    with whole_file(training.folder / "config.yaml") as file:
-        file.write(signed_yaml(training.config))
+def _write_config(folder: Path, config: TrainConfig) -> None:
+    with whole_file(folder / "config.yaml") as file:
+        file.write(signed_yaml(config))

@@ -14,7 +14,7 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.torchrun import place
 from torchrl_marl.training.collecting import tell_of_death
 from torchrl_marl.training.config import TrainConfig, read_run_config
-from torchrl_marl.training.interruption import terminable
+from torchrl_marl.training.interruption import named, terminable
 from torchrl_marl.training.joined import joined
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.start import resume_training, start_training
@@ -99,7 +99,7 @@ def finish(training: Training) -> Run:
 def _iterate(training: Training) -> Iterator[Iteration]:
     working = training.interruption  # outside of it signals belong to the caller
     tell_of_death(training.collector, training.folder)
-    with terminable():
+    with terminable(), named(training.folder):
         try:
             with working:
                 training.begin()
