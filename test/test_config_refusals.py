@@ -184,7 +184,8 @@ class TestValues:
             (
                 "env.library=gym",
                 "env.library is 'gym', expected vmas, pettingzoo, jaxmarl, isaaclab, toy or "
-                "external; use env.library=vmas.",
+                "external; theirs have one agent each; of teams use "
+                "env=pettingzoo/mpe2/simple_spread_v3.",
             ),
             (
                 "learner.actor.num_cells=[0]",

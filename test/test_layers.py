@@ -12,8 +12,8 @@ MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 # What stands in one set of a layer may import each other; what stands in two may not.
 LAYERS = [
-    [{"_lazy"}, {"errors"}, {"version"}, {"trust"}, {"random_state"}, {"torchrun"}],
-    [{"links"}, {"registry"}, {"settings"}, {"memory"}, {"statistics"}],
+    [{"_lazy"}, {"errors"}, {"version"}, {"trust"}, {"naming"}, {"random_state"}, {"torchrun"}],
+    [{"import_path"}, {"links"}, {"registry"}, {"settings"}, {"memory"}, {"statistics"}],
     [{"stacking"}],
     [{"specs"}],
     [
@@ -46,6 +46,7 @@ LAYERS = [
             "experiments",
             "evaluating",
             "players",
+            "placing",
             "plotting",
             "reports",
             "console",
@@ -82,6 +83,7 @@ SETTINGS = {
 }
 # What they may import besides each other: words that are known without torch.
 WITHOUT_TORCH = {
+    "import_path",
     "links",
     "errors",
     "registry",

@@ -233,13 +233,110 @@ class TestCommand:
     def test_one_run_is_drawn_into_its_folder(self, tmp_path, capsys):
         run = make_run(tmp_path / "run")
         assert cli.main(["plot", str(run)]) == 0
-        assert capsys.readouterr().out.strip() == str(run / "learning_curve.png")
-        assert (run / "learning_curve.png").is_file()
+        names = ["learning_curve.png", "learning_curve.csv"]
+        assert capsys.readouterr().out.split() == [str(run / name) for name in names]
+        assert all((run / name).is_file() for name in names)
 
-    def test_several_runs_are_drawn_here(self, tmp_path, monkeypatch):
+    def test_several_runs_are_drawn_beside_them(self, tmp_path, monkeypatch, capsys):
+        runs = [str(make_run(tmp_path / "runs" / name)) for name in "ab"]
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        assert cli.main(["plot", *runs]) == 0
+        assert (tmp_path / "runs" / "learning_curve.png").is_file()
+        assert not list((tmp_path / "here").iterdir())
+        monkeypatch.chdir(tmp_path)
+        assert cli.main(["plot", "runs/a", "runs/b"]) == 0
+        *_, picture, table = capsys.readouterr().out.split()
+        assert (picture, table) == ("runs/learning_curve_2.png", "runs/learning_curve_2.csv")
+        assert (tmp_path / picture).is_file() and (tmp_path / table).is_file()
+
+    def test_nothing_in_the_current_folder_is_written_over(self, tmp_path, monkeypatch):
+        runs = [make_run(tmp_path / name).name for name in "ab"]
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "learning_curve.png").write_text("mine")
+        assert cli.main(["plot", *runs]) == 0
+        assert (tmp_path / "learning_curve.png").read_text() == "mine"
+        assert (tmp_path / "learning_curve_2.png").is_file()
+
+    def test_where_out_says(self, tmp_path, monkeypatch):
         runs = [str(make_run(tmp_path / name)) for name in "ab"]
         monkeypatch.chdir(tmp_path)
-        assert cli.main(["plot", *runs]) == 0
-        assert (tmp_path / "learning_curve.png").is_file()
         assert cli.main(["plot", *runs, "--out", "new/curve.svg"]) == 0
         assert (tmp_path / "new" / "curve.svg").is_file()
+        assert (tmp_path / "new" / "curve.csv").is_file()
+
+
+class TestFolders:
+    """What ``report`` takes, ``plot`` takes."""
+
+    def test_runs_however_deep(self, tmp_path):
+        for name, lr in (("a", 0.001), ("b", 0.01)):
+            for seed in range(2):
+                folder = tmp_path / "suite" / "arena" / name / f"seed{seed}"
+                make_run(folder, seed, rewards=(seed, 1.0), **{"learner.lr": lr})
+        lines = lines_of(learning_curve(tmp_path / "suite"))
+        assert set(lines) == {"lr=0.001 (2 seeds)", "lr=0.01 (2 seeds)", "random policy"}
+        assert lines["lr=0.01 (2 seeds)"][1].tolist() == [0.5, 1.0]
+
+    def test_what_cannot_be_read_within_is_named_and_left_out(self, tmp_path, capsys):
+        make_run(tmp_path / "runs/a")
+        (make_run(tmp_path / "runs/b") / "metrics.csv").write_text("frames,x\n1,two\n2,3\n")
+        with pytest.warns(UserWarning, match="left out: .*b/metrics.csv' is broken in line 2"):
+            assert TOY in lines_of(learning_curve(tmp_path / "runs"))
+        with pytest.raises(CheckpointError, match="is broken in line 2"):
+            learning_curve(tmp_path / "runs/b")
+
+    def test_a_population_that_evolves_is_its_best_and_its_mean(self, tmp_path):
+        evolves = {"population.size": 2, "evolution.method": "pbt"}
+        make_run(tmp_path / "pbt", rewards=(9.0, 9.0), **evolves)
+        for seed, rewards in enumerate([(1.0, 4.0), (3.0, 2.0)]):
+            lr = {"learner.lr": 0.1 * (seed + 1)}
+            make_run(tmp_path / "pbt" / f"seed{seed}", seed, rewards=rewards, **lr)
+        lines = lines_of(learning_curve(tmp_path / "pbt"))
+        assert lines["members=best"][1].tolist() == [3, 4]
+        assert lines["members=mean"][1].tolist() == [2, 3]
+
+
+class TestWorlds:
+    @pytest.fixture
+    def two(self, tmp_path):
+        for seed in range(2):
+            make_run(tmp_path / "three" / f"{seed}", seed)
+            make_run(tmp_path / "five" / f"{seed}", seed, **{"env.kwargs.lives": 5})
+            algorithm = {"learner.algorithm": "ippo", "env.kwargs.lives": 5}
+            make_run(tmp_path / "ippo" / f"{seed}", seed, **algorithm)
+        return tmp_path
+
+    def test_each_has_axes_of_its_own(self, two):
+        figure = learning_curve(two)
+        titles = [axes.get_title(loc="left") for axes in figure.axes]
+        assert titles == ["arena, lives=3", "arena, lives=5"]
+        named = [
+            {
+                line.get_label(): line.get_color()
+                for line in axes.lines
+                if "seeds" in line.get_label()
+            }
+            for axes in figure.axes
+        ]
+        assert [set(own) for own in named] == [
+            {"MAPPO (2 seeds)"},
+            {"MAPPO (2 seeds)", "IPPO (2 seeds)"},
+        ]
+        assert named[0]["MAPPO (2 seeds)"] == named[1]["MAPPO (2 seeds)"]
+        assert named[1]["IPPO (2 seeds)"] != named[1]["MAPPO (2 seeds)"]
+
+    def test_what_is_drawn_as_a_table(self, two):
+        path = two / "curves.csv"
+        learning_curve([two / "three", two / "ippo"], table=path)
+        rows = list(csv.DictReader(path.read_text().splitlines()))
+        assert {row["world"] for row in rows} == {"arena, lives=3", "arena, lives=5"}
+        ours = [row for row in rows if row["line"] == "MAPPO" and row["column"] == "evaluation"]
+        assert [(row["frames"], row["mean"], row["least"], row["greatest"]) for row in ours] == [
+            ("0", "0.5", "0.5", "0.5"),
+            ("1920", "4", "3.5", "4.5"),
+        ]
+        assert {row["seeds"] for row in rows} == {"2"}
+        learning_curve(two / "three", key="agents/kl", table=path)
+        rows = list(csv.DictReader(path.read_text().splitlines()))
+        assert {row["column"] for row in rows} == {"agents/kl"} and len(rows) == 3

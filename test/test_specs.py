@@ -1,5 +1,7 @@
 """What is read of an environment, and what is refused."""
 
+from functools import partial
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -8,9 +10,19 @@ from torchrl.envs import RenameTransform, RewardSum, StepCounter, TransformedEnv
 from torchrl.testing.mocking_classes import ContinuousActionVecMockEnv
 
 from torchrl_marl import AgentSpec, TeamSpec
-from torchrl_marl.envs import MarlEnv, PadAgents
+from torchrl_marl.collectors import TeamPolicy
+from torchrl_marl.envs import MarlEnv, PadAgents, with_memory
 from torchrl_marl.envs.toy import Arena, MatrixGame
-from torchrl_marl.modules import make_actor
+from torchrl_marl.errors import SpecError
+from torchrl_marl.modules import (
+    MemoryConfig,
+    NetworkConfig,
+    RandomActor,
+    RecurrentNetworkConfig,
+    make_actor,
+    make_deterministic_actor,
+    make_q_actor,
+)
 
 ROVER = AgentSpec("rover", 3, Unbounded((9,)), Bounded(-2, 1, (2,)))
 DRONE = AgentSpec("drone", 2, Unbounded((4,)), Categorical(5), action_mask=True)
@@ -104,6 +116,36 @@ def test_what_was_declared_is_what_is_read(kwargs):
     read = TeamSpec.from_env(env)
     assert read.groups == env.team.groups
     assert read.state_spec == env.team.state_spec
+
+
+def wrong_numbers():
+    memory = RecurrentNetworkConfig([8], memory=MemoryConfig("gru", size=4))
+    return {
+        "drawn": (RandomActor, {}),
+        "policy": (make_actor, {}),
+        "none shared": (partial(make_actor, config=NetworkConfig([8], sharing="none")), {}),
+        "values": (make_q_actor, {}),
+        "deterministic": (make_deterministic_actor, {"continuous_actions": True}),
+        "memory": (partial(make_actor, config=memory), {}),
+        "kinds": (make_actor, {"kinds": 2}),
+        "kinds drawn": (RandomActor, {"kinds": 2}),
+    }
+
+
+@pytest.mark.parametrize("n_agents", [2, 6])
+@pytest.mark.parametrize("case", wrong_numbers())
+def test_a_policy_for_another_number_of_agents_says_so(case, n_agents):
+    make, settings = wrong_numbers()[case]
+    group = TeamSpec.from_env(Arena(2, n_agents=4, **settings)).groups["agents"]
+    other = Arena(2, n_agents=n_agents, **settings)
+    policy = TeamPolicy([make(group)])
+    expected = (
+        rf"^group 'agents'(: \('agents', 'observation'\) is .*, expected .*, 4, \d\): it)? has "
+        rf"{n_agents} agents here, and its policy was built for 4; build one for this team and "
+        r"load the weights that do not depend on their number \(docs/faq\.md\), or .*export\.md\)"
+    )
+    with pytest.raises(SpecError, match=expected):
+        with_memory(other, policy).rollout(2, policy)
 
 
 def test_transforms_do_not_get_in_the_way():

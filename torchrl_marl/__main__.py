@@ -1,11 +1,11 @@
-"""``python -m torchrl_marl`` is ``torchrl-marl``, with worlds of the current folder."""
+"""``python -m torchrl_marl`` is ``torchrl-marl``."""
 
 import os
 import sys
 
-# Python looks there first: whatever lies in a folder would take the place of an installed package.
-if sys.path[:1] == [os.getcwd()]:
-    sys.path.append(sys.path.pop(0))
+# Python looks there first: whatever lies in a folder would take the place of a package.
+if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
+    del sys.path[0]
 
 from torchrl_marl.cli import main  # noqa: E402
 

@@ -23,6 +23,7 @@ from torchrl_marl.console import (
     tell_stopped,
 )
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
+from torchrl_marl.import_path import leave_current_folder
 from torchrl_marl.training.interruption import Terminated
 from torchrl_marl.trust import trusting
 
@@ -47,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        leave_current_folder()
     try:
         return _run(arguments)
     except UserError as error:
@@ -110,14 +113,11 @@ def _train(parsed: argparse.Namespace) -> None:
         _resume(parsed)
         return
     from torchrl_marl import runs as doors
-    from torchrl_marl.recipes import DEFAULT_RECIPE
     from torchrl_marl.seeds import train_each
     from torchrl_marl.training.folder import check_folder
     from torchrl_marl.training.loggers import check_logging
 
-    recipe, texts = DEFAULT_RECIPE, list(parsed.settings)
-    if texts and "=" not in texts[0]:
-        recipe = texts.pop(0)
+    recipe, texts = _recipe_and_settings(parsed)
     find = _together if parsed.together else _configs_of_seeds
     configs = find(recipe, texts, parsed.seeds)
     for one in configs:
@@ -142,6 +142,24 @@ def _train(parsed: argparse.Namespace) -> None:
         raise UserError(
             f"{len(failed)} of {len(configs)} seeds failed: {', '.join(map(str, failed))}."
         )
+
+
+def _recipe_and_settings(parsed: argparse.Namespace) -> tuple[str, list[str]]:
+    """Returns the recipe, which stands first or is the default, and the settings behind it."""
+    from torchrl_marl.recipes import DEFAULT_RECIPE, recipe_names
+
+    texts = list(parsed.settings)
+    recipe = texts.pop(0) if texts and "=" not in texts[0] else None
+    for text in texts:
+        if text in recipe_names() or ("=" not in text and text.endswith((".yaml", ".yml"))):
+            if recipe:
+                raise ConfigError(f"{quoted(text)} is a second recipe, expected one; drop one.")
+            raise ConfigError(
+                f"{quoted(text)} is a recipe behind a setting, expected before all settings; use "
+                f"{text} {' '.join(one for one in texts if one != text)}"[:300]
+                + "."
+            )
+    return recipe or DEFAULT_RECIPE, texts
 
 
 def _together(recipe: str, texts: list[str], seeds: list[int] | None) -> list[TrainConfig]:
@@ -229,12 +247,9 @@ def _compare(parsed: argparse.Namespace) -> None:
 
 
 def _tune(parsed: argparse.Namespace) -> None:
-    from torchrl_marl.recipes import DEFAULT_RECIPE
     from torchrl_marl.tuning import parse_choice, tune
 
-    recipe, texts = DEFAULT_RECIPE, list(parsed.settings)
-    if texts and "=" not in texts[0]:
-        recipe = texts.pop(0)
+    recipe, texts = _recipe_and_settings(parsed)
     found = [(text, parse_choice(text)) for text in texts]
     silence_others()
     best = tune(
@@ -258,12 +273,17 @@ def _suite(parsed: argparse.Namespace) -> None:
         resume=parsed.resume,
         jobs=parsed.jobs,
         dry_run=parsed.dry_run,
+        trust=parsed.trust,
     )
 
 
 def _crossplay(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.placing import beside, free
+    from torchrl_marl.training.entrants import runs_of_players
+
     given = [str(name) for name in parsed.players]
-    _play_off(given, given, parsed.out, parsed)
+    folders = runs_of_players(given) or [Path()]
+    _play_off(given, given, parsed.out or free(beside(folders) / "crossplay"), parsed)
 
 
 def _league(parsed: argparse.Namespace) -> None:
@@ -277,26 +297,34 @@ def _league(parsed: argparse.Namespace) -> None:
         print(f"{len(chosen)} of {len(everybody)} stored players; --players N takes more")
     paths, names = ([str(one.path) for one in chosen], [one.path.stem for one in chosen])
     out = run / "league" if parsed.out is None else parsed.out
-    found = _play_off([*paths, str(run), "random"], [*names, "now", "random"], out, parsed)
-    when = {i: one.frames for i, one in enumerate(chosen) if one.kind == "snapshot"}
+    found, rows = _play_off([*paths, str(run), "random"], [*names, "now", "random"], out, parsed)
+    when = {rows[i]: one.frames for i, one in enumerate(chosen) if one.kind == "snapshot"}
     if len(when) > 1:
         print(players.rating_curve(when, found, path=out / "ratings.png"))
 
 
 def _play_off(
     given: list[str], names: list[str], out: Path, parsed: argparse.Namespace
-) -> Standing | TensorDictBase:
-    """Plays players against each other, prints and writes what comes out, and returns it."""
+) -> tuple[Standing | TensorDictBase, list[int]]:
+    """Plays players against each other, prints and writes what comes out.
+
+    Returns:
+        tuple: what came out, and each player's row: the same policy is played once.
+    """
     silence_others()
     from torchrl_marl import players
     from torchrl_marl.specs import TeamSpec
     from torchrl_marl.training.crossplay import cross_play, seats_of
-    from torchrl_marl.training.entrants import enter
+    from torchrl_marl.training.entrants import enter, same_players
 
     players.check_picture()
     games = parsed.episodes * len(names) ** 2
     env, policies = enter(given, min(games, 1000), device=parsed.device, trust=parsed.trust)
-    sides, everybody = seats_of(TeamSpec.from_env(env)), list(policies.values())
+    sides, first = seats_of(TeamSpec.from_env(env)), same_players(policies)
+    label = dict(zip(given, names))
+    once = list(dict.fromkeys(first.values()))
+    names = [" = ".join(label[x] for x in given if first[x] == name) for name in once]
+    everybody = [policies[name] for name in once]
     options = {"deterministic": parsed.deterministic, "seed": parsed.seed}
     table_of_all = cross_play(everybody, everybody, env, parsed.episodes, **options)
     env.close()
@@ -308,7 +336,7 @@ def _play_off(
     path = out / "crossplay.png"
     players.heat_map(names, table_of_all, found, path=path)
     print("\n".join(map(str, (*paths, path))))
-    return table_of_all if found is None else found
+    return table_of_all if found is None else found, [once.index(first[x]) for x in given]
 
 
 def _export(parsed: argparse.Namespace) -> None:
@@ -325,14 +353,15 @@ def _export(parsed: argparse.Namespace) -> None:
 
 
 def _plot(parsed: argparse.Namespace) -> None:
-    folders = [Path(run) for run in parsed.runs]
-    path = parsed.out
-    if path is None:
-        path = (folders[0] if len(folders) == 1 else Path()) / "learning_curve.png"
+    silence_others()
+    from torchrl_marl.placing import beside, free
     from torchrl_marl.plotting import learning_curve
 
-    learning_curve(folders, key=parsed.key, path=path)
-    print(path)
+    folders, path, name = [Path(run) for run in parsed.runs], parsed.out, "learning_curve.png"
+    if path is None:
+        path = folders[0] / name if len(folders) == 1 else free(beside(folders) / name)
+    learning_curve(folders, key=parsed.key, path=path, table=path.with_suffix(".csv"))
+    print(path, path.with_suffix(".csv"), sep="\n")
 
 
 def _report(parsed: argparse.Namespace) -> None:

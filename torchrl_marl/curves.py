@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from torchrl_marl.errors import CheckpointError
+from torchrl_marl.experiments import NOT_READ
 from torchrl_marl.links import refuse_link
-from torchrl_marl.settings import flatten
-from torchrl_marl.training.config import read_run_config
+from torchrl_marl.settings import flatten, unread
+from torchrl_marl.training.config import TrainConfig, read_run_config
 
 __all__ = ["Curves", "read_csv", "read_run"]
 
+_OF_A_LEAGUE = ("self_play", "slots", "snapshot_every", "snapshot_at", "exploiters")
 # Settings in which runs of one experiment may differ.
 _NOT_COMPARED = ("seed", "device", "threads", "folder")
 _SECTIONS_NOT_COMPARED = ("checkpoint.", "logging.", "evaluation.")
@@ -37,6 +39,8 @@ class Curves:
     seed: int = 0
     cut: tuple[str, ...] = ()
     """Tables of which the last line is half written, and left out."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what the tables are made of, without their subject."""
 
 
 def read_run(folder: str | Path) -> Curves:
@@ -56,16 +60,33 @@ def read_run(folder: str | Path) -> Curves:
             f"{str(folder)!r} has no row in metrics.csv yet, expected one or more; "
             "wait for its first iteration."
         )
-    settings = {
-        name: value
-        for name, value in flatten(dataclasses.asdict(config)).items()
-        if name not in _NOT_COMPARED and not name.startswith(_SECTIONS_NOT_COMPARED)
-    }
     summary = _read_json(folder / "summary.json")
     tables = ("evaluation.csv", "metrics.csv")
     cut = tuple(name for name in tables if _ends_half(folder / name))
     seed = config.seed
+    settings = _compared(config)
     return Curves(folder, config.recipe, settings, training, evaluation, summary, seed, cut)
+
+
+def _compared(config: TrainConfig) -> dict[str, Any]:
+    """Settings that runs are compared by; of those that nothing reads it is known that they are."""
+    idle = {*unread(config, defaults=True), *_idle_in_league(config)}
+    return {
+        name: NOT_READ if name in idle else value
+        for name, value in flatten(dataclasses.asdict(config)).items()
+        if name not in _NOT_COMPARED and not name.startswith(_SECTIONS_NOT_COMPARED)
+    }
+
+
+def _idle_in_league(config: TrainConfig) -> list[str]:
+    """Settings of a league that nothing reads: all but who plays where nobody does."""
+    league = config.league
+    idle = {
+        "weighting": league.match != "pfsp",
+        "exploited": not league.exploiters,
+        **dict.fromkeys(_OF_A_LEAGUE, not league.enabled),
+    }
+    return [f"league.{name}" for name, without in idle.items() if without]
 
 
 def read_csv(path: Path) -> dict[str, np.ndarray]:

@@ -12,11 +12,13 @@ from torchrl_marl.recipes import read_config, recipe_names
 if TYPE_CHECKING:
     from torchrl_marl.curves import Curves
 
-__all__ = ["by_settings", "differences", "experiments", "short_names", "world_name"]
+__all__ = ["NOT_READ", "by_settings", "differences", "experiments", "short_names", "world_name"]
 
 _MOST_SETTINGS = 4
 _LONGEST_VALUE = 24
 _MISSING = "no such setting"
+NOT_READ = "not read"
+"""What stands for a setting that nothing reads in a run, whatever its value; in no name."""
 
 
 def experiments(runs: Sequence[Curves]) -> list[tuple[str, list[Curves]]]:
@@ -137,14 +139,18 @@ def differences(
         ['lr=0.001']
     """
     keys = {key: None for other in others for key in other}
-    differs = [
-        key for key in keys if len({json.dumps(other.get(key, _MISSING)) for other in others}) > 1
-    ]
+    differs = [key for key in keys if len(_values(key, others)) > 1]
     short = short_names([{key: other.get(key) for key in differs} for other in others])
-    texts = [f"{name}={_text(settings[key])}" for key, name in short.items() if key in settings]
+    shown = [key for key in short if settings.get(key, NOT_READ) != NOT_READ]
+    texts = [f"{short[key]}={_text(settings[key])}" for key in shown]
     if len(texts) > most:
         texts = [*texts[: most - 1], f"{len(texts) - most + 1} more"]
     return texts
+
+
+def _values(key: str, settings: Sequence[Mapping[str, Any]]) -> set[str]:
+    found = {json.dumps(own.get(key, _MISSING)) for own in settings}
+    return found - {json.dumps(NOT_READ)}
 
 
 def _text(value: Any) -> str:

@@ -34,6 +34,9 @@ __all__ = [
 ]
 
 
+_RESAMPLES = 400  # of the games, for the interval of the Nash average
+
+
 class Standing(NamedTuple):
     """How opponents compare.
 
@@ -43,12 +46,15 @@ class Standing(NamedTuple):
         earned (Tensor): half the mean difference of both returns, ``[A, A]``; the return of the
             row's player in a zero-sum world.
         weight (Tensor): each one's share of the Nash average of what is earned, ``[A]``.
+        weight_interval (pair of Tensor, optional): the ends of its 95 % interval, ``[A]`` each:
+            percentiles over resamples of the games; None where an entry is a single game.
     """
 
     ratings: Ratings
     won: Tensor
     earned: Tensor
     weight: Tensor
+    weight_interval: tuple[Tensor, Tensor] | None = None
 
 
 def standing(table: TensorDictBase) -> Standing | None:
@@ -75,7 +81,28 @@ def standing(table: TensorDictBase) -> Standing | None:
     wins, draws = wins + (games - wins - draws).mT, draws + draws.mT
     won = (wins + draws / 2) / (games + games.mT)
     earned = (table["returns"] - table["returns"].mT) / 2
-    return Standing(bradley_terry(wins, draws), won, earned, nash_average(earned)[0])
+    weight, reach = nash_average(earned)[0], _weight_interval(table, earned)
+    return Standing(bradley_terry(wins, draws), won, earned, weight, reach)
+
+
+def _weight_interval(table: TensorDictBase, earned: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Returns the ends of the Nash average's interval, ``[A]`` each.
+
+    What players earn is drawn as often as resamples of an entry's games would have it: about its
+    mean, with its standard error. Always the same numbers are drawn.
+    """
+    error = table.get("error", None)
+    if error is None:
+        return None
+    error = ((error**2 + error.mT**2).sqrt() / 2).fill_diagonal_(0.0)
+    if not bool(error.isfinite().all()):
+        return None
+    random = torch.Generator().manual_seed(0)
+    draws = torch.randn(_RESAMPLES, *earned.shape, dtype=torch.float64, generator=random)
+    noise = (draws * error).triu()
+    weights = torch.stack([nash_average(earned + own - own.mT)[0] for own in noise])
+    low, high = weights.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
+    return low, high
 
 
 def standing_text(
@@ -98,11 +125,13 @@ def standing_text(
     others = ~torch.eye(len(names), dtype=torch.bool)
     earned, won = (_mean(values, others) for values in (found.earned, found.won))
     order = earned.argsort(descending=True).tolist()
-    rows = [["player", "earned", "Nash average", "won", "rating", "95 %"]]
+    known = found.weight_interval
+    rows = [["player", "earned", "Nash average", *["95 %"] * bool(known), "won", "rating", "95 %"]]
     for i in order:
-        numbers = f"{earned[i]:+.3f}", f"{found.weight[i]:.2f}", f"{won[i]:.3f}"
-        reach = f"{low[i]:+.0f} to {high[i]:+.0f}"
-        rows.append([names[i], *numbers, f"{found.ratings.rating[i]:+.0f}", reach])
+        weight = [f"{found.weight[i]:.2f}"]
+        weight += [] if known is None else [f"{known[0][i]:.2f} to {known[1][i]:.2f}"]
+        rated = f"{found.ratings.rating[i]:+.0f}", f"{low[i]:+.0f} to {high[i]:+.0f}"
+        rows.append([names[i], f"{earned[i]:+.3f}", *weight, f"{won[i]:.3f}", *rated])
     ranked, values = [names[i] for i in order], found.earned[order][:, order]
     return f"{_aligned(rows)}\n\n{_matrix(ranked, values, 'earned from')}"
 
@@ -149,9 +178,12 @@ def write_table(
     paths = [_write_csv(folder / "crossplay.csv", head, rows)]
     if found is not None:
         low, high = found.ratings.interval()
-        columns = (found.ratings.rating, found.ratings.error, low, high, found.weight)
-        rated = [[name, *row] for name, row in zip(names, torch.stack(columns, 1).tolist())]
+        columns = [found.ratings.rating, found.ratings.error, low, high, found.weight]
         head = ["player", "rating", "error", "low", "high", "nash_average"]
+        if found.weight_interval is not None:
+            columns += found.weight_interval
+            head += ["nash_low", "nash_high"]
+        rated = [[name, *row] for name, row in zip(names, torch.stack(columns, 1).tolist())]
         paths.append(_write_csv(folder / "ratings.csv", head, rated))
     return paths
 

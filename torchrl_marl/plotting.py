@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Sequence
+import csv
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +15,10 @@ import numpy as np
 from torchrl_marl.curves import Curves, read_run
 from torchrl_marl.errors import CheckpointError, ConfigError, nearest
 from torchrl_marl.experiments import experiments, world_name
-from torchrl_marl.training.config import seed_folders
-from torchrl_marl.training.drawing import check_matplotlib
+from torchrl_marl.reports.finding import find_runs
+from torchrl_marl.reports.grouping import by_world
+from torchrl_marl.training.config import read_run_config, seed_folders
+from torchrl_marl.training.drawing import check_matplotlib, legend_below
 from torchrl_marl.training.files import whole_file, writing
 
 if TYPE_CHECKING:
@@ -27,6 +31,8 @@ __all__ = ["aggregate", "learning_curve"]
 _REWARD = "/episode_reward"
 _COLORS = ("#2a6fbb", "#d1662a", "#3a8f57", "#9a4fb0", "#b8902a", "#4f9fb0", "#b03a5b", "#5d4037")
 _STYLES = ("-", "--", "-.")  # for lines beyond the number of colors
+_ACROSS = 4  # panels beside each other
+_HEAD = ("world", "line", "column", "seeds", "frames", "mean", "least", "greatest")
 _GRAY = "#707070"
 _RANGE = "range of seeds"
 # Entries that mean the same in every color come last in the legend.
@@ -40,21 +46,41 @@ class _Line:
     name: str
     seeds: Sequence[Curves]
     column: str
+    place: int
+    """Which color it has."""
+
+    @property
+    def look(self) -> dict[str, Any]:
+        """Its color and style."""
+        turn, color = divmod(self.place, len(_COLORS))
+        return {"color": _COLORS[color], "linestyle": _STYLES[turn % len(_STYLES)]}
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """Lines that share axes: of one world, and of one group where there are panels for each."""
+
+    world: str
+    group: str
+    lines: Sequence[_Line]
 
 
 def learning_curve(
     folders: Iterable[str | Path] | str | Path,
     key: str | None = None,
     path: str | Path | None = None,
+    table: str | Path | None = None,
 ) -> Figure:
     """Draws return over frames: training as a line, evaluation as dots, range over the seeds.
 
-    Runs are seeds of one line if all settings that matter agree.
+    Runs are seeds of one line if all settings that matter agree. Each world has axes of its own.
 
     Args:
-        folders (list of paths): run folders, or such as hold the runs of several seeds.
+        folders (list of paths): run folders, or such as hold runs, however deep.
         key (str, optional): a column of ``metrics.csv`` or ``evaluation.csv`` to draw instead.
         path (str or Path, optional): where to write the picture.
+        table (str or Path, optional): where to write what is drawn, as CSV: a row for each line
+            and frame, with the mean and the range of the seeds.
 
     Returns:
         matplotlib.figure.Figure: the picture, for a notebook.
@@ -66,27 +92,32 @@ def learning_curve(
         WriteError: the picture cannot be written.
     """
     check_matplotlib()
-    folders = [folders] if isinstance(folders, (str, Path)) else list(folders)
-    folders = [run for folder in folders for run in _runs_in(folder)]
-    folders = list({Path(folder).resolve(): folder for folder in folders}.values())
-    if not folders:
-        raise ConfigError("no run folder is given, expected one or more; name them.")
-    runs = [read_run(folder) for folder in folders]
+    runs = _read([folders] if isinstance(folders, (str, Path)) else list(folders))
+    panels = _panels(runs, key)
     from matplotlib import pyplot, rc_context
 
     with rc_context(_style()):
         figure = pyplot.figure(figsize=(7.2, 4.2), layout="constrained")
         pyplot.close(figure)  # a notebook shows the returned figure, once
-        _draw(figure, runs, key)
+        _draw(figure, panels, runs, key)
     if path is not None:
         _save(figure, Path(path))
+    if table is not None:
+        _write_table(Path(table), panels, key)
     return figure
 
 
-def _runs_in(folder: str | Path) -> Sequence[str | Path]:
-    """Returns a run's folder as it is, or those of its seeds, or of a population's members."""
-    seeds = seed_folders(folder) if isinstance(folder, (str, Path)) else []
-    return seeds or [folder]
+def _read(folders: Sequence[str | Path]) -> list[Curves]:
+    """Reads the runs; of those that are found in a folder, some may be broken, and are named."""
+    for folder in folders:
+        if not isinstance(folder, (str, os.PathLike)):
+            read_run_config(folder)  # which says what is expected
+        if (Path(folder) / "config.yaml").is_file() and not seed_folders(folder):
+            read_run(folder)
+    runs, left_out = find_runs(folders)
+    for sentence in left_out:
+        warnings.warn(f"left out: {sentence}", stacklevel=3)
+    return runs
 
 
 def aggregate(
@@ -117,46 +148,76 @@ def aggregate(
     return grid, values.mean(0), values.min(0), values.max(0)
 
 
-def _draw(figure: Figure, runs: Sequence[Curves], key: str | None) -> None:
-    panels = _panels(experiments(runs), key)
-    height, width = figure.get_figheight(), figure.get_figwidth()
-    figure.set_figwidth(max(width, 3.8 * len(panels)))
+def _draw(
+    figure: Figure, panels: Sequence[_Panel], runs: Sequence[Curves], key: str | None
+) -> None:
+    across = min(len(panels), _ACROSS)
+    down = -(-len(panels) // across)
+    figure.set_figwidth(max(figure.get_figwidth(), 3.8 * across))
+    figure.set_figheight(figure.get_figheight() if down == 1 else 3.2 * down)
     legend: dict[str, Artist] = {}
     drawn = 0
-    for axes, (group, lines) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels.items()
-    ):
-        drawn += _draw_panel(axes, lines, key, legend)
-        if group:
-            axes.set_title(group, loc="right")
+    for i, panel in enumerate(panels):
+        axes = figure.add_subplot(down, across, i + 1)
+        drawn += _draw_panel(axes, panel.lines, key, legend)
+        axes.set_title(panel.world, loc="left")
+        axes.set_title(panel.group, loc="right")
     if not drawn:
         raise CheckpointError(
             f"{str(runs[0].folder)!r} has no value of {key or 'the return'} yet; "
             "wait until an episode has ended."
         )
-    first = figure.axes[0]
-    first.set_ylabel(key or "episode return")
-    worlds = sorted({world_name(run) for run in runs})
-    first.set_title(", ".join(worlds), loc="left")
-    rows = _draw_legend(figure, legend)
-    figure.set_figheight(height + 0.2 * rows)
+    figure.axes[0].set_ylabel(key or "episode return")
+    shared = [name for name in _SHARED if name in legend]
+    names = [*(name for name in legend if name not in shared), *shared]
+    legend_below(figure, {name: legend[name] for name in names})
 
 
-def _panels(named: list[tuple[str, list[Curves]]], key: str | None) -> dict[str, list[_Line]]:
-    """Returns the panels: by group where several experiments have the same groups, else one."""
+def _panels(runs: Sequence[Curves], key: str | None) -> list[_Panel]:
+    """Returns the panels: one for each world, or of one world by group."""
+    worlds = by_world(runs)
+    if len(worlds) == 1:
+        named = experiments(runs)
+        title = ", ".join(sorted({world_name(run) for run in runs}))
+        groups = _by_group(named, key)
+        return [
+            _Panel(title if i == 0 else "", group, lines)
+            for i, (group, lines) in enumerate(groups.items())
+        ]
+    places: dict[str, int] = {}
+    panels = []
+    for world, algorithms in worlds.items():
+        lines = [
+            _Line(name, seeds, column, places.setdefault(name, len(places)))
+            for name, seeds, column in _all_lines(list(algorithms.items()), key)
+        ]
+        panels.append(_Panel(world, "", lines))
+    return panels
+
+
+def _by_group(named: list[tuple[str, list[Curves]]], key: str | None) -> dict[str, list[_Line]]:
+    """Returns lines by group where several experiments have the same groups, else of all."""
     columns = [[key] if key else _reward_columns(seeds) for _, seeds in named]
     if len(named) > 1 and len(columns[0]) > 1 and all(c == columns[0] for c in columns):
         return {
-            column.removesuffix(_REWARD): [_Line(name, seeds, column) for name, seeds in named]
+            column.removesuffix(_REWARD): [
+                _Line(name, seeds, column, i) for i, (name, seeds) in enumerate(named)
+            ]
             for column in columns[0]
         }
-    lines = []
-    for (name, seeds), own in zip(named, columns):
+    return {"": [_Line(*line, i) for i, line in enumerate(_all_lines(named, key))]}
+
+
+def _all_lines(
+    named: Sequence[tuple[str, list[Curves]]], key: str | None
+) -> Iterator[tuple[str, list[Curves], str]]:
+    """Yields name, seeds and column of all lines, with the group where there are several."""
+    for name, seeds in named:
+        own = [key] if key else _reward_columns(seeds)
         for column in own:
             group = column.removesuffix(_REWARD)
             both = group if len(named) == 1 else f"{name}: {group}"
-            lines.append(_Line(name if len(own) == 1 else both, seeds, column))
-    return {"": lines}
+            yield name if len(own) == 1 else both, seeds, column
 
 
 def _draw_panel(
@@ -165,12 +226,10 @@ def _draw_panel(
     from matplotlib.ticker import EngFormatter
 
     drawn = 0
-    for i, line in enumerate(lines):
-        turn, color = divmod(i, len(_COLORS))
-        style = {"color": _COLORS[color], "linestyle": _STYLES[turn % len(_STYLES)]}
-        drawn += _draw_line(axes, line, style, legend)
+    for line in lines:
+        drawn += _draw_line(axes, line, legend)
         if key is None:
-            drawn += _draw_dots(axes, line, _COLORS[color], legend)
+            drawn += _draw_dots(axes, line, legend)
     if key is None:
         _draw_references(axes, lines, legend)
     axes.set_xlabel("frames")
@@ -179,8 +238,8 @@ def _draw_panel(
     return drawn
 
 
-def _draw_line(axes: Axes, line: _Line, style: dict[str, Any], legend: dict[str, Artist]) -> bool:
-    rows = _columns(line.seeds, line.column)
+def _draw_line(axes: Axes, line: _Line, legend: dict[str, Artist]) -> bool:
+    rows, style = _columns(line.seeds, line.column), line.look
     frames, mean, low, high = aggregate(rows)
     if not len(frames):
         return False
@@ -188,17 +247,16 @@ def _draw_line(axes: Axes, line: _Line, style: dict[str, Any], legend: dict[str,
 
     name = line.name + (f" ({len(rows)} seeds)" if len(rows) > 1 else "")
     marker = "o" if len(frames) < 3 else None
-    (legend[name],) = axes.plot(frames, mean, label=name, marker=marker, **style)
+    (drawn,) = axes.plot(frames, mean, label=name, marker=marker, **style)
+    legend.setdefault(name, drawn)
     if len(rows) > 1:
         axes.fill_between(frames, low, high, color=style["color"], alpha=0.18, linewidth=0)
         legend.setdefault(_RANGE, Patch(color=_GRAY, alpha=0.3, linewidth=0))
     return True
 
 
-def _draw_dots(axes: Axes, line: _Line, color: str, legend: dict[str, Artist]) -> bool:
-    tables = [seed.evaluation for seed in line.seeds]
-    column = line.column if len(_reward_columns(line.seeds)) > 1 else "return_mean"
-    rows = [(table["frames"], table[column]) for table in tables if column in table]
+def _draw_dots(axes: Axes, line: _Line, legend: dict[str, Artist]) -> bool:
+    rows = _evaluations(line)
     frames, mean, low, high = aggregate(rows)
     if not len(frames):
         return False
@@ -207,8 +265,9 @@ def _draw_dots(axes: Axes, line: _Line, color: str, legend: dict[str, Artist]) -
     spread = np.stack([mean - low, high - mean]) if len(rows) > 1 else None
     dots: dict[str, Any] = {"marker": "o", "linestyle": "none", "markeredgecolor": "white"}
     axes.errorbar(
-        frames, mean, yerr=spread, color=color, markersize=6, elinewidth=1.2, zorder=3, **dots
-    )
+        frames, mean, yerr=spread, color=line.look["color"], markersize=6, elinewidth=1.2,
+        zorder=3, **dots,
+    )  # fmt: skip
     legend.setdefault("evaluation", Line2D([], [], color=_GRAY, markersize=7, **dots))
     return True
 
@@ -229,9 +288,7 @@ def _draw_references(axes: Axes, lines: Sequence[_Line], legend: dict[str, Artis
             known = [v for line in of_column for v in _summarized(line, name)]
             if not known:
                 continue
-            color = (
-                _GRAY if len(columns) == 1 else _COLORS[lines.index(of_column[0]) % len(_COLORS)]
-            )
+            color = _GRAY if len(columns) == 1 else of_column[0].look["color"]
             drawn: dict[str, Any] = {"linestyle": style, "linewidth": 1.2}
             label = None if what in legend else what
             axes.axhline(float(np.mean(known)), color=color, label=label, **drawn)
@@ -246,19 +303,11 @@ def _summarized(line: _Line, name: str) -> list[float]:
     return [float(value) for value in found if isinstance(value, (int, float))]
 
 
-def _draw_legend(figure: Figure, entries: dict[str, Artist]) -> int:
-    """Draws the legend below the axes, in as many columns as fit; returns the number of rows."""
-    shared = [name for name in _SHARED if name in entries]
-    names = [*(name for name in entries if name not in shared), *shared]
-    texts = ["\n".join(textwrap.wrap(name, 90)) for name in names]
-    for columns in range(min(len(names), 4), 0, -1):
-        legend = figure.legend(
-            [entries[name] for name in names], texts, loc="outside lower center", ncols=columns
-        )
-        if columns == 1 or legend.get_window_extent().width < figure.bbox.width:
-            break
-        legend.remove()
-    return -(-len(names) // columns)
+def _evaluations(line: _Line) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns frames and returns of a line's evaluations, for each seed that has some."""
+    tables = [seed.evaluation for seed in line.seeds]
+    column = line.column if len(_reward_columns(line.seeds)) > 1 else "return_mean"
+    return [(table["frames"], table[column]) for table in tables if column in table]
 
 
 def _reward_columns(seeds: Sequence[Curves]) -> list[str]:
@@ -294,6 +343,23 @@ def _save(figure: Figure, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path, "wb") as file:
         figure.savefig(file, dpi=150, format=path.suffix[1:])
+
+
+def _write_table(path: Path, panels: Sequence[_Panel], key: str | None) -> None:
+    """Writes what is drawn: a row for each line and frame."""
+    with whole_file(path, newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(_HEAD)
+        for panel in panels:
+            world = panel.world or panels[0].world
+            for line in panel.lines:
+                curves = {line.column: _columns(line.seeds, line.column)}
+                if key is None:
+                    curves["evaluation"] = _evaluations(line)
+                for what, rows in curves.items():
+                    for point in zip(*aggregate(rows)):
+                        numbers = [f"{float(x):.10g}" for x in point]
+                        writer.writerow([world, line.name, what, len(rows), *numbers])
 
 
 def _style() -> Any:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,10 +46,12 @@ class Alone:
     Attributes:
         size (int): number of ranks.
         rank (int): one's own, 0 for the first.
+        folder (Path, optional): of the run, once it is known.
     """
 
     size = 1
     rank = 0
+    folder: Path | None = None
 
     def sum_all(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Returns the sums over all ranks of each tensor, in one message."""

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.make import check_world_name
+from torchrl_marl.envs.libraries import LIBRARIES, find_library
+from torchrl_marl.envs.make import check_world_name, split_name
 from torchrl_marl.envs.vmas.library import scenario_arguments, scenario_names
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
+from torchrl_marl.learners.algorithms import ALGORITHMS
+from torchrl_marl.learners.config import OnPolicyConfig
 from torchrl_marl.settings import (
     Reader,
     Setting,
@@ -21,13 +24,12 @@ from torchrl_marl.settings import (
     parse_overrides,
     read_yaml,
     settings_of,
-    to_yaml,
     unfold,
     unread,
 )
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.files import whole_file
-from torchrl_marl.training.origin import check_world
+from torchrl_marl.training.origin import check_origin, signed_yaml
 
 __all__ = [
     "DEFAULT_RECIPE",
@@ -38,12 +40,15 @@ __all__ = [
     "recipe_rows",
     "save_config",
     "validate",
+    "world_settings",
 ]
 
 DEFAULT_RECIPE = "vmas_balance_mappo"
 """What ``torchrl-marl train`` runs."""
 
 _FOLDER = Path(__file__).parent / "configs"
+# No recipe that is written by hand has all of these; the file of a run has.
+_OF_A_RUN = {"recipe", "seed", "folder", "device", "env", "learner", "checkpoint", "logging"}
 
 
 def recipe_names() -> list[str]:
@@ -74,15 +79,18 @@ def load_config(
     Raises:
         ConfigError: an unknown recipe, key or value.
         MissingExtraError: the world or a logging backend is not installed.
-        TrustError: the ``config.yaml`` of a stranger's run names a module to be imported.
+        TrustError: the ``config.yaml`` of a stranger's run, or a copy of it, names a module to be
+            imported, a cluster, an address or a service.
 
     Examples:
         >>> load_config("toy_matrix_game_mappo", ["learner.lr=1e-3"]).learner.lr
         0.001
     """
     config, *idle = _read(recipe, overrides)
-    if isinstance(recipe, (str, Path)) and _is_complete(recipe) and not own_env:
-        check_world(Path(recipe).parent, config.env)  # a run's, which may be somebody else's
+    if isinstance(recipe, (str, Path)) and _is_complete(recipe):
+        # A run's, or a copy of one's, which may be somebody else's.
+        given = flatten(_given(overrides))
+        check_origin(Path(recipe), config, given=given, own_env=own_env)
     try:
         validate(config, own_env=own_env)
     except ConfigError:
@@ -144,8 +152,9 @@ def _read(
     recipe: str | Path | TrainConfig | Mapping[str, Any],
     overrides: Iterable[str] | Mapping[str, Any],
 ) -> _Read:
-    own = _given(overrides)
-    base = _without_foreign_arguments(normalized(TrainConfig, _settings(recipe)), own)
+    settings = _with_world(normalized(TrainConfig, _settings(recipe)), EnvConfig.library)
+    own = _with_world(_given(overrides), settings.get("env", {}).get("library", EnvConfig.library))
+    base = _without_foreign_arguments(settings, own)
     read = _merged(base, own, complete=_is_complete(recipe))
     idle = (read.inapplicable | read.unread).keys() - flatten(own).keys()
     if idle and own:
@@ -168,8 +177,10 @@ def _merged(base: dict[str, Any], own: dict[str, Any], *, complete: bool = False
 
 
 def _is_complete(recipe: Any) -> bool:
-    """Whether it is the file of a run, which holds every setting."""
-    return isinstance(recipe, (str, Path)) and Path(recipe).name == "config.yaml"
+    """Whether it is the file of a run, which holds every setting, or a copy of one."""
+    if not isinstance(recipe, (str, Path)) or recipe in recipe_names():
+        return False
+    return Path(recipe).name == "config.yaml" or read_yaml(Path(recipe)).keys() >= _OF_A_RUN
 
 
 def _given(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
@@ -177,6 +188,37 @@ def _given(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
         overrides = [overrides]
     own = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
     return normalized(TrainConfig, own)
+
+
+def _with_world(settings: dict[str, Any], before: str) -> dict[str, Any]:
+    """Returns settings with ``env=vmas/wheel`` as library and name of a world."""
+    env = settings.get("env", {})
+    text = env.get("library") if isinstance(env, Mapping) else None
+    if not isinstance(text, str) or "/" not in text or ":" in text or text.endswith(".py"):
+        return settings
+    library, name = split_name(text)
+    if env.get("name", name) != name:
+        raise ConfigError(
+            f"env is {quoted(text)} and env.name {quoted(env['name'])}, which are two worlds; "
+            "drop one."
+        )
+    return {**settings, "env": {**world_settings(library, name, before), **env, "library": library}}
+
+
+def world_settings(library: str, name: str, before: str) -> dict[str, Any]:
+    """Returns settings of ``env`` for a world, with its own time limit where it may have one.
+
+    Args:
+        library, name (str): the world's.
+        before (str): library of the recipe, whose time limit its other worlds keep.
+
+    Examples:
+        >>> world_settings("vmas", "wheel", "vmas")
+        {'library': 'vmas', 'name': 'wheel'}
+    """
+    new = library != before and library in LIBRARIES.names()
+    own_limit = {"max_steps": None} if new and find_library(library).own_limit else {}
+    return {"library": library, "name": name, **own_limit}
 
 
 def _without(settings: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
@@ -197,7 +239,7 @@ def _without(settings: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 def save_config(config: TrainConfig, path: str | Path) -> None:
     """Writes every setting as YAML, explained by comments; :func:`load_config` reads it back."""
     with whole_file(Path(path)) as file:
-        file.write(to_yaml(config))
+        file.write(signed_yaml(config))
 
 
 def explain(config: TrainConfig | None = None) -> list[Setting]:
@@ -238,12 +280,58 @@ def _settings(recipe: str | Path | TrainConfig | Mapping[str, Any]) -> dict[str,
     if isinstance(recipe, str) and recipe in recipe_names():
         path = _FOLDER / f"{recipe}.yaml"
     elif path.suffix not in (".yaml", ".yml") and not os.path.exists(path):
-        names = recipe_names()
-        raise ConfigError(
-            f"unknown recipe {quoted(str(recipe))}; {nearest(str(recipe), names)}"
-            "`torchrl-marl list recipes` shows all, and the path of a YAML file will do, too."
-        )
+        raise _unknown_recipe(str(recipe))
     return {"recipe": path.stem, **read_yaml(path)}
+
+
+def _unknown_recipe(text: str) -> ConfigError:
+    """Returns what to use in place of a world, an algorithm or any other text."""
+    names = recipe_names()
+    library, slash, world = (text if "/" in text else f"vmas/{text}").partition("/")
+    if library in LIBRARIES.names() and (slash in text or _is_scenario(world)):
+        check_world_name(EnvConfig(library=library, name=world))
+        own = _recipes_with("env", (library, world))
+        use = f"use a recipe of it, such as {own[0]}, or " if own else "use "
+        return ConfigError(
+            f"{quoted(text)} is a world, expected a recipe; {use}one of another world with "
+            f"env={library}/{world}{'' if own else f', such as {DEFAULT_RECIPE}'}."
+        )
+    word = text.lower()
+    if word in ALGORITHMS.names():
+        own = _recipes_with("learner", (word,))
+        use = f"use a recipe that learns by it, such as {own[0]}, or " if own else "use "
+        return ConfigError(
+            f"{quoted(text)} is an algorithm, expected a recipe; {use}another with "
+            f"learner.algorithm={word}{'' if own else f', such as {DEFAULT_RECIPE}'}."
+        )
+    if (advice := ALGORITHMS.advice(word)) is not None:
+        return ConfigError(
+            f"{quoted(text)} is an algorithm, expected a recipe, such as {DEFAULT_RECIPE}; "
+            f"{advice.format(at='learner')} beside it."
+        )
+    return ConfigError(
+        f"unknown recipe {quoted(text)}; {nearest(text, names)}"
+        "`torchrl-marl list recipes` shows all, and the path of a YAML file will do, too."
+    )
+
+
+def _is_scenario(name: str) -> bool:
+    try:
+        return name in scenario_names()
+    except MissingExtraError:
+        return False
+
+
+def _recipes_with(section: str, values: tuple[str, ...]) -> list[str]:
+    """Returns recipes whose first settings of a section have these values, the default's first."""
+    fields = dataclasses.fields({"env": EnvConfig, "learner": OnPolicyConfig}[section])
+    found = []
+    for name in recipe_names():
+        own = normalized(TrainConfig, read_yaml(_FOLDER / f"{name}.yaml")).get(section, {})
+        if tuple(own.get(one.name, one.default) for one, _ in zip(fields, values)) == values:
+            found.append(name)
+    # Of others the plainest, which has the shortest name.
+    return sorted(found, key=lambda name: (name != DEFAULT_RECIPE, len(name)))
 
 
 def _without_foreign_arguments(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

@@ -9,20 +9,26 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrl_marl.envs.libraries import LIBRARIES, find_library, library_of
+from torchrl_marl.envs.libraries import library_of
 from torchrl_marl.envs.make import split_name
 from torchrl_marl.envs.own.objects import as_environment
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, WriteError, quoted
 from torchrl_marl.links import refuse_links
-from torchrl_marl.recipes import DEFAULT_RECIPE, load_config, read_config, validate
-from torchrl_marl.settings import flatten, unfold
+from torchrl_marl.recipes import (
+    DEFAULT_RECIPE,
+    load_config,
+    read_config,
+    validate,
+    world_settings,
+)
+from torchrl_marl.settings import flatten, normalized, unfold
 from torchrl_marl.torchrun import place
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.drawing import has_matplotlib
 from torchrl_marl.training.folder import check_folder, has_checkpoint
 from torchrl_marl.training.loggers import check_logging
 from torchrl_marl.training.made_by import check_unchanged, differences, settings_of
-from torchrl_marl.training.origin import check_world
+from torchrl_marl.training.origin import check_origin, check_world
 from torchrl_marl.trust import trusting
 
 if TYPE_CHECKING:
@@ -98,8 +104,8 @@ def resume(
         folder (str or Path): the run's.
         env (EnvBase, optional): for a run on an environment of one's own.
         trust (bool): run the code that a run of somebody else's brings: its world's module, and
-            the pickled worlds of a PettingZoo run, whose episodes begin anew otherwise; and
-            follow links out of its folder.
+            the pickled worlds of a PettingZoo run, whose episodes begin anew otherwise; follow
+            links out of its folder; and use the cluster, addresses and services that it names.
         overrides: settings that change from now on, as ``config.yaml`` then says:
             ``total_frames``, ``stop_at_return``, those of ``evaluation``, ``checkpoint`` and
             ``logging``, and where and how it is computed: ``device``, ``threads``, ``execution``
@@ -117,6 +123,10 @@ def resume(
     if env is None:
         check_world(Path(folder), before.env, trust)
     config = read_config(before, overrides)
+    given = flatten(normalized(TrainConfig, unfold(overrides)))
+    with trusting(trust):
+        file = Path(folder) / "config.yaml"
+        check_origin(file, config, given=given, own_env=env is not None)
     if differences(before, config):  # beside a changed file they may be the run's own settings
         _check_given(Path(folder), before, config)
     if config != before:
@@ -240,6 +250,4 @@ def _world_of(
 ) -> dict[str, Any]:
     """Overrides for a world of a library, with its own time limit where it may have one."""
     before = read_config(recipe).env.library
-    new = library != before and library in LIBRARIES.names()
-    own_limit = {"env.max_steps": None} if new and find_library(library).own_limit else {}
-    return {"env.library": library, "env.name": name, **own_limit}
+    return flatten({"env": world_settings(library, name, before)})

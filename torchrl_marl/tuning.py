@@ -20,9 +20,9 @@ from torchrl_marl.links import refuse_links
 from torchrl_marl.pruning import prune_trials, pruner_of, rungs_of
 from torchrl_marl.recipes import load_config
 from torchrl_marl.runs import resume, train
-from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.config import TrainConfig, read_run_config, seed_folders
 from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.origin import signed_yaml
 
 if TYPE_CHECKING:
     from torchrl_marl.training.run import Run
@@ -285,6 +285,6 @@ def _write_best(study: Any, folder: Path) -> Path:
     with whole_file(folder / "best.yaml") as file:
         file.write(
             f"# Trial {study.best_trial.number} of {len(_ended(study))}: return "
-            f"{study.best_value:.4g}, in {place}.\n" + to_yaml(own)
+            f"{study.best_value:.4g}, in {place}.\n" + signed_yaml(own)
         )
     return folder / "best.yaml"

@@ -4,11 +4,15 @@ import copy
 
 import pytest
 import torch
+from lives import Lives
+from samples import states
+from torchrl.data import Categorical, Unbounded
 
-from torchrl_marl import TeamSpec
+from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs.toy import Arena, Kuhn, ZeroSum
 from torchrl_marl.learners import OnPolicyConfig
+from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.modules import CriticConfig, NetworkConfig
 
@@ -103,3 +107,81 @@ def test_what_others_did_and_earned_reaches_nobody(world):
     without = poisoned.exclude((first.name, "learns"), (second.name, "learns"))
     with pytest.raises(Exception, match="NaN"):
         learned(learner, without)
+
+
+# ------------------------------------------------------------------- opponents in one's own group
+
+
+def mixed_seats(seed=0):
+    """A batch of one group, of which some agents are opponents' in most envs; and who learns."""
+    kind = AgentSpec("car", 4, Unbounded((3,)), Categorical(2))
+    groups = TeamSpec([kind]).groups
+    batch = Lives(8, 4, seed).batch(groups["car"], 20, features=3)
+    batch["car", "action_log_prob"] = -torch.rand(8, 20, 4)
+    learns = torch.ones(8, 1, 4, dtype=torch.bool)
+    learns[:3, :, 2:] = learns[3:6, :, :3] = False
+    batch["car", "learns"] = learns.expand(8, 20, 4).clone()
+    return groups, batch
+
+
+def wild(batch, leaves):
+    """The same steps, in which opponents see and earn anything, NaN where they are masked."""
+    bad, own, then = batch.clone(), batch["car"], batch["next", "car"]
+    others = ~own["learns"]
+    cut = (then["truncated"] & ~then["terminated"]).squeeze(-1)
+    there = {
+        ("car", "observation"): own["mask"],
+        ("next", "car", "observation"): then["mask"] | cut,
+        ("next", "car", "reward"): ~own["done"].squeeze(-1),
+        ("car", "action_log_prob"): own["mask"],
+    }
+    for key in leaves:
+        value = bad[key]
+        noise = torch.where(_like(there[key], value), 1e6 * torch.randn_like(value), torch.nan)
+        bad[key] = torch.where(_like(others, value), noise, value)
+    return bad
+
+
+def _like(mask, value):
+    return mask.reshape(*mask.shape, *(1,) * (value.ndim - mask.ndim))
+
+
+EARNED = [("next", "car", "reward"), ("car", "action_log_prob")]
+SEEN = [("car", "observation"), ("next", "car", "observation")]
+ALONE = {"algorithm": "ippo", "normalize_observations": True}
+
+
+@pytest.mark.filterwarnings("ignore:group .*act in turns")
+@pytest.mark.parametrize("bootstrap", ["team", "agent"])
+@pytest.mark.parametrize(
+    "leaves, settings",
+    [
+        (EARNED + SEEN, ALONE),
+        (EARNED + SEEN, {**ALONE, "value_centering": True}),
+        (EARNED[:1] + SEEN, {**ALONE, "estimator": "vtrace"}),
+        (EARNED, {"algorithm": "mappo"}),
+        (EARNED, {"algorithm": "happo"}),
+    ],
+    ids=["ippo", "centering", "vtrace", "mappo", "happo"],
+)
+def test_opponents_of_ones_own_group_reach_no_parameter(leaves, settings, bootstrap):
+    """The dead are credited with what those earn, and are worth, who learn."""
+    groups, batch = mixed_seats()
+    config = ALGORITHMS.schema(settings["algorithm"])(
+        actor=NetworkConfig([8]),
+        critic=CriticConfig([8]),
+        num_epochs=2,
+        minibatch_size=40,
+        bootstrap=bootstrap,
+        **settings,
+    )
+    found = []
+    for given in (batch, wild(batch, leaves)):
+        torch.manual_seed(0)
+        learner = ALGORITHMS.learner(config.algorithm)(groups, config)
+        torch.manual_seed(1)
+        for part in given.split(10, 1):
+            learner.learn(part)
+        found.append(states([learner]))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)

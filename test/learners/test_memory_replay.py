@@ -93,7 +93,7 @@ def test_no_window_goes_over_a_cut():
     observed = windows["agents", "observation"][0]
     assert torch.equal(observed[2:], observed[1].expand_as(observed[2:]))
     one, other = windows.clone(), windows.clone()
-    other["next", "agents", "reward"][:, 2:] += 5.0
+    other["next", "agents", "team", "reward"][:, 2:] += 5.0
     [loss] = learner.losses.values()
     assert torch.equal(loss.value_loss(one)[0], loss.value_loss(other)[0])
 
@@ -217,7 +217,7 @@ def test_a_burn_in_brings_states_up_to_date_for_network_and_target_apart():
     torch.testing.assert_close(target[:, 0][still], first[still], rtol=1e-5, atol=1e-6)
     # Nothing of the spent steps is learned from.
     torch.manual_seed(0)
-    windows["next", "agents", "reward"][:, :2] += 100.0
+    windows["next", "agents", "team", "reward"][:, :2] += 100.0
     again = warmed_up(windows, 2, [loss.recall])
     assert torch.equal(loss.value_loss(spent)[0], loss.value_loss(again)[0])
 

@@ -10,6 +10,7 @@ from torchrl.objectives.value import MultiAgentGAE
 
 from torchrl_marl.modules import NetworkConfig, ValueNorm, make_critic
 from torchrl_marl.objectives import TeamGAE
+from torchrl_marl.objectives.flags import share
 from torchrl_marl.objectives.masking import blank_masked_inputs
 
 
@@ -110,16 +111,15 @@ def test_the_dead_are_worth_the_mean_of_those_who_act():
     acting = torch.tensor([[True, False, False]])
     value = torch.tensor([[[3.0], [100.0], [float("nan")]]])
 
-    def share(told):
-        return (
-            estimator._share(value, living, estimator._best_valued(told, living)).flatten().tolist()
-        )
+    def shared(told):
+        sources = estimator._best_valued(told, living)
+        return share(value, living, sources, estimator.per_group).flatten().tolist()
 
-    assert share(acting) == [3.0, 100.0, 3.0]
-    assert share(living) == [3.0, 100.0, 51.5]
-    assert share(torch.zeros_like(acting)) == [3.0, 100.0, 51.5]  # nobody acts: all who live
+    assert shared(acting) == [3.0, 100.0, 3.0]
+    assert shared(living) == [3.0, 100.0, 51.5]
+    assert shared(torch.zeros_like(acting)) == [3.0, 100.0, 51.5]  # nobody acts: all who live
     nobody = torch.zeros_like(living)
-    assert estimator._share(value, nobody, nobody).flatten().tolist() == [0.0] * 3
+    assert share(value, nobody, nobody, estimator.per_group).flatten().tolist() == [0.0] * 3
 
 
 def test_a_state_of_as_many_features_as_there_are_agents_is_not_masked():

@@ -14,7 +14,7 @@ from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.reports import make_report
 from torchrl_marl.reports.answers import answers, notes
 from torchrl_marl.reports.page import page
-from torchrl_marl.reports.tables import evaluations_csv, markdown, results_csv
+from torchrl_marl.reports.tables import curves_csv, evaluations_csv, markdown, results_csv
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +196,12 @@ def test_actions_of_two_kinds(tmp_path):
         (run / "summary.json").write_text(json.dumps(summary))
     (note,) = (note for note in notes(make_report(tmp_path)) if "likeliest" in note)
     assert "earn -5 and drawn ones 1.5, which is more than chance, in 2 of 3 runs" in note
+    for path in tmp_path.glob("*/summary.json"):  # beside episodes that differ by much more
+        summary = json.loads(path.read_text())
+        for own in summary["evaluation"].values():
+            own["return_std"] = 50.0
+        path.write_text(json.dumps(summary))
+    assert not any("likeliest" in note for note in notes(make_report(tmp_path)))
 
 
 def test_what_0_and_1_are(tmp_path):
@@ -234,6 +240,20 @@ def test_tables_of_numbers(report):
     text = markdown(report)
     assert f"| IPPO | {float(row['iqm']):.2f} \\[" in text
     assert all(line.count("|") > 2 for line in text.splitlines() if line.startswith("|"))
+
+
+def test_curves_with_their_intervals(suite, report):
+    curves = rows(curves_csv(report))
+    assert {row["measured_by"] for row in curves} == {"evaluation", "training"}
+    own = [
+        row
+        for row in curves
+        if (row["world"], row["algorithm"], row["measured_by"]) == ("wheel", "IPPO", "evaluation")
+    ]
+    line = next(x for x in report.worlds if x.world.name == "wheel").teams["IPPO"].evaluation
+    for name, expected in (("iqm", line.value), ("iqm_low", line.low), ("iqm_high", line.high)):
+        np.testing.assert_allclose([float(row[name]) for row in own], expected)
+    assert [row["frames"] for row in own][-1] == "480000" and {row["runs"] for row in own} == {"5"}
 
 
 def test_tables_of_others_join_the_worlds(suite, report, tmp_path):

@@ -18,11 +18,20 @@ from torchrl_marl.errors import ConfigError, MissingExtraError, WriteError
 from torchrl_marl.plotting import learning_curve
 from torchrl_marl.reports import make_report, write_report
 from torchrl_marl.reports.page import page
+from torchrl_marl.reports.pictures import _figures
 from torchrl_marl.training.files import whole_file
 
 pytest.importorskip("matplotlib")
 
-FILES = ["curves.png", "evaluations.csv", "report.html", "report.md", "results.csv", "together.png"]
+FILES = [
+    "curves.csv",
+    "curves.png",
+    "evaluations.csv",
+    "report.html",
+    "report.md",
+    "results.csv",
+    "together.png",
+]
 
 
 class Elements(HTMLParser):
@@ -168,6 +177,24 @@ def test_two_reports_at_once_both_succeed(tmp_path, monkeypatch):
             other.write("other")
         assert path.read_text() == "other"
     assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
+
+
+def test_pictures_cut_nothing(tmp_path):
+    """A legend of long names below one narrow world, and the titles above three."""
+    for i in range(4):
+        settings = {"learner.lr": 0.001 * i + 1e-4, "learner.entropy_coeff": 0.1 * i}
+        write_run(tmp_path / f"{i}", [0, i], **settings, **{"learner.gamma": 0.9 + 0.01 * i})
+    pictures = dict(_figures(make_report(tmp_path)))
+    assert set(pictures) == {"curves.png", "together.png"}
+    for figure in pictures.values():
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        texts = [text.get_text().replace("\n", " ") for text in legend.get_texts()]
+        assert len(texts) == 4 and all(text.startswith("MAPPO (") for text in texts)
+        boxes = [legend.get_window_extent(), *(axes.get_tightbbox() for axes in figure.axes)]
+        for box in boxes:
+            assert box.x0 >= -1 and box.x1 <= figure.bbox.width + 1 and box.y0 >= -1
+        assert boxes[0].y1 <= min(box.y0 for box in boxes[1:]) + 1  # below the axes
 
 
 def test_a_broken_matplotlib_is_as_none(suite, tmp_path, monkeypatch):

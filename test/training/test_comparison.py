@@ -17,6 +17,7 @@ from torchrl_marl.training.comparison import Comparison, Side, compare, win_inte
 from torchrl_marl.training.crossplay import cross_play
 from torchrl_marl.training.episodes import Episodes, after_training, where_they_differ
 from torchrl_marl.training.evaluation import evaluate_members, play
+from torchrl_marl.training.recorder import say
 from torchrl_marl.training.run import Run
 
 
@@ -106,6 +107,24 @@ class TestFigures:
         found = after_training(other, one, deterministic=False)
         assert list(found["evaluation"]) == ["drawn", "likeliest"]
         assert found["actions_differ"] == words
+
+    def test_no_word_on_a_difference_that_is_small_beside_the_spread(self):
+        """0.1 more in each of 100 episodes is beyond chance, and nothing beside -5 to 5."""
+        spread = torch.linspace(-5, 5, 100)
+        one, small, large = (episodes(*(spread + gap).tolist()) for gap in (0, 0.1, 0.7))
+        gap = one.against(small).difference
+        assert gap.high < 0 and where_they_differ(one, small) is None
+        assert where_they_differ(one, large).endswith(
+            "(they differ by -0.7 to -0.7, 0.24 standard deviations of episodes)"
+        )
+        # Episodes that are all alike: whatever differs is all there is.
+        assert "0.1" in where_they_differ(episodes(1.0, 1.0), episodes(1.1, 1.1))
+
+    def test_the_word_is_a_result_and_no_warning(self, capsys):
+        say("a result", warns=False)
+        assert capsys.readouterr() == ("torchrl_marl: a result.\n", "")
+        say("a warning")
+        assert capsys.readouterr() == ("", "torchrl_marl: a warning.\n")
 
 
 class TestDifference:

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -179,6 +180,35 @@ def test_large_losses_count_by_their_size_in_the_nash_average():
     assert found.weight.tolist() == pytest.approx([0, 1], abs=1e-6)
 
 
+def test_the_nash_average_has_an_interval():
+    """Two that cannot be told apart, and a third that loses to both."""
+    table = counted([[0, 6, 10], [5, 0, 10], [0, 0, 0]])
+    table["error"] = torch.full((3, 3), 0.3, dtype=torch.float64)
+    found = players.standing(table)
+    low, high = found.weight_interval
+    assert found.weight.tolist() == pytest.approx([1, 0, 0], abs=1e-6)
+    assert low.tolist() == pytest.approx([0, 0, 0], abs=1e-6)
+    assert high.tolist() == pytest.approx([1, 1, 0], abs=1e-6)
+    again = players.standing(table).weight_interval
+    assert torch.equal(low, again[0]) and torch.equal(high, again[1])
+    text = players.standing_text(["a", "b", "c"], table, found)
+    assert re.search(r"a +\+0.\d+ +1.00 +0.00 to 1.00", text)
+    # Of more games the first is sure to be better; of one game each nothing is known.
+    table["error"] = torch.full((3, 3), 0.01, dtype=torch.float64)
+    assert players.standing(table).weight_interval[0].tolist() == pytest.approx([1, 0, 0], abs=1e-6)
+    table["error"] = torch.full((3, 3), torch.nan, dtype=torch.float64)
+    assert players.standing(table).weight_interval is None
+
+
+def test_errors_are_those_of_the_games():
+    """A fair coin of -1 and 1 by 1,000 games: an error of 1 / sqrt(999)."""
+    env = ZeroSum(500, payoff=[[1.0, -1.0], [-1.0, 1.0]], max_steps=1, seed=0)
+    table = cross_play([env.rand_action], [env.rand_action], env, 1000)
+    mean = table["returns"][0, 0]
+    expected = ((1 - mean**2) / 999).sqrt()
+    torch.testing.assert_close(table["error"][0, 0], expected)
+
+
 def test_unlike_sides_have_no_ratings():
     text = players.standing_text(["a", "b"], counted([[0, 1], [2, 0]]), None, "return as cat")
     assert [line.split() for line in text.splitlines()] == [
@@ -231,6 +261,18 @@ def test_the_command_prints_and_writes(runs, capsys, tmp_path):
         rated = list(csv.DictReader(file))
     assert sum(float(row["nash_average"]) for row in rated) == pytest.approx(1)
     assert (tmp_path / "crossplay.png").stat().st_size > 1000
+
+
+def test_what_it_writes_lies_beside_the_runs(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "crossplay.csv").write_text("mine")
+    folder = Path(runs["a"]).parent
+    for name in ("crossplay", "crossplay_2"):  # over nothing that is there
+        assert cli.main(["crossplay", runs["a"], runs["b"], "--episodes", "2"]) == 0
+        names = sorted(path.name for path in (folder / name).iterdir())
+        assert names == ["crossplay.csv", "crossplay.png", "ratings.csv"]
+        assert str(folder / name / "crossplay.png") in capsys.readouterr().out
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_the_command_plays_partners(runs, capsys, tmp_path):

@@ -303,15 +303,23 @@ def test_the_league_of_a_run_is_rated(tmp_path, capsys):
     assert [row["player"] for row in rows] == [
         "000000000",
         "000000256",
-        "000000512",
-        "now",
+        "000000512 = now",  # stored in the last iteration
         "random",
     ]
+    weights = [
+        [float(row[key]) for key in ("nash_low", "nash_average", "nash_high")] for row in rows
+    ]
+    assert all(0 <= low <= high <= 1 for low, _, high in weights)
+    assert sum(weight for _, weight, _ in weights) == pytest.approx(1)
     for name in ("crossplay.png", "ratings.png"):
         assert (made / name).read_bytes()[:4] == b"\x89PNG"
     file = str(player_files(tmp_path / "run")[1])
     options = ["--episodes", "4", "--out", str(tmp_path)]
     assert main(["crossplay", file, str(tmp_path / "run"), *options]) == 0
+    last = str(player_files(tmp_path / "run")[-1])
+    capsys.readouterr()
+    assert main(["crossplay", last, str(tmp_path / "run"), *options]) == 2
+    assert "have the same weights, expected two policies or more" in capsys.readouterr().err
 
 
 def test_a_run_without_stored_players_has_no_league(tmp_path, capsys):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import support.failing_arena
+from support.listening import listening
 from support.runs import assert_equal, final_state, small_config, table
 
 import torchrl_marl
@@ -39,6 +40,35 @@ def cluster():
     yield connection
     connection.close()
     assert not ray.is_initialized()
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads /proc")
+def test_what_is_started_here_listens_on_this_machine_alone():
+    """The driver, raylet, GCS, agents, and the processes of actors."""
+    pid_of_worker = ray.remote(lambda: os.getpid()).remote()
+    assert ray.get(pid_of_worker) != os.getpid()
+    found = listening(os.getpid())
+    assert {"gcs_server", "raylet"} < set(found.values()) and len(found) > 5
+    assert {host for host, _ in found} <= {"127.0.0.1", "::1"}, found
+
+
+def test_strangers_on_this_machine_need_the_token(tmp_path):
+    program = (
+        "import sys; from ray._raylet import GcsClient\n"
+        "client = GcsClient(address=sys.argv[1])\n"
+        "print(client.internal_kv_keys(b'', namespace=None, timeout=10))"
+    )
+    where = ray.get_runtime_context().gcs_address
+    assert where.startswith("127.0.0.1:")
+
+    def asked(**variables):
+        command = [sys.executable, "-c", program, where]
+        env = {**os.environ, **variables}
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+    assert asked().returncode == 0
+    stranger = asked(RAY_AUTH_MODE="disabled", HOME=str(tmp_path))
+    assert stranger.returncode and "token" in stranger.stderr.lower()
 
 
 def settings_of(folder, world="FailingArena", on="ray", **overrides):

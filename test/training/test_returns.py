@@ -7,8 +7,8 @@ from torchrl.data import Categorical, Unbounded
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.envs import MarlEnv
 from torchrl_marl.envs.toy import Nim
+from torchrl_marl.objectives.births import Births, begun
 from torchrl_marl.training import evaluate
-from torchrl_marl.training.births import Births, begun
 from torchrl_marl.training.metrics import EpisodeTracker, group_reward
 
 # Who acts in each of six steps: agent 0 waits in the third, 1 is born in the third, 2 dies in
@@ -95,9 +95,9 @@ def test_an_evaluation_counts_those_who_are_there():
 def test_birth_by_birth():
     env = Crew(2)
     team, td = TeamSpec.from_env(env), env.rollout(14, break_when_any_done=False)
-    births, born = Births(team).update(td)["crew"], {}
+    births, born = Births(team.groups).update(td)["crew"], {}
     for t in range(7):
-        born = begun(team, td[:, t], born)
+        born = begun(team.groups, td[:, t], born)
         assert torch.equal(born["crew"], births[:, t])
     assert torch.equal(births[:, :7], births[:, 7:])
     assert births[0, :7].int().tolist() == [[1, 0, 1]] * 2 + [[1, 1, 1]] * 5

@@ -45,4 +45,5 @@ def test_all_its_runs_are_drawn(parent, capsys):
     line = next(line for line in axes.lines if "2 seeds" in line.get_label())
     assert line.get_ydata().tolist() == [6.0]  # the mean of 2 and 10
     assert cli.main(["plot", str(parent)]) == 0
-    assert capsys.readouterr().out.strip() == str(parent / "learning_curve.png")
+    written = [str(parent / f"learning_curve.{kind}") for kind in ("png", "csv")]
+    assert capsys.readouterr().out.split() == written

@@ -76,7 +76,8 @@ def add_tune(commands: Any) -> None:
         "settings",
         metavar="RECIPE|key=LOW..HIGH[:log]|key=value",
         nargs="*",
-        help="a recipe (first), ranges such as learner.lr=1e-4..1e-2:log, and settings",
+        help="a recipe (first; the world that a YAML file names is imported), ranges such as "
+        "learner.lr=1e-4..1e-2:log, and settings",
     )
     tune.add_argument("--trials", metavar="N", type=count, default=32, help="default: 32")
     tune.add_argument(
@@ -90,6 +91,7 @@ def add_tune(commands: Any) -> None:
     tune.add_argument(
         "--out", metavar="FOLDER", type=Path, help="default: tune_RECIPE in the current folder"
     )
+    tune.add_argument("--trust", action="store_true", help=TRUST)
     tune.set_defaults(rest="settings")
 
 
@@ -112,9 +114,9 @@ def add_suite(commands: Any) -> None:
         "settings",
         metavar="SUITE|key=value",
         nargs="*",
-        help="a suite's name or YAML file (first); which runs: algorithms=mappo,ippo, "
-        "tasks=balance,wheel, seeds=5 (so many; seeds=3..7: those), frames=600000; and settings "
-        "of all of them, as `train` takes them",
+        help="a suite's name or YAML file (first; the worlds that it names are imported); which "
+        "runs: algorithms=mappo,ippo, tasks=balance,wheel, seeds=5 (so many; seeds=3..7: those), "
+        "frames=600000; and settings of all of them, as `train` takes them",
     )
     suite.add_argument(
         "--out", metavar="FOLDER", type=Path, help="default: suite_NAME in the current folder"
@@ -134,4 +136,5 @@ def add_suite(commands: Any) -> None:
     suite.add_argument(
         "--dry-run", action="store_true", help="show tasks, frames and a forecast, and leave"
     )
+    suite.add_argument("--trust", action="store_true", help=TRUST)
     suite.set_defaults(rest="settings")

@@ -100,8 +100,8 @@ def add_crossplay(commands: Any) -> None:
         "--out",
         metavar="FOLDER",
         type=Path,
-        default=Path(),
-        help="for crossplay.csv, ratings.csv and crossplay.png; default: the current one",
+        help="for crossplay.csv, ratings.csv and crossplay.png; default: a new folder `crossplay` "
+        "beside the runs",
     )
     _add_matches(crossplay)
     crossplay.set_defaults(rest="players")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torchrl_marl.arguments.words import LISTS, list_name
+from torchrl_marl.arguments.words import LISTS, TRUST, list_name
 
 __all__ = ["add_list", "add_plot", "add_report"]
 
@@ -14,14 +14,15 @@ def add_plot(commands: Any) -> None:
     plot = commands.add_parser(
         "plot",
         help="draw learning curves",
-        description="Draws the learning curves of runs; seeds of a recipe become mean and range.",
+        description="Draws the learning curves of runs; seeds of a recipe become mean and range, "
+        "and each world has axes of its own. Writes what is drawn as CSV beside the picture.",
     )
-    plot.add_argument("runs", metavar="RUN", nargs="+", help="folders that `train` printed")
+    plot.add_argument("runs", metavar="RUN", nargs="+", help="folders that hold runs, however deep")
     plot.add_argument(
         "--out",
         metavar="FILE",
         type=Path,
-        help="default: learning_curve.png, in the run's folder if it is one run",
+        help="default: learning_curve.png in the folder, or beside several, over no file there",
     )
     plot.add_argument(
         "--key", metavar="COLUMN", help="a column of metrics.csv or evaluation.csv; default: return"
@@ -70,7 +71,8 @@ def add_list(commands: Any) -> None:
         "--for",
         dest="world",
         metavar="WORLD",
-        help="`algorithms` that fit a world (vmas/balance), a recipe's or a YAML file's, with "
-        "which settings, and why others do not",
+        help="`algorithms` that fit a world (vmas/balance), a recipe's or a YAML file's (which is "
+        "imported and built), with which settings, and why others do not",
     )
+    lists.add_argument("--trust", action="store_true", help=TRUST)
     lists.set_defaults(rest="")

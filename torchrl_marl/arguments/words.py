@@ -22,8 +22,8 @@ __all__ = [
 ]
 
 TRUST = (
-    "run the code that a run of somebody else's brings (its world's module, pickled worlds), and follow "
-    "links out of its folder"
+    "run the code that a run of somebody else's brings (its world's module, pickled worlds), and "
+    "follow links out of its folder"
 )
 LISTS = ("recipes", "worlds", "scenarios", "algorithms", "settings", "suites", "schema")
 

@@ -55,15 +55,14 @@ def compile_module(
     """
     on_cpu = not exact and all(x.device.type == "cpu" for x in leaves)
     module = compute_before_writes(rewrite_for_cpu(module) if on_cpu else module)
-    if on_cpu:
-        if len(module.graph.nodes) >= _LARGE and _libraries_load():
-            try:
-                return compile_stored(module, leaves, OPTIONS, _compiling)
-            except OSError as error:
-                raise WriteError(
-                    f"a compiled graph cannot be kept ({error}); set TORCHINDUCTOR_CACHE_DIR to a "
-                    "folder that can be written, or use execution=eager."
-                ) from error
+    if on_cpu and len(module.graph.nodes) >= _LARGE and _libraries_load():
+        try:
+            return compile_stored(module, leaves, OPTIONS, _compiling)
+        except OSError as error:
+            raise WriteError(
+                f"a compiled graph cannot be kept ({error}); set TORCHINDUCTOR_CACHE_DIR to a "
+                "folder that can be written, or use execution=eager."
+            ) from error
     import torch._inductor
     import torch._inductor.metrics as metrics
 

@@ -70,15 +70,13 @@ def _store_before(graph: fx.Graph, write: fx.Node, stored: set[fx.Node]) -> None
     """Stores the values that exist before a write and are used behind it, also through views."""
     place = {node: i for i, node in enumerate(graph.nodes)}
     used = [n for n in place if any(place[n] < place[write] < place[user] for user in n.users)]
-    sources = dict.fromkeys(_viewed(node) for node in used)
-    sources = [x for x in sources if x.op == "call_function" and x not in stored]
+    viewed = dict.fromkeys(_viewed(node) for node in used)
+    sources = [x for x in viewed if x.op == "call_function" and x not in stored]
     if not sources:
         return
     with graph.inserting_before(write):
         kept = graph.call_function(torch.ops.torchrl_marl.computed.default, (sources,))
-        fresh = {
-            x: graph.call_function(operator.getitem, (kept, i)) for i, x in enumerate(sources)
-        }
+        fresh = {x: graph.call_function(operator.getitem, (kept, i)) for i, x in enumerate(sources)}
     stored.update(fresh.values())
     _set_before(write, list(fresh.values()))
     with graph.inserting_before(write):

@@ -128,7 +128,7 @@ class OnRay:
 
     def first(self, calls: Sequence[Any]) -> Any:
         """Waits for the first of several calls that ends; after too long, returns the oldest."""
-        ended, _ = self._ray.wait(list(calls), num_returns=1, timeout=self.timeout)
+        ended, _ = self.connection.wait(calls, 1, self.timeout)
         return next(iter(ended), calls[0])
 
     def take_of(self, a: int, call: Any, journal: Journal) -> list[Played]:
@@ -157,7 +157,7 @@ class OnRay:
     def _answers(self, results: Sequence[Any], patience: float = 0.0, what: str = "") -> list[Any]:
         """Waits for calls to all actors, or to one; returns their answers or failures."""
         results, timeout = list(results), max(self.timeout, patience)
-        ended, _ = self._ray.wait(results, num_returns=len(results), timeout=timeout)
+        ended, _ = self.connection.wait(results, len(results), timeout)
         ready = set(ended)
         who = [f"shard {_listed(own)} {what}" if what else "" for own in self.own]
         return [answer_of(self._ray, x, x in ready, timeout, own) for x, own in zip(results, who)]

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import secrets
+import select
 import signal
 import socket
+import sys
 import threading
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torchrl_marl.errors import ConfigError, MissingExtraError, quoted
+from torchrl_marl.errors import ConfigError, MissingExtraError, WorkerError, quoted
 from torchrl_marl.random_state import RandomState
 
 __all__ = ["Connection", "connect"]
 
+_MANY_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Without it Ray stays at 127.0.0.1, on every system; with it 127.0.0.1 is replaced."""
+_GLANCE = 2.0
+"""Seconds between two looks at whether Ray is alive."""
 _users = 0
 _started_here = False
 
@@ -26,7 +36,7 @@ class Connection:
     """
 
     def __init__(self, ray: Any) -> None:
-        self.ray, self._open = ray, True
+        self.ray, self._open, self._died = ray, True, False
 
     @property
     def cpus(self) -> float:
@@ -36,6 +46,51 @@ class Connection:
     def gpus(self) -> float:
         """GPUs that are free."""
         return self.ray.available_resources().get("GPU", 0.0)
+
+    def wait(self, calls: Sequence[Any], n: int, timeout: float = math.inf) -> tuple[list, list]:
+        """Returns the calls that have ended and the others, as ``ray.wait`` does.
+
+        Args:
+            calls (sequence of ObjectRef): which.
+            n (int): for how many it waits.
+            timeout (float): seconds that it waits at most.
+
+        Raises:
+            WorkerError: a Ray that was started here has died; ``ray.wait`` does not notice.
+        """
+        until = time.monotonic() + timeout
+        while True:
+            left = until - time.monotonic()
+            ended, others = self.ray.wait(
+                list(calls), num_returns=n, timeout=max(0.0, min(left, _GLANCE))
+            )
+            if len(ended) >= n or left <= _GLANCE:
+                return ended, others
+            if self._died:
+                raise WorkerError("the Ray that was started here has died; go on with --resume.")
+
+    def tell_of_death(self, text: str) -> None:
+        """Prints a text where a Ray that was started here dies while it is in use.
+
+        Ray then ends this process from C++, without an exception, and says only what befell it.
+
+        Args:
+            text (str): one sentence.
+        """
+        pid = _raylet(self.ray) if _started_here else None
+        if pid is not None and hasattr(os, "pidfd_open"):
+            threading.Thread(target=self._watch, args=(pid, text), daemon=True).start()
+
+    def _watch(self, pid: int, text: str) -> None:
+        with contextlib.suppress(OSError):  # it has ended already
+            descriptor = os.pidfd_open(pid)
+            try:
+                select.select([descriptor], [], [])
+            finally:
+                os.close(descriptor)
+        if self._open:
+            self._died = True
+            print(f"torchrl_marl: {text}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Shuts Ray down where it was started here and nobody else of this process uses it."""
@@ -84,6 +139,8 @@ def _start(ray: Any, address: str | None, cpus: float) -> None:
         options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     else:
         options["address"] = address
+    if not (address or "").startswith("ray://"):
+        options["job_config"] = _job(ray)
     # Ray ends a process on SIGTERM at once; a run is saved first.
     ours = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM) if ours else None
@@ -91,7 +148,8 @@ def _start(ray: Any, address: str | None, cpus: float) -> None:
         # Ray draws ports from Python's generator, which is the run's own while it works.
         with RandomState(secrets.randbits(32)).active():
             _reach(address)
-            _init(ray, options, tries=2 if address is None else 1)
+            with _on_loopback() if address is None else contextlib.nullcontext():
+                _init(ray, options, tries=2 if address is None else 1)
     except Exception as error:
         why = quoted(" ".join(str(error).split())[:300])
         if address is None:
@@ -107,6 +165,50 @@ def _start(ray: Any, address: str | None, cpus: float) -> None:
     finally:
         if ours:
             signal.signal(signal.SIGTERM, before)
+
+
+def _raylet(ray: Any) -> int | None:
+    """Returns the process that is Ray's on this machine; None where that cannot be known."""
+    node = getattr(ray._private.worker, "_global_node", None)
+    processes = getattr(node, "all_processes", {}).get("raylet")
+    return processes[0].process.pid if processes else None
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Lets all processes of a Ray that is started within listen at 127.0.0.1 only.
+
+    ``_node_ip_address="127.0.0.1"`` alone is replaced by the machine's address in the network.
+    """
+    from ray._private import ray_constants
+
+    before, known = os.environ.get(_MANY_MACHINES), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[_MANY_MACHINES], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = known
+        os.environ.pop(_MANY_MACHINES)
+        if before is not None:
+            os.environ[_MANY_MACHINES] = before
+
+
+def _job(ray: Any) -> Any:
+    """Returns a job whose workers search the current folder for modules only if this process does.
+
+    Ray puts it first in their paths otherwise.
+    """
+
+    class Job(ray.job_config.JobConfig):  # Ray leaves paths alone where the job has its own folder
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
+
+    script = os.path.dirname(os.path.realpath(sys.argv[0]))
+    paths = [script] if hasattr(sys.modules["__main__"], "__file__") and script in sys.path else []
+    here = os.getcwd()
+    if here not in paths and not {"", here}.isdisjoint(sys.path):
+        paths.append(here)
+    return Job(_py_driver_sys_path=paths)
 
 
 def _reach(address: str | None, seconds: float = 10.0) -> None:

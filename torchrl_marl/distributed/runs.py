@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from torchrl_marl.collectors.ray_connection import Connection, connect
 from torchrl_marl.collectors.ray_failures import ActorFailure, answer_of
+from torchrl_marl.naming import file_name
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.folder import check_folder
 
@@ -40,6 +42,11 @@ def train_all(configs: Sequence[TrainConfig]) -> Iterator[tuple[int, Path | Exce
     for config in placed:
         check_folder(config)
     connection = connect(configs[0].distributed.address, configs[0].distributed.cpus_per_actor)
+    connection.tell_of_death(
+        "the Ray that was started for these runs has died (its raylet), and this process with it; "
+        "`torchrl-marl train --resume FOLDER` goes on with each, such as "
+        f"FOLDER={shlex.quote(str(placed[0].folder))}."
+    )
     try:
         yield from _as_they_end(connection, configs[0], placed)
     finally:
@@ -51,7 +58,7 @@ def _placed(config: TrainConfig, number: int) -> TrainConfig:
     folder = config.folder
     if folder is None:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        folder = f"runs/{config.recipe}_seed{config.seed}_{stamp}_{number}"
+        folder = f"runs/{file_name(config.recipe)}_seed{config.seed}_{stamp}_{number}"
     plain = dataclasses.replace(config.distributed, backend="none", address=None)
     quiet = dataclasses.replace(config.logging, progress=False)
     path = str(Path(folder).absolute())
@@ -71,7 +78,7 @@ def _as_they_end(
     left = list(numbers)
     try:
         while left:
-            (ended, *_), left = ray.wait(left, num_returns=1)
+            (ended, *_), left = connection.wait(left, 1)
             yield numbers[ended], _outcome(ray, ended, configs[numbers[ended]])
     finally:
         for result in left:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import os
+import sys
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -10,22 +13,53 @@ from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.settings import Arguments, Count, Formerly, OneOf, Positive, Range, ReadWhere
 from torchrl_marl.settings.words import listed
 
-__all__ = ["OWN_WORLD", "EnvConfig"]
+__all__ = ["OWN_WORLD", "EnvConfig", "is_module", "own_world_hint"]
 
 OWN_WORLD = "module:Class"
 """Stands for any world of one's own; ``path/to/file.py:Class`` is one, too."""
 
 
-class _NotAFile:
-    """A file defines several classes, so the name must contain the world's class."""
+def is_module(name: str) -> bool:
+    """Whether a name is that of a module that could be imported, but for Python's own.
+
+    Looks for it where ``python -m`` would; imports nothing.
+    """
+    top = name.partition(".")[0]
+    if not name.replace(".", "").isidentifier() or top in sys.stdlib_module_names:
+        return False
+    finder = importlib.machinery.PathFinder
+    return finder.find_spec(top, [os.getcwd(), *sys.path]) is not None
+
+
+def own_world_hint(name: str) -> str:
+    """Returns how a world of one's own is named, where a name is a module or ``module:Class``.
+
+    Imports nothing.
+
+    Examples:
+        >>> own_world_hint("mine:Reach")
+        "a world of your own is a library: use env.library=mine:Reach; "
+        >>> own_world_hint("balance")
+        ''
+    """
+    place, colon, kind = name.partition(":")
+    if not colon and not is_module(name):
+        return ""
+    return f"a world of your own is a library: use env.library={place}:{kind or 'MyWorld'}; "
+
+
+class _NotAModule:
+    """A file or module defines several classes, so the name must contain the world's class."""
 
     def misfit(self, key: str, value: Any, default: Any) -> str | None:
-        """Returns what to write behind the path of a file."""
-        if not value.endswith(".py"):
+        """Returns what to write behind the path of a file, or the name of a module."""
+        file = value.endswith(".py")
+        named = value in LIBRARIES.names() or LIBRARIES.advice(value) is not None
+        if not file and (named or not is_module(value)):
             return None
         return (
-            f"{key} is {quoted(value)}, expected what makes the world behind the file, such as "
-            f"{key}={value}:MyWorld."
+            f"{key} is {quoted(value)}, expected what makes the world behind the "
+            f"{'file' if file else 'module'}, such as {key}={value}:MyWorld."
         )
 
 
@@ -47,7 +81,9 @@ class _TakenBy(ReadWhere):
 class EnvConfig:
     """Which world is played, and how many copies of it side by side."""
 
-    library: Annotated[str, _NotAFile(), OneOf(LIBRARIES.words, form=OWN_WORLD)] = "vmas"
+    library: Annotated[
+        str, _NotAModule(), OneOf(LIBRARIES.words, form=OWN_WORLD, advice=LIBRARIES.advice)
+    ] = "vmas"
     """Where the world comes from; or a world of your own, ``module:Class`` or
     ``path/to/file.py:Class``."""
     name: str = "balance"

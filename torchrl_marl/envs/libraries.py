@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
+from torchrl_marl.import_path import refuse_current
 from torchrl_marl.registry import Registry
+from torchrl_marl.settings.words import expectation, shown
 
 if TYPE_CHECKING:
     from torchrl_marl.envs.config import EnvConfig
@@ -25,6 +27,7 @@ __all__ = [
     "LIBRARIES",
     "Libraries",
     "Library",
+    "check_kinds",
     "find_library",
     "library_of",
     "register_library",
@@ -55,6 +58,7 @@ class Library:
             itself that stand in ``env.kwargs``: their types, ranges and meanings.
         captured (bool): its worlds' steps can be compiled, by the ``captured()`` of the adapter.
         drawn (bool): its adapter takes ``drawn=True``, for worlds that draw themselves.
+        packages (tuple of str): that its adapter imports; they are never the current folder's.
         kwargs_name (str, optional): the argument as which ``env.kwargs`` are handed on; by
             default each under its own name.
 
@@ -77,6 +81,7 @@ class Library:
     captured: bool = False
     drawn: bool = False
     kwargs_name: str | None = None
+    packages: tuple[str, ...] = ()
 
     def make(self, world: Any, settings: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Any:
         """Returns the adapter around a world, which may be a name.
@@ -86,6 +91,8 @@ class Library:
             settings (mapping): arguments of the adapter.
             kwargs (mapping): arguments of the world.
         """
+        for package in self.packages:
+            refuse_current(package)
         module, _, name = self.adapter.partition(":")
         adapter = getattr(importlib.import_module(module), name)
         own = {self.kwargs_name: dict(kwargs)} if self.kwargs_name else kwargs
@@ -105,12 +112,37 @@ class Library:
         return read
 
 
+_ZOO = ("magent2", "sisl", "butterfly", "classic", "atari")
+_SMAX = "SMAC's battles are there in JAX, as SMAX: use env=jaxmarl/HeuristicEnemySMAX"
+_MPE = "use env=pettingzoo/mpe2/simple_spread_v3"
+_ROBOTS = "they are in gymnasium_robotics: use env=pettingzoo/gymnasium_robotics/Ant"
+_TORCHRL = "hand an environment of TorchRL over in Python: train(RECIPE, env={})".format
+# Where worlds are that people look for under another library's name.
+_ELSEWHERE = {
+    **dict.fromkeys(("smac", "smacv2", "smax", "starcraft"), _SMAX),
+    **dict.fromkeys(("mpe", "mpe2"), _MPE),
+    **dict.fromkeys(("mujoco", "mamujoco", "gymnasium_robotics"), _ROBOTS),
+    "overcooked": "it is in jaxmarl: use env=jaxmarl/overcooked",
+    "hanabi": "it is in jaxmarl: use env=jaxmarl/hanabi",
+    **{name: f"it is in pettingzoo: use env=pettingzoo/{name}/WORLD" for name in _ZOO},
+    **dict.fromkeys(("isaac", "isaacsim", "isaacgym"), "use env.library=isaaclab"),
+    **dict.fromkeys(("gym", "gymnasium"), f"theirs have one agent each; of teams {_MPE}"),
+    "openspiel": _TORCHRL("OpenSpielEnv(...)"),
+    "meltingpot": _TORCHRL("MeltingpotEnv(...)"),
+    "torchrl": _TORCHRL("..."),
+}
+
+
 class Libraries(Registry[Library]):
     """Registry of libraries; the variants of ``env.kwargs``."""
 
     def words(self) -> dict[str, str]:
         """Returns the name and the summary of every library."""
         return {name: library.meaning for name, library in self.items()}
+
+    def advice(self, word: str) -> str | None:
+        """Returns where the worlds are of a library of another name, or None."""
+        return _ELSEWHERE.get(word.lower())
 
     def schema(self, word: str) -> type | None:
         """Returns the dataclass of the adapter's own arguments, or None where it has none."""
@@ -164,11 +196,39 @@ def find_library(name: str) -> Library:
     library = LIBRARIES.find(name)
     if library is None:
         names = LIBRARIES.names()
+        if (advice := LIBRARIES.advice(name)) is not None:
+            raise ConfigError(
+                f"unknown library of environments {quoted(name)}, expected one of "
+                f"{', '.join(names)}; {advice}."
+            )
         raise ConfigError(
             f"unknown library of environments {quoted(name)}; {nearest(name, names)}expected one "
             f"of {', '.join(names)}; worlds of PettingZoo are called 'pettingzoo/package/world'."
         )
     return library
+
+
+def check_kinds(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Refuses texts for arguments whose defaults are numbers, or true or false.
+
+    Args:
+        arguments (mapping): ``env.kwargs``.
+        defaults (mapping): name of an argument -> its default, as far as they are known.
+
+    Raises:
+        ConfigError: naming the argument.
+
+    Examples:
+        >>> check_kinds({"n_agents": 3, "payoff": "climbing"}, {"n_agents": 2, "payoff": "penalty"})
+    """
+    for name in arguments.keys() & defaults.keys():
+        value, default = arguments[name], defaults[name]
+        if isinstance(value, str) and isinstance(default, (bool, int, float)):
+            kind = expectation(type(default))
+            raise ConfigError(
+                f"env.kwargs.{name} is {quoted(value)}, expected {kind}; "
+                f"use env.kwargs.{name}={shown(default)}."
+            )
 
 
 def library_of(world: Any) -> str | None:

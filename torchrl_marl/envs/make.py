@@ -6,7 +6,7 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.config import EnvConfig, is_module
 from torchrl_marl.envs.libraries import LIBRARIES, find_library, library_of
 from torchrl_marl.envs.own.named import build_own, check_own
 from torchrl_marl.envs.own.objects import adapted
@@ -106,9 +106,13 @@ def _built(
                 f"({quoted(str(error))}); use fewer."
             ) from error
         why = " ".join(f"{type(error).__name__} {error}".split())[:500]
+        texts = [name for name, value in env.kwargs.items() if isinstance(value, str)]
+        given, check = f"env.kwargs={quoted(dict(env.kwargs))}", "check these values"
+        if len(texts) == 1:  # rather than the numbers beside it
+            given = f"env.kwargs.{texts[0]}={quoted(env.kwargs[texts[0]])}"
+            check = "check it, which may have to be a number"
         raise ConfigError(
-            f"{env.library} {quoted(env.name)} cannot be built with "
-            f"env.kwargs={quoted(dict(env.kwargs))} ({why}); check these values."
+            f"{env.library} {quoted(env.name)} cannot be built with {given} ({why}); {check}."
         ) from error
 
 
@@ -156,9 +160,10 @@ def split_name(name: str) -> tuple[str, str]:
         return name, name.rpartition(":")[2]
     library, _, world = name.partition("/")
     if not world:
+        own = f", or for a world in that module '{name}:MyWorld'" if is_module(name) else ""
         raise ConfigError(
             f"the environment's name is {quoted(name)}, expected 'library/world', such as "
-            "'vmas/balance' or 'pettingzoo/mpe2/simple_spread_v3'."
+            f"'vmas/balance' or 'pettingzoo/mpe2/simple_spread_v3'{own}."
         )
     return library, world
 

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torchrl_marl.export.check import Comparison
 from torchrl_marl.export.formats import check_format
 from torchrl_marl.export.interface import Names, Program, write_interface
 from torchrl_marl.links import refuse_link, refuse_links
+from torchrl_marl.naming import path_within
 
 __all__ = ["Export", "export_agents"]
 
@@ -55,7 +56,7 @@ def export_agents(
 
     Raises:
         ConfigError: an unknown format, an actor of which no agent has a part, or an agent that
-            hears groups of which nobody is exported.
+            hears groups of which nobody is exported, or a link that leads out of the folder.
         MissingExtraError: a package that is not installed.
         WriteError: a folder that cannot be written.
         TrustError: links out of a folder that is there.
@@ -63,7 +64,7 @@ def export_agents(
     check_format(format)
     _check_heard(agents)
     write = _Writer(format)
-    folders = {name: folder / name for name in agents}
+    folders = _folders(agents, folder)
     try:
         for name, agent in agents.items():
             folders[name].mkdir(parents=True, exist_ok=True)
@@ -76,6 +77,23 @@ def export_agents(
         shutil.copyfile(player.__file__, folder / "player.py")
     except OSError as error:
         raise WriteError(f"{error.filename!r} cannot be written ({error.strerror}).") from None
+    return folders
+
+
+def _folders(names: Iterable[str], folder: Path) -> dict[str, Path]:
+    """Returns the folder of each agent, within that of all, whatever it is called."""
+    try:
+        folders = {name: path_within(folder, name) for name in names}
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    taken: dict[Path, str] = {}
+    for name, path in folders.items():
+        if path in taken:
+            raise ConfigError(
+                f"agents {taken[path]!r} and {name!r} would both be written to {str(path)!r}; "
+                "export one of them: give its name."
+            )
+        taken[path] = name
     return folders
 
 

@@ -8,7 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchrl_marl.functional.advantage import _accumulate, _check_inputs, _choose
+from torchrl_marl.functional.advantage import (
+    _accumulate,
+    _check_inputs,
+    _choose,
+    _ends_and_next,
+)
 from torchrl_marl.functional.statistics import expand_mask, fit_mask
 
 __all__ = ["n_step", "q_lambda", "within_window"]
@@ -134,10 +139,7 @@ def q_lambda(
         "q_lambda", reward=reward, next_value=next_value, done=done, terminated=terminated
     )
     acts = torch.ones_like(done) if mask is None else fit_mask(mask, reward)
-    ends = done.clone()
-    ends[..., -1, :, :] = True
-    acts_next = torch.ones_like(acts)
-    acts_next[..., :-1, :, :] = acts[..., 1:, :, :]
+    ends, acts_next = _ends_and_next(done, acts)
     # The value of a step without a greedy action, or whose episode is over, may be anything.
     bootstraps = (ends | acts_next) & ~terminated
     share = _choose(ends, 1.0, 1.0 - lmbda, reward)

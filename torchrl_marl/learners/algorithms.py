@@ -42,6 +42,22 @@ class Algorithm:
     learner: str
 
 
+_USE = "use {{at}}.algorithm={}".format
+# What algorithms that are not here by their name are called here.
+_ELSEWHERE = {
+    "ppo": f"PPO for a team is mappo, or ippo with critics of single agents: {_USE('mappo')}",
+    "a2c": f"the nearest is mappo: {_USE('mappo')}",
+    "coma": f"the nearest is mappo: {_USE('mappo')}",
+    "sac": f"SAC for a team is masac, or isac with critics of single agents: {_USE('masac')}",
+    "td3": f"TD3 for a team is matd3, or itd3 with critics of single agents: {_USE('matd3')}",
+    "ddpg": f"DDPG for a team is maddpg, or iddpg with critics of single agents: {_USE('maddpg')}",
+    "dqn": f"DQN of each agent is iql, and vdn or qmix learn one value: {_USE('iql')}",
+    "facmac": "FACMAC is maddpg, or matd3, with a mixer of its critics: "
+    + _USE("maddpg {at}.mixer.kind=monotonic"),
+    "rmappo": f"it is mappo with a memory: {_USE('mappo {at}.actor.memory=gru')}",
+    "vtrace": f"it is an estimator of mappo: {_USE('mappo {at}.estimator=vtrace')}",
+}
+_ELSEWHERE |= {"ddqn": _ELSEWHERE["dqn"], "impala": _ELSEWHERE["vtrace"]}
 _PPO = (
     "torchrl_marl.learners.config:OnPolicyConfig",
     "torchrl_marl.learners.on_policy:OnPolicyLearner",
@@ -79,6 +95,10 @@ class Algorithms(Registry[Algorithm]):
         """Returns the dataclass of an algorithm's settings, or None for an unknown name."""
         found = self.find(word)
         return None if found is None else self.load(word, found.config)
+
+    def advice(self, word: str) -> str | None:
+        """Returns what an algorithm of another name is called here, or None."""
+        return _ELSEWHERE.get(word.lower().replace("-", "").replace("_", ""))
 
     def learner(self, word: str) -> Any:
         """Returns the class of an algorithm's learner."""

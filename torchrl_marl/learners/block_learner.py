@@ -99,6 +99,19 @@ class BlockLearner(nn.Module):
         """Gives every agent a network of its own from now on, with the outputs that it had."""
         raise NotImplementedError
 
+    def cut(self) -> None:
+        """Says that the next batch does not follow on the last: episodes begin anew."""
+        self.block.births.forget()
+
+    def _births_state(self) -> dict[str, Any]:
+        """Returns who is born in the running episodes, for a checkpoint."""
+        born = self.block.births.state_dict()
+        return {"born": born} if born else {}
+
+    def _load_births(self, state: Mapping[str, Any]) -> None:
+        """Takes it back; of an older version's checkpoint nobody is known."""
+        self.block.births.load_state_dict(state.get("born", {}))
+
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Goes on from a saved state, un-shared if that was so."""
         if state_dict.get("_extra_state", {}).get("unshared"):

@@ -207,10 +207,12 @@ class EpochLearner(BlockLearner):
     def get_extra_state(self) -> dict[str, Any]:
         """What ``state_dict()`` holds beside networks and statistics."""
         state = {"optimizer": self.optimizer.state_dict(), "unshared": self.unshared}
+        state |= self._births_state()
         return state if self.shards is None else {**state, "drawn": self.shards.drawn}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes the optimizer's state back."""
         self.optimizer.load_state_dict(state["optimizer"])
+        self._load_births(state)
         if self.shards is not None:
             self.shards.drawn = state["drawn"]

@@ -169,6 +169,7 @@ class OnPolicyLearner(EpochLearner):
 
     def cut(self) -> None:
         """Says that rows of the next batch do not follow on the last: critics forget."""
+        super().cut()
         self.critic_states = {}
 
     def get_extra_state(self) -> dict[str, Any]:

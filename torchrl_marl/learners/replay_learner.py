@@ -27,7 +27,6 @@ from torchrl_marl.learners.words import add_words
 from torchrl_marl.modules.exploration import Explore
 from torchrl_marl.modules.precision import matmul_precision
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
-from torchrl_marl.objectives.targets import share_rewards
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["ReplayLearner"]
@@ -230,6 +229,7 @@ class ReplayLearner(BlockLearner):
 
     def cut(self) -> None:
         """Says that the next batch does not follow on the last: episodes begin anew."""
+        super().cut()
         if self.replay is not None:
             self.replay.cut()
 
@@ -241,8 +241,8 @@ class ReplayLearner(BlockLearner):
             self.config.check_store(num_envs, frames, "learner.")
             self.replay = self._make_replay(num_envs)
         data = self.block.gather(batch)
-        for loss in self.losses.values() if self.config.bootstrap == "team" else ():
-            share_rewards(loss.group, data, loss.per_group)
+        for loss in self.losses.values():
+            loss.settle_rewards(data)
         self.replay.extend(self._rows_of(data, batch))
         self._anneal()
         self.observation_norms.update_all(data)
@@ -262,7 +262,7 @@ class ReplayLearner(BlockLearner):
         settings = self.config.replay
         n_steps = math.ceil(settings.capacity / num_envs)
         priority = Priority(settings.alpha, settings.beta) if settings.alpha else None
-        keys = dict.fromkeys(key for loss in self.losses.values() for key in loss.in_keys)
+        keys = dict.fromkeys(key for loss in self.losses.values() for key in loss.stored_keys)
         earn = self.config.bootstrap == "team"
         options = {"dead_earn": earn, "windows": self.config.remembers}
         return n_steps, list(keys), {"priority": priority, "device": self.device, **options}
@@ -306,11 +306,13 @@ class ReplayLearner(BlockLearner):
             "owed": self.owed,
             "progress": self.progress,
             "unshared": self.unshared,
+            **self._births_state(),
             "replay": None if self.replay is None else self.replay.state_dict(),
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes it back."""
+        self._load_births(state)
         for name, optimizer in self.updates.optimizers.items():
             optimizer.load_state_dict(state[name])
         self.updates.count, self.frames = state["updates"], state["frames"]
@@ -318,7 +320,22 @@ class ReplayLearner(BlockLearner):
         if state["replay"] is not None:
             if self.replay is None:
                 self.replay = self._make_replay(state["replay"]["shape"][1] // self.n_members)
-            self.replay.load_state_dict(state["replay"])
+            self.replay.load_state_dict(self._with_team_rewards(state["replay"]))
+
+    def _with_team_rewards(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Returns what is stored with the team's rewards, which older versions did not store."""
+        leaves = dict(state["leaves"])
+        for loss in self.losses.values():
+            loss.add_team_reward(leaves, self._arranged, self._restored)
+        return {**state, "leaves": leaves}
+
+    def _arranged(self, rows: Tensor) -> Tensor:
+        """Returns stored rows ``[S, E, N, 1]`` as the losses' groups have their agents."""
+        return rows
+
+    def _restored(self, rows: Tensor) -> Tensor:
+        """Returns them as they are stored."""
+        return rows
 
 
 def _refuse_non_finite(history: History, rates: str) -> None:

@@ -29,7 +29,7 @@ from torchrl_marl.learners.replay.member_replay import MemberReplay
 from torchrl_marl.learners.replay_learner import ReplayLearner
 from torchrl_marl.learners.replay_updates import History, Step
 from torchrl_marl.learners.value_learner import ValueLearner
-from torchrl_marl.population import unfold
+from torchrl_marl.population import fold, unfold
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["OffPolicyPopulation", "ReplayPopulation", "ValuePopulation"]
@@ -156,6 +156,12 @@ class ReplayPopulation(ReplayLearner):
         for key, value in data.items(True, True):
             rows.set(key, unfold(value, self.n_members, batch.ndim))
         return rows
+
+    def _arranged(self, rows: Tensor) -> Tensor:
+        return fold(rows.transpose(0, 1), self.n_members, 2)
+
+    def _restored(self, rows: Tensor) -> Tensor:
+        return unfold(rows, self.n_members, 2).transpose(0, 1).contiguous()
 
     # ------------------------------------------------------------------------------- learning
 

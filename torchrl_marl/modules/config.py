@@ -14,7 +14,7 @@ from torchrl_marl.modules.communication_config import (
     delays,
 )
 from torchrl_marl.modules.registry import BODIES, SHARINGS
-from torchrl_marl.settings import Count, Each, OneOf, Positive, Range, ReadWhere, Seed
+from torchrl_marl.settings import AlsoCalled, Count, Each, OneOf, Positive, Range, ReadWhere, Seed
 
 __all__ = [
     "ACTIVATIONS",
@@ -80,11 +80,14 @@ class _NeedsIndex(ReadWhere):
         return tuple(word for word, sharing in SHARINGS.items() if sharing.needs_index)
 
 
+_WIDTHS = AlsoCalled("hidden_size", "hidden_sizes", "hidden_dim", "hidden_dims", "hidden_layers")
+
+
 @dataclass(frozen=True)
 class NetworkConfig:
     """A network for every agent, and who shares it."""
 
-    num_cells: Annotated[list[int], Each(Range(1), "widths")] = field(
+    num_cells: Annotated[list[int], Each(Range(1), "widths"), _WIDTHS] = field(
         default_factory=lambda: [64, 64]
     )
     """Width of each hidden layer."""

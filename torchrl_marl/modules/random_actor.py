@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchrl.data import Bounded
 
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.checks import check_action_mask
+from torchrl_marl.specs.checks import check_action_mask, check_rows
 
 __all__ = ["RandomActor"]
 
@@ -75,6 +75,7 @@ class RandomActor(TensorDictModuleBase):
     def draw(self, tensordict: TensorDictBase) -> Tensor:
         """Returns dense actions, and writes nothing."""
         own = self.group.data(tensordict)
+        check_rows(self.group, own, tensordict.batch_size)
         shape = torch.Size((*tensordict.batch_size, self.group.n_agents))
         return self._discrete(own, shape) if self.group.discrete else self._continuous(own, shape)
 

@@ -20,7 +20,14 @@ from torchrl.objectives.value import MultiAgentGAE
 from torchrl_marl.functional import gae
 from torchrl_marl.modules.memory.network import has_cells, state_size
 from torchrl_marl.modules.normalization import ValueNorm
-from torchrl_marl.objectives.masking import blank_masked_inputs, bootstrap_mask, who_learns
+from torchrl_marl.objectives.flags import (
+    alive_in,
+    bootstraps_in,
+    own_reward,
+    share,
+    with_flags,
+)
+from torchrl_marl.objectives.masking import blank_masked_inputs, who_learns
 from torchrl_marl.per_group import PerGroup
 from torchrl_marl.ranks import current
 from torchrl_marl.specs import GroupSpec
@@ -48,8 +55,9 @@ class TeamGAE(MultiAgentGAE):
         value_network (TensorDictModule): the critic.
         group (GroupSpec, optional): sets every key; without it, set them with ``set_keys``.
         bootstrap ("team" or "agent"): ``team`` takes the root's flags: a dead agent still earns
-            what the living of its group earn on average, and its state is worth what theirs is.
-            ``agent`` takes each agent's own flags, and steps in which it does not act are
+            what the living of its group earn on average, and its state is worth what theirs is;
+            who is not born yet counts nowhere, and where some do not learn, means are over those
+            who do. ``agent`` takes each agent's own flags, and steps in which it does not act are
             transparent.
         value_norm (ValueNorm, optional): takes in the value targets of every batch that is
             estimated in training mode.
@@ -65,7 +73,8 @@ class TeamGAE(MultiAgentGAE):
 
     Keys:
         - reads: what the critic reads, here and under ``"next"``; ``("next", reward)``,
-          ``("next", done)``, ``("next", terminated)``; the mask
+          ``("next", done)``, ``("next", terminated)``; the mask, and the flags of
+          :mod:`torchrl_marl.objectives.flags`, which it else finds in the batch alone
         - writes: advantage, value_target and value, all under the group (it may be stacked lazily)
           and, for ``agent``, ``loss_mask`` beside the mask: the own turns to learn from; for both
           where ``(group, "learns")`` says for whom the policy that learns has acted
@@ -109,7 +118,6 @@ class TeamGAE(MultiAgentGAE):
         self.bootstrap, self.group, self.centering = bootstrap, group, centering
         self.mask_key: NestedKey | None = None if group is None else group.mask_key
         self.remembers = has_cells(value_network)
-        self._own_flags = None if group is None or not group.agent_done else group
         self.per_group = PerGroup(None if group is None else group.membership, device)
         # Held in a tuple: the norm is a part of the critic, not of the estimator.
         self._value_norm = (value_norm,)
@@ -130,7 +138,9 @@ class TeamGAE(MultiAgentGAE):
     ) -> TensorDictBase:
         """Writes advantage, value target and value into a batch ``[*B, T]``."""
         keys = self.tensor_keys
-        data = tensordict if self.group is None else self.group.dense(tensordict)
+        data = tensordict
+        if self.group is not None:
+            data = with_flags(self.group, self.group.dense(tensordict))
         mask = None if self.mask_key is None else data.get(self.mask_key)
         with torch.no_grad():
             following = self._next(data)
@@ -154,22 +164,24 @@ class TeamGAE(MultiAgentGAE):
             turns, learned = mask if self.bootstrap == "agent" else None, mask
             if mask is not None and turns is None:
                 alive, seen = self._alive(data), following.get(self.mask_key)
-                valued = self._best_valued(mask, alive)
-                value = self._share(value, alive, valued)
-                then = seen | self._alive(following)
-                next_valued = self._best_valued(seen, then)
-                next_value = self._share(next_value, then, next_valued)
+                learning = partial(self._learning, data)  # opponents count for nobody
+                valued = self._best_valued(learning(mask), learning(alive))
+                value = share(value, alive, valued, self.per_group)
+                then = seen | (alive & self._living(following))
+                next_valued = self._best_valued(learning(seen), learning(then))
+                next_value = share(next_value, then, next_valued, self.per_group)
                 if centering:  # where nobody is left there is nothing to shift
-                    one, next_one = (
-                        self._share(one, *who) for who in ((alive, valued), (then, next_valued))
-                    )
+                    one = share(one, alive, valued, self.per_group)
+                    next_one = share(next_one, then, next_valued, self.per_group)
                 if own_rewards:
-                    reward = self._share(reward, alive, mask)
+                    reward = share(reward, alive, learning(alive), self.per_group)
             elif turns is not None:
                 complete = transition_complete(
                     done, terminated, following.get(self.mask_key).unsqueeze(-1)
                 )
                 learned = turns & complete.squeeze(-1)
+                if own_rewards and self.group is not None:
+                    reward = own_reward(self.group, data, reward)
                 # What is open is worth what it was thought to be.
                 reward = torch.where(complete, reward, value)
                 if centering:
@@ -266,17 +278,26 @@ class TeamGAE(MultiAgentGAE):
 
     def _next(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns the next step as the critic should see it."""
-        following, group = tensordict.get("next"), self._own_flags
-        if self.mask_key is None or group is None or group.truncated_key is None:
+        following = tensordict.get("next")
+        if self.mask_key is None or self.group is None:
             return following
         following = following.clone(recurse=False)
-        flags = (following.get(key) for key in (group.truncated_key, group.terminated_key))
-        alive, next_mask = self._alive(tensordict), following.get(self.mask_key)
-        return following.set(self.mask_key, bootstrap_mask(alive, next_mask, *flags))
+        return following.set(self.mask_key, bootstraps_in(self.group, tensordict))
 
     def _alive(self, tensordict: TensorDictBase) -> Tensor:
-        alive = None if self.group is None else self.group.living(tensordict)
+        """Returns who is born and alive."""
+        alive = None if self.group is None else alive_in(self.group, tensordict)
         return tensordict.get(self.mask_key) if alive is None else alive
+
+    def _living(self, following: TensorDictBase) -> Tensor:
+        """Returns who lives on when the next step begins."""
+        living = None if self.group is None else self.group.living(following)
+        return following.get(self.mask_key) if living is None else living
+
+    def _learning(self, data: TensorDictBase, agents: Tensor) -> Tensor:
+        """Returns those of the agents for whom the policy that learns has acted."""
+        learning = None if self.group is None else who_learns(data, self.group, agents)
+        return agents if learning is None else learning
 
     @staticmethod
     def _team_or_agent(tensordict: TensorDictBase, key: NestedKey, value: Tensor) -> Tensor:
@@ -289,17 +310,6 @@ class TeamGAE(MultiAgentGAE):
                 "(an agent's) or the same without the agent dim (the team's)."
             )
         return signal.expand_as(value)
-
-    def _share(self, signal: Tensor, alive: Tensor, sources: Tensor) -> Tensor:
-        """Gives the dead the mean of their group's sources; 0 where there are none.
-
-        Shapes:
-            - signal: ``[*B, N, 1]``; alive, sources: ``[*B, N]``; returns ``[*B, N, 1]``
-        """
-        rows = signal.squeeze(-1)
-        total = self._sum_of_own_group(torch.where(sources, rows, 0.0))
-        count = self._sum_of_own_group(sources.to(signal.dtype)).clamp_min(1.0)
-        return torch.where(alive, rows, total / count).unsqueeze(-1)
 
     def _best_valued(self, seen: Tensor, alive: Tensor) -> Tensor:
         """Returns whom a critic sees, or all alive of a group of which it sees nobody."""

@@ -28,15 +28,16 @@ from torchrl_marl.modules.memory.network import (
 )
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.objectives.estimator import estimator_keys
-from torchrl_marl.objectives.masking import blank_masked_inputs
-from torchrl_marl.objectives.targets import next_mask, of_agents, share_of_seen
+from torchrl_marl.objectives.flags import bootstraps_in, of_agents, share
+from torchrl_marl.objectives.masking import blank_masked_inputs, who_learns
+from torchrl_marl.objectives.stored import StoredRewards
 from torchrl_marl.per_group import PerGroup
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["OffPolicyLoss"]
 
 
-class OffPolicyLoss(LossModule):
+class OffPolicyLoss(StoredRewards, LossModule):
     r"""An actor and critics of actions with target networks, for a group whose agents may die.
 
     .. math::
@@ -61,8 +62,8 @@ class OffPolicyLoss(LossModule):
         group (GroupSpec): sets every key.
         bootstrap ("team" or "agent"): whose ends stop the return.
         gamma (float): discount, where steps come without a ``discount`` of their own.
-        mixed (bool): values are mixed, so that a group has one: a step's reward is the mean of the
-            living of the group, and it is learned from where anyone of it acts.
+        mixed (bool): values are mixed, so that a group has one: a step's reward is the team's, the
+            mean over those who are born and alive, and it is learned from where anyone acts.
         loss_function (str): ``"l2"``, ``"l1"`` or ``"smooth_l1"``, of the critics.
         functional (bool): hold the parameters and those of the targets apart from the networks, for
             TorchRL's ``SoftUpdate``. False: the networks are used as they are, and
@@ -266,7 +267,7 @@ class OffPolicyLoss(LossModule):
         And whose steps are learned from, ``[*B, N]``; None for all.
         """
         keys, group = self.tensor_keys, self.group
-        seen, following = next_mask(group, data), data.get("next").copy()
+        seen, following = bootstraps_in(group, data), data.get("next").copy()
         reward = self.rewards(data, everyone)
         terminated = of_agents(following.get(keys.terminated), everyone)
         if seen is not None:
@@ -277,25 +278,11 @@ class OffPolicyLoss(LossModule):
             next_value = self.next_value(self.inputs(following))
         learned = self.learned(data)
         if self.bootstrap == "team":
-            next_value = share_of_seen(next_value, seen, self.per_group)
+            sources = who_learns(data, group, seen)
+            next_value = share(next_value, seen, sources, self.per_group)
         elif seen is not None and learned is not None:
             learned = learned & (terminated.squeeze(-1) | seen)
         return reward, next_value, terminated, learned
-
-    def rewards(self, data: TensorDictBase, everyone: Tensor) -> Tensor:
-        """Returns each agent's reward, or where values are mixed the mean of its group's living.
-
-        Shapes:
-            - everyone: any ``[*B, N]``; returns ``[*B, N, 1]``
-        """
-        key = ("next", *_as_tuple(self.tensor_keys.reward))
-        reward = of_agents(data.get(key), everyone)
-        if not self.mixed:
-            return reward
-        alive, rows = self.group.living(data), reward.squeeze(-1)
-        alive = torch.ones_like(rows, dtype=torch.bool) if alive is None else alive
-        total = self.per_group.sum(torch.where(alive, rows, 0.0))
-        return self.to_agents(total / self.per_group.sum(alive.to(rows.dtype)).clamp_min(1.0))
 
     def learned(self, data: TensorDictBase) -> Tensor | None:
         """Returns whose steps are learned from, ``[*B, N]``; None for all.

@@ -16,8 +16,14 @@ from torch import Tensor
 from torchrl_marl.errors import SpecError
 from torchrl_marl.functional import q_lambda
 from torchrl_marl.objectives.estimator import estimator_keys
-from torchrl_marl.objectives.masking import loss_mask, loss_mask_key
-from torchrl_marl.objectives.targets import of_agents, share_of_seen
+from torchrl_marl.objectives.flags import (
+    alive_in,
+    of_agents,
+    own_reward,
+    share,
+    with_flags,
+)
+from torchrl_marl.objectives.masking import loss_mask, loss_mask_key, who_learns
 from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
 from torchrl_marl.specs import GroupSpec
 
@@ -36,7 +42,8 @@ class ParallelQLoss(ValueDecompositionLoss):
     loss of its minibatches reads it. A return ends where its episode does, and where the batch
     does; a time limit is bootstrapped from. Masks, ends and rewards are those of
     :class:`ValueDecompositionLoss`; without a mixer a dead agent goes on earning what the living of
-    its group do (``bootstrap="team"``), or its return ends with it (``"agent"``).
+    its group do (``bootstrap="team"``), or its return ends with it (``"agent"``). Each step of a
+    return has its own mean over those who are born and alive in it.
 
     Args:
         qvalue_network (TensorDictModule): writes values ``[*B, N, n_actions]``, the best action and
@@ -107,7 +114,8 @@ class ParallelQLoss(ValueDecompositionLoss):
     @torch.no_grad()
     def add_targets(self, tensordict: TensorDictBase) -> None:
         """Writes the lambda-returns of a batch, and whose steps are learned from."""
-        group, data = self.group, self.group.dense(tensordict)
+        group = self.group
+        data = with_flags(group, group.dense(tensordict))
         everyone = torch.ones(()).expand(*data.batch_size, group.n_agents)
         reward, next_value, terminated, learned = self.outcome(data, everyone)
         done = of_agents(data.get("next").get(self.tensor_keys.done), everyone)
@@ -136,11 +144,14 @@ class ParallelQLoss(ValueDecompositionLoss):
         return self.mixture(following, best)
 
     def rewards(self, data: TensorDictBase, everyone: Tensor) -> Tensor:
-        """Returns each agent's reward; of the dead, the mean of the living's."""
+        """Returns each agent's reward; of the dead, the mean of the living's, or nothing."""
         reward, own = super().rewards(data, everyone), data.get("next").get(self.tensor_keys.reward)
-        if self.mixed or self.bootstrap == "agent" or own.ndim == everyone.ndim:
+        alive = alive_in(self.group, data)
+        if self.mixed or own.ndim == everyone.ndim:
             return reward
-        return share_of_seen(reward, self.group.living(data), self.per_group)
+        if self.bootstrap == "agent":
+            return own_reward(self.group, data, reward)
+        return share(reward, alive, who_learns(data, self.group, alive), self.per_group)
 
     @property
     def minibatch_keys(self) -> list[NestedKey]:

@@ -42,7 +42,7 @@ def policy_ratio(
     """
     previous = tensordict.get(sample_log_prob, None)
     if previous is None:
-        raise KeyError(f"the batch has no {sample_log_prob!r}; let the actor write it.")
+        raise KeyError(_missing(sample_log_prob, tensordict))
     distribution = actor.get_dist(tensordict)
     taken = tensordict.get(action)
     if valid is not None:
@@ -54,6 +54,19 @@ def policy_ratio(
             f"{tuple(previous.shape)} do not fit; expected [*B, N] both."
         )
     return distribution, log_prob, (log_prob - previous).unsqueeze(-1)
+
+
+def _missing(key: NestedKey, tensordict: TensorDictBase) -> str:
+    """Returns that a log-probability is missing, and under which key the batch has one."""
+    keys = tensordict.keys(True, True)
+    leaves = {found: found if isinstance(found, str) else found[-1] for found in keys}
+    near = [found for found, leaf in leaves.items() if leaf.endswith("log_prob")]
+    if not near:
+        return f"the batch has no {key!r}; let the actor write it."
+    return (
+        f"the batch has no {key!r}, but {near[0]!r}; if that is it, use "
+        f"loss.set_keys(sample_log_prob={near[0]!r})."
+    )
 
 
 def valid_actions(group: GroupSpec | None) -> Tensor | None:

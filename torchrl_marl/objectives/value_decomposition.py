@@ -29,9 +29,9 @@ class ValueDecompositionLoss(OffPolicyLoss):
     with :math:`w` = ``negative_weight`` where the target is below the value, else 1. Without a
     mixer :math:`Q_{tot}` is each agent's own value: IQL, with ends and masks as in
     :class:`OffPolicyLoss`. With one a step has one value, and is learned from where anyone acts:
-    its reward is the mean of the living, the dead are worth 0 before the mixer, now and next, and
-    what follows counts until nobody is left or the episode terminates. A joined group has a value
-    for each group in it.
+    its reward is the mean over those who are born and alive, the dead and the unborn are worth 0
+    before the mixer, now and next, and what follows counts until nobody is left or the episode
+    terminates. A joined group has a value for each group in it.
 
     Args:
         qvalue_network (TensorDictModule): writes values ``[*B, N, n_actions]`` and the best

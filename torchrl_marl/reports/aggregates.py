@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -63,7 +63,9 @@ class Aggregate:
 def aggregates_of(results: Sequence[WorldResult]) -> list[Aggregate]:
     """Aggregates the algorithms that share several worlds.
 
-    First those of the most worlds, then with each that has fewer, on the fewer worlds.
+    First those of the most worlds, then with each that has fewer, on the fewer worlds. Those that
+    share too few worlds with them stand among themselves, so that no algorithm is left out that
+    has several worlds.
 
     A report on one world has the same figures of that one.
 
@@ -73,17 +75,32 @@ def aggregates_of(results: Sequence[WorldResult]) -> list[Aggregate]:
     usable = {result.world.name: result for result in results if not result.reference.why_none}
     names = {name for result in usable.values() for name in result.teams}
     having = {name: {w for w, result in usable.items() if name in result.teams} for name in names}
-    order = sorted(names, key=lambda name: (-len(having[name]), name))
+    fewest = 1 if len(results) == 1 else 2
+    left = sorted(
+        (name for name in names if len(having[name]) >= fewest),
+        key=lambda name: (-len(having[name]), name),
+    )
+    blocks: list[tuple[list[str], list[str]]] = []
+    while left:
+        blocks += _blocks(left, having, fewest)
+        shown = {name for _, algorithms in blocks for name in algorithms}
+        left = [name for name in left if name not in shown]
+    return [
+        _aggregate([usable[name] for name in worlds], algorithms) for worlds, algorithms in blocks
+    ]
+
+
+def _blocks(
+    order: Sequence[str], having: Mapping[str, set[str]], fewest: int
+) -> list[tuple[list[str], list[str]]]:
+    """Worlds that algorithms share, and the most of these, of more and more algorithms."""
     blocks: dict[tuple[str, ...], list[str]] = {}
     for i in range(1, len(order) + 1):
         worlds = set.intersection(*(having[name] for name in order[:i]))
-        if len(worlds) > 1 or len(results) == 1:
-            blocks[tuple(sorted(worlds))] = order[:i]  # the most algorithms of the same worlds
-    return [
-        _aggregate([usable[name] for name in worlds], algorithms)
-        for worlds, algorithms in blocks.items()
-        if len(algorithms) > 1 or len(blocks) == 1
-    ]
+        if len(worlds) >= fewest:
+            blocks[tuple(sorted(worlds))] = list(order[:i])
+    several = {worlds: own for worlds, own in blocks.items() if len(own) > 1} or blocks
+    return [(list(worlds), algorithms) for worlds, algorithms in several.items()]
 
 
 def profile_of(scores: Sequence[np.ndarray], thresholds: Numbers) -> Estimate:

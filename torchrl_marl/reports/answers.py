@@ -21,12 +21,14 @@ from torchrl_marl.statistics import (
     least_chance,
     undecided,
 )
+from torchrl_marl.training.episodes import matters
 
 __all__ = ["answers", "methods", "notes"]
 
 # How often an interval of 95 % over so many runs holds the truth, where returns are normally
 # distributed: `benchmarks/intervals.py`.
 COVERAGE = {2: 0.50, 3: 0.75, 4: 0.87, 5: 0.90}
+_PAIRS = 5  # of the best with another, of which a sentence is said each
 _FEW = 20  # seeds, up to which an interval is held against the exact test
 
 
@@ -45,6 +47,7 @@ def notes(report: Report) -> list[str]:
         *_on_totals(report),
         *_on_seeds(report),
         *_on_normalization(report),
+        *_on_zero_sums(report),
         *_on_actions(report),
         *_on_runs(report),
         *(f"Left out: {sentence}" for sentence in report.left_out),
@@ -67,6 +70,8 @@ def methods(report: Report) -> list[str]:
         "worlds; a tie counts half. It is called more than chance where its interval lies above "
         f"one half and the exact two-sided test (the seeds of each world dealt out to the two in "
         f"every way) finds it in at most {1 - CONFIDENCE:.0%} of the cases.".replace("%", " %"),
+        "Each pair of algorithms is tested by itself: of twenty pairs that do not differ, one may "
+        "be told apart.",
         "A normalized score is 0 at the random policy's return and 1 at the best known one, of "
         "the sources given.",
         "A performance profile is the share of runs above each normalized score.",
@@ -89,12 +94,16 @@ def _overall(found: Aggregate) -> Iterator[str]:
         f"{worlds}, {each} each, {first} comes to {iqm[first]} of the best known "
         f"(IQM of normalized scores){rest}."
     )
-    if others:
-        pair = first, others[0]
+    for other in others[:_PAIRS]:
+        pair = first, other
         yield _improvement(pair, found.improvements[pair], *(found.scores[name] for name in pair))
+    yield from _other_pairs(others)
 
 
 def _of_world(result: WorldResult) -> Iterator[str]:
+    if (sentence := _zero_sum(result)) is not None:
+        yield sentence
+        return
     teams = sorted(result.teams.values(), key=lambda team: -team.iqm.value)
     first, *others = teams
     rest = "".join(f", {team.algorithm} {with_interval(team.iqm)}" for team in others)
@@ -108,10 +117,33 @@ def _of_world(result: WorldResult) -> Iterator[str]:
         f"In {result.world.name}, after {figure(result.frames)} frames, {first.algorithm} earns "
         f"{with_interval(first.iqm)}{rest}{beside}; {seeds}."
     )
-    if others:
-        pair = first.algorithm, others[0].algorithm
+    for other in others[:_PAIRS]:
+        pair = first.algorithm, other.algorithm
         scores = ([np.array(result.teams[name].scores)] for name in pair)
         yield _improvement(pair, result.improvements[pair], *scores)
+    yield from _other_pairs(others)
+
+
+def _other_pairs(others: Sequence[object]) -> Iterator[str]:
+    if len(others) > _PAIRS:
+        yield "Of the other pairs, and of pairs without the first, see the table P(row > column)."
+
+
+def _zero_sum(result: WorldResult) -> str | None:
+    """Says of a world in which all agents together earn 0 that its mean says nothing, or None."""
+    runs = [run for team in result.teams.values() for run in team.runs]
+    groups = [abs(x) for run in runs for x in run.groups.values()]
+    nothing = 1e-6 * max([1.0, *groups])
+    opposed = [run.record.run.settings.get("league.opponents", "none") != "none" for run in runs]
+    if any((abs(run.record.measured.returns) > nothing).any() for run in runs):
+        return None
+    if not any(opposed) and max(groups, default=0.0) <= nothing:
+        return None
+    return (
+        f"In {result.world.name} one side wins what the other loses: where a policy plays both, "
+        "the mean return of all is 0 whatever has been learned, and does not tell algorithms "
+        "apart; `torchrl-marl crossplay RUN RUN ...` plays them against each other."
+    )
 
 
 def _improvement(
@@ -211,12 +243,18 @@ def _on_normalization(report: Report) -> Iterator[str]:
             yield f"Scores of {result.world.name} are not normalized: {reference.why_none}."
 
 
+def _on_zero_sums(report: Report) -> Iterator[str]:
+    """Says what the answers, which are over several worlds, leave out."""
+    if report.aggregates and len(report.worlds) > 1:
+        yield from filter(None, map(_zero_sum, report.worlds))
+
+
 def _on_actions(report: Report) -> Iterator[str]:
     """Says where the likeliest actions and drawn ones earn differently, by more than chance."""
     for result in report.worlds:
         for team in result.teams.values():
             runs = [run.record.run.summary for run in team.runs]
-            differ = [summary for summary in runs if isinstance(summary.get("actions_differ"), str)]
+            differ = [x for x in runs if isinstance(x.get("actions_differ"), str) and _matters(x)]
             earned = {kind: _earned(differ, kind) for kind in ("likeliest", "drawn")}
             if differ and None not in earned.values():
                 one, other = figure(earned["likeliest"]), figure(earned["drawn"])
@@ -225,6 +263,17 @@ def _on_actions(report: Report) -> Iterator[str]:
                     f"and drawn ones {other}, which is more than chance, in {len(differ)} of "
                     f"{counted(len(runs), 'run')}; scores are those of evaluation.deterministic."
                 )
+
+
+def _matters(summary: Mapping[str, Any]) -> bool:
+    """Whether kinds of actions differ by an amount that matters; runs of old said more."""
+    try:
+        kinds = [summary["evaluation"][kind] for kind in ("likeliest", "drawn")]
+        one, other = (float(kind["return_mean"]) for kind in kinds)
+        spreads = [float(kind["return_std"]) for kind in kinds]
+    except (KeyError, TypeError, ValueError):
+        return True  # it is not known
+    return matters(one - other, float(np.sqrt(np.mean(np.square(spreads)))))
 
 
 def _earned(summaries: Sequence[Mapping[str, Any]], kind: str) -> float | None:

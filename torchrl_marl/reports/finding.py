@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torchrl_marl.curves import Curves, read_run
 from torchrl_marl.errors import CheckpointError, ConfigError, UserError
+from torchrl_marl.reports.populations import is_evolved, read_population
 from torchrl_marl.training.config import read_run_config, seed_folders
 
 __all__ = ["find_runs"]
@@ -18,7 +19,8 @@ _DEEPEST = 6  # folders between what is given and a run
 def find_runs(paths: Iterable[str | Path] | str | Path) -> tuple[list[Curves], list[str]]:
     """Reads all runs in the given folders, however deep they lie.
 
-    A folder may be a run, hold the runs of several seeds, be a population's or a suite's.
+    A folder may be a run, hold the runs of several seeds, be a population's or a suite's. A
+    population whose members replace each other is two runs: its best member and its mean.
 
     Args:
         paths (list of paths): the folders.
@@ -42,7 +44,7 @@ def find_runs(paths: Iterable[str | Path] | str | Path) -> tuple[list[Curves], l
     runs, left_out = [], []
     for folder in folders.values():
         try:
-            runs.append(read_run(folder))
+            runs += read_population(folder) if is_evolved(folder) else [read_run(folder)]
         except UserError as error:
             left_out.append(str(error))
         except (OSError, UnicodeError) as error:
@@ -54,9 +56,13 @@ def find_runs(paths: Iterable[str | Path] | str | Path) -> tuple[list[Curves], l
 
 
 def _run_folders(folder: Path, depth: int = 0) -> Iterator[Path]:
-    """Yields a run's folder itself, a population's members, or the runs below, by name."""
+    """Yields a run's folder itself, a population's members, or the runs below, by name.
+
+    Of members that replace each other none is a run by itself: theirs is the population's folder.
+    """
     if (folder / "config.yaml").is_file():
-        yield from seed_folders(folder) or [folder]
+        evolved = next((path for path in (folder, folder.parent) if is_evolved(path)), None)
+        yield from [evolved] if evolved else seed_folders(folder) or [folder]
         return
     if depth == _DEEPEST or not folder.is_dir():
         return

@@ -15,7 +15,7 @@ from torchrl_marl.reports.lines import Line
 from torchrl_marl.reports.results import Report
 from torchrl_marl.reports.scores import WorldResult, shown_by
 from torchrl_marl.reports.words import counted
-from torchrl_marl.training.drawing import check_matplotlib, has_matplotlib
+from torchrl_marl.training.drawing import check_matplotlib, has_matplotlib, legend_below
 from torchrl_marl.training.files import whole_file
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _together(found: Aggregate, order: dict[str, int]) -> Figure:
     for axes, title, label in (
         (iqm, "IQM of normalized scores", "normalized score"),
         (curves, "sample efficiency (IQM)", "% of each world's frames"),
-        (profiles, "performance profile: share of runs above", "normalized score"),
+        (profiles, "profile: share of runs above", "normalized score"),
     ):
         axes.set_title(title, loc="left", fontsize=10.5)
         axes.set_xlabel(label)
@@ -157,10 +157,8 @@ def _legend(figure: Figure, axes: list[Axes], seeds: list[int]) -> None:
     for one in axes:
         handles, labels = one.get_legend_handles_labels()
         found |= dict(zip(labels, handles))
-    names = sorted(found)
     of = counted(max(seeds), "seed")
     of = of if min(seeds) == max(seeds) else f"{min(seeds)} to {of}"
-    figure.legend(
-        [found[name] for name in names], names, loc="outside lower center",
-        ncols=min(len(names), 4), frameon=False, title=f"IQM and 95 % intervals over {of}",
-    )  # fmt: skip
+    entries = {name: found[name] for name in sorted(found)}
+    legend_below(figure, entries, f"IQM and 95 % intervals over {of}")
+    figure.legends[0].set_frame_on(False)

@@ -97,7 +97,7 @@ def record_of(run: Curves) -> Record | str:
     Returns:
         Record or str: or a sentence that says why there is nothing to report.
     """
-    notes = []
+    notes = list(run.notes)
     evaluation, broken = _progress(run, run.evaluation.get("return_mean"), run.evaluation)
     training, diverged = _progress(run, _training_returns(run), run.training)
     if broken is not None and not len(evaluation):

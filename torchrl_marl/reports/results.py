@@ -11,7 +11,7 @@ from torchrl_marl.errors import CheckpointError
 from torchrl_marl.reports.aggregates import Aggregate, aggregates_of
 from torchrl_marl.reports.finding import find_runs
 from torchrl_marl.reports.foreign import join, read_table
-from torchrl_marl.reports.grouping import group
+from torchrl_marl.reports.grouping import each_seed_once, group
 from torchrl_marl.reports.records import Record, record_of, without_copies
 from torchrl_marl.reports.references import read_references
 from torchrl_marl.reports.scores import Scored, WorldResult, result_of
@@ -65,7 +65,8 @@ def make_report(
     found, left_out = find_runs(folders) if folders or not tables else ([], [])
     records = [record_of(run) for run in found]
     usable, copies = without_copies([x for x in records if isinstance(x, Record)])
-    left_out += [record for record in records if isinstance(record, str)] + copies
+    usable, repeats = each_seed_once(usable)
+    left_out += [record for record in records if isinstance(record, str)] + copies + repeats
     foreign = [read_table(path) for path in tables]
     left_out += [sentence for _, without in foreign for sentence in without]
     worlds = join(group(usable), (runs for runs, _ in foreign))

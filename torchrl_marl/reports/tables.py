@@ -22,7 +22,7 @@ from torchrl_marl.reports.words import (
     with_interval,
 )
 
-__all__ = ["Table", "evaluations_csv", "markdown", "results_csv", "tables_of"]
+__all__ = ["Table", "curves_csv", "evaluations_csv", "markdown", "results_csv", "tables_of"]
 
 Row = Sequence[str]
 
@@ -267,6 +267,26 @@ def evaluations_csv(report: Report) -> str:
                 for row in zip(*columns):
                     normal = result.reference.normalize(row[-1]) if known else None
                     rows.append([*of_run, *row, normal])
+    return _csv(head, rows)
+
+
+def curves_csv(report: Report) -> str:
+    """A row for each point of a world's curves, with its interval over the seeds."""
+    head = [
+        "world", "algorithm", "measured_by", "frames", "agent_frames", "seconds", "runs",
+        "iqm", "iqm_low", "iqm_high",
+    ]  # fmt: skip
+    rows: list[list[Any]] = []
+    for result in report.worlds:
+        for team in result.teams.values():
+            for what, line in (("evaluation", team.evaluation), ("training", team.training)):
+                if line is None:
+                    continue
+                columns = (
+                    line.frames, line.agent_frames, line.seconds, line.runs,
+                    line.value, line.low, line.high,
+                )  # fmt: skip
+                rows += [[result.world.name, team.algorithm, what, *row] for row in zip(*columns)]
     return _csv(head, rows)
 
 

@@ -9,7 +9,7 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.reports.page import GENERATOR, page
 from torchrl_marl.reports.pictures import draw
 from torchrl_marl.reports.results import Report, make_report
-from torchrl_marl.reports.tables import evaluations_csv, markdown, results_csv
+from torchrl_marl.reports.tables import curves_csv, evaluations_csv, markdown, results_csv
 from torchrl_marl.training.files import whole_file, writing
 
 __all__ = ["write_report"]
@@ -27,7 +27,7 @@ def write_report(
     ``report.html`` is one file without anything from elsewhere, ``report.md`` has the same
     tables and, where matplotlib is installed, pictures (``curves.png``, ``together.png``),
     ``results.csv`` a row for each world and algorithm, ``evaluations.csv`` one for each run
-    and evaluation.
+    and evaluation, ``curves.csv`` one for each point of a curve, with its interval.
 
     Args:
         runs (list of paths): of :func:`make_report`.
@@ -51,6 +51,7 @@ def write_report(
     _write(folder / "report.md", markdown(found, draw(found, folder)))
     _write(folder / "results.csv", results_csv(found))
     _write(folder / "evaluations.csv", evaluations_csv(found))
+    _write(folder / "curves.csv", curves_csv(found))
     return found
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchrl_marl.settings.reading import Reader, overridden, read
     from torchrl_marl.settings.renaming import tell_new_name
     from torchrl_marl.settings.rules import (
+        AlsoCalled,
         AnyOf,
         Arguments,
         Count,
@@ -48,6 +49,7 @@ __getattr__, __dir__, __all__ = attach(
         "reading": ["Reader", "overridden", "read"],
         "renaming": ["tell_new_name"],
         "rules": [
+            "AlsoCalled",
             "AnyOf",
             "Arguments",
             "Count",

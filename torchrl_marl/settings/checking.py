@@ -67,7 +67,7 @@ def override(config: Any, field: str, name: str) -> Any:
     return overridden(tagged, getattr(config, note.of), own, f"{field}.{name}.")
 
 
-def unread(config: Any, at: str = "") -> dict[str, str]:
+def unread(config: Any, at: str = "", *, defaults: bool = False) -> dict[str, str]:
     """Returns settings that differ from their defaults although nothing reads them.
 
     What stands in a section that a mapping overrides may be read by any of those; what one of
@@ -77,6 +77,9 @@ def unread(config: Any, at: str = "") -> dict[str, str]:
         config (dataclass): what was read.
         at (str): what stands before the names in messages.
 
+    Keyword Args:
+        defaults (bool): also those that have their defaults.
+
     Returns:
         dict: dotted key -> the setting in words, and where it would be read.
     """
@@ -84,11 +87,11 @@ def unread(config: Any, at: str = "") -> dict[str, str]:
     for name, setting in settings_within(type(config)).items():
         value = getattr(config, name)
         if overrides := setting.note(Overrides):
-            found = _unread_by_any(config, name, overrides.of, found, at)
+            found = _unread_by_any(config, name, overrides.of, found, at, defaults)
         elif setting.is_section:
-            found |= unread(value, f"{at}{name}.")
-            found |= _idle_within(config, setting, at)
-        elif _is_idle(config, setting, value, setting.default):
+            found |= unread(value, f"{at}{name}.", defaults=defaults)
+            found |= _idle_within(config, setting, at, defaults)
+        elif (defaults or value != setting.default) and not _is_read(config, setting):
             found[f"{at}{name}"] = _sentence(f"{at}{name}", value, setting.read_where(), at)
         if arguments := _typed_arguments(setting, config):
             section, typed = arguments
@@ -97,7 +100,9 @@ def unread(config: Any, at: str = "") -> dict[str, str]:
                     f"{at}{name}.{key}", value[key], one.read_where(), f"{at}{name}."
                 )
                 for key, one in typed.items()
-                if key in value and _is_idle(section, one, value[key], one.default)
+                if key in value
+                and (defaults or value[key] != one.default)
+                and not _is_read(section, one)
             }
     return found
 
@@ -126,13 +131,13 @@ def read_by_others(config: Any) -> set[str]:
 
 
 def _unread_by_any(
-    config: Any, field: str, of: str, found: dict[str, str], at: str
+    config: Any, field: str, of: str, found: dict[str, str], at: str, defaults: bool
 ) -> dict[str, str]:
     shared = {key: text for key, text in found.items() if key.startswith(f"{at}{of}.")}
     found = {key: text for key, text in found.items() if key not in shared}
     for name, own in getattr(config, field).items():
         section, path = override(config, field, name), f"{at}{field}.{name}."
-        idle, known = unread(section, path), settings_of(section)
+        idle, known = unread(section, path, defaults=defaults), settings_of(section)
         found |= {path + k: idle[path + k] for k in flatten(unfold(own or {})) if path + k in idle}
         for key in list(shared):
             inner = key.removeprefix(f"{at}{of}.")
@@ -141,20 +146,21 @@ def _unread_by_any(
     return found | shared
 
 
-def _idle_within(config: Any, setting: Setting, at: str) -> Iterator[tuple[str, str]]:
+def _idle_within(
+    config: Any, setting: Setting, at: str, defaults: bool
+) -> Iterator[tuple[str, str]]:
     """What conditions on a section say of its settings."""
     for where in setting.read_where():
         section = getattr(config, setting.key)
         for key in where.of:
             default, value = getattr(setting.default, key), getattr(section, key)
-            if value != default and not _holds(where, config):
+            if (defaults or value != default) and not _holds(where, config):
                 path = f"{at}{setting.key}.{key}"
                 yield path, _sentence(path, value, [where], at)
 
 
-def _is_idle(config: Any, setting: Setting, value: Any, default: Any) -> bool:
-    conditions = setting.read_where()
-    return value != default and not all(_holds(where, config) for where in conditions)
+def _is_read(config: Any, setting: Setting) -> bool:
+    return all(_holds(where, config) for where in setting.read_where())
 
 
 def _holds(where: ReadWhere, config: Any) -> bool:

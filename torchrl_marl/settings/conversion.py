@@ -22,14 +22,18 @@ def converted(kind: Any, value: Any) -> Any:
     """Returns a value as a type, or ``UNFIT``.
 
     Whole floats are integers, numbers are texts where texts are asked for, and texts numbers where
-    numbers are.
+    numbers are. A word, or words with commas between them, is a list of texts.
 
     Examples:
         >>> converted(int, 1e3), converted(float, 1), converted(list[int], (1, 2.0))
         (1000, 1.0, [1, 2])
+        >>> converted(list[str], "wandb, mlflow")
+        ['wandb', 'mlflow']
         >>> converted(int, 1.5) is UNFIT
         True
     """
+    if kind == list[str] and isinstance(value, str):
+        value = _words(value)
     if get_origin(kind) is list:
         if not isinstance(value, (list, tuple)):
             return UNFIT
@@ -41,6 +45,12 @@ def converted(kind: Any, value: Any) -> Any:
         return _CONVERSIONS[kind](value)
     except (ValueError, KeyError):
         return UNFIT
+
+
+def _words(text: str) -> Any:
+    """Returns words with commas between them as a list, or ``UNFIT``."""
+    words = [word.strip() for word in text.split(",")]
+    return words if all(words) and not set("[]{}") & set(text) else UNFIT
 
 
 def plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from torchrl_marl.settings.rules import (
+    AlsoCalled,
     AnyOf,
     Arguments,
     Formerly,
@@ -74,6 +75,10 @@ class Setting:
     def former_names(self) -> list[str]:
         """Returns the names that it had in its section."""
         return [n for note in self.notes if isinstance(note, Formerly) for n in note.names]
+
+    def other_names(self) -> list[str]:
+        """Returns the names that it has elsewhere."""
+        return [n for note in self.notes if isinstance(note, AlsoCalled) for n in note.names]
 
 
 _within: dict[type, dict[str, Setting]] = {}
@@ -156,7 +161,7 @@ def with_words(setting: Setting, inner: dict[str, Setting]) -> dict[str, Setting
     if note is None:
         return inner
     tag = inner[note.by]
-    return {**inner, note.by: dataclasses.replace(tag, notes=(OneOf(note.variants.words),))}
+    return {**inner, note.by: dataclasses.replace(tag, notes=(note.rule,))}
 
 
 def _taken_apart(hint: Any) -> tuple[Any, bool, tuple[Any, ...]]:

@@ -18,7 +18,7 @@ from torchrl_marl.settings.fields import (
 )
 from torchrl_marl.settings.layers import WORD, flatten, merged, unfold
 from torchrl_marl.settings.normalizing import normalized
-from torchrl_marl.settings.rules import Arguments, OneOf, Overrides, Tagged, Variants
+from torchrl_marl.settings.rules import Arguments, Overrides, Tagged, Variants
 from torchrl_marl.settings.words import expectation, listed, shown, unknown_setting
 
 __all__ = ["Reader", "overridden", "read"]
@@ -284,8 +284,25 @@ class Reader:
         return put
 
     def _unknown(self, key: str) -> ConfigError:
-        known = [*all_settings(self.schema), *self.hints]
-        return ConfigError(unknown_setting(key, known, self.at))
+        known = all_settings(self.schema)
+        hints = list(self.hints)
+        names = {n: s.other_names() for n, s in known.items()} | {n: [] for n in hints}
+        first = {*self._applicable(), *hints}
+        return ConfigError(unknown_setting(key, names, self.at, first=first))
+
+    def _applicable(self) -> dict[str, Setting]:
+        """Returns the settings of the variants that the layers choose, as far as they are known."""
+        found = {}
+        for name, setting in settings_within(self.schema).items():
+            if not setting.is_section:
+                found[name] = setting
+                continue
+            chosen, note, layer = setting.default, setting.note(Tagged), self._layer.get(name)
+            if note is not None:
+                word = layer.get(note.by) if isinstance(layer, Mapping) else None
+                chosen = isinstance(word, str) and note.variants.schema(word) or chosen
+            found |= {f"{name}.{key}": one for key, one in settings_of(chosen).items()}
+        return found
 
     def _wrong(self, setting: Setting, value: Any, key: str) -> ConfigError:
         default = setting.default
@@ -312,7 +329,7 @@ def _schema(note: Tagged, word: Any, key: str) -> type:
     """
     schema = note.variants.schema(word) if isinstance(word, str) else None
     if schema is None:
-        raise ConfigError(OneOf(note.variants.words).misfit(key, word, None))
+        raise ConfigError(note.rule.misfit(key, word, None))
     return schema
 
 

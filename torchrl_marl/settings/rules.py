@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Annotated, Any, Protocol
 
-from torchrl_marl.errors import nearest, quoted
+from torchrl_marl.errors import closest, nearest, quoted
 from torchrl_marl.settings.words import listed, shown
 
 __all__ = [
+    "AlsoCalled",
     "AnyOf",
     "Arguments",
     "Count",
@@ -52,14 +53,17 @@ class OneOf:
         words (mapping, or function that returns one): word -> meaning.
         form (str, optional): form of further values, such as ``"module:Class"``; any text with a
             colon has it.
+        advice (callable, optional): ``advice(word)`` returns what to use in place of a word that is
+            known elsewhere, the end of a sentence, or None; ``{at}`` in it is the section.
     """
 
     def __init__(
         self,
         words: Mapping[str, str] | Callable[[], Mapping[str, str]],
         form: str | None = None,
+        advice: Callable[[str], str | None] | None = None,
     ) -> None:
-        self._words, self.form = words, form
+        self._words, self.form, self._advice = words, form, advice
 
     @property
     def words(self) -> Mapping[str, str]:
@@ -75,10 +79,12 @@ class OneOf:
         words = list(self.words)
         if value in words or (self.form is not None and self.word_of(value) == self.form):
             return None
-        return (
-            f"{key} is {shown(value)}, expected {listed(words)}; "
-            f"{nearest(str(value), words)}use {key}={words[0]}."
-        )
+        found = f"{key} is {shown(value)}, expected {listed(words)}"
+        advice = None if self._advice is None else self._advice(str(value))
+        if advice is not None:
+            return f"{found}; {advice.format(at=key.rpartition('.')[0])}."
+        use = closest(str(value), words) or words[0]
+        return f"{found}; {nearest(str(value), words)}use {key}={use}."
 
 
 class AnyOf(OneOf):
@@ -92,7 +98,7 @@ class AnyOf(OneOf):
             return None
         return (
             f"{key} holds {quoted(wrong)}, expected any of {', '.join(words)}; "
-            f"{nearest(wrong, words)}use {key}=[{words[0]}]."
+            f"{nearest(wrong, words)}use {key}=[{closest(wrong, words) or words[0]}]."
         )
 
 
@@ -208,6 +214,13 @@ class Formerly:
         self.names = names
 
 
+class AlsoCalled:
+    """Names that a setting has elsewhere; they are not understood, but lead to it."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
 class Variants(Protocol):
     """Words, each with a schema of its own: a registry of algorithms or of libraries."""
 
@@ -223,11 +236,16 @@ class Tagged:
 
     Args:
         by (str): the tag, the first field of each schema.
-        variants (Variants): word -> schema.
+        variants (Variants): word -> schema; it may have an ``advice`` for :class:`OneOf`.
     """
 
     def __init__(self, by: str, variants: Variants) -> None:
         self.by, self.variants = by, variants
+
+    @property
+    def rule(self) -> OneOf:
+        """The rule of the tag: one of the variants' words."""
+        return OneOf(self.variants.words, advice=getattr(self.variants, "advice", None))
 
 
 class Overrides:

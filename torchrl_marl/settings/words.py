@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, get_origin
 
 from torchrl_marl.errors import closest, quoted
@@ -49,29 +49,41 @@ def expectation(kind: Any, optional: bool = False) -> str:
     return f"{text} or null" if optional else text
 
 
-def unknown_setting(key: str, known: Iterable[str], at: str = "") -> str:
+def unknown_setting(
+    key: str, known: Mapping[str, Iterable[str]], at: str = "", *, first: Container[str] = ()
+) -> str:
     """Returns that a setting is unknown, with the known ones that may be meant.
 
     Args:
         key (str): as it was given.
-        known (iterable of str): dotted names of all settings.
+        known (mapping): dotted names of all settings, each with its names elsewhere.
         at (str): what stands before the names in messages, such as ``"groups.agents."``.
+        first (container of str): those that are read with the chosen algorithm, and so rather
+            meant than others.
 
     Examples:
-        >>> unknown_setting("gama", ["learner.gamma", "seed"])[:52]
+        >>> unknown_setting("gama", {"learner.gamma": (), "seed": ()})[:52]
         "unknown setting 'gama'; did you mean 'learner.gamma'"
     """
-    known = list(known)
-    inside, _, leaf = key.rpartition(".")
-    if inside in known:
-        names = [inside]
-    else:
-        leaves = {name: name.rpartition(".")[2] for name in known}
-        near = leaf if leaf in leaves.values() else closest(leaf, leaves.values())
-        names = [name for name in known if leaves[name] == near]
-        names = difflib.get_close_matches(key[:100], names, n=1, cutoff=0.85) or names
-    meant = " or ".join(repr(f"{at}{name}") for name in names[:3])
+    names = _meant(key, known, first)
+    meant = listed([repr(f"{at}{name}") for name in names[:3]]) if names else ""
     suggestion = f"did you mean {meant}? " if meant else ""
     return (
         f"unknown setting {quoted(at + key)}; {suggestion}`torchrl-marl list settings` shows all."
     )
+
+
+def _meant(key: str, known: Mapping[str, Iterable[str]], first: Container[str]) -> list[str]:
+    """Returns the names that may be meant: of equal leaf, else of nearly equal leaf."""
+    inside, _, leaf = key.rpartition(".")
+    if inside in known:
+        return [inside]
+    leaves = {name: name.rpartition(".")[2] for name in known}
+    rather = [name for name in known if name in first]
+    equal = [name for name in known if leaf == leaves[name] or leaf in known[name]]
+    names = [name for name in equal if name in rather] or equal
+    for among in () if names else (rather, known):
+        near = closest(leaf, [leaves[name] for name in among])
+        names = names or [name for name in among if leaves[name] == near]
+    close = difflib.get_close_matches(key[:100], names, n=1, cutoff=0.85)
+    return close or [name for name in names if name.startswith(f"{inside}.")] or names

@@ -5,6 +5,7 @@ Shapes: E envs, N agents of a group, O observation features, A action features, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torchrl.data import (
@@ -17,7 +18,10 @@ from torchrl.data import (
     Unbounded,
 )
 
-__all__ = ["AgentSpec", "is_discrete"]
+from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.naming import fault_of
+
+__all__ = ["AgentSpec", "check_names", "is_discrete"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class AgentSpec:
 
     Raises:
         ValueError: a name or a number of agents that cannot be, names that are not one for each
-            agent, or an action mask without discrete actions.
+            agent, or an action mask without discrete actions. A name is one line of text that
+            leads out of no folder.
 
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
@@ -71,6 +76,7 @@ class AgentSpec:
                 f"agent {self.name!r}: agent_names are {list(names)}, expected {self.n_agents} "
                 "names that differ, one for each agent."
             )
+        check_names("an agent", (self.name, *names))
         object.__setattr__(self, "agent_names", names)
         self._check_specs()
         if self.action_mask and not is_discrete(self.action_spec):
@@ -102,6 +108,26 @@ class AgentSpec:
             raise ValueError(
                 f"agent {self.name!r}: action_spec has shape {list(action.shape)}, "
                 f"expected {expected}."
+            )
+
+
+def check_names(what: str, names: Iterable[object]) -> None:
+    """Refuses names that tables, lines and folders cannot hold.
+
+    Args:
+        what (str): such as ``an agent``.
+        names (iterable): of those.
+
+    Raises:
+        ConfigError: naming the first one.
+
+    Examples:
+        >>> check_names("an agent", ["robot 1", "red/0"])
+    """
+    for name in map(str, names):
+        if (fault := fault_of(name)) is not None:
+            raise ConfigError(
+                f"{what} is named {quoted(name)}: {fault}; choose a plain word such as 'rover'."
             )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrl_marl.errors import SpecError
 from torchrl_marl.specs.groups import GroupSpec
 
-__all__ = ["check_action_mask", "check_flags", "check_inputs"]
+__all__ = ["check_action_mask", "check_flags", "check_inputs", "check_rows"]
 
 
 def check_inputs(group: GroupSpec, observations: Sequence[Tensor], mask: Tensor | None) -> None:
@@ -33,7 +33,11 @@ def check_inputs(group: GroupSpec, observations: Sequence[Tensor], mask: Tensor 
     """
     for key, shape, leaf in zip(group.observation_keys, group.observation_shapes, observations):
         if leaf.shape[-len(shape) :] != shape:
-            _refuse(group, key, tuple(leaf.shape), f"(*batch, {', '.join(map(str, shape))})")
+            expected = f"(*batch, {', '.join(map(str, shape))})"
+            if leaf.ndim >= len(shape):
+                where = f": {key!r} is {tuple(leaf.shape)}, expected {expected}: it"
+                group.check_number(leaf.shape[-len(shape)], where)
+            _refuse(group, key, tuple(leaf.shape), expected)
     if mask is None:
         return
     ndim = observations[0].ndim - len(group.observation_shapes[0]) + 1
@@ -41,6 +45,21 @@ def check_inputs(group: GroupSpec, observations: Sequence[Tensor], mask: Tensor 
         _refuse(group, group.mask_key, mask.dtype, "torch.bool")
     if mask.shape != observations[0].shape[:ndim]:
         _refuse(group, group.mask_key, tuple(mask.shape), tuple(observations[0].shape[:ndim]))
+
+
+def check_rows(group: GroupSpec, own: TensorDictBase, batch: torch.Size) -> None:
+    """Checks that a group's entries are of as many agents as its specs say.
+
+    Args:
+        group (GroupSpec): whose.
+        own (TensorDictBase): its entries, ``[*B]`` or ``[*B, N]``.
+        batch (torch.Size): the batch dims B.
+
+    Raises:
+        SpecError: another number of agents.
+    """
+    if own.ndim > len(batch):
+        group.check_number(own.batch_size[len(batch)])
 
 
 def check_action_mask(group: GroupSpec, action_mask: Tensor, batch: torch.Size) -> None:

@@ -232,10 +232,20 @@ class GroupSpec:
     def _padded(self, own: TensorDictBase) -> TensorDictBase:
         if not is_lazy(own):
             return own
+        self.check_number(own.batch_size[-1])
         try:
             return pad_group(own, {**self._equal_shapes(), **self.paddings})
         except ValueError as error:
             raise SpecError(f"group {self.name!r}: {error}") from None
+
+    def check_number(self, found: int, where: str = "") -> None:
+        """Refuses data of another number of agents than the specs say, with what works instead."""
+        if found != self.n_agents:
+            raise SpecError(
+                f"group {self.name!r}{where} has {found} agents here, and its policy was built for "
+                f"{self.n_agents}; build one for this team and load the weights that do not depend "
+                "on their number (docs/faq.md), or let agents act alone (docs/export.md)."
+            )
 
     def _equal_shapes(self) -> dict[NestedKey, Padding]:
         """Returns the observations declared to have one shape for all agents."""

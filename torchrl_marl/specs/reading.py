@@ -17,7 +17,7 @@ from torchrl.envs import Compose, EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 
 from torchrl_marl.errors import SpecError
-from torchrl_marl.specs.agents import AgentSpec, is_discrete
+from torchrl_marl.specs.agents import AgentSpec, check_names, is_discrete
 from torchrl_marl.specs.groups import GroupSpec
 from torchrl_marl.stacking import unpad_specs
 
@@ -39,6 +39,7 @@ def _check_group_name(name: str) -> None:
             f"a group is named {name!r}, which is a reserved key; "
             f"choose a name that is none of {sorted(RESERVED_NAMES)}."
         )
+    check_names("a group", [name])
 
 
 def _leaf_keys(name: str, observation_specs: Sequence[TensorSpec]) -> tuple[NestedKey, ...]:
@@ -110,10 +111,16 @@ def read_group_map(env: EnvBase) -> dict[str, list[str]]:
         if isinstance(key, tuple) and len(key) == 2 and action_spec[key].ndim
     }
     if not groups:
-        raise ValueError(
-            f"{type(env).__name__} keeps no groups: its action keys are "
-            f"{list(action_spec.keys(True, True))}, expected (group, 'action') with one row an "
-            "agent. Give the environment a group_map."
+        keys = list(action_spec.keys(True, True))
+        if keys == ["action"]:
+            raise SpecError(
+                f"{type(env).__name__} keeps no groups: its action keys are {keys}, as one agent "
+                "has it, expected (group, 'action') with one row an agent; write a team of one as "
+                "a MarlEnv (docs/worlds/own.md), or train one agent by TorchRL's own losses."
+            )
+        raise SpecError(
+            f"{type(env).__name__} keeps no groups: its action keys are {keys}, expected "
+            "(group, 'action') with one row an agent. Give the environment a group_map."
         )
     return {name: [f"{name}_{i}" for i in range(n)] for name, n in groups.items()}
 
@@ -198,6 +205,7 @@ def group_from_env(
         raise ValueError(
             f"group {name!r} of {type(env).__name__} has no agents; leave it out of the group_map."
         )
+    check_names(f"an agent of group {name!r}", agent_names)
     members = _lazy_members(env, name) if members is None else members
     seen = env.full_observation_spec_unbatched[name] if members is None else members[0]
     if "observation" not in seen.keys():

@@ -21,7 +21,13 @@ __all__ = ["suite_command", "suite_rows"]
 
 
 def suite_command(
-    texts: Sequence[str], *, out: Path | None, resume: bool, jobs: int, dry_run: bool
+    texts: Sequence[str],
+    *,
+    out: Path | None,
+    resume: bool,
+    jobs: int,
+    dry_run: bool,
+    trust: bool = False,
 ) -> None:
     """Trains a suite, or shows what would be trained.
 
@@ -34,6 +40,7 @@ def suite_command(
         resume (bool): go on in that folder.
         jobs (int): how many runs at once.
         dry_run (bool): show the table alone.
+        trust (bool): run the code that a folder of somebody else's names.
 
     Raises:
         UserError: what is asked for cannot be done, or runs that failed.
@@ -48,7 +55,8 @@ def suite_command(
         return
     silence_others()
     settings = words.pop("settings")
-    results = run_suite(texts[0], out=out, resume=resume, jobs=jobs, **words, **settings)
+    how: dict[str, Any] = {"out": out, "resume": resume, "jobs": jobs, "trust": trust}
+    results = run_suite(texts[0], **how, **words, **settings)
     print(results_table(results))
     print(results[0].folder.parents[2] / "results.csv")
     failed = [one for one in results if not one.finished]  # or stopped, by somebody else

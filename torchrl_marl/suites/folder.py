@@ -11,14 +11,16 @@ from typing import Any
 
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.settings import flatten, shown
+from torchrl_marl.suites.origin import signatures_of
 from torchrl_marl.suites.plan import Plan
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder
 
-__all__ = ["check_folder", "check_unchanged", "open_folder", "read_words"]
+__all__ = ["RECORD", "check_folder", "check_unchanged", "open_folder", "read_words"]
 
-_RECORD = "suite.json"
+RECORD = "suite.json"
+"""File of a suite's folder: the words that it was begun with."""
 # Where and how a run computes and what it shows; nothing of this is compared between runs.
 _FREE = ("device", "execution", "threads", "folder", "recipe", "checkpoint.", "logging.")
 
@@ -49,9 +51,10 @@ def open_folder(out: Path, plan: Plan, *, resume: bool) -> Iterator[None]:
     lock = RunFolder(out, "suite folder")
     try:
         check_folder(out, plan, resume=resume)
-        if not (out / _RECORD).exists():
-            with whole_file(out / _RECORD) as file:
+        if not (out / RECORD).exists():
+            with whole_file(out / RECORD) as file:
                 record = {"suite": plan.suite.name, **plan.words}
+                record |= {"signatures": own} if (own := signatures_of(plan)) else {}
                 file.write(json.dumps(record, indent=2) + "\n")
         yield
     finally:
@@ -82,7 +85,7 @@ def read_words(out: Path, suite: str) -> dict[str, Any]:
         ConfigError: no suite's folder, or another's.
     """
     try:
-        record = json.loads((out / _RECORD).read_text(encoding="utf-8"))
+        record = json.loads((out / RECORD).read_text(encoding="utf-8"))
         words = {key: record[key] for key in ("algorithms", "tasks", "seeds", "settings")}
     except FileNotFoundError:
         raise ConfigError(
@@ -91,7 +94,7 @@ def read_words(out: Path, suite: str) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(
-            f"{str(out / _RECORD)!r} cannot be read; remove it and begin the suite with all its "
+            f"{str(out / RECORD)!r} cannot be read; remove it and begin the suite with all its "
             "words and another --out."
         ) from None
     if record.get("suite") != suite:
@@ -144,7 +147,7 @@ def _check_fit(out: Path, resume: bool) -> None:
     """Refuses a folder that a suite is not to be begun, or gone on with, in."""
     if resume or not out.exists():
         return
-    if (out / _RECORD).is_file():
+    if (out / RECORD).is_file():
         raise ConfigError(
             f"suite folder {str(out)!r} exists; --resume goes on with it, or choose another --out."
         )

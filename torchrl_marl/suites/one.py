@@ -21,12 +21,13 @@ from torchrl_marl.errors import UserError
 __all__ = ["train_one"]
 
 
-def train_one(settings: Mapping[str, Any], folder: Path) -> None:
+def train_one(settings: Mapping[str, Any], folder: Path, trust: bool = False) -> None:
     """Trains a run, or goes on with one that was begun.
 
     Args:
         settings (mapping): the run's.
         folder (Path): where it is kept.
+        trust (bool): go on with one of somebody else's.
 
     Raises:
         UserError: what is asked for cannot be done; the message names the fix.
@@ -35,7 +36,7 @@ def train_one(settings: Mapping[str, Any], folder: Path) -> None:
 
     quiet = {"logging.progress": False}
     if (folder / "config.yaml").is_file():
-        resume(folder, **quiet)
+        resume(folder, trust=trust, **quiet)
     else:
         train({**settings, "folder": str(folder)}, **quiet)
 
@@ -47,7 +48,7 @@ def _main() -> int:
 
     silence_others()
     try:
-        train_one(request["settings"], Path(request["folder"]))
+        train_one(request["settings"], Path(request["folder"]), request["trust"])
     except UserError as error:
         tell_error(error)
         return 2

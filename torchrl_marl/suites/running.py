@@ -19,14 +19,16 @@ from typing import Any
 from torchrl_marl.errors import ConfigError, UserError, quoted
 from torchrl_marl.settings import merged, normalized
 from torchrl_marl.suites.board import Board
-from torchrl_marl.suites.folder import open_folder, read_words
+from torchrl_marl.suites.folder import RECORD, open_folder, read_words
 from torchrl_marl.suites.one import train_one
+from torchrl_marl.suites.origin import check_record
 from torchrl_marl.suites.plan import Plan, make_plan
 from torchrl_marl.suites.results import Result, found_result, read_elapsed, write_results
 from torchrl_marl.suites.table import SuiteRun, read_suite
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.files import open_to_append
 from torchrl_marl.training.interruption import Interruption, terminable
+from torchrl_marl.trust import is_trusting, trusting
 
 __all__ = ["plan_of", "run_suite"]
 
@@ -44,6 +46,7 @@ def run_suite(
     out: str | Path | None = None,
     resume: bool = False,
     jobs: int = 1,
+    trust: bool = False,
     said: Callable[[str], None] = print,
     **settings: Any,
 ) -> list[Result]:
@@ -63,6 +66,7 @@ def run_suite(
         frames (int, optional): of each run, in place of the table's.
         out (str or Path, optional): the folder; by default ``suite_NAME`` in the current one.
         resume (bool): go on in that folder; what is not given is then as it was begun.
+        trust (bool): run the code, and follow the links, of a folder of somebody else's.
         jobs (int): how many runs at once, each in a process of one thread; 0: in this process,
             one after the other.
         said (callable): told each run that has ended.
@@ -86,10 +90,11 @@ def run_suite(
             f"jobs is {quoted(jobs)}, expected a whole number, 0 or more; use jobs=1."
         )
     given = {"algorithms": algorithms, "tasks": tasks, "seeds": seeds, "frames": frames}
-    plan, folder = plan_of(suite, out, resume, {**given, "settings": settings})
-    _check_devices(plan)
-    with open_folder(folder, plan, resume=resume):
-        return _Work(plan, folder, jobs, said).done()
+    with trusting(trust):
+        plan, folder = plan_of(suite, out, resume, {**given, "settings": settings})
+        _check_devices(plan)
+        with open_folder(folder, plan, resume=resume):
+            return _Work(plan, folder, jobs, said).done()
 
 
 def plan_of(
@@ -103,7 +108,7 @@ def plan_of(
         resume (bool): what is not given is as the folder has it.
         words (dict): ``algorithms``, ``tasks``, ``seeds``, ``frames``, ``settings``.
     """
-    table = read_suite(suite)
+    table, chosen = read_suite(suite), words
     folder = Path(f"suite_{table.name}" if out is None else out)
     if resume:
         before = read_words(folder, table.name)
@@ -113,7 +118,12 @@ def plan_of(
             settings.pop("total_frames", None)
         both = merged(*(normalized(TrainConfig, x) for x in (settings, words["settings"])))
         words = {**before, **given, "settings": both}
-    return make_plan(table, **words), folder
+    plan = make_plan(table, **words)
+    if resume:
+        own = {key: words[key] for key in ("algorithms", "tasks", "seeds")}
+        own |= {"frames": chosen["frames"], "settings": chosen["settings"]}
+        check_record(folder / RECORD, plan, lambda: make_plan(table, **own))
+    return plan, folder
 
 
 def _check_devices(plan: Plan) -> None:
@@ -130,10 +140,14 @@ class _Child:
         self.run, self.folder = run, out / run.place
         self.log = out / "logs" / f"{'_'.join(run.place.parts)}.log"
         self.log.parent.mkdir(exist_ok=True)
-        request = {"settings": dataclasses.asdict(run.config), "folder": str(self.folder)}
+        request = {
+            "settings": dataclasses.asdict(run.config),
+            "folder": str(self.folder),
+            "trust": is_trusting(),
+        }
         with open_to_append(self.log) as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "torchrl_marl.suites.one"],
+                [sys.executable, "-P", "-m", "torchrl_marl.suites.one"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -183,8 +197,9 @@ class _Child:
 def _environment(threads: bool) -> dict[str, str]:
     """Returns a child's variables: this package, and one thread where several run at once."""
     one = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    own = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # an empty one: the current folder
+    paths = [str(Path(__file__).parents[2]), *filter(None, given)]
+    own = {"PYTHONPATH": os.pathsep.join(paths)}
     return {**(dict.fromkeys(one, "1") if threads else {}), **os.environ, **own}
 
 

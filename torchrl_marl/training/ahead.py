@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.capture.announce import announce
+from torchrl_marl.import_path import child_path
 from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.version import __version__
@@ -105,11 +106,11 @@ def _mark_of(config: TrainConfig) -> Path:
 
 
 def _start(folder: Path) -> subprocess.Popen | None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(child_path())}
     with contextlib.suppress(OSError):
         # Its input stays open as long as this process lives, which the second one waits for.
         return subprocess.Popen(
-            [sys.executable, "-m", "torchrl_marl.training.learn_ahead", str(folder)],
+            [sys.executable, "-P", "-m", "torchrl_marl.training.learn_ahead", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

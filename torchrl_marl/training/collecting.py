@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +24,15 @@ from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.external import external_collector
 from torchrl_marl.training.shards import ShardMaker
 
-__all__ = ["begun_anew", "counters", "cut", "make_collector", "remember", "share_minibatches"]
+__all__ = [
+    "begun_anew",
+    "counters",
+    "cut",
+    "make_collector",
+    "remember",
+    "share_minibatches",
+    "tell_of_death",
+]
 
 
 def make_collector(
@@ -98,6 +108,22 @@ def _placed(makers: list[ShardMaker], config: TrainConfig) -> Placement:
         timeout=settings.timeout,
         max_restarts=settings.max_restarts,
     )
+
+
+def tell_of_death(collector: Collector, folder: Path) -> None:
+    """Says how a run goes on where the Ray that was started for it dies, and the run with it.
+
+    Args:
+        collector (Collector): the run's.
+        folder (Path): the run's.
+    """
+    placement = getattr(collector, "placement", None)
+    if isinstance(placement, OnRay):
+        placement.connection.tell_of_death(
+            "the Ray that was started for this run has died (its raylet), and this process with "
+            f"it; `torchrl-marl train --resume {shlex.quote(str(folder))}` goes on from the last "
+            "checkpoint."
+        )
 
 
 def remember(learners: Iterable[Any]) -> bool:

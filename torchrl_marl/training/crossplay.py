@@ -101,7 +101,8 @@ def cross_play(
 
     Shapes:
         - returns: ``[A, B]``: ``wins`` of the row's player, ``draws`` and ``games``, int64, and
-          its mean return, ``returns``, float64. Who has the larger return wins; a team draws
+          its mean return, ``returns``, with its standard error, ``error``, float64. Who has the
+          larger return wins; a team draws
 
     Raises:
         ConfigError: no players, no episodes, seats that cannot be swapped, or as
@@ -132,7 +133,7 @@ def cross_play(
     players = list(dict.fromkeys([*players_a, *players_b]))
     places_a = torch.tensor([players.index(one) for one in players_a])
     places_b = torch.tensor([players.index(one) for one in players_b])
-    sums = torch.zeros(4, shape[0] * shape[1], dtype=torch.float64)
+    sums = torch.zeros(5, shape[0] * shape[1], dtype=torch.float64)
     mode = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     random_state = RandomState(seed + _ACTIONS, env.device or "cpu")
     with torch.no_grad(), random_state.active(), set_exploration_type(mode), measured(env):
@@ -145,9 +146,11 @@ def cross_play(
             act = _Together(players, seats, _filled(who, env.batch_size.numel()))
             returns, _ = first_episodes(env, act, team, count, longest)
             sums.index_add_(1, entry, _outcomes(returns, seats, swapped))
-    wins, draws, games, total = sums.view(4, *shape)
+    wins, draws, games, total, squares = sums.view(5, *shape)
     counts = {"wins": wins.long(), "draws": draws.long(), "games": games.long()}
-    return TensorDict({**counts, "returns": total / games}, shape)
+    mean = total / games
+    error = ((squares / games - mean**2).clamp_min(0) / (games - 1)).sqrt()  # NaN of one game
+    return TensorDict({**counts, "returns": mean, "error": error}, shape)
 
 
 def _check(
@@ -180,11 +183,13 @@ def _filled(who: Tensor, num_envs: int) -> Tensor:
 
 
 def _outcomes(returns: dict[str, Tensor], seats: Seats, swapped: Tensor) -> Tensor:
-    """Returns win, draw, 1 and return of the first list's player, by game, ``[4, games]``."""
+    """Returns win, draw, 1, return and its square of the first list's player, ``[5, games]``."""
     by_seat = torch.stack([returns[name].double().cpu() for own in seats.agents for name in own])
     own, other = torch.where(swapped, by_seat.flip(0), by_seat)
     close = torch.isclose(own, other, rtol=1e-6, atol=1e-6)
-    return torch.stack([(own > other) & ~close, close, torch.ones_like(close), own]).double()
+    return torch.stack(
+        [(own > other) & ~close, close, torch.ones_like(close), own, own**2]
+    ).double()
 
 
 class _Together:

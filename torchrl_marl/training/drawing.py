@@ -1,13 +1,23 @@
-"""Whether pictures can be drawn: matplotlib may be missing, or there and broken."""
+"""Whether pictures can be drawn, since matplotlib may be missing or broken; and their legend."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
+import textwrap
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from torchrl_marl.errors import MissingExtraError
 
-__all__ = ["check_matplotlib", "has_matplotlib"]
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
+
+__all__ = ["check_matplotlib", "has_matplotlib", "legend_below"]
+
+_WIDEST = 90  # letters of a line
 
 
 def has_matplotlib() -> bool:
@@ -33,3 +43,45 @@ def check_matplotlib() -> None:
         raise MissingExtraError("matplotlib", "plot", f"cannot be imported ({why})") from error
     finally:
         logger.setLevel(level)
+
+
+def legend_below(
+    figure: Figure, entries: Mapping[str, Artist], title: str = "", most: int = 4
+) -> None:
+    """Draws a legend below all axes, in as many columns as fit, and makes room for it.
+
+    Args:
+        figure (Figure): with its axes.
+        entries (mapping): text -> what is drawn so, in order.
+        title (str): above them.
+        most (int): columns at most.
+    """
+    room = figure.bbox.width
+    for columns in range(min(len(entries), most), 0, -1):
+        legend, lines = _legend(figure, entries, title, columns, _WIDEST)
+        if legend.get_window_extent().width < room:
+            break
+        legend.remove()
+    else:  # a column of its own is too wide: lines are broken
+        for letters in range(_WIDEST, 10, -4):
+            legend, lines = _legend(figure, entries, title, 1, letters)
+            if legend.get_window_extent().width < room:
+                break
+            legend.remove()
+    figure.set_figheight(figure.get_figheight() + 0.2 * lines)
+
+
+def _legend(
+    figure: Figure, entries: Mapping[str, Artist], title: str, columns: int, letters: int
+) -> tuple[Legend, int]:
+    """Draws a legend with lines of so many letters; returns how many lines it has, too."""
+    texts = ["\n".join(textwrap.wrap(text, letters)) for text in (*entries, title)]
+    legend = figure.legend(
+        list(entries.values()),
+        texts[:-1],
+        ncols=columns,
+        title=texts[-1] or None,
+        loc="outside lower center",
+    )
+    broken = sum(text.count("\n") for text in texts)
+    return legend, -(-len(entries) // columns) + broken + bool(title)

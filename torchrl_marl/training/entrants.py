@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+import torch
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, TransformedEnv
 
@@ -21,7 +22,15 @@ from torchrl_marl.training.pool import Networks, networks_of, read_player, with_
 from torchrl_marl.training.run import Run
 from torchrl_marl.trust import trusting
 
-__all__ = ["HEURISTIC", "RANDOM", "enter", "find_players", "scripted"]
+__all__ = [
+    "HEURISTIC",
+    "RANDOM",
+    "enter",
+    "find_players",
+    "runs_of_players",
+    "same_players",
+    "scripted",
+]
 
 RANDOM, HEURISTIC = "random", "heuristic"
 """Words for players that are no runs."""
@@ -74,6 +83,55 @@ def enter(
         if name in names:
             players[name] = scripted(name, env, team, worlds[folders[0]])
     return env, {name: players[name] for name in names}
+
+
+def runs_of_players(names: Sequence[str]) -> list[Path]:
+    """Returns the run folders of players, but for ``random`` and ``heuristic``.
+
+    Args:
+        names (sequence of str): as :func:`enter` takes them.
+
+    Raises:
+        ConfigError: a file that is no stored player of a run.
+    """
+    return [_folder_of(name) for name in names if name not in (RANDOM, HEURISTIC)]
+
+
+def same_players(players: Mapping[str, Policy]) -> dict[str, str]:
+    """Returns each player's name -> the first of those that are the same policy as it.
+
+    Of a run, what it is now and what it stored last may have the same weights.
+
+    Args:
+        players (mapping): of :func:`enter`.
+
+    Raises:
+        ConfigError: all are the same.
+    """
+    first: dict[str, str] = {}
+    known: list[tuple[str, Path, Networks]] = []
+    for name, policy in players.items():
+        first[name] = name
+        if name in (RANDOM, HEURISTIC):
+            continue
+        folder, own = _folder_of(name).resolve(), networks_of(cast(TeamPolicy, policy))
+        alike = (one for one, of, nets in known if of == folder and _equal(nets, own))
+        first[name] = next(alike, name)
+        known.append((name, folder, own))
+    if len(set(first.values())) < 2:
+        raise ConfigError(
+            f"the players {', '.join(map(quoted, first))} have the same weights, expected two "
+            "policies or more; name another player."
+        )
+    return first
+
+
+def _equal(one: Networks, other: Networks) -> bool:
+    pairs = ((own, other.get(group, {})) for group, own in one.items())
+    return one.keys() == other.keys() and all(
+        own.keys() == new.keys() and all(torch.equal(own[key].cpu(), new[key].cpu()) for key in own)
+        for own, new in pairs
+    )
 
 
 def find_players(given: str) -> list[tuple[str, Networks]]:

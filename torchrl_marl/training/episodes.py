@@ -14,7 +14,16 @@ from torch import Tensor
 
 from torchrl_marl.statistics import Paired, estimate, mean, paired_difference
 
-__all__ = ["Episodes", "after_training", "figures_of_all", "kind_of", "where_they_differ"]
+__all__ = [
+    "Episodes",
+    "after_training",
+    "figures_of_all",
+    "kind_of",
+    "matters",
+    "where_they_differ",
+]
+
+_SMALL = 0.2  # standard deviations that make a difference worth a sentence
 
 
 @dataclass(frozen=True)
@@ -78,17 +87,46 @@ def kind_of(deterministic: bool) -> str:
 
 
 def where_they_differ(likeliest: Episodes, drawn: Episodes) -> str | None:
-    """Returns a sentence where both kinds of actions differ beyond their uncertainty, or None."""
+    """Returns a sentence where both kinds of actions differ by an amount that matters, or None.
+
+    It matters where it is beyond its uncertainty, and beside the spread of the episodes' returns
+    at least what Cohen calls small: of many episodes the least difference is beyond chance.
+
+    Args:
+        likeliest, drawn (Episodes): from the same starts.
+
+    Reference: Cohen, 1988, Statistical Power Analysis for the Behavioral Sciences, section 2.2.
+    """
     if len(likeliest.lengths) < 2:
         return None
     gap = likeliest.against(drawn).difference
     if gap.low <= 0 <= gap.high:
         return None
+    spread = _spread(likeliest.total, drawn.total)
+    if not matters(gap.value, spread):
+        return None
     one, other = likeliest.total.mean().item(), drawn.total.mean().item()
+    beside = f", {abs(gap.value) / spread:.2g} standard deviations of episodes" if spread else ""
     return (
         f"the likeliest actions earn {one:.4g} and drawn ones {other:.4g} from the same starts, "
-        f"which is more than chance (they differ by {gap.low:.3g} to {gap.high:.3g})"
+        f"which is more than chance (they differ by {gap.low:.3g} to {gap.high:.3g}{beside})"
     )
+
+
+def matters(gap: float, spread: float) -> bool:
+    """Whether a difference of mean returns is large beside the episodes' standard deviation.
+
+    Examples:
+        >>> matters(0.1, 1.0), matters(-0.3, 1.0), matters(0.1, 0.0)
+        (False, True, True)
+    """
+    return abs(gap) >= _SMALL * spread
+
+
+def _spread(one: Tensor, other: Tensor) -> float:
+    """The root of the mean variance of both."""
+    variance = one.double().var(correction=0) + other.double().var(correction=0)
+    return float((variance / 2).sqrt())
 
 
 def after_training(own: Episodes, other: Episodes | None, deterministic: bool) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 from torchrl_marl.collectors.snapshots import restore_env, snapshot_env
 from torchrl_marl.envs.scene import watched
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.objectives.births import begun
 from torchrl_marl.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.animation import check_drawable, write
-from torchrl_marl.training.births import begun
 from torchrl_marl.training.episodes import Episodes
 from torchrl_marl.training.film import Film
 from torchrl_marl.training.metrics import group_reward
@@ -263,7 +263,7 @@ def _first_episodes(
             step, carry = env.step_and_maybe_reset(act(carry))
         else:  # the same in two steps: in between the last state can still be seen
             step = env.step(act(carry))
-        born = begun(team, step, born)
+        born = begun(team.groups, step, born)
         for name, group in team.groups.items():
             reward = group_reward(group, step, born.get(name)).reshape(running.shape)
             sums[name] += torch.where(running, reward, 0.0)

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.links import refuse_links
+from torchrl_marl.naming import file_name
 from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.config import TrainConfig, read_run_config
-from torchrl_marl.training.origin import SIGNATURE
+from torchrl_marl.training.origin import SIGNATURE, signed_yaml
 
 if sys.platform != "win32":
     import fcntl
@@ -149,14 +150,15 @@ def _start_failed(folder: Path) -> bool:
         return False
     try:
         text = (folder / "config.yaml").read_text(encoding="utf-8")
-        return text == to_yaml(read_run_config(folder))
+        read = read_run_config(folder)
+        return text in (to_yaml(read), signed_yaml(read))
     except (CheckpointError, OSError, UnicodeDecodeError):
         return False
 
 
 def _new_under_runs(config: TrainConfig) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name, world = config.recipe, Path(config.env.name).stem
+    name, world = file_name(config.recipe), file_name(Path(config.env.name).stem)
     if world not in name:
         name = f"{name}_{world}"
     base = Path("runs") / f"{name}_seed{config.seed}_{stamp}"

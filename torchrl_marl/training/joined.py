@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shlex
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,19 +20,24 @@ from torchrl_marl.ranks import ALONE, Alone, Ranks
 from torchrl_marl.torchrun import place
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.folder import RunFolder
+from torchrl_marl.training.interruption import terminable
 from torchrl_marl.training.over_ranks import NoFolder, RankTraining
 from torchrl_marl.training.rank_config import check_ranks, refuse_disagreement, with_shards
 
 __all__ = ["by_first", "folder_of", "joined", "prepared", "training_of"]
 
 Found = TypeVar("Found")
+_PATIENCE, _PATIENCE_WITH_LOST = 10.0, 2.0
+"""Seconds that the first rank waits for the others at the end."""
 
 
 @contextlib.contextmanager
 def joined(config: TrainConfig) -> Iterator[Alone]:
     """Joins the processes that ``torchrun`` has started, if it has; the first of them speaks.
 
-    An error on one rank ends all: that rank says what it is, the others end without a word.
+    An error on one rank ends all: that rank says what it is, the others end without a word. Where
+    a rank has vanished, the first to notice says so; ``torchrun``, which then sends SIGTERM to
+    all, does not cut that short.
 
     Args:
         config (TrainConfig): the run's.
@@ -41,14 +49,18 @@ def joined(config: TrainConfig) -> Iterator[Alone]:
     if place() is None:
         yield ALONE
         return
-    ranks = Ranks.start(_device(config.device))
-    try:
-        with _quiet(ranks):
-            yield ranks
-    except Exception as error:
-        _end_all(ranks, error)
-    finally:
-        ranks.leave()
+    ranks, patience = Ranks.start(_device(config.device)), _PATIENCE
+    with terminable():
+        try:
+            with _quiet(ranks):
+                yield ranks
+        except Exception as error:
+            if _is_lost(error):
+                _ignore_sigterm()
+                patience = _PATIENCE_WITH_LOST
+            _end_all(ranks, error)
+        finally:
+            ranks.leave(patience)
 
 
 def prepared(
@@ -82,9 +94,10 @@ def folder_of(ranks: Alone, make: Callable[[], RunFolder]) -> RunFolder:
     """Returns the run folder, which the first rank makes; the others only know where it is."""
     if ranks.rank == 0:
         folder = make()
-        ranks.send(str(folder.path))
+        ranks.folder = Path(ranks.send(str(folder.path)))
         return folder
-    return NoFolder(Path(ranks.send(None)))  # type: ignore[return-value]
+    ranks.folder = Path(ranks.send(None))
+    return NoFolder(ranks.folder)  # type: ignore[return-value]
 
 
 def by_first(ranks: Alone, work: Callable[[], Found]) -> Found:
@@ -119,7 +132,7 @@ def _quiet(ranks: Ranks) -> Iterator[None]:
 def _end_all(ranks: Ranks, error: Exception) -> NoReturn:
     """Ends this rank: with words, if it is the first to fail."""
     name, code = f"rank {ranks.rank} of {ranks.size}", 2 if isinstance(error, UserError) else 1
-    lost = isinstance(error, dist.DistError) or "gloo" in str(error).lower()
+    lost = _is_lost(error)
     try:
         first = ranks.tell(f"{name}\n{2 if lost else code}")
     except dist.DistError:  # where the store was, nobody is left
@@ -128,10 +141,32 @@ def _end_all(ranks: Ranks, error: Exception) -> NoReturn:
         raise SystemExit(int(first.partition("\n")[2]))
     if lost:
         raise RankError(
-            f"{name}: another rank has ended, or has not answered for 5 minutes; resume the run "
-            "once all can be reached."
+            f"{name}: another rank has ended, or has not answered for 5 minutes; "
+            f"{_how_to_go_on(ranks.folder)}"
         ) from error
     if isinstance(error, UserError):
         raise RankError(f"{name}: {error}") from error
     error.add_note(f"This was {name}; the others have ended with it.")
     raise error
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether another rank cannot be reached."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
+
+
+def _how_to_go_on(folder: Path | None) -> str:
+    if folder is None:
+        return "begin again once all can be reached."
+    saved = sorted((folder / "checkpoints").glob("iteration_*.pt"))
+    where = (
+        f"goes on from {saved[-1].name}" if saved else "begins it anew, without a checkpoint yet"
+    )
+    command = f"torchrl-marl train --resume {shlex.quote(str(folder))}"
+    return f"`{command}` {where}, also by torchrun (-m torchrl_marl), once all can be reached."
+
+
+def _ignore_sigterm() -> None:
+    """Lets this process end by itself where ``torchrun`` asks it to, which has noticed as well."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchrl_marl.errors import CheckpointError
-from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.checkpoint import all_checkpoints, save_checkpoint, set_aside_later
 from torchrl_marl.training.config import TrainConfig, with_settings
 from torchrl_marl.training.episodes import kind_of
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.made_by import made_by
-from torchrl_marl.training.origin import sign_world
+from torchrl_marl.training.origin import sign_run, signed_yaml
 from torchrl_marl.training.recorder import Recorder
 from torchrl_marl.training.stopping import StopAtReturn
 from torchrl_marl.training.summary import figures_of, returns_of, write_summary
@@ -72,7 +71,7 @@ class Member:
             done=True,
         )
         self._write_config()
-        sign_world(self.folder, self.config.env)
+        sign_run(self.folder, self.config)
 
     def take_settings(self, settings: Mapping[str, float]) -> None:
         """Notes settings of the learner that the member has from now on."""
@@ -83,7 +82,7 @@ class Member:
     def _write_config(self) -> None:
         self._config_is_old = False
         with whole_file(self.folder / "config.yaml") as file:
-            file.write(to_yaml(self.config))
+            file.write(signed_yaml(self.config))
 
     def note(self, when: str, result: Mapping[str, float]) -> None:
         """Adds returns to the summary, by group where there are several."""

@@ -14,9 +14,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.functional import masked_mean
+from torchrl_marl.objectives.births import Births
 from torchrl_marl.ranks import current
 from torchrl_marl.specs import GroupSpec, TeamSpec
-from torchrl_marl.training.births import Births
 
 __all__ = [
     "EpisodeTracker",
@@ -54,7 +54,7 @@ class EpisodeTracker:
         self.episodes: tuple[dict[str, Tensor], Tensor] = ({}, torch.zeros(()))
         self.sums: dict[str, Tensor] = {}
         self._running: dict[str, Tensor] = {}
-        self._births = Births(team)
+        self._births = Births(team.groups)
         # For zero-sum games: steps with rewards, and those whose rewards do not add up to 0.
         several = [name for name, group in team.groups.items() if group.n_agents > 1]
         self._rewarded = {name: torch.zeros(2, dtype=torch.int64) for name in several}

@@ -30,6 +30,9 @@ from torchrl_marl.training.training import Training
 
 __all__ = ["NoFolder", "RankTraining"]
 
+# What a learner keeps of each environment.
+_BY_ENV = ("critic_states", "born")
+
 
 class NoFolder:
     """The run folder for a rank that writes nothing; the first one owns it.
@@ -232,8 +235,8 @@ class RankTraining(Training):
 def _of_envs(state: dict[str, Any]) -> dict[str, Any]:
     """Picks what a rank's own environments have left in its state."""
     extra = [learner.get("_extra_state", {}) for learner in state["learners"]]
-    remembered = [own.get("critic_states", {}) for own in extra]
-    found = {"collector": state["collector"], "tracker": state["tracker"], "critics": remembered}
+    kept = [{name: own[name] for name in _BY_ENV if name in own} for own in extra]
+    found = {"collector": state["collector"], "tracker": state["tracker"], "learners": kept}
     # A process would take others' tensors to their GPU.
     return pytree.tree_map_only(Tensor, Tensor.cpu, found)
 
@@ -245,9 +248,9 @@ def _with_all(own: dict[str, Any], parts: Sequence[dict[str, Any]]) -> dict[str,
     if collectors[0].get("shards") is not None:
         whole["collector"]["shards"] = [x for one in collectors for x in one["shards"]]
     whole["tracker"] = _rows_of_all([part["tracker"] for part in parts])
-    for learner, *states in zip(whole["learners"], *(part["critics"] for part in parts)):
-        if states[0]:
-            learner["_extra_state"]["critic_states"] = _rows_of_all(states)
+    for learner, *kept in zip(whole["learners"], *(part["learners"] for part in parts)):
+        for name in kept[0]:
+            learner["_extra_state"][name] = _rows_of_all([own[name] for own in kept])
     return whole
 
 
@@ -269,7 +272,7 @@ def _part(whole: dict[str, Any], shards: range, rows: slice, n_ranks: int) -> di
 
 def _learner_part(learner: dict[str, Any], rows: slice) -> dict[str, Any]:
     extra = learner.get("_extra_state", {})
-    if "critic_states" not in extra:
-        return learner
-    states = {name: x[rows] for name, x in extra["critic_states"].items()}
-    return learner | {"_extra_state": extra | {"critic_states": states}}
+    kept = {
+        name: {key: x[rows] for key, x in extra[name].items()} for name in _BY_ENV if name in extra
+    }
+    return learner | {"_extra_state": extra | kept} if kept else learner

@@ -16,9 +16,11 @@ from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import CheckpointError, WriteError, quoted
 from torchrl_marl.links import refuse_links
 from torchrl_marl.modules.players import check_shapes, tensors_of
+from torchrl_marl.naming import fault_of
 from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.csv_table import CsvTable
 from torchrl_marl.training.files import whole_file, writing
+from torchrl_marl.training.loading import excess, read_tensors
 from torchrl_marl.training.sealing import damage, seal
 
 __all__ = [
@@ -142,8 +144,12 @@ class Pool:
         return networks
 
     def path(self, name: str) -> Path:
-        """Returns a player's file."""
-        return self.folder / "players" / f"{name}.pt"
+        """Returns a player's file.
+
+        Raises:
+            CheckpointError: a name that is no file's.
+        """
+        return _file_of(self.folder, name)
 
 
 class StoredPlayer(NamedTuple):
@@ -176,11 +182,11 @@ def stored_players(folder: Path) -> list[StoredPlayer]:
         with path.open(newline="", encoding="utf-8") as file:
             rows = [row for row in csv.DictReader(file) if row["sha256"]]
         found = [
-            StoredPlayer(
-                folder / "players" / f"{row['player']}.pt", int(row["frames"]), row["kind"]
-            )
+            StoredPlayer(_file_of(folder, row["player"]), int(row["frames"]), row["kind"])
             for row in rows
         ]
+    except CheckpointError:
+        raise
     except (OSError, KeyError, ValueError, csv.Error):
         raise CheckpointError(f"{str(path)!r} is no table of players; put it back.") from None
     for one, row in zip(found, rows):
@@ -190,6 +196,16 @@ def stored_players(folder: Path) -> list[StoredPlayer]:
             )
         _check(one.path, row["sha256"], f"that in {TABLE}")
     return found
+
+
+def _file_of(folder: Path, name: str) -> Path:
+    fault = fault_of(name, plain=True)
+    if fault is not None:
+        raise CheckpointError(
+            f"run {str(folder)!r} has a player called {quoted(name)}: {fault}; its table or "
+            "checkpoint was not written by torchrl_marl."
+        )
+    return folder / "players" / f"{name}.pt"
 
 
 def _sha256(path: Path) -> str:
@@ -211,7 +227,7 @@ def read_player(path: Path) -> Networks:
         CheckpointError: no player, or a damaged file.
     """
     try:
-        found = damage(path)
+        found = damage(path) or excess(path)
     except OSError as error:
         raise CheckpointError(
             f"player {str(path)!r} cannot be read ({error.strerror}); check the path."
@@ -219,7 +235,7 @@ def read_player(path: Path) -> Networks:
     try:
         if found is not None:
             raise ValueError(found)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = read_tensors(path)
         if state["format"] != _FORMAT:
             raise ValueError(f"its format is {quoted(state['format'])}, expected {_FORMAT}")
         return dict(state["actors"])

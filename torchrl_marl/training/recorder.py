@@ -79,6 +79,13 @@ class Recorder:
         self._loggers.close()
 
 
-def say(text: str) -> None:
-    """Prints a message above the progress bar."""
-    tqdm.write(f"torchrl_marl: {text}.", file=sys.stderr)
+def say(text: str, *, warns: bool = True) -> None:
+    """Prints a message above the progress bar.
+
+    Args:
+        text (str): a sentence without its full stop.
+
+    Keyword Args:
+        warns (bool): on stderr, which a notebook shows on red; else a result, on stdout.
+    """
+    tqdm.write(f"torchrl_marl: {text}.", file=sys.stderr if warns else sys.stdout)

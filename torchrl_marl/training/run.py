@@ -42,7 +42,7 @@ from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, play, put
 from torchrl_marl.training.files import append
 from torchrl_marl.training.film import Film
 from torchrl_marl.training.made_by import differences, in_words, settings_of
-from torchrl_marl.training.origin import check_world
+from torchrl_marl.training.origin import check_origin, check_world
 from torchrl_marl.training.pool import read_player, stored_players, with_networks
 from torchrl_marl.trust import trusting
 
@@ -128,6 +128,8 @@ class Run:
         device = config.device if device is None else device
         if env is None:
             check_world(folder, config.env, trust)
+            with trusting(trust):
+                check_origin(folder / "config.yaml", config, only="env.")
         used, state = load_latest(folder)
         changed = _changed(state, used, config)
         with RandomState(config.seed, device).active():
@@ -263,7 +265,7 @@ class Run:
         Args:
             agent (str, optional): whose; by default, everybody's.
             format (str): ``onnx``, which :class:`~torchrl_marl.export.Player` plays with numpy and
-                onnxruntime alone, or ``pt2``, which needs torch.
+                onnxruntime alone, or ``pt2``, which needs torch and ``Player(..., trust=True)``.
             folder (str or Path, optional): by default ``export`` in the run folder.
             steps (int): at least so many are compared, and at least a whole episode.
             env (EnvBase, optional): another environment than the run's.

@@ -12,7 +12,6 @@ from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import partition
 from torchrl_marl.learners.replay.size import refuse_large_store
 from torchrl_marl.ranks import ALONE, Alone
-from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.checkpoint import (
     fitting,
     latest_checkpoint,
@@ -26,7 +25,7 @@ from torchrl_marl.training.folder import RunFolder, has_checkpoint
 from torchrl_marl.training.interruption import named
 from torchrl_marl.training.joined import by_first, folder_of, prepared, training_of
 from torchrl_marl.training.made_by import check_unchanged, settings_of, warn_of_versions
-from torchrl_marl.training.origin import check_world, sign_world
+from torchrl_marl.training.origin import check_origin, check_world, sign_run, signed_yaml
 from torchrl_marl.training.population import PopulationTraining
 from torchrl_marl.training.recorder import say
 from torchrl_marl.training.training import Training
@@ -68,6 +67,9 @@ def resume_training(
     _check_shards(asked)
     if env is None:
         check_world(path, before.env, trust)
+    if config is None:
+        with trusting(trust):
+            check_origin(path / "config.yaml", before, own_env=env is not None)
     config = prepared(asked, ranks, own_env=env is not None, resumed=True)
     kind = kind or training_of(ranks)
     folder = folder_of(ranks, lambda: RunFolder(path))
@@ -140,7 +142,7 @@ def _begin(
         config.check_learners()
     if folder.writes:  # before anything that takes long: what is killed then begins again by it
         _write_config(folder.path, config)
-        sign_world(folder.path, config.env)
+        sign_run(folder.path, config)
     training = (kind or _training_of(config))(config, folder, env)
     for learner, groups in partition(training.team, config.learner, config.groups):
         refuse_large_store(
@@ -148,6 +150,7 @@ def _begin(
         )
     if folder.writes:  # again: clusters and execution are known by now
         _write_config(folder.path, training.config)
+        sign_run(folder.path, training.config)
     training.open()
     frames = config.total_frames
     num_envs = training.num_envs // config.population.size
@@ -181,7 +184,7 @@ def _go_on(training: Training, before: TrainConfig, folder: RunFolder, made: Tra
             f"total_frames is {total}, but the run has {frames} already; give more, or {fix}."
         )
     if training.environments.own is None and folder.writes:
-        sign_world(training.folder, training.config.env)  # already trusted
+        sign_run(training.folder, training.config)  # already trusted
     if not training.done:
         for key in [k for k in summary if k.endswith("return_after")]:
             del summary[key]
@@ -207,4 +210,4 @@ def _go_on(training: Training, before: TrainConfig, folder: RunFolder, made: Tra
 
 def _write_config(folder: Path, config: TrainConfig) -> None:
     with whole_file(folder / "config.yaml") as file:
-        file.write(to_yaml(config))
+        file.write(signed_yaml(config))

@@ -12,6 +12,7 @@ from torchrl.envs import EnvBase
 from torchrl_marl.collectors.collector import Interrupted
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.torchrun import place
+from torchrl_marl.training.collecting import tell_of_death
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.interruption import named, terminable
 from torchrl_marl.training.joined import joined
@@ -97,6 +98,7 @@ def finish(training: Training) -> Run:
 
 def _iterate(training: Training) -> Iterator[Iteration]:
     working = training.interruption  # outside of it signals belong to the caller
+    tell_of_death(training.collector, training.folder)
     with terminable(), named(training.folder):
         try:
             with working:

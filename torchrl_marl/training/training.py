@@ -317,7 +317,7 @@ class Training:
         other = self._measure(self.policy, other=True) if settings.both else None
         self.run.summary |= after_training(played, other, settings.deterministic)
         if self.run.summary.get("actions_differ"):
-            say(self.run.summary["actions_differ"])
+            say(self.run.summary["actions_differ"], warns=False)
 
     def save(self) -> None:
         """Writes a checkpoint, unless this iteration has one."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
+from torchrl_marl.naming import fault_of
 
 if TYPE_CHECKING:
     from torchrl_marl.envs.agents.declaration import Declaration
@@ -123,8 +124,10 @@ class Declared:
             )
         kinds = {}
         for name, given in agents.items():
-            if not isinstance(name, str) or not name or len(name) > 100:
-                raise ConfigError(f"a kind of agents is called {quoted(name)}, expected a word.")
+            if (fault := fault_of(name, plain=True)) is not None:
+                raise ConfigError(
+                    f"a kind of agents is called {quoted(name)}, expected a word: {fault}."
+                )
             kinds[name] = DeclaredKind.read(f"agents {name!r}", given)
         if state_size is not None:
             state_size = _count("state_size", state_size, _MOST["observation"])

@@ -88,4 +88,5 @@ LIBRARY = Library(
     states=(),
     arguments="torchrl_marl.envs.external.library:ExternalArguments",
     check=check_external,
+    packages=("msgpack",),
 )

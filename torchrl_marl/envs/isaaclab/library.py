@@ -35,4 +35,5 @@ LIBRARY = Library(
     arguments="torchrl_marl.envs.isaaclab.library:IsaacLabArguments",
     worlds=_worlds,
     owns=_owns,
+    packages=("gymnasium", "isaaclab", "isaaclab_tasks"),
 )

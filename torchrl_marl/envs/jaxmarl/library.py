@@ -42,4 +42,5 @@ LIBRARY = Library(
     arguments="torchrl_marl.envs.jaxmarl.library:JaxMarlArguments",
     worlds=_worlds,
     owns=_owns,
+    packages=("jax", "jaxmarl"),
 )

@@ -22,6 +22,7 @@ from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.envs.libraries import find_library
 from torchrl_marl.envs.own.objects import adapted
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
+from torchrl_marl.import_path import current_folder
 
 if TYPE_CHECKING:
     import torch
@@ -48,8 +49,8 @@ def check_own(library: str) -> None:
                 "check its path."
             )
         return
-    with _current_folder():
-        top = place.partition(".")[0]
+    top = place.partition(".")[0]
+    with current_folder(top, first=True):
         if not (place.replace(".", "").isidentifier() and importlib.util.find_spec(top)):
             raise ConfigError(
                 f"env.library is {quoted(library)}, but no module {quoted(place)} is installed or "
@@ -72,7 +73,7 @@ def import_own(library: str) -> Any:
     if place.endswith(".py"):
         module = import_file(Path(place))
     else:
-        with _current_folder(), _importing(place):
+        with current_folder(place, first=True), _importing(place):
             module = importlib.import_module(place)
     if not callable(found := getattr(module, name, None)):
         known = [key for key, value in vars(module).items() if inspect.isclass(value)]
@@ -183,16 +184,3 @@ def _importing(place: str) -> Iterator[None]:
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(f"{quoted(place)} cannot be imported ({why}); fix it.") from error
-
-
-@contextmanager
-def _current_folder() -> Iterator[None]:
-    """Makes modules of the current folder importable, as ``python -m`` does."""
-    added = "" not in sys.path and str(Path.cwd()) not in sys.path
-    if added:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        yield
-    finally:
-        if added:
-            sys.path.remove(str(Path.cwd()))

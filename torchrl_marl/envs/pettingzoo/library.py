@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -14,9 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
-from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.config import EnvConfig, own_world_hint
 from torchrl_marl.envs.libraries import Library
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
+from torchrl_marl.import_path import current_folder, refuse_current
 from torchrl_marl.settings import OneOf
 
 __all__ = [
@@ -80,19 +82,27 @@ def by_name(name: str, backend: Backend) -> tuple[Callable[..., Any], dict[str, 
     if package == "gymnasium_robotics" and world in _MUJOCO_ROBOTS:
         own, world = {"scenario": world}, "mamujoco_v1"
     where, extra = _MODULES.get(package, (package, None))
-    if not world or not _importable(package):
+    with contextlib.nullcontext() if package in _MODULES else current_folder(package):
+        module = _module(name, package, f"{where}.{world}" if world else "", extra)
+    return of_module(module, backend), own
+
+
+def _module(name: str, package: str, path: str, extra: str | None) -> ModuleType:
+    """Returns the module of a world; of a known package's, where that is installed."""
+    if not path or not _importable(package):
         if package in _MODULES and not _importable(package):
             raise _not_installed(package, extra)
         raise _unknown(name)
+    if package in _MODULES:
+        refuse_current(package)
     try:
-        module = importlib.import_module(f"{where}.{world}".replace("/", "."))
+        return importlib.import_module(path.replace("/", "."))
     except ModuleNotFoundError as error:
-        if error.name is not None and f"{where}.{world}".startswith(error.name):
+        if error.name is not None and path.startswith(error.name):
             raise _unknown(name) from error
         raise ConfigError(
             f"{name} needs {error.name}, which is not installed; run: pip install {error.name}"
         ) from error
-    return of_module(module, backend), own
 
 
 def foreign_module(name: str, backend: Backend = "auto") -> str | None:
@@ -189,6 +199,7 @@ def _makers_within(creator: Callable[..., Any]) -> list[Any]:
 def _pettingzoo() -> Any:
     if not _importable("pettingzoo"):
         raise MissingExtraError("PettingZoo", "pettingzoo")
+    refuse_current("pettingzoo")
     return importlib.import_module("pettingzoo")
 
 
@@ -209,8 +220,9 @@ def _unknown(name: str) -> ConfigError:
             f"{name!r} names no world of the package; expected one such as "
             f"{', '.join(map(repr, within[:3]))}."
         )
+    hint = nearest(name, known) or own_world_hint(name)
     return ConfigError(
-        f"unknown PettingZoo world {name!r}; {nearest(name, known)}expected 'package/world', "
+        f"unknown PettingZoo world {name!r}; {hint}expected 'package/world', "
         "such as 'mpe2/simple_spread_v3' or 'sisl/pursuit-v5', a world or a callable."
     )
 
@@ -283,4 +295,5 @@ LIBRARY = Library(
     foreign=_foreign,
     arguments="torchrl_marl.envs.pettingzoo.library:PettingZooArguments",
     drawn=True,
+    packages=("pettingzoo",),
 )

@@ -62,7 +62,7 @@ def probe(name: str, world: Any, infos: bool, state: bool) -> WorldFacts:
     with OwnRandom(0).active(look=True):
         output = world.reset(seed=0)
         first = world.infos if turns else output[1]
-        agents = list(getattr(world, "possible_agents", None) or world.agents)
+        agents = list(_agents_of(name, world))
         spaces = _masked_alike([spaces_of(world, agent, first) for agent in agents])
         n_state = _state_size(name, world) if state else 0
         keys: dict[Any, set[str]] = {agent: set() for agent in agents}
@@ -72,6 +72,18 @@ def probe(name: str, world: Any, infos: bool, state: bool) -> WorldFacts:
     info_keys_of = {agent: sorted(own) for agent, own in keys.items()}
     limit = seen_limit(world, len(agents) if turns else 1)
     return WorldFacts(turns, spaces, info_keys_of, n_state, limit)
+
+
+def _agents_of(name: str, world: Any) -> Iterable[Any]:
+    """Returns the ids of a world's agents."""
+    agents = getattr(world, "possible_agents", None) or getattr(world, "agents", None)
+    if agents is None:
+        raise ConfigError(
+            f"{name} is a {type(world).__name__} without possible_agents, as environments of one "
+            "agent are, expected a world of PettingZoo; write a team of one as a MarlEnv "
+            "(docs/worlds/own.md), or train one agent by TorchRL's own losses."
+        )
+    return agents
 
 
 def _masked_alike(agents: list[AgentSpaces]) -> list[AgentSpaces]:

@@ -29,6 +29,7 @@ import numpy as np
 from torchrl_marl.envs.processes.copies import Copies, WorldCopy
 from torchrl_marl.envs.processes.failures import Failure
 from torchrl_marl.envs.processes.rows import RowLayout
+from torchrl_marl.import_path import child_path
 
 __all__ = ["Worker", "WorkerLost", "serve"]
 
@@ -87,7 +88,7 @@ class Worker:
         self._socket, self._trace = ours, tempfile.TemporaryFile()  # noqa: SIM115
         handles = (theirs.fileno(), self._block, self._trace.fileno())
         self._process = subprocess.Popen(
-            [sys.executable, "-c", START, repr(sys.path), repr(handles)],
+            [sys.executable, "-P", "-c", START, repr(child_path()), repr(handles)],
             stdin=subprocess.DEVNULL,
             pass_fds=handles,
             env={**os.environ, **dict.fromkeys(THREADS, "1")},

@@ -76,11 +76,23 @@ def check_environment(env: Any) -> None:
     """
     if not isinstance(env, EnvBase):
         what = f"the class {env.__name__}" if inspect.isclass(env) else f"a {type(env).__name__}"
+        if _is_gymnasium(env):
+            raise ConfigError(
+                f"the environment is {what}, which is Gymnasium's and has one agent, expected a "
+                "team; write a team of one as a MarlEnv (docs/worlds/own.md), or train one agent "
+                "by TorchRL's own losses."
+            )
         raise ConfigError(
             f"the environment is {what}, expected a name such as 'vmas/balance', an EnvConfig, an "
             "environment of TorchRL, such as YourEnv(num_envs=64), or a world of PettingZoo or "
             "JaxMARL."
         )
+
+
+def _is_gymnasium(env: Any) -> bool:
+    kinds = (env if inspect.isclass(env) else type(env)).__mro__
+    modules = {kind.__module__.partition(".")[0] for kind in kinds if kind.__name__ == "Env"}
+    return bool(modules & {"gymnasium", "gym"})
 
 
 def _taken_out(env: EnvBase) -> EnvBase | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
-from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.libraries import Library
+from torchrl_marl.envs.config import EnvConfig, own_world_hint
+from torchrl_marl.envs.libraries import Library, check_kinds
 from torchrl_marl.errors import ConfigError, nearest, quoted
 
 __all__ = ["LIBRARY", "TOY_WORLDS", "make_toy"]
@@ -41,6 +42,8 @@ def make_toy(name: str, **arguments: Any) -> Any:
     continuous = arguments.pop("continuous_actions")
     if name == "arena":
         arguments.setdefault("continuous_actions", continuous)
+    known = inspect.signature(TOY_ENVS[name].__init__).parameters.values()
+    check_kinds(arguments, {one.name: one.default for one in known})
     return TOY_ENVS[name](**arguments)
 
 
@@ -52,7 +55,8 @@ def check_toy(config: EnvConfig) -> None:
     """
     if config.name not in TOY_WORLDS:
         raise ConfigError(
-            f"unknown toy world {quoted(config.name)}; {nearest(config.name, TOY_WORLDS)}"
+            f"unknown toy world {quoted(config.name)}; "
+            f"{nearest(config.name, TOY_WORLDS) or own_world_hint(config.name)}"
             f"choose among {', '.join(TOY_WORLDS)}."
         )
     for name in ("seed", "device"):

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.libraries import Library
+from torchrl_marl.envs.config import EnvConfig, own_world_hint
+from torchrl_marl.envs.libraries import Library, check_kinds
 from torchrl_marl.envs.own.named import import_file
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
 
@@ -38,12 +38,19 @@ def scenario_arguments(scenario: str) -> frozenset[str] | None:
     Args:
         scenario (str): a scenario's name, or the path of a Python file with one.
     """
+    return read_arguments(_source_of(scenario))
+
+
+def _source_of(scenario: str) -> str:
+    """Returns the source of a scenario, which can be parsed."""
     if not scenario.endswith(".py"):
-        return read_arguments(_scenario_files()[scenario].read_text())
+        return _scenario_files()[scenario].read_text()
     try:
-        return read_arguments(Path(scenario).read_text(encoding="utf-8"))
+        source = Path(scenario).read_text(encoding="utf-8")
+        ast.parse(source)
     except (SyntaxError, ValueError, OSError) as error:
         raise ConfigError(f"scenario file {quoted(scenario)} cannot be read ({error}).") from None
+    return source
 
 
 def out_of_file(scenario: str | BaseScenario) -> str | BaseScenario:
@@ -70,6 +77,13 @@ def read_arguments(source: str) -> frozenset[str] | None:
     return None if reader.open else frozenset(reader.names)
 
 
+def read_defaults(source: str) -> dict[str, Any]:
+    """Returns the defaults of the arguments that a scenario's source takes, where it says them."""
+    reader = _ArgumentReader()
+    reader.visit(ast.parse(source))
+    return reader.defaults
+
+
 def check_scenario(scenario: str | BaseScenario, arguments: dict[str, Any]) -> None:
     """Refuses an unknown scenario, and arguments that the scenario does not read.
 
@@ -91,12 +105,14 @@ def check_scenario(scenario: str | BaseScenario, arguments: dict[str, Any]) -> N
             raise ConfigError(f"there is no scenario file {quoted(scenario)}; check its path.")
     elif scenario not in (names := scenario_names()):
         raise ConfigError(
-            f"unknown VMAS scenario {quoted(scenario)}; {nearest(scenario, names)}"
+            f"unknown VMAS scenario {quoted(scenario)}; "
+            f"{nearest(scenario, names) or own_world_hint(scenario)}"
             "`torchrl-marl list scenarios` shows all."
         )
     known = scenario_arguments(scenario)
     if known is not None:
         check_arguments(scenario, arguments, known)
+    check_kinds(arguments, read_defaults(_source_of(scenario)))
 
 
 def check_arguments(scenario: str, arguments: dict[str, Any], known: frozenset[str]) -> None:
@@ -143,6 +159,7 @@ class _ArgumentReader(ast.NodeVisitor):
 
     def __init__(self) -> None:
         self.names: set[str] = set()
+        self.defaults: dict[str, Any] = {}
         self.open = False
         self._kwargs: list[str] = []
         self._scenario_class = False
@@ -171,6 +188,8 @@ class _ArgumentReader(ast.NodeVisitor):
         if reads and ast.unparse(function).endswith((".pop", ".get")) and name is not None:
             self.names.add(name)
             rest = node.args[1:]
+            if rest and isinstance(rest[0], ast.Constant):
+                self.defaults[name] = rest[0].value
         elif ast.unparse(function).endswith("check_kwargs_consumed"):
             rest = []
         else:
@@ -225,4 +244,5 @@ LIBRARY = Library(
     check=_check,
     foreign=_foreign,
     kwargs_name="scenario_kwargs",
+    packages=("vmas",),
 )

@@ -14,6 +14,7 @@ from torchrl_marl.errors import SpecError
 from torchrl_marl.functional import expand_mask
 from torchrl_marl.learners.replay.ring import Key
 from torchrl_marl.modules.memory.network import STATES
+from torchrl_marl.objectives.flags import ALIVE, BOOTSTRAPS
 from torchrl_marl.objectives.masking import bootstrap_mask
 
 __all__ = ["settle"]
@@ -28,10 +29,10 @@ def settle(
 ) -> tuple[dict[Key, Tensor], Tensor]:
     """Returns a batch's leaves as they are stored, and where no look-ahead goes on.
 
-    What stands beside a stored ``mask`` is its group's. The mask of the next step is settled as
-    :func:`~torchrl_marl.objectives.masking.bootstrap_mask` says: who was cut off by a time limit
-    is seen once more. Observations, actions and action masks of slots that are masked then, and
-    rewards of agents that were not alive, are 0.
+    What stands beside a stored ``mask`` is its group's. The mask of the next step is settled: who
+    was cut off by a time limit is seen once more, as the flags of a gathered batch say, or else
+    :func:`~torchrl_marl.objectives.masking.bootstrap_mask`. Observations, actions and action masks
+    of slots that are masked then, and rewards of agents that were not alive, are 0.
 
     Args:
         batch (TensorDictBase): ``[E, T]``, with the keys, the root's ``done`` and, where the
@@ -49,12 +50,12 @@ def settle(
     leaves = {key: _get(batch, key) for key in keys}
     ends = _get(batch, ("next", "done")).squeeze(-1)
     for group in (key[:-1] for key in keys if key[-1] == "mask" and key[0] != "next" and key[1:]):
-        mask = _get(batch, (*group, "mask"))
-        done = batch.get((*group, "done"), None)
-        alive = mask if done is None else ~done.squeeze(-1)
+        mask, then = _get(batch, (*group, "mask")), ("next", *group, "mask")
+        alive = _alive(batch, group, mask)
         truncated, terminated = _flags_of(batch, group)
-        then = ("next", *group, "mask")
-        next_mask = bootstrap_mask(alive, _get(batch, then), truncated, terminated)
+        next_mask = batch.get(("next", *group, *BOOTSTRAPS), None)
+        if next_mask is None:
+            next_mask = bootstrap_mask(alive, _get(batch, then), truncated, terminated)
         _blank(leaves, group, mask, mask)
         earning = None if dead_earn else alive
         _blank(leaves, ("next", *group), next_mask, earning)
@@ -71,6 +72,15 @@ def _get(batch: TensorDictBase, key: Key) -> Tensor:
         known = ", ".join(sorted(map(str, batch.keys(True, True))))
         raise SpecError(f"the batch has no {key}, which is to be stored or needed; it has {known}.")
     return found
+
+
+def _alive(batch: TensorDictBase, group: Key, mask: Tensor) -> Tensor:
+    """Returns who is alive: by the flags that a learner gathered, or by the agents' ends."""
+    flagged = batch.get((*group, *ALIVE), None)
+    if flagged is not None:
+        return flagged
+    done = batch.get((*group, "done"), None)
+    return mask if done is None else ~done.squeeze(-1)
 
 
 def _flags_of(batch: TensorDictBase, group: Key) -> tuple[Tensor, Tensor]:

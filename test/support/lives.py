@@ -1,0 +1,193 @@
+"""Lives of a group's agents, at random: births, waits, deaths, time limits; and plain sums of them.
+
+What is expected is worked out agent by agent and step by step, in Python's numbers, from what an
+environment says: masks, ends and rewards.
+"""
+
+import random
+
+import torch
+from tensordict import TensorDict
+
+FLAGS = ("done", "terminated", "truncated")
+
+
+def _flags(ended):
+    over = {end: [own == end for own in ended] for end in FLAGS[1:]}
+    return {"done": [own is not None for own in ended]} | over
+
+
+class Lives:
+    """Plays envs whose agents are born, wait and end at random.
+
+    Args:
+        n_envs, n_agents: how many.
+        seed: of everything.
+        waits: whether agents wait between their turns.
+        cuts: whether single agents are cut off by a time limit of their own.
+        births: whether agents may be born late.
+    """
+
+    def __init__(self, n_envs, n_agents, seed=0, waits=True, cuts=True, births=True):
+        self.random = random.Random(seed)
+        self.n_envs, self.n_agents = n_envs, n_agents
+        self.waits, self.cuts, self.births = waits, cuts, births
+        self.envs = [self.fresh() for _ in range(n_envs)]
+
+    def fresh(self):
+        late = self.random.choices([0, 1, 2, 4], k=self.n_agents)
+        if not self.births:
+            late = [0] * self.n_agents
+        late[self.random.randrange(self.n_agents)] = 0
+        env = {"time": 0, "late": late, "ended": [None] * self.n_agents}
+        return env | {"acts": self.acting(env)}
+
+    def acting(self, env):
+        found = []
+        for late, ended in zip(env["late"], env["ended"]):
+            turn = env["time"] == late or not self.waits or self.random.random() < 0.6
+            found.append(ended is None and env["time"] >= late and turn)
+        return found
+
+    def step(self, env):
+        """What an env says of a step: flags before it, and behind it."""
+        draw, n = self.random.random, self.n_agents
+        born = [env["time"] >= late for late in env["late"]]
+        now = {"mask": env["acts"]} | _flags(env["ended"])
+        for i in range(n):
+            if env["ended"][i] is None and born[i]:
+                if draw() < 0.12:
+                    env["ended"][i] = "terminated"
+                elif self.cuts and draw() < 0.08:
+                    env["ended"][i] = "truncated"
+        env["time"] += 1
+        root = None
+        if None not in env["ended"]:
+            root = "truncated" if "truncated" in env["ended"] else "terminated"
+        elif draw() < 0.05:
+            root = "terminated"
+        elif draw() < 0.1:
+            root = "truncated"
+        ended = [root if own is None else own for own in env["ended"]]
+        acts = [a and own is None for a, own in zip(now["mask"], env["ended"])]
+        if root is None:
+            acts = env["acts"] = self.acting(env)
+        elif root == "terminated":
+            acts = [False] * n
+        then, flags = {"mask": acts} | _flags(ended), _flags([root])
+        if root is not None:
+            env.update(self.fresh())
+        return now, then, {key: own for key, [own] in flags.items()}
+
+    def batch(self, group, n_steps, features=2):
+        """The next steps of all envs, ``[E, T]``, with random rewards and observations."""
+        played = [[self.step(env) for _ in range(n_steps)] for env in self.envs]
+
+        def stack(part, leaf):
+            return torch.tensor([[step[part][leaf] for step in env] for env in played])
+
+        generator = torch.Generator().manual_seed(self.random.randrange(10**9))
+        shape = (self.n_envs, n_steps, self.n_agents)
+        seen = torch.randn(2, *shape, features, generator=generator)
+        now = {"observation": seen[0], "mask": stack(0, "mask")}
+        now["action"] = torch.randint(2, shape, generator=generator)
+        then = {"observation": seen[1], "mask": stack(1, "mask")}
+        then["reward"] = torch.randn(*shape, 1, generator=generator)
+        for flag in FLAGS:
+            now[flag], then[flag] = (stack(part, flag).unsqueeze(-1) for part in (0, 1))
+        root = {flag: stack(2, flag).unsqueeze(-1) for flag in FLAGS}
+        begin = {flag: torch.zeros_like(own) for flag, own in root.items()}
+        source = {group.name: now, "next": {group.name: then, **root}, **begin}
+        return TensorDict(source, [self.n_envs, n_steps])
+
+
+class Plain:
+    """What steps say of each agent, in lists, and what it earns.
+
+    Args:
+        batch: ``[E, T]``, from the begin of an episode on.
+        name: of the group.
+        teams: the agents of each team; by default all are one.
+        learns: who learns, ``[E][N]``; by default all do.
+    """
+
+    def __init__(self, batch, name, teams=None, learns=None):
+        self.n_envs, self.n_steps = batch.shape
+        now, then = batch[name], batch["next", name]
+        self.acts, self.seen = now["mask"].tolist(), then["mask"].tolist()
+        self.n_agents = len(self.acts[0][0])
+        self.over = now["done"].squeeze(-1).tolist()
+        self.reward = then["reward"].squeeze(-1).double().tolist()
+        self.ends = {
+            key: (
+                batch["next", key].squeeze(-1).tolist(),
+                then[key].squeeze(-1).tolist(),
+            )
+            for key in FLAGS
+        }
+        self.teams = [list(range(self.n_agents))] if teams is None else teams
+        self.learns = [[True] * self.n_agents] * self.n_envs if learns is None else learns
+        self.alive = [self._alive(e) for e in range(self.n_envs)]
+
+    def _alive(self, e):
+        born, found = set(), []
+        for t in range(self.n_steps):
+            born |= {i for i in range(self.n_agents) if self.acts[e][t][i]}
+            found.append([i in born and not self.over[e][t][i] for i in range(self.n_agents)])
+            if self.ends["done"][0][e][t]:
+                born = set()
+        return found
+
+    def team(self, i):
+        return next(team for team in self.teams if i in team)
+
+    def mean(self, e, i, rows, counts):
+        """The mean of rows over those of an agent's team who count and learn; 0 of nobody."""
+        who = [j for j in self.team(i) if counts[j] and self.learns[e][j]]
+        return sum(rows[j] for j in who) / len(who) if who else 0.0
+
+    def earned(self, e, t, i, mixed=False, bootstrap="team"):
+        """What a step earns an agent."""
+        if self.alive[e][t][i] and not mixed:
+            return self.reward[e][t][i]
+        if bootstrap == "agent":
+            return 0.0
+        return self.mean(e, i, self.reward[e][t], self.alive[e][t])
+
+    def cut_off(self, e, t, i):
+        """Whether an agent's life, or its team's time, is cut off in a step."""
+        _, own = self.ends["truncated"]
+        _, over = self.ends["terminated"]
+        return self.alive[e][t][i] and own[e][t][i] and not over[e][t][i]
+
+    def follows(self, e, t, i):
+        """Whether what follows a step can be read for an agent."""
+        return self.seen[e][t][i] or self.cut_off(e, t, i)
+
+    def window(self, e, t, n):
+        """The steps of a look-ahead of up to n steps."""
+        last = t
+        while last - t + 1 < n and last + 1 < self.n_steps:
+            if self.ends["done"][0][e][last]:
+                break
+            if any(self.cut_off(e, last, i) for i in range(self.n_agents)):
+                break
+            last += 1
+        return range(t, last + 1)
+
+    def sum_of(self, e, t, i, n, gamma, **kwargs):
+        """The discounted sum of up to n steps."""
+        steps = self.window(e, t, n)
+        return sum(gamma ** (s - t) * self.earned(e, s, i, **kwargs) for s in steps)
+
+    def worth(self, e, t, i, values, bootstrap="team"):
+        """What follows a step is worth to an agent, of the values of those who are read."""
+        follows = [self.follows(e, t, j) for j in range(self.n_agents)]
+        over = self.ends["terminated"][bootstrap == "agent"][e][t]
+        over = over[i] if bootstrap == "agent" else over
+        if over:
+            return 0.0
+        return values[i] if follows[i] else self.mean(e, i, values, follows)
+
+    def each(self):
+        return ((e, t) for e in range(self.n_envs) for t in range(self.n_steps))
