@@ -19,6 +19,7 @@ from torch import Tensor
 from torchrl_marl.errors import CheckpointError, UserError
 from torchrl_marl.learners.learner import Learner
 from torchrl_marl.training.files import whole_file, writing
+from torchrl_marl.training.loading import excess, leaves, read_tensors
 from torchrl_marl.training.sealing import damage, seal
 
 __all__ = [
@@ -146,7 +147,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
         CheckpointError: a broken or half-written file, or one of another version.
     """
     try:
-        found = damage(path)
+        found = damage(path) or excess(path)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {str(path)!r}; check the path.") from None
     except OSError as error:
@@ -156,7 +157,9 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     if found is not None:
         raise BrokenCheckpointError(path, found)
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
+        state = read_tensors(path, device)
+    except ValueError as error:
+        raise BrokenCheckpointError(path, str(error)) from None
     except Exception as error:  # torch may raise anything on foreign files
         why = f"torch.load raises {type(error).__name__}, expected tensors, numbers and texts"
         raise BrokenCheckpointError(path, why) from None
@@ -248,16 +251,18 @@ def _described(value: Any) -> str:
 
 def _not_finite(value: Any, name: str) -> str | None:
     """Returns the dotted name of a tensor that holds NaN or infinity."""
-    if isinstance(value, Tensor):
-        fine = not value.is_floating_point() or bool(torch.isfinite(value).all())
-        return None if fine else name
-    inner: list[tuple[Any, Any]] = []
-    if isinstance(value, Mapping):
-        inner = list(value.items())
-    elif isinstance(value, (list, tuple)):
-        inner = list(enumerate(value))
-    found = (_not_finite(part, f"{name}.{key}") for key, part in inner)
-    return next((wrong for wrong in found if wrong is not None), None)
+    wrong = (key for key, tensor in leaves(value) if not _is_finite(tensor))
+    found = next(wrong, None)
+    return None if found is None else f"{name}.{found}"
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Returns whether all numbers are finite, without a copy; NaN and infinity are extremes."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
+        return True
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    once = real[tuple(0 if step == 0 else slice(None) for step in real.stride())]
+    return all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(once))
 
 
 def _settings(learner: Learner) -> list[dict[str, Any]]:

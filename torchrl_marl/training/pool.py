@@ -20,6 +20,7 @@ from torchrl_marl.naming import fault_of
 from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.csv_table import CsvTable
 from torchrl_marl.training.files import whole_file, writing
+from torchrl_marl.training.loading import excess, read_tensors
 from torchrl_marl.training.sealing import damage, seal
 
 __all__ = [
@@ -226,7 +227,7 @@ def read_player(path: Path) -> Networks:
         CheckpointError: no player, or a damaged file.
     """
     try:
-        found = damage(path)
+        found = damage(path) or excess(path)
     except OSError as error:
         raise CheckpointError(
             f"player {str(path)!r} cannot be read ({error.strerror}); check the path."
@@ -234,7 +235,7 @@ def read_player(path: Path) -> Networks:
     try:
         if found is not None:
             raise ValueError(found)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = read_tensors(path)
         if state["format"] != _FORMAT:
             raise ValueError(f"its format is {quoted(state['format'])}, expected {_FORMAT}")
         return dict(state["actors"])

@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 from typing import IO
 
-__all__ = ["damage", "seal"]
+__all__ = ["damage", "seal", "swollen"]
 
 _WORD = b"sha256:"
 _LENGTH = len(_WORD) + 64
@@ -60,10 +60,28 @@ def _damage_of_entries(file: IO[bytes]) -> str | None:
         with zipfile.ZipFile(file) as archive:
             if archive.comment:
                 return "its checksum is broken"
+            larger = swollen(archive, file.seek(0, os.SEEK_END))
+            if larger is not None:
+                return larger
             broken = archive.testzip()
     except Exception as error:  # zipfile and zlib may raise anything at damaged fields
         return f"it is no whole zip file ({type(error).__name__})"
     return None if broken is None else f"the checksum of its entry {broken!r} is another one"
+
+
+def swollen(archive: zipfile.ZipFile, size: int) -> str | None:
+    """Returns why a zip file would hold more than it has bytes, or None where it does not.
+
+    Args:
+        archive (ZipFile): of which the list of entries is looked at.
+        size (int): bytes of the file.
+    """
+    entries = archive.infolist()
+    if any(one.compress_type != zipfile.ZIP_STORED for one in entries):
+        return "its entries are compressed, expected stored ones"
+    total = sum(one.file_size for one in entries)
+    more = total > size
+    return f"its entries have {total:,} bytes, expected at most its own {size:,}" if more else None
 
 
 def _checksum(file: IO[bytes], length: int) -> bytes:

@@ -86,8 +86,9 @@ class StopAtReturn:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a saved state."""
-        self._evaluated = state["evaluated"]
-        self._last = deque((mean, number) for mean, number in state["last"])
+        evaluated = state["evaluated"]  # a text in a foreign file is found here, not in training
+        self._evaluated = None if evaluated is None else float(evaluated)
+        self._last = deque((float(mean), int(number)) for mean, number in state["last"])
 
 
 def is_due(every: int | None, frames: int, collected: int) -> bool:
