@@ -45,7 +45,8 @@ SETTINGS = """\
 Every setting with its default. A recipe holds what differs from these; `torchrl-marl list settings
 RECIPE` shows its values, `torchrl-marl list schema` is a JSON schema for editors, and a run's
 `config.yaml` has every setting. Those of `learner` are its `algorithm`'s: first `mappo`'s, then
-what differs for the others.
+what differs for the others. A link to one ends in its name: `settings.html#learner.lr`, and
+`settings.html#learner.minibatch_size-qmix` where another algorithm differs.
 
 """
 
@@ -65,8 +66,38 @@ nothing else is said.
 
 def settings_page() -> str:
     """Returns ``settings.md``."""
-    common = settings_markdown(explain()) + "\n"
-    return SETTINGS + common + "".join(_family(*family) for family in _families().items())
+    sections: dict[str, list[Setting]] = {}
+    for setting in explain():
+        sections.setdefault(_section_of(setting.key), []).append(setting)
+    # The run itself, then its sections, each whole.
+    parts = {f"`{name}`" if name else "The run": own for name, own in sections.items()}
+    common = [
+        f"## {title}\n\n{with_anchors(settings_markdown(own))}\n" for title, own in parts.items()
+    ]
+    families = [_family(*family) for family in _families().items()]
+    text = "\n".join([*common, *filter(None, families)])
+    return f"{SETTINGS}{contents(text)}\n\n{text}"
+
+
+def _section_of(key: str) -> str:
+    """Returns the section that a setting is listed under: ``learner.actor`` of one within it."""
+    return ".".join(key.split(".")[:-1][:2])
+
+
+def contents(text: str) -> str:
+    """Returns a list of links to the sections of a page."""
+    titles = re.findall(r"^## (.*)$", text, re.M)
+    return "\n".join(f"- [{title}](#{_anchor(title)})" for title in titles)
+
+
+def _anchor(title: str) -> str:
+    """Returns the anchor of a heading, as GitHub and the site make it."""
+    return re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-")
+
+
+def with_anchors(table: str, of: str = "") -> str:
+    """Returns a table of settings with an anchor in each row, its setting's name."""
+    return re.sub(r"^\| `([\w.]+)` \|", rf'| <a id="\1{of}"></a>`\1` |', table, flags=re.M)
 
 
 def _families() -> dict[type, list[str]]:
@@ -106,8 +137,8 @@ def _family(schema: type, algorithms: list[str]) -> str:
     }
     without = f" There is no {', '.join(f'`learner.{key}`' for key in lacking)}." if lacking else ""
     return (
-        f"\n## {names}\n\nWhat is new or has another default or meaning than above.{without}\n\n"
-        f"{settings_markdown(differ)}\n"
+        f"## {names}\n\nWhat is new or has another default or meaning than above.{without}\n\n"
+        f"{with_anchors(settings_markdown(differ), f'-{algorithms[0]}')}\n"
     )
 
 

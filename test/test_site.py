@@ -1,5 +1,6 @@
 """The site: every page is in its menu, it is built without a fault, and its faults are seen."""
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 import torchrl_marl
+from torchrl_marl.recipes import explain
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -48,6 +50,7 @@ def test_the_site_is_built(tmp_path):
     assert written(DOCS) == before  # nothing is written beside the sources
     check_the_reference(folder / "api")
     check_what_lies_beside_docs(folder)
+    check_what_is_found(folder)
 
 
 def check_the_reference(folder):
@@ -60,6 +63,73 @@ def check_the_reference(folder):
             prefix = "torchrl_marl" if package == "torchrl_marl" else f"torchrl_marl.{package}"
             for name in public_names(package):
                 assert f'id="{prefix}.{name}"' in page
+
+
+FOUND = {
+    "hyperparameter": "tuning.html#hyperparameter-search-tune",
+    "tune": "tuning.html#hyperparameter-search-tune",
+    "grid": "tuning.html#a-grid",
+    "sweep": "tuning.html#a-sweep-of-one-setting-in-one-program",
+    "tensorboard": "runs.html#loggers-tensorboard-wandb-mlflow",
+    "loggers": "runs.html#loggers-tensorboard-wandb-mlflow",
+    "jupyter": "runs.html#in-jupyter-notebooks",
+    "curriculum": "runs.html#a-curriculum",
+    "callback": "runs.html#callbacks",
+    "against": "evaluation.html#against-an-opponent",
+    "compare": "evaluation.html#compare-which-one-is-better",
+}
+"""What people search for, and the section that answers it."""
+
+
+def check_what_is_found(site):
+    """Words that people search for stand in the heading of what answers them, and so come first."""
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    titles = {doc["location"]: doc["title"] for doc in index["docs"]}
+    for word, place in FOUND.items():
+        words = re.split(index["config"]["separator"], titles[place].lower())
+        assert any(one.strip("`:,?").startswith(word) for one in words), (word, titles[place])
+
+
+def test_what_people_search_for_is_in_the_menu():
+    """Also before the site is built: the pages are there, under a name that says it."""
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    (how_to,) = (part["How to"] for part in nav if "How to" in part)
+    named = {page: name for one in how_to if isinstance(one, dict) for name, page in one.items()}
+    for word, page in (
+        ("tune", "tuning.md"),
+        ("sweep", "tuning.md"),
+        ("logger", "runs.md"),
+        ("callback", "runs.md"),
+        ("compare", "evaluation.md"),
+        ("--against", "evaluation.md"),
+    ):
+        assert word in named[page].lower()
+
+
+def test_each_setting_has_an_anchor_and_each_section_a_place_in_the_contents():
+    text = (DOCS / "settings.md").read_text(encoding="utf-8")
+    ids = re.findall(r'^\| <a id="([^"]+)"></a>`', text, re.M)
+    assert len(ids) == len(set(ids)) == len(re.findall(r"^\| (?!setting|---).*`", text, re.M))
+    assert {setting.key for setting in explain()} <= set(ids)
+    assert {"learner.lr", "learner.minibatch_size-qmix", "learner.actor.num_cells"} <= set(ids)
+    listed, sections = (re.findall(form, text, re.M) for form in (r"^- \[(.*?)\]\(#", "^## (.*)$"))
+    assert listed == sections and "`logging`" in sections
+
+
+def test_formulas_have_a_font_that_is_made_for_them():
+    """One of each system, and that of DejaVu, before what a browser may take for `math`."""
+    css = (DOCS / "theme" / "site.css").read_text(encoding="utf-8")
+    (fonts,) = re.findall(r"^math \{\s+font-family:(.*?);", css, re.M | re.S)
+    order = [font.strip().strip('"') for font in fonts.split(",")]
+    assert order[:2] == ["STIX Two Math", "Cambria Math"]
+    assert order.index("DejaVu Math TeX Gyre") < order.index("math") < order.index("serif")
+
+
+def test_the_cpu_build_stands_before_the_package():
+    for page in (ROOT / "README.md", DOCS / "index.md"):
+        text = page.read_text(encoding="utf-8")
+        cpu = text.index("pip install torch --index-url https://download.pytorch.org/whl/cpu")
+        assert cpu < text.index("pip install '.[vmas,plot]'")
 
 
 def check_what_lies_beside_docs(site):
