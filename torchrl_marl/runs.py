@@ -118,8 +118,8 @@ def resume(
     if isinstance(env, Mapping):
         overrides, env = {**overrides, "env": env}, None
     with trusting(trust):
-        refuse_links(Path(folder))
         before = read_run_config(folder)
+        refuse_links(Path(folder))
     if env is None:
         check_world(Path(folder), before.env, trust)
     config = read_config(before, overrides)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 import os
@@ -36,7 +37,7 @@ class Connection:
     """
 
     def __init__(self, ray: Any) -> None:
-        self.ray, self._open, self._died = ray, True, False
+        self.ray, self._open, self._died, self._leaving = ray, True, False, False
 
     @property
     def cpus(self) -> float:
@@ -79,7 +80,11 @@ class Connection:
         """
         pid = _raylet(self.ray) if _started_here else None
         if pid is not None and hasattr(os, "pidfd_open"):
+            atexit.register(self._leave)  # before Ray's own, which ends its processes
             threading.Thread(target=self._watch, args=(pid, text), daemon=True).start()
+
+    def _leave(self) -> None:
+        self._leaving = True
 
     def _watch(self, pid: int, text: str) -> None:
         with contextlib.suppress(OSError):  # it has ended already
@@ -88,7 +93,7 @@ class Connection:
                 select.select([descriptor], [], [])
             finally:
                 os.close(descriptor)
-        if self._open:
+        if self._open and not self._leaving:
             self._died = True
             print(f"torchrl_marl: {text}", file=sys.stderr, flush=True)
 

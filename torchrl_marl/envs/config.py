@@ -38,7 +38,7 @@ def own_world_hint(name: str) -> str:
 
     Examples:
         >>> own_world_hint("mine:Reach")
-        "a world of your own is a library: use env.library=mine:Reach; "
+        'a world of your own is a library: use env.library=mine:Reach; '
         >>> own_world_hint("balance")
         ''
     """

@@ -21,7 +21,16 @@ from torchrl_marl.modules.config import (
     TeamNetworkConfig,
     sharing_of,
 )
-from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share, Weight
+from torchrl_marl.settings import (
+    AlsoCalled,
+    Count,
+    OneOf,
+    Positive,
+    Range,
+    ReadWhere,
+    Share,
+    Weight,
+)
 
 __all__ = [
     "ActorCriticConfig",
@@ -37,6 +46,7 @@ __all__ = [
 # What an algorithm is called whose critics see more than their own agent.
 _CENTRAL = {"ippo": "mappo", "iddpg": "maddpg", "itd3": "matd3", "isac": "masac"}
 
+LearningRate = Annotated[Positive, AlsoCalled("learning_rate", "learning_rates")]
 Schedule = Annotated[
     str, OneOf({"constant": "stays as it is", "linear": "falls to 0 at the end of training"})
 ]
@@ -257,7 +267,7 @@ class OnPolicyConfig(ActorCriticConfig):
     """Whose ratio corrects an agent's estimates."""
     lmbda: Share = 0.95
     """Weight of longer returns in the advantage."""
-    lr: Positive = 5e-4
+    lr: LearningRate = 5e-4
     """Learning rate of Adam."""
     lr_schedule: Schedule = "constant"
     """Course of the learning rate."""

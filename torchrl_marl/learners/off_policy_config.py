@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.learners.config import ActorCriticConfig, CentralInput
+from torchrl_marl.learners.config import ActorCriticConfig, CentralInput, LearningRate
 from torchrl_marl.learners.replay_config import ReplayConfig, ReplayLearnerConfig
 from torchrl_marl.modules.config import AnyMixerConfig, CriticConfig, RecurrentNetworkConfig
 from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share, Weight
@@ -73,9 +73,9 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
         ReadWhere("algorithm", "maddpg", "matd3", of=("kind", "hidden", "init_scale")),
     ] = field(default_factory=AnyMixerConfig)
     """What makes one value of a group of critics that see one agent each (FACMAC)."""
-    actor_lr: Positive = 3e-4
+    actor_lr: LearningRate = 3e-4
     """Learning rate of the actor's Adam."""
-    critic_lr: Positive = 1e-3
+    critic_lr: LearningRate = 1e-3
     """Learning rate of the critics' Adam."""
     exploration: Annotated[
         ExplorationConfig, ReadWhere("algorithm", *_SAC, but=True, of=("sigma", "sigma_end"))

@@ -9,6 +9,7 @@ from torchrl_marl.learners.config import (
     Bootstrap,
     CentralInput,
     EpsilonConfig,
+    LearningRate,
     Schedule,
     TrainedConfig,
     check_unshare,
@@ -58,7 +59,7 @@ class ParallelQConfig(MixesValues, TrainedConfig):
     that it shared; null for never."""
     lmbda: Share = 0.65
     """Weight of longer returns in the target, Q(lambda)."""
-    lr: Positive = 5e-4
+    lr: LearningRate = 5e-4
     """Learning rate of Adam."""
     lr_schedule: Schedule = "linear"
     """Course of the learning rate."""

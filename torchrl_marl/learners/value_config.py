@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.learners.config import Bootstrap, CentralInput, EpsilonConfig
+from torchrl_marl.learners.config import Bootstrap, CentralInput, EpsilonConfig, LearningRate
 from torchrl_marl.learners.replay_config import ReplayLearnerConfig
 from torchrl_marl.modules.config import MixerConfig, QNetworkConfig
 from torchrl_marl.settings import OneOf, Positive, ReadWhere
@@ -74,7 +74,7 @@ class ValueConfig(MixesValues, ReplayLearnerConfig):
     """Whose ends stop the return."""
     actor: QNetworkConfig = field(default_factory=QNetworkConfig)
     """The network of the values, by which agents act."""
-    lr: Positive = 5e-4
+    lr: LearningRate = 5e-4
     """Learning rate of Adam."""
     mixer: Annotated[
         TeamMixerConfig,

@@ -65,7 +65,7 @@ class ServedRun:
         >>> folder = tempfile.mkdtemp() + "/run"
         >>> run = torchrl_marl.train("toy_matrix_game_mappo", folder=folder, total_frames=640,
         ...                          frames_per_batch=320, env={"num_envs": 32},
-        ...                          learner={"minibatch_size": 160},
+        ...                          learner={"minibatch_size": 160}, evaluation={"both": False},
         ...                          logging={"progress": False})
         >>> with ServedRun(folder, port=0, execution="trace") as served:
         ...     served.version, served.declared.settings()["agents"]

@@ -73,6 +73,10 @@ def unknown_setting(
     )
 
 
+def _likeness(word: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, word, other).ratio()
+
+
 def _meant(key: str, known: Mapping[str, Iterable[str]], first: Container[str]) -> list[str]:
     """Returns the names that may be meant: of equal leaf, else of nearly equal leaf."""
     inside, _, leaf = key.rpartition(".")
@@ -82,8 +86,11 @@ def _meant(key: str, known: Mapping[str, Iterable[str]], first: Container[str]) 
     rather = [name for name in known if name in first]
     equal = [name for name in known if leaf == leaves[name] or leaf in known[name]]
     names = [name for name in equal if name in rather] or equal
-    for among in () if names else (rather, known):
-        near = closest(leaf, [leaves[name] for name in among])
-        names = names or [name for name in among if leaves[name] == near]
+    if not names:
+        near = [closest(leaf, [leaves[name] for name in among]) for among in (rather, known)]
+        # One that the algorithm does not read is meant only where it is spelled more alike.
+        best = max(filter(None, near), key=lambda x: _likeness(leaf, x), default=None)
+        among = rather if best is not None and best == near[0] else list(known)
+        names = [name for name in among if leaves[name] == best]
     close = difflib.get_close_matches(key[:100], names, n=1, cutoff=0.85)
     return close or [name for name in names if name.startswith(f"{inside}.")] or names

@@ -81,7 +81,8 @@ def run_suite(
     Examples:
         >>> import tempfile
         >>> (result,) = run_suite("toy", tasks="matrix_game", algorithms="mappo", seeds=1,
-        ...                       frames=512, out=tempfile.mkdtemp(), jobs=0, said=lambda text: 0)
+        ...                       frames=512, out=tempfile.mkdtemp(), jobs=0, said=lambda text: 0,
+        ...                       evaluation={"both": False})
         >>> result.state, result.summary["frames"]
         ('finished', 512)
     """
