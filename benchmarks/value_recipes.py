@@ -125,7 +125,8 @@ def main() -> None:
         """Returns are those of the evaluation after training (`summary.json`), by the likeliest
         actions; "won" is the share of 500 battles. Seeds of QMIX, VDN and IQL are trained in one
         program, those of PQN and of two algorithms one after the other. Settings are the recipes',
-        tuned before mixers and values started as PyMARL's do.""",
+        tuned before mixers and values started as PyMARL's do, but for the learning rate of the
+        arena's, which was lowered afterwards.""",
         write=args.write and not args.quick,
     )
 
