@@ -1,4 +1,4 @@
-"""What the recipes of QMIX, VDN, IQL and PQN reach, with three seeds.
+"""Returns of the recipes of QMIX, VDN, IQL and PQN, with three seeds.
 
     python benchmarks/value_recipes.py --write
 
@@ -69,7 +69,7 @@ def train(recipe: str, seeds: list[int], runs: Path, quick: bool) -> None:
 
 
 def measured(recipe: str, folder: Path, episodes: int) -> tuple[str, float, float]:
-    """What is measured of a run, of its policy and of random actions."""
+    """Measures a run: its policy, and random actions beside it."""
     from torchrl_marl.training.run import Run
 
     if "smax" in recipe:

@@ -144,7 +144,7 @@ def test_a_layer_is_computed_before_a_step_moves_its_bias(large, monkeypatch):
 
 
 def test_views_of_what_is_stored_stay_views():
-    """What is written into one, later, is read through the other."""
+    """A later write into one is read through the other."""
     x = torch.ones(4)
     adam = Adam([x], lr=0.5, eps=0.0)
 

@@ -65,7 +65,7 @@ def script(mask, reward, over=None, terminates=False):
 
 
 def stored_rewards(algorithm, batch, n_step, gamma=0.5):
-    """What each row of a replay buffer earns over several steps, ``[T, N]``."""
+    """Returns the n-step reward of each row of a replay buffer, ``[T, N]``."""
     groups = groups_of({"car": batch["car", "mask"].shape[-1]})
     learner = make(groups, ValueConfig(algorithm, gamma=gamma, **STORED))
     learner.learn(batch)
@@ -159,7 +159,7 @@ def as_rows(steps):
 
 
 def best_values(loss, data):
-    """What networks say that the next observations are worth, ``[E, T, N]``, whoever is seen."""
+    """Returns the networks' values of the next observations, ``[E, T, N]``, of all agents."""
     group, following = loss.group, data["next"].select(loss.group.observation_key).clone()
     following[group.mask_key] = torch.ones(*data.shape, group.n_agents, dtype=torch.bool)
     with torch.no_grad(), loss.network("qvalue_network") as network:
@@ -179,7 +179,7 @@ def mixed_values(loss, data, values, follows):
 
 
 def worth_of_next(loss, data, plain, bootstrap):
-    """What follows each step is worth to each agent, ``[E][T][N]``; an end is worth nothing."""
+    """Returns each agent's value of what follows each step, ``[E][T][N]``; 0 at an end."""
     values = best_values(loss, data)
     if loss.mixed:
         values = mixed_values(loss, data, values, everywhere(plain, plain.follows)).tolist()

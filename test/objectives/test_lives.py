@@ -208,7 +208,7 @@ def test_vtrace_is_plain_sums(layout, seed, ratio):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_flags_go_on_from_batch_to_batch(layout):
-    """Who acted in the last batch is born in this one; others are not, until they act."""
+    """Agents that acted in the last batch are born in this one; others not until they act."""
     played = Played(layout, 2)
     plain, group = played.plain, played.group
     alive = torch.cat([alive_in(group, data) for data in played.parts], 1)
