@@ -115,6 +115,15 @@ def twice():
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C interrupts, also where a shell started the tests in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("when", ["learning", "measuring", "building"])
 def test_a_second_ctrl_c_says_how_to_go_on(when, tmp_path, monkeypatch, capsys):
     """While it compiles, say: with a checkpoint, before there is one, and before anything is."""
