@@ -182,7 +182,7 @@ def test_the_arena_is_learned(tmp_path):
     run = torchrl_marl.train(
         "toy_arena_mappo",
         learner={"algorithm": "pqn", "minibatch_size": 160, "lr": 1e-3},
-        total_frames=19_200,
+        total_frames=25_600,
         logging={"progress": False},
         execution="eager",
         folder=str(tmp_path / "run"),
