@@ -1,4 +1,4 @@
-"""What people type who come from elsewhere: each mistake leads, in one sentence, to what works."""
+"""Typical mistakes of newcomers: each gets one sentence that leads to what works."""
 
 import re
 from operator import attrgetter

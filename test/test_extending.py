@@ -36,7 +36,7 @@ def block(of):
 
 @pytest.fixture
 def as_before():
-    """What an example registers is forgotten after it, and its module is no more."""
+    """Restores the registries, and removes the module of an example, after a test."""
     with contextlib.ExitStack() as stack:
         for register in (ALGORITHMS, BODIES, SHARINGS):
             stack.enter_context(mock.patch.dict(register._known))

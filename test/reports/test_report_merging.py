@@ -1,4 +1,4 @@
-"""What a report keeps apart, since it learns differently, and what it counts once."""
+"""Grouping of runs in a report: settings that change learning, and seeds counted once."""
 
 import shutil
 

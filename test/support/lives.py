@@ -50,7 +50,7 @@ class Lives:
         return found
 
     def step(self, env):
-        """What an env says of a step: flags before it, and behind it."""
+        """Returns the flags of an environment before and after a step."""
         draw, n = self.random.random, self.n_agents
         born = [env["time"] >= late for late in env["late"]]
         now = {"mask": env["acts"]} | _flags(env["ended"])
@@ -102,7 +102,7 @@ class Lives:
 
 
 class Plain:
-    """What steps say of each agent, in lists, and what it earns.
+    """Flags and rewards of each agent and step, as plain lists.
 
     Args:
         batch: ``[E, T]``, from the begin of an episode on.
@@ -147,7 +147,7 @@ class Plain:
         return sum(rows[j] for j in who) / len(who) if who else 0.0
 
     def earned(self, e, t, i, mixed=False, bootstrap="team"):
-        """What a step earns an agent."""
+        """Returns the reward of an agent in a step."""
         if self.alive[e][t][i] and not mixed:
             return self.reward[e][t][i]
         if bootstrap == "agent":
@@ -181,7 +181,7 @@ class Plain:
         return sum(gamma ** (s - t) * self.earned(e, s, i, **kwargs) for s in steps)
 
     def worth(self, e, t, i, values, bootstrap="team"):
-        """What follows a step is worth to an agent, of the values of those who are read."""
+        """Returns the value of the next step to an agent, from the agents that can be read."""
         follows = [self.follows(e, t, j) for j in range(self.n_agents)]
         over = self.ends["terminated"][bootstrap == "agent"][e][t]
         over = over[i] if bootstrap == "agent" else over
