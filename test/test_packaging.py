@@ -110,8 +110,8 @@ def test_the_image_runs_the_readme_s_commands():
     assert list(by_name)[-1] == "train"  # what is built where nothing is asked for
     text = README.read_text(encoding="utf-8")
     for name in ("train", "test"):
-        (command,) = re.findall(rf"<!-- {name} -->\n```bash\n(.*)\n", text)
-        words = shlex.split(command)
+        (block,) = re.findall(rf"<!-- {name} -->\n```bash\n(.*?)\n```\n", text, re.S)
+        words = shlex.split(block.splitlines()[-1])
         (extras,) = (re.search(r"\[.*\]", word)[0] for word in words if word.startswith(".["))
         last = words[len(words) - words[::-1].index("&&") :]
         stage = by_name[name]

@@ -68,7 +68,7 @@ CHOSEN = {
     "objectives.off_policy": ["OffPolicyLoss"],
     "players": ["evenly", "heat_map", "rating_curve", "Standing", "standing"],
     "plotting": ["learning_curve"],
-    "recipes": ["explain", "load_config"],
+    "recipes": ["explain", "load_config", "save_config"],
     "stacking": ["pad_group", "unpad_group"],
 }
 # What has public names for the rest of the package only.

@@ -72,7 +72,7 @@ class Run:
         >>> run = torchrl_marl.train("toy_matrix_game_mappo", folder=folder, total_frames=640,
         ...                          frames_per_batch=320, env={"num_envs": 32},
         ...                          learner={"minibatch_size": 160},
-        ...                          logging={"progress": False})
+        ...                          evaluation={"episodes": 0}, logging={"progress": False})
         >>> Run.load(folder).evaluate(episodes=4)["episodes"]
         4
     """
