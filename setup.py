@@ -74,10 +74,10 @@ setup(
     package_data={
         "torchrl_marl": [
             "configs/*.yaml",
-            "suites/*.yaml",
-            "reports/*.yaml",
-            "reports/assets/*",
-            "envs/external/protocol.md",
+            "apps/suites/*.yaml",
+            "apps/reports/*.yaml",
+            "apps/reports/assets/*",
+            "apps/external/protocol.md",
             "py.typed",
         ]
     },
@@ -90,5 +90,5 @@ setup(
         "tqdm",
     ],
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["torchrl-marl = torchrl_marl.cli:main"]},
+    entry_points={"console_scripts": ["torchrl-marl = torchrl_marl.apps.cli.main:main"]},
 )

@@ -62,7 +62,7 @@ def train_agilerl(seed: int, path: Path, args: argparse.Namespace) -> None:
 def train_ours(seed: int, path: Path, args: argparse.Namespace) -> None:
     """A population of ours; measured are members as they were when the last batch was learned."""
     from torchrl_marl.recipes import load_config
-    from torchrl_marl.training.start import start_training
+    from torchrl_marl.training.trainer import start_training
 
     with tempfile.TemporaryDirectory() as folder:
         own = {"seed": 100 * seed, "total_frames": args.frames, "folder": f"{folder}/run"}

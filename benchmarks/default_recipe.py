@@ -138,7 +138,7 @@ def main() -> None:
 
 def draw(folders: list[Path], args: argparse.Namespace) -> Path:
     """Draws all seeds as one curve, into the results where they are written."""
-    from torchrl_marl.plotting import learning_curve
+    from torchrl_marl.apps.plotting import learning_curve
 
     what = args.recipe if args.recipe != RECIPE else "default_recipe"
     path = report.file_name(what, "png")

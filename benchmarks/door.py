@@ -38,9 +38,9 @@ def served(execution: str) -> Iterator[Any]:
     from torchrl.envs.utils import ExplorationType
 
     from torchrl_marl import TeamSpec
-    from torchrl_marl.collectors.acting import GraphActing
-    from torchrl_marl.envs.external import ActionServer, Declared, Door
-    from torchrl_marl.envs.external.seats import Seats
+    from torchrl_marl.apps.external import ActionServer, Declared, Door
+    from torchrl_marl.apps.external.graph_acting import GraphActing
+    from torchrl_marl.apps.external.seats import Seats
     from torchrl_marl.modules import make_actor
 
     torch.set_num_threads(1)

@@ -17,7 +17,7 @@ import torch
 import torchrl.envs
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
-from torchrl_marl.random_state import RandomState
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.training import Run
 
 EPISODES, SEED, GOAL = 200, 10_000, 50.0

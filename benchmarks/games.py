@@ -32,7 +32,7 @@ import torchrl_marl
 from torchrl_marl import games
 from torchrl_marl.collectors import TeamPolicy
 from torchrl_marl.envs.toy import Kuhn, Leduc
-from torchrl_marl.envs.toy.leduc_rules import information_sets, seen
+from torchrl_marl.envs.toy.leduc import information_sets, seen
 from torchrl_marl.modules import make_actor
 from torchrl_marl.training import cross_play
 

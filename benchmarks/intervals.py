@@ -14,8 +14,12 @@ from pathlib import Path
 import numpy as np
 import report
 
-from torchrl_marl.reports import write_report
-from torchrl_marl.statistics import estimate, interquartile_mean, probability_of_improvement
+from torchrl_marl.apps.reports import write_report
+from torchrl_marl.training.statistics import (
+    estimate,
+    interquartile_mean,
+    probability_of_improvement,
+)
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "test" / "support"))
 from reported import WORLDS, write_suite  # noqa: E402

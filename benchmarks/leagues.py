@@ -30,7 +30,7 @@ def loop_of(num_envs: int, self_play: float | None, execution: str) -> tuple[Any
     from torchrl_marl.envs.toy import Kuhn
     from torchrl_marl.learners.build import build_learners
     from torchrl_marl.recipes import load_config
-    from torchrl_marl.training.league_seats import envs_of_seats
+    from torchrl_marl.training.league import envs_of_seats
 
     torch.manual_seed(0)
     env: Any = Kuhn(num_envs, seed=0)

@@ -110,7 +110,7 @@ class TrainLoop(Loop):
 
     def __init__(self, config: TrainConfig) -> None:
         from torchrl_marl.recipes import load_config
-        from torchrl_marl.training.start import start_training
+        from torchrl_marl.training.trainer import start_training
 
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()

@@ -100,7 +100,7 @@ def read(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 def run_ours(seed: int, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Trains one seed of the recipe, evaluated as BenchMARL's script does it."""
     from torchrl_marl.recipes import load_config
-    from torchrl_marl.training.start import start_training
+    from torchrl_marl.training.trainer import start_training
 
     print(f"torchrl_marl, seed {seed} ...", file=sys.stderr)
     overrides = {
@@ -127,7 +127,7 @@ def evaluation(config: Any, episodes: int) -> Callable[[Any], dict[str, float]]:
     """What plays the same episodes as BenchMARL's side: TorchRL's own env with its seed."""
     import torchrl.envs
 
-    from torchrl_marl.random_state import RandomState
+    from torchrl_marl.runtime.random_state import RandomState
 
     with RandomState(EVALUATION_SEED).active():
         env = torchrl.envs.VmasEnv(

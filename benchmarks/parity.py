@@ -45,7 +45,7 @@ class Walk:
 
         from torchrl_marl.envs.vmas.build import build_simulator, import_vmas, warm_up
         from torchrl_marl.envs.vmas.capture import without_branches
-        from torchrl_marl.random_state import RandomState
+        from torchrl_marl.runtime.random_state import RandomState
         from torchrl_marl.simulator.captured import CapturedSimulator
         from torchrl_marl.simulator.state import SimulatorState
 

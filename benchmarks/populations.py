@@ -32,8 +32,8 @@ def loop_of(n_members: int, num_envs: int, epochs: int, execution: str) -> tuple
     from torchrl_marl.collectors import RolloutCollector, TeamPolicy
     from torchrl_marl.envs import VmasEnv
     from torchrl_marl.learners import OnPolicyConfig
+    from torchrl_marl.learners.members import learner_of_members
     from torchrl_marl.learners.on_policy import OnPolicyLearner
-    from torchrl_marl.learners.population import PopulationLearner
 
     torch.manual_seed(0)
     env = VmasEnv("balance", num_envs=n_members * num_envs, max_steps=MAX_STEPS, seed=0)
@@ -43,7 +43,7 @@ def loop_of(n_members: int, num_envs: int, epochs: int, execution: str) -> tuple
     if n_members == 1:
         learner = OnPolicyLearner(groups, config, execution=execution)
     else:
-        learner = PopulationLearner(groups, config, n_members=n_members, execution=execution)
+        learner = learner_of_members(groups, config, n_members=n_members, execution=execution)
     policy = TeamPolicy(learner.actors.values())
     frames = n_members * num_envs * MAX_STEPS
     return learner, RolloutCollector(env, policy, frames_per_batch=frames, execution=execution)

@@ -78,7 +78,7 @@ def as_stock(words: list[str]) -> None:
     import torch.distributed as dist
 
     from torchrl_marl.learners import updates
-    from torchrl_marl.ranks import Ranks
+    from torchrl_marl.runtime.ranks import Ranks
 
     def averaged(ranks: Any, objectives: Any, own: list[Any], metrics: Any, counts: Any) -> Any:
         flat = torch.cat([x.reshape(-1) for x in own])

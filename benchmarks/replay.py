@@ -68,7 +68,7 @@ def _ways(values, index, new):
     import torch
 
     from torchrl_marl.capture import capture
-    from torchrl_marl.sum_tree import SumTree
+    from torchrl_marl.functional.sum_tree import SumTree
 
     size, capacity = len(index), len(values)
 
@@ -205,7 +205,8 @@ def _stores(args):
     """Full stores of as many rows; TorchRL's draws uniformly, or by our sampler."""
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-    from torchrl_marl.learners import Priority, TeamReplay, TreeSampler
+    from torchrl_marl.contrib import TreeSampler
+    from torchrl_marl.learners import Priority, TeamReplay
 
     n_steps = args.rows // N_ENVS
     capacity = n_steps * N_ENVS

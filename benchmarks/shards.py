@@ -63,7 +63,7 @@ def started(config: Any) -> Iterator[Any]:
     """A training, whose environments are closed at the end."""
     import dataclasses
 
-    from torchrl_marl.training.start import start_training
+    from torchrl_marl.training.trainer import start_training
 
     with tempfile.TemporaryDirectory() as folder:
         training = start_training(dataclasses.replace(config, folder=f"{folder}/run"), None)
@@ -150,7 +150,7 @@ def transport(args: argparse.Namespace) -> list[tuple[str, str]]:
     from tensordict import TensorDict
 
     from torchrl_marl.collectors.ray_connection import connect
-    from torchrl_marl.collectors.shipping import pack, unpack
+    from torchrl_marl.collectors.shard_actor import pack, unpack
 
     connection = connect(None, 2)
     ray = connection.ray

@@ -90,7 +90,7 @@ def train_agilerl(
 def train_ours(seed: int, path: Path, recipe: str, args: argparse.Namespace) -> None:
     """Trains one seed of a recipe, evaluated as AgileRL's script does it."""
     from torchrl_marl.recipes import load_config
-    from torchrl_marl.training.start import start_training
+    from torchrl_marl.training.trainer import start_training
 
     with tempfile.TemporaryDirectory() as folder:
         overrides = {
@@ -121,7 +121,7 @@ def measuring(training: Any, episodes: Episodes) -> Callable[[], dict[str, float
     """What measures the policy of a training, by the likeliest and by drawn actions."""
     from torchrl.envs.utils import ExplorationType
 
-    from torchrl_marl.random_state import RandomState
+    from torchrl_marl.runtime.random_state import RandomState
 
     def measure() -> dict[str, float]:
         with RandomState(EVALUATION_SEED).active():

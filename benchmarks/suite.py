@@ -37,7 +37,7 @@ SAME = 1e-2  # two numbers of a start; float32 sums, in another order
 
 def run_ours(args: argparse.Namespace) -> None:
     """Trains what is missing of the suite."""
-    from torchrl_marl.suites import run_suite
+    from torchrl_marl.apps.suites import run_suite
 
     run_suite(
         "vmas",
@@ -131,7 +131,7 @@ def mean_return(result: dict[str, Any]) -> float:
 
 def row(task: str, args: argparse.Namespace) -> dict[str, Any]:
     """Everything about a task."""
-    from torchrl_marl.statistics import estimate, interquartile_mean, paired_difference
+    from torchrl_marl.training.statistics import estimate, interquartile_mean, paired_difference
 
     own = [ours(task, seed, args) for seed in args.seeds]
     other = [theirs(task, seed, own[0]["frames"], args) for seed in args.their_seeds]

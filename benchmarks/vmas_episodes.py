@@ -31,7 +31,7 @@ def play(folder: Path, episodes: int = EPISODES) -> dict[str, Any]:
     from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
     from torchrl_marl.envs.remember import with_memory
-    from torchrl_marl.random_state import RandomState
+    from torchrl_marl.runtime.random_state import RandomState
     from torchrl_marl.training.run import Run
 
     torch.set_num_threads(1)

@@ -12,6 +12,7 @@ Do this whenever a setting, a recipe or a metric has changed; the tests say so. 
     <!-- results: suite -->              the first tables of such files in benchmarks/results
     <!-- program: rllib -->              of benchmarks/coming_from, as code that no test runs
     <!-- scenarios: vmas -->             names and arguments, read from VMAS's files
+    <!-- combinations: all -->           which algorithms take which features, as the checks say
     <!-- end -->
 """
 
@@ -26,10 +27,17 @@ from pathlib import Path
 
 import yaml
 
-from torchrl_marl.console import settings_markdown
+from torchrl_marl.apps.console import settings_markdown
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.learners.config import OnPolicyConfig
-from torchrl_marl.recipes import DEFAULT_RECIPE, explain, read_config, recipe_names
+from torchrl_marl.recipes import (
+    DEFAULT_RECIPE,
+    explain,
+    load_config,
+    read_config,
+    recipe_names,
+)
 from torchrl_marl.settings import Setting, read_by_others, settings_of
 from torchrl_marl.training.config import TrainConfig
 
@@ -167,9 +175,8 @@ def _comment(path: Path) -> str:
 
 # ------------------------------------------------------------------- tables in other pages
 
-_TABLE = re.compile(
-    r"(<!-- (settings|metrics|results|program|scenarios): (.*?) -->\n).*?(<!-- end -->)", re.S
-)
+_KINDS = "settings|metrics|results|program|scenarios|combinations"
+_TABLE = re.compile(rf"(<!-- ({_KINDS}): (.*?) -->\n).*?(<!-- end -->)", re.S)
 _NETWORKS = ("actor.", "critic.")
 
 
@@ -287,12 +294,67 @@ def scenario_table(library: str) -> str:
     return "\n".join(lines)
 
 
+# A feature, the settings that ask for it, and its page.
+_FEATURES = (
+    ("memory (RMAPPO, RQMIX, RMADDPG, ...)", "learner.actor.memory=gru", "../memory.md"),
+    (
+        "messages (CommNet, TarMAC, BicNet, IC3Net, DIAL)",
+        "learner.actor.communication=tarmac",
+        "../communication.md",
+    ),
+    (
+        "the environment's state for critics and mixers",
+        "learner.central_input=state",
+        "../teams.md",
+    ),
+    ("credit of each agent alone, turns", "learner.bootstrap=agent", "../turns.md"),
+    ("a network for each agent", "learner.actor.sharing=none", "../sharing.md"),
+    ("sharing that ends in mid-training", "learner.unshare_at=0.5", "../sharing.md"),
+    ("one value of all, mixed (FACMAC)", "learner.mixer.kind=monotonic", "facmac.md"),
+    ("V-trace", "learner.estimator=vtrace", "vtrace.md"),
+    ("prioritized replay", "learner.replay.alpha=0.6", "../replay.md"),
+    ("returns of several steps", "learner.n_step=3", "../replay.md"),
+    ("stored opponents and partners", "league.opponents=pfsp", "../leagues.md"),
+    ("many runs in one program", "population.size=2", "../populations.md"),
+    ("shards", "distributed.collectors=2", "../ray.md"),
+    ("compiled graphs", "execution=compile", "../one_program.md"),
+)
+
+
+def combinations_table(_: str) -> str:
+    """Returns which algorithms go with which features, by asking the settings' own checks."""
+    lines = ["| feature | setting | goes with | page |", "|---|---|---|---|"]
+    names = [name for name in ALGORITHMS.names() if name != "random"]
+    for feature, setting, page in _FEATURES:
+        fits = [name for name in names if _goes_with(name, setting)]
+        lacking = [name for name in names if name not in fits]
+        shown = f"all but {', '.join(lacking)}" if len(lacking) < len(fits) else ", ".join(fits)
+        words = shown if lacking else "all"
+        lines.append(f"| {feature} | `{setting}` | {words} | [page]({page}) |")
+    return "\n".join(lines)
+
+
+def _goes_with(algorithm: str, setting: str) -> bool:
+    run = {
+        "env": {"library": "toy", "name": "arena", "num_envs": 8},
+        "learner": {"algorithm": algorithm, "minibatch_size": 256},
+        "frames_per_batch": 1024,
+        "total_frames": 102_400,
+    }
+    try:
+        load_config(run, [setting])
+    except ConfigError:
+        return False
+    return True
+
+
 _MAKERS = {
     "settings": settings_table_of,
     "metrics": metrics_table_of,
     "results": results_tables_of,
     "program": program_of,
     "scenarios": scenario_table,
+    "combinations": combinations_table,
 }
 
 PAGES = {"settings.md": settings_page, "recipes.md": recipes_page}

@@ -9,7 +9,8 @@ import torch
 from tensordict import TensorDict
 
 import torchrl_marl
-from torchrl_marl import TeamSpec, cli
+from torchrl_marl import TeamSpec
+from torchrl_marl.apps.cli import main as cli
 from torchrl_marl.envs import make_env
 from torchrl_marl.envs.torchrl.env import check_environment
 from torchrl_marl.envs.toy import Arena
@@ -19,7 +20,7 @@ from torchrl_marl.modules import make_actor, make_critic
 from torchrl_marl.objectives import MAPPOLoss
 from torchrl_marl.objectives.ratio import policy_ratio
 from torchrl_marl.recipes import load_config, read_config, recipe_names
-from torchrl_marl.settings.conversion import UNFIT, converted
+from torchrl_marl.settings.layers import UNFIT, converted
 
 TOY = "toy_arena_mappo"
 BALANCE = "vmas_balance_mappo"

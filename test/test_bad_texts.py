@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from torchrl_marl.cli import main
+from torchrl_marl.apps.cli.main import main
 from torchrl_marl.errors import ConfigError, UserError
 from torchrl_marl.recipes import explain, load_config
 

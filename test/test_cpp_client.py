@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchrl_marl.envs.external.declaration import Declared
-from torchrl_marl.envs.external.door import Door
-from torchrl_marl.envs.external.server import ActionServer
+from torchrl_marl.apps.external.declaration import Declared
+from torchrl_marl.apps.external.door import Door
+from torchrl_marl.apps.external.server import ActionServer
 
 FOLDER = Path(__file__).parents[1] / "clients" / "cpp"
 COMPILER = shutil.which("g++")

@@ -12,9 +12,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from torchrl_marl import TeamSpec
+from torchrl_marl import TeamSpec, resume, train
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.envs.toy import Arena
+from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.modules.registry import BODIES, SHARINGS
 
@@ -120,9 +121,57 @@ def test_who_acts_is_a_mask_in_every_world():
     arena, balance = Arena(4, seed=0), VmasEnv("balance", num_envs=4, seed=0)
     masked = TeamSpec.from_env(arena).groups["agents"]
     td = arena.reset()
-    assert masked.acting(td) is td["agents", "mask"]
+    assert masked.mask(td) is td["agents", "mask"]
     bare = TeamSpec.from_env(balance).groups["agents"]
     td = balance.reset()
     assert bare.mask_key is None
-    assert torch.equal(bare.acting(td), torch.ones(4, 3, dtype=torch.bool))
-    assert bare.acting(TensorDict({}, [5, 4])).shape == (5, 4, 3)
+    assert torch.equal(bare.mask(td), torch.ones(4, 3, dtype=torch.bool))
+    assert bare.mask(TensorDict({}, [5, 4])).shape == (5, 4, 3)
+
+
+def test_the_mask_leaves_out_stored_players():
+    arena = Arena(4, seed=0)
+    group, td = TeamSpec.from_env(arena).groups["agents"], arena.reset()
+    learns = torch.tensor([True, False, True, False])[:, None].expand_as(td["agents", "mask"])
+    td["agents", "learns"] = learns.clone()
+    assert torch.equal(group.mask(td), td["agents", "mask"] & learns)
+    balance = VmasEnv("balance", num_envs=4, seed=0)
+    bare, td = TeamSpec.from_env(balance).groups["agents"], balance.reset()
+    td["agents", "learns"] = learns[:, :1].expand(4, 3).clone()
+    assert torch.equal(bare.mask(td), td["agents", "learns"])
+
+
+LEAGUE = {"opponents": "uniform", "snapshot_every": 80, "exploiters": 1, "exploited": 0.5}
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("toy_arena_mappo", {"distributed": {"collectors": 2}}),
+        ("toy_kuhn_ippo", {"league": LEAGUE}),
+    ],
+)
+def test_the_algorithm_goes_with(recipe, settings, tmp_path, monkeypatch, capsys):
+    """Shards and a league with exploiters take it as it is, and resume it."""
+    monkeypatch.chdir(tmp_path)
+    run_as_module(block("class Reinforce(").split("run = torchrl_marl")[0], tmp_path)
+    small = {"env": {"num_envs": 8}, "frames_per_batch": 80, "evaluation": {"episodes": 4}}
+    small |= {"learner": {"algorithm": "reinforce"}, "folder": str(tmp_path / "run"), **settings}
+    run = train(recipe, total_frames=240, **small)
+    with open(run.folder / "metrics.csv") as file:
+        assert len(list(csv.DictReader(file))) == 3
+    again = resume(run.folder, total_frames=320)
+    assert again.summary["frames"] == 320
+
+
+@pytest.mark.usefixtures("as_before")
+def test_an_algorithm_says_why_it_has_no_league(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program = block("class Reinforce(").split("run = torchrl_marl")[0]
+    said = '    learner=f"{__name__}:Reinforce",\n'
+    assert said in program
+    program = program.replace(said, said + '    no_league="which this one forgets",\n')
+    run_as_module(program, tmp_path)
+    with pytest.raises(ConfigError, match="is 'reinforce', but a league is given, which this one"):
+        train("toy_kuhn_ippo", learner={"algorithm": "reinforce"}, league=LEAGUE)

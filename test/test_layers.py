@@ -12,49 +12,18 @@ MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 # What stands in one set of a layer may import each other; what stands in two may not.
 LAYERS = [
-    [{"_lazy"}, {"errors"}, {"version"}, {"trust"}, {"naming"}, {"random_state"}, {"torchrun"}],
-    [{"import_path"}, {"links"}, {"registry"}, {"settings"}, {"memory"}, {"statistics"}],
-    [{"stacking"}],
-    [{"specs"}],
-    [
-        {"functional", "kernels", "per_group", "ranks"},
-        {"sum_tree"},
-        {"games"},
-        {"joining", "population"},
-        {"capture"},
-        {"evolution"},
-    ],
+    [{"_lazy"}, {"errors"}, {"version"}],
+    [{"runtime"}, {"settings"}],
+    [{"specs"}, {"functional"}, {"games"}, {"capture"}],
     [{"simulator"}],
     [{"envs"}, {"modules"}],
     [{"objectives"}],
-    [{"collectors"}, {"learners"}, {"export"}],
+    [{"collectors"}, {"learners"}],
     [{"training"}],
-    [{"distributed"}, {"serving"}],
-    [
-        {
-            "config",
-            "recipes",
-            "runs",
-            "seeds",
-            "suites",
-            "tuning",
-            "pruning",
-            "arguments",
-            "choosing",
-            "traits",
-            "curves",
-            "experiments",
-            "evaluating",
-            "players",
-            "placing",
-            "plotting",
-            "reports",
-            "console",
-            "listing",
-            "cli",
-            "__main__",
-        }
-    ],
+    [{"recipes"}],
+    [{"runs"}],
+    [{"apps"}, {"contrib"}],
+    [{"__main__"}],
 ]
 PLACE = {part: (i, j) for i, layer in enumerate(LAYERS) for j, s in enumerate(layer) for part in s}
 # The settings of a component lie beside it, and are read without it.
@@ -62,31 +31,20 @@ SETTINGS = {
     "envs.config",
     "envs.libraries",
     "modules.config",
-    "modules.communication_config",
     "learners.config",
     "learners.happo_config",
-    "learners.memory_config",
-    "learners.minibatch_config",
     "learners.off_policy_config",
-    "learners.replay_config",
-    "learners.value_config",
-    "learners.parallel_q_config",
     "learners.population_config",
     "learners.algorithms",
     "training.config",
-    "training.league_config",
-    "training.population_config",
-    "training.evolution_config",
-    "training.evaluation_config",
-    "training.distributed_config",
-    "training.measuring",
+    "training.sections",
 }
 # What they may import besides each other: words that are known without torch.
 WITHOUT_TORCH = {
-    "import_path",
-    "links",
+    "runtime.import_path",
+    "runtime.trust",
     "errors",
-    "registry",
+    "settings.registry",
     "settings",
     "settings.words",
     "capture.execution",
@@ -100,9 +58,15 @@ def name_of(path):
 
 
 def imports_of(path):
-    """Modules of the package that a file imports anywhere, relative to the package."""
+    """Modules of the package that a file imports anywhere, relative to the package.
+
+    What an application returns may be named for type checkers by the core that offers it.
+    """
     tree = ast.parse((PACKAGE / path).read_text(encoding="utf-8"))
+    unseen = {inner for node in filter(is_for_type_checkers, tree.body) for inner in ast.walk(node)}
     for node in ast.walk(tree):
+        if node in unseen and "torchrl_marl.apps" in ast.unparse(node):
+            continue
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -223,11 +187,11 @@ def test_folders_do_not_import_each_other_in_circles():
 def test_a_circle_is_found():
     assert circle_of({"a": {"b"}, "b": {"c"}, "c": set()}) is None
     assert circle_of({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
-    assert units_of("modules.stacks.matmul", "modules.stacks.gradient") == (
+    assert units_of("modules.stacks.matmul", "modules.stacks.storage") == (
         "modules.stacks.matmul",
-        "modules.stacks.gradient",
+        "modules.stacks.storage",
     )
-    assert units_of("modules.actors", "modules.stacks.gradient") == (
+    assert units_of("modules.actors", "modules.stacks.matmul") == (
         "modules.actors",
         "modules.stacks",
     )
@@ -243,13 +207,15 @@ def test_settings_import_settings_only(name):
 def test_the_rule_itself():
     assert may_import("learners.build", "objectives.ppo")
     assert may_import("training.run", "settings.read")
-    assert may_import("runs", "plotting")
+    assert may_import("apps.plotting", "runs")
     assert not may_import("objectives.ppo", "learners.build")
     assert not may_import("envs.vmas.env", "modules.actors")
     assert not may_import("modules.actors", "envs.vmas.env")
     assert not may_import("collectors.team", "learners.build")
     assert not may_import("learners.build", "collectors.team")
-    assert not may_import("training.trainer", "plotting")
+    assert not may_import("training.trainer", "apps.plotting")
+    assert not may_import("runs", "apps.plotting")
+    assert not may_import("apps.cli.main", "contrib.routed")
     assert not may_import("errors", "specs")
     assert not may_import("specs", "functional")
 
@@ -266,6 +232,8 @@ def test_what_type_checkers_see_is_what_is_imported_late(path):
         for alias in node.names
     }
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    if not seen and not calls:
+        return  # a folder without public names of its own
     (attach,) = [call for call in calls if ast.unparse(call.func) == "attach"]
     prefix = f"{name_of(path)}." if name_of(path) else ""
     late = {

@@ -14,9 +14,9 @@ import torchrl_marl_client
 from external import CLIENTS, echo
 from torchrl_marl_client import Client, numbers, pack, unpack
 
-from torchrl_marl.envs.external.declaration import Declared
-from torchrl_marl.envs.external.door import Door
-from torchrl_marl.envs.external.server import ActionServer
+from torchrl_marl.apps.external.declaration import Declared
+from torchrl_marl.apps.external.door import Door
+from torchrl_marl.apps.external.server import ActionServer
 
 FILE = CLIENTS / "torchrl_marl_client.py"
 DOCS = Path(__file__).parents[1] / "docs"

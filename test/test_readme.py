@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 import torchrl_marl
-from torchrl_marl import cli
+from torchrl_marl.apps.cli import main as cli
 from torchrl_marl.envs.libraries import LIBRARIES
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.modules.registry import BODIES, SHARINGS

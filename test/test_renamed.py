@@ -1,10 +1,14 @@
 """Old names of settings are understood, and told."""
 
+import importlib.util
+import subprocess
+import sys
 import warnings
 
 import pytest
 
-from torchrl_marl import cli
+from torchrl_marl._lazy import MOVED
+from torchrl_marl.apps.cli import main as cli
 from torchrl_marl.envs import make_env
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.recipes import load_config
@@ -61,12 +65,40 @@ def test_the_command_line_says_it_in_a_line(capsys, tmp_path, monkeypatch):
     assert "use env.num_envs alone" in error
 
 
-def test_the_former_place_of_recipes_and_runs():
-    from torchrl_marl import config, recipes, runs
+@pytest.mark.parametrize("former", sorted(MOVED))
+def test_every_former_name_of_a_module_leads_to_one(former):
+    assert importlib.util.find_spec(f"torchrl_marl.{MOVED[former]}") is not None
 
-    with pytest.warns(FutureWarning, match=r"config\.load_config is torchrl_marl\.recipes\.load"):
-        assert config.load_config is recipes.load_config
-    with pytest.warns(FutureWarning, match=r"config\.train is torchrl_marl\.runs\.train now"):
-        assert config.train is runs.train
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        config.nothing  # noqa: B018
+
+def test_a_module_under_its_former_name_is_the_same_module():
+    code = """
+import warnings
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    from torchrl_marl.export.player import Player
+    import torchrl_marl.plotting as plotting
+from torchrl_marl.apps.export import Player as now
+from torchrl_marl.apps import plotting as same
+assert Player is now and plotting is same and plotting.__name__ == "torchrl_marl.apps.plotting"
+print({str(one.message) for one in said if one.category is FutureWarning})
+"""
+    command = [sys.executable, "-c", code]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "torchrl_marl.plotting is torchrl_marl.apps.plotting now" in shown
+    assert "torchrl_marl.export is torchrl_marl.apps.export now" in shown
+
+
+@pytest.mark.parametrize(
+    "package, name",
+    [
+        ("collectors", "ExternalCollector"),
+        ("collectors", "SplitPolicy"),
+        ("envs", "ExternalEnv"),
+        ("learners", "TreeSampler"),
+        ("modules", "RoutedSequential"),
+    ],
+)
+def test_a_name_that_has_moved_is_found_with_a_warning(package, name):
+    found = importlib.import_module(f"torchrl_marl.{package}")
+    with pytest.warns(FutureWarning, match=rf"{package}\.{name} is torchrl_marl\.(apps|contrib)\."):
+        assert getattr(found, name).__name__ == name

@@ -2,19 +2,20 @@
 
 from typing import TYPE_CHECKING
 
-from torchrl_marl._lazy import attach
+from torchrl_marl._lazy import attach, find_moved_modules
 from torchrl_marl.version import __version__  # noqa: F401
 
 if TYPE_CHECKING:
-    from torchrl_marl.choosing import algorithms_for
+    from torchrl_marl.apps.choosing import algorithms_for
     from torchrl_marl.runs import iterate, resume, train
     from torchrl_marl.specs import AgentSpec, GroupSpec, TeamSpec
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "choosing": ["algorithms_for"],
+        "apps.choosing": ["algorithms_for"],
         "specs": ["AgentSpec", "GroupSpec", "TeamSpec"],
         "runs": ["iterate", "resume", "train"],
     },
 )
+find_moved_modules()

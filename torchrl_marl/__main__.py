@@ -7,6 +7,6 @@ import sys
 if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
     del sys.path[0]
 
-from torchrl_marl.cli import main  # noqa: E402
+from torchrl_marl.apps.cli.main import main  # noqa: E402
 
 raise SystemExit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,6 @@ from torchrl_marl.envs.libraries import library_of
 from torchrl_marl.envs.make import split_name
 from torchrl_marl.envs.own.objects import as_environment
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, WriteError, quoted
-from torchrl_marl.links import refuse_links
 from torchrl_marl.recipes import (
     DEFAULT_RECIPE,
     load_config,
@@ -21,15 +21,20 @@ from torchrl_marl.recipes import (
     validate,
     world_settings,
 )
+from torchrl_marl.runtime.applications import application
+from torchrl_marl.runtime.torchrun import place
+from torchrl_marl.runtime.trust import refuse_links, trusting
 from torchrl_marl.settings import flatten, normalized, unfold
-from torchrl_marl.torchrun import place
 from torchrl_marl.training.config import TrainConfig, read_run_config
-from torchrl_marl.training.drawing import has_matplotlib
 from torchrl_marl.training.folder import check_folder, has_checkpoint
-from torchrl_marl.training.loggers import check_logging
-from torchrl_marl.training.made_by import check_unchanged, differences, settings_of
-from torchrl_marl.training.origin import check_origin, check_world
-from torchrl_marl.trust import trusting
+from torchrl_marl.training.origin import (
+    check_origin,
+    check_unchanged,
+    check_world,
+    differences,
+    settings_of,
+)
+from torchrl_marl.training.recorder import check_logging
 
 if TYPE_CHECKING:
     from torchrl.envs import EnvBase
@@ -200,9 +205,8 @@ def draw(folder: Path) -> None:
     here = place()
     if here is not None and here.rank:
         return
-    if has_matplotlib():
-        from torchrl_marl.plotting import learning_curve
-
+    if importlib.util.find_spec("matplotlib") is not None:
+        learning_curve = application("plotting").learning_curve
         try:
             learning_curve([folder], path=folder / "learning_curve.png")
         except (

@@ -22,8 +22,8 @@ log = logging.getLogger("mkdocs.hooks.reference")
 
 # Page -> its title, and the packages and modules whose public names it shows.
 GROUPS = {
-    "train": ("Train, evaluate, resume", ["torchrl_marl", "training", "distributed"]),
-    "teams": ("Agents, groups, teams", ["specs", "stacking"]),
+    "train": ("Train, evaluate, resume", ["torchrl_marl", "training", "apps.jobs"]),
+    "teams": ("Agents, groups, teams", ["specs", "specs.stacking"]),
     "worlds": ("Worlds", ["envs", "envs.remember", "envs.scene", "envs.toy"]),
     "networks": ("Networks and sharing", ["modules", "modules.communication"]),
     "losses": (
@@ -32,7 +32,7 @@ GROUPS = {
     ),
     "learners": (
         "Learners and collectors",
-        ["learners", "learners.population", "collectors"],
+        ["learners", "learners.members", "collectors"],
     ),
     "extending": (
         "Extending",
@@ -45,11 +45,17 @@ GROUPS = {
             "recipes",
         ],
     ),
-    "players": ("Games, ratings, evolution", ["games", "evolution", "players"]),
-    "suites": ("Suites", ["suites"]),
+    "players": (
+        "Games, ratings, evolution",
+        ["games", "training.evolution", "apps.players", "contrib"],
+    ),
+    "suites": ("Suites", ["apps.suites"]),
     "speed": ("One program: graphs and simulators", ["capture", "simulator"]),
-    "reports": ("Reports and statistics", ["reports", "statistics", "plotting"]),
-    "elsewhere": ("Agents elsewhere: export, serving", ["export", "serving"]),
+    "reports": ("Reports and statistics", ["apps.reports", "training.statistics", "apps.plotting"]),
+    "elsewhere": (
+        "Agents elsewhere: export, serving",
+        ["apps.export", "apps.serving", "apps.external"],
+    ),
     "settings": ("Settings", ["settings"]),
     "errors": ("Errors", ["errors"]),
 }
@@ -61,18 +67,18 @@ CHOSEN = {
     "envs.scene": ["scene", "Shape", "Stage", "text"],
     "learners.algorithms": ["Algorithm", "register_algorithm"],
     "learners.config": ["LearnerConfig", "TrainedConfig"],
-    "learners.population": ["PopulationLearner"],
+    "learners.members": ["learner_of_members", "Members"],
     "modules.bodies": ["Context", "make_mlp"],
     "modules.communication": ["Channel", "listening"],
     "modules.inputs": ["Features", "Picture"],
     "objectives.off_policy": ["OffPolicyLoss"],
-    "players": ["evenly", "heat_map", "rating_curve", "Standing", "standing"],
-    "plotting": ["learning_curve"],
+    "apps.players": ["evenly", "heat_map", "rating_curve", "Standing", "standing"],
+    "apps.plotting": ["learning_curve"],
     "recipes": ["explain", "load_config", "save_config"],
-    "stacking": ["pad_group", "unpad_group"],
+    "specs.stacking": ["pad_group", "unpad_group"],
 }
 # What has public names for the rest of the package only.
-INNER = {"arguments"}
+INNER: set[str] = set()
 
 
 def exported(package: str) -> list[str]:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from torchrl_marl.capture import capture, trace
-from torchrl_marl.capture.cpu_forms import rational_tanh, rewrite_for_cpu
+from torchrl_marl.capture.inductor import rational_tanh, rewrite_for_cpu
 
 aten = torch.ops.aten
 LARGEST_ERROR = 4.2e-7  # in the docstring

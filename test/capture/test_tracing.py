@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchrl_marl.capture import capture, trace, tracing
-from torchrl_marl.capture.values import ValueNumbers
+from torchrl_marl.capture.tracing import ValueNumbers
 from torchrl_marl.errors import CaptureError
 
 

@@ -6,9 +6,8 @@ import torch
 from samples import make_group
 from torchrl.envs.utils import ExplorationType
 
+from torchrl_marl.apps.external.graph_acting import Acting, GraphActing
 from torchrl_marl.collectors import TeamPolicy
-from torchrl_marl.collectors.acting import GraphActing
-from torchrl_marl.envs.external.acting import Acting
 from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.modules import (
     CommunicationConfig,

@@ -5,7 +5,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from torchrl_marl.collectors.asynchronous import AsynchronousCollector
-from torchrl_marl.collectors.placement import Played
+from torchrl_marl.collectors.sharded import Played
 
 
 class Scripted:

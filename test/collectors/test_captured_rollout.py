@@ -20,7 +20,7 @@ from torchrl_marl.envs.toy import (
     TrafficJunction,
     ZeroSum,
 )
-from torchrl_marl.envs.toy.leduc_rules import strength
+from torchrl_marl.envs.toy.leduc import strength
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import ConfigError, GraphCheckError
 from torchrl_marl.modules import make_actor

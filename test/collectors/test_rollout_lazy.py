@@ -16,8 +16,8 @@ from torchrl.testing.mocking_classes import HeterogeneousCountingEnv
 
 from torchrl_marl import AgentSpec
 from torchrl_marl.collectors import RolloutCollector
+from torchrl_marl.contrib import RoutedSequential
 from torchrl_marl.envs import MarlEnv, VmasEnv
-from torchrl_marl.modules import RoutedSequential
 
 KINDS = {"drone": (2, 5, 3), "rover": (3, 4, 2)}
 

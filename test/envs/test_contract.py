@@ -11,7 +11,6 @@ from torchrl.envs.utils import MarlGroupMapType
 
 import torchrl_marl.envs
 from torchrl_marl.envs import (
-    ExternalEnv,
     IsaacLabEnv,
     JaxMarlEnv,
     MarlEnv,
@@ -246,8 +245,7 @@ def test_no_adapter_is_forgotten():
     exported = {getattr(torchrl_marl.envs, name) for name in torchrl_marl.envs.__all__}
     adapters = {x for x in exported if inspect.isclass(x) and issubclass(x, EnvBase)}
     # IsaacLabEnv is under contract in test_isaaclab.py, since it needs what one may not ship, and
-    # ExternalEnv is not stepped from here: its simulators step themselves.
-    adapters = (adapters | set(TOY_ENVS.values())) - {MarlEnv, IsaacLabEnv, ExternalEnv}
+    adapters = (adapters | set(TOY_ENVS.values())) - {MarlEnv, IsaacLabEnv}
     toys = [case for case in CASES.values() if case.make.__qualname__.startswith("toy.")]
     others = {case.make.__qualname__: case for case in CASES.values()}  # one of each library
     under_contract = {type(base_of(c.make(2, 0, None))) for c in (*toys, *others.values())}

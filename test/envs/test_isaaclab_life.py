@@ -9,7 +9,7 @@ from isaac_worlds import NAMES, pendulum, robots, simulated, task_of_robots, tol
 from operations import CountOperations
 
 from torchrl_marl.envs.agents.life_cycle import GroupFlags
-from torchrl_marl.envs.isaaclab.ends import Ends
+from torchrl_marl.envs.isaaclab.simulation import Ends
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModule
 from torchrl_marl.collectors import TeamPolicy
 from torchrl_marl.envs.toy import Leduc
 from torchrl_marl.envs.toy.chances import legal_chances
-from torchrl_marl.envs.toy.leduc_rules import information_sets, seen, strength
+from torchrl_marl.envs.toy.leduc import information_sets, seen, strength
 from torchrl_marl.modules import RandomActor, make_actor
 
 F, C, R = range(3)

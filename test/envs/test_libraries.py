@@ -1,5 +1,6 @@
 """The registry of libraries of worlds: one of a user's own is a folder and a line."""
 
+import dataclasses
 import sys
 import types
 from dataclasses import dataclass
@@ -121,6 +122,18 @@ class TestOnesOwn:
         with pytest.raises(ConfigError, match=message):
             load_config(base, texts)
 
+    @pytest.mark.parametrize("unlisted", [False, True])
+    def test_a_world_that_it_does_not_list(self, tmp_path, unlisted):
+        other = dataclasses.replace(CORRIDORS, check=None, unlisted=unlisted)
+        LIBRARIES.remove("corridors")
+        register_library("corridors", other)
+        base = {**settings(tmp_path), "recipe": "corridor"}
+        if unlisted:
+            assert load_config(base, ["env.name=bent"]).env.name == "bent"
+        else:
+            with pytest.raises(ConfigError, match="unknown world 'bent' of corridors; expected on"):
+                load_config(base, ["env.name=bent"])
+
     def test_its_name_is_taken_then(self):
         with pytest.raises(ConfigError, match="'corridors' is registered already"):
             register_library("corridors", Library("others", "other:Env"))
@@ -136,7 +149,7 @@ def test_a_package_brings_its_own(monkeypatch):
         places = {"halls": "LIBRARY", "walls": "SOMETHING", "gone": "NOWHERE"}
         return [EntryPoint(n, f"corridor_package:{p}", group) for n, p in places.items()]
 
-    monkeypatch.setattr("torchrl_marl.registry.entry_points", points)
+    monkeypatch.setattr("torchrl_marl.settings.registry.entry_points", points)
     assert make_env("halls/straight", num_envs=2, seed=0).num_envs == 2
     with pytest.raises(ConfigError, match="'walls' is 3, expected a torchrl_marl.envs.libraries"):
         find_library("walls")

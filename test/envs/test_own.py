@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchrl_marl
-from torchrl_marl.cli import main
+from torchrl_marl.apps.cli.main import main
 from torchrl_marl.envs import EnvConfig, VmasEnv, make_env
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError

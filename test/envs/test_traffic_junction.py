@@ -6,7 +6,7 @@ import torch
 from torchrl_marl import TeamSpec
 from torchrl_marl.envs import check_marl_env
 from torchrl_marl.envs.toy import TrafficJunction
-from torchrl_marl.envs.toy.traffic_routes import DIFFICULTIES, make_routes
+from torchrl_marl.envs.toy.traffic_junction import DIFFICULTIES, make_routes
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.training.evaluation import evaluate
 

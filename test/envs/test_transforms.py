@@ -18,7 +18,7 @@ from torchrl.envs.utils import MarlGroupMapType, step_mdp
 from torchrl_marl.envs import PadAgents
 from torchrl_marl.envs.toy import Arena, SpeakerListener
 from torchrl_marl.specs import TeamSpec
-from torchrl_marl.stacking import pad_group, unpad_group
+from torchrl_marl.specs.stacking import pad_group, unpad_group
 
 E, T = 4, 7
 

@@ -13,7 +13,7 @@ vmas = pytest.importorskip("vmas")
 from torchrl_marl.envs import VmasEnv  # noqa: E402
 from torchrl_marl.envs.vmas.library import scenario_arguments, scenario_names  # noqa: E402
 from torchrl_marl.errors import ConfigError, SimulatorStateError  # noqa: E402
-from torchrl_marl.random_state import own_stream  # noqa: E402
+from torchrl_marl.runtime.random_state import own_stream  # noqa: E402
 
 AGENTS = ("agents", "observation")
 QUICK = [

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from torchrl_marl import games
+from torchrl_marl.contrib import alpha_rank
 
 STORED = json.loads((Path(__file__).parent / "openspiel.json").read_text(encoding="utf-8"))
 """OpenSpiel's answers, written by ``benchmarks/games.py --store`` (open_spiel 2.0.2)."""
 OURS = {
     "nash_average": lambda **given: games.nash_average(**given)[0],
     "nash": lambda **given: torch.cat([x.reshape(-1) for x in games.nash(**given)]),
-    "alpha_rank": games.alpha_rank,
+    "alpha_rank": alpha_rank,
     "elo": lambda **given: games.bradley_terry(**given, prior=0.0).rating,
     "exploitability": lambda **given: games.exploitability(**given).view(1),
 }
@@ -119,7 +120,7 @@ def test_matrices_that_are_none_are_refused():
     with pytest.raises(ValueError, match="payoff is not antisymmetric"):
         games.nash_average(torch.ones(2, 2))
     with pytest.raises(ValueError, match=r"payoff has shape \[2, 3\], expected \[players"):
-        games.alpha_rank(torch.ones(2, 3))
+        alpha_rank(torch.ones(2, 3))
     with pytest.raises(ValueError, match=r"payoff has shape \[3\], expected a matrix"):
         games.nash(torch.ones(3))
     with pytest.raises(ValueError, match="payoff has entries that are not finite"):
@@ -131,17 +132,17 @@ def test_matrices_that_are_none_are_refused():
 
 def test_alpha_rank_by_hand():
     """Two players, of whom the first earns 1 in any company: odds of exp(m * alpha) or less."""
-    close(games.alpha_rank(torch.zeros(4, 4)), [0.25] * 4)
+    close(alpha_rank(torch.zeros(4, 4)), [0.25] * 4)
     payoff = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
     # Take-overs are geometric sums; their ratio is exp((m - 1) * alpha).
-    first, second = games.alpha_rank(payoff, alpha=0.5, population=5)
+    first, second = alpha_rank(payoff, alpha=0.5, population=5)
     assert (first / second).item() == pytest.approx(math.exp(0.5 * 4))
 
 
 def test_no_alpha_is_too_large_for_alpha_rank():
     beaten = torch.nn.functional.pad(ROCK_PAPER_SCISSORS, (0, 1, 0, 1), value=1.0)
     beaten[3] = -1.0
-    close(games.alpha_rank(beaten, alpha=1e4), [1 / 3, 1 / 3, 1 / 3, 0.0], rtol=0, atol=1e-9)
+    close(alpha_rank(beaten, alpha=1e4), [1 / 3, 1 / 3, 1 / 3, 0.0], rtol=0, atol=1e-9)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from algorithms import algorithms_with
 
-from torchrl_marl.cli import main
+from torchrl_marl.apps.cli.main import main
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.algorithms import ALGORITHMS, Algorithm, register_algorithm
 from torchrl_marl.learners.config import LearnerConfig, OnPolicyConfig, RandomConfig
@@ -111,7 +111,7 @@ class TestEntryPoints:
                 point = types.SimpleNamespace(name="lazy", value=value)
                 return [point] if group == "torchrl_marl.algorithms" else []
 
-            monkeypatch.setattr("torchrl_marl.registry.entry_points", points)
+            monkeypatch.setattr("torchrl_marl.settings.registry.entry_points", points)
 
         return install
 

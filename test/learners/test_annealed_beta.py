@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from torchrl_marl.envs.toy import Arena
-from torchrl_marl.learners.off_policy_config import ReplayConfig
-from torchrl_marl.learners.value_config import ValueConfig
+from torchrl_marl.learners.off_policy_config import ReplayConfig, ValueConfig
 from torchrl_marl.learners.value_learner import ValueLearner
 from torchrl_marl.modules import NetworkConfig
 

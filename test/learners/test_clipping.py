@@ -7,10 +7,10 @@ from torch import nn
 from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
-from torchrl_marl.joining import join
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.modules import NetworkConfig, make_actor, make_critic
 from torchrl_marl.modules.config import CriticConfig
+from torchrl_marl.specs.joining import join
 
 H = 8
 NAN = float("nan")

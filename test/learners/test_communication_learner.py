@@ -13,7 +13,6 @@ from torchrl_marl.envs import with_memory
 from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError, SpecError
-from torchrl_marl.joining import join
 from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.learners.windows import windows_of
 from torchrl_marl.modules import (
@@ -24,6 +23,7 @@ from torchrl_marl.modules import (
     TeamNetworkConfig,
     make_actor,
 )
+from torchrl_marl.specs.joining import join
 
 PLAIN = {
     "commnet": CommunicationConfig("commnet", rounds=2, message_size=4),

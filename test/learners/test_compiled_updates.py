@@ -9,7 +9,7 @@ from samples import states
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.capture import capture, trace
-from torchrl_marl.capture.write_order import compute_before_writes
+from torchrl_marl.capture.inductor import compute_before_writes
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import with_memory
 from torchrl_marl.envs.toy import Arena
@@ -18,7 +18,7 @@ from torchrl_marl.learners import build_learners
 from torchrl_marl.learners.adam import Adam
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.learners.build import build_population
-from torchrl_marl.learners.replay_config import ReplayConfig
+from torchrl_marl.learners.off_policy_config import ReplayConfig
 from torchrl_marl.modules import CriticConfig, MemoryConfig, NetworkConfig
 from torchrl_marl.modules.config import AnyMixerConfig, QNetworkConfig
 
@@ -129,7 +129,7 @@ def test_a_layer_is_computed_before_a_step_moves_its_bias(large, monkeypatch):
     def step(x, weight, *held):
         y = torch.addmm(bias, x, weight)
         double, row = 2 * bias, y.view(-1)[:3]
-        adam.step([y.sum(0)])
+        adam.take([y.sum(0)])
         return y.mean(), y - 1, double, row.exp(), bias * 3
 
     before = [own.clone() for own in adam.tensors]
@@ -151,7 +151,7 @@ def test_views_of_what_is_stored_stay_views():
     def step(*held):
         y = 2 * x
         parts = y.view(2, 2).unbind(0)
-        adam.step([torch.ones(4)])
+        adam.take([torch.ones(4)])
         parts[0].add_(10)
         return y, parts[1]
 

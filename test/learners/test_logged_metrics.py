@@ -10,8 +10,7 @@ from torchrl_marl.collectors import RolloutCollector
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.learners import build_learners
 from torchrl_marl.learners.algorithms import ALGORITHMS
-from torchrl_marl.modules.communication_config import DrawnCommunicationConfig
-from torchrl_marl.modules.config import TeamNetworkConfig
+from torchrl_marl.modules.config import DrawnCommunicationConfig, TeamNetworkConfig
 from torchrl_marl.settings import settings_of
 
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"

@@ -14,7 +14,7 @@ from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.envs.toy import Arena, Nim
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.learners import OnPolicyConfig, build_learners
-from torchrl_marl.learners.parallel_q_config import AnyTeamMixerConfig, ParallelQConfig
+from torchrl_marl.learners.off_policy_config import AnyTeamMixerConfig, ParallelQConfig
 from torchrl_marl.learners.windows import windows_of
 from torchrl_marl.modules import (
     MemoryConfig,

@@ -12,7 +12,7 @@ from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.envs.toy import Arena, Nim
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.learners import OffPolicyConfig, ValueConfig, build_learners
-from torchrl_marl.learners.replay_config import ReplayConfig
+from torchrl_marl.learners.off_policy_config import ReplayConfig
 from torchrl_marl.learners.windows import warmed_up
 from torchrl_marl.modules import MemoryConfig, QNetworkConfig, RecurrentNetworkConfig
 from torchrl_marl.settings import check

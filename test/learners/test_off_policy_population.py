@@ -8,13 +8,11 @@ import torch
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs.toy import Arena
-from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners import OffPolicyConfig
+from torchrl_marl.learners.members import learner_of_members
 from torchrl_marl.learners.off_policy import OffPolicyLearner
-from torchrl_marl.learners.off_policy_config import AnyMixerConfig
-from torchrl_marl.learners.replay_config import ReplayConfig
-from torchrl_marl.learners.replay_member_rows import ReplayMemberRows
-from torchrl_marl.learners.replay_population import OffPolicyPopulation
+from torchrl_marl.learners.off_policy_config import ReplayConfig
+from torchrl_marl.learners.rows import rows_of
 from torchrl_marl.modules import CriticConfig, RecurrentNetworkConfig
 
 MEMBERS, ENVS, STEPS = 3, 4, 10
@@ -44,7 +42,7 @@ def population(env, config=CONFIG, settings=None, **options):
     torch.manual_seed(0)
     own = {name: torch.tensor(values) for name, values in (settings or {}).items()}
     groups = TeamSpec.from_env(env).groups
-    many = OffPolicyPopulation(groups, config, n_members=MEMBERS, settings=own, **options)
+    many = learner_of_members(groups, config, n_members=MEMBERS, settings=own, **options)
     policy = TeamPolicy(many.actors.values())
     return many, RolloutCollector(env, policy, frames_per_batch=MEMBERS * ENVS * STEPS)
 
@@ -60,20 +58,20 @@ def numbers_of(learner):
     return [x.detach().clone() for x in (*tensors, *moments)]
 
 
-def assert_as_alone(env, config, settings, execution="eager", batches=3):
+def assert_as_alone(env, config, settings, execution="eager", batches=3, rtol=0.0):
     many, collector = population(env, config, settings, execution=execution)
     ones = [alone(env, config, settings, i) for i in range(MEMBERS)]
     for i, one in enumerate(ones):
-        ReplayMemberRows(many, one).write(i)
+        rows_of(many, one).write(i)
     for n in range(batches):
         batch = collector.next()
         for i, learner in enumerate((many, *ones)):
             torch.manual_seed(n)
             learner.learn((batch[(i - 1) * ENVS : i * ENVS] if i else batch).clone())
     for i, one in enumerate(ones):
-        taken = ReplayMemberRows(many, alone(env, config, settings, i)).read(i)
+        taken = rows_of(many, alone(env, config, settings, i)).read(i)
         for x, y in zip(numbers_of(taken), numbers_of(one), strict=True):
-            torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
+            torch.testing.assert_close(x, y, rtol=rtol, atol=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", ["maddpg", "iddpg", "matd3"])
@@ -81,6 +79,15 @@ def assert_as_alone(env, config, settings, execution="eager", batches=3):
 def test_a_member_learns_as_it_would_alone(algorithm, execution):
     config = dataclasses.replace(CONFIG, algorithm=algorithm)
     assert_as_alone(world(), config, DIFFERENT, execution)
+
+
+@pytest.mark.parametrize("kind", ["sum", "monotonic"])
+@pytest.mark.parametrize("env", [{}, {"n_groups": 2, "n_agents": 4}], ids=["one", "groups"])
+def test_so_do_members_of_facmac(env, kind):
+    mixer = dataclasses.replace(CONFIG.mixer, kind=kind)
+    for algorithm in ("maddpg", "matd3"):
+        config = dataclasses.replace(CONFIG, algorithm=algorithm, mixer=mixer)
+        assert_as_alone(world(**env), config, DIFFERENT, rtol=2e-6)
 
 
 @pytest.mark.parametrize("algorithm", ["masac", "isac"])
@@ -125,17 +132,11 @@ def test_a_sick_member_is_frozen_and_reaches_nobody(algorithm):
             batch["next", "agents", "reward"][ENVS : 2 * ENVS] = torch.nan
         for _ in range(2):
             many.learn(batch.clone())
-        own = [ReplayMemberRows(many, alone(world(), config, {}, 0)).read(i) for i in (0, 2)]
+        own = [rows_of(many, alone(world(), config, {}, 0)).read(i) for i in (0, 2)]
         found[sick] = many, [numbers_of(one) for one in own]
     for well, ill in zip(found[False][1], found[True][1]):
         for x, y in zip(well, ill, strict=True):
             assert torch.equal(x, y)
     many = found[True][0]
     assert many.sick.tolist() == [False, True, False] and not found[False][0].sick.any()
-    assert all(p.isfinite().all() for p in many.owners)
-
-
-def test_critics_that_are_mixed_are_refused():
-    config = dataclasses.replace(CONFIG, mixer=AnyMixerConfig("sum"))
-    with pytest.raises(ConfigError, match="learner.mixer.kind is 'sum'"):
-        population(world(), config)
+    assert all(p.isfinite().all() for p in many.members.rows.owners)

@@ -4,12 +4,12 @@ import pytest
 from algorithms import algorithms_with
 
 import torchrl_marl
-from torchrl_marl import TeamSpec, cli
+from torchrl_marl import TeamSpec
+from torchrl_marl.apps.cli import main as cli
 from torchrl_marl.collectors import RolloutCollector
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.learners.off_policy_config import OffPolicyConfig, ReplayConfig
-from torchrl_marl.learners.value_config import ValueConfig
+from torchrl_marl.learners.off_policy_config import OffPolicyConfig, ReplayConfig, ValueConfig
 from torchrl_marl.learners.value_learner import ValueLearner
 from torchrl_marl.recipes import load_config, read_config
 from torchrl_marl.settings import override, read_by_others, settings_of

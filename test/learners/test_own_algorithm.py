@@ -46,7 +46,7 @@ class ReinforceLoss(nn.Module):
     def forward(self, minibatch):
         log_prob = self.actor.get_dist(minibatch).log_prob(minibatch[self.group.action_key])
         gain = log_prob * minibatch[self.group.key("advantage")].squeeze(-1)
-        mask = self.group.acting(minibatch)
+        mask = self.group.mask(minibatch)
         return TensorDict({"loss_objective": -masked_mean(torch.where(mask, gain, 0.0), mask)}, [])
 
 
@@ -64,7 +64,7 @@ class Reinforce(nn.Module):
 
     def learn(self, batch):
         for group in self.groups.values():
-            reward, mask = batch["next", group.reward_key], group.acting(batch)
+            reward, mask = batch["next", group.reward_key], group.mask(batch)
             none = torch.zeros_like(reward)
             ends = (
                 batch["next", key].unsqueeze(-2).expand_as(none) for key in ("done", "terminated")

@@ -21,7 +21,7 @@ from torchrl_marl.envs.toy import Arena, Paces
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners import Learner, ParallelQConfig, ParallelQLearner
 from torchrl_marl.learners.config import EpsilonConfig
-from torchrl_marl.learners.parallel_q_config import AnyTeamMixerConfig
+from torchrl_marl.learners.off_policy_config import AnyTeamMixerConfig
 from torchrl_marl.modules import QNetworkConfig
 from torchrl_marl.recipes import load_config
 

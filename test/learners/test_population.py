@@ -13,10 +13,11 @@ from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners import OnPolicyConfig
-from torchrl_marl.learners.member_rows import MemberRows
-from torchrl_marl.learners.on_policy import OnPolicyLearner
-from torchrl_marl.learners.population import PopulationLearner
+from torchrl_marl.learners.algorithms import ALGORITHMS
+from torchrl_marl.learners.members import learner_of_members
+from torchrl_marl.learners.off_policy_config import ParallelQConfig
 from torchrl_marl.learners.population_config import varying_of
+from torchrl_marl.learners.rows import rows_of
 from torchrl_marl.modules import (
     CommunicationConfig,
     CriticConfig,
@@ -61,7 +62,7 @@ def world(**settings):
 def population(env, config=CONFIG, settings=None, execution="eager"):
     torch.manual_seed(0)
     own = {name: torch.tensor(values) for name, values in (settings or {}).items()}
-    many = PopulationLearner(
+    many = learner_of_members(
         TeamSpec.from_env(env).groups,
         config,
         n_members=MEMBERS,
@@ -75,7 +76,8 @@ def population(env, config=CONFIG, settings=None, execution="eager"):
 
 def alone(env, config, settings, member):
     own = {name: values[member] for name, values in settings.items()}
-    return OnPolicyLearner(TeamSpec.from_env(env).groups, dataclasses.replace(config, **own))
+    make = ALGORITHMS.learner(config.algorithm)
+    return make(TeamSpec.from_env(env).groups, dataclasses.replace(config, **own))
 
 
 def numbers_of(learner):
@@ -89,7 +91,7 @@ def assert_as_alone(env, config, settings, execution="eager", batches=3):
     many, collector = population(env, config, settings, execution)
     ones = [alone(env, config, settings, i) for i in range(MEMBERS)]
     for i, one in enumerate(ones):
-        MemberRows(many, one).write(i)
+        rows_of(many, one).write(i)
     for n in range(batches):
         batch = collector.rollout()
         torch.manual_seed(n)
@@ -100,7 +102,7 @@ def assert_as_alone(env, config, settings, execution="eager", batches=3):
                 torch.testing.assert_close(metrics[key][i], value, rtol=1e-3, atol=2e-5)
         collector.finish(batch)
     for i, one in enumerate(ones):
-        taken = MemberRows(many, alone(env, config, settings, i)).read(i)
+        taken = rows_of(many, alone(env, config, settings, i)).read(i)
         for x, y in zip(numbers_of(taken), numbers_of(one), strict=True):
             torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
     return many
@@ -130,6 +132,25 @@ def test_so_do_members_of_other_teams_and_settings(env, config):
     assert_as_alone(world(**env), dataclasses.replace(CONFIG, **config), DIFFERENT, batches=2)
 
 
+PQN = ParallelQConfig(actor=RecurrentNetworkConfig(**NETWORK), minibatch_size=20, num_epochs=2)
+
+
+@pytest.mark.parametrize("execution", ["eager", "trace"])
+@pytest.mark.parametrize("mixer", ["none", "sum", "monotonic"])
+@pytest.mark.parametrize("env", [{}, {"n_groups": 2, "n_agents": 4}], ids=["one", "groups"])
+def test_so_do_members_of_pqn(env, mixer, execution):
+    config = dataclasses.replace(PQN, mixer=dataclasses.replace(PQN.mixer, kind=mixer))
+    settings = {name: DIFFERENT[name] for name in varying_of(config)}
+    assert set(settings) == {"lr", "gamma", "lmbda", "max_grad_norm"}
+    assert_as_alone(world(continuous_actions=False, **env), config, settings, execution)
+
+
+def test_so_do_members_of_pqn_with_memory():
+    memory = dataclasses.replace(PQN.actor, memory=MemoryConfig("gru", size=6))
+    config = dataclasses.replace(PQN, actor=memory, window=5)
+    assert_as_alone(world(continuous_actions=False), config, {"lr": DIFFERENT["lr"]}, batches=2)
+
+
 def test_so_do_members_with_memory():
     assert_as_alone(world(), MEMORY, {"lr": DIFFERENT["lr"]}, batches=2)
 
@@ -153,7 +174,7 @@ def test_a_sick_member_is_frozen_and_reaches_nobody(where, execution):
         before = networks_of(many, 1)
         if sick and where == "parameter":
             with torch.no_grad():
-                for p, owner in zip(many.updates.clips["agents"].parameters, rows_of(many)):
+                for p, owner in zip(many.updates.clips["agents"].parameters, owners_of(many)):
                     p[owner == 1] = torch.nan
         elif sick:
             place = batch["next", "agents"] if where == "reward" else batch["agents"]
@@ -162,7 +183,7 @@ def test_a_sick_member_is_frozen_and_reaches_nobody(where, execution):
             many.learn(batch.clone())
         found[sick] = (
             many,
-            [numbers_of(MemberRows(many, alone(world(), CONFIG, {}, 0)).read(i)) for i in (0, 2)],
+            [numbers_of(rows_of(many, alone(world(), CONFIG, {}, 0)).read(i)) for i in (0, 2)],
         )
     for well, ill in zip(found[False][1], found[True][1]):
         for x, y in zip(well, ill, strict=True):
@@ -176,11 +197,11 @@ def test_a_sick_member_is_frozen_and_reaches_nobody(where, execution):
 
 
 def networks_of(many, member):
-    taken = MemberRows(many, alone(world(), CONFIG, {}, 0)).read(member)
+    taken = rows_of(many, alone(world(), CONFIG, {}, 0)).read(member)
     return [p.detach().clone() for p in taken.parameters()]
 
 
-def rows_of(many):
+def owners_of(many):
     clip = many.updates.clips["agents"]
     return clip.row_groups.split(clip.sizes)
 
@@ -249,12 +270,12 @@ def test_copies_take_all_of_their_parent_and_nothing_of_another():
         many.learn(batch)
     many.sick[0] = True
     one = alone(world(), MEMORY, {}, 0)
-    before = [numbers_of(MemberRows(many, one).read(i)) for i in range(MEMBERS)]
+    before = [numbers_of(rows_of(many, one).read(i)) for i in range(MEMBERS)]
     states = many.critic_states["agents"].unflatten(1, (MEMBERS, -1)).clone()
     parent = torch.tensor([2, 1, 2])
     many.copy_members(parent)
     for i, source in enumerate(parent.tolist()):
-        for x, y in zip(numbers_of(MemberRows(many, one).read(i)), before[source], strict=True):
+        for x, y in zip(numbers_of(rows_of(many, one).read(i)), before[source], strict=True):
             assert torch.equal(x, y)
     assert torch.equal(many.critic_states["agents"].unflatten(1, (MEMBERS, -1)), states[:, parent])
     assert not many.sick.any() and many.settings["lr"].tolist() == pytest.approx(settings["lr"])
@@ -263,10 +284,10 @@ def test_copies_take_all_of_their_parent_and_nothing_of_another():
 def test_wrong_calls_get_one_sentence():
     groups = TeamSpec.from_env(world()).groups
     with pytest.raises(ConfigError, match="n_members is 1"):
-        PopulationLearner(groups, CONFIG, n_members=1)
+        learner_of_members(groups, CONFIG, n_members=1)
     for settings in ({"lr": torch.ones(2)}, {"num_epochs": torch.ones(3)}):
         with pytest.raises(ConfigError, match="expected 3, one for each member"):
-            PopulationLearner(groups, CONFIG, n_members=3, settings=settings)
+            learner_of_members(groups, CONFIG, n_members=3, settings=settings)
     many, collector = population(world())
     with pytest.raises(ConfigError, match="as many for each of 3 members"):
         many.learn(collector.rollout()[:7])

@@ -10,10 +10,9 @@ from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError, NonFiniteError
-from torchrl_marl.learners.replay_config import ReplayConfig
-from torchrl_marl.learners.replay_member_rows import ReplayMemberRows
-from torchrl_marl.learners.replay_population import ValuePopulation
-from torchrl_marl.learners.value_config import TeamMixerConfig, ValueConfig
+from torchrl_marl.learners.members import learner_of_members
+from torchrl_marl.learners.off_policy_config import ReplayConfig, TeamMixerConfig, ValueConfig
+from torchrl_marl.learners.rows import rows_of
 from torchrl_marl.learners.value_learner import ValueLearner
 from torchrl_marl.modules import MemoryConfig
 from torchrl_marl.modules.config import QNetworkConfig
@@ -46,7 +45,7 @@ def population(env, config=CONFIG, settings=None, **options):
     torch.manual_seed(0)
     own = {name: torch.tensor(values) for name, values in (settings or {}).items()}
     groups = TeamSpec.from_env(env).groups
-    many = ValuePopulation(groups, config, n_members=MEMBERS, settings=own, **options)
+    many = learner_of_members(groups, config, n_members=MEMBERS, settings=own, **options)
     policy = TeamPolicy(many.actors.values())
     return many, RolloutCollector(env, policy, frames_per_batch=MEMBERS * ENVS * STEPS)
 
@@ -73,7 +72,7 @@ def assert_as_alone(env, config, settings, execution="eager", batches=4):
     many, collector = population(env, config, settings, execution=execution)
     ones = [alone(env, config, settings, i) for i in range(MEMBERS)]
     for i, one in enumerate(ones):
-        ReplayMemberRows(many, one).write(i)
+        rows_of(many, one).write(i)
     for n in range(batches):
         for learner in (many, *ones):
             learner.set_progress(0.05 * n)
@@ -89,7 +88,7 @@ def assert_as_alone(env, config, settings, execution="eager", batches=4):
                 torch.testing.assert_close(metrics[key][i], value, rtol=1e-3, atol=2e-5)
         collector.finish(batch)
     for i, one in enumerate(ones):
-        taken = ReplayMemberRows(many, alone(env, config, settings, i)).read(i)
+        taken = rows_of(many, alone(env, config, settings, i)).read(i)
         for x, y in zip(numbers_of(taken), numbers_of(one), strict=True):
             torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
     return many
@@ -131,14 +130,14 @@ def test_a_sick_member_is_frozen_and_reaches_nobody(where, execution):
         before = numbers_of_networks(many, 1)
         if sick and where == "parameter":
             with torch.no_grad():
-                for p, owner in many.owners.items():
+                for p, owner in many.members.rows.owners.items():
                     p[owner == 1] = torch.nan
         elif sick:
             place = batch["next", "agents"] if where == "reward" else batch["agents"]
             place[where][ENVS : 2 * ENVS] = torch.nan
         for _ in range(2):
             many.learn(batch.clone())
-        own = [ReplayMemberRows(many, alone(world(), CONFIG, {}, 0)).read(i) for i in (0, 2)]
+        own = [rows_of(many, alone(world(), CONFIG, {}, 0)).read(i) for i in (0, 2)]
         found[sick] = many, [numbers_of(one) for one in own]
     for well, ill in zip(found[False][1], found[True][1]):
         for x, y in zip(well, ill, strict=True):
@@ -152,7 +151,7 @@ def test_a_sick_member_is_frozen_and_reaches_nobody(where, execution):
 
 
 def numbers_of_networks(many, member):
-    owners = many.owners
+    owners = many.members.rows.owners
     return [p.detach()[rows == member].clone() for p, rows in owners.items()]
 
 
@@ -198,11 +197,11 @@ def test_copies_take_all_of_their_parent_but_its_steps():
     many.sick[0] = True
     n_stored = len(many.replay.tensors)
     one = alone(world(), CONFIG, {}, 0)
-    before = [numbers_of(ReplayMemberRows(many, one).read(i)) for i in range(MEMBERS)]
+    before = [numbers_of(rows_of(many, one).read(i)) for i in range(MEMBERS)]
     parent = torch.tensor([2, 1, 2])
     many.copy_members(parent)
     for i, source in enumerate(parent.tolist()):
-        now = numbers_of(ReplayMemberRows(many, one).read(i))
+        now = numbers_of(rows_of(many, one).read(i))
         for x, y in zip(now[:-n_stored], before[source][:-n_stored], strict=True):
             assert torch.equal(x, y)
         for x, y in zip(now[-n_stored:], before[i][-n_stored:], strict=True):
@@ -224,7 +223,7 @@ def test_members_that_share_learn_from_the_steps_of_all():
     many, collector = population(world(), plain, settings, share_replay=True)
     ones = [alone(world(), every, settings, i) for i in range(MEMBERS)]
     for i, one in enumerate(ones):
-        ReplayMemberRows(many, one).write(i)
+        rows_of(many, one).write(i)
     for n in range(2):
         batch = collector.next()
         for learner in (many, *ones):
@@ -232,7 +231,7 @@ def test_members_that_share_learn_from_the_steps_of_all():
             learner.learn(batch.clone())
     assert len(many.replay) == MEMBERS * 60
     for i, one in enumerate(ones):
-        rows = many.owners
+        rows = many.members.rows.owners
         own = [*one.updates.moments, *one.updates.targets]
         for p, q in zip(rows, own, strict=True):
             found = p.detach()[rows[p] == i].reshape(q.shape)

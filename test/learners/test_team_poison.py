@@ -9,7 +9,7 @@ from torchrl.envs import Transform, TransformedEnv
 
 from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector
-from torchrl_marl.collectors.finiteness import check_finite
+from torchrl_marl.collectors.rollout import check_finite
 from torchrl_marl.modules import NetworkConfig
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
 

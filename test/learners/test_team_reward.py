@@ -15,12 +15,15 @@ from torchrl.data import Bounded, Categorical, Unbounded
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.learners import OnPolicyConfig
 from torchrl_marl.learners.algorithms import ALGORITHMS
-from torchrl_marl.learners.off_policy_config import OffPolicyConfig
-from torchrl_marl.learners.parallel_q_config import AnyTeamMixerConfig, ParallelQConfig
-from torchrl_marl.learners.replay import TeamReplay
-from torchrl_marl.learners.replay_config import ReplayConfig
-from torchrl_marl.learners.replay_population import ValuePopulation
-from torchrl_marl.learners.value_config import TeamMixerConfig, ValueConfig
+from torchrl_marl.learners.members import learner_of_members
+from torchrl_marl.learners.off_policy_config import (
+    AnyTeamMixerConfig,
+    OffPolicyConfig,
+    ParallelQConfig,
+    ReplayConfig,
+    TeamMixerConfig,
+    ValueConfig,
+)
 from torchrl_marl.modules.config import (
     AnyMixerConfig,
     NetworkConfig,
@@ -281,11 +284,11 @@ def test_actor_critics_store_the_same_rewards(algorithm, bootstrap, n_step):
 def test_members_of_a_population_store_what_they_would_alone(algorithm):
     members = 2
     batch, plain, groups = lives("joined", 3, n_envs=members * ENVS)
-    many = ValuePopulation(groups, ValueConfig(algorithm, **STORED), n_members=members)
+    many = learner_of_members(groups, ValueConfig(algorithm, **STORED), n_members=members)
     store(many, batch)
     [loss] = many.losses.values()
     key = next(key for key in many.replay.keys if key[-1] == "reward")
-    data = TeamReplay.look(many.replay, torch.arange(members * ENVS * STEPS), 4, GAMMA)
+    data = many.replay._look(torch.arange(members * ENVS * STEPS), 4, GAMMA)
 
     def earned(e, t, i):
         return plain.sum_of(e, t, i, 4, GAMMA, mixed=loss.mixed)
@@ -386,7 +389,7 @@ def test_a_checkpoint_with_each_agents_rewards_loads(algorithm, many):
 
     def fresh():
         if many:
-            return ValuePopulation(groups, config, n_members=members)
+            return learner_of_members(groups, config, n_members=members)
         return make(groups, config)
 
     learner, other = fresh(), fresh()

@@ -12,15 +12,14 @@ from samples import POISON, states
 import torchrl_marl
 from torchrl_marl import TeamSpec
 from torchrl_marl.capture import Program, count_syncs, graph_syncs
-from torchrl_marl.capture.folding import fold_constants
+from torchrl_marl.capture.program import fold_constants
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.envs.toy import Arena, MatrixGame
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners import Learner, ValueConfig, ValueLearner
 from torchrl_marl.learners.config import EpsilonConfig
-from torchrl_marl.learners.replay_config import ReplayConfig
-from torchrl_marl.learners.value_config import TeamMixerConfig
+from torchrl_marl.learners.off_policy_config import ReplayConfig, TeamMixerConfig
 from torchrl_marl.modules import MixerConfig, QNetworkConfig
 
 SMALL = {"actor": QNetworkConfig([8]), "mixer": MixerConfig(4), "minibatch_size": 16}

@@ -8,10 +8,10 @@ from torch import nn
 from torchrl.data import Bounded, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
-from torchrl_marl.joining import join
 from torchrl_marl.modules import CriticConfig, NetworkConfig, RandomActor, make_action_critic
-from torchrl_marl.modules.action_inputs import ActionFeatures
+from torchrl_marl.modules.action_critics import ActionFeatures
 from torchrl_marl.modules.registry import BODIES, register_body
+from torchrl_marl.specs.joining import join
 
 
 def observed(group, *batch, alive=1.1):

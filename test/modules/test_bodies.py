@@ -10,7 +10,6 @@ from torchrl.data import Categorical, Unbounded
 import torchrl_marl
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.joining import join
 from torchrl_marl.modules import (
     CriticConfig,
     ModuleStack,
@@ -23,6 +22,7 @@ from torchrl_marl.modules.bodies import initialize, make_mlp
 from torchrl_marl.modules.inputs import Features
 from torchrl_marl.modules.registry import register_body, register_sharing
 from torchrl_marl.recipes import load_config
+from torchrl_marl.specs.joining import join
 
 
 class MeanBody(nn.Module):

@@ -5,9 +5,9 @@ import torch
 from support.samples import ACTIONS, make_group, make_observed
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_marl.joining import join
 from torchrl_marl.modules import Explore, make_deterministic_actor
 from torchrl_marl.modules.joined_actor import JoinedActor
+from torchrl_marl.specs.joining import join
 
 
 def acted(group, *batch):

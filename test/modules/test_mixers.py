@@ -7,8 +7,8 @@ from torch import nn
 from torchrl.modules import QMixer, VDNMixer
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.joining import join
 from torchrl_marl.modules import make_mixer, make_q_actor
+from torchrl_marl.specs.joining import join
 
 KINDS = ["sum", "monotonic"]
 SEEN = [True, "state"]

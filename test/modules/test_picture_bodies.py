@@ -12,7 +12,6 @@ from torchrl.data import Categorical, Composite, Unbounded
 import torchrl_marl
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.joining import join
 from torchrl_marl.modules import (
     CriticConfig,
     NetworkConfig,
@@ -25,7 +24,8 @@ from torchrl_marl.modules.inputs import Features, Picture, agent_features
 from torchrl_marl.modules.networks import make_agent_network
 from torchrl_marl.modules.unsharing import unshare
 from torchrl_marl.recipes import load_config
-from torchrl_marl.specs.reading import group_from_agents
+from torchrl_marl.specs.joining import join
+from torchrl_marl.specs.teams import group_from_agents
 
 SMALL = {"num_cells": [8], "body": "cnn"}
 SHARINGS = ("none", "full", "group", "trunk", "agent_id", "index")

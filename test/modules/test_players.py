@@ -10,8 +10,7 @@ from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import SpecError
 from torchrl_marl.modules import NetworkConfig, make_actor
 from torchrl_marl.modules.normalization import ObservationNorm
-from torchrl_marl.modules.players import Players
-from torchrl_marl.modules.stacks.dispatch import dispatch
+from torchrl_marl.modules.players import Players, dispatch
 
 
 def group_of(**settings):

@@ -9,9 +9,9 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.joining import join
 from torchrl_marl.modules import Explore, NetworkConfig, make_q_actor
 from torchrl_marl.modules.q_actor import Dueling
+from torchrl_marl.specs.joining import join
 
 SMALL = NetworkConfig([8])
 

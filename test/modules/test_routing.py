@@ -20,7 +20,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
-from torchrl_marl.modules import RoutedSequential
+from torchrl_marl.contrib import RoutedSequential
 
 
 class Counted(nn.Module):

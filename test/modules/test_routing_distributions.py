@@ -22,7 +22,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import NormalParamExtractor, ProbabilisticActor, TanhNormal
 from torchrl.objectives.multiagent import MAPPOLoss
 
-from torchrl_marl.modules import RoutedSequential
+from torchrl_marl.contrib import RoutedSequential
 
 
 def test_continuous_and_discrete_agents_in_one_group():

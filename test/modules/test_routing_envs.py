@@ -14,8 +14,8 @@ from torchrl.testing.mocking_classes import HeterogeneousCountingEnv
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.collectors import RolloutCollector
+from torchrl_marl.contrib import RoutedSequential
 from torchrl_marl.envs import MarlEnv, VmasEnv
-from torchrl_marl.modules import RoutedSequential
 
 ALL_IN_ONE = MarlGroupMapType.ALL_IN_ONE_GROUP
 

@@ -22,7 +22,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential, set_skip_exist
 from torch import nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_marl.modules import RoutedSequential
+from torchrl_marl.contrib import RoutedSequential
 
 
 def test_keys_parameters_and_copies():

@@ -10,7 +10,7 @@ from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.data import Categorical as CategoricalSpec
 
 from torchrl_marl import AgentSpec, TeamSpec
-from torchrl_marl.modules import RoutedSequential
+from torchrl_marl.contrib import RoutedSequential
 
 # ---------------------------------------------------------------------------- what is refused
 

@@ -8,7 +8,7 @@ from cover import pairwise
 from samples import POISON, assert_same
 
 from torchrl_marl.modules.bodies import ACTIVATIONS
-from torchrl_marl.modules.set_critic import SetNetwork
+from torchrl_marl.modules.central import SetNetwork
 
 KINDS = (0, 1, 0, 2, 0, 1)
 SPLITS = [(0,), (0, 0, 0), (0, 0, 1, 1), (0, 1, 1, 1), KINDS, (2, 1, 0)]

@@ -11,7 +11,7 @@ from torch import nn
 from torchrl.modules import MLP
 
 from torchrl_marl.modules import ModuleStack, cat, expand, stack
-from torchrl_marl.modules.stacks import gradient as batched
+from torchrl_marl.modules.stacks import matmul as batched
 
 IN, OUT, BATCH = 6, 3, 5
 SHARING = [[0], [0, 1, 2], [0, 0, 0], [0, 1, 0, 2, 1], [0, 0, 1, 1, 2, 2], [2, 0, 0, 1, 0]]

@@ -22,9 +22,9 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.joining import join
 from torchrl_marl.modules import ValueNorm, make_actor, make_critic
 from torchrl_marl.modules.config import CriticConfig
+from torchrl_marl.specs.joining import join
 
 
 def central(team, group, config=None, sees="team", **kwargs):

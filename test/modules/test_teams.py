@@ -9,10 +9,10 @@ from samples import DISCRETE, assert_same, make_group
 from tensordict import LazyStackedTensorDict, TensorDict
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_marl.joining import join
 from torchrl_marl.modules import NetworkConfig, RandomActor, make_actor
 from torchrl_marl.modules.joined_actor import JoinedActor, merge_parts
-from torchrl_marl.stacking import unpad_group
+from torchrl_marl.specs.joining import join
+from torchrl_marl.specs.stacking import unpad_group
 
 ALL = ("bounded", "wide", "unbounded", "categorical", "one_hot")
 

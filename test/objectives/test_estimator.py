@@ -10,8 +10,7 @@ from torchrl.objectives.value import MultiAgentGAE
 
 from torchrl_marl.modules import NetworkConfig, ValueNorm, make_critic
 from torchrl_marl.objectives import TeamGAE
-from torchrl_marl.objectives.flags import share
-from torchrl_marl.objectives.masking import blank_masked_inputs
+from torchrl_marl.objectives.flags import blank_masked_inputs, share
 
 
 def estimate(bootstrap, *, gamma=0.5, lmbda=1.0, **entries):

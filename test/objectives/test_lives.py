@@ -16,7 +16,7 @@ from torchrl_marl.learners.block import Block
 from torchrl_marl.modules import NetworkConfig, make_actor
 from torchrl_marl.objectives import TeamGAE, TeamVTrace
 from torchrl_marl.objectives.flags import alive_in, bootstraps_in
-from torchrl_marl.population import unfold
+from torchrl_marl.specs.joining import unfold
 
 GAMMA, LMBDA = 0.9, 0.8
 ENVS, PARTS = 4, (7, 1, 12, 10)

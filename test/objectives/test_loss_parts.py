@@ -6,8 +6,8 @@ from rank_cases import Case, alone
 from tensordict import TensorDict
 from torchrl.modules import TanhNormal
 
-from torchrl_marl.objectives.ppo_metrics import entropy_of
-from torchrl_marl.ranks import Alone
+from torchrl_marl.objectives.ppo import entropy_of
+from torchrl_marl.runtime.ranks import Alone
 
 
 @pytest.mark.parametrize("layout", ["one", "two"])

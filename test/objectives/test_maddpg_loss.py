@@ -22,9 +22,9 @@ from torch import nn
 from torchrl.objectives import DDPGLoss, SoftUpdate, TD3Loss, ValueEstimators
 
 from torchrl_marl.functional import soft_update_
-from torchrl_marl.joining import join
 from torchrl_marl.modules import NetworkConfig, make_action_critic, make_deterministic_actor
 from torchrl_marl.objectives import MADDPGLoss
+from torchrl_marl.specs.joining import join
 
 SMALL = NetworkConfig([8])
 

@@ -12,7 +12,7 @@ from torchrl.modules import TanhNormal
 
 from torchrl_marl.modules import ValueNorm
 from torchrl_marl.objectives import MAPPOLoss, TeamGAE
-from torchrl_marl.objectives.ppo_metrics import entropy_of
+from torchrl_marl.objectives.ppo import entropy_of
 
 # ------------------------------------------------------------------------------------ by hand
 

@@ -23,9 +23,9 @@ from torchrl.objectives import DiscreteSACLoss, SACLoss, SoftUpdate, ValueEstima
 
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.functional import soft_update_
-from torchrl_marl.joining import join
 from torchrl_marl.modules import make_action_critic, make_actor
 from torchrl_marl.objectives import MASACLoss, own_actions
+from torchrl_marl.specs.joining import join
 
 
 def parameters_of(params):

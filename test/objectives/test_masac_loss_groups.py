@@ -12,8 +12,8 @@ from off_policy_losses import (
 )
 from samples import make_group
 
-from torchrl_marl.joining import join
 from torchrl_marl.objectives import MASACLoss
+from torchrl_marl.specs.joining import join
 
 
 @pytest.mark.parametrize("kind", ["bounded", "categorical"])

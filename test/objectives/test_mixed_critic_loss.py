@@ -14,7 +14,6 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.joining import join
 from torchrl_marl.modules import (
     NetworkConfig,
     make_action_critic,
@@ -23,6 +22,7 @@ from torchrl_marl.modules import (
     make_mixed_critic,
 )
 from torchrl_marl.objectives import MADDPGLoss, MASACLoss
+from torchrl_marl.specs.joining import join
 
 SMALL = NetworkConfig([8])
 

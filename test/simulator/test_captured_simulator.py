@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchrl_marl.errors import CaptureError, GraphCheckError
-from torchrl_marl.random_state import RandomState
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.simulator.captured import CapturedSimulator
 from torchrl_marl.simulator.packing import Packing
 from torchrl_marl.simulator.state import SimulatorState

@@ -8,8 +8,7 @@ from tensordict import TensorDict
 
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.errors import CaptureError
-from torchrl_marl.simulator.layout import TensorDictLayout
-from torchrl_marl.simulator.reset_pool import begin_episodes
+from torchrl_marl.simulator.packing import TensorDictLayout, begin_episodes
 
 E = 4
 

@@ -143,7 +143,7 @@ def test_starts_that_are_left_are_saved_with_their_settings():
 
 
 def test_nothing_is_drawn_anew_where_nothing_is_set(monkeypatch):
-    from torchrl_marl.simulator.reset_bank import ResetBank
+    from torchrl_marl.simulator.resets import ResetBank
 
     drawn, refill = [], ResetBank._refill
     monkeypatch.setattr(ResetBank, "_refill", lambda self: (drawn.append(1), refill(self)))

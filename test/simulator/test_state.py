@@ -9,9 +9,8 @@ import torch
 from tensordict import TensorDict
 
 from torchrl_marl.errors import SimulatorStateError
-from torchrl_marl.random_state import RandomState
-from torchrl_marl.simulator.partial_reset import RunningEnvs
-from torchrl_marl.simulator.reset_bank import ResetBank
+from torchrl_marl.runtime.random_state import RandomState
+from torchrl_marl.simulator.resets import ResetBank, RunningEnvs
 from torchrl_marl.simulator.state import (
     SimulatorState,
     read_tensors,

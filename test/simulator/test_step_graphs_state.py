@@ -10,7 +10,7 @@ from contract import assert_same, assert_same_rng, draw_actions, play, reset_som
 from graph_steps import Own, assert_seen, both, graphs_of, make, simulator_rows
 
 from torchrl_marl.capture import count_syncs
-from torchrl_marl.simulator.copy_settings import copy_settings
+from torchrl_marl.simulator.settings import copy_settings
 
 vmas = pytest.importorskip("vmas")
 

@@ -23,7 +23,7 @@ from torchrl.envs.utils import check_marl_grouping, step_mdp
 
 from torchrl_marl.envs import check_marl_env
 from torchrl_marl.specs import TeamSpec
-from torchrl_marl.stacking import is_lazy, pad_group
+from torchrl_marl.specs.stacking import is_lazy, pad_group
 
 # Like no other size in any case, so that a first dim of E is the envs.
 E = 13

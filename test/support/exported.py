@@ -5,14 +5,14 @@ import math
 import torch
 
 from torchrl_marl import TeamSpec
+from torchrl_marl.apps.export.agent import agents_of
+from torchrl_marl.apps.export.check import InMemory, check_players
 from torchrl_marl.collectors import TeamPolicy
 from torchrl_marl.envs import with_memory
 from torchrl_marl.envs.transforms import with_dense_groups
-from torchrl_marl.export.agent import agents_of
-from torchrl_marl.export.check import InMemory, check_players
-from torchrl_marl.joining import join
 from torchrl_marl.modules.joined_actor import GroupActors
 from torchrl_marl.modules.normalization import ObservationNorm
+from torchrl_marl.specs.joining import join
 
 
 @torch.no_grad()

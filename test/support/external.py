@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from torchrl_marl.envs.external.declaration import Declared
-from torchrl_marl.envs.external.server import ActionServer
-from torchrl_marl.envs.external.wire import Frames, Refused
+from torchrl_marl.apps.external.declaration import Declared
+from torchrl_marl.apps.external.server import ActionServer
+from torchrl_marl.apps.external.wire import Frames, Refused
 
 CLIENTS = Path(__file__).parents[2] / "clients" / "python"
 

@@ -4,9 +4,9 @@ import numpy as np
 from PIL import Image
 
 from torchrl_marl import TeamSpec
+from torchrl_marl.apps.pictures.film import Film
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.training.evaluation import play
-from torchrl_marl.training.film import Film
 
 
 def balance(**kwargs):

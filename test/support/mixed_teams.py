@@ -3,8 +3,8 @@
 import torch
 from tensordict import TensorDict
 
-from torchrl_marl.joining import join
 from torchrl_marl.modules import NetworkConfig
+from torchrl_marl.specs.joining import join
 
 H = 8
 

@@ -4,8 +4,8 @@ import torch
 from samples import POISON, assert_same, make_group, make_trajectory, poisoned
 from tensordict import TensorDict
 
-from torchrl_marl.joining import join
 from torchrl_marl.modules import RandomActor
+from torchrl_marl.specs.joining import join
 
 
 def steps(group, *batch, seed=0, alive=0.7):

@@ -9,7 +9,7 @@ from torchrl_marl import TeamSpec
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.learners import OnPolicyConfig, build_learners
 from torchrl_marl.modules import CriticConfig, NetworkConfig
-from torchrl_marl.ranks import ALONE
+from torchrl_marl.runtime.ranks import ALONE
 
 SHARDS = 4
 E, T = 8, 10

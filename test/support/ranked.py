@@ -8,7 +8,7 @@ import traceback
 
 import torch
 
-from torchrl_marl.ranks import Ranks
+from torchrl_marl.runtime.ranks import Ranks
 
 # Ranks are forked from a process that has imported everything once, and has done nothing else.
 PRELOADED = ["torchrl_marl.training.trainer", "torchrl_marl.runs", "torchrl_marl.envs.toy"]

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributions import Categorical
 from torchrl.modules import NormalParamExtractor, ProbabilisticActor, TanhNormal
 
-from torchrl_marl.modules import RoutedSequential
+from torchrl_marl.contrib import RoutedSequential
 
 OBSERVATION, ACTION = ("agents", "observation"), ("agents", "action")
 BATCHES = [(), (5,), (2, 3)]

@@ -5,7 +5,7 @@ from threading import Barrier
 
 import torch
 
-from torchrl_marl.ranks import Ranks
+from torchrl_marl.runtime.ranks import Ranks
 
 
 class ThreadRanks(Ranks):

@@ -11,15 +11,15 @@ pytest.importorskip("matplotlib")
 from films import balance, film_of, frames_of
 
 from torchrl_marl import TeamSpec
+from torchrl_marl.apps.pictures import animation
+from torchrl_marl.apps.pictures.animation import draw_frames, write
+from torchrl_marl.apps.pictures.film import ACTS, DEAD, UNBORN, WAITS, Film
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.envs.scene import Shape, scene, stage
 from torchrl_marl.envs.toy import TOY_ENVS, Arena, Nim
 from torchrl_marl.envs.toy.library import TOY_WORLDS
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.training import animation
-from torchrl_marl.training.animation import draw_frames, write
 from torchrl_marl.training.evaluation import play
-from torchrl_marl.training.film import ACTS, DEAD, UNBORN, WAITS, Film
 
 
 @pytest.fixture(autouse=True)

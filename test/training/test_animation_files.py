@@ -14,10 +14,10 @@ from runs import assert_same_run, small_config
 
 import torchrl_marl
 from torchrl_marl import TeamSpec
+from torchrl_marl.apps.pictures import animation
+from torchrl_marl.apps.pictures.animation import draw_frames, write
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError, MissingExtraError, WriteError
-from torchrl_marl.training import animation
-from torchrl_marl.training.animation import draw_frames, write
 from torchrl_marl.training.evaluation import evaluate
 
 

@@ -15,8 +15,7 @@ from torchrl_marl.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from torchrl_marl.training.start import resume_training
-from torchrl_marl.training.trainer import resume
+from torchrl_marl.training.trainer import resume, resume_training
 
 STATE = {"iteration": 1, "weights": {"w": torch.arange(3.0)}, "nested": [1, "a", None, 2.5]}
 

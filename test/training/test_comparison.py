@@ -8,17 +8,18 @@ import pytest
 import torch
 from runs import small_config, table
 
-from torchrl_marl import TeamSpec, cli
+from torchrl_marl import TeamSpec
+from torchrl_marl.apps.cli import main as cli
+from torchrl_marl.apps.comparison import Comparison, Side, compare, win_interval
 from torchrl_marl.envs.toy import Arena, ZeroSum
 from torchrl_marl.errors import CheckpointError, ConfigError
-from torchrl_marl.statistics import difference_of_runs, paired_difference
 from torchrl_marl.training import train
-from torchrl_marl.training.comparison import Comparison, Side, compare, win_interval
 from torchrl_marl.training.crossplay import cross_play
 from torchrl_marl.training.episodes import Episodes, after_training, where_they_differ
 from torchrl_marl.training.evaluation import evaluate_members, play
 from torchrl_marl.training.recorder import say
 from torchrl_marl.training.run import Run
+from torchrl_marl.training.statistics import difference_of_runs, paired_difference
 
 
 def episodes(*returns):
@@ -232,8 +233,8 @@ class TestVerdict:
     def test_a_report_says_the_same(self, tmp_path):
         from reported import write_run
 
-        from torchrl_marl.reports import make_report
-        from torchrl_marl.reports.answers import answers
+        from torchrl_marl.apps.reports import make_report
+        from torchrl_marl.apps.reports.answers import answers
 
         for seeds, gap in ((2, 9), (3, 0.5), (3, 9), (5, 0.5), (5, 9)):
             ends = [np.arange(seeds) + gap, np.arange(seeds) * 1.0]

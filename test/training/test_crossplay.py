@@ -11,10 +11,12 @@ from torchrl.data import Categorical, Unbounded
 from torchrl.envs import TransformedEnv
 
 import torchrl_marl
-from torchrl_marl import AgentSpec, TeamSpec, cli, players
+from torchrl_marl import AgentSpec, TeamSpec
+from torchrl_marl.apps import players
+from torchrl_marl.apps.cli import main as cli
 from torchrl_marl.envs.remember import Remember
 from torchrl_marl.envs.toy import Echo, Kuhn, MatchingLevers, Nim, ZeroSum
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.training.crossplay import cross_play, seats_of
 
 BIASED = [[0.0, -1, 2], [1, 0, -1], [-2, 1, 0]]
@@ -280,6 +282,32 @@ def test_the_command_plays_partners(runs, capsys, tmp_path):
     assert cli.main(["crossplay", *who, "--episodes", "2", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[0].split() == ["return", "with", "1", "2"]
     assert not (tmp_path / "ratings.csv").exists()
+
+
+def test_players_that_act_by_values(tmp_path, capsys):
+    """They have no actors of a distribution; two algorithms in one run are played, too."""
+    sizes = {"num_cells": [4]}
+    settings = {
+        "env": {"name": "simple_tag", "num_envs": 4, "max_steps": 5, "continuous_actions": False},
+        "learner": {"algorithm": "ippo", "actor": sizes, "critic": sizes, "minibatch_size": 32},
+        "groups": {"agent": {"algorithm": "iql", "minibatch_size": 16, "learning_starts": 16}},
+        "total_frames": 64,
+        "frames_per_batch": 64,
+        "threads": 1,
+        "logging": {"progress": False},
+        "evaluation": {"episodes": 2},
+    }
+    who = [str(tmp_path / f"seed{n}") for n in range(2)]
+    for n, folder in enumerate(who):
+        torchrl_marl.train({**settings, "seed": n, "folder": folder})
+    who.append("random")
+    assert cli.main(["crossplay", *who, "--episodes", "4", "--out", str(tmp_path / "out")]) == 0
+    with (tmp_path / "out" / "crossplay.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 9
+    from torchrl_marl.training.entrants import find_players
+
+    with pytest.raises(SpecError, match="expected actors of MAPPO, IPPO or HAPPO"):
+        find_players(who[0])
 
 
 @pytest.mark.parametrize(

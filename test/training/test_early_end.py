@@ -11,8 +11,8 @@ import pytest
 from leagues import settings_of as league_settings
 from runs import assert_same_run, small_config, table
 
-from torchrl_marl import cli
-from torchrl_marl.console import tell_stopped
+from torchrl_marl.apps.cli import main as cli
+from torchrl_marl.apps.console import tell_stopped
 from torchrl_marl.recipes import load_config
 from torchrl_marl.runs import resume
 from torchrl_marl.training import train, training
@@ -138,7 +138,8 @@ def test_a_second_ctrl_c_says_how_to_go_on(when, tmp_path, monkeypatch, capsys):
     else:  # one is enough
         monkeypatch.setattr(training, "build_learners", lambda *a, **k: twice())
         said = "stopped; nothing was stored, so begin again."
-    monkeypatch.setattr("torchrl_marl.cli._configs_of_seeds", lambda *a: [config_of("", folder)])
+    configs = "torchrl_marl.apps.cli.main._configs_of_seeds"
+    monkeypatch.setattr(configs, lambda *a: [config_of("", folder)])
     assert cli.main(["train", "toy_arena_mappo", f"folder={folder}"]) == 130
     assert f"torchrl-marl: {said}\n" in capsys.readouterr().err
     assert folder.exists() == (when != "building")

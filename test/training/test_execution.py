@@ -12,7 +12,7 @@ from torchrl_marl.errors import ConfigError, GraphCheckError, NonFiniteError, Sp
 from torchrl_marl.recipes import load_config, validate
 from torchrl_marl.specs import AgentSpec
 from torchrl_marl.training import resume, train
-from torchrl_marl.training.start import start_training
+from torchrl_marl.training.trainer import start_training
 
 SCENARIO = {"library": "vmas", "name": "dropout", "kwargs": {"n_agents": 2}, "info": False}
 

@@ -13,7 +13,7 @@ import torchrl_marl
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.recipes import load_config
 from torchrl_marl.training.config import read_run_config
-from torchrl_marl.training.start import start_training
+from torchrl_marl.training.trainer import start_training
 
 WALKERS = {"walker": {"n": 3, "observation": 6, "action": 2}}
 SMALL = {

@@ -11,8 +11,8 @@ from runs import assert_equal
 
 from torchrl_marl.errors import UserError, WriteError
 from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from torchrl_marl.training.csv_table import CsvTable
 from torchrl_marl.training.files import append, whole_file, writing
+from torchrl_marl.training.recorder import CsvTable
 
 STATE = {"weights": torch.arange(1000.0)}
 

@@ -5,9 +5,9 @@ import subprocess
 import pytest
 from runs import assert_same_run, small_config
 
-from torchrl_marl.cli import main
+from torchrl_marl.apps.cli.main import main
+from torchrl_marl.apps.plotting import learning_curve
 from torchrl_marl.errors import CheckpointError, WriteError
-from torchrl_marl.plotting import learning_curve
 from torchrl_marl.training import Run, iterate, train
 from torchrl_marl.training.trainer import resume
 

@@ -6,16 +6,15 @@ from support.leagues import LEAGUE, SMALL, partners, player_files, players, sett
 from support.runs import assert_equal, table
 
 import torchrl_marl
-from torchrl_marl.cli import main
+from torchrl_marl.apps.cli.main import main
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.games import WEIGHTINGS
 from torchrl_marl.recipes import load_config
 from torchrl_marl.training import Run, iterate
-from torchrl_marl.training.league import Stored
-from torchrl_marl.training.league_config import LeagueConfig
-from torchrl_marl.training.league_seats import envs_of_seats
+from torchrl_marl.training.league import Stored, envs_of_seats
 from torchrl_marl.training.pool import TABLE, networks_of, read_player
-from torchrl_marl.training.start import start_training
+from torchrl_marl.training.sections import LeagueConfig
+from torchrl_marl.training.trainer import start_training
 
 # ----------------------------------------------------------------------------------------- players
 

@@ -8,7 +8,7 @@ from support.leagues import EXPLOITED, player_files, players, settings_of, train
 from support.runs import assert_equal, final_state, table
 
 import torchrl_marl
-from torchrl_marl.collectors.snapshots import carry_from_dict
+from torchrl_marl.collectors.team import carry_from_dict
 from torchrl_marl.errors import CheckpointError
 from torchrl_marl.recipes import load_config
 from torchrl_marl.training import Run, iterate

@@ -10,16 +10,15 @@ import pytest
 from runs import assert_same_run, small_config
 
 import torchrl_marl
-from torchrl_marl.cli import main
-from torchrl_marl.curves import read_run
+from torchrl_marl.apps.cli.main import main
+from torchrl_marl.apps.reports.curves import read_run
+from torchrl_marl.apps.suites import run_suite
 from torchrl_marl.errors import TrustError, UserError, WriteError
-from torchrl_marl.links import refuse_links
-from torchrl_marl.suites import run_suite
+from torchrl_marl.runtime.trust import refuse_links, trusting
 from torchrl_marl.training import Run, iterate, train
 from torchrl_marl.training.files import append, whole_file
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.trainer import resume
-from torchrl_marl.trust import trusting
 
 MINE = "what I have written\n" * 20
 PLACES = [

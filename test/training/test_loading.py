@@ -12,13 +12,15 @@ from torchrl_marl.errors import CheckpointError
 from torchrl_marl.training import Run, iterate
 from torchrl_marl.training.checkpoint import (
     _not_finite,
+    damage,
     latest_checkpoint,
+    leaves,
     load_checkpoint,
+    read_tensors,
     save_checkpoint,
+    seal,
 )
-from torchrl_marl.training.loading import leaves, read_tensors
 from torchrl_marl.training.pool import read_player
-from torchrl_marl.training.sealing import damage, seal
 from torchrl_marl.training.trainer import resume
 
 GIGABYTES = 12 << 30

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from torchrl_marl import cli, train
+from torchrl_marl import train
+from torchrl_marl.apps.cli import main as cli
 from torchrl_marl.errors import CheckpointError, ConfigError, WriteError
 from torchrl_marl.runs import resume
 from torchrl_marl.training.config import LoggingConfig
-from torchrl_marl.training.loggers import check_logging, open_backend
+from torchrl_marl.training.recorder import check_logging, open_backend
 
 TOY = "toy_matrix_game_mappo"
 SMALL = [

@@ -12,16 +12,15 @@ from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, Unbounded
 
 from torchrl_marl import AgentSpec, TeamSpec
-from torchrl_marl.collectors.finiteness import check_finite
+from torchrl_marl.collectors.rollout import check_finite
 from torchrl_marl.errors import CheckpointError, MissingExtraError, NonFiniteError, SpecError
 from torchrl_marl.training.config import LoggingConfig
-from torchrl_marl.training.csv_table import CsvTable
-from torchrl_marl.training.loggers import Loggers
 from torchrl_marl.training.metrics import (
     EpisodeTracker,
     count_agent_frames,
     group_reward,
 )
+from torchrl_marl.training.recorder import CsvTable, Loggers
 
 NAN = float("nan")
 

@@ -9,17 +9,17 @@ import threading
 import pytest
 from runs import small_config
 
-from torchrl_marl.choosing import algorithms_for
-from torchrl_marl.cli import main
+from torchrl_marl.apps.choosing import algorithms_for
+from torchrl_marl.apps.cli.main import main
+from torchrl_marl.apps.suites import run_suite
 from torchrl_marl.errors import ConfigError, TrustError
 from torchrl_marl.recipes import load_config, save_config
 from torchrl_marl.runs import resume
+from torchrl_marl.runtime.trust import trusting
 from torchrl_marl.settings import to_yaml
-from torchrl_marl.suites import run_suite
 from torchrl_marl.training import iterate, trainer
 from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.origin import check_origin, named_by, sign_run, signed_yaml
-from torchrl_marl.trust import trusting
 
 WORLD = """
 from torchrl_marl.envs.toy import MatrixGame

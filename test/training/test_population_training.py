@@ -7,16 +7,16 @@ import pytest
 import torch
 
 import torchrl_marl
-from torchrl_marl.cli import main
+from torchrl_marl.apps.cli.main import main
+from torchrl_marl.apps.players import standing
 from torchrl_marl.errors import CheckpointError, ConfigError
-from torchrl_marl.players import standing
 from torchrl_marl.recipes import load_config
 from torchrl_marl.training import Run, cross_play, resume
 from torchrl_marl.training.checkpoint import load_latest
 from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.evaluation import EVALUATION_SEED
-from torchrl_marl.training.population_run import PopulationRun
-from torchrl_marl.training.start import resume_training, start_training
+from torchrl_marl.training.member import PopulationRun
+from torchrl_marl.training.trainer import resume_training, start_training
 
 SMALL = {
     "total_frames": 160,

@@ -12,10 +12,10 @@ from runs import final_state, replaced, small_config, table
 
 import torchrl_marl
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.ranks import Alone
 from torchrl_marl.runs import resume
+from torchrl_marl.runtime.ranks import Alone
+from torchrl_marl.training.ddp import check_ranks, with_shards
 from torchrl_marl.training.joined import prepared
-from torchrl_marl.training.rank_config import check_ranks, with_shards
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from support.listening import listening
 from support.runs import assert_equal, final_state, small_config, table
 
 import torchrl_marl
-from torchrl_marl import cli
+from torchrl_marl.apps.cli import main as cli
 from torchrl_marl.collectors.ray_connection import connect
 from torchrl_marl.errors import ConfigError, WorkerError
 from torchrl_marl.recipes import save_config
@@ -150,8 +150,7 @@ def iterate_resumed(folder, **overrides):
     """The iterations of a resumed run."""
     from torchrl_marl.recipes import read_config
     from torchrl_marl.training.config import read_run_config
-    from torchrl_marl.training.start import resume_training
-    from torchrl_marl.training.trainer import _iterate
+    from torchrl_marl.training.trainer import _iterate, resume_training
 
     config = read_config(read_run_config(folder), overrides)
     return _iterate(resume_training(folder, None, config))

@@ -11,15 +11,15 @@ from leagues import settings_of as league_settings
 from runs import assert_equal, assert_same_run, final_state, small_config, table
 
 import torchrl_marl
-from torchrl_marl import cli
+from torchrl_marl.apps.cli import main as cli
+from torchrl_marl.apps.suites.running import train_one
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.recipes import load_config
 from torchrl_marl.runs import resume
-from torchrl_marl.suites.one import train_one
 from torchrl_marl.training import Run, iterate, train
 from torchrl_marl.training.checkpoint import all_checkpoints, latest_checkpoint, load_checkpoint
 from torchrl_marl.training.config import TrainConfig, read_run_config
-from torchrl_marl.training.made_by import differences, made_by, settings_of
+from torchrl_marl.training.origin import differences, made_by, settings_of
 from torchrl_marl.training.population import PopulationTraining
 from torchrl_marl.training.trainer import resume as resume_plainly
 

@@ -7,7 +7,7 @@ from torchrl.data import Categorical, Unbounded
 from torchrl_marl import AgentSpec, TeamSpec
 from torchrl_marl.envs import MarlEnv
 from torchrl_marl.envs.toy import Nim
-from torchrl_marl.objectives.births import Births, begun
+from torchrl_marl.objectives.flags import Births, begun
 from torchrl_marl.training import evaluate
 from torchrl_marl.training.metrics import EpisodeTracker, group_reward
 

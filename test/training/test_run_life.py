@@ -349,7 +349,7 @@ def test_loading_and_evaluating_draw_nothing_from_the_process(tmp_path):
 
 
 def test_the_evaluate_command_keeps_what_it_found(tmp_path, capsys):
-    from torchrl_marl import cli
+    from torchrl_marl.apps.cli import main as cli
 
     run = train(at(tmp_path / "run", total_frames=160, **{"evaluation.deterministic": False}))
     command = ["evaluate", str(run.folder), "--episodes", "8"]

@@ -9,8 +9,12 @@ from runs import assert_equal, small_config
 
 from torchrl_marl.errors import CheckpointError
 from torchrl_marl.training import train
-from torchrl_marl.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from torchrl_marl.training.sealing import damage
+from torchrl_marl.training.checkpoint import (
+    damage,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 N_DAMAGES = 400
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchrl_marl import cli
+from torchrl_marl.apps.cli import main as cli
 from torchrl_marl.errors import CheckpointError
 from torchrl_marl.recipes import load_config, save_config
 from torchrl_marl.training.config import read_run_config, seed_folders
@@ -39,7 +39,7 @@ def test_it_is_no_run_but_holds_some(command, parent, capsys):
 
 def test_all_its_runs_are_drawn(parent, capsys):
     pytest.importorskip("matplotlib")
-    from torchrl_marl.plotting import learning_curve
+    from torchrl_marl.apps.plotting import learning_curve
 
     (axes,) = learning_curve(parent).axes
     line = next(line for line in axes.lines if "2 seeds" in line.get_label())

@@ -7,16 +7,15 @@ import torch
 from support.runs import assert_equal, assert_same_run, final_state, small_config, table
 
 import torchrl_marl
-from torchrl_marl.collectors.placement import Here
 from torchrl_marl.collectors.shard import shard_seed
-from torchrl_marl.collectors.sharded import ShardedCollector
+from torchrl_marl.collectors.sharded import Here, ShardedCollector
 from torchrl_marl.envs.make import make_env
 from torchrl_marl.errors import ConfigError, NonFiniteError
-from torchrl_marl.random_state import RandomState
 from torchrl_marl.recipes import load_config, read_config
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.training import iterate
 from torchrl_marl.training.shards import ShardMaker
-from torchrl_marl.training.start import start_training
+from torchrl_marl.training.trainer import start_training
 
 FEW = {"logging": {"progress": False}, "evaluation": {"episodes": 4}}
 SIZES = {

@@ -5,7 +5,7 @@ from runs import assert_equal, final_state, small_config, table
 
 from torchrl_marl.runs import resume
 from torchrl_marl.training import train
-from torchrl_marl.training.stopping import StopAtReturn
+from torchrl_marl.training.progress import StopAtReturn
 
 
 def stop(limit, episodes, every=None):

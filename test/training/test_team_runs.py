@@ -11,8 +11,7 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners import FixedPolicy
 from torchrl_marl.recipes import validate
 from torchrl_marl.training import Run, iterate, train
-from torchrl_marl.training.start import resume_training
-from torchrl_marl.training.trainer import resume
+from torchrl_marl.training.trainer import resume, resume_training
 
 COMM = {"num_adversaries": 2, "num_good_agents": 1, "num_food": 1, "num_forests": 1}
 

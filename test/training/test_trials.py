@@ -3,12 +3,11 @@
 import pytest
 import torch
 
+from torchrl_marl.apps.jobs.trials import TrialsTraining, adam_correction
 from torchrl_marl.learners.adam import adam_
 from torchrl_marl.recipes import load_config
 from torchrl_marl.training import Run
-from torchrl_marl.training.start import start_training
-from torchrl_marl.training.trainer import finish
-from torchrl_marl.training.trials import TrialsTraining, adam_correction
+from torchrl_marl.training.trainer import finish, start_training
 
 LR = [1e-3, 2e-3, 3e-3]
 SETTINGS = {

@@ -13,16 +13,16 @@ from runs import assert_equal, final_state, small_config, table
 from tensordict import TensorDict
 
 import torchrl_marl
-from torchrl_marl.cli import main
-from torchrl_marl.curves import read_run
+from torchrl_marl.apps.cli.main import main
+from torchrl_marl.apps.reports.curves import read_run
 from torchrl_marl.envs import make_env
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.own.foreign import foreign_code
+from torchrl_marl.envs.own.named import foreign_code
 from torchrl_marl.errors import TrustError, UserError
+from torchrl_marl.runtime.trust import is_own, signature, trusting
 from torchrl_marl.training import Run, iterate, train
 from torchrl_marl.training.checkpoint import latest_checkpoint
 from torchrl_marl.training.trainer import resume
-from torchrl_marl.trust import is_own, signature, trusting
 
 pytest.importorskip("mpe2")
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "program": ["Program", "capture"],
         "cuda_graph": ["CudaGraph"],
         "execution": ["check_execution"],
+        "program": ["Program", "capture"],
         "syncs": ["count_syncs", "graph_syncs"],
         "tracing": ["Trace", "trace"],
     },

@@ -1,18 +1,15 @@
-"""Records one run of a function of tensors as a graph.
-
-A graph repeats what was recorded. So a function may be recorded if the *path* it takes does not
-depend on its inputs; what does depend on them is answered as follows:
-
-- an ``assert``, or an ``if`` that only raises, becomes a deferred check, an output of the graph;
-- reads and writes through a boolean mask become ``torch.where`` (:mod:`.masks`);
-- any other condition refuses, with file and line: a wrong graph is worse than a slow one.
-"""
+"""Traces a function of tensors: its graph, the values it depends on, and their guards."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
+import itertools
+import linecache
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -28,13 +25,189 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchrl_marl.capture.guards import guards_masked_writes, only_raises
 from torchrl_marl.capture.masks import MaskedRows
 from torchrl_marl.capture.sites import site_of, source_of, user_frame, where
-from torchrl_marl.capture.values import ValueNumbers
 from torchrl_marl.errors import CaptureError, GraphCheckError
 
-__all__ = ["Check", "Trace", "trace"]
+__all__ = ["Check", "Trace", "ValueNumbers", "guards_masked_writes", "only_raises", "trace"]
+
+_SMALL = 16
+
+
+class ValueNumbers:
+    """Numbers of tensors' contents: tensors of one number hold the same values.
+
+    The same operation on the same numbers gives the same number, so a mask that is written
+    twice, as in ``x[a & b] = x[a & b] + 1``, is known to be one. Whatever is written in place has
+    a new number, and so have its views. Different numbers tell nothing.
+
+    Examples:
+        >>> values, x = ValueNumbers(), torch.ones(3)
+        >>> a, b = x + 1, x + 1
+        >>> for result in (a, b):
+        ...     values.record(torch.ops.aten.add.Tensor, (x, 1), {}, result, [])
+        >>> values.of(a) == values.of(b), values.of(a) == values.of(x)
+        (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._new = itertools.count()
+        self._numbers: dict[Hashable, int] = {}
+        self._computed: dict[Hashable, int] = {}
+        self._writes: Counter[int] = Counter()
+        self._held: dict[int, torch.UntypedStorage] = {}
+
+    def of(self, x: Tensor, constant: bool = False) -> int:
+        """Returns the number of a tensor's content now; for a small ``constant``, of its text."""
+        place = self._place(x)
+        if place not in self._numbers:
+            self._numbers[place] = next(self._new)
+            if constant and x.numel() <= _SMALL:
+                text = (repr(x.tolist()), x.shape, x.dtype, x.device)
+                self._numbers[place] = self._computed.setdefault(text, self._numbers[place])
+        return self._numbers[place]
+
+    def record(
+        self,
+        func: Any,
+        args: tuple,
+        kwargs: dict[str, Any],
+        result: Any,
+        written: Iterable[Tensor],
+        constants: Iterable[Tensor] = (),
+    ) -> None:
+        """Notes an executed operation.
+
+        Args:
+            func (OpOverload): the operation.
+            args, kwargs: what it was given.
+            result: what it gave.
+            written (iterable of Tensor): those of its arguments that it has written to.
+            constants (iterable of Tensor): those of its arguments that are the same in every run.
+        """
+        written = list(written)
+        for x in written:
+            self._writes[x.untyped_storage()._cdata] += 1
+        if written or torch.Tag.nondeterministic_seeded in func.tags or "empty" in str(func):
+            return
+        for x in constants:
+            self.of(x, constant=True)
+        computation = (func, self._frozen(args), self._frozen(sorted(kwargs.items())))
+        for i, x in enumerate(pytree.tree_leaves(result)):
+            if isinstance(x, Tensor):
+                place = self._place(x)
+                if place not in self._numbers:
+                    number = self._computed.setdefault((i, computation), next(self._new))
+                    self._numbers[place] = number
+
+    def _frozen(self, x: Any) -> Hashable:
+        if isinstance(x, Tensor):
+            return self.of(x)
+        if isinstance(x, (list, tuple)):
+            return tuple(map(self._frozen, x))
+        return type(x), repr(x)
+
+    def _place(self, x: Tensor) -> Hashable:
+        storage = x.untyped_storage()
+        self._held[storage._cdata] = storage  # so that its address is not reused
+        writes = self._writes[storage._cdata]
+        return storage._cdata, writes, x.storage_offset(), x.shape, x.stride(), x.dtype
+
+
+# Operations allowed in a guarded write: no call may have a side effect.
+_SIMPLE = (
+    ast.Name,
+    ast.Attribute,
+    ast.Subscript,
+    ast.Slice,
+    ast.Tuple,
+    ast.Constant,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.operator,
+    ast.unaryop,
+    ast.expr_context,
+)
+
+
+def only_raises(frame: FrameType) -> bool:
+    """Returns whether a line is an ``assert``, or an ``if`` that only raises."""
+    for node in _conditions(frame.f_code.co_filename):
+        asked = node if isinstance(node, ast.Assert) else node.test
+        if asked.lineno <= frame.f_lineno <= (asked.end_lineno or asked.lineno):
+            if isinstance(node, ast.Assert):
+                return True
+            if all(isinstance(statement, ast.Raise) for statement in node.body):
+                return True
+    return False
+
+
+def guards_masked_writes(frame: FrameType) -> bool:
+    """Returns whether a line tests ``if mask.any():`` and then only writes ``x[mask] = ...``.
+
+    Without the condition the same is written: nothing where the mask is False everywhere.
+    """
+    for node in _conditions(frame.f_code.co_filename):
+        if isinstance(node, ast.If) and node.test.lineno == frame.f_lineno and not node.orelse:
+            mask = _asked_for_any(node.test)
+            if mask is not None and _is_mask(_local(frame, mask)):
+                return all(_is_masked_write(x, mask, frame) for x in node.body)
+    return False
+
+
+def _asked_for_any(test: ast.expr) -> str | None:
+    """Returns the name in ``name.any()`` or ``torch.any(name)``."""
+    if not isinstance(test, ast.Call) or test.keywords:
+        return None
+    asked = test.func.value if isinstance(test.func, ast.Attribute) else None
+    if asked is None or test.func.attr != "any":  # type: ignore[attr-defined]
+        return None
+    if isinstance(asked, ast.Name) and asked.id == "torch" and len(test.args) == 1:
+        asked = test.args[0]
+    elif test.args:
+        return None
+    return asked.id if isinstance(asked, ast.Name) else None
+
+
+def _is_masked_write(statement: ast.stmt, mask: str, frame: FrameType) -> bool:
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+    elif isinstance(statement, ast.AugAssign):
+        target = statement.target
+    else:
+        return False
+    if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
+        return False
+    index = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
+    return (
+        isinstance(_local(frame, target.value.id), Tensor)
+        and any(isinstance(part, ast.Name) and part.id == mask for part in index)
+        and all(isinstance(part, _SIMPLE) for part in ast.walk(target))
+        and all(isinstance(part, _SIMPLE) for part in ast.walk(statement.value))
+    )
+
+
+def _local(frame: FrameType, name: str) -> object:
+    return frame.f_locals.get(name)
+
+
+def _is_mask(x: object) -> bool:
+    return isinstance(x, Tensor) and x.dtype == torch.bool
+
+
+@functools.cache
+def _conditions(file: str) -> list[ast.Assert | ast.If]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return []
+    nodes = list(ast.walk(tree))
+    # An error that is caught there is a path of its own.
+    caught = [part for node in nodes if isinstance(node, ast.Try) for part in node.body]
+    inside = {id(node) for part in caught for node in ast.walk(part)}
+    conditions = [node for node in nodes if isinstance(node, (ast.Assert, ast.If))]
+    return [node for node in conditions if id(node) not in inside]
+
 
 _ANSWERS = {
     Tensor.__bool__,

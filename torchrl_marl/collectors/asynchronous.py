@@ -13,9 +13,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from torchrl_marl.collectors.journal import Entry, Journal, Weights
-from torchrl_marl.collectors.placement import Played
 from torchrl_marl.collectors.ray import OnRay
+from torchrl_marl.collectors.sharded import Entry, Journal, Played, Weights
 
 __all__ = ["AsynchronousCollector"]
 

@@ -1,7 +1,4 @@
-"""Policy, simulator and new episodes as one graph, run T times.
-
-Shapes: E envs, T steps.
-"""
+"""A rollout as one graph."""
 
 from __future__ import annotations
 
@@ -10,25 +7,55 @@ from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.envs import Compose, EnvBase, TensorDictPrimer, Transform, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.capture.cuda_graph import CudaGraph
 from torchrl_marl.capture.program import Program
-from torchrl_marl.collectors.fingerprint import fingerprint
 from torchrl_marl.collectors.team import TeamPolicy, check_actions, without_next_states
 from torchrl_marl.envs.remember import Remember, remembered_keys
 from torchrl_marl.errors import CaptureError, UserError
-from torchrl_marl.modules.random_actor import RandomActor
+from torchrl_marl.modules.exploration import RandomActor
 from torchrl_marl.simulator.captured import CapturedSimulator
-from torchrl_marl.simulator.layout import TensorDictLayout
-from torchrl_marl.simulator.outer_tensors import OuterTensors
-from torchrl_marl.simulator.reset_pool import ResetPool, begin_episodes
-from torchrl_marl.simulator.step_graphs import refuse_many_structures
+from torchrl_marl.simulator.packing import ResetPool, TensorDictLayout, begin_episodes
+from torchrl_marl.simulator.step_graphs import OuterTensors, refuse_many_structures
 from torchrl_marl.specs import TeamSpec
 
-__all__ = ["CapturedRollout"]
+__all__ = ["CapturedRollout", "fingerprint"]
+
+_SCALARS = (bool, int, float, str, type(None))
+
+
+def fingerprint(thing: Any) -> tuple:
+    """Returns the modules, parameters and buffers of something, and its plain attributes.
+
+    What tensors hold is left out: a graph reads them where they are.
+
+    Args:
+        thing (callable): a policy or a transform.
+
+    Examples:
+        >>> net = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+        >>> before = fingerprint(net)
+        >>> fingerprint(net) == before, fingerprint(net.eval()) == before
+        (True, False)
+    """
+    thing = getattr(thing, "__self__", thing)  # of a bound method
+    if not isinstance(thing, nn.Module):
+        return (id(thing), *_plain(thing))
+    marks: list[Any] = []
+    for name, module in thing.named_modules():
+        marks += [(name, id(module)), *_plain(module)]
+        tensors = [*module._parameters.items(), *module._buffers.items()]
+        marks += [(name, key, id(x)) for key, x in tensors]
+    return tuple(marks)
+
+
+def _plain(thing: Any) -> list[tuple[str, Any]]:
+    attributes = getattr(thing, "__dict__", {})
+    return [(key, x) for key, x in attributes.items() if type(x) in _SCALARS]
+
 
 _MOST_PROGRAMS = 16
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torchrl_marl.errors import ConfigError, MissingExtraError, WorkerError, quoted
-from torchrl_marl.random_state import RandomState
+from torchrl_marl.runtime.random_state import RandomState
 
 __all__ = ["Connection", "connect"]
 

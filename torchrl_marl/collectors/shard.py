@@ -19,7 +19,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_marl.capture.execution import Execution
 from torchrl_marl.collectors.rollout import RolloutCollector
-from torchrl_marl.random_state import RandomState
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 
 __all__ = ["Note", "Shard", "goes_on", "shard_seed"]

@@ -1,22 +1,191 @@
-"""A collector of shards, wherever they are.
-
-Shapes: E envs of all S shards, T steps.
-"""
+"""Collects from shards, wherever they are placed."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_marl.collectors.journal import Entry, Journal, Weights
-from torchrl_marl.collectors.placement import Placement, Played
+from torchrl_marl.collectors.shard import Shard, goes_on
 
-__all__ = ["ShardedCollector"]
+__all__ = ["Entry", "Here", "Journal", "Placement", "Played", "ShardedCollector", "Weights"]
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A batch that was begun."""
+
+    weights: Weights
+    """Of the policy that plays it."""
+    with_state: bool = False
+    """Whether the shards' states behind it are wanted."""
+
+
+class Journal:
+    """Snapshots of all shards, and the batches that were begun after them.
+
+    From both a shard comes back to where it is, wherever it is put: it plays the batches of
+    ``entries`` again, of which the first ``taken`` have been learned from already.
+
+    Args:
+        keeps (bool): False where a shard that is lost begins anew; what was taken is then
+            forgotten.
+
+    Attributes:
+        snapshots (list of dict, optional): of every shard; None: as they were made.
+        entries (list of Entry): the batches begun since.
+        taken (int): how many of these batches have been taken.
+
+    Examples:
+        >>> journal = Journal()
+        >>> journal.begin(Entry({})), journal.begin(Entry({})), journal.take(None)
+        (None, None, None)
+        >>> len(journal.entries), journal.taken
+        (2, 1)
+        >>> journal.take([{"random": 0}])
+        >>> len(journal.entries), journal.taken
+        (0, 0)
+    """
+
+    def __init__(self, keeps: bool = True) -> None:
+        self.keeps = keeps
+        self.snapshots: list[dict[str, Any]] | None = None
+        self.entries: list[Entry] = []
+        self.taken = 0
+
+    def begin(self, entry: Entry) -> None:
+        """Notes a batch that is begun."""
+        self.entries.append(entry)
+
+    def take(self, snapshots: Sequence[dict[str, Any]] | None) -> None:
+        """Notes that the oldest batch was taken.
+
+        Args:
+            snapshots (sequence of dict, optional): the shards' states behind it.
+        """
+        self.taken += 1
+        if snapshots is not None:
+            self.snapshots = list(snapshots)
+        if snapshots is not None or not self.keeps:
+            del self.entries[: self.taken]
+            self.taken = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what shards are put back from."""
+        entries = [dict(entry.weights) for entry in self.entries]
+        return {"shards": self.snapshots, "weights": entries, "taken": self.taken}
+
+
+@dataclass
+class Played:
+    """What a shard has played."""
+
+    batch: TensorDictBase
+    """``[E, T]``."""
+    state: dict[str, Any] | None = None
+    """The shard's behind the batch, where it was asked for."""
+    lost: bool = False
+    """Whether the shard's running episodes were lost before the batch, which began new ones."""
+
+
+class Placement(Protocol):
+    """Shards somewhere: batches are begun, and taken in the same order.
+
+    Attributes:
+        counters (dict): what befell the shards, for the metrics.
+    """
+
+    counters: dict[str, int]
+
+    def begin(self, weights: Weights | None, with_state: bool = False) -> None:
+        """Lets every shard play a batch.
+
+        Args:
+            weights (mapping, optional): of the policy; None where shards act by the learner's own.
+            with_state (bool): return the shards' states, too.
+        """
+
+    def take(self, journal: Journal) -> list[Played]:
+        """Returns what every shard has played of the oldest batch begun, in the shards' order.
+
+        Args:
+            journal (Journal): from which a shard that was lost is put back.
+
+        Raises:
+            NonFiniteError: naming what is not finite.
+            WorkerError: a shard that cannot be put back.
+        """
+
+    def states(self) -> list[dict[str, Any]]:
+        """Returns the states of the shards behind the last batch begun."""
+
+    def load(self, states: Sequence[Mapping[str, Any]] | None) -> list[bool]:
+        """Puts the shards back, or lets all begin anew.
+
+        Returns:
+            list of bool: whether no episode is lost, of each.
+        """
+
+    def close(self) -> None:
+        """Closes the environments."""
+
+
+class Here:
+    """Shards in this process, one after the other.
+
+    Args:
+        makers (sequence of callable): ``maker(life)`` makes a shard.
+    """
+
+    def __init__(self, makers: Sequence[Callable[[int], Shard]]) -> None:
+        self.makers = list(makers)
+        self.shards = [make(0) for make in makers]
+        self.counters = {"collector_restarts": 0, "episodes_lost": 0}  # as everywhere
+        self._played: deque[list[Played]] = deque()
+
+    def begin(self, weights: Weights | None, with_state: bool = False) -> None:
+        """Plays a batch."""
+        played = [Played(shard.rollout(weights)) for shard in self.shards]
+        for shard, own in zip(self.shards, played):
+            own.state = shard.state_dict() if with_state else None
+        self._played.append(played)
+
+    def take(self, journal: Journal) -> list[Played]:
+        """Returns what every shard has played."""
+        return self._played.popleft()
+
+    def states(self) -> list[dict[str, Any]]:
+        """Returns the states of the shards."""
+        return [shard.state_dict() for shard in self.shards]
+
+    def load(self, states: Sequence[Mapping[str, Any]] | None) -> list[bool]:
+        """Puts the shards back, or lets all begin anew."""
+        self._played.clear()
+        if states is None:
+            for shard in self.shards:
+                shard.collector.load_state_dict({})
+            return [False] * len(self.shards)
+        return [self._load(i, state) for i, state in enumerate(states)]
+
+    def _load(self, i: int, state: Mapping[str, Any]) -> bool:
+        if goes_on(state):
+            return self.shards[i].load_state_dict(state)
+        self.shards[i].close()
+        self.shards[i] = self.makers[i](state["life"] + 1)
+        return False
+
+    def close(self) -> None:
+        """Closes the environments."""
+        for shard in self.shards:
+            shard.close()
 
 
 class ShardedCollector:
@@ -46,10 +215,10 @@ class ShardedCollector:
     Examples:
         >>> from functools import partial
         >>> from torchrl_marl import TeamSpec
-        >>> from torchrl_marl.collectors.placement import Here
+        >>> from torchrl_marl.collectors.sharded import Here
         >>> from torchrl_marl.collectors.shard import Shard, shard_seed
         >>> from torchrl_marl.envs import VmasEnv
-        >>> from torchrl_marl.random_state import RandomState
+        >>> from torchrl_marl.runtime.random_state import RandomState
         >>> def make(number, life):
         ...     random = RandomState(shard_seed(0, number, life))
         ...     with random.active():

@@ -1,17 +1,29 @@
-"""The joint policy: every group's actor in one call."""
+"""The policy of a team, and snapshots of the environment that it plays in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from tensordict import NestedKey, TensorDictBase, unravel_key
+import torch
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase, unravel_key
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
+from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_marl.errors import SpecError
 from torchrl_marl.modules.joined_actor import merge_parts
+from torchrl_marl.simulator.state import SimulatorStateError
 from torchrl_marl.specs import TeamSpec
+from torchrl_marl.specs.stacking import is_lazy
 
-__all__ = ["TeamPolicy"]
+__all__ = [
+    "TeamPolicy",
+    "carry_from_dict",
+    "carry_to_dict",
+    "check_carry",
+    "restore_env",
+    "snapshot_env",
+]
 
 
 class TeamPolicy(TensorDictSequential):
@@ -85,3 +97,65 @@ def check_actions(written: Sequence[NestedKey], needed: Sequence[NestedKey]) -> 
         f"{who} has no action: the policy does not write {key!r}, it writes "
         f"{', '.join(map(repr, acts or known))}; give every group an actor, such as RandomActor."
     )
+
+
+def snapshot_env(env: EnvBase) -> dict[str, Any] | None:
+    """Returns the state of an environment and its transforms, or None where it has no snapshot."""
+    base = env.base_env if isinstance(env, TransformedEnv) else env
+    if not hasattr(type(base), "snapshot"):
+        return None
+    try:
+        state: dict[str, Any] = {"base": base.snapshot().to_dict()}
+    except SimulatorStateError:
+        return None
+    if isinstance(env, TransformedEnv):
+        state["transforms"] = env.transform.state_dict()
+    return state
+
+
+def restore_env(env: EnvBase, state: dict[str, Any]) -> None:
+    """Puts back what :func:`snapshot_env` gave."""
+    base = env.base_env if isinstance(env, TransformedEnv) else env
+    base.restore(TensorDict(state["base"]))
+    if isinstance(env, TransformedEnv):
+        env.transform.load_state_dict(state["transforms"])
+
+
+def carry_to_dict(carry: TensorDictBase) -> dict[str, Any]:
+    """Returns a step as a dict; a lazily stacked group is a list of its agents."""
+    state: dict[str, Any] = {}
+    for key, value in carry.items():
+        if is_lazy(value):
+            state[key] = [member.to_dict() for member in value.unbind(value.ndim - 1)]
+        else:
+            state[key] = value.to_dict() if isinstance(value, TensorDictBase) else value
+    return state
+
+
+def carry_from_dict(
+    state: dict[str, Any], batch_size: torch.Size, device: torch.device | None
+) -> TensorDict:
+    """Returns a step from a dict, the inverse of :func:`carry_to_dict`."""
+    carry = TensorDict({}, batch_size, device=device)
+    for key, value in state.items():
+        if isinstance(value, list):
+            members = [TensorDict(member, batch_size, device=device) for member in value]
+            value = LazyStackedTensorDict(*members, stack_dim=len(batch_size))
+        carry.set(key, value)
+    return carry
+
+
+def check_carry(carry: TensorDictBase, env: EnvBase) -> None:
+    """Refuses a saved step of another environment, before a policy acts on it."""
+    expected = [*env.full_observation_spec.items(True, True), *env.full_done_spec.items(True, True)]
+    for key, spec in expected:
+        group = carry.get(key[0]) if isinstance(key, tuple) else None
+        if is_lazy(group):
+            continue
+        value = carry.get(key, None)
+        if value is None or value.shape != spec.shape or value.dtype != spec.dtype:
+            found = "nothing" if value is None else f"{list(value.shape)} of {value.dtype}"
+            raise SpecError(
+                f"the saved step has {found} as {key!r}, expected {list(spec.shape)} of "
+                f"{spec.dtype}; go on with the environment that it was saved with."
+            )

@@ -7,7 +7,6 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.envs.check import check_marl_env
     from torchrl_marl.envs.config import EnvConfig
-    from torchrl_marl.envs.external import ExternalEnv
     from torchrl_marl.envs.isaaclab import IsaacLabEnv
     from torchrl_marl.envs.jaxmarl import JaxMarlEnv
     from torchrl_marl.envs.make import make_env
@@ -20,16 +19,16 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "make": ["make_env"],
-        "config": ["EnvConfig"],
         "check": ["check_marl_env"],
-        "external": ["ExternalEnv"],
+        "config": ["EnvConfig"],
         "isaaclab": ["IsaacLabEnv"],
         "jaxmarl": ["JaxMarlEnv"],
+        "make": ["make_env"],
         "marl_env": ["MarlEnv"],
         "pettingzoo": ["PettingZooEnv"],
         "remember": ["Remember", "with_memory"],
         "transforms": ["AgentInitTracker", "PadAgents"],
         "vmas": ["VmasEnv"],
     },
+    moved={"ExternalEnv": "torchrl_marl.apps.external"},
 )

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
-from torchrl_marl.import_path import refuse_current
-from torchrl_marl.registry import Registry
+from torchrl_marl.runtime.import_path import refuse_current
+from torchrl_marl.settings.registry import Registry
 from torchrl_marl.settings.words import expectation, shown
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class Library:
         of_objects (tuple of str): those of them that it takes around a world that is built, or
             around what makes one.
         states (tuple of str): what ``env.state`` may be, beside null.
-        worlds (callable, optional): returns names of its worlds.
+        worlds (callable, optional): returns names of its worlds; another name is refused.
+        unlisted (bool): it has worlds that ``worlds`` does not name, which are not refused.
         own_limit (bool): its worlds end by themselves, or say that they do not.
         owns (callable, optional): ``owns(world)`` tells whether an object is a world of it, or
             makes worlds.
@@ -58,6 +59,10 @@ class Library:
             itself that stand in ``env.kwargs``: their types, ranges and meanings.
         captured (bool): its worlds' steps can be compiled, by the ``captured()`` of the adapter.
         drawn (bool): its adapter takes ``drawn=True``, for worlds that draw themselves.
+        collector (str, optional): ``"module:function"`` that makes the collector of a run on its
+            worlds, called as ``collector(config, env, policy, remembers, asked)``.
+        declared (str, optional): ``"module:function"`` that returns a run's settings with what its
+            worlds declare about themselves, called as ``declared(config, env)``.
         packages (tuple of str): that its adapter imports; they are never the current folder's.
         kwargs_name (str, optional): the argument as which ``env.kwargs`` are handed on; by
             default each under its own name.
@@ -73,6 +78,7 @@ class Library:
     of_objects: tuple[str, ...] = ("num_envs", "max_steps", "state", "group_map")
     states: tuple[str, ...] = ("observations", "world")
     worlds: Callable[[], Sequence[str]] | None = None
+    unlisted: bool = False
     own_limit: bool = True
     owns: Callable[[Any], bool] | None = None
     check: Callable[[EnvConfig], None] | None = None
@@ -82,6 +88,8 @@ class Library:
     drawn: bool = False
     kwargs_name: str | None = None
     packages: tuple[str, ...] = ()
+    collector: str | None = None
+    declared: str | None = None
 
     def make(self, world: Any, settings: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Any:
         """Returns the adapter around a world, which may be a name.
@@ -97,6 +105,25 @@ class Library:
         adapter = getattr(importlib.import_module(module), name)
         own = {self.kwargs_name: dict(kwargs)} if self.kwargs_name else kwargs
         return adapter(world, **settings, **own)
+
+    def check_world(self, config: EnvConfig) -> None:
+        """Refuses a name or an argument that the library does not have.
+
+        Args:
+            config (EnvConfig): the settings.
+
+        Raises:
+            ConfigError: naming what is unknown and what comes nearest.
+        """
+        if self.check is not None:
+            self.check(config)
+        elif self.worlds is not None and not self.unlisted:
+            names = self.worlds()
+            if config.name not in names:
+                raise ConfigError(
+                    f"unknown world {quoted(config.name)} of {config.library}; "
+                    f"{nearest(config.name, names)}expected one of {', '.join(names)}."
+                )
 
     def read(self, config: EnvConfig, *, of_object: bool = False) -> dict[str, Any]:
         """Returns the arguments of the adapter that a run's settings hold.
@@ -144,6 +171,17 @@ class Libraries(Registry[Library]):
         """Returns where the worlds are of a library of another name, or None."""
         return _ELSEWHERE.get(word.lower())
 
+    def hook(self, word: str, name: str) -> Any:
+        """Returns what a library brings for training, ``collector`` or ``declared``; None without.
+
+        Args:
+            word (str): the library's name, as in ``env.library``.
+            name (str): which.
+        """
+        library = self.find(word)
+        place = None if library is None else getattr(library, name)
+        return None if place is None else self.load(word, place)
+
     def schema(self, word: str) -> type | None:
         """Returns the dataclass of the adapter's own arguments, or None where it has none."""
         library = self.find(word)
@@ -162,7 +200,7 @@ LIBRARIES = Libraries(
         "jaxmarl": "torchrl_marl.envs.jaxmarl.library:LIBRARY",
         "isaaclab": "torchrl_marl.envs.isaaclab.library:LIBRARY",
         "toy": "torchrl_marl.envs.toy.library:LIBRARY",
-        "external": "torchrl_marl.envs.external.library:LIBRARY",
+        "external": "torchrl_marl.apps.external.library:LIBRARY",
     },
 )
 """Every library of worlds that there is."""

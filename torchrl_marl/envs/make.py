@@ -11,7 +11,7 @@ from torchrl_marl.envs.libraries import LIBRARIES, find_library, library_of
 from torchrl_marl.envs.own.named import build_own, check_own
 from torchrl_marl.envs.own.objects import adapted
 from torchrl_marl.errors import ConfigError, UserError, quoted
-from torchrl_marl.memory import is_out_of_memory, refuse_too_large
+from torchrl_marl.runtime.memory import is_out_of_memory, refuse_too_large
 from torchrl_marl.settings import tell_new_name, unread
 
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ def check_world_name(env: EnvConfig) -> None:
     """
     if ":" in env.library:
         return check_own(env.library)
-    check = find_library(env.library).check
-    return None if check is None else check(env)
+    return find_library(env.library).check_world(env)
 
 
 def _check_settings(env: EnvConfig) -> None:

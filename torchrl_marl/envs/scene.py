@@ -1,22 +1,11 @@
-"""Drawing of worlds: entities as plain shapes, pixels or a text, and the view of them.
-
-A world that can be drawn has a method ``scene(index)``, which gives one of its E envs as
-
-- a list of :class:`Shape`, agents by their names, which gives the clearest picture: who is dead,
-  whose turn it is and who talks to whom is drawn into it; or
-- pixels, a numpy array of bytes ``[H, W, 3]``; or
-- a text of several lines.
-
-``scene(index, step)`` gets the step that led there, too (None at the start): of that env, with
-``(group, "action")`` and what lies under ``"next"``. A method ``stage()`` is optional: it says
-which part of the plane is shown, which otherwise is all that is drawn.
-"""
+"""Scenes of worlds: what pictures of them show."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -27,8 +16,17 @@ from torchrl.envs import EnvBase
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
 
-__all__ = ["Picture", "Shape", "Stage", "check_scene", "scene", "stage", "text", "watched"]
-
+__all__ = [
+    "LastPictures",
+    "Picture",
+    "Shape",
+    "Stage",
+    "check_scene",
+    "scene",
+    "stage",
+    "text",
+    "watched",
+]
 
 Role: TypeAlias = Literal["agent", "object", "goal", "joint"]
 Kind: TypeAlias = Literal["circle", "box", "line", "text"]
@@ -223,3 +221,40 @@ def _drawable(env: EnvBase) -> Any:
         f"{type(world).__name__} cannot be drawn, expected a world with a method scene(index), "
         "which gives shapes, pixels or a text; write one, or leave the animation out."
     )
+
+
+class LastPictures:
+    """Keeps what the first envs look like after a step, before ended ones begin anew.
+
+    An adapter gives ``_draw(index)`` and calls ``_look()`` between the step of its world and the
+    start of the next episodes, ``_forget()`` where all begin.
+    """
+
+    _watched = 0
+    _pictures: tuple[Any, ...] = ()
+
+    def watch(self, number: int) -> None:
+        """Draws so many envs in each step from now on, from the first; 0 for none.
+
+        Args:
+            number (int): of envs.
+        """
+        self._watched, self._pictures = number, ()
+
+    def scene(self, index: int = 0) -> Picture:
+        """Returns what one of the envs looks like: shapes, pixels or a text.
+
+        Args:
+            index (int): which; after the end of an episode that is watched, its last state.
+        """
+        return self._pictures[index] if self._pictures else self._draw(index)
+
+    def _look(self) -> None:
+        if self._watched:
+            self._pictures = tuple(self._draw(i) for i in range(self._watched))
+
+    def _forget(self) -> None:
+        self._pictures = ()
+
+    @abstractmethod
+    def _draw(self, index: int) -> Picture: ...

@@ -6,7 +6,7 @@ from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
     from torchrl_marl.functional.advantage import gae, vtrace
-    from torchrl_marl.functional.returns import n_step, q_lambda, within_window
+    from torchrl_marl.functional.returns import n_step, q_lambda, soft_update_, within_window
     from torchrl_marl.functional.statistics import (
         expand_mask,
         fit_mask,
@@ -14,13 +14,12 @@ if TYPE_CHECKING:
         masked_moments,
         masked_standardize,
     )
-    from torchrl_marl.functional.targets import soft_update_
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "advantage": ["gae", "vtrace"],
-        "returns": ["n_step", "q_lambda", "within_window"],
+        "returns": ["n_step", "q_lambda", "soft_update_", "within_window"],
         "statistics": [
             "expand_mask",
             "fit_mask",
@@ -28,6 +27,5 @@ __getattr__, __dir__, __all__ = attach(
             "masked_moments",
             "masked_standardize",
         ],
-        "targets": ["soft_update_"],
     },
 )

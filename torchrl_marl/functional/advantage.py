@@ -81,7 +81,7 @@ def gae(
     if mask is not None:
         mask = fit_mask(mask, reward)
     if reward.is_cuda and not isinstance(gamma, Tensor) and not isinstance(lmbda, Tensor):
-        from torchrl_marl import kernels  # imports Triton
+        from torchrl_marl.functional import kernels  # imports Triton
 
         if kernels.has_gae(reward, value, next_value):
             return kernels.gae(reward, value, next_value, done, terminated, mask, gamma, lmbda)

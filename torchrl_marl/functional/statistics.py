@@ -1,18 +1,16 @@
-"""Masked statistics.
-
-Shapes: B any batch dims, T time, N agents. Tensors are ``[*B, T, N, 1]``, masks ``[*B, T, N]``.
-"""
+"""Masked means and moments, of all agents or of each group."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from torchrl_marl.ranks import ALONE, Alone
+from torchrl_marl.runtime.ranks import ALONE, Alone, current
 
 __all__ = [
+    "PerGroup",
     "expand_mask",
     "fit_mask",
     "masked_mean",
@@ -163,3 +161,191 @@ def _dims(value: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...]:
         return tuple(range(value.ndim))
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     return tuple(d % value.ndim for d in dims)
+
+
+class PerGroup(nn.Module):
+    """Reduces over all dims but the groups: to a scalar for one group, to ``[G]`` for several.
+
+    What is not finite stays in its group, in values and in gradients; what is masked reaches
+    nothing.
+
+    Args:
+        membership (Tensor, optional): 1 where an agent belongs to a group, 0 elsewhere, from
+            :attr:`GroupSpec.membership`; groups lie side by side. None: one group.
+        device (torch.device, optional): where the membership is kept.
+
+    Shapes:
+        - membership: ``[N, G]``
+        - value, mask: ``[*B, N]`` or ``[*B, N, 1]``, unless a method says otherwise
+
+    Reduces to: the masked statistics of :mod:`torchrl_marl.functional` of each group's agents.
+
+    Examples:
+        >>> membership = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> value = torch.tensor([[1.0, 3.0, 5.0]])
+        >>> PerGroup(membership).mean(value), PerGroup().mean(value)
+        (tensor([2., 5.]), tensor(3.))
+    """
+
+    membership: Tensor | None
+
+    def __init__(
+        self, membership: Tensor | None = None, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__()
+        self.n_groups = 1 if membership is None else membership.shape[-1]
+        self.sizes = [] if membership is None else (membership > 0).sum(0).tolist()
+        if membership is not None and device is not None:
+            membership = membership.to(device)
+        self.register_buffer("membership", membership, persistent=False)
+
+    # -------------------------------------------------------------------- agents to groups
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Sums over the agents of each group, ``[*B, N]`` to ``[*B, G]``."""
+        if self.membership is None:
+            return value.sum(-1, keepdim=True)
+        return torch.where(self.membership > 0, value.unsqueeze(-1), 0.0).sum(-2)
+
+    def to_agents(self, value: Tensor) -> Tensor:
+        """Broadcasts a value per group to its agents, ``[*B, G]`` to ``[*B, N]``.
+
+        Where there is one group, the value comes back as it is, and broadcasts.
+        """
+        if self.membership is None:
+            return value
+        return torch.where(self.membership > 0, value.unsqueeze(-2), 0.0).sum(-1)
+
+    # -------------------------------------------------------------------------- statistics
+
+    def total(self, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Returns the sum of the elements whose mask is True, over all but the groups."""
+        if self.membership is None:
+            return (value if mask is None else value.where(fit_mask(mask, value), 0.0)).sum()
+        rows, alive = self._rows(value, mask)
+        return self.sum((rows if alive is None else rows.where(alive, 0.0)).sum(0))
+
+    def mean(
+        self, value: Tensor, mask: Tensor | None = None, count: Tensor | None = None
+    ) -> Tensor:
+        """Returns the mean over elements whose mask is True; 0 where there are none.
+
+        Args:
+            value, mask (Tensor): as the other statistics take them.
+            count (Tensor, optional): what the sum is divided by instead of the own number, such as
+                that of all ranks; the ranks' results then add up to everybody's mean.
+        """
+        if count is not None:
+            return self.total(value, mask) / count
+        if self.membership is None:
+            return masked_mean(value, mask)
+        rows, alive = self._rows(value, mask)
+        if alive is None:
+            return self.sum(rows.sum(0)) / (self.membership.sum(0) * rows.shape[0])
+        number = self.sum(alive.sum(0).to(rows.dtype))
+        return self.sum(torch.where(alive, rows, 0.0).sum(0)) / number.clamp_min(1)
+
+    def moments(
+        self, value: Tensor, mask: Tensor | None = None, ranks: Alone | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the mean and the (population) variance over elements whose mask is True.
+
+        Args:
+            value, mask (Tensor): as the other statistics take them.
+            ranks (Alone, optional): over whose elements; those of all that learn as one.
+        """
+        ranks = current() if ranks is None else ranks
+        if self.membership is None:
+            return masked_moments(value, mask, ranks=ranks)
+        rows, alive = self._rows(value, mask)
+        count = None
+        if ranks.size > 1:
+            count = ranks.sum_all([self.number(rows, alive)])[0].clamp_min(1)
+        mean = ranks.sum_all([self.mean(rows, alive, count)])[0]
+        centered = rows - self.to_agents(mean)
+        if alive is not None:
+            centered = torch.where(alive, centered, 0.0)
+        return mean, ranks.sum_all([self.mean(centered.square(), alive, count)])[0]
+
+    def number(self, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Returns the number of elements whose mask is True, which may be 0, as a float."""
+        counted = torch.ones_like(value) if mask is None else mask.to(value.dtype)
+        return self.total(counted, None)
+
+    def count(self, value: Tensor, mask: Tensor | None = None) -> Tensor | int:
+        """Returns the number of elements whose mask is True, at least 1."""
+        if self.membership is None:
+            return value.numel() if mask is None else mask.sum().clamp_min(1)
+        rows, alive = self._rows(value, mask)
+        alive = torch.ones_like(rows) if alive is None else alive.to(rows.dtype)
+        return self.sum(alive.sum(0)).clamp_min(1)
+
+    def any(self, mask: Tensor) -> Tensor:
+        """Returns 1 where the mask of a group is True anywhere, on any rank, else 0; floats."""
+        dtype = torch.get_default_dtype()
+        if self.membership is None:
+            own = mask.any().to(dtype)
+        else:
+            own = self.sum(self._rows(mask, None)[0].any(0).to(dtype))
+        return (current().sum_all([own])[0] > 0).to(dtype)
+
+    def logsumexp(self, value: Tensor) -> Tensor:
+        """Returns the logarithm of the summed exponentials; minus infinity counts for nothing."""
+        if self.membership is None:
+            return value.reshape(1, -1).logsumexp(-1)[0]
+        return self._of_groups(self._rows(value, None)[0].T.logsumexp(-1)).logsumexp(-1)
+
+    def amax(self, value: Tensor) -> Tensor:
+        """Returns the largest element."""
+        if self.membership is None:
+            return value.reshape(1, -1).amax(-1)[0]
+        return self._of_groups(self._rows(value, None)[0].T.amax(-1)).amax(-1)
+
+    def standardize(
+        self, value: Tensor, mask: Tensor | None = None, exclude_dims: Sequence[int] = ()
+    ) -> Tensor:
+        """Scales to zero mean and unit variance over elements whose mask is True; 0 where masked.
+
+        Where ranks learn as one, over the elements of all.
+
+        Args:
+            value (Tensor): such as an advantage.
+            mask (Tensor, optional): bool.
+            exclude_dims (sequence of int): dims that are not pooled; ``(-2,)`` standardizes each
+                agent by itself.
+
+        Shapes:
+            - value, returns: ``[*B, N, 1]``; mask: ``[*B, N]``
+
+        Reduces to: :func:`~torchrl_marl.functional.masked_standardize` of each group's agents.
+        """
+        excluded = {dim % value.ndim for dim in exclude_dims}
+        dims = [dim for dim in range(value.ndim) if dim not in excluded]
+        ranks = current()
+        if self.membership is None:
+            return masked_standardize(value, mask, dims, ranks=ranks)
+        values = value.split(self.sizes, -2)
+        masks = [None] * self.n_groups if mask is None else mask.split(self.sizes, -1)
+        each = zip(values, masks)
+        rows = [masked_standardize(own, alive, dims, ranks=ranks) for own, alive in each]
+        return torch.cat(rows, -2)
+
+    def _rows(self, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """``[*B, N]`` or ``[*B, N, 1]`` as ``[M, N]``."""
+        assert self.membership is not None
+        n = self.membership.shape[0]
+        if value.shape[-1] != n:
+            value = value.squeeze(-1)
+        if value.shape[-1] != n:
+            raise ValueError(
+                f"a value has shape {tuple(value.shape)}, expected [*B, {n}] or [*B, {n}, 1]."
+            )
+        if mask is not None:
+            mask = mask if mask.ndim == value.ndim else mask.squeeze(-1)
+            mask = fit_mask(mask, value).reshape(-1, n)
+        return value.reshape(-1, n), mask
+
+    def _of_groups(self, of_agents: Tensor) -> Tensor:
+        """``[N]`` to ``[G, N]``, with minus infinity outside each group."""
+        assert self.membership is not None
+        return torch.where(self.membership.T > 0, of_agents, -torch.inf)

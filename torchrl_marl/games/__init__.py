@@ -7,7 +7,6 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.games.equilibrium import Nash, exploitability, nash, nash_average, nash_conv
     from torchrl_marl.games.matchmaking import WEIGHTINGS, pfsp, smoothed
-    from torchrl_marl.games.ranking import alpha_rank
     from torchrl_marl.games.ratings import Ratings, bradley_terry, interval
     from torchrl_marl.games.sequence_form import SequenceForm
 
@@ -16,8 +15,8 @@ __getattr__, __dir__, __all__ = attach(
     {
         "equilibrium": ["Nash", "exploitability", "nash", "nash_average", "nash_conv"],
         "matchmaking": ["WEIGHTINGS", "pfsp", "smoothed"],
-        "ranking": ["alpha_rank"],
         "ratings": ["Ratings", "bradley_terry", "interval"],
         "sequence_form": ["SequenceForm"],
     },
+    moved={"alpha_rank": "torchrl_marl.contrib"},
 )

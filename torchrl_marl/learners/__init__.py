@@ -10,14 +10,15 @@ if TYPE_CHECKING:
     from torchrl_marl.learners.fixed_policy import FixedPolicy, RandomPlayers
     from torchrl_marl.learners.learner import Learner
     from torchrl_marl.learners.off_policy import OffPolicyLearner
-    from torchrl_marl.learners.off_policy_config import OffPolicyConfig
+    from torchrl_marl.learners.off_policy_config import (
+        OffPolicyConfig,
+        ParallelQConfig,
+        ValueConfig,
+    )
     from torchrl_marl.learners.on_policy import OnPolicyLearner
     from torchrl_marl.learners.parallel_q import ParallelQLearner
-    from torchrl_marl.learners.parallel_q_config import ParallelQConfig
     from torchrl_marl.learners.replay.priorities import Priority
     from torchrl_marl.learners.replay.team_replay import TeamReplay
-    from torchrl_marl.learners.replay.tree_sampler import TreeSampler
-    from torchrl_marl.learners.value_config import ValueConfig
     from torchrl_marl.learners.value_learner import ValueLearner
 
 __getattr__, __dir__, __all__ = attach(
@@ -28,14 +29,12 @@ __getattr__, __dir__, __all__ = attach(
         "fixed_policy": ["FixedPolicy", "RandomPlayers"],
         "learner": ["Learner"],
         "off_policy": ["OffPolicyLearner"],
-        "off_policy_config": ["OffPolicyConfig"],
+        "off_policy_config": ["OffPolicyConfig", "ParallelQConfig", "ValueConfig"],
         "on_policy": ["OnPolicyLearner"],
         "parallel_q": ["ParallelQLearner"],
-        "parallel_q_config": ["ParallelQConfig"],
         "replay.priorities": ["Priority"],
         "replay.team_replay": ["TeamReplay"],
-        "replay.tree_sampler": ["TreeSampler"],
-        "value_config": ["ValueConfig"],
         "value_learner": ["ValueLearner"],
     },
+    moved={"TreeSampler": "torchrl_marl.contrib"},
 )

@@ -1,4 +1,4 @@
-"""One step of Adam as one operation that a graph may hold.
+"""The optimizer: Adam, whose step is one operation that a graph may hold.
 
 Its arithmetic is that of ``torch.optim.Adam(fused=True)``, to the bit; the learning rate is a
 tensor, and so is whether the step is skipped, so that neither needs the host.
@@ -7,13 +7,16 @@ tensor, and so is whether the step is skipped, so that neither needs the host.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Adam", "adam_", "adam_by_row_", "freeze", "start_adam"]
+if TYPE_CHECKING:
+    from torchrl_marl.learners.members import Members
+
+__all__ = ["Adam", "adam_", "freeze", "moments_of", "move", "start_adam"]
 
 _LIBRARY = torch.library.Library("torchrl_marl", "DEF")
 _LIBRARY.define(
@@ -72,34 +75,8 @@ def adam_(
     )
 
 
-def adam_by_row_(
-    parameters: Sequence[Tensor], *arguments: Any, shares: Sequence[Tensor], **keywords: Any
-) -> None:
-    """Moves parameters as :func:`adam_`, each row by a share of its step.
-
-    Rows differ in their learning rates where ``lr`` is the largest of them; a row of share 0
-    stays where it is, to the bit.
-
-    Args:
-        parameters, *arguments, **keywords: of :func:`adam_`.
-        shares (sequence of Tensor): for each parameter 0 to 1, broadcast against it.
-
-    Examples:
-        >>> x, zero = torch.ones(2, 1), torch.zeros(())
-        >>> state = [torch.zeros(2, 1)], [torch.zeros(2, 1)], [torch.zeros(())]
-        >>> adam_by_row_([x], [torch.ones(2, 1)], *state, torch.tensor(0.5), zero, [], (0.9, 0.999),
-        ...              0, shares=[torch.tensor([[1.0], [0.0]])])
-        >>> x.flatten()
-        tensor([0.5000, 1.0000])
-    """
-    before = [x.detach().clone() for x in parameters]
-    adam_(parameters, *arguments, **keywords)
-    for x, old, share in zip(parameters, before, shares):
-        x.copy_(torch.lerp(old, x, share.to(x).expand_as(x)))
-
-
-class Adam:
-    """Adam of some parameters, whose whole state is tensors that a graph may write to.
+class Adam(torch.optim.Adam):
+    """Adam of some parameters; with :meth:`take` its whole step is tensors that a graph writes to.
 
     Args:
         parameters (iterable of Tensor): that are trained.
@@ -107,61 +84,61 @@ class Adam:
         eps (float): Adam's epsilon.
 
     Attributes:
-        lr (Tensor): the learning rate, a scalar to be filled in place.
+        lr (Tensor): the learning rate of :meth:`take`, a scalar to be filled in place.
+        members (Members, optional): of a population, whose rows the parameters hold.
+        rates (Tensor): the learning rate of each member, ``[P]``; from :meth:`prepare`.
 
     Reduces to: ``torch.optim.Adam(fused=True)``, to the bit.
 
     Examples:
         >>> x = torch.ones(1)
-        >>> Adam([x], lr=0.5, eps=0).step([torch.ones(1)])
+        >>> Adam([x], lr=0.5, eps=0).take([torch.ones(1)])
         >>> x
         tensor([0.5000])
     """
 
+    members: Members | None = None
+    rates: Tensor
+
     def __init__(self, parameters: Iterable[Tensor], lr: float, eps: float) -> None:
-        self.parameters, self.eps = list(dict.fromkeys(parameters)), eps
-        self.means = [torch.zeros_like(p).detach() for p in self.parameters]
-        self.squares = [torch.zeros_like(p).detach() for p in self.parameters]
+        # One kernel for all parameters.
+        super().__init__(list(dict.fromkeys(parameters)), lr=lr, eps=eps, fused=True)
         device = self.parameters[0].device
-        self.steps = [torch.zeros((), device=device) for _ in self.parameters]
         # A CPU reads it as the number that an optimizer has, to the bit; a GPU wants floats.
         wide = torch.float64 if device.type == "cpu" else torch.float32
         self.lr = torch.tensor(lr, dtype=wide, device=device)
         self._goes_on = torch.zeros((), device=device)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), **self.__dict__}
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All that it moves."""
+        return self.param_groups[0]["params"]
+
     @property
     def tensors(self) -> list[Tensor]:
         """All that a step reads and writes, the parameters included."""
-        state = [*self.means, *self.squares, *self.steps, self.lr, self._goes_on]
-        return [*self.parameters, *state]
+        start_adam(self, self.parameters)
+        moments = [x for own in moments_of(self, self.parameters) for x in own]
+        found = [*self.parameters, *moments, self.lr, self._goes_on]
+        return found if self.members is None else [*found, self.rates, self.members.sick]
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor | None]) -> None:
+    def prepare(self, rates: Tensor) -> None:
+        """Takes the learning rates of the members, ``[P]``, for the next steps."""
+        self.rates.copy_(rates)
+        # Each takes a share of the largest, never so large that what others leave overflows.
+        self.lr.copy_(self.rates.amax().clamp(torch.finfo(rates.dtype).tiny, 1.0))
+
+    @torch.no_grad()
+    def take(self, gradients: Sequence[Tensor | None]) -> None:
         """Takes a step; what has no gradient has 0."""
-        found = [
-            torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, gradients)
-        ]
-        moments = self.means, self.squares, self.steps
-        adam_(self.parameters, found, *moments, self.lr, self._goes_on, [], (0.9, 0.999), self.eps)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the moments and the number of steps."""
-        return {"means": self.means, "squares": self.squares, "steps": self.steps}
-
-    @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes them back, in place.
-
-        Raises:
-            ValueError: moments of other parameters.
-        """
-        for name, own in self.state_dict().items():
-            if [x.shape for x in state[name]] != [x.shape for x in own]:
-                raise ValueError(
-                    "Adam: the state is of other parameters, expected the same shapes."
-                )
-            for x, value in zip(own, state[name]):
-                x.copy_(value)
+        parameters = self.parameters
+        found = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients)]
+        start_adam(self, parameters)
+        move(self, parameters, found, lr=self.lr, skip=self._goes_on, members=self.members)
 
 
 def start_adam(optimizer: torch.optim.Adam, parameters: Iterable[Tensor]) -> None:
@@ -173,6 +150,49 @@ def start_adam(optimizer: torch.optim.Adam, parameters: Iterable[Tensor]) -> Non
                 "exp_avg": torch.zeros_like(parameter).detach(),
                 "exp_avg_sq": torch.zeros_like(parameter).detach(),
             }
+
+
+def moments_of(
+    optimizer: torch.optim.Adam, parameters: Iterable[Tensor]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Returns means, squares and numbers of steps of parameters that have been moved."""
+    states = [optimizer.state[p] for p in parameters]
+    means, squares, steps = ([x[key] for x in states] for key in ("exp_avg", "exp_avg_sq", "step"))
+    return means, squares, steps
+
+
+@torch.no_grad()
+def move(
+    optimizer: torch.optim.Adam,
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    *,
+    lr: Tensor,
+    skip: Tensor,
+    frozen: Sequence[Tensor] = (),
+    members: Members | None = None,
+) -> None:
+    """Takes a step of an optimizer's Adam with some of its parameters, which have moments.
+
+    Args:
+        optimizer (Adam): torch's, or :class:`Adam` where there are members.
+        parameters, gradients, lr, skip, frozen: of :func:`adam_`.
+        members (Members, optional): each is moved by its own of the optimizer's ``rates``, of which
+            ``lr`` is the largest; one that is sick stays.
+    """
+    settings, moments = optimizer.param_groups[0], moments_of(optimizer, parameters)
+    betas, eps = settings["betas"], settings["eps"]
+    if members is None:
+        adam_(parameters, gradients, *moments, lr, skip, frozen, betas, eps)
+        return
+    assert isinstance(optimizer, Adam)
+    rows = [members.rows.of(p) for p in parameters]
+    shares = torch.where(members.sick, 0.0, optimizer.rates / lr.to(optimizer.rates))
+    healthy = [torch.where(members.sick[own], 0.0, g) for own, g in zip(rows, gradients)]
+    before = [x.detach().clone() for x in parameters]
+    adam_(parameters, healthy, *moments, lr, skip, frozen, betas, eps)
+    for x, old, own in zip(parameters, before, rows):
+        x.copy_(torch.lerp(old, x, shares[own].to(x).expand_as(x)))
 
 
 @contextlib.contextmanager

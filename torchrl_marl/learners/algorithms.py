@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchrl_marl.learners.config import LearnerConfig
-from torchrl_marl.registry import Registry
 from torchrl_marl.settings import Tagged, overridden
+from torchrl_marl.settings.registry import Registry
 
 __all__ = [
     "ALGORITHMS",
@@ -35,11 +35,13 @@ class Algorithm:
         config (str): ``"module:Class"`` of its settings, a :class:`LearnerConfig`.
         learner (str): ``"module:Class"`` of its learner, which is made as
             ``Learner(groups, config, team=, device=, execution=)``.
+        no_league (str): why it does not learn against stored players; empty where it does.
     """
 
     meaning: str
     config: str
     learner: str
+    no_league: str = ""
 
 
 _USE = "use {{at}}.algorithm={}".format
@@ -66,21 +68,26 @@ _HAPPO = (
     "torchrl_marl.learners.happo_config:HAPPOConfig",
     "torchrl_marl.learners.sequential:SequentialLearner",
 )
+_NO_LEAGUE = "whose learners are on-policy"
 _OFF_POLICY = (
     "torchrl_marl.learners.off_policy_config:OffPolicyConfig",
     "torchrl_marl.learners.off_policy:OffPolicyLearner",
+    _NO_LEAGUE,
 )
 _VALUES = (
-    "torchrl_marl.learners.value_config:ValueConfig",
+    "torchrl_marl.learners.off_policy_config:ValueConfig",
     "torchrl_marl.learners.value_learner:ValueLearner",
+    _NO_LEAGUE,
 )
 _PARALLEL_Q = (
-    "torchrl_marl.learners.parallel_q_config:ParallelQConfig",
+    "torchrl_marl.learners.off_policy_config:ParallelQConfig",
     "torchrl_marl.learners.parallel_q:ParallelQLearner",
+    _NO_LEAGUE,
 )
 _RANDOM = (
     "torchrl_marl.learners.config:RandomConfig",
     "torchrl_marl.learners.fixed_policy:FixedPolicy",
+    _NO_LEAGUE,
 )
 
 
@@ -176,11 +183,13 @@ LearnerSettings = Tagged("algorithm", ALGORITHMS)
 """How the schema of ``learner`` is chosen."""
 
 
-def register_algorithm(name: str, meaning: str, *, config: str, learner: str) -> None:
+def register_algorithm(
+    name: str, meaning: str, *, config: str, learner: str, no_league: str = ""
+) -> None:
     """Makes an algorithm of one's own known, as ``learner.algorithm``.
 
     Args:
-        name, meaning, config, learner: as in :class:`Algorithm`.
+        name, meaning, config, learner, no_league: as in :class:`Algorithm`.
 
     Raises:
         ConfigError: another algorithm has the name.
@@ -191,7 +200,7 @@ def register_algorithm(name: str, meaning: str, *, config: str, learner: str) ->
         'my own'
         >>> ALGORITHMS.remove("mine")
     """
-    ALGORITHMS.add(name, Algorithm(meaning, config, learner))
+    ALGORITHMS.add(name, Algorithm(meaning, config, learner, no_league))
 
 
 def group_config(default: LearnerConfig, own: Mapping[str, Any] | None, name: str) -> LearnerConfig:

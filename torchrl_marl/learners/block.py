@@ -1,24 +1,36 @@
-"""The groups of a learner side by side: what is gathered from a batch, and scattered back.
-
-Shapes: E envs, T steps, N agents of a group, G groups that are trained as one, P members.
-"""
+"""A learner's groups side by side in one block."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
-from torchrl_marl.joining import can_join, join
-from torchrl_marl.objectives.births import Births
-from torchrl_marl.objectives.flags import ALIVE, BOOTSTRAPS, Flags, flags_of
-from torchrl_marl.population import fold, of_members
-from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.checks import check_flags
+from torchrl_marl.capture import check_execution
+from torchrl_marl.learners.networks import (
+    ObservationNorms,
+    check_hearing,
+    must_stay_apart,
+    seen_by_critics,
+)
+from torchrl_marl.modules.config import carries, communicates, gives_links
+from torchrl_marl.modules.joined_actor import GroupActors
+from torchrl_marl.objectives.flags import ALIVE, BOOTSTRAPS, Births, Flags, flags_of
+from torchrl_marl.specs import GroupSpec, TeamSpec
+from torchrl_marl.specs.groups import check_flags
+from torchrl_marl.specs.joining import can_join, fold, join, of_members
 
-__all__ = ["Block"]
+if TYPE_CHECKING:
+    from torchrl_marl.learners.adam import Adam
+    from torchrl_marl.learners.clipping import GradientClip
+    from torchrl_marl.learners.members import Members
+    from torchrl_marl.modules.exploration import Explore
+
+__all__ = ["Block", "BlockLearner"]
 
 _AT_NEXT = ("is_init", "links")
 Gathered = tuple[GroupSpec, TensorDictBase, TensorDictBase]
@@ -177,3 +189,175 @@ def _alike(groups: Iterable[GroupSpec]) -> list[list[GroupSpec]]:
         else:
             alike.append([group])
     return alike
+
+
+class BlockLearner(nn.Module):
+    """The groups of a learner, joined where their actions allow, with nothing trained yet.
+
+    Args:
+        groups (mapping of name to GroupSpec): the groups that it trains.
+        config (TrainedConfig): how.
+        team (TeamSpec, optional): all groups of the environment, for what sees across groups.
+        device (torch.device, optional): of the networks.
+        execution ("eager", "compile" or "cudagraph"): how its updates run.
+        members (Members, optional): of a population, each of which learns by itself from the envs
+            of a batch that are its own; ``settings`` and ``sick`` are then theirs.
+
+    Attributes:
+        block (Block): the joined groups, and batches in their layout.
+        observation_norms (ObservationNorms): the running statistics of observations.
+        actors (GroupActors): by group; empty until a subclass adds them.
+        losses (dict): name of one or several groups, ``"a+b"`` -> the loss; likewise.
+
+    Raises:
+        ConfigError: an execution that the device does not have.
+    """
+
+    acted: ClassVar[tuple[str, ...]] = ("action",)
+    """What the losses read of the agents' acting."""
+    rates: ClassVar[str] = "learner.lr"
+    """The settings to lower where a loss is not finite."""
+    unshared = False
+    """Whether every agent has gone on with networks of its own."""
+
+    def __init__(
+        self,
+        groups: Mapping[str, GroupSpec],
+        config: Any,
+        *,
+        team: TeamSpec | None = None,
+        device: torch.device | str | None = None,
+        execution: str = "eager",
+        members: Members | None = None,
+    ) -> None:
+        super().__init__()
+        if execution != "trace":  # for tests: a graph, run operation by operation
+            check_execution(execution, device, type(self).__name__)
+        self.execution, self.members = execution, members
+        self.n_members = n_members = 1 if members is None else members.n
+        if members is not None:
+            self.settings, self.sick = members.settings, members.sick
+        self.groups, self.config = dict(groups), config
+        seen = seen_by_critics((self.groups if team is None else team.groups).values(), config)
+        if seen is not None and n_members > 1:
+            seen = of_members(seen, n_members, same_actions=False)
+        apart = must_stay_apart(config)
+        self.block = Block(
+            self.groups,
+            apart=apart,
+            seen=seen,
+            acted=self.acted,
+            remembered=self.remembered,
+            n_members=n_members,
+        )
+        check_hearing(self.block.joined, config, team)
+        self.observation_norms = ObservationNorms(config.normalize_observations, device)
+        self.actors = GroupActors()
+        self.losses: dict[str, Any] = {}
+        self.explorers: list[Explore] = []
+        self.critic_states: dict[str, Tensor] = {}
+        self.progress = 0.0
+
+    @property
+    @abstractmethod
+    def optimizer_of(self) -> Mapping[str, Adam]:
+        """Setting that is a learning rate -> the optimizer that it is of."""
+
+    @property
+    @abstractmethod
+    def trained(self) -> list[Tensor]:
+        """Parameters that an update moves, targets included."""
+
+    @property
+    @abstractmethod
+    def clips(self) -> list[GradientClip]:
+        """Limits of all gradients."""
+
+    @abstractmethod
+    def _learn(self, batch: TensorDictBase) -> TensorDict:
+        """Trains on a batch, with the settings as they are."""
+
+    def learn(self, batch: TensorDictBase) -> TensorDict:
+        """Trains on a batch; metrics are tensors, ``(group, name)``, of a population ``[P]``.
+
+        Raises:
+            NonFiniteError: a loss or gradient that is not finite; of a population, everybody's.
+        """
+        if self.members is None:
+            return self._learn(batch)
+        with self.members.learning(self, batch):
+            return self._learn(batch)
+
+    def copy_members(self, parent: Tensor) -> None:
+        """Makes members of a population copies of others: networks, moments and statistics.
+
+        Their settings and their stored steps stay; who is a copy of a healthy member is healthy.
+
+        Args:
+            parent (Tensor): whose copy each member becomes, ``[P]``; its own number for itself.
+        """
+        assert self.members is not None
+        self.members.copy(self, parent)
+
+    def take_member(self, many: Any, member: int) -> None:
+        """Takes over what a member of a population's learner has besides networks and statistics.
+
+        Args:
+            many (BlockLearner): of the same kind, with members.
+            member (int): which of them.
+        """
+
+    @property
+    def remembered(self) -> tuple[str, ...]:
+        """What a batch has for networks with memory, and links that the environment gives."""
+        config, found = self.config, []
+        if getattr(config, "remembers", False):
+            found = ["is_init", "hidden"] if carries(config.actor) else ["is_init"]
+        networks = (config.actor, getattr(config, "critic", config.actor))
+        return (*found, *["links"] * any(gives_links(own) for own in networks))
+
+    def check_remembered(self, batch: TensorDictBase) -> None:
+        """Refuses a batch ``[E, T]`` without what networks with memory or communication read.
+
+        Raises:
+            SpecError: naming the entry.
+        """
+        if self.remembered:
+            from torchrl_marl.learners.windows import refuse_forgotten
+
+            refuse_forgotten(self.groups, batch, self.remembered)
+
+    def add_communication(self, metrics: TensorDict, data: TensorDictBase) -> None:
+        """Adds metrics of the communication, where agents communicate.
+
+        Args:
+            metrics (TensorDict): of groups; written to.
+            data (TensorDictBase): a batch ``[E, T]`` in the block's layout.
+        """
+        if communicates(self.config.actor):
+            from torchrl_marl.learners.words import add_words
+
+            add_words(metrics, self.actors, self.block.joined, data)
+
+    def unshare(self) -> None:
+        """Gives every agent a network of its own from now on, with the outputs that it had."""
+        raise NotImplementedError
+
+    def cut(self) -> None:
+        """Says that the next batch does not follow on the last: episodes begin anew."""
+        self.block.births.forget()
+
+    def _births_state(self) -> dict[str, Any]:
+        """Returns who is born in the running episodes, for a checkpoint."""
+        born = self.block.births.state_dict()
+        return {"born": born} if born else {}
+
+    def _load_births(self, state: Mapping[str, Any]) -> None:
+        """Takes it back; of an older version's checkpoint nobody is known."""
+        self.block.births.load_state_dict(state.get("born", {}))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Goes on from a saved state, un-shared if that was so."""
+        if state_dict.get("_extra_state", {}).get("unshared"):
+            self.unshare()
+        return super().load_state_dict(state_dict, *args, **kwargs)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.learners.algorithms import ALGORITHMS, group_config
-from torchrl_marl.learners.config import LearnerConfig, OnPolicyConfig
+from torchrl_marl.learners.config import LearnerConfig
 from torchrl_marl.learners.learner import Learner
-from torchrl_marl.learners.off_policy_config import OffPolicyConfig
-from torchrl_marl.learners.population import PopulationLearner
-from torchrl_marl.learners.population_config import check_members
-from torchrl_marl.learners.replay_population import OffPolicyPopulation, ValuePopulation
-from torchrl_marl.learners.value_config import ValueConfig
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["build_learners", "build_population", "partition"]
@@ -81,18 +76,14 @@ def build_population(
     Raises:
         ConfigError: settings with which members would not learn by themselves.
     """
-    learners: list[Any] = []
-    for config, groups in partition(team, default, overrides):
-        check_members(config)
-        more: dict[str, Any] = {"n_members": n_members, "settings": settings, "team": team}
-        more |= {"device": device, "execution": execution}
-        if isinstance(config, ValueConfig):
-            learners.append(ValuePopulation(groups, config, share_replay=share_replay, **more))
-        elif isinstance(config, OffPolicyConfig):
-            learners.append(OffPolicyPopulation(groups, config, share_replay=share_replay, **more))
-        else:
-            learners.append(PopulationLearner(groups, cast(OnPolicyConfig, config), **more))
-    return learners
+    from torchrl_marl.learners.members import learner_of_members
+
+    more: dict[str, Any] = {"n_members": n_members, "settings": settings, "team": team}
+    more |= {"share_replay": share_replay, "device": device, "execution": execution}
+    return [
+        learner_of_members(groups, config, **more)
+        for config, groups in partition(team, default, overrides)
+    ]
 
 
 def partition(

@@ -1,32 +1,82 @@
-"""Updates as one graph each: minibatch, losses, gradients, limits and Adam of all objectives.
-
-Shapes: F frames of a batch, M frames of a minibatch, U updates, G groups of all objectives.
-"""
+"""Updates as graphs."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
+from torch.distributions import Distribution
 
 from torchrl_marl.capture import Program, capture
-from torchrl_marl.learners.adam import start_adam
-from torchrl_marl.learners.recording import (
-    Programs,
-    random_state,
-    set_random_state,
-    unchanged,
+from torchrl_marl.learners.adam import moments_of, move, start_adam
+from torchrl_marl.learners.updates import (
+    History,
+    Updates,
+    minibatch_keys,
+    must_be_finite,
+    sum_of_all,
 )
-from torchrl_marl.learners.summary import must_be_finite
-from torchrl_marl.learners.sums import sum_of_all
-from torchrl_marl.learners.updates import History, Updates, minibatch_keys
-from torchrl_marl.ranks import current
+from torchrl_marl.runtime.ranks import current
 
-__all__ = ["CapturedUpdates", "make_updates"]
+if TYPE_CHECKING:
+    from torchrl_marl.learners.adam import Adam
+
+__all__ = [
+    "CapturedUpdates",
+    "Programs",
+    "make_updates",
+    "random_state",
+    "set_random_state",
+    "unchanged",
+]
+
+
+class Programs(dict[Any, Program]):
+    """Recorded graphs, which belong to the networks that they were recorded with."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Programs:
+        return Programs()
+
+
+@contextlib.contextmanager
+def unchanged(device: torch.device, tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Undoes the update that recording runs; distributions do not look at values.
+
+    Args:
+        device (torch.device): whose random numbers are drawn again.
+        tensors (sequence of Tensor): what an update writes to.
+    """
+    before = [x.detach().clone() for x in tensors]
+    validates, state = Distribution._validate_args, random_state(device)
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(validates)
+        set_random_state(device, state)
+        with torch.no_grad():
+            for x, value in zip(tensors, before):
+                x.copy_(value)
+
+
+def random_state(device: torch.device) -> Tensor:
+    """Returns the state of torch's generator of a device."""
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.get_rng_state()
+
+
+def set_random_state(device: torch.device, state: Tensor) -> None:
+    """Puts a state of :func:`random_state` back."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
 
 
 def make_updates(*args: Any, execution: str = "eager", **kwargs: Any) -> Updates:
@@ -174,7 +224,7 @@ class CapturedUpdates(Updates):
     def _row(self, minibatch: TensorDictBase) -> Tensor:
         """Takes one step of the optimizer; returns metrics as one row, what is watched first."""
         total, metrics, counts = self.evaluate(minibatch)
-        parameters, means, squares, steps = self._moments()
+        parameters = self._started
         own = torch.autograd.grad(total, parameters)
         gradients, metrics = sum_of_all(current(), self.objectives, own, metrics, counts)
         found = dict(zip(parameters, gradients))
@@ -182,15 +232,22 @@ class CapturedUpdates(Updates):
             for name, clip in self.clips.items():
                 of_clip = [found.get(parameter) for parameter in clip.parameters]
                 metrics[name, "grad_norm"] = clip.scale(of_clip)
-            self.stop.saw({name: metrics[name, "grad_norm"] for name in self.clips})
+                if self.members is not None:
+                    self.members.note(metrics[name, "grad_norm"])
             columns = [self.stop.watched(metrics)]
             columns += [value.reshape(-1) for value in metrics.values()]
             ends = pairwise(accumulate(map(len, columns)))
             self._columns = {key: slice(*own) for key, own in zip(metrics, ends)}
             row = torch.cat(columns)
-            settings = self.optimizer.param_groups[0]
-            moments = means, squares, steps
-            self.stop.adam(parameters, list(found.values()), moments, self._lr, settings)
+            move(
+                self.optimizer,
+                parameters,
+                list(found.values()),
+                lr=self._lr,
+                skip=self.stop.all,
+                frozen=self.stop.frozen(parameters),
+                members=self.members,
+            )
             self._call_after()
             return row
 
@@ -206,17 +263,18 @@ class CapturedUpdates(Updates):
     def _inputs(self) -> list[Tensor]:
         """Returns all that an update reads or writes beside the frames."""
         everything = self.optimizer.param_groups[0]["params"]
-        moments = [x for own in self._moments()[1:] for x in own]
+        moments = [x for own in moments_of(self.optimizer, self._started) for x in own]
         buffers = [buffer for loss in self.objectives.values() for buffer in loss.buffers()]
         found = [*everything, *moments, *buffers, *self.state, self._lr, *self.stop.tensors]
+        if self.members is not None:
+            found += [cast("Adam", self.optimizer).rates, *self.members.tensors]
         return list({id(x): x for x in found}.values())
 
-    def _moments(self) -> tuple[list[Tensor], ...]:
-        """Returns the parameters that a gradient reaches, and Adam's state of them."""
+    @property
+    def _started(self) -> list[Tensor]:
+        """The parameters that a gradient reaches."""
         state = self.optimizer.state
-        parameters = [p for p in self.optimizer.param_groups[0]["params"] if state.get(p)]
-        names = ("exp_avg", "exp_avg_sq", "step")
-        return parameters, *([state[p][name] for p in parameters] for name in names)
+        return [p for p in self.optimizer.param_groups[0]["params"] if state.get(p)]
 
     def _start_optimizer(self, minibatch: TensorDictBase) -> None:
         """Makes Adam's state for the parameters that a gradient reaches, as its first step does."""

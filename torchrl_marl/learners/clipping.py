@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict
@@ -16,11 +16,12 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor
 
-from torchrl_marl.modules.communication.channel import channels_of
-from torchrl_marl.modules.memory.network import STATES, state_size
-from torchrl_marl.modules.random_actor import RandomActor
-from torchrl_marl.objectives.off_policy import OffPolicyLoss
+from torchrl_marl.modules.memory.states import STATES, state_size
+from torchrl_marl.modules.networks import channels_of
 from torchrl_marl.specs import GroupSpec
+
+if TYPE_CHECKING:
+    from torchrl_marl.objectives.off_policy import OffPolicyLoss
 
 __all__ = ["GradientClip"]
 
@@ -145,6 +146,8 @@ class GradientClip:
             limit (float, optional): the largest norm; None for none.
             seen (GroupSpec, optional): other agents that a mixer sees.
         """
+        from torchrl_marl.modules.exploration import RandomActor
+
         parameters = list(dict.fromkeys(parameters))
         act = RandomActor(loss.group, parameters[0].device)
 

@@ -1,24 +1,21 @@
-"""Settings of learners: a dataclass for each family of algorithms."""
+"""Settings of on-policy learners."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.learners.memory_config import (
-    NeedsMemory,
-    check_run_windows,
-    check_windows,
-    remembers,
-)
-from torchrl_marl.learners.minibatch_config import check_minibatch, check_shards
-from torchrl_marl.modules.communication_config import communicates
 from torchrl_marl.modules.config import (
     CriticConfig,
     NetworkConfig,
     RecurrentCriticConfig,
     TeamNetworkConfig,
+    carries,
+    communicates,
+    delays,
+    has_memory,
     sharing_of,
 )
 from torchrl_marl.settings import (
@@ -38,10 +35,180 @@ __all__ = [
     "CentralInput",
     "EpsilonConfig",
     "LearnerConfig",
+    "NeedsMemory",
     "OnPolicyConfig",
     "RandomConfig",
     "TrainedConfig",
+    "check_batch",
+    "check_minibatch",
+    "check_run_windows",
+    "check_shards",
+    "check_window",
+    "check_windows",
+    "finds_clusters",
+    "remembers",
+    "without_memory",
 ]
+
+
+def check_minibatch(size: int, run: Any, at: str) -> None:
+    """Refuses minibatches larger than a batch.
+
+    Args:
+        size (int): env steps of a minibatch.
+        run (TrainConfig): the run's settings.
+        at (str): what stands before the name in messages.
+
+    Raises:
+        ConfigError: it is larger.
+    """
+    if size > run.frames_per_batch:
+        raise ConfigError(
+            f"{at}minibatch_size is {size}, expected at most "
+            f"frames_per_batch, {run.frames_per_batch}; "
+            f"use {at}minibatch_size={run.frames_per_batch}."
+        )
+
+
+def check_shards(section: Any, run: Any, at: str) -> None:
+    """Refuses minibatches, or windows of them, of which shards cannot give equal parts.
+
+    Args:
+        section: settings of a learner that trains on whole batches.
+        run (TrainConfig): the run's settings.
+        at (str): what stands before the names in messages.
+
+    Raises:
+        ConfigError: naming the next good number.
+    """
+    if run.distributed.asynchronous:  # whose batches are made of whatever comes
+        return
+    part = (run.distributed.collectors or 1) * (section.window if section.remembers else 1)
+    size = section.minibatch_size
+    if size % part:
+        fits = -(-size // part) * part
+        fits = fits if fits <= run.frames_per_batch else size // part * part
+        raise ConfigError(
+            f"{at}minibatch_size is {size}, expected a multiple of {part}, so that each of the "
+            f"{run.distributed.collectors} distributed.collectors gives as much"
+            + (f"; use {at}minibatch_size={fits}." if fits else "; use fewer.")
+        )
+
+
+def remembers(section: Any) -> bool:
+    """Returns whether the actor or the critic of a learner carries something from step to step."""
+    critic = getattr(section, "critic", None)
+    return carries(section.actor) or critic is not None and carries(critic)
+
+
+def finds_clusters(config: LearnerConfig) -> bool:
+    """Whether networks are shared by clusters of agents that have yet to be found."""
+    networks = [getattr(config, part, None) for part in ("actor", "critic")]
+    return any(
+        own is not None and own.sharing == "clusters" and own.sharing_index is None
+        for own in networks
+    )
+
+
+def without_memory(section: Any, at: str) -> str:
+    """Returns the settings with which an actor that carries something would carry nothing."""
+    found = {"memory=none": has_memory(section.actor)}
+    found["communication.delay=0"] = delays(section.actor)
+    return " and ".join(f"{at}actor.{setting}" for setting, carried in found.items() if carried)
+
+
+class NeedsMemory(ReadWhere):
+    """A setting that is read where the actor or the critic remembers.
+
+    Args:
+        critic (bool): critics may remember, too.
+    """
+
+    def __init__(self, *, critic: bool = True) -> None:
+        super().__init__("actor.memory.kind", "none", but=True)
+        self.critic = critic
+
+    def holds(self, section: Any, value_of: Any = None) -> bool:
+        """Whether one of the two remembers."""
+        return remembers(section)
+
+    def in_words(self, at: str) -> str:
+        """Returns the condition as it stands in a sentence."""
+        critic = f" or {at}critic.memory.kind" if self.critic else ""
+        delay = f"{at}actor.communication.delay is above 0"
+        return f"{at}actor.memory.kind{critic} is not none, or {delay}"
+
+
+def check_windows(section: Any, at: str) -> None:
+    """Refuses minibatches that are no whole windows, and windows without a step to learn from.
+
+    Args:
+        section: settings of a learner with memory.
+        at (str): what stands before the names in messages.
+
+    Raises:
+        ConfigError: naming the setting and the fix.
+    """
+    check_window("minibatch_size", section.minibatch_size, section.window, at)
+    if section.burn_in >= section.window:
+        raise ConfigError(
+            f"{at}burn_in is {section.burn_in}, expected less than {at}window, {section.window}, "
+            f"so that there are steps to learn from; use {at}burn_in={section.window // 2}."
+        )
+
+
+def check_run_windows(section: Any, run: Any, at: str) -> None:
+    """Refuses batches of a run that are no whole windows.
+
+    Args:
+        section: settings of a learner with memory that trains on whole batches.
+        run (TrainConfig): the run's settings.
+        at (str): what stands before the names in messages.
+    """
+    num_envs = run.env.num_envs
+    check_batch(math.ceil(run.frames_per_batch / num_envs), num_envs, section.window, at)
+
+
+def check_window(name: str, size: int, window: int, at: str) -> None:
+    """Refuses numbers of steps that are no whole windows.
+
+    Args:
+        name (str): the setting.
+        size (int): its steps.
+        window (int): steps of a window.
+        at (str): what stands before the names in messages.
+
+    Raises:
+        ConfigError: naming the next good number, and the largest window that fits, if any does.
+    """
+    if size % window:
+        shorter = next((steps for steps in range(window, 1, -1) if size % steps == 0), None)
+        raise ConfigError(
+            f"{at}{name} is {size}, expected a multiple of {at}window, {window}; use "
+            f"{at}{name}={math.ceil(size / window) * window}"
+            f"{f', or {at}window={shorter}' if shorter else ''}."
+        )
+
+
+def check_batch(steps: int, num_envs: int, window: int, at: str) -> None:
+    """Refuses batches whose steps of an env are no whole windows.
+
+    Args:
+        steps (int): number T of steps of a batch.
+        num_envs (int): number E of envs.
+        window (int): steps of a window.
+        at (str): what stands before the names in messages.
+
+    Raises:
+        ConfigError: naming the next good number of frames.
+    """
+    if steps % window:
+        good = math.ceil(steps / window) * window
+        raise ConfigError(
+            f"{at}window is {window}, which does not divide a batch: {steps} steps of {num_envs} "
+            f"envs; use frames_per_batch={good * num_envs}."
+        )
+
 
 # What an algorithm is called whose critics see more than their own agent.
 _CENTRAL = {"ippo": "mappo", "iddpg": "maddpg", "itd3": "matd3", "isac": "masac"}

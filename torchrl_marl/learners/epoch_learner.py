@@ -8,23 +8,27 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import nn
+from torch import Tensor, nn
 
-from torchrl_marl.learners.block_learner import BlockLearner
-from torchrl_marl.learners.captured import make_updates
+from torchrl_marl.learners.adam import Adam
+from torchrl_marl.learners.block import BlockLearner
 from torchrl_marl.learners.clipping import GradientClip
-from torchrl_marl.learners.shards import ShardOrder
-from torchrl_marl.learners.stopping import KLStop
-from torchrl_marl.learners.summary import refuse_non_finite, summarize
-from torchrl_marl.learners.unshare import unshare_networks
-from torchrl_marl.learners.updates import minibatch_keys, shuffled_epochs
-from torchrl_marl.learners.windows import recall_all, refuse_forgotten, warmed_up, windows_of
-from torchrl_marl.learners.words import add_words
+from torchrl_marl.learners.updates import (
+    KLStop,
+    Updates,
+    minibatch_keys,
+    refuse_non_finite,
+    shuffled_epochs,
+    summarize,
+)
 from torchrl_marl.modules.precision import matmul_precision
+
+if TYPE_CHECKING:
+    from torchrl_marl.learners.shards import ShardOrder
 
 __all__ = ["EpochLearner"]
 
@@ -42,7 +46,7 @@ class EpochLearner(BlockLearner):
         groups (mapping of name to GroupSpec): the groups that it trains.
         config: how; of
             :class:`~torchrl_marl.learners.config.OnPolicyConfig` or
-            :class:`~torchrl_marl.learners.parallel_q_config.ParallelQConfig`.
+            :class:`~torchrl_marl.learners.off_policy_config.ParallelQConfig`.
         team (TeamSpec, optional): all groups of the environment, for a network across groups.
         device (torch.device, optional): of networks and optimizer.
         execution ("eager", "compile" or "cudagraph"): operation by operation; or each update,
@@ -82,22 +86,39 @@ class EpochLearner(BlockLearner):
         networks = [x for loss in self.losses.values() for x in self.networks(loss)]
         parameters = list(dict.fromkeys(p for net in networks for p in net.parameters()))
         lr, eps = self.config.lr, self.config.adam_eps
-        # One kernel for all parameters.
-        self.optimizer = torch.optim.Adam(parameters, lr=lr, eps=eps, fused=True)
+        self.optimizer: torch.optim.Adam = Adam(parameters, lr, eps)
         self._prepare_updates()
 
     def _prepare_updates(self) -> None:
         """Prepares updates of these networks with this optimizer."""
         clips = {name: self.make_clip(name) for name in self.losses}
+        if self.members is not None:
+            self.members.take_over(clips.values(), self.optimizer_of.values())
         device = self.optimizer.param_groups[0]["params"][0].device
-        self.updates = make_updates(
-            self.losses,
-            self.optimizer,
-            clips=clips,
-            stop=self.make_stop(clips, device),
-            prepare=self._warmed_up if self._burn_in else None,
-            execution=self.execution,
-        )
+        more: dict[str, Any] = {"clips": clips, "stop": self.make_stop(clips, device)}
+        more |= {"prepare": self._warmed_up if self._burn_in else None, "members": self.members}
+        if self.execution == "eager":
+            self.updates = Updates(self.losses, self.optimizer, **more)
+        else:
+            from torchrl_marl.learners.captured import CapturedUpdates
+
+            more["execution"] = self.execution
+            self.updates = CapturedUpdates(self.losses, self.optimizer, **more)
+
+    @property
+    def optimizer_of(self) -> dict[str, Adam]:
+        """Setting that is a learning rate -> the optimizer that it is of."""
+        return {"lr": cast(Adam, self.optimizer)}
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """Parameters that an update moves."""
+        return self.optimizer.param_groups[0]["params"]
+
+    @property
+    def clips(self) -> list[GradientClip]:
+        """Limits of all gradients."""
+        return list(self.updates.clips.values())
 
     @property
     def _burn_in(self) -> int:
@@ -105,6 +126,8 @@ class EpochLearner(BlockLearner):
 
     def _warmed_up(self, windows: TensorDictBase) -> TensorDictBase:
         """Returns windows without the steps that only bring the networks' states up to date."""
+        from torchrl_marl.learners.windows import recall_all, warmed_up
+
         recall = [
             partial(recall_all, self.networks(loss), self.block.joined[name])
             for name, loss in self.losses.items()
@@ -125,7 +148,7 @@ class EpochLearner(BlockLearner):
 
     def set_progress(self, fraction: float) -> None:
         """Moves the schedules to a fraction, 0 to 1, of the run."""
-        config = self.config
+        config, self.progress = self.config, fraction
         if config.lr_schedule == "linear":
             for parameters in self.optimizer.param_groups:
                 parameters["lr"] = config.lr * (1.0 - fraction)
@@ -138,6 +161,8 @@ class EpochLearner(BlockLearner):
         Networks that see what one agent sees are un-shared; one that sees the whole team stays
         one. The optimizer goes on where it was.
         """
+        from torchrl_marl.learners.unshare import unshare_networks
+
         if self.unshared:
             return
         sizes = {
@@ -157,11 +182,12 @@ class EpochLearner(BlockLearner):
             total (int): shards of the run; minibatches are those of all.
             seed (int): of their orders.
         """
+        from torchrl_marl.learners.shards import ShardOrder
+
         self.shards = ShardOrder(own, total, seed)
 
-    def learn(self, batch: TensorDictBase) -> TensorDict:
-        """Trains on a batch; metrics are tensors, ``(group, name)``."""
-        refuse_forgotten(self.groups, batch, self.remembered)
+    def _learn(self, batch: TensorDictBase) -> TensorDict:
+        self.check_remembered(batch)
         with matmul_precision(self.config.precision):
             if not self._looked:
                 self._looked = True
@@ -170,7 +196,7 @@ class EpochLearner(BlockLearner):
             self.add_targets(data)
             self.block.scatter(data, batch, self.written)
             metrics = self._train(self._frames(data))
-            add_words(metrics, self.actors, self.block.joined, data)
+            self.add_communication(metrics, data)
             self.observation_norms.update_all(data)
             return metrics
 
@@ -178,6 +204,8 @@ class EpochLearner(BlockLearner):
         """Returns what minibatches are drawn from: frames, or windows of networks with memory."""
         keys = minibatch_keys(self.losses.values())
         if self.config.remembers:
+            from torchrl_marl.learners.windows import windows_of
+
             return windows_of(data, keys, self.config.window)
         return data.select(*keys, strict=False).reshape(-1)
 
@@ -198,7 +226,10 @@ class EpochLearner(BlockLearner):
     ) -> TensorDict:
         lr = self.optimizer.param_groups[0]["lr"]
         summary = summarize(history, self.block.joined, self.groups, lr=lr, epochs=epochs)
-        if not finite:
+        if self.members is not None:
+            self.members.refuse_all_sick(self.rates)
+            self.members.add_rates(summary, self.optimizer_of["lr"].rates)
+        elif not finite:
             refuse_non_finite(summary)
         return summary
 
@@ -208,7 +239,8 @@ class EpochLearner(BlockLearner):
         """What ``state_dict()`` holds beside networks and statistics."""
         state = {"optimizer": self.optimizer.state_dict(), "unshared": self.unshared}
         state |= self._births_state()
-        return state if self.shards is None else {**state, "drawn": self.shards.drawn}
+        state |= {} if self.shards is None else {"drawn": self.shards.drawn}
+        return state if self.members is None else {**state, **self.members.state_dict()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes the optimizer's state back."""
@@ -216,3 +248,5 @@ class EpochLearner(BlockLearner):
         self._load_births(state)
         if self.shards is not None:
             self.shards.drawn = state["drawn"]
+        if self.members is not None:
+            self.members.load_state_dict(state)

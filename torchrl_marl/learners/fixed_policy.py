@@ -14,7 +14,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
 from torchrl_marl.learners.config import LearnerConfig
-from torchrl_marl.modules.random_actor import RandomActor
+from torchrl_marl.modules.exploration import RandomActor
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["FixedPolicy", "RandomPlayers"]

@@ -7,8 +7,12 @@ from typing import Annotated
 
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.learners.config import CentralInput, OnPolicyConfig
-from torchrl_marl.modules.communication_config import communicates
-from torchrl_marl.modules.config import RecurrentCriticConfig, TeamNetworkConfig, sharing_of
+from torchrl_marl.modules.config import (
+    RecurrentCriticConfig,
+    TeamNetworkConfig,
+    communicates,
+    sharing_of,
+)
 from torchrl_marl.modules.registry import BODIES
 from torchrl_marl.settings import ReadWhere
 

@@ -30,7 +30,7 @@ class Learner(Protocol):
 
     A learner may have more: ``use_shards(own, total, seed)``, after which it draws minibatches of
     parts of every shard of a run, and ``over_ranks = True``, if it can then learn as one with the
-    same learner of other processes (:mod:`torchrl_marl.ranks`).
+    same learner of other processes (:mod:`torchrl_marl.runtime.ranks`).
 
     Attributes:
         groups (mapping): names of the groups that it trains -> their specs.

@@ -16,23 +16,17 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequ
 from torch import nn
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.joining import join
 from torchrl_marl.learners.config import ActorCriticConfig, OnPolicyConfig, TrainedConfig
-from torchrl_marl.learners.off_policy_config import OffPolicyConfig
-from torchrl_marl.learners.parallel_q_config import ParallelQConfig
-from torchrl_marl.learners.value_config import ValueConfig
-from torchrl_marl.modules.action_critics import make_action_critic
+from torchrl_marl.learners.off_policy_config import OffPolicyConfig, ParallelQConfig, ValueConfig
 from torchrl_marl.modules.actors import make_actor
-from torchrl_marl.modules.communication_config import communicates
+from torchrl_marl.modules.config import communicates
 from torchrl_marl.modules.critics import make_critic
 from torchrl_marl.modules.inputs import gather_observation
-from torchrl_marl.modules.mixed_critic import make_mixed_critic
-from torchrl_marl.modules.mixers import make_mixer
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.modules.precision import set_precision
-from torchrl_marl.modules.q_actor import make_q_actor
-from torchrl_marl.objectives.masking import who_learns
+from torchrl_marl.objectives.flags import who_learns
 from torchrl_marl.specs import GroupSpec, TeamSpec
+from torchrl_marl.specs.joining import join
 
 __all__ = [
     "ObservationNorms",
@@ -114,6 +108,8 @@ def build_q_actor(
     Raises:
         ConfigError: continuous actions, or settings that do not fit.
     """
+    from torchrl_marl.modules.q_actor import make_q_actor
+
     if not group.discrete:
         raise ConfigError(
             f"group {group.name!r}: its actions are continuous, expected discrete ones for "
@@ -177,6 +173,9 @@ def build_action_critic(
     Raises:
         ConfigError: settings that do not fit, with the group and ``critic``.
     """
+    from torchrl_marl.modules.action_critics import make_action_critic
+    from torchrl_marl.modules.mixers import make_mixed_critic
+
     make: Callable[..., TensorDictSequential] = make_action_critic
     settings: dict[str, Any] = {"team": seen}
     if config.mixed:
@@ -212,6 +211,8 @@ def build_mixer(
     Raises:
         ConfigError: settings that do not fit, with the group and ``mixer``.
     """
+    from torchrl_marl.modules.mixers import make_mixer
+
     with _naming(group, "mixer"):
         mixer = make_mixer(
             group,

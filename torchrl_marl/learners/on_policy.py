@@ -10,19 +10,19 @@ from typing import Any, Literal, cast
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor, nn
+from torch import nn
 from torchrl.objectives import ValueEstimators
 
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.config import OnPolicyConfig
 from torchrl_marl.learners.epoch_learner import EpochLearner
 from torchrl_marl.learners.networks import build_actor, build_critic
-from torchrl_marl.learners.stopping import KLStop
-from torchrl_marl.learners.turns import warn_of_turns
-from torchrl_marl.modules.communication_config import draws
-from torchrl_marl.objectives.masking import learned_steps
+from torchrl_marl.learners.team_checks import warn_of_turns
+from torchrl_marl.learners.updates import KLStop
+from torchrl_marl.modules.config import draws
+from torchrl_marl.objectives.flags import learned_steps
 from torchrl_marl.objectives.ppo import MAPPOLoss
-from torchrl_marl.specs import GroupSpec, TeamSpec
+from torchrl_marl.specs import GroupSpec
 
 __all__ = ["OnPolicyLearner"]
 
@@ -43,8 +43,8 @@ class OnPolicyLearner(EpochLearner):
         device (torch.device, optional): of networks and optimizer.
         execution ("eager", "compile" or "cudagraph"): operation by operation; or each update,
             from the minibatch to Adam, as one compiled graph, which a GPU may replay.
-        n_members (int): members of a population, each of which learns by itself from the envs of a
-            batch that are its own.
+        members (Members, optional): of a population, each of which learns by itself from the envs
+            of a batch that are its own.
 
     Attributes:
         actors (GroupActors): by group; groups that are trained as one act as one, too.
@@ -54,7 +54,8 @@ class OnPolicyLearner(EpochLearner):
             ``[E, N, S]``, where the last batch ended.
 
     Shapes:
-        - batch: ``[E, T]``, heterogeneous groups padded
+        - batch: ``[E, T]``, heterogeneous groups padded; of a population ``[P * E, T]``
+        - metrics: scalars; of a population ``[P]``
 
     Keys:
         - reads: what actors, critics and the losses read
@@ -87,21 +88,11 @@ class OnPolicyLearner(EpochLearner):
         groups: Mapping[str, GroupSpec],
         config: OnPolicyConfig,
         *,
-        team: TeamSpec | None = None,
         device: torch.device | str | None = None,
-        execution: str = "eager",
-        n_members: int = 1,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            groups,
-            config,
-            team=team,
-            device=device,
-            execution=execution,
-            n_members=n_members,
-        )
+        super().__init__(groups, config, device=device, **kwargs)
         self.critics = nn.ModuleDict()
-        self.critic_states: dict[str, Tensor] = {}
         norms, seen = self.observation_norms, self.block.seen
         for name, group in self.block.joined.items():
             actor = build_actor(group, config, norms, device)

@@ -13,16 +13,20 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
-from torchrl_marl.joining import as_one
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.epoch_learner import EpochLearner
 from torchrl_marl.learners.networks import build_mixer, build_q_actor
-from torchrl_marl.learners.parallel_q_config import ParallelQConfig
-from torchrl_marl.learners.rivals import refuse_apart, refuse_rival_agents, refuse_rivals
-from torchrl_marl.learners.turns import refuse_turns
+from torchrl_marl.learners.off_policy_config import ParallelQConfig
+from torchrl_marl.learners.team_checks import (
+    refuse_apart,
+    refuse_rival_agents,
+    refuse_rivals,
+    refuse_turns,
+)
 from torchrl_marl.modules.exploration import Explore
 from torchrl_marl.objectives.parallel_q import ParallelQLoss
 from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs.joining import as_one
 
 __all__ = ["ParallelQLearner"]
 
@@ -84,7 +88,6 @@ class ParallelQLearner(EpochLearner):
     ) -> None:
         super().__init__(groups, config, device=device, **kwargs)
         self.mixers = nn.ModuleDict()
-        self.explorers: list[Explore] = []
         norms, seen = self.observation_norms, self.block.seen
         for name, group in self.block.joined.items():
             actor = build_q_actor(group, config, norms, device)
@@ -130,11 +133,12 @@ class ParallelQLearner(EpochLearner):
         if self.config.mixes_team and len(self.groups) > 1:
             refuse_rivals(self.groups.values(), batch)
 
-    def learn(self, batch: TensorDictBase) -> TensorDict:
-        """Trains on a batch; metrics are tensors, ``(group, name)``."""
-        metrics = super().learn(batch)
+    def _learn(self, batch: TensorDictBase) -> TensorDict:
+        metrics = super()._learn(batch)
+        epsilon = self.explorers[0].epsilon
+        epsilon = epsilon.clone() if self.members is None else epsilon.repeat(self.n_members)
         for group in self.groups:
-            metrics[group, "epsilon"] = self.explorers[0].epsilon.clone()
+            metrics[group, "epsilon"] = epsilon
         return metrics
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.learners.replay_config import ReplayLearnerConfig
-from torchrl_marl.modules.communication_config import communicates
-from torchrl_marl.modules.config import sharing_of
+from torchrl_marl.learners.off_policy_config import ReplayLearnerConfig
+from torchrl_marl.modules.config import communicates, sharing_of
 
 __all__ = ["VARYING", "check_members", "varying_of"]
 
@@ -25,6 +24,7 @@ _VALUES = ("lr", "gamma", "max_grad_norm", *_EPSILON)
 _OFF_POLICY = ("actor_lr", "critic_lr", "gamma", "max_grad_norm", *_EPSILON)
 _OF_ALGORITHM = {
     **dict.fromkeys(("mappo", "ippo"), _ON_POLICY),
+    "pqn": ("lr", "gamma", "lmbda", "max_grad_norm"),
     **dict.fromkeys(("qmix", "vdn", "iql"), _VALUES),
     **dict.fromkeys(("maddpg", "iddpg", "matd3", "itd3"), _OFF_POLICY),
     **dict.fromkeys(("masac", "isac"), (*_OFF_POLICY, "alpha_lr")),
@@ -41,7 +41,7 @@ def varying_of(config: Any) -> tuple[str, ...]:
         config (LearnerConfig): how they learn.
 
     Examples:
-        >>> from torchrl_marl.learners.value_config import ValueConfig
+        >>> from torchrl_marl.learners.off_policy_config import ValueConfig
         >>> varying_of(ValueConfig())[:2]
         ('lr', 'gamma')
     """
@@ -65,6 +65,11 @@ def check_members(config: Any, at: str = "learner.") -> None:
         )
     if isinstance(config, ReplayLearnerConfig):
         _check_stored(config, at)
+    if getattr(config, "mixes_team", False):
+        raise ConfigError(
+            f"{at}mixer.over is 'team', which a population does not have yet; use "
+            f"{at}mixer.over=group, or population.size=1."
+        )
     if config.central and config.central_input == "state":
         raise ConfigError(
             f"{at}central_input is 'state', which all members of a population would see; use "
@@ -92,16 +97,6 @@ def _check_stored(config: Any, at: str) -> None:
         raise ConfigError(
             f"{at}replay.alpha is {config.replay.alpha:g}, but a population draws stored steps "
             f"alike; use {at}replay.alpha=0, or population.size=1."
-        )
-    if getattr(config, "mixed", False):
-        raise ConfigError(
-            f"{at}mixer.kind is {config.mixer.kind!r}, which a population of {config.algorithm} "
-            f"does not have yet; use {at}mixer.kind=none, or population.size=1."
-        )
-    if getattr(config, "mixes_team", False):
-        raise ConfigError(
-            f"{at}mixer.over is 'team', which a population does not have yet; use "
-            f"{at}mixer.over=group, or population.size=1."
         )
 
 

@@ -16,18 +16,19 @@ from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
 from torchrl_marl.errors import NonFiniteError
-from torchrl_marl.learners.block_learner import BlockLearner
+from torchrl_marl.learners.adam import Adam, moments_of, start_adam
+from torchrl_marl.learners.block import BlockLearner
+from torchrl_marl.learners.clipping import GradientClip
+from torchrl_marl.learners.off_policy_config import ReplayLearnerConfig
 from torchrl_marl.learners.replay import Priority, TeamReplay
-from torchrl_marl.learners.replay_config import ReplayLearnerConfig
 from torchrl_marl.learners.replay_updates import History, ReplayUpdates, Step
-from torchrl_marl.learners.turns import refuse_turns
+from torchrl_marl.learners.team_checks import refuse_turns
 from torchrl_marl.learners.unshare import unshare_parts
-from torchrl_marl.learners.windows import refuse_forgotten
-from torchrl_marl.learners.words import add_words
 from torchrl_marl.modules.exploration import Explore
 from torchrl_marl.modules.precision import matmul_precision
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
-from torchrl_marl.specs import GroupSpec, TeamSpec
+from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs.joining import fold, unfold
 
 __all__ = ["ReplayLearner"]
 
@@ -51,8 +52,8 @@ class ReplayLearner(BlockLearner):
         device (torch.device, optional): of networks and store.
         execution ("eager", "compile" or "cudagraph"): operation by operation; or each update,
             from its rows to the targets, as one compiled graph.
-        n_members (int): members of a population, each of which learns by itself from the envs of a
-            batch that are its own.
+        members (Members, optional): of a population, each of which learns by itself from the envs
+            of a batch that are its own.
 
     Attributes:
         actors (GroupActors): by group, with their exploration.
@@ -60,7 +61,8 @@ class ReplayLearner(BlockLearner):
         frames (int): env steps seen.
 
     Shapes:
-        - batch: ``[E, T]``, heterogeneous groups padded
+        - batch: ``[E, T]``, heterogeneous groups padded; of a population ``[P * E, T]``
+        - metrics: scalars; of a population ``[P]``
 
     Keys:
         - reads: what networks and losses read
@@ -72,31 +74,27 @@ class ReplayLearner(BlockLearner):
     """
 
     losses: dict[str, OffPolicyLoss]
-    updating: ClassVar[type[ReplayUpdates]] = ReplayUpdates
-    """What makes its updates."""
-    rates = "learner.lr"  # the settings to lower where a loss is not finite
+    rate_of: ClassVar[Mapping[str, str]]
+    """Name of an optimizer -> the setting that is its learning rate."""
 
     def __init__(
         self,
         groups: Mapping[str, GroupSpec],
         config: ReplayLearnerConfig,
         *,
-        team: TeamSpec | None = None,
         device: torch.device | str | None = None,
-        execution: str = "eager",
-        n_members: int = 1,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            groups, config, team=team, device=device, execution=execution, n_members=n_members
-        )
+        super().__init__(groups, config, device=device, **kwargs)
         seen = self.block.seen
-        self.explorers: list[Explore] = []
         for name, group in self.block.joined.items():
             actor, loss = self.build(group, seen, device)
             explore = Explore(group, device=device)
             self.actors.add(group, TensorDictSequential(actor, explore))
             self.explorers.append(explore)
             self.losses[name] = loss
+            if self.members is not None:  # each has one of its own
+                loss.set_keys(discount=group.key("discount"))
         self.targets = nn.ModuleDict(
             {
                 name: nn.ModuleList([target for _, target in loss.followed])
@@ -106,7 +104,7 @@ class ReplayLearner(BlockLearner):
         self.updates = self._make_updates()
         self.replay: TeamReplay | None = None
         self.device = None if device is None else torch.device(device)
-        self.frames, self.owed, self.progress = 0, 0.0, 0.0
+        self.frames, self.owed = 0, 0.0
         self._explore()
 
     @abstractmethod
@@ -131,10 +129,13 @@ class ReplayLearner(BlockLearner):
 
     def _make_updates(self) -> ReplayUpdates:
         """Prepares updates of these networks."""
-        config = self.config
-        return self.updating(
+        config, steps, members = self.config, self.make_steps(self.block.seen), self.members
+        if members is not None:
+            clips = (clip for step in steps for clip in step.clips.values())
+            members.take_over(clips, (x for step in steps for x in step.optimizers.values()))
+        updates = ReplayUpdates(
             self.losses,
-            self.make_steps(self.block.seen),
+            steps,
             minibatch_size=config.minibatch_size,
             n_step=config.n_step,
             gamma=config.gamma,
@@ -142,12 +143,26 @@ class ReplayLearner(BlockLearner):
             window=config.window if config.remembers else 0,
             burn_in=config.burn_in,
             execution=self.execution,
-            **self._more_for_updates(),
+            members=members,
         )
+        if members is not None:
+            members.rows.follow(updates.sources, updates.targets)
+        return updates
 
-    def _more_for_updates(self) -> dict[str, Any]:
-        """Returns what updates of a subclass need besides."""
-        return {}
+    @property
+    def optimizer_of(self) -> dict[str, Adam]:
+        """Setting that is a learning rate -> the optimizer that it is of."""
+        return {self.rate_of[name]: x for name, x in self.updates.optimizers.items()}
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """Parameters that an update moves, targets included."""
+        return [*self.updates.moments, *self.updates.targets]
+
+    @property
+    def clips(self) -> list[GradientClip]:
+        """Limits of all gradients."""
+        return [clip for step in self.updates.steps for clip in step.clips.values()]
 
     def set_progress(self, fraction: float) -> None:
         """Moves the schedules to a fraction, 0 to 1, of the run."""
@@ -181,6 +196,8 @@ class ReplayLearner(BlockLearner):
             explore.epsilon.fill_(epsilon)
             if self.config.noisy:
                 explore.sigma.fill_(self._scheduled("sigma"))
+        if self.members is not None:
+            self.members.explore(self)
 
     def _anneal(self) -> None:
         """Fills in how much less steps count that are drawn more often."""
@@ -193,10 +210,10 @@ class ReplayLearner(BlockLearner):
     def _scheduled(self, name: str) -> float:
         settings = cast(Any, self.config).exploration  # each family's own
         first, last = getattr(settings, name), getattr(settings, f"{name}_end")
-        return first + self._annealed * (last - first)
+        return first + self.annealed * (last - first)
 
     @property
-    def _annealed(self) -> float:
+    def annealed(self) -> float:
         """Share of the way that exploration has gone to its last values."""
         annealing = cast(Any, self.config).exploration.annealing
         return min(1.0, self.progress / annealing) if annealing else 1.0
@@ -209,10 +226,10 @@ class ReplayLearner(BlockLearner):
         steps = 0 if self.replay is None else self.replay.ring.n_filled
         return not self.config.remembers or steps >= self.config.window
 
-    def learn(self, batch: TensorDictBase) -> TensorDict:
-        """Stores a batch and makes its updates; metrics are tensors, ``(group, name)``."""
+    def _learn(self, batch: TensorDictBase) -> TensorDict:
+        """Stores a batch and makes its updates."""
         with matmul_precision(self.config.precision):
-            refuse_forgotten(self.groups, batch, self.remembered)
+            self.check_remembered(batch)
             batch = batch.reshape(-1, batch.shape[-1])
             data = self._store(batch)
             n_updates = 0
@@ -224,7 +241,7 @@ class ReplayLearner(BlockLearner):
             self._check(history)
             self._explore()
             metrics = self._summary(history, n_updates)
-            add_words(metrics, self.actors, self.block.joined, data)
+            self.add_communication(metrics, data)
             return metrics
 
     def cut(self) -> None:
@@ -250,11 +267,22 @@ class ReplayLearner(BlockLearner):
         return data
 
     def _rows_of(self, data: TensorDictBase, batch: TensorDictBase) -> TensorDictBase:
-        """Returns a batch as it is stored, of one in the block's layout and as it came."""
-        return data
+        """Returns a batch as it is stored, of one in the block's layout and as it came.
+
+        Members have envs of their own there.
+        """
+        if self.members is None:
+            return data
+        rows = TensorDict({}, batch.batch_size, device=data.device)
+        rows.set(("next", "done"), batch.get(("next", "done")))
+        for key, value in data.items(True, True):
+            rows.set(key, unfold(value, self.n_members, batch.ndim))
+        return rows
 
     def _make_replay(self, num_envs: int) -> TeamReplay:
         n_steps, keys, options = self._store_settings(num_envs)
+        options["n_members"] = self.n_members
+        options["shared"] = self.members is not None and self.members.share_replay
         return TeamReplay(n_steps, num_envs, keys, **options)
 
     def _store_settings(self, num_envs: int) -> tuple[int, list[NestedKey], dict[str, Any]]:
@@ -268,7 +296,10 @@ class ReplayLearner(BlockLearner):
         return n_steps, list(keys), {"priority": priority, "device": self.device, **options}
 
     def _check(self, history: History) -> None:
-        """Refuses losses and gradients that are not finite."""
+        """Refuses losses and gradients that are not finite; of a population, everybody's."""
+        if self.members is not None:
+            self.members.refuse_all_sick(self.rates)
+            return
         _refuse_non_finite(history, self.rates)
 
     def look_at(self, batch: TensorDictBase) -> None:
@@ -278,29 +309,36 @@ class ReplayLearner(BlockLearner):
     def _summary(self, history: History, n_updates: int) -> TensorDict:
         device = self.explorers[0].epsilon.device
         nothing = torch.full((), torch.nan, device=device)
+        shape = [] if self.members is None else [self.n_members]
         summary: dict[str, dict[str, Tensor]] = {name: {} for name in self.groups}
         joined = zip(self.losses.items(), self.block.joined.values(), self.explorers)
         for (name, loss), whole, explore in joined:
-            for i, group in enumerate(whole.groups):
-                own = summary[group.name]
-                for key in (*loss.out_keys, *(step.norm for step in self.updates.steps)):
-                    values = history.get((name, key))
-                    mean = nothing if values is None else values.mean(0).reshape(-1)
-                    own[key] = mean.expand(len(whole.groups))[i]
-                own["epsilon"] = explore.epsilon.clone()
+            for key in (*loss.out_keys, *(step.norm for step in self.updates.steps)):
+                values = history.get((name, key))
+                mean = nothing if values is None else values.mean(0).reshape(-1)
+                for group, own in whole.by_source(mean):
+                    summary[group.name][key] = own
+            for group in whole.sources:
+                found = summary[group.name]
+                found["epsilon"] = self._of_members(explore.epsilon, whole).clone()
                 if self.config.noisy:
-                    own["sigma"] = explore.sigma.clone()
+                    found["sigma"] = explore.sigma.expand(shape).clone()
                 for key, number in (("updates", n_updates), ("stored", len(self.replay or ()))):
-                    own[key] = torch.full((), float(number), device=device)
-        return TensorDict(cast(dict[str, Any], summary), [], device=device)
+                    found[key] = torch.full(shape, float(number), device=device)
+        return TensorDict(cast(dict[str, Any], summary), shape, device=device)
+
+    def _of_members(self, values: Tensor, group: GroupSpec) -> Tensor:
+        """Returns a number of all agents, or of each of them; of a population that of a member."""
+        if self.members is None:
+            return values
+        return self.members.first_of(values.expand(group.n_agents))
 
     # ------------------------------------------------------------------------------- state
 
     def get_extra_state(self) -> dict[str, Any]:
         """What ``state_dict()`` holds beside networks and statistics."""
-        optimizers = {name: x.state_dict() for name, x in self.updates.optimizers.items()}
-        return {
-            **optimizers,
+        state = {
+            **{name: _state_of(x) for name, x in self.updates.optimizers.items()},
             "updates": self.updates.count,
             "frames": self.frames,
             "owed": self.owed,
@@ -309,18 +347,35 @@ class ReplayLearner(BlockLearner):
             **self._births_state(),
             "replay": None if self.replay is None else self.replay.state_dict(),
         }
+        return state if self.members is None else {**state, **self.members.state_dict()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Takes it back."""
         self._load_births(state)
         for name, optimizer in self.updates.optimizers.items():
-            optimizer.load_state_dict(state[name])
+            _load(optimizer, state[name])
         self.updates.count, self.frames = state["updates"], state["frames"]
         self.owed, self.progress = state["owed"], state["progress"]
         if state["replay"] is not None:
             if self.replay is None:
                 self.replay = self._make_replay(state["replay"]["shape"][1] // self.n_members)
             self.replay.load_state_dict(self._with_team_rewards(state["replay"]))
+        if self.members is not None:
+            self.members.load_state_dict(state)
+
+    def take_member(self, many: ReplayLearner, member: int) -> None:
+        """Takes over what a member of a population's learner has stored, and how it explores."""
+        for own, every in zip(self.explorers, many.explorers):
+            own.epsilon.copy_(many._of_members(every.epsilon, every.group)[member])
+            own.sigma.copy_(every.sigma)
+        self.frames, self.owed, self.progress = many.frames, many.owed, many.progress
+        self.updates.count = many.updates.count
+        if many.replay is not None:
+            num_envs = many.replay.num_envs
+            if self.replay is None:
+                self.replay = self._make_replay(num_envs)
+            keys = self._store_settings(num_envs)[1]
+            self.replay.load_state_dict(many.replay.state_of(member, keys))
 
     def _with_team_rewards(self, state: dict[str, Any]) -> dict[str, Any]:
         """Returns what is stored with the team's rewards, which older versions did not store."""
@@ -331,11 +386,35 @@ class ReplayLearner(BlockLearner):
 
     def _arranged(self, rows: Tensor) -> Tensor:
         """Returns stored rows ``[S, E, N, 1]`` as the losses' groups have their agents."""
-        return rows
+        if self.members is None:
+            return rows
+        return fold(rows.transpose(0, 1), self.n_members, 2)
 
     def _restored(self, rows: Tensor) -> Tensor:
         """Returns them as they are stored."""
-        return rows
+        if self.members is None:
+            return rows
+        return unfold(rows, self.n_members, 2).transpose(0, 1).contiguous()
+
+
+def _state_of(optimizer: Adam) -> dict[str, list[Tensor]]:
+    """Returns moments and numbers of steps, as they stand in a checkpoint."""
+    start_adam(optimizer, optimizer.parameters)
+    return dict(zip(("means", "squares", "steps"), moments_of(optimizer, optimizer.parameters)))
+
+
+@torch.no_grad()
+def _load(optimizer: Adam, state: Mapping[str, Any]) -> None:
+    """Takes them back, in place.
+
+    Raises:
+        ValueError: moments of other parameters.
+    """
+    for name, own in _state_of(optimizer).items():
+        if [x.shape for x in state[name]] != [x.shape for x in own]:
+            raise ValueError("Adam: the state is of other parameters, expected the same shapes.")
+        for x, value in zip(own, state[name]):
+            x.copy_(value)
 
 
 def _refuse_non_finite(history: History, rates: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -16,12 +16,15 @@ from torch import Tensor
 
 from torchrl_marl.capture import capture
 from torchrl_marl.functional import soft_update_
-from torchrl_marl.learners.adam import Adam
+from torchrl_marl.learners.adam import Adam, start_adam
+from torchrl_marl.learners.captured import Programs, unchanged
 from torchrl_marl.learners.clipping import GradientClip
-from torchrl_marl.learners.recording import Programs, unchanged
 from torchrl_marl.learners.replay import TeamReplay
 from torchrl_marl.learners.windows import warmed_up
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
+
+if TYPE_CHECKING:
+    from torchrl_marl.learners.members import Members
 
 __all__ = ["History", "ReplayUpdates", "Step"]
 
@@ -57,12 +60,14 @@ class ReplayUpdates:
         losses (mapping): name -> the loss, with ``functional=False``.
         steps (sequence of Step): in their order.
         minibatch_size, n_step, gamma, tau: as in
-            :class:`~torchrl_marl.learners.replay_config.ReplayLearnerConfig`.
+            :class:`~torchrl_marl.learners.off_policy_config.ReplayLearnerConfig`.
         window, burn_in (int): likewise, for networks with memory; 0: steps are drawn, no windows.
         execution (str): ``eager``, or of :func:`~torchrl_marl.capture.capture`: each update is then
             one graph, from the rows to the priorities.
+        members (Members, optional): of a population, who learn by themselves.
 
     Attributes:
+        gamma (float or Tensor): the discount; of each member, ``[P]``.
         optimizers (dict): name -> Adam, of all steps.
         count (int): updates so far.
 
@@ -81,10 +86,12 @@ class ReplayUpdates:
         window: int = 0,
         burn_in: int = 0,
         execution: str = "eager",
+        members: Members | None = None,
     ) -> None:
         self.losses, self.steps = dict(losses), list(steps)
         self.optimizers = {k: x for step in steps for k, x in step.optimizers.items()}
-        self.minibatch_size, self.n_step, self.gamma = minibatch_size, n_step, gamma
+        self.minibatch_size, self.n_step, self.members = minibatch_size, n_step, members
+        self.gamma: float | Tensor = gamma if members is None else members.full(gamma)
         self.tau, self.execution = tau, execution
         self.window, self.burn_in = window, burn_in
         self.count = 0
@@ -96,13 +103,11 @@ class ReplayUpdates:
         self._columns: dict[int, dict[NestedKey, slice]] = {}
 
     @property
-    def moments(self) -> dict[Tensor, dict[str, Tensor]]:
+    def moments(self) -> dict[Tensor, dict[str, Any]]:
         """What the optimizers know of each parameter, as they hold it."""
-        return {
-            parameter: {"mean": mean, "square": square, "step": step}
-            for x in self.optimizers.values()
-            for parameter, mean, square, step in zip(x.parameters, x.means, x.squares, x.steps)
-        }
+        for x in self.optimizers.values():
+            start_adam(x, x.parameters)
+        return {p: x.state[p] for x in self.optimizers.values() for p in x.parameters}
 
     def run(self, replay: TeamReplay, n_updates: int) -> History:
         """Makes updates; returns their metrics, (name, metric) -> ``[U]`` or ``[U, G]``.
@@ -152,7 +157,10 @@ class ReplayUpdates:
     def _written(self, replay: TeamReplay) -> list[Tensor]:
         priorities = [] if replay.priorities is None else replay.priorities.tensors
         moved = [x for optimizer in self.optimizers.values() for x in optimizer.tensors]
-        return [*moved, *self.targets, *priorities]
+        found = [*moved, *self.targets, *priorities]
+        if self.members is not None:
+            found += [cast(Tensor, self.gamma), *self.members.tensors]
+        return found
 
     def _row(self, replay: TeamReplay, rows: Tensor, n_steps: int) -> Tensor:
         """Makes an update; returns metrics as one row."""
@@ -172,7 +180,7 @@ class ReplayUpdates:
         for step, found in zip(due, gradients):
             for optimizer in step.optimizers.values():
                 n_own = len(optimizer.parameters)
-                optimizer.step(found[:n_own])
+                optimizer.take(found[:n_own])
                 found = found[n_own:]
         if n_steps == len(self.steps):
             soft_update_(self.targets, self.sources, self.tau)
@@ -198,4 +206,6 @@ class ReplayUpdates:
         for name, clip in step.clips.items():
             norm = clip.scale([by_parameter.get(p) for p in clip.parameters])
             metrics[name, step.norm] = norm
+            if self.members is not None:
+                self.members.note(norm)
         return list(found)

@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.learners.on_policy import OnPolicyLearner
-from torchrl_marl.learners.stopping import Turns
+from torchrl_marl.learners.updates import Turns
 
 __all__ = ["SequentialLearner"]
 

@@ -13,8 +13,7 @@ from torch import nn
 
 from torchrl_marl.modules.bodies import Feedforward
 from torchrl_marl.modules.inputs import AgentInput
-from torchrl_marl.modules.networks import AgentNetwork
-from torchrl_marl.modules.team_network import TeamNetwork
+from torchrl_marl.modules.networks import AgentNetwork, TeamNetwork
 from torchrl_marl.modules.unsharing import Origin, carry_state, unshare, unshare_memory
 
 __all__ = ["unshare_networks", "unshare_parts"]

@@ -1,23 +1,233 @@
-"""The update: losses of a minibatch, their gradients, limits and one step of the optimizer.
-
-Shapes: F frames of a batch, M frames of a minibatch, U updates, G groups of all objectives.
-"""
+"""Steps of an optimizer over epochs of minibatches, what stops them, and their metrics."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor, nn
 
+from torchrl_marl.errors import NonFiniteError
+from torchrl_marl.functional import masked_mean
+from torchrl_marl.learners.adam import freeze, moments_of, move, start_adam
 from torchrl_marl.learners.clipping import GradientClip
-from torchrl_marl.learners.stopping import KLStop
-from torchrl_marl.learners.sums import Counts, counted_by_all, sum_of_all
-from torchrl_marl.ranks import current
+from torchrl_marl.runtime.ranks import Alone, current
+from torchrl_marl.specs import GroupSpec
 
-__all__ = ["Objective", "Updates", "evaluate", "minibatch_keys", "shuffled_epochs"]
+if TYPE_CHECKING:
+    from torchrl_marl.learners.adam import Adam
+    from torchrl_marl.learners.members import Members
+
+__all__ = [
+    "KLStop",
+    "Objective",
+    "Turns",
+    "Updates",
+    "counted_by_all",
+    "evaluate",
+    "minibatch_keys",
+    "must_be_finite",
+    "refuse_non_finite",
+    "shuffled_epochs",
+    "sum_of_all",
+    "summarize",
+]
+
+
+class KLStop:
+    """Ends the epochs of each group by its own divergence from the policy that collected.
+
+    A group that has stopped stays as it is, while others go on. Rows of parameters that serve
+    several groups of one loss stop with the first of them.
+
+    Args:
+        clips (mapping): name of a loss -> which rows of its parameters serve which group.
+        limit (float, optional): the largest mean divergence of an epoch; None for none.
+        device (torch.device): where the flags are.
+        metric (str): the loss's entry that is the divergence, read where there is a limit.
+
+    Attributes:
+        stopped (Tensor): 1 for groups that have stopped, else 0, ``[G]``.
+        epochs (Tensor): how many epochs each has learned from, ``[G]``.
+    """
+
+    def __init__(
+        self,
+        clips: Mapping[str, GradientClip],
+        limit: float | None,
+        device: torch.device,
+        metric: str = "kl_approx",
+    ) -> None:
+        self.limit, self.metric = limit, metric
+        self.clips = dict(clips)
+        self.stopped = torch.zeros(sum(c.n_groups for c in clips.values()), device=device)
+        self.epochs = torch.zeros_like(self.stopped)
+
+    def begin(self) -> None:
+        """Begins a batch, from which all groups learn."""
+        self.stopped.zero_()
+        self.epochs.zero_()
+
+    def count(self) -> None:
+        """Counts an epoch that begins."""
+        self.epochs += 1 - self.stopped
+
+    def watched(self, metrics: Mapping[NestedKey, Tensor]) -> Tensor:
+        """Returns the divergences of an update, ``[G]``; nothing, ``[0]``, without a limit."""
+        if self.limit is None:
+            return self.stopped.new_zeros(0)
+        return torch.cat([metrics[name, self.metric].reshape(-1) for name in self.clips])
+
+    def look(self, kl: Tensor) -> None:
+        """Stops groups after an epoch.
+
+        Args:
+            kl (Tensor): estimates of each update, ``[U, G]``.
+        """
+        if self.limit is not None:
+            self.stopped.logical_or_(kl.mean(0) > self.limit)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What an update reads of it."""
+        return [self.stopped]
+
+    @property
+    def all(self) -> Tensor:
+        """1 where all groups have stopped, else 0; a scalar."""
+        return self.stopped.amin()
+
+    def by_loss(self, values: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Splits values ``[G]``: the name of a loss, and those of its groups."""
+        sizes = [clip.n_groups for clip in self.clips.values()]
+        return zip(self.clips, values.split(sizes))
+
+    def frozen(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Returns which rows of each parameter stay as they are; nothing where one flag says it.
+
+        Shapes:
+            - each: bool, a scalar, or as many dims as the parameter, 1 behind the first
+        """
+        if self.limit is None or len(self.stopped) == 1:
+            return []
+        return self._rows(parameters)
+
+    def _rows(self, parameters: Sequence[Tensor], common: Tensor | None = None) -> list[Tensor]:
+        flags: dict[int, Tensor] = {}
+        for name, stopped in self.by_loss(self.stopped > 0):
+            clip = self.clips[name]
+            flags.update(zip(map(id, clip.parameters), clip.rows_of(stopped, common)))
+        return [flags[id(p)] for p in parameters]
+
+
+class Turns(KLStop):
+    """Lets one agent of each group learn at a time; the others' networks stay as they are.
+
+    Whose turn it is is data, so that a graph of an update serves all agents.
+
+    Args:
+        *args, **kwargs: of :class:`KLStop`, to which each agent is a group of its own.
+
+    Attributes:
+        resting (Tensor): 1 for agents whose turn it is not, else 0, ``[N]`` of all losses.
+        common (Tensor): 1 where what serves several agents stays, such as the critic; else 0.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.resting = torch.zeros_like(self.stopped)
+        self.common = torch.zeros((), device=self.stopped.device)
+
+    def give(self, active: Tensor, *, common: bool) -> None:
+        """Begins a turn.
+
+        Args:
+            active (Tensor): whose it is, bool, ``[N]``.
+            common (bool): what serves several agents learns, too.
+        """
+        self.resting.copy_(~active)
+        self.common.fill_(0.0 if common else 1.0)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins a batch, from which the agents learn whose turn it is."""
+        super().begin()
+        self.stopped.copy_(self.resting)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What an update reads of it."""
+        return [self.stopped, self.common]
+
+    def frozen(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Returns which rows of each parameter stay as they are, as :class:`KLStop` does."""
+        return [] if len(self.stopped) == 1 else self._rows(parameters, self.common > 0)
+
+
+Counts = dict[str, Tensor]
+
+
+@contextlib.contextmanager
+def counted_by_all(
+    ranks: Alone, objectives: Mapping[str, Any], minibatch: TensorDictBase
+) -> Iterator[Counts]:
+    """Lets losses divide by everybody's number of steps, so that gradients add up; one message.
+
+    Args:
+        ranks (Alone): who learns.
+        objectives (mapping): name -> a loss with ``own_count`` and ``count``.
+        minibatch (TensorDictBase): the own part ``[M]``.
+
+    Yields:
+        dict: name -> that number, a scalar or ``[G]``; nothing where there are no others.
+    """
+    if ranks.size == 1:
+        yield {}
+        return
+    with torch.no_grad():
+        found = ranks.sum_all([loss.own_count(minibatch) for loss in objectives.values()])
+    counts = {name: count.clamp_min(1) for name, count in zip(objectives, found)}
+    for name, loss in objectives.items():
+        loss.count = counts[name]
+    try:
+        yield counts
+    finally:
+        for loss in objectives.values():
+            loss.count = None
+
+
+@torch.no_grad()
+def sum_of_all(
+    ranks: Alone,
+    objectives: Mapping[str, Any],
+    gradients: Sequence[Tensor],
+    metrics: Mapping[tuple[str, str], Tensor],
+    counts: Counts,
+) -> tuple[list[Tensor], dict[tuple[str, str], Tensor]]:
+    """Returns everybody's gradients and metrics; one message.
+
+    Args:
+        ranks (Alone): who learns.
+        objectives (mapping): name -> a loss; its ``combine`` has what metrics that are no means are
+            made of.
+        gradients (sequence of Tensor): own ones, of losses that were counted by all.
+        metrics (mapping): (name, metric) -> a scalar or ``[G]``; ``[*, G]`` for ``combine``.
+        counts (dict): of :func:`counted_by_all`.
+    """
+    if ranks.size == 1:
+        return list(gradients), dict(metrics)
+    apart = {key: objectives[key[0]].combine.get(key[1]) for key in metrics}
+    own = [ranks.slots(x) if apart[key] is not None else x for key, x in metrics.items()]
+    summed = ranks.sum_all([*gradients, *own])
+    found = dict(zip(metrics, summed[len(gradients) :]))
+    for key, combine in apart.items():
+        if combine is not None:
+            found[key] = combine(found[key], counts[key[0]])
+    return summed[: len(gradients)], found
+
 
 History = dict[tuple[str, str], Tensor]
 
@@ -51,6 +261,8 @@ class Updates:
             target networks; without arguments, it writes to tensors in place.
         state (sequence of Tensor): what ``after`` reads and writes beside the parameters.
         prepare (callable, optional): what is done to each minibatch first.
+        members (Members, optional): of a population; ``optimizer`` is then an
+            :class:`~torchrl_marl.learners.adam.Adam` of theirs.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -80,6 +292,7 @@ class Updates:
         after: Callable[[], None] | None = None,
         state: Sequence[Tensor] = (),
         prepare: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        members: Members | None = None,
     ) -> None:
         self.objectives, self.optimizer = dict(objectives), optimizer
         if clips is None:
@@ -88,6 +301,7 @@ class Updates:
         self.device = optimizer.param_groups[0]["params"][0].device
         self.stop = KLStop(self.clips, None, self.device) if stop is None else stop
         self.after, self.state, self.prepare = after, list(state), prepare
+        self.members = members
 
     def run(
         self, frames: TensorDictBase, epochs: Iterable[Iterable[Tensor]]
@@ -129,12 +343,28 @@ class Updates:
             torch._foreach_copy_(own, gradients)
         for name, clip in self.clips.items():
             metrics[name, "grad_norm"] = clip()
-        self.stop.saw({name: metrics[name, "grad_norm"] for name in self.clips})
-        self.stop.step(self.optimizer)
+            if self.members is not None:
+                self.members.note(metrics[name, "grad_norm"])
+        self._move()
         if self.after is not None:
             with torch.no_grad():
                 self.after()
         return metrics
+
+    def _move(self) -> None:
+        """Takes a step of the optimizer that leaves groups that have stopped as they were."""
+        moved = [p for p in self.optimizer.param_groups[0]["params"] if p.grad is not None]
+        frozen = self.stop.frozen(moved)
+        if frozen or self.members is not None:
+            start_adam(self.optimizer, moved)
+        if self.members is not None:
+            gradients, lr = [cast(Tensor, p.grad) for p in moved], cast("Adam", self.optimizer).lr
+            how: dict[str, Any] = {"skip": self.stop.all, "frozen": frozen}
+            move(self.optimizer, moved, gradients, lr=lr, members=self.members, **how)
+            return
+        moments = moments_of(self.optimizer, moved) if frozen else ([], [], [])
+        with torch.no_grad(), freeze(frozen, moved, *moments):
+            self.optimizer.step()
 
     def evaluate(self, minibatch: TensorDictBase) -> tuple[Tensor, History, Counts]:
         """Returns the sum of all losses, the metrics of each objective, and everybody's counts."""
@@ -179,3 +409,65 @@ def shuffled_epochs(
     """
     for _ in range(n_epochs):
         yield torch.randperm(n_frames, device=device).split(minibatch_size)
+
+
+def summarize(
+    history: Mapping[NestedKey, Tensor],
+    joined: Mapping[str, GroupSpec],
+    groups: Mapping[str, GroupSpec],
+    *,
+    lr: float,
+    epochs: Mapping[str, Tensor],
+) -> TensorDict:
+    """Returns the metrics of a batch as tensors, ``(group, name)``; of a population ``[P]``.
+
+    Args:
+        history (mapping): (name of groups that are trained as one, metric) -> ``[U]``, or
+            ``[U, G]`` where they are several.
+        joined (mapping): those names -> the groups.
+        groups (mapping): all groups by name.
+        lr (float): the learning rate.
+        epochs (mapping): name of groups that are trained as one -> how often each has passed
+            over the batch, ``[G]``; updates behind that changed nothing, and do not count.
+    """
+    device = next(iter(history.values())).device
+    summary = TensorDict({name: {} for name in groups}, [], device=device)
+    longest = torch.cat(list(epochs.values())).amax()
+    for (name, key), values in cast(Mapping[tuple[str, str], Tensor], history).items():
+        values = values.reshape(len(values), -1)
+        update = torch.arange(len(values), device=device).unsqueeze(1)
+        counts = update * longest < epochs[name] * len(values)
+        if key == "max_ratio":
+            value = values.masked_fill(~counts, -torch.inf).amax(0)
+        else:
+            value = masked_mean(values, counts, 0)
+        for group, own in joined[name].by_source(value):
+            summary[group.name, key] = own
+    for name, passes in epochs.items():
+        for group, own in joined[name].by_source(passes):
+            # Filled on the device: nothing is copied there.
+            summary[group.name, "lr"] = torch.full(own.shape, lr, device=device)
+            summary[group.name, "epochs"] = own.clone()
+    return summary
+
+
+def must_be_finite(metric: str) -> bool:
+    """Whether learning has failed where this metric is NaN or infinite."""
+    return metric.startswith("loss_") or metric == "grad_norm"
+
+
+def refuse_non_finite(summary: TensorDict) -> None:
+    """Waits for the device.
+
+    Raises:
+        NonFiniteError: a loss or gradient that is NaN or infinite.
+    """
+    keys = [key for key in summary.keys(True, True) if must_be_finite(key[1])]
+    finite = torch.stack([torch.isfinite(summary[key]) for key in keys])
+    if bool(finite.all()):
+        return
+    group, name = keys[int((~finite).nonzero()[0])]
+    raise NonFiniteError(
+        f"group {group!r}: {name} became NaN or infinite while learning; "
+        "lower learner.lr or learner.max_grad_norm, or look at the rewards' scale."
+    )

@@ -10,16 +10,16 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
-from torchrl_marl.joining import as_one
 from torchrl_marl.learners.adam import Adam
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.networks import build_mixer, build_q_actor
+from torchrl_marl.learners.off_policy_config import ValueConfig
 from torchrl_marl.learners.replay_learner import ReplayLearner
 from torchrl_marl.learners.replay_updates import Step
-from torchrl_marl.learners.rivals import refuse_apart, refuse_rival_agents, refuse_rivals
-from torchrl_marl.learners.value_config import ValueConfig
+from torchrl_marl.learners.team_checks import refuse_apart, refuse_rival_agents, refuse_rivals
 from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
 from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs.joining import as_one
 
 __all__ = ["ValueLearner"]
 
@@ -54,6 +54,7 @@ class ValueLearner(ReplayLearner):
 
     config: ValueConfig
     losses: dict[str, ValueDecompositionLoss]  # type: ignore[assignment]
+    rate_of = {"values": "lr"}
 
     def __init__(self, groups: Mapping[str, GroupSpec], config: ValueConfig, **kwargs: Any) -> None:
         super().__init__(groups, config, **kwargs)

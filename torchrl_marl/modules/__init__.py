@@ -7,12 +7,10 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.modules.action_critics import make_action_critic
     from torchrl_marl.modules.actors import make_actor
-    from torchrl_marl.modules.communication_config import (
-        CommunicationConfig,
-        DrawnCommunicationConfig,
-    )
     from torchrl_marl.modules.config import (
+        CommunicationConfig,
         CriticConfig,
+        DrawnCommunicationConfig,
         MemoryConfig,
         MixerConfig,
         NetworkConfig,
@@ -22,27 +20,23 @@ if TYPE_CHECKING:
         TeamNetworkConfig,
     )
     from torchrl_marl.modules.critics import make_critic
-    from torchrl_marl.modules.deterministic_actor import make_deterministic_actor
-    from torchrl_marl.modules.exploration import Explore
-    from torchrl_marl.modules.mixed_critic import make_mixed_critic
-    from torchrl_marl.modules.mixers import make_mixer
+    from torchrl_marl.modules.exploration import Explore, RandomActor
+    from torchrl_marl.modules.mixers import make_mixed_critic, make_mixer
     from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
     from torchrl_marl.modules.players import Players
-    from torchrl_marl.modules.q_actor import make_q_actor
-    from torchrl_marl.modules.random_actor import RandomActor
+    from torchrl_marl.modules.q_actor import make_deterministic_actor, make_q_actor
     from torchrl_marl.modules.registry import register_body, register_sharing
-    from torchrl_marl.modules.routed.sequential import RoutedSequential
-    from torchrl_marl.modules.stacks.building import cat, expand, stack
-    from torchrl_marl.modules.stacks.module_stack import ModuleStack
-    from torchrl_marl.modules.stacks.tensordict_module import StackModule
+    from torchrl_marl.modules.stacks.members import StackModule
+    from torchrl_marl.modules.stacks.module_stack import ModuleStack, cat, expand, stack
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "action_critics": ["make_action_critic"],
         "actors": ["make_actor"],
-        "communication_config": ["CommunicationConfig", "DrawnCommunicationConfig"],
         "config": [
+            "CommunicationConfig",
+            "DrawnCommunicationConfig",
             "CriticConfig",
             "MemoryConfig",
             "MixerConfig",
@@ -53,18 +47,14 @@ __getattr__, __dir__, __all__ = attach(
             "TeamNetworkConfig",
         ],
         "critics": ["make_critic"],
-        "deterministic_actor": ["make_deterministic_actor"],
-        "exploration": ["Explore"],
-        "mixed_critic": ["make_mixed_critic"],
-        "mixers": ["make_mixer"],
+        "exploration": ["Explore", "RandomActor"],
+        "mixers": ["make_mixed_critic", "make_mixer"],
         "normalization": ["ObservationNorm", "ValueNorm"],
         "players": ["Players"],
-        "q_actor": ["make_q_actor"],
-        "random_actor": ["RandomActor"],
+        "q_actor": ["make_deterministic_actor", "make_q_actor"],
         "registry": ["register_body", "register_sharing"],
-        "routed.sequential": ["RoutedSequential"],
-        "stacks.building": ["cat", "expand", "stack"],
-        "stacks.tensordict_module": ["StackModule"],
-        "stacks.module_stack": ["ModuleStack"],
+        "stacks.members": ["StackModule"],
+        "stacks.module_stack": ["ModuleStack", "cat", "expand", "stack"],
     },
+    moved={"RoutedSequential": "torchrl_marl.contrib"},
 )

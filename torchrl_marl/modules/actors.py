@@ -31,14 +31,13 @@ from torchrl.modules import (
 )
 
 from torchrl_marl.errors import SpecError
-from torchrl_marl.modules.communication.channel import channels_of, drawing
 from torchrl_marl.modules.config import NetworkConfig
 from torchrl_marl.modules.distributions import Gated, PaddedNormal, PaddedTanhNormal
-from torchrl_marl.modules.heads import LegalLogits
-from torchrl_marl.modules.inputs import AgentInput
-from torchrl_marl.modules.memory.network import state_size
+from torchrl_marl.modules.inputs import AgentInput, LegalLogits
+from torchrl_marl.modules.memory.states import state_size
 from torchrl_marl.modules.networks import (
     AgentNetwork,
+    channels_of,
     extra_keys,
     links_of,
     make_agent_network,
@@ -46,7 +45,7 @@ from torchrl_marl.modules.networks import (
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.size import check_size
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.stacking import is_lazy
+from torchrl_marl.specs.stacking import is_lazy
 
 __all__ = [
     "GroupActor",
@@ -103,6 +102,8 @@ class GroupActor(ProbabilisticActor):
         """Acts on dense data; what the channel needs is drawn anew."""
         if not self.draws:
             return super().forward(tensordict, *args, **kwargs)
+        from torchrl_marl.modules.communication.channel import drawing
+
         rows = tensordict.get(self.group.observation_keys[0])
         agents = (*tensordict.batch_size, self.group.n_agents)
         blank = torch.zeros(*agents, self.draws, device=rows.device)

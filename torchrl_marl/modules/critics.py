@@ -20,10 +20,14 @@ from torchrl_marl.modules.central import (
     make_set_network,
     pick_of,
 )
-from torchrl_marl.modules.communication_config import communicates
-from torchrl_marl.modules.config import CriticConfig, NetworkConfig, sharing_of
-from torchrl_marl.modules.heads import Denormalize
-from torchrl_marl.modules.inputs import AgentInput, StateInput, TeamInput, state_features
+from torchrl_marl.modules.config import CriticConfig, NetworkConfig, communicates, sharing_of
+from torchrl_marl.modules.inputs import (
+    AgentInput,
+    Denormalize,
+    StateInput,
+    TeamInput,
+    state_features,
+)
 from torchrl_marl.modules.networks import (
     AgentNetwork,
     extra_keys,
@@ -56,7 +60,7 @@ def make_critic(
 
     Args:
         group (GroupSpec): keys, sizes and masks, from :class:`TeamSpec`, or several groups as
-            one from :func:`~torchrl_marl.joining.join`.
+            one from :func:`~torchrl_marl.specs.joining.join`.
         config (CriticConfig or NetworkConfig, optional): the network. A ``mlp`` reads the agents
             side by side; a ``set`` (their mean) and ``attention`` read any number of living
             agents in any order.

@@ -13,10 +13,10 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
-from torchrl_marl.joining import JoinedGroup
 from torchrl_marl.modules.actors import check_memory
-from torchrl_marl.modules.memory.network import state_size
+from torchrl_marl.modules.memory.states import state_size
 from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs.joining import JoinedGroup
 
 __all__ = ["ActorPart", "GroupActors", "JoinedActor", "merge_parts"]
 
@@ -131,7 +131,7 @@ class GroupActors(nn.Module):
     Examples:
         >>> from torchrl.data import Bounded, Unbounded
         >>> from torchrl_marl import AgentSpec, TeamSpec
-        >>> from torchrl_marl.joining import join
+        >>> from torchrl_marl.specs.joining import join
         >>> from torchrl_marl.modules import make_actor
         >>> bounded = Bounded(-1, 1, (2,))
         >>> team = TeamSpec([AgentSpec("cat", 1, Unbounded((4,)), bounded),

@@ -13,8 +13,8 @@ import torchrl.modules
 from torch import Tensor, nn
 
 from torchrl_marl.functional import masked_moments
-from torchrl_marl.per_group import PerGroup
-from torchrl_marl.ranks import current
+from torchrl_marl.functional.statistics import PerGroup
+from torchrl_marl.runtime.ranks import current
 
 __all__ = ["ObservationNorm", "ValueNorm"]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["autocast_in", "matmul_precision", "set_precision"]
+__all__ = ["in_bfloat16", "matmul_precision", "set_precision"]
 
 
 def set_precision(network: nn.Module, precision: str) -> None:
@@ -24,26 +24,25 @@ def set_precision(network: nn.Module, precision: str) -> None:
             setattr(module, "precision", precision)  # noqa: B010
 
 
-def autocast_in(
-    precision: str, body: nn.Module, features: Tensor, *others: Any
-) -> tuple[Tensor, Any]:
-    """Runs a body; its outputs are as wide as its features.
+def in_bfloat16(body: nn.Module) -> Callable[..., tuple[Tensor, Any]]:
+    """Returns a body that computes in bfloat16; its outputs are as wide as its features.
 
     Args:
-        precision (str): ``bf16`` computes in bfloat16; others leave everything as it is.
-        body (nn.Module): takes the features and others, returns outputs and a state.
+        body (nn.Module): takes features and others, returns outputs and a state.
 
     Examples:
         >>> from torchrl_marl.modules.bodies import Feedforward
-        >>> autocast_in("bf16", Feedforward(nn.Linear(2, 1)), torch.ones(1, 2))[0].dtype
+        >>> in_bfloat16(Feedforward(nn.Linear(2, 1)))(torch.ones(1, 2))[0].dtype
         torch.float32
     """
-    if precision != "bf16":
-        return body(features, *others)
-    # Without a cache: a weight's copy would outlive the step that changes the weight.
-    with torch.autocast(features.device.type, torch.bfloat16, cache_enabled=False):
-        output, state = body(features, *others)
-        return output.to(features.dtype), state
+
+    def run(features: Tensor, *others: Any) -> tuple[Tensor, Any]:
+        # Without a cache: a weight's copy would outlive the step that changes the weight.
+        with torch.autocast(features.device.type, torch.bfloat16, cache_enabled=False):
+            output, state = body(features, *others)
+            return output.to(features.dtype), state
+
+    return run
 
 
 @contextlib.contextmanager

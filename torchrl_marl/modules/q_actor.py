@@ -1,24 +1,166 @@
-"""Actors that do what has the highest value Q.
-
-Shapes: B any batch dims, N agents, O observation features.
-"""
+"""Actors that take the best action: deterministic ones, and those of Q values."""
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from tensordict.nn import TensorDictModule
+from tensordict import TensorDictBase
+from tensordict.nn import (
+    InteractionType,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+)
 from torch import Tensor, nn
+from torch.distributions import Categorical
+from torchrl.modules import OneHotCategorical
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.modules.actors import make_actor_network, of_group
+from torchrl_marl.modules.actors import (
+    GroupActor,
+    check_links,
+    check_memory,
+    hears_of,
+    legal_logits,
+    make_actor_network,
+    make_primer,
+    of_group,
+    refuse_half_bounded,
+    remembered_of,
+    write_acted,
+)
 from torchrl_marl.modules.config import NetworkConfig
-from torchrl_marl.modules.deterministic_actor import DeterministicActor
-from torchrl_marl.modules.heads import LegalLogits
+from torchrl_marl.modules.inputs import LegalLogits
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs.stacking import is_lazy
 
-__all__ = ["make_q_actor"]
+__all__ = ["DeterministicActor", "make_deterministic_actor", "make_q_actor"]
+
+
+class DeterministicActor(TensorDictSequential):
+    """An actor that draws nothing; it takes dense (padded) data, and lazily stacked ones.
+
+    Args:
+        group (GroupSpec): whose.
+        network (TensorDictModule): writes ``(group, "loc")``, or values of actions.
+        squash (TensorDictModule): makes actions of them.
+    """
+
+    def __init__(
+        self, group: GroupSpec, network: TensorDictModule, squash: TensorDictModule
+    ) -> None:
+        super().__init__(network, squash)
+        self.group = group
+        self.remembered = remembered_of(self, group)
+        if self.remembered:
+            self.make_tensordict_primer = partial(make_primer, group, self.remembered)
+        """Numbers that an agent remembers, by group."""
+        self.hears = hears_of(self)
+        """Whether the environment says who hears whom."""
+
+    def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
+        """Acts."""
+        if self.remembered:
+            check_memory(self.group, tensordict)
+        if self.hears:
+            check_links(self.group, tensordict)
+        if not is_lazy(tensordict.get(self.group.name, None)):
+            return super().forward(tensordict, *args, **kwargs)
+        acted = super().forward(self.group.dense(tensordict), *args, **kwargs)
+        return write_acted(self.group, acted, tensordict)
+
+
+def make_deterministic_actor(
+    group: GroupSpec,
+    config: NetworkConfig | None = None,
+    *,
+    observation_norm: ObservationNorm | None = None,
+    device: torch.device | str | None = None,
+) -> TensorDictModuleBase:
+    """Builds a policy that acts by a function of what is seen, as MADDPG trains it.
+
+    Bounded continuous actions are squashed by tanh onto their bounds, unbounded ones are what the
+    network says. Discrete ones are drawn from a categorical, as :func:`make_actor`'s: the likeliest
+    where actions are not to be drawn.
+
+    Args:
+        group, config, observation_norm, device: as in :func:`make_actor`.
+
+    Shapes:
+        - observation: ``[*B, N, O]``; mask: ``[*B, N]``; action_mask: ``[*B, N, n_actions]``
+        - action: ``[*B, N, A]``, ``[*B, N]`` or one-hot ``[*B, N, n_actions]``
+
+    Keys:
+        - reads: ``group.observation_keys``, ``group.mask_key``, ``group.action_mask_key``
+        - writes: ``group.action_key``, and ``(group, "loc")``, what is squashed, or ``(group,
+          "logits")``
+        - with ``config.memory`` as :func:`make_actor`
+
+    Reference: Lowe et al., 2017, https://arxiv.org/abs/1706.02275.
+
+    Raises:
+        ValueError: an action spec that is neither.
+
+    Examples:
+        >>> from torchrl.data import Bounded, Unbounded
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> from tensordict import TensorDict
+        >>> team = TeamSpec([AgentSpec("car", 3, Unbounded((4,)), Bounded(0, 4, (2,)))])
+        >>> actor = make_deterministic_actor(team.groups["car"])
+        >>> td = TensorDict({"car": {"observation": torch.zeros(5, 3, 4),
+        ...                          "mask": torch.ones(5, 3, dtype=torch.bool)}}, [5])
+        >>> actor(td)["car", "action"][0, 0]
+        tensor([2., 2.], grad_fn=<SelectBackward0>)
+    """
+    outputs = group.n_actions if group.discrete else group.action_dim
+    network = make_actor_network(group, config, outputs, None, observation_norm, device)
+    if not group.discrete:
+        if group.action_bounds is None:
+            refuse_half_bounded(group)
+        loc, squash = group.key("loc"), Squash(group, device)
+        module = of_group(group, network, [loc])
+        return DeterministicActor(
+            group, module, TensorDictModule(squash, [loc], [group.action_key])
+        )
+    return GroupActor(
+        group,
+        module=legal_logits(group, network, device),
+        in_keys={"logits": group.key("logits")},
+        out_keys=[group.action_key],
+        distribution_class=OneHotCategorical if group.one_hot else Categorical,
+        default_interaction_type=InteractionType.RANDOM,
+    )
+
+
+class Squash(nn.Module):
+    """Brings outputs into the bounds of a group's actions; where there are none, as they are.
+
+    Shapes:
+        - loc: ``[*B, N, A]``; returns the same, 0 at padding
+    """
+
+    middle: Tensor | None
+    half_range: Tensor  # where there is a middle
+    own: Tensor | None
+
+    def __init__(self, group: GroupSpec, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        bounds = group.action_bounds
+        middle = None if bounds is None else (bounds[0] + bounds[1]) / 2
+        half = None if bounds is None else (bounds[1] - bounds[0]) / 2
+        own = group.action_padding
+        for name, value in (("middle", middle), ("half_range", half), ("own", own)):
+            value = None if value is None else value.to(device)
+            self.register_buffer(name, value, persistent=False)
+
+    def forward(self, loc: Tensor) -> Tensor:
+        """Squashes."""
+        action = loc if self.middle is None else self.middle + self.half_range * loc.tanh()
+        return action if self.own is None else torch.where(self.own, action, 0.0)
 
 
 def make_q_actor(

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
-from torchrl_marl.registry import Registry
+from torchrl_marl.settings.registry import Registry
 
 __all__ = [
     "BODIES",

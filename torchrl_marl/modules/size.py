@@ -7,8 +7,8 @@ from itertools import pairwise
 import torch
 
 from torchrl_marl.errors import quoted
-from torchrl_marl.memory import refuse_too_large
 from torchrl_marl.modules.config import NetworkConfig, sharing_of
+from torchrl_marl.runtime.memory import refuse_too_large
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["check_size"]

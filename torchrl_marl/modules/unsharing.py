@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from torchrl_marl.modules.bodies import Feedforward
 from torchrl_marl.modules.memory.cells import AgentLinear, Memory
-from torchrl_marl.modules.stacks.building import stack
-from torchrl_marl.modules.stacks.module_stack import ModuleStack
+from torchrl_marl.modules.stacks.module_stack import ModuleStack, stack
 from torchrl_marl.modules.stacks.storage import Bucket
 
 __all__ = ["Origin", "carry_state", "unshare", "unshare_memory"]

@@ -18,18 +18,19 @@ from torchrl.modules import set_recurrent_mode
 from torchrl.objectives.value import MultiAgentGAE
 
 from torchrl_marl.functional import gae
-from torchrl_marl.modules.memory.network import has_cells, state_size
+from torchrl_marl.functional.statistics import PerGroup
+from torchrl_marl.modules.memory.states import has_cells, state_size
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.objectives.flags import (
     alive_in,
+    blank_masked_inputs,
     bootstraps_in,
     own_reward,
     share,
+    who_learns,
     with_flags,
 )
-from torchrl_marl.objectives.masking import blank_masked_inputs, who_learns
-from torchrl_marl.per_group import PerGroup
-from torchrl_marl.ranks import current
+from torchrl_marl.runtime.ranks import current
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["TeamGAE", "transition_complete"]

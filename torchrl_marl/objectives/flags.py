@@ -1,46 +1,221 @@
-"""The life cycle of a batch as flags, and the team's reward: one definition for all that learns.
-
-A learner computes the flags once, where it gathers a batch. Estimators, losses and replay buffers
-read them; a loss that is used alone finds them by itself, as far as its batch shows them.
-
-- ``(group, "flags", "alive")``: the agent is born, and its life has not ended when the step
-  begins; it acts or waits.
-- ``("next", group, "flags", "bootstraps")``: what follows the step can be read for the agent: it
-  acts next, or a time limit has cut it off.
-- ``(group, "mask")``: the agent acts. ``(group, "learns")``: it is no opponent's.
-- ``("next", group, "team", "reward")``: the team's reward, of a step that is stored.
-
-Shapes: B any batch dims, T time, N agents.
-"""
+"""Flags of a batch: who is alive and acts, what ends, and who is bootstrapped."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
+from torch.nn import functional as F
 
-from torchrl_marl.objectives.births import Births
-from torchrl_marl.objectives.masking import bootstrap_mask, who_learns
-from torchrl_marl.per_group import PerGroup
+from torchrl_marl.functional import expand_mask
+from torchrl_marl.functional.statistics import PerGroup
+from torchrl_marl.modules.memory.states import STATES
 from torchrl_marl.specs import GroupSpec
 
 __all__ = [
     "ALIVE",
     "BOOTSTRAPS",
     "TEAM_REWARD",
+    "Births",
     "Flags",
     "alive_in",
+    "begun",
+    "blank_masked_inputs",
+    "bootstrap_mask",
     "bootstraps_in",
     "flags_of",
+    "learned_steps",
+    "loss_mask",
+    "loss_mask_key",
     "of_agents",
     "own_reward",
+    "placeholder_action",
     "share",
     "team_mean",
     "team_reward",
+    "who_learns",
     "with_flags",
 ]
+
+
+def bootstrap_mask(
+    alive: Tensor, next_mask: Tensor, truncated: Tensor, terminated: Tensor
+) -> Tensor:
+    """Returns whose next observation is bootstrapped from: whose turn is next, or who was cut off.
+
+    An agent cut off by a time limit, in its turn or not, has a last observation to bootstrap from.
+
+    Shapes:
+        - alive (when the step began), next_mask: ``[*B, N]``; returns ``[*B, N]``
+        - truncated, terminated: ``[*B, N, 1]``
+    """
+    return next_mask | (alive & (truncated & ~terminated).squeeze(-1))
+
+
+def loss_mask(tensordict: TensorDictBase, mask_key: NestedKey) -> Tensor:
+    """Returns the steps to learn from: own turns whose outcome is in the batch; ``[*B, N]``.
+
+    Those that an estimator of turns marked, or else all in which an agent acts.
+    """
+    return tensordict.get(loss_mask_key(mask_key), tensordict.get(mask_key))
+
+
+def learned_steps(tensordict: TensorDictBase, group: GroupSpec) -> Tensor | None:
+    """Returns the steps of a group to learn from, ``[*B, N]``; None where it is all.
+
+    As :func:`loss_mask`, also where no agent of the group ever dies or waits.
+    """
+    acts = None if group.mask_key is None else tensordict.get(group.mask_key)
+    return tensordict.get(group.key("loss_mask"), acts)
+
+
+def who_learns(tensordict: TensorDictBase, group: GroupSpec, acts: Tensor | None) -> Tensor | None:
+    """Returns the steps of ``acts`` in which the policy that learns has acted.
+
+    Args:
+        tensordict (TensorDictBase): with ``(group, "learns")`` where others act for some agents.
+        group (GroupSpec): the group.
+        acts (Tensor, optional): all by default.
+
+    Shapes:
+        - acts, ``(group, "learns")``, returns: ``[*B, N]``
+    """
+    learns = tensordict.get(group.key("learns"), None)
+    if learns is None or acts is None:
+        return acts if learns is None else learns
+    return acts & learns
+
+
+def loss_mask_key(mask_key: NestedKey) -> NestedKey:
+    """Returns the key of the steps to learn from: ``loss_mask`` beside the mask."""
+    return "loss_mask" if isinstance(mask_key, str) else (*mask_key[:-1], "loss_mask")
+
+
+def blank_masked_inputs(
+    inputs: TensorDictBase, mask_key: NestedKey | None, source: TensorDictBase
+) -> TensorDictBase:
+    """Puts 0 into the masked slots of networks' inputs, where 0 times NaN would be NaN.
+
+    The agents' entries are those that stand beside their mask. The ``"state"`` is no agent's, and
+    stays as it is, whatever its shape; so does what agents remember: who waits keeps it.
+
+    Args:
+        inputs (TensorDictBase): a selection, changed in place.
+        mask_key (NestedKey, optional): of the mask ``[*B, N]`` in ``source``.
+        source (TensorDictBase): where the mask is.
+    """
+    mask = None if mask_key is None else source.get(mask_key, None)
+    if mask is None:
+        return inputs
+    beside = mask_key[:-1] if isinstance(mask_key, tuple) else ()
+    for key in list(inputs.keys(True, True)):
+        path = (key,) if isinstance(key, str) else key
+        value = inputs.get(key)
+        if path[: len(beside)] != beside or path == ("state",) or not value.is_floating_point():
+            continue
+        if path[-1] in STATES:
+            continue
+        if value.shape[: mask.ndim] != mask.shape:
+            continue
+        inputs.set(key, torch.where(expand_mask(mask, value), value, 0.0))
+    return inputs
+
+
+def placeholder_action(group: GroupSpec) -> Tensor:
+    """Returns an action of which every distribution knows the log-probability."""
+    if group.one_hot:
+        return F.one_hot(torch.tensor(0), group.n_actions)
+    if group.discrete or group.action_bounds is None:
+        return torch.zeros(())
+    low, high = group.action_bounds
+    return (low + high) / 2
+
+
+class Births:
+    """Which agents are born, through episodes that may span several batches.
+
+    An agent is born with its first own step: the first of its episode in which its mask is True.
+    Where agents move in turns, all are born with the episode, and so are those without masks.
+
+    Args:
+        groups (mapping of name to GroupSpec): the groups.
+    """
+
+    def __init__(self, groups: Mapping[str, GroupSpec]) -> None:
+        self.groups = dict(groups)
+        self._before: dict[str, Tensor] = {}
+
+    def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Returns the born agents in each step of a batch ``[*B, T]``: ``[*B, T, N]`` by group.
+
+        Groups of which all agents are born with the episode are left out.
+        """
+        done = batch.get(("next", "done")).reshape(batch.shape).unsqueeze(-1)
+        born = {}
+        for name, group in _waiting(self.groups).items():
+            acts = batch.get(group.mask_key)
+            before = self._before.get(name)
+            if before is None or before.shape != acts[..., 0, :].shape:
+                before = torch.zeros_like(acts[..., 0, :])
+            born[name], self._before[name] = _born(acts, done, before.to(acts.device))
+        return born
+
+    def forget(self, envs: Tensor | None = None) -> None:
+        """Forgets the running episodes of some envs, bool ``[E]``, or of all."""
+        if envs is None:
+            self._before = {}
+            return
+        for name, born in self._before.items():
+            self._before[name] = born & ~envs.unsqueeze(-1)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns which agents are born in the running episodes."""
+        return {f"{name}/born": x for name, x in self._before.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restores saved births."""
+        keys = {name: f"{name}/born" for name in self.groups}
+        self._before = {name: state[key] for name, key in keys.items() if key in state}
+
+
+def begun(
+    groups: Mapping[str, GroupSpec], step: TensorDictBase, before: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Returns which agents are born in a first episode, ``[*B, N]`` by group; see :class:`Births`.
+
+    Args:
+        groups (mapping of name to GroupSpec): the groups.
+        step (TensorDictBase): ``[*B]``.
+        before (mapping): the same of the step before; empty at the episode's begin.
+    """
+    acting = {name: step.get(group.mask_key) for name, group in _waiting(groups).items()}
+    return {name: acts | before[name] if before else acts for name, acts in acting.items()}
+
+
+def _waiting(groups: Mapping[str, GroupSpec]) -> dict[str, GroupSpec]:
+    """Returns the groups whose agents may be born late."""
+    return {n: g for n, g in groups.items() if g.mask_key is not None and not g.in_turns}
+
+
+def _born(acts: Tensor, done: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns births in each step ``[*B, T, N]``, and in the running episode ``[*B, N]``.
+
+    Args:
+        acts (Tensor): who acts, ``[*B, T, N]``.
+        done (Tensor): whether the episode ends in the step, ``[*B, T, 1]``.
+        before (Tensor): who was born when the batch began, ``[*B, N]``.
+    """
+    steps = torch.arange(acts.shape[-2], device=acts.device).unsqueeze(-1)
+    last_own = torch.where(acts, steps, -1).cummax(-2).values
+    last_end = torch.where(done, steps, -1).cummax(-2).values
+    first = torch.full_like(last_end[..., :1, :], -1)
+    ended_before = torch.cat([first, last_end[..., :-1, :]], -2)
+    born = (last_own > ended_before) | ((ended_before < 0) & before.unsqueeze(-2))
+    return born, born[..., -1, :] & ~done[..., -1, :]
+
 
 ALIVE, BOOTSTRAPS = ("flags", "alive"), ("flags", "bootstraps")
 TEAM_REWARD = ("team", "reward")
@@ -59,7 +234,7 @@ def flags_of(group: GroupSpec, data: TensorDictBase, born: Tensor | None = None)
     Args:
         group (GroupSpec): whose agents.
         data (TensorDictBase): ``[*B]``, steps with ``"next"``.
-        born (Tensor, optional): who is born, from :class:`~torchrl_marl.objectives.births.Births`;
+        born (Tensor, optional): who is born, from :class:`~torchrl_marl.objectives.flags.Births`;
             all, by default.
 
     Shapes:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_marl.per_group import PerGroup
+from torchrl_marl.functional.statistics import PerGroup
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["Choices", "MovedActions", "Whose", "draw_one_hot"]

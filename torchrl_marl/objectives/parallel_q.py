@@ -18,12 +18,14 @@ from torchrl_marl.functional import q_lambda
 from torchrl_marl.objectives.estimator import estimator_keys
 from torchrl_marl.objectives.flags import (
     alive_in,
+    loss_mask,
+    loss_mask_key,
     of_agents,
     own_reward,
     share,
+    who_learns,
     with_flags,
 )
-from torchrl_marl.objectives.masking import loss_mask, loss_mask_key, who_learns
 from torchrl_marl.objectives.value_decomposition import ValueDecompositionLoss
 from torchrl_marl.specs import GroupSpec
 

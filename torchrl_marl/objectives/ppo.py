@@ -1,11 +1,9 @@
-"""MAPPO and IPPO: one loss; what the critic sees makes the difference.
-
-Shapes: B any batch dims, N agents, A action features.
-"""
+"""PPO's losses for groups of agents: MAPPO, IPPO, HAPPO."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -15,25 +13,145 @@ import torchrl.objectives
 from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torchrl.objectives import ValueEstimators
 
 from torchrl_marl.functional import expand_mask
-from torchrl_marl.modules.memory.network import over_time
+from torchrl_marl.functional.statistics import PerGroup
+from torchrl_marl.modules.memory.states import has_cells, over_time
 from torchrl_marl.modules.normalization import ValueNorm
 from torchrl_marl.objectives.estimator import TeamGAE, estimator_keys
-from torchrl_marl.objectives.masking import blank_masked_inputs, loss_mask_key, placeholder_action
-from torchrl_marl.objectives.ppo_metrics import (
-    COMBINE,
-    entropy_of,
-    explained_variance,
-    ratio_metrics,
-)
+from torchrl_marl.objectives.flags import blank_masked_inputs, loss_mask_key, placeholder_action
 from torchrl_marl.objectives.ratio import blank_masked_actions, policy_ratio, valid_actions
-from torchrl_marl.objectives.vtrace import TeamVTrace
-from torchrl_marl.per_group import PerGroup
+from torchrl_marl.runtime.ranks import ALONE, Alone, current
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["MAPPOLoss"]
+__all__ = ["COMBINE", "MAPPOLoss", "entropy_of", "explained_variance", "ratio_metrics"]
+
+
+def ratio_metrics(
+    per: PerGroup,
+    log_ratio: Tensor,
+    clipped: Tensor,
+    mask: Tensor | None,
+    count: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Returns what the policy's ratio to the one that acted shows.
+
+    Args:
+        per (PerGroup): whose means.
+        log_ratio, clipped (Tensor): logarithms of the ratio, ``[*B, N, 1]``.
+        mask (Tensor, optional): bool, ``[*B, N]``.
+        count (Tensor, optional): everybody's, where this is one of several ranks; what is no mean
+            is then ``[*, G]`` for :data:`COMBINE`.
+    """
+    ratio = log_ratio.exp()
+    alive = None if mask is None else mask.reshape(log_ratio.shape)
+    # As logarithms, in which a masked ratio of 0 counts for nothing.
+    counted = log_ratio if alive is None else log_ratio.masked_fill(~alive, -torch.inf)
+    sums, largest = (per.logsumexp(counted), per.logsumexp(2 * counted)), per.amax(counted)
+    alone = count is None
+    return {
+        # Schulman, 2020, http://joschu.net/blog/kl-approx.html: never negative.
+        "kl_approx": per.mean(ratio - 1.0 - log_ratio, mask, count),
+        "clip_fraction": per.mean((clipped != log_ratio).float(), mask, count),
+        "ESS": _effective(*sums) / per.count(log_ratio, alive) if alone else torch.stack(sums),
+        "max_ratio": largest.exp() if alone else largest.unsqueeze(0),
+        "mean_ratio": per.mean(ratio, mask, count),
+    }
+
+
+def explained_variance(
+    per: PerGroup, residual: Tensor, target: Tensor, mask: Tensor | None, *, alone: bool
+) -> Tensor:
+    """Returns the share of the targets' variance that the critic explains.
+
+    Args:
+        per (PerGroup): whose.
+        residual, target (Tensor): ``[*B, N, 1]``.
+        mask (Tensor, optional): bool, ``[*B, N]``.
+        alone (bool): False: this is one of several ranks, and the result is for :data:`COMBINE`.
+    """
+    moments = (*per.moments(residual, mask, ALONE), *per.moments(target, mask, ALONE))
+    if alone:
+        return _explained(moments[1], moments[3])
+    return torch.stack([per.number(target, mask), *moments])
+
+
+def entropy_of(distribution: torch.distributions.Distribution, n_samples: int) -> Tensor:
+    """Returns the entropy of each action, from draws where there is no formula.
+
+    Ranks that learn as one draw for the actions of all, as one process would, and take their own.
+
+    Args:
+        distribution (Distribution): of actions ``[*B, N]``.
+        n_samples (int): how many draws.
+    """
+    with _draws_of_all(current()):
+        try:
+            return distribution.entropy()
+        except NotImplementedError:
+            n = torch.Size([n_samples])
+            if hasattr(distribution, "rsample_and_log_prob"):
+                # Scored as they are drawn: near the bounds no inverse of a squashing is exact.
+                return -distribution.rsample_and_log_prob(n)[1].mean(0)
+            return -distribution.log_prob(distribution.rsample(n)).mean(0)
+
+
+class _OwnRows(TorchFunctionMode):
+    """Draws for the rows of all ranks, which lie in dim 1, and keeps one's own."""
+
+    def __init__(self, ranks: Alone) -> None:
+        super().__init__()
+        self.ranks = ranks
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: D105
+        if func not in (Tensor.normal_, Tensor.uniform_):
+            return func(*args, **(kwargs or {}))
+        x, *rest = args
+        everybodys = x.new_empty(x.shape[0], self.ranks.size, *x.shape[1:])
+        return x.copy_(func(everybodys, *rest, **(kwargs or {}))[:, self.ranks.rank])
+
+
+def _draws_of_all(ranks: Alone) -> contextlib.AbstractContextManager[Any]:
+    return _OwnRows(ranks) if ranks.size > 1 else contextlib.nullcontext()
+
+
+def _effective(of_ratios: Tensor, of_squares: Tensor) -> Tensor:
+    """The effective number of samples, from logarithms of sums of ratios and of their squares."""
+    return (2 * of_ratios - of_squares).exp().nan_to_num()
+
+
+def _explained(of_residual: Tensor, of_target: Tensor) -> Tensor:
+    return 1.0 - of_residual / (of_target + 1e-8)
+
+
+def _combine_ess(parts: Tensor, count: Tensor) -> Tensor:
+    return _effective(*parts.logsumexp(0)) / count
+
+
+def _combine_max_ratio(parts: Tensor, count: Tensor) -> Tensor:
+    return parts.amax(0)[0].exp()
+
+
+def _combine_explained_variance(parts: Tensor, count: Tensor) -> Tensor:
+    number, *moments = parts.unbind(1)
+    return _explained(*(_variance_of_all(number, *own) for own in (moments[:2], moments[2:])))
+
+
+def _variance_of_all(number: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Of each rank's ``[R, G]``, that of all together ``[G]``."""
+    share = number / number.sum(0).clamp_min(1)
+    offset = mean - (share * mean).sum(0)
+    return (share * (variance + offset.square())).sum(0)
+
+
+COMBINE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "ESS": _combine_ess,
+    "max_ratio": _combine_max_ratio,
+    "explained_variance": _combine_explained_variance,
+}
+"""A metric that is no mean -> what makes everybody's of each rank's ``[R, *, G]`` and the count."""
 
 
 class MAPPOLoss(torchrl.objectives.MAPPOLoss):
@@ -158,6 +276,8 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             functional=functional,
             **kwargs,
         )
+        networks = {"actor_network": actor_network, "critic_network": critic_network}
+        self._remembering = {name for name, one in networks.items() if has_cells(one)}
         self.group = group
         self.bootstrap = bootstrap
         self.huber_delta = huber_delta
@@ -192,7 +312,11 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
             return
         self.value_type = kinds.MAGAE if gae else kinds.VTrace
         hyperparams = {"gamma": 0.99, "lmbda": 0.95, **hyperparams}
-        make = TeamGAE if gae else partial(TeamVTrace, actor_network=self.actor_network)
+        make: Any = TeamGAE
+        if not gae:
+            from torchrl_marl.objectives.vtrace import TeamVTrace
+
+            make = partial(TeamVTrace, actor_network=self.actor_network)
         estimator = make(
             value_network=self.critic_network,
             group=self.group,
@@ -395,5 +519,6 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         if self.functional:
             params = getattr(self, f"{name}_params")
             stateless = params.to_module(network, preserve_module_state=False)
-        with stateless, over_time(network):
+        sequences = over_time(network) if name in self._remembering else contextlib.nullcontext()
+        with stateless, sequences:
             yield

@@ -9,12 +9,16 @@ from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
     from torchrl_marl.settings.checking import check, override, read_by_others, unread
-    from torchrl_marl.settings.fields import Setting, all_settings, settings_of, settings_within
+    from torchrl_marl.settings.fields import (
+        Setting,
+        all_settings,
+        json_schema,
+        settings_of,
+        settings_within,
+    )
     from torchrl_marl.settings.files import parse_overrides, read_yaml, to_yaml
     from torchrl_marl.settings.layers import flatten, merged, unfold
-    from torchrl_marl.settings.normalizing import normalized
-    from torchrl_marl.settings.reading import Reader, overridden, read
-    from torchrl_marl.settings.renaming import tell_new_name
+    from torchrl_marl.settings.reading import Reader, normalized, overridden, read, tell_new_name
     from torchrl_marl.settings.rules import (
         AlsoCalled,
         AnyOf,
@@ -35,19 +39,16 @@ if TYPE_CHECKING:
         Variants,
         Weight,
     )
-    from torchrl_marl.settings.schema import json_schema
     from torchrl_marl.settings.words import shown
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "checking": ["check", "override", "read_by_others", "unread"],
-        "fields": ["Setting", "all_settings", "settings_of", "settings_within"],
+        "fields": ["Setting", "all_settings", "json_schema", "settings_of", "settings_within"],
         "files": ["parse_overrides", "read_yaml", "to_yaml"],
         "layers": ["flatten", "merged", "unfold"],
-        "normalizing": ["normalized"],
-        "reading": ["Reader", "overridden", "read"],
-        "renaming": ["tell_new_name"],
+        "reading": ["Reader", "normalized", "overridden", "read", "tell_new_name"],
         "rules": [
             "AlsoCalled",
             "AnyOf",
@@ -68,7 +69,6 @@ __getattr__, __dir__, __all__ = attach(
             "Variants",
             "Weight",
         ],
-        "schema": ["json_schema"],
         "words": ["shown"],
     },
 )

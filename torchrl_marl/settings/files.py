@@ -12,9 +12,8 @@ from typing import Any
 import yaml
 
 from torchrl_marl.errors import ConfigError, quoted
-from torchrl_marl.settings.conversion import UNFIT, plain
 from torchrl_marl.settings.fields import Setting, settings_within, with_words
-from torchrl_marl.settings.layers import merged, unfold
+from torchrl_marl.settings.layers import UNFIT, merged, plain, unfold
 
 __all__ = ["parse_overrides", "read_yaml", "to_yaml"]
 

@@ -1,12 +1,14 @@
-"""Settings as plain mappings: nested, or with dotted keys, or both."""
+"""Layers of settings, and how values are converted."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import sys
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, get_args, get_origin
 
-__all__ = ["WORD", "flatten", "merged", "unfold"]
+__all__ = ["UNFIT", "WORD", "converted", "flatten", "merged", "plain", "unfold"]
 
 WORD = ""
 """Where the plain word of a section stands beside settings of it: ``learner=ippo learner.lr=1``."""
@@ -74,3 +76,90 @@ def flatten(
         else:
             flat[name] = value
     return flat
+
+
+UNFIT: Any = object()
+"""What stands for a value that does not fit."""
+
+_LARGEST, _LARGEST_FLOAT = 2**63, int(sys.float_info.max)
+_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def converted(kind: Any, value: Any) -> Any:
+    """Returns a value as a type, or ``UNFIT``.
+
+    Whole floats are integers, numbers are texts where texts are asked for, and texts numbers where
+    numbers are. A word, or words with commas between them, is a list of texts.
+
+    Examples:
+        >>> converted(int, 1e3), converted(float, 1), converted(list[int], (1, 2.0))
+        (1000, 1.0, [1, 2])
+        >>> converted(list[str], "wandb, mlflow")
+        ['wandb', 'mlflow']
+        >>> converted(int, 1.5) is UNFIT
+        True
+    """
+    if kind == list[str] and isinstance(value, str):
+        value = _words(value)
+    if get_origin(kind) is list:
+        if not isinstance(value, (list, tuple)):
+            return UNFIT
+        read = [converted(get_args(kind)[0], element) for element in value]
+        return UNFIT if any(element is UNFIT for element in read) else read
+    if get_origin(kind) is dict:
+        return plain(value) if isinstance(value, Mapping) else UNFIT
+    try:
+        return _CONVERSIONS[kind](value)
+    except (ValueError, KeyError):
+        return UNFIT
+
+
+def _words(text: str) -> Any:
+    """Returns words with commas between them as a list, or ``UNFIT``."""
+    words = [word.strip() for word in text.split(",")]
+    return words if all(words) and not set("[]{}") & set(text) else UNFIT
+
+
+def plain(value: Any) -> Any:
+    """Returns a value made of what YAML can hold, or ``UNFIT``."""
+    if isinstance(value, Mapping):
+        read = {key: plain(x) for key, x in value.items() if key != WORD or len(value) == 1}
+        known = all(isinstance(key, (str, int, float)) for key in read)
+        return read if known and all(x is not UNFIT for x in read.values()) else UNFIT
+    if isinstance(value, (list, tuple)):
+        elements = [plain(element) for element in value]
+        return UNFIT if any(element is UNFIT for element in elements) else elements
+    return value if value is None or isinstance(value, (bool, int, float, str)) else UNFIT
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, str) or (isinstance(value, float) and value.is_integer()):
+        value = int(value)
+    if type(value) is not int or abs(value) >= _LARGEST:
+        raise ValueError
+    return value
+
+
+def _float(value: Any) -> float:
+    if type(value) is int and abs(value) >= _LARGEST_FLOAT:
+        raise ValueError
+    if type(value) not in (int, float, str):
+        raise ValueError
+    return float(value)
+
+
+def _bool(value: Any) -> bool:
+    if isinstance(value, str):
+        return _TRUTHS[value.lower()]
+    if value not in (0, 1) or math.isnan(value):
+        raise ValueError
+    return bool(value)
+
+
+def _str(value: Any) -> str:
+    if not isinstance(value, (str, int, float)):
+        raise ValueError
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_CONVERSIONS = {int: _int, float: _float, bool: _bool, str: _str}

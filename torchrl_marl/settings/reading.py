@@ -1,27 +1,152 @@
-"""From layers of plain values to a config: names and types are checked, rules are not yet."""
+"""Reads layers of plain values into a config, also by former names: types are checked."""
 
 from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar, get_origin
 
 from torchrl_marl.errors import ConfigError, closest, quoted
-from torchrl_marl.settings.conversion import UNFIT, converted, plain
 from torchrl_marl.settings.fields import (
     Setting,
     all_settings,
+    schemas_of,
     settings_of,
     settings_within,
 )
-from torchrl_marl.settings.layers import WORD, flatten, merged, unfold
-from torchrl_marl.settings.normalizing import normalized
+from torchrl_marl.settings.layers import UNFIT, WORD, converted, flatten, merged, plain, unfold
 from torchrl_marl.settings.rules import Arguments, Overrides, Tagged, Variants
 from torchrl_marl.settings.words import expectation, listed, shown, unknown_setting
 
-__all__ = ["Reader", "overridden", "read"]
+__all__ = ["Reader", "normalized", "overridden", "read", "tell_new_name", "with_new_names"]
+
+
+def with_new_names(
+    schema: type, layer: Mapping[str, Any], *, told: bool = True, path: str = ""
+) -> dict[str, Any]:
+    """Returns settings under today's names, by what :class:`Formerly` says of each.
+
+    A setting that moved into a mapping of arguments goes with it, or is left out where it has its
+    default.
+
+    Args:
+        schema (type): a dataclass.
+        layer (mapping): nested settings.
+        told (bool): whether former names are warned of; not where a program wrote them.
+        path (str): what stands before the names in messages.
+
+    Raises:
+        ConfigError: a setting under both of its names.
+    """
+    renamed = dict(layer)
+    for name, setting in settings_within(schema).items():
+        if setting.is_section and isinstance(renamed.get(name), Mapping):
+            inner = type(setting.default)
+            renamed[name] = with_new_names(inner, renamed[name], told=told, path=f"{path}{name}.")
+        for old in setting.former_names():
+            if old in renamed:
+                _refuse_both(old in renamed and name in renamed, f"{path}{old}", f"{path}{name}")
+                if told:
+                    tell_new_name(f"{path}{old}", f"{path}{name}")
+                renamed[name] = renamed.pop(old)
+        if arguments := setting.note(Arguments):
+            _move_into(arguments, name, renamed, told, path)
+    return renamed
+
+
+def tell_new_name(old: str, new: str) -> None:
+    """Warns that a name is going to be forgotten."""
+    warnings.warn(
+        f"{old} is called {new} now; the old name works in this version only.",
+        FutureWarning,
+        stacklevel=3,
+    )
+
+
+def _move_into(
+    arguments: Arguments, name: str, renamed: dict[str, Any], told: bool, path: str
+) -> None:
+    """Moves settings that are arguments of a variant now into their mapping."""
+    for old, setting in _moved(arguments).items():
+        if old not in renamed:
+            continue
+        value, new = renamed.pop(old), f"{path}{name}.{setting.key}"
+        if value == setting.default:
+            continue
+        held = dict(renamed.get(name) or {})
+        _refuse_both(setting.key in held, f"{path}{old}", new)
+        if told:
+            tell_new_name(f"{path}{old}", new)
+        renamed[name] = {**held, setting.key: value}
+
+
+def _moved(arguments: Arguments) -> dict[str, Setting]:
+    found: dict[str, Setting] = {}
+    for word in arguments.variants.words():
+        schema = arguments.variants.schema(word)
+        for setting in {} if schema is None else settings_within(schema).values():
+            found |= dict.fromkeys(setting.former_names(), setting)
+    return found
+
+
+def _refuse_both(both: bool, old: str, new: str) -> None:
+    if both:
+        raise ConfigError(
+            f"{old} and {new} are both given, which are one setting; use {new} alone."
+        )
+
+
+def normalized(schema: type, layer: Mapping[str, Any], *, told: bool = True) -> dict[str, Any]:
+    """Returns a layer nested, under today's names, each section's plain word in its place.
+
+    Args:
+        schema (type): a dataclass.
+        layer (mapping): nested, or with dotted keys, or both.
+        told (bool): whether former names are warned of.
+
+    Examples:
+        >>> from torchrl_marl.training.config import TrainConfig
+        >>> normalized(TrainConfig, {"learner": "ippo", "learner.lr": 1e-3})
+        {'learner': {'algorithm': 'ippo', 'lr': 0.001}}
+    """
+    return with_new_names(schema, _words_in_place([schema], unfold(layer)), told=told)
+
+
+def _words_in_place(schemas: Iterable[type], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer in which the plain word of a section is the value of the section's first setting.
+
+    Args:
+        schemas (iterable of type): those that the layer may be of.
+        layer (mapping): nested.
+    """
+    placed = dict(layer)
+    sections: dict[str, list[type]] = {}
+    for schema in schemas:
+        known = settings_within(schema)
+        for name, setting in known.items():
+            if setting.is_section:
+                sections.setdefault(name, []).extend(schemas_of(setting))
+            elif (overrides := setting.note(Overrides)) and isinstance(placed.get(name), Mapping):
+                of = list(schemas_of(known[overrides.of]))
+                placed[name] = {group: _worded(of, own) for group, own in placed[name].items()}
+    return placed | {n: _worded(sections[n], placed[n]) for n in placed.keys() & sections.keys()}
+
+
+def _worded(schemas: list[type], value: Any) -> Any:
+    firsts = [next(iter(settings_within(schema).values())) for schema in schemas]
+    first = next((one.key for one in firsts if one.kind is str), firsts[0].key)
+    if isinstance(value, str):
+        return {first: value}
+    if not isinstance(value, Mapping):
+        return value
+    value = dict(value)
+    if WORD in value:
+        value = {first: value.pop(WORD), **value}
+    return _words_in_place(schemas, value)
+
 
 T = TypeVar("T")
 

@@ -11,9 +11,5 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
-    {
-        "captured": ["CapturedSimulator"],
-        "state": ["SimulatorState"],
-        "step_graphs": ["StepGraphs"],
-    },
+    {"captured": ["CapturedSimulator"], "state": ["SimulatorState"], "step_graphs": ["StepGraphs"]},
 )

@@ -21,7 +21,7 @@ from torch import Tensor
 from torchrl_marl.capture.program import Program, compile_trace
 from torchrl_marl.capture.tracing import Trace, trace
 from torchrl_marl.errors import CaptureError
-from torchrl_marl.random_state import RandomState
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.simulator.packing import Packing, put_back
 from torchrl_marl.simulator.state import (
     SCALARS,

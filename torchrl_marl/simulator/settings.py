@@ -1,17 +1,17 @@
-"""A simulator's settings, and whether new starts depend on anything else.
-
-Shapes: E envs.
-"""
+"""What a simulator's copies have of their own: settings of each env, and tables that they share."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_marl.random_state import RandomState
+from torchrl_marl.errors import SimulatorStateError
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.simulator.state import (
     SCALARS,
     Path,
@@ -23,7 +23,14 @@ from torchrl_marl.simulator.state import (
     walk_simulator,
 )
 
-__all__ = ["Settings", "refuse_dependent_starts", "what_starts_depend_on", "written_by"]
+__all__ = [
+    "Settings",
+    "copy_settings",
+    "refuse_dependent_starts",
+    "shared_tables",
+    "what_starts_depend_on",
+    "written_by",
+]
 
 _MISSING = object()
 
@@ -64,8 +71,8 @@ class Settings:
             if path in moves:
                 continue
             if isinstance(value, Tensor):
-                copy = value.detach().clone()
-                self._tensors.append((holder, path[-1], value, value._version, copy))
+                kept = value.detach().clone()
+                self._tensors.append((holder, path[-1], value, value._version, kept))
             elif isinstance(value, SCALARS):
                 self._numbers.append((holder, path[-1], value))
 
@@ -79,13 +86,13 @@ class Settings:
             now = _get(holder, key)
             if now is not value and (type(now) is not type(value) or now != value):
                 return True
-        for i, (holder, key, x, version, copy) in enumerate(self._tensors):
+        for i, (holder, key, x, version, kept) in enumerate(self._tensors):
             now = _get(holder, key)
             if now is x and x._version == version:
                 continue
-            if not isinstance(now, Tensor) or not _equal(now, copy):
+            if not isinstance(now, Tensor) or not _equal(now, kept):
                 return True
-            self._tensors[i] = holder, key, now, now._version, copy
+            self._tensors[i] = holder, key, now, now._version, kept
         return False
 
 
@@ -250,3 +257,168 @@ def _equal(x: Any, y: Any) -> bool:
     if x.is_floating_point():
         same = same | (x.isnan() & y.isnan())
     return bool(same.all())
+
+
+def copy_settings(
+    twin: Any,
+    leader: Any,
+    sizes: tuple[int, int],
+    exclude: Iterable[str | Path] = (),
+    rows: Iterable[Path] = (),
+    moving: Iterable[Path] | None = None,
+) -> None:
+    """Copies a leader's settings to its twin: numbers, tensors, and references.
+
+    What the twin observes is then what the leader would, in the same places.
+
+    Args:
+        twin, leader: simulators built alike, of different numbers of envs.
+        sizes (tuple): these numbers. What is proportional to them stays.
+        exclude (iterable of str or Path): names of attributes not to enter.
+        rows (iterable of Path): tensors with the envs in the first dim.
+        moving (iterable of Path, optional): which of them are no settings, since steps write
+            them; a twin's row i is else one of the leader's. None leaves all of them.
+
+    Raises:
+        SimulatorStateError: a new tensor of which it is not known whether it holds the envs.
+
+    Examples:
+        >>> class Race:
+        ...     def __init__(self, num_envs, length):
+        ...         self.num_envs, self.length = num_envs, length
+        >>> twin, leader = Race(16, length=100), Race(2, length=30)
+        >>> copy_settings(twin, leader, (16, 2))
+        >>> twin.num_envs, twin.length
+        (16, 30)
+    """
+    excluded, of_envs = frozenset(exclude), frozenset(rows)
+    shown = walk_simulator(leader, excluded)
+    wanted = shown.structure()
+    walk = walk_simulator(twin, excluded)
+    copies: dict[int, Tensor] = {}
+    objects = {path_name(path): x for path, x in walk.objects.items()}
+    moves = of_envs if moving is None else of_envs & frozenset(moving)
+    for path, value in list(walk.slots()):
+        new = wanted.get(path_name(path[:-1]), {}).get(path[-1])
+        if path in shown.tensors and path not in moves:
+            x = shown.tensors[path]
+            if path not in of_envs and _may_hold_envs(path, x, value, sizes, bool(of_envs)):
+                continue
+            if id(x) not in copies:
+                row = torch.arange(sizes[0], device=x.device) % sizes[1]
+                copies[id(x)] = x.detach()[row] if path in of_envs else x.detach().clone()
+            # Unchanged values count as written by no call.
+            if path not in of_envs or not _same(value, copies[id(x)]):
+                set_child(walk.objects[path[:-1]], path[-1], copies[id(x)])
+        elif isinstance(new, list):
+            if not _is_size(value, new[0], sizes):
+                set_child(walk.objects[path[:-1]], path[-1], new[0])
+        elif new is not None and id(value) in walk.path_of:
+            set_child(walk.objects[path[:-1]], path[-1], objects.get(new, value))
+    for path, holder in shown.objects.items():  # what a class has, and the leader for itself
+        own = getattr(walk.objects.get(path), "__dict__", None)
+        if own is None:
+            continue
+        for key, x in getattr(holder, "__dict__", {}).items():
+            slot = (*path, key)
+            if key in own or not shown.enters(slot) or slot in of_envs:
+                continue
+            if isinstance(x, SCALARS):
+                own[key] = x
+            elif not isinstance(x, Tensor) or not hasattr(type(holder), key):
+                continue
+            elif not _may_hold_envs(slot, x, None, sizes, bool(of_envs)):
+                own[key] = x.detach().clone()
+
+
+def _may_hold_envs(path: Path, x: Tensor, value: Any, sizes: tuple[int, int], probed: bool) -> bool:
+    """Returns whether a leader's tensor may hold a value per env, though no probe showed it."""
+    if isinstance(value, Tensor):
+        return x.shape != value.shape and (not probed or x.shape[:1] == (sizes[1],))
+    if sizes[0] == sizes[1] or x.shape[:1] != (sizes[1],):
+        return False
+    if not probed:
+        return True
+    raise SimulatorStateError(
+        f"{path_name(path)} was no tensor when the world was made, and has {sizes[1]} rows now: it "
+        "is not known whether these are the envs; make it a tensor in the constructor."
+    )
+
+
+def _same(x: Any, y: Tensor) -> bool:
+    return isinstance(x, Tensor) and x.dtype == y.dtype and torch.equal(x, y)
+
+
+def _is_size(value: Any, other: Any, sizes: tuple[int, int]) -> bool:
+    return type(value) is type(other) is int and value * sizes[1] == other * sizes[0]
+
+
+def shared_tables(
+    world: Any,
+    num_envs: int,
+    exclude: Iterable[str | Path],
+    reset: Callable[[Any], Any],
+    step: Callable[[Any], TensorDictBase],
+) -> list[str]:
+    """Returns tensors that a reset writes with a row per env, though envs read other rows.
+
+    Found by a step of a copy in which all rows are as one env's: to that env it should make no
+    difference.
+
+    Args:
+        world: to be copied.
+        num_envs (int): number E of envs.
+        exclude (iterable of str or Path): what not to enter.
+        reset, step (callable): ``reset(world)`` and ``step(world)``, with the same random
+            numbers each time; a step gives a TensorDict ``[E]``.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> class Landmarks:
+        ...     def reset(self):
+        ...         self.places, self.at = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+        ...     def step(self):
+        ...         distances = self.at.unsqueeze(1) - self.places
+        ...         return TensorDict({"observation": distances}, [2])
+        >>> world = Landmarks()
+        >>> world.reset()
+        >>> shared_tables(world, 2, [], Landmarks.reset, Landmarks.step)
+        ['places']
+    """
+    excluded = frozenset(exclude)
+    started = copy.deepcopy(world)
+    written = written_by(started, excluded, lambda: reset(started))
+    tensors = walk_simulator(started, excluded).tensors
+    rows = {p: tensors[p] for p in written if p in tensors and tensors[p].shape[:1] == (num_envs,)}
+    if not rows:
+        return []
+    expected = step(copy.deepcopy(started))
+    found = {
+        path_name(path)
+        for path, x in rows.items()
+        # For a smallest or nearest one, a row itself may be the only one that counts.
+        for env in (0, -1)
+        if not _same_table(
+            expected[env], step(_with(started, path, _as_row(x, env), excluded))[env]
+        )
+    }
+    return sorted(found)
+
+
+def _as_row(x: Tensor, env: int) -> Tensor:
+    return x.detach()[env].expand_as(x).clone()
+
+
+def _with(world: Any, path: Path, x: Tensor, exclude: frozenset[str | Path]) -> Any:
+    world = copy.deepcopy(world)
+    walk = walk_simulator(world, exclude)
+    old = walk.tensors[path]
+    for other, value in walk.tensors.items():
+        if value is old:
+            set_child(walk.objects[other[:-1]], other[-1], x)
+    return world
+
+
+def _same_table(x: TensorDictBase, y: TensorDictBase) -> bool:
+    pairs = ((value, y.get(key)) for key, value in x.items(True, True))
+    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)

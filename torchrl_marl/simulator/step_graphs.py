@@ -1,14 +1,11 @@
-"""An environment whose steps run as graphs, one step at a time.
-
-Shapes: E envs.
-"""
+"""Steps and resets of a simulator as graphs."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Callable, Collection, Mapping
-from typing import Literal
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Literal
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
@@ -17,13 +14,57 @@ from torchrl.data import TensorSpec
 
 from torchrl_marl.capture.program import Program
 from torchrl_marl.errors import CaptureError, SpecError
-from torchrl_marl.random_state import RandomState
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.simulator.captured import CapturedSimulator
-from torchrl_marl.simulator.layout import TensorDictLayout
-from torchrl_marl.simulator.outer_tensors import OuterTensors
-from torchrl_marl.simulator.reset_pool import ResetPool, begin_episodes
+from torchrl_marl.simulator.packing import ResetPool, TensorDictLayout, begin_episodes
+from torchrl_marl.simulator.state import Path, path_name, walk_simulator
 
-__all__ = ["StepGraphs", "refuse_many_structures"]
+__all__ = ["OuterTensors", "StepGraphs", "refuse_many_structures"]
+
+
+class OuterTensors:
+    """Places of a graph's outer tensors (``Trace.captured``) in the simulator.
+
+    What all envs share, such as a wind, a graph reads from the very tensors that were there when
+    it was recorded. A reset of all envs, or a user, may put new ones into their places.
+
+    Args:
+        simulator: about to be recorded.
+        exclude (iterable of str or Path): what not to enter.
+    """
+
+    def __init__(self, simulator: Any, exclude: Iterable[str | Path] = ()) -> None:
+        self._exclude = frozenset(exclude)
+        walk = walk_simulator(simulator, self._exclude)
+        self._tensors = list(walk.tensors.values())  # held, so that ids stay valid
+        self._first = walk.first_slots()
+        self._paths: dict[int, Path] = {}
+
+    def belong_to(self, program: Program) -> None:
+        """Notes which of the tensors the captured graph reads."""
+        captured = enumerate(program.traced.captured)
+        self._paths = {i: self._first[id(x)] for i, x in captured if id(x) in self._first}
+        self._tensors, self._first = [], {}
+
+    def refresh(self, program: Program, simulator: Any) -> None:
+        """Makes the graph read the simulator's present tensors.
+
+        Raises:
+            CaptureError: a tensor of another shape or type.
+        """
+        if not self._paths:
+            return
+        now = walk_simulator(simulator, self._exclude).tensors
+        for i, path in self._paths.items():
+            old, new = program.traced.captured[i], now.get(path)
+            if new is None or (new.shape, new.dtype) != (old.shape, old.dtype):
+                found = "gone" if new is None else f"{new.dtype} {list(new.shape)}"
+                raise CaptureError(
+                    f"{path_name(path)} is {found} now, and was {old.dtype} {list(old.shape)} "
+                    "when the graph was recorded"
+                )
+            program.traced.captured[i] = new
+
 
 _MOST_STRUCTURES = 12  # simple_reference has 9: one of three goals for each of two agents
 

@@ -19,7 +19,7 @@ from torchrl.data import (
 )
 
 from torchrl_marl.errors import ConfigError, quoted
-from torchrl_marl.naming import fault_of
+from torchrl_marl.runtime.naming import fault_of
 
 __all__ = ["AgentSpec", "check_names", "is_discrete"]
 

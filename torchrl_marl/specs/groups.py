@@ -1,7 +1,4 @@
-"""Spec of a group of agents: its keys, sizes, bounds and masks.
-
-Shapes: E envs, N agents of a group, O observation features, A action features, S state features.
-"""
+"""The spec of a group, and checks of data of that shape."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ from torchrl.data import (
 
 from torchrl_marl.errors import SpecError
 from torchrl_marl.specs.agents import is_discrete
-from torchrl_marl.stacking import Padding, is_lazy, pad_group, pad_specs, paddings_of
+from torchrl_marl.specs.stacking import Padding, is_lazy, pad_group, pad_specs, paddings_of
 
-__all__ = ["GroupSpec"]
+__all__ = ["GroupSpec", "check_action_mask", "check_flags", "check_inputs", "check_rows"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class GroupSpec:
         agent_done (bool): every agent has done flags of its own.
         members (tuple of Composite, optional): each agent's own specs, where they differ. Sizes
             and bounds below are then those of the padded form, see
-            :mod:`torchrl_marl.stacking`.
+            :mod:`torchrl_marl.specs.stacking`.
         kinds (tuple of int): which kind each agent is of.
         in_turns (bool): agents move one after another; who waits for its first turn is born.
 
@@ -134,10 +131,18 @@ class GroupSpec:
             return ~done.squeeze(-1)
         return None if self.mask_key is None else tensordict.get(self.mask_key)
 
-    def acting(self, tensordict: TensorDictBase) -> Tensor:
-        """Returns which agents act in a step, ``[*B, N]``; all of them where there is no mask."""
+    def mask(self, tensordict: TensorDictBase) -> Tensor:
+        """Returns which agents' steps are learned from, ``[*B, N]``.
+
+        Of those who act; all of them where there is no mask. Of a league's batch without the seats
+        of stored players, ``(group, "learns")``.
+        """
+        learns = tensordict.get(self.key("learns"), None)
         if self.mask_key is not None:
-            return tensordict.get(self.mask_key)
+            mask = tensordict.get(self.mask_key)
+            return mask if learns is None else mask & learns
+        if learns is not None:
+            return learns
         shape = (*tensordict.batch_size, self.n_agents)
         return torch.ones(shape, dtype=torch.bool, device=tensordict.device)
 
@@ -167,8 +172,8 @@ class GroupSpec:
 
         Args:
             tensordict (TensorDictBase): ``[*B]``, with the group.
-            leaves, flags: of :meth:`~torchrl_marl.joining.JoinedGroup.gather`; here, everything
-                that the group has is there.
+            leaves, flags: of :meth:`~torchrl_marl.specs.joining.JoinedGroup.gather`; here,
+                everything that the group has is there.
         """
         own = {self.name: self.data(tensordict).copy()}
         return TensorDict(own, tensordict.batch_size, device=tensordict.device)
@@ -403,3 +408,91 @@ def flat_leaf(leaf: Tensor, ndim: int) -> Tensor:
 def own_first(features: Tensor, order: Tensor) -> Tensor:
     """Returns the features ``[*B, N, F]`` of each agent in an order, ``[N, O]``."""
     return features.gather(-1, order.expand(*features.shape[:-1], order.shape[-1]))
+
+
+def check_inputs(group: GroupSpec, observations: Sequence[Tensor], mask: Tensor | None) -> None:
+    """Checks what a network of a group reads against the group's specs; looks at no values.
+
+    Args:
+        group (GroupSpec): whose.
+        observations (sequence of Tensor): its observation leaves.
+        mask (Tensor, optional): where it has one.
+
+    Shapes:
+        - observations: ``[*B, N, *features]``; mask: ``[*B, N]``
+
+    Raises:
+        SpecError: naming group, key, and the shape or type that was found and expected.
+    """
+    for key, shape, leaf in zip(group.observation_keys, group.observation_shapes, observations):
+        if leaf.shape[-len(shape) :] != shape:
+            expected = f"(*batch, {', '.join(map(str, shape))})"
+            if leaf.ndim >= len(shape):
+                where = f": {key!r} is {tuple(leaf.shape)}, expected {expected}: it"
+                group.check_number(leaf.shape[-len(shape)], where)
+            _refuse(group, key, tuple(leaf.shape), expected)
+    if mask is None:
+        return
+    ndim = observations[0].ndim - len(group.observation_shapes[0]) + 1
+    if mask.dtype is not torch.bool:
+        _refuse(group, group.mask_key, mask.dtype, "torch.bool")
+    if mask.shape != observations[0].shape[:ndim]:
+        _refuse(group, group.mask_key, tuple(mask.shape), tuple(observations[0].shape[:ndim]))
+
+
+def check_rows(group: GroupSpec, own: TensorDictBase, batch: torch.Size) -> None:
+    """Checks that a group's entries are of as many agents as its specs say.
+
+    Args:
+        group (GroupSpec): whose.
+        own (TensorDictBase): its entries, ``[*B]`` or ``[*B, N]``.
+        batch (torch.Size): the batch dims B.
+
+    Raises:
+        SpecError: another number of agents.
+    """
+    if own.ndim > len(batch):
+        group.check_number(own.batch_size[len(batch)])
+
+
+def check_action_mask(group: GroupSpec, action_mask: Tensor, batch: torch.Size) -> None:
+    """Checks an action mask against the group's specs.
+
+    Shapes:
+        - action_mask: ``[*B, N, n_actions]``
+
+    Raises:
+        SpecError: naming group, key, and the shape or type that was found and expected.
+    """
+    key, expected = group.action_mask_key, (*batch, group.n_agents, group.n_actions)
+    if action_mask.dtype is not torch.bool:
+        _refuse(group, key, action_mask.dtype, "torch.bool")
+    if tuple(action_mask.shape) != expected:
+        _refuse(group, key, tuple(action_mask.shape), expected)
+
+
+def check_flags(group: GroupSpec, source: TensorDictBase) -> None:
+    """Checks that there are flags that say when agents end.
+
+    Args:
+        group (GroupSpec): whose.
+        source (TensorDictBase): the group's entries, where its agents have flags of their own;
+            else those of all.
+
+    Raises:
+        SpecError: naming the flag that is missing.
+    """
+    for name in ("done", "terminated"):
+        if source.get(name, None) is None:
+            raise SpecError(
+                f"group {group.name!r}: the batch has no {name!r} "
+                f"{'of its agents' if group.agent_done else 'of the team'}, expected one in each "
+                "step and under 'next'; keep all flags that the environment gives."
+            )
+
+
+def _refuse(group: GroupSpec, key: object, found: object, expected: object) -> None:
+    raise SpecError(
+        f"group {group.name!r}: {key!r} is {found}, expected {expected}, as the specs say that "
+        "the policy was built for."
+    )

@@ -1,28 +1,278 @@
-"""Spec of a team.
-
-Shapes: E envs, N agents of a group, O observation features, A action features, S state features.
-"""
+"""Specs of a team, read from an environment."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from torchrl.data import (
-    Composite,
-    TensorSpec,
-)
-from torchrl.envs import EnvBase
+from tensordict import NestedKey, unravel_key
+from torch import nn
+from torchrl.data import Categorical, Composite, OneHot, TensorSpec
+from torchrl.data.tensor_specs import Stacked, StackedComposite
+from torchrl.envs import Compose, EnvBase, TransformedEnv
+from torchrl.envs.batched_envs import BatchedEnvBase
 
-from torchrl_marl.specs.agents import AgentSpec
-from torchrl_marl.specs.reading import (
-    group_from_agents,
-    group_from_env,
-    padded_members,
-    read_group_map,
+from torchrl_marl.errors import SpecError
+from torchrl_marl.specs.agents import AgentSpec, check_names, is_discrete
+from torchrl_marl.specs.groups import GroupSpec
+from torchrl_marl.specs.stacking import unpad_specs
+
+__all__ = ["TeamSpec", "group_from_agents", "group_from_env", "padded_members", "read_group_map"]
+
+RESERVED_NAMES = frozenset(
+    {"state", "next", "action", "collector", "done", "terminated", "truncated", "reward", "_reset"}
 )
 
-__all__ = ["TeamSpec"]
+
+def _check_group_name(name: str) -> None:
+    if "." in name or hasattr(nn.ModuleDict, name):
+        raise ValueError(
+            f"a group is named {name!r}, which no network of it could be called; "
+            "choose a plain word such as 'rovers'."
+        )
+    if name in RESERVED_NAMES:
+        raise ValueError(
+            f"a group is named {name!r}, which is a reserved key; "
+            f"choose a name that is none of {sorted(RESERVED_NAMES)}."
+        )
+    check_names("a group", [name])
+
+
+def _leaf_keys(name: str, observation_specs: Sequence[TensorSpec]) -> tuple[NestedKey, ...]:
+    """Returns the leaf keys of all agents; some agents may lack some of them."""
+    keys: dict[NestedKey, None] = {}
+    for spec in observation_specs:
+        if not isinstance(spec, Composite):
+            return ((name, "observation"),)
+        keys |= dict.fromkeys(spec.keys(True, True))
+    return tuple(unravel_key((name, "observation", key)) for key in keys)
+
+
+def group_from_agents(
+    name: str, specs: Sequence[AgentSpec], state_spec: TensorSpec | None, in_turns: bool
+) -> GroupSpec:
+    """Builds a group of these kinds of agents."""
+    _check_group_name(name)
+    if not specs:
+        raise ValueError(f"group {name!r} has no agents; register at least one kind in it.")
+    if len({spec.action_mask for spec in specs}) > 1:
+        raise ValueError(f"group {name!r}: all kinds of a group have an action_mask, or none has.")
+    members = [_member(spec) for spec in specs for _ in range(spec.n_agents)]
+    return GroupSpec(
+        name=name,
+        agent_names=tuple(agent for spec in specs for agent in spec.agent_names),
+        observation_spec=torch.stack([member["observation"] for member in members], 0),
+        action_spec=torch.stack([member["action"] for member in members], 0),
+        action_key=(name, "action"),
+        reward_key=(name, "reward"),
+        done_key=(name, "done"),
+        terminated_key=(name, "terminated"),
+        truncated_key=(name, "truncated"),
+        observation_keys=_leaf_keys(name, [member["observation"] for member in members]),
+        mask_key=(name, "mask"),
+        action_mask_key=(name, "action_mask") if specs[0].action_mask else None,
+        state_key=None if state_spec is None else "state",
+        state_spec=state_spec,
+        agent_done=True,
+        members=tuple(members) if _differ(members) else None,
+        kinds=tuple(k for k, spec in enumerate(specs) for _ in range(spec.n_agents)),
+        in_turns=in_turns,
+    )
+
+
+def _member(spec: AgentSpec) -> Composite:
+    """Returns the specs of one agent of a kind."""
+    member = Composite(observation=spec.observation_spec, action=spec.action_spec)
+    if spec.action_mask:
+        n = spec.action_spec.space.n
+        member["action_mask"] = Categorical(2, shape=(n,), dtype=torch.bool)
+    return member
+
+
+def _differ(specs: Sequence[TensorSpec]) -> bool:
+    return any(spec != specs[0] for spec in specs[1:])
+
+
+def read_group_map(env: EnvBase) -> dict[str, list[str]]:
+    """Returns the agents' names by group, from ``env.group_map`` or from the action keys."""
+    base = env.base_env if isinstance(env, TransformedEnv) else env
+    # A batched env would start its workers; its action keys hold the same.
+    group_map = None if isinstance(base, BatchedEnvBase) else getattr(env, "group_map", None)
+    if group_map:
+        return dict(group_map)
+    action_spec = env.full_action_spec_unbatched
+    groups = {
+        key[0]: action_spec[key].shape[0]
+        for key in action_spec.keys(True, True)
+        if isinstance(key, tuple) and len(key) == 2 and action_spec[key].ndim
+    }
+    if not groups:
+        keys = list(action_spec.keys(True, True))
+        if keys == ["action"]:
+            raise SpecError(
+                f"{type(env).__name__} keeps no groups: its action keys are {keys}, as one agent "
+                "has it, expected (group, 'action') with one row an agent; write a team of one as "
+                "a MarlEnv (docs/worlds/own.md), or train one agent by TorchRL's own losses."
+            )
+        raise SpecError(
+            f"{type(env).__name__} keeps no groups: its action keys are {keys}, expected "
+            "(group, 'action') with one row an agent. Give the environment a group_map."
+        )
+    return {name: [f"{name}_{i}" for i in range(n)] for name, n in groups.items()}
+
+
+def padded_members(env: EnvBase) -> dict[str, tuple[Composite, ...]]:
+    """Returns the agents' own specs by group, as a padding transform keeps them."""
+    known: dict[str, tuple[Composite, ...]] = {}
+    while isinstance(env, TransformedEnv):
+        for transform in env.transform if isinstance(env.transform, Compose) else [env.transform]:
+            known |= getattr(transform, "members", None) or {}
+        env = env.base_env
+    return known
+
+
+def _lazy_members(env: EnvBase, name: str) -> tuple[Composite, ...] | None:
+    """Returns the agents' own specs where TorchRL stacks them lazily, or masks some actions."""
+    seen, action = env.full_observation_spec[name], env.full_action_spec[name, "action"]
+    stacked = [seen, action, *(seen.values(True, False) if isinstance(seen, Composite) else ())]
+    if not any(isinstance(spec, (Stacked, StackedComposite)) for spec in stacked):
+        return _masked_members(env, name, action)
+    ndim = len(env.batch_size)
+    first = (0,) * ndim
+    members = []
+    for own, does in zip(seen.unbind(ndim), action.unbind(ndim)):
+        if ndim:
+            own, does = own[first], does[first]
+        member = own.clone()
+        member["action"] = does
+        members.append(member)
+    return tuple(members)
+
+
+def _masked_members(env: EnvBase, name: str, action: TensorSpec) -> tuple[Composite, ...] | None:
+    """Returns the agents' own specs where one dense spec masks some agents' choices."""
+    mask = getattr(action, "mask", None)
+    if mask is None or not is_discrete(action) or bool(mask.all()):
+        return None
+    mask = mask[(0,) * len(env.batch_size)]
+    shape = mask.shape if isinstance(action, OneHot) else mask.shape[:-1]
+    own = type(action)(action.space.n, shape=shape, dtype=action.dtype, mask=mask)
+    seen = env.full_observation_spec_unbatched[name]
+    members = unpad_specs(Composite(action=own, shape=shape[:1]), {})
+    for i, member in enumerate(members):
+        for key in seen.keys():
+            member[key] = seen[key][i]
+    return tuple(members)
+
+
+def _declared_kinds(env: EnvBase, name: str, n_agents: int) -> tuple[int, ...] | None:
+    """Returns the kind of each agent, where the environment declares it."""
+    kinds = (_declared(env, "group_kinds") or {}).get(name)
+    sizes = () if kinds is None else kinds.sizes
+    index = tuple(k for k, size in enumerate(sizes) for _ in range(size))
+    return index if len(index) == n_agents else None
+
+
+def _declared(env: EnvBase, attribute: str) -> Any:
+    """Returns the environment's own declaration; None where it runs in other processes."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return None if isinstance(env, BatchedEnvBase) else getattr(env, attribute, None)
+
+
+def group_from_env(
+    env: EnvBase,
+    name: str,
+    agent_names: Sequence[str],
+    state_spec: TensorSpec | None,
+    members: tuple[Composite, ...] | None,
+) -> GroupSpec:
+    """Reads a group of an environment.
+
+    Args:
+        env (EnvBase): keeps the group convention.
+        name (str): the group's key.
+        agent_names (sequence of str): in the order of its rows.
+        state_spec (TensorSpec, optional): of the environment.
+        members (tuple of Composite, optional): the agents' own specs, where they are known.
+    """
+    _check_group_name(name)
+    if not agent_names:
+        raise ValueError(
+            f"group {name!r} of {type(env).__name__} has no agents; leave it out of the group_map."
+        )
+    check_names(f"an agent of group {name!r}", agent_names)
+    members = _lazy_members(env, name) if members is None else members
+    seen = env.full_observation_spec_unbatched[name] if members is None else members[0]
+    if "observation" not in seen.keys():
+        raise ValueError(
+            f"group {name!r} of {type(env).__name__} has no 'observation', found "
+            f"{list(seen.keys())}; rename it with torchrl.envs.RenameTransform."
+        )
+    rewards = set(env.full_reward_spec_unbatched.keys(True, True))
+    dones = set(env.full_done_spec_unbatched.keys(True, True))
+    agent_done = (name, "done") in dones
+    end = (lambda flag: (name, flag)) if agent_done else (lambda flag: flag)
+    if members is None:
+        observation_spec = seen["observation"]
+        action_spec = env.full_action_spec_unbatched[name, "action"]
+        leaves, kinds = [observation_spec], (0,) * len(agent_names)
+        _check_masks(name, seen, action_spec, (len(agent_names),))
+    else:
+        for member in members:
+            _check_masks(name, member, member["action"], ())
+        leaves = [member["observation"] for member in members]
+        observation_spec = torch.stack(leaves, 0)
+        action_spec = torch.stack([member["action"] for member in members], 0)
+        kinds = _kinds_of(members)
+    kinds = _declared_kinds(env, name, len(agent_names)) or kinds
+    return GroupSpec(
+        name=name,
+        agent_names=tuple(agent_names),
+        observation_spec=observation_spec,
+        action_spec=action_spec,
+        action_key=(name, "action"),
+        reward_key=(name, "reward") if (name, "reward") in rewards else "reward",
+        done_key=end("done"),
+        terminated_key=end("terminated"),
+        truncated_key=end("truncated") if end("truncated") in dones else None,
+        observation_keys=_leaf_keys(name, leaves),
+        mask_key=(name, "mask") if "mask" in seen.keys() else None,
+        action_mask_key=(name, "action_mask") if "action_mask" in seen.keys() else None,
+        state_key=None if state_spec is None else "state",
+        state_spec=state_spec,
+        agent_done=agent_done,
+        members=members,
+        kinds=kinds,
+        in_turns=_declared(env, "in_turns") is True,
+    )
+
+
+def _check_masks(name: str, seen: Composite, action: TensorSpec, agents: tuple[int, ...]) -> None:
+    """Checks that masks are bool: one per agent, or one per action."""
+    wanted = {"mask": agents}
+    if is_discrete(action):
+        wanted["action_mask"] = (*agents, action.space.n)
+    for leaf, shape in wanted.items():
+        spec = seen.get(leaf, None)
+        if spec is not None and (spec.dtype is not torch.bool or tuple(spec.shape) != shape):
+            raise SpecError(
+                f"group {name!r}: the spec of {(name, leaf)!r} is {spec.dtype} "
+                f"{tuple(spec.shape)}, expected torch.bool {shape}; mend the environment."
+            )
+
+
+def _kinds_of(members: Sequence[Composite]) -> tuple[int, ...]:
+    """Returns kinds of agents: agents of equal specs are of one kind."""
+    known: list[Composite] = []
+    kinds = []
+    for member in members:
+        kind = next((i for i, spec in enumerate(known) if spec == member), len(known))
+        if kind == len(known):
+            known.append(member)
+        kinds.append(kind)
+    return tuple(kinds)
 
 
 class TeamSpec:

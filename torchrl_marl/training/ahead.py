@@ -12,8 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrl_marl.capture.announce import announce
-from torchrl_marl.import_path import child_path
+from torchrl_marl.capture.program import announce
+from torchrl_marl.runtime.import_path import child_path
 from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.version import __version__

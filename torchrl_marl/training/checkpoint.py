@@ -1,17 +1,18 @@
-"""Checkpoints: written whole or not at all, and verified when they are read.
-
-No code runs when one is loaded. The worlds of a PettingZoo run are bytes in it, which their
-environment unpickles only where this user wrote them (:mod:`torchrl_marl.trust`).
-"""
+"""Checkpoints: written whole, sealed, and read with limits."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
+import pickletools
 import re
+import struct
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -19,19 +20,195 @@ from torch import Tensor
 from torchrl_marl.errors import CheckpointError, UserError
 from torchrl_marl.learners.learner import Learner
 from torchrl_marl.training.files import whole_file, writing
-from torchrl_marl.training.loading import excess, leaves, read_tensors
-from torchrl_marl.training.sealing import damage, seal
 
 __all__ = [
     "all_checkpoints",
+    "damage",
+    "excess",
     "fitting",
     "latest_checkpoint",
+    "leaves",
     "load_checkpoint",
     "load_latest",
     "load_learners",
+    "read_tensors",
     "save_checkpoint",
+    "seal",
     "set_aside_later",
+    "swollen",
 ]
+
+_WORD = b"sha256:"
+_LENGTH = len(_WORD) + 64
+_CHUNK = 1 << 20
+
+
+def seal(file: IO[bytes]) -> None:
+    """Appends a checksum of the whole content.
+
+    Args:
+        file (file): a zip file without a comment, open for reading and writing.
+    """
+    # A zip file ends with the length of its comment.
+    file.seek(-2, os.SEEK_END)
+    file.write(struct.pack("<H", _LENGTH))
+    length = file.tell()
+    file.write(_WORD + _checksum(file, length))
+
+
+def damage(path: Path) -> str | None:
+    """Returns what is wrong with a file, or None where it is undamaged.
+
+    Files of version 0.1 have no seal; of those, the checksums of the entries are read.
+
+    Args:
+        path (Path): a zip file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        length = max(0, file.seek(0, os.SEEK_END) - _LENGTH)
+        file.seek(length)
+        end = file.read()
+        if end.startswith(_WORD):
+            whole = end[len(_WORD) :] == _checksum(file, length)
+            return None if whole else "its checksum is another one"
+        return _damage_of_entries(file)
+
+
+def _damage_of_entries(file: IO[bytes]) -> str | None:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if archive.comment:
+                return "its checksum is broken"
+            larger = swollen(archive, file.seek(0, os.SEEK_END))
+            if larger is not None:
+                return larger
+            broken = archive.testzip()
+    except Exception as error:  # zipfile and zlib may raise anything at damaged fields
+        return f"it is no whole zip file ({type(error).__name__})"
+    return None if broken is None else f"the checksum of its entry {broken!r} is another one"
+
+
+def swollen(archive: zipfile.ZipFile, size: int) -> str | None:
+    """Returns why a zip file would hold more than it has bytes, or None where it does not.
+
+    Args:
+        archive (ZipFile): of which the list of entries is looked at.
+        size (int): bytes of the file.
+    """
+    entries = archive.infolist()
+    if any(one.compress_type != zipfile.ZIP_STORED for one in entries):
+        return "its entries are compressed, expected stored ones"
+    total = sum(one.file_size for one in entries)
+    more = total > size
+    return f"its entries have {total:,} bytes, expected at most its own {size:,}" if more else None
+
+
+def _checksum(file: IO[bytes], length: int) -> bytes:
+    """Returns the SHA-256 of the first bytes as text; leaves the file's position behind them."""
+    file.seek(0)
+    found = hashlib.sha256()
+    while length > 0:
+        chunk = file.read(min(_CHUNK, length))
+        if not chunk:
+            break
+        found.update(chunk)
+        length -= len(chunk)
+    return found.hexdigest().encode()
+
+
+# Which ``torch.save`` writes for tensors, and what holds them. None takes more than it is given.
+_KNOWN = re.compile(
+    r"collections OrderedDict|_codecs encode|(__builtin__|builtins) set"
+    r"|torch\._utils _rebuild_(tensor_v2|parameter)"
+    r"|torch (\w+Storage|Size|device|b?float\d+|u?int\d+|bool|complex\d+)"
+)
+_SPARE_BYTES, _SPARE_VALUES = 64 << 20, 1_000_000  # beside what the size of a file allows
+_FACTOR = 4
+
+
+def excess(path: Path) -> str | None:
+    """Returns why a zip file takes more memory than it has bytes, or None where it does not.
+
+    Args:
+        path (Path): a file, which is not unpacked.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            larger = swollen(archive, path.stat().st_size)
+            if larger is not None:
+                return larger
+            entries = archive.infolist()
+            named = [one for one in entries if one.filename.endswith("/data.pkl")]
+            known = (_unknown(archive.read(one)) for one in named)
+            unknown = next((name for name in known if name is not None), None)
+    except OSError:
+        raise
+    except Exception as error:  # zipfile and pickletools may raise anything at damaged fields
+        return f"it is no whole zip file ({type(error).__name__})"
+    return None if unknown is None else f"it holds {unknown!r}, expected tensors, numbers and texts"
+
+
+def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
+    """Reads a file that holds no more than its size allows; no code runs.
+
+    Args:
+        path (Path): a file in which :func:`excess` finds nothing.
+        device (torch.device): where tensors are.
+
+    Raises:
+        ValueError: tensors or containers that are larger than the file.
+    """
+    state = torch.load(path, map_location=device, weights_only=True)
+    size = path.stat().st_size
+    most = _FACTOR * size + _SPARE_BYTES
+    total = 0
+    for name, tensor in leaves(state, size + _SPARE_VALUES):
+        total += tensor.numel() * tensor.element_size()
+        if total > most:
+            raise ValueError(
+                f"its tensors up to {name} have {total:,} bytes, expected at most {most:,} in a "
+                f"file of {size:,}"
+            )
+    return state
+
+
+def leaves(value: Any, most: int | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors within containers, with their dotted names.
+
+    Args:
+        value: mappings, lists and tuples, however deep.
+        most (int, optional): values after which it is too many.
+
+    Raises:
+        ValueError: more values than that, as where containers hold each other.
+    """
+    waiting, seen = [("", value)], 0
+    while waiting:
+        name, one = waiting.pop()
+        seen += 1
+        if isinstance(one, Tensor):
+            yield name.removeprefix("."), one
+        elif isinstance(one, Mapping):
+            waiting += [(f"{name}.{key}", part) for key, part in one.items()]
+        elif isinstance(one, (list, tuple)):
+            waiting += [(f"{name}.{i}", part) for i, part in enumerate(one)]
+        if most is not None and seen + len(waiting) > most:
+            raise ValueError(f"it holds more than {most:,} values")
+
+
+def _unknown(pickled: bytes) -> str | None:
+    """Returns what a pickle names that is no part of tensors, or None."""
+    for code, argument, _ in pickletools.genops(pickled):
+        if code.name == "GLOBAL" and not _KNOWN.fullmatch(str(argument)):
+            return str(argument).replace(" ", ".")
+    return None
+
 
 _FORMAT = 1
 _NAME = re.compile(r"iteration_(\d+)\.pt")

@@ -18,7 +18,7 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.build import partition
 from torchrl_marl.learners.config import LearnerConfig
 from torchrl_marl.modules.clustering import cluster_agents
-from torchrl_marl.random_state import RandomState
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.training.config import TrainConfig
 

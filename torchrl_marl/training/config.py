@@ -12,11 +12,11 @@ from typing import Annotated, Any
 from torchrl_marl.capture.execution import EXECUTIONS
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, quoted
-from torchrl_marl.learners.algorithms import LearnerSettings
+from torchrl_marl.learners.algorithms import ALGORITHMS, LearnerSettings
 from torchrl_marl.learners.config import LearnerConfig, OnPolicyConfig
+from torchrl_marl.learners.off_policy_config import ReplayLearnerConfig
 from torchrl_marl.learners.population_config import check_members, varying_of
-from torchrl_marl.learners.replay_config import ReplayLearnerConfig
-from torchrl_marl.links import refuse_link
+from torchrl_marl.runtime.trust import refuse_link
 from torchrl_marl.settings import (
     AnyOf,
     Count,
@@ -31,12 +31,16 @@ from torchrl_marl.settings import (
     read_yaml,
 )
 from torchrl_marl.settings import check as check_settings
-from torchrl_marl.training.distributed_config import DistributedConfig, check_distributed
-from torchrl_marl.training.evaluation_config import EvaluationConfig
-from torchrl_marl.training.evolution_config import EvolutionConfig
-from torchrl_marl.training.league_config import LeagueConfig
-from torchrl_marl.training.measuring import check_external_run, check_measuring
-from torchrl_marl.training.population_config import PopulationConfig
+from torchrl_marl.training.sections import (
+    DistributedConfig,
+    EvaluationConfig,
+    EvolutionConfig,
+    LeagueConfig,
+    PopulationConfig,
+    check_distributed,
+    check_external_run,
+    check_measuring,
+)
 
 __all__ = [
     "BACKENDS",
@@ -231,12 +235,13 @@ def check_league(run: TrainConfig, *, own_env: bool = False) -> None:
     learners = {"learner": run.learner}
     learners |= {f"groups.{name}": override(run, "groups", name) for name in run.groups}
     for at, learner in learners.items():
-        if not isinstance(learner, OnPolicyConfig):
+        algorithm = ALGORITHMS.find(learner.algorithm)
+        if algorithm is not None and algorithm.no_league:
             raise ConfigError(
-                f"{at}.algorithm is {quoted(learner.algorithm)}, but a league is given, whose "
-                "learners are on-policy; use mappo, ippo or happo."
+                f"{at}.algorithm is {quoted(learner.algorithm)}, but a league is given, "
+                f"{algorithm.no_league}; use mappo, ippo or happo."
             )
-        if learner.unshare_at is not None:
+        if isinstance(learner, OnPolicyConfig) and learner.unshare_at is not None:
             raise ConfigError(
                 f"{at}.unshare_at is {learner.unshare_at:g}, but a league's stored players keep "
                 f"their networks' shapes; use {at}.unshare_at=null."

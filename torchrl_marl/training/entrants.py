@@ -9,18 +9,19 @@ from typing import cast
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.errors import ConfigError, quoted
-from torchrl_marl.modules.random_actor import RandomActor
+from torchrl_marl.modules.exploration import RandomActor
+from torchrl_marl.runtime.trust import trusting
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.pool import Networks, networks_of, read_player, with_networks
 from torchrl_marl.training.run import Run
-from torchrl_marl.trust import trusting
 
 __all__ = [
     "HEURISTIC",
@@ -109,13 +110,13 @@ def same_players(players: Mapping[str, Policy]) -> dict[str, str]:
         ConfigError: all are the same.
     """
     first: dict[str, str] = {}
-    known: list[tuple[str, Path, Networks]] = []
+    known: list[tuple[str, Path, dict[str, Tensor]]] = []
     for name, policy in players.items():
         first[name] = name
         if name in (RANDOM, HEURISTIC):
             continue
-        folder, own = _folder_of(name).resolve(), networks_of(cast(TeamPolicy, policy))
-        alike = (one for one, of, nets in known if of == folder and _equal(nets, own))
+        folder, own = _folder_of(name).resolve(), _tensors(cast(TeamPolicy, policy))
+        alike = (one for one, of, saved in known if of == folder and _equal(saved, own))
         first[name] = next(alike, name)
         known.append((name, folder, own))
     if len(set(first.values())) < 2:
@@ -126,11 +127,14 @@ def same_players(players: Mapping[str, Policy]) -> dict[str, str]:
     return first
 
 
-def _equal(one: Networks, other: Networks) -> bool:
-    pairs = ((own, other.get(group, {})) for group, own in one.items())
+def _tensors(policy: TeamPolicy) -> dict[str, Tensor]:
+    saved = policy.state_dict()
+    return {name: value for name, value in saved.items() if isinstance(value, Tensor)}
+
+
+def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(
-        own.keys() == new.keys() and all(torch.equal(own[key].cpu(), new[key].cpu()) for key in own)
-        for own, new in pairs
+        torch.equal(value.cpu(), other[name].cpu()) for name, value in one.items()
     )
 
 

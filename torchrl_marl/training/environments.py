@@ -15,14 +15,13 @@ from torchrl_marl.envs.own.objects import as_environment
 from torchrl_marl.envs.remember import with_memory, with_players
 from torchrl_marl.envs.torchrl.env import adapt
 from torchrl_marl.envs.transforms import with_dense_groups
-from torchrl_marl.random_state import RandomState
+from torchrl_marl.runtime.applications import application
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
-from torchrl_marl.specs.reading import padded_members
-from torchrl_marl.training.animation import check_drawable, write
+from torchrl_marl.specs.teams import padded_members
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.episodes import Episodes
 from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, play
-from torchrl_marl.training.film import Film
 
 __all__ = ["Environments", "time_limit"]
 
@@ -59,7 +58,7 @@ class Environments:
             built.set_seed(config.seed)
             built.reset()  # so that earlier use of it has no effect
         if self._is_drawn:
-            check_drawable(built)
+            application("pictures").check_drawable(built)
         self.training = with_dense_groups(built)
         self._evaluation: EnvBase | None = None
         self._sizes: dict[str, int] | None = None
@@ -132,8 +131,8 @@ class Environments:
             team (TeamSpec): the groups.
             path (Path): the file.
         """
-        settings = self._config.evaluation
-        film = Film(self.evaluation, team, settings.episodes_shown)
+        settings, pictures = self._config.evaluation, application("pictures")
+        film = pictures.Film(self.evaluation, team, settings.episodes_shown)
         play(
             self.evaluation,
             policy,
@@ -144,7 +143,7 @@ class Environments:
             film=film,
         )
         path.parent.mkdir(exist_ok=True)
-        write(film, path)
+        pictures.write(film, path)
 
     def heuristic(self) -> Any:
         """The world's own heuristic policy, or None."""

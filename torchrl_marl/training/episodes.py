@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_marl.statistics import Paired, estimate, mean, paired_difference
+from torchrl_marl.training.statistics import Paired, estimate, mean, paired_difference
 
 __all__ = [
     "Episodes",

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
@@ -18,16 +18,18 @@ from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type, step_mdp
 
-from torchrl_marl.collectors.snapshots import restore_env, snapshot_env
+from torchrl_marl.collectors.team import restore_env, snapshot_env
 from torchrl_marl.envs.scene import watched
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.objectives.births import begun
-from torchrl_marl.random_state import RandomState
+from torchrl_marl.objectives.flags import begun
+from torchrl_marl.runtime.applications import application
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
-from torchrl_marl.training.animation import check_drawable, write
 from torchrl_marl.training.episodes import Episodes
-from torchrl_marl.training.film import Film
 from torchrl_marl.training.metrics import group_reward
+
+if TYPE_CHECKING:
+    from torchrl_marl.apps.pictures import Film
 
 __all__ = [
     "AT_ONCE",
@@ -85,13 +87,15 @@ def evaluate(
         ConfigError: no episodes, one that does not end, or a GIF of what cannot be drawn.
         MissingExtraError: a GIF without matplotlib.
     """
+    film = None
     if gif is not None:
-        check_drawable(env, [gif])
-    film = None if gif is None else Film(env, team, shown)
+        pictures = application("pictures")
+        pictures.check_drawable(env, [gif])
+        film = pictures.Film(env, team, shown)
     options: dict[str, Any] = {"episodes": episodes, "deterministic": deterministic, "seed": seed}
     played = play(env, policy, team, **options, longest=longest, film=film)
-    if gif is not None and film is not None:
-        write(film, gif)
+    if gif is not None:
+        application("pictures").write(film, gif)
     return played.figures()
 
 

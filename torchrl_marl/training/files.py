@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from torchrl_marl.errors import UserError, WriteError
-from torchrl_marl.links import no_link
+from torchrl_marl.runtime.trust import no_link
 
 __all__ = ["append", "open_to_append", "whole_file", "writing"]
 

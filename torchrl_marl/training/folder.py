@@ -13,8 +13,8 @@ from datetime import datetime
 from pathlib import Path
 
 from torchrl_marl.errors import CheckpointError, ConfigError
-from torchrl_marl.links import refuse_links
-from torchrl_marl.naming import file_name
+from torchrl_marl.runtime.naming import file_name
+from torchrl_marl.runtime.trust import refuse_links
 from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.origin import SIGNATURE, signed_yaml

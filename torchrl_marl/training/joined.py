@@ -1,4 +1,4 @@
-"""The life of a rank: it joins the others, starts a run with them, and ends with them."""
+"""Runs that ``torchrun`` has started as several processes (ranks), or one alone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from typing import Any, NoReturn, TypeVar
 import torch.distributed as dist
 
 from torchrl_marl.errors import ConfigError, RankError, UserError
-from torchrl_marl.ranks import ALONE, Alone, Ranks
-from torchrl_marl.torchrun import place
+from torchrl_marl.runtime.ranks import ALONE, Alone, Ranks
+from torchrl_marl.runtime.torchrun import place
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import terminable
-from torchrl_marl.training.over_ranks import NoFolder, RankTraining
-from torchrl_marl.training.rank_config import check_ranks, refuse_disagreement, with_shards
 
 __all__ = ["by_first", "folder_of", "joined", "prepared", "training_of"]
 
@@ -79,6 +77,8 @@ def prepared(
     """
     if ranks.size == 1:
         return config
+    from torchrl_marl.training.ddp import check_ranks, refuse_disagreement, with_shards
+
     refuse_disagreement(ranks, config)
     if resumed and not config.distributed.enabled:
         raise ConfigError(
@@ -97,6 +97,8 @@ def folder_of(ranks: Alone, make: Callable[[], RunFolder]) -> RunFolder:
         ranks.folder = Path(ranks.send(str(folder.path)))
         return folder
     ranks.folder = Path(ranks.send(None))
+    from torchrl_marl.training.ddp import NoFolder
+
     return NoFolder(ranks.folder)  # type: ignore[return-value]
 
 
@@ -107,7 +109,11 @@ def by_first(ranks: Alone, work: Callable[[], Found]) -> Found:
 
 def training_of(ranks: Alone) -> Any:
     """Returns what makes this rank's part of a training; None where there are no others."""
-    return partial(RankTraining, ranks=ranks) if isinstance(ranks, Ranks) else None
+    if not isinstance(ranks, Ranks):
+        return None
+    from torchrl_marl.training.ddp import RankTraining
+
+    return partial(RankTraining, ranks=ranks)
 
 
 def _device(device: str) -> str:

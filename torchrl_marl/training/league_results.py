@@ -1,19 +1,71 @@
-"""What came out of a league's matches, by seat and stored player.
-
-Shapes: R envs with stored players, T steps, S seats, K players.
-"""
+"""Results between players of a league, who is matched by them, and exploiters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from tensordict import TensorDictBase
+from torch import Tensor, nn
 
-from torchrl_marl.games import smoothed
+from torchrl_marl.collectors.team import TeamPolicy
+from torchrl_marl.games import nash, pfsp, smoothed
+from torchrl_marl.learners.build import build_learners
+from torchrl_marl.learners.on_policy import OnPolicyLearner
+from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.checkpoint import load_learners
+from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.sections import LeagueConfig
 
-__all__ = ["Results", "by_seat", "outcomes"]
+__all__ = ["Exploiter", "Results", "by_seat", "matchmaking", "outcomes"]
+
+
+def matchmaking(
+    settings: LeagueConfig,
+    rate: Tensor,
+    may: Tensor,
+    frames: Sequence[int],
+    payoff: Callable[[Sequence[int]], Tensor],
+) -> Tensor:
+    """Returns with which probability each player is drawn, by seat that learns.
+
+    Args:
+        settings (LeagueConfig): how.
+        rate (Tensor): how well the policy does against, or with, each player, 0 to 1.
+        may (Tensor): bool, who may be drawn.
+        frames (sequence of int): when each was stored; for ``latest``.
+        payoff (callable): returns what the players at some places earn from each other; for
+            ``nash``.
+
+    Shapes:
+        - rate: ``[S, K]``; may: ``[K]``; returns ``[S, K]``, float64, each row sums to 1
+
+    Examples:
+        >>> rate = torch.tensor([[0.5, 0.0, 1.0]])
+        >>> may = torch.tensor([True, True, False])
+        >>> def chances(match):
+        ...     settings = LeagueConfig(opponents=match)
+        ...     return matchmaking(settings, rate, may, [0, 9, 5], lambda _: None).tolist()
+        >>> chances("uniform"), chances("latest"), chances("pfsp")
+        ([[0.5, 0.5, 0.0]], [[0.0, 1.0, 0.0]], [[0.2, 0.8, 0.0]])
+    """
+    found = torch.zeros(rate.shape, dtype=torch.float64)
+    places = may.nonzero().squeeze(1).tolist()
+    if settings.match == "latest":
+        found[:, max(places, key=lambda i: (frames[i], i))] = 1.0
+        return found
+    if settings.match == "pfsp":
+        return pfsp(rate, settings.weighting, may.expand(rate.shape))
+    if settings.match == "nash":
+        equilibrium = nash(payoff(places))
+        # Against the seat that learns plays the other one's side of the equilibrium.
+        found[0, places], found[1, places] = equilibrium.column, equilibrium.row
+        return found
+    found[:, places] = 1.0 / len(places)
+    return found
+
 
 _DECAY = 0.99
 """What a game counts for after each later one against the same player."""
@@ -134,3 +186,95 @@ def by_seat(totals: Mapping[str, Tensor], seats: Sequence[Mapping[str, Sequence[
         n_agents = sum(map(len, seat.values()))
         found.append(sum(totals[name] * (len(own) / n_agents) for name, own in seat.items()))
     return torch.stack(found)  # type: ignore[arg-type]
+
+
+_WON = 0.7
+"""Win rate at which an exploiter has done its work, where no other is given."""
+
+
+class Exploiter:
+    """A policy that learns from its matches against the one that is trained.
+
+    Args:
+        config (TrainConfig): of the run; it learns by the same settings.
+        team (TeamSpec): the groups.
+        n_seats (int): number S of seats.
+
+    Attributes:
+        policy (TeamPolicy): acts for all groups.
+        results (Results): of its matches.
+        began_at (int): env steps of the run after which it began.
+    """
+
+    def __init__(self, config: TrainConfig, team: TeamSpec, n_seats: int) -> None:
+        self.settings, self._n_seats = config.league, n_seats
+        self.learners = build_learners(
+            team, config.learner, config.groups, device=config.device, execution=config.execution
+        )
+        self.policy = TeamPolicy(
+            actor for learner in self.learners for actor in learner.actors.values()
+        )
+        self.begin([], 0)
+
+    def begin(self, learners: Sequence[Any], frames: int) -> None:
+        """Begins anew as a copy of the policy that is trained, written in place.
+
+        Args:
+            learners (sequence): of the policy, with critics, statistics and moments.
+            frames (int): env steps of the run.
+        """
+        self.results, self.began_at = Results(self._n_seats, 1), frames
+        for own, other in zip(self.learners, learners):
+            if isinstance(own, OnPolicyLearner):
+                copy_in_place(own, other)
+            else:
+                own.load_state_dict(copy.deepcopy(other.state_dict()))
+
+    def done(self, frames: int) -> bool:
+        """Returns whether it has won, or has had its time."""
+        won = _WON if self.settings.snapshot_at is None else self.settings.snapshot_at
+        every = cast(int, self.settings.snapshot_every)
+        return frames - self.began_at >= every or bool(self.results.overall[0] >= won)
+
+    def learn(self, batch: TensorDictBase, progress: float) -> None:
+        """Learns from its envs of a batch, ``[R, T]``."""
+        for learner in self.learners:
+            learner.set_progress(progress)
+            learner.learn(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
+        return {
+            "learners": [learner.state_dict() for learner in self.learners],
+            "results": self.results.state_dict(),
+            "began_at": self.began_at,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a saved state."""
+        load_learners(self.learners, state["learners"])
+        self.results.load_state_dict(state["results"])
+        self.began_at = state["began_at"]
+
+
+@torch.no_grad()
+def copy_in_place(own: OnPolicyLearner, other: OnPolicyLearner) -> None:
+    """Copies a learner: networks, statistics, and the moments of its optimizer.
+
+    Tensors stay where they are, so that graphs that were recorded serve on.
+    """
+    for mine, theirs in zip(_tensors(own), _tensors(other)):
+        mine.copy_(theirs)
+    steps = own.optimizer, other.optimizer
+    parameters = ([p for group in one.param_groups for p in group["params"]] for one in steps)
+    for mine, theirs in zip(*parameters):
+        known = other.optimizer.state.get(theirs, {})
+        if known and not own.optimizer.state.get(mine):
+            own.optimizer.state[mine] = {name: value.clone() for name, value in known.items()}
+        for name, value in known.items():
+            own.optimizer.state[mine][name].copy_(value)
+    own.critic_states = {name: value.clone() for name, value in other.critic_states.items()}
+
+
+def _tensors(learner: nn.Module) -> list[Tensor]:
+    return [*learner.parameters(), *learner.buffers()]

@@ -8,10 +8,10 @@ import sys
 import tempfile
 import threading
 
+from torchrl_marl.runtime.trust import trusting
 from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.training import Training
-from torchrl_marl.trust import trusting
 
 __all__ = ["learn_ahead"]
 

@@ -14,8 +14,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.functional import masked_mean
-from torchrl_marl.objectives.births import Births
-from torchrl_marl.ranks import current
+from torchrl_marl.objectives.flags import Births
+from torchrl_marl.runtime.ranks import current
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = [

@@ -1,34 +1,227 @@
-"""Origin of a run: other people's code, machines and services only with the user's consent.
-
-The settings of a run name its world. A known library's is just made; a module of one's own is
-imported, and whoever sends a run can send a module of that name with it. They may name a cluster,
-too, where to listen, and services that figures are sent to.
-"""
+"""Where a run comes from: who made it, and with which settings and versions."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
-from collections.abc import Collection, Iterable
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.own.foreign import foreign_code
-from torchrl_marl.errors import TrustError
-from torchrl_marl.settings import to_yaml
+from torchrl_marl.envs.own.named import foreign_code
+from torchrl_marl.errors import CheckpointError, ConfigError, TrustError
+from torchrl_marl.runtime.trust import is_own, signature
+from torchrl_marl.settings import Reader, flatten, shown, to_yaml
+from torchrl_marl.settings.layers import UNFIT, plain
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.files import whole_file
-from torchrl_marl.trust import is_own, signature
+from torchrl_marl.version import __version__
 
 __all__ = [
     "SIGNATURE",
+    "Difference",
     "Named",
     "check_origin",
+    "check_unchanged",
     "check_world",
+    "differences",
+    "in_words",
+    "made_by",
     "named_by",
+    "settings_of",
     "sign_run",
     "signed_yaml",
+    "warn_of_versions",
 ]
+
+# What may change when a run is resumed: how much is trained, what is measured and written down ...
+_FREE = ("total_frames", "stop_at_return", "evaluation.", "checkpoint.", "logging.")
+# ... and where and how it is computed.
+_PLACES = ("device", "threads", "execution", "distributed.")
+_SHARDS = ("distributed.collectors", "distributed.overlap")  # on which depends what is learned
+# Where external simulators find a run, and when it gives one up.
+_DOOR = tuple(
+    f"env.kwargs.{name}"
+    for name in ("host", "port", "token_file", "tls_", "grace", "idle_timeout", "patience", "max_")
+)
+_MOST = 5  # differences that a sentence names
+_WITHOUT_PACKAGE = ("toy", "external", "own", "")
+_ABSENT: Any = object()
+
+
+class Difference(NamedTuple):
+    """A setting that is not what a checkpoint was made with."""
+
+    key: str
+    """Its dotted name."""
+    before: Any
+    """What the checkpoint was made with."""
+    now: Any
+    """What it is now."""
+
+
+def made_by(config: TrainConfig) -> dict[str, Any]:
+    """Returns the settings of a run and the versions of what computes it, for a checkpoint.
+
+    Args:
+        config (TrainConfig): the run's.
+
+    Examples:
+        >>> found = made_by(TrainConfig(seed=3))
+        >>> found["settings"]["seed"], sorted(found["versions"])[:3]
+        (3, ['tensordict', 'torch', 'torchrl'])
+    """
+    settings = plain(dataclasses.asdict(config))
+    return {
+        "settings": None if settings is UNFIT else settings,
+        "versions": _versions(config.env.library),
+    }
+
+
+def settings_of(state: Mapping[str, Any], path: Path) -> TrainConfig | None:
+    """Returns the settings that made a checkpoint; None for one of before they were stored.
+
+    Args:
+        state (mapping): what the checkpoint holds.
+        path (Path): its file.
+
+    Raises:
+        CheckpointError: settings that this version does not know.
+    """
+    record = state.get("made_by")
+    settings = record.get("settings") if isinstance(record, Mapping) else None
+    if not isinstance(settings, Mapping):
+        return None
+    try:
+        return Reader(TrainConfig).read(settings, told=False)  # type: ignore[no-any-return]
+    except ConfigError as error:
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} holds settings that do not fit this version: {error}"
+        ) from None
+
+
+def differences(before: TrainConfig, now: TrainConfig) -> list[Difference]:
+    """Returns the settings that differ and may not, where a run goes on.
+
+    Args:
+        before (TrainConfig): the settings that the run was made with.
+        now (TrainConfig): those that it would go on with.
+    """
+    old, new = _flat(before), _flat(now)
+    free = (*_FREE, *_PLACES, *(_DOOR if now.env.library == "external" else ()))
+    found = []
+    for key in {**old, **new}:
+        one, other = old.get(key, _ABSENT), new.get(key, _ABSENT)
+        fixed = key in _SHARDS or not key.startswith(free)
+        if fixed and one != other and not (one in ({}, _ABSENT) and other in ({}, _ABSENT)):
+            found.append(Difference(key, one, other))
+    return found
+
+
+def in_words(found: Sequence[Difference], path: Path, file: TrainConfig | None = None) -> str:
+    """Returns differences in words, the first few of them.
+
+    Args:
+        found (sequence of Difference): at least one.
+        path (Path): the ``config.yaml`` that holds what is now.
+        file (TrainConfig, optional): what it holds, where something may be given beside it.
+    """
+    own = None if file is None else _flat(file)
+    words: list[str] = []
+    for one in found[:_MOST]:
+        given = own is not None and own.get(one.key, _ABSENT) != one.now
+        now = f"{_word(one.now)} is asked for" if given else f"is {_word(one.now)}"
+        when = " when this run was made" * (not words)
+        where = f" in {str(path)!r}" * (not given and not any(str(path) in own for own in words))
+        words.append(f"{one.key} was {_word(one.before)}{when} and {now}{where}")
+    more = len(found) - len(words)
+    return ", ".join(words) + f", and {more} more differ" * bool(more)
+
+
+def check_unchanged(before: TrainConfig, now: TrainConfig, file: TrainConfig, path: Path) -> None:
+    """Refuses to go on with settings that would have no effect, or would make another run.
+
+    Args:
+        before (TrainConfig): the settings that the run was made with.
+        now (TrainConfig): those that it would go on with.
+        file (TrainConfig): those of its ``config.yaml``, without what is given beside it.
+        path (Path): that file.
+
+    Raises:
+        ConfigError: naming each setting, both values, and where the new one is from.
+    """
+    found = differences(dataclasses.replace(before, folder=file.folder), now)  # it may be moved
+    if not found:
+        return
+    (first, *others), own = found, _flat(file)
+    fix = "put those back"
+    if not others and first.before is not _ABSENT:
+        in_file = own.get(first.key, _ABSENT) == first.now
+        fix = f"put {_word(first.before)} back" if in_file else f"leave {first.key} out"
+    raise ConfigError(
+        f"{in_words(found, path, file)}: a resumed run goes on with its own settings (but for "
+        "total_frames, stop_at_return, evaluation.*, checkpoint.*, logging.*, device, threads, "
+        "execution and where shards are, distributed.*, which may change); begin a new run to "
+        f"change it, or {fix}."
+    )
+
+
+def warn_of_versions(state: Mapping[str, Any], path: Path) -> None:
+    """Warns once where a checkpoint was made with other versions than there are here.
+
+    Args:
+        state (mapping): what the checkpoint holds.
+        path (Path): its file.
+    """
+    record = state.get("made_by")
+    before = record.get("versions") if isinstance(record, Mapping) else None
+    if not isinstance(before, Mapping):
+        return
+    now = {name: _version(name) for name in before if isinstance(name, str)}
+    other = [
+        f"{name} {before[name]} (here {now[name]})" for name in now if now[name] != before[name]
+    ]
+    if other:
+        warnings.warn(
+            f"checkpoint {str(path)!r} was made with {', '.join(other)}; the run goes on, but not "
+            "to the bit as with the same versions.",
+            stacklevel=3,
+        )
+
+
+def _flat(config: TrainConfig) -> dict[str, Any]:
+    """Returns settings by dotted name; a NaN is equal to itself."""
+    found = flatten(dataclasses.asdict(config))
+    plainly = {key: plain(value) for key, value in found.items()}
+    return {key: "nan" if value != value else value for key, value in plainly.items()}
+
+
+def _word(value: Any) -> str:
+    return "not given" if value is _ABSENT else shown(value)
+
+
+def _versions(library: str) -> dict[str, str | None]:
+    """Returns the versions of what computes a run: name of a package -> version."""
+    names = ["torchrl_marl", "torch", "torchrl", "tensordict"]
+    simulator = library.partition(":")[0].partition(".")[0]
+    if simulator not in _WITHOUT_PACKAGE and _version(simulator) is not None:
+        names.append(simulator)
+    return {name: _version(name) for name in names}
+
+
+@functools.cache
+def _version(name: str) -> str | None:
+    if name == "torchrl_marl":
+        return __version__
+    try:
+        return version(name)
+    except (PackageNotFoundError, ValueError):
+        return None
+
 
 SIGNATURE = "world.signature"
 """File of a run that tells that this user had it trained with this world and these addresses."""
@@ -36,7 +229,7 @@ _COMMENT = "# signature "
 _HERE = ("127.0.0.1", "localhost", "::1")
 _FILES = ("token_file", "tls_certificate", "tls_key")
 _TRUST = (
-    "if you trust it, add --trust (in Python: trust=True, or torchrl_marl.trust.trusting() "
+    "if you trust it, add --trust (in Python: trust=True, or torchrl_marl.runtime.trust.trusting() "
     "around it)"
 )
 
@@ -88,7 +281,7 @@ def check_world(folder: Path, env: EnvConfig, trust: bool = False) -> None:
     """Refuses to import a world that another user's run names.
 
     Runs that this user trained on this machine pass, as long as the module lies where it did;
-    so does everything within :func:`torchrl_marl.trust.trusting`.
+    so does everything within :func:`torchrl_marl.runtime.trust.trusting`.
 
     Args:
         folder (Path): the run's.

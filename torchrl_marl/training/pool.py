@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from torchrl_marl.collectors.team import TeamPolicy
-from torchrl_marl.errors import CheckpointError, WriteError, quoted
-from torchrl_marl.links import refuse_links
+from torchrl_marl.errors import CheckpointError, SpecError, WriteError, quoted
 from torchrl_marl.modules.players import check_shapes, tensors_of
-from torchrl_marl.naming import fault_of
+from torchrl_marl.runtime.naming import fault_of
+from torchrl_marl.runtime.trust import refuse_links
+from torchrl_marl.training.checkpoint import damage, excess, read_tensors, seal
 from torchrl_marl.training.config import read_run_config
-from torchrl_marl.training.csv_table import CsvTable
 from torchrl_marl.training.files import whole_file, writing
-from torchrl_marl.training.loading import excess, read_tensors
-from torchrl_marl.training.sealing import damage, seal
+from torchrl_marl.training.recorder import CsvTable
 
 __all__ = [
     "TABLE",
@@ -41,7 +40,16 @@ Networks = dict[str, dict[str, Tensor]]
 
 
 def networks_of(policy: TeamPolicy) -> Networks:
-    """Returns copies of the parameters and statistics of a policy's actors."""
+    """Returns copies of the parameters and statistics of a policy's actors.
+
+    Raises:
+        SpecError: actors that draw no actions of a distribution, such as those of IQL.
+    """
+    if any(getattr(actor, "group", None) is None for actor in _actors(policy)):
+        raise SpecError(
+            "found a policy that acts by values of actions, expected actors of MAPPO, IPPO or "
+            "HAPPO; leave that player out."
+        )
     return {
         str(actor.group.name): {k: x.detach().clone() for k, x in tensors_of(actor).items()}
         for actor in _actors(policy)

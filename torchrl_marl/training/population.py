@@ -14,29 +14,26 @@ import torch
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from torchrl_marl.capture.announce import announced_to
+from torchrl_marl.capture.program import announced_to
 from torchrl_marl.collectors.rollout import RolloutCollector
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.learners.build import build_learners, build_population
 from torchrl_marl.learners.on_policy import OnPolicyLearner
-from torchrl_marl.learners.population import PopulationLearner
-from torchrl_marl.learners.rows_of_members import rows_of
-from torchrl_marl.random_state import RandomState
+from torchrl_marl.learners.rows import rows_of
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import all_checkpoints, save_checkpoint
 from torchrl_marl.training.config import TrainConfig, members_of
 from torchrl_marl.training.environments import Environments
 from torchrl_marl.training.evaluation import EVALUATION_SEED, evaluate_members
-from torchrl_marl.training.evolving import Evolution
-from torchrl_marl.training.member import Member
+from torchrl_marl.training.evolution import Evolution
+from torchrl_marl.training.member import MOST_EVALUATED, Member, PopulationRun, row_of_all, together
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
-from torchrl_marl.training.population_run import MOST_EVALUATED, PopulationRun, row_of_all, together
+from torchrl_marl.training.progress import StopAtReturn, figures_of, is_due, write_summary
 from torchrl_marl.training.rating import MemberRating
 from torchrl_marl.training.recorder import Recorder, say
-from torchrl_marl.training.stopping import StopAtReturn, is_due
-from torchrl_marl.training.summary import figures_of, write_summary
 from torchrl_marl.training.training import Iteration, Training, in_its_own_state
 
 __all__ = ["PopulationTraining"]
@@ -119,7 +116,7 @@ class PopulationTraining(Training):
         return learners
 
     @property
-    def _populations(self) -> list[PopulationLearner]:
+    def _populations(self) -> list[OnPolicyLearner]:
         return self.learners  # type: ignore[return-value]
 
     def _alone(self, config: TrainConfig) -> list[OnPolicyLearner]:

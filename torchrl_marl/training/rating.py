@@ -14,8 +14,7 @@ from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.games import bradley_terry
 from torchrl_marl.learners.on_policy import OnPolicyLearner
-from torchrl_marl.learners.population import PopulationLearner
-from torchrl_marl.learners.rows_of_members import rows_of
+from torchrl_marl.learners.rows import rows_of
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.crossplay import cross_play, seats_of
 
@@ -27,7 +26,7 @@ class MemberRating:
 
     Args:
         env (EnvBase): the world, with any number of envs.
-        learners (sequence of PopulationLearner): of all groups.
+        learners (sequence of OnPolicyLearner): of all groups.
         make (callable): returns an ordinary run's learners, into which a member is written.
 
     Raises:
@@ -37,7 +36,7 @@ class MemberRating:
     def __init__(
         self,
         env: EnvBase,
-        learners: Sequence[PopulationLearner],
+        learners: Sequence[OnPolicyLearner],
         make: Callable[[], list[OnPolicyLearner]],
     ) -> None:
         self.env = env

@@ -1,23 +1,108 @@
-"""Recording of a run's metrics: tables, loggers and the progress bar."""
+"""Tables and loggers of a run: metrics and evaluations, row by row."""
 
 from __future__ import annotations
 
+import csv
+import importlib.util
+import io
+import json
 import math
+import os
+import re
 import sys
+import time
+import uuid
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from torchrl_marl.training.config import TrainConfig
-from torchrl_marl.training.csv_table import CsvTable
-from torchrl_marl.training.loggers import Loggers
+from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError
+from torchrl_marl.training.config import LoggingConfig, TrainConfig
+from torchrl_marl.training.files import append, whole_file
+
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "CsvTable",
+    "Loggers",
+    "Recorder",
+    "check_logging",
+    "open_backend",
+    "say",
+]
+
+
+class CsvTable:
+    """A CSV file that is readable after every row.
+
+    Args:
+        path (Path): the file.
+        keep_iterations (int, optional): go on with an earlier file, cut back to so many.
+    """
+
+    def __init__(self, path: Path, keep_iterations: int | None = None) -> None:
+        self.path = path
+        self.columns: list[str] = []
+        if keep_iterations is not None and path.exists():
+            self._cut_back(keep_iterations)
+
+    def _cut_back(self, iterations: int) -> None:
+        columns, rows = self._read()
+        if rows and "iteration" not in columns:
+            raise CheckpointError(
+                f"{str(self.path)!r} is no table of metrics: it has no column 'iteration'; "
+                "move it away to go on."
+            )
+        # A row cut short by a crash of the machine lacks columns.
+        whole = [row for row in rows if None not in row and None not in row.values()]
+        kept = [
+            r for r in whole if r["iteration"].isdecimal() and int(r["iteration"]) <= iterations
+        ]
+        # Without rows, the head may be incomplete, too.
+        self.columns = columns if rows else []
+        with whole_file(self.path, newline="") as file:
+            writer = csv.DictWriter(file, self.columns)
+            if rows:
+                writer.writeheader()
+            writer.writerows(kept)
+
+    def _read(self) -> tuple[list[str], list[dict[str, str]]]:
+        try:
+            with self.path.open(newline="", encoding="utf-8", errors="replace") as file:
+                reader = csv.DictReader(file)
+                rows = list(reader)
+                return list(reader.fieldnames or ()), rows
+        except (OSError, csv.Error) as error:
+            raise CheckpointError(
+                f"{str(self.path)!r} cannot be read ({error}); move it away to go on."
+            ) from None
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Appends a row, all of it or nothing; the first row sets the columns.
+
+        Raises:
+            WriteError: a full disk.
+        """
+        columns = self.columns or list(row)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, columns, extrasaction="ignore")
+        if not self.columns:
+            writer.writeheader()
+        writer.writerow({key: _cell(value) for key, value in row.items()})
+        append(self.path, text.getvalue())
+        self.columns = columns
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.6g}"
+    return value
+
 
 with warnings.catch_warnings():  # in a notebook without ipywidgets the bar is plain text
     warnings.simplefilter("ignore")
     from tqdm.auto import tqdm
-
-__all__ = ["Recorder", "say"]
 
 
 class Recorder:
@@ -89,3 +174,213 @@ def say(text: str, *, warns: bool = True) -> None:
         warns (bool): on stderr, which a notebook shows on red; else a result, on stdout.
     """
     tqdm.write(f"torchrl_marl: {text}.", file=sys.stderr if warns else sys.stdout)
+
+
+class Backend(Protocol):
+    """Receiver of metrics; TorchRL's loggers are such."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> Any:
+        """Logs the metrics of a step."""
+
+    def shutdown(self) -> Any:
+        """Writes what is left, and closes the backend."""
+
+
+def check_logging(config: LoggingConfig) -> None:
+    """Refuses to log to Weights & Biases without a login, before anything is trained.
+
+    Args:
+        config (LoggingConfig): whose backends are looked at.
+
+    Raises:
+        ConfigError: naming the ways out.
+    """
+    if "wandb" not in config.backends or importlib.util.find_spec("wandb") is None:
+        return
+    import wandb
+
+    if wandb.setup().settings.mode in ("offline", "dryrun", "disabled"):
+        return
+    try:
+        logged_in = wandb.login(verify=False)
+    except wandb.errors.UsageError:
+        logged_in = False
+    if not logged_in:
+        raise ConfigError(
+            "logging.backends holds 'wandb', but nobody is logged in to Weights & Biases here; "
+            "run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline to log into the run "
+            "folder."
+        )
+
+
+def open_backend(name: str, config: LoggingConfig, folder: Path) -> Backend:
+    """Opens a backend, or continues the one of the run in this folder.
+
+    Args:
+        name (str): one of ``BACKENDS``.
+        config (LoggingConfig): for the project's name.
+        folder (Path): the run folder.
+
+    Raises:
+        MissingExtraError: the backend is not installed.
+        ConfigError: the backend refuses, or cannot be reached.
+        CheckpointError: the names by which the run is known are broken.
+        WriteError: they cannot be written.
+    """
+    if importlib.util.find_spec(name) is None:
+        raise MissingExtraError(name, "log")
+    path = folder / "loggers.json"
+    known = _known_names(path)
+    try:
+        backend, run_id = BACKENDS[name](config, folder, known.get(name))
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ConfigError(
+            f"logging.backends holds {name!r}, which cannot be opened ({reason}); mend that, or "
+            f"leave {name} out."
+        ) from error
+    if run_id is not None and run_id != known.get(name):
+        with whole_file(path) as file:
+            file.write(json.dumps({**known, name: run_id}, indent=2) + "\n")
+    return backend
+
+
+def _known_names(path: Path) -> dict[str, str]:
+    """Returns the backends' ids of the run."""
+    if not path.is_file():
+        return {}
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # no JSON, or no text
+        known = None
+    if not isinstance(known, dict) or not all(isinstance(name, str) for name in known.values()):
+        raise CheckpointError(
+            f"{str(path)!r} is broken, expected the names by which the loggers know the run; "
+            "delete it to go on, in new runs of the loggers."
+        )
+    return known
+
+
+def _open_tensorboard(
+    config: LoggingConfig, folder: Path, run_id: str | None
+) -> tuple[Backend, str | None]:
+    from torchrl.record.loggers import get_logger
+
+    logger = get_logger("tensorboard", str(folder), "tensorboard")
+    assert logger is not None
+    return logger, None
+
+
+def _open_wandb(
+    config: LoggingConfig, folder: Path, run_id: str | None
+) -> tuple[Backend, str | None]:
+    from torchrl.record.loggers import get_logger
+
+    run_id = run_id or uuid.uuid4().hex[:8]
+    # Two runs in one process must stay apart.
+    settings = {"project": config.project, "id": run_id, "reinit": "create_new"}
+    logger = get_logger("wandb", str(folder), folder.resolve().name, wandb_kwargs=settings)
+    assert logger is not None
+    return logger, run_id
+
+
+def _open_mlflow(
+    config: LoggingConfig, folder: Path, run_id: str | None
+) -> tuple[Backend, str | None]:
+    logger = _MlflowRun(config, folder.resolve(), run_id)
+    return logger, logger.run_id
+
+
+class _MlflowRun:
+    """Run of MLflow, logged to by its id.
+
+    TorchRL's logger goes by MLflow's one active run of the process, which it neither ends nor
+    takes up again.
+    """
+
+    def __init__(self, config: LoggingConfig, folder: Path, run_id: str | None) -> None:
+        import mlflow
+
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        artifacts = None if uri else (folder / "mlflow").as_uri()
+        self._client = mlflow.MlflowClient(uri or f"sqlite:///{folder / 'mlflow.db'}")
+        if run_id is not None:
+            self._client.update_run(run_id, status="RUNNING")
+        else:
+            known = self._client.get_experiment_by_name(config.project)
+            experiment = (
+                self._client.create_experiment(config.project, artifact_location=artifacts)
+                if known is None
+                else known.experiment_id
+            )
+            run_id = self._client.create_run(experiment, run_name=folder.name).info.run_id
+        self.run_id: str = run_id
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        allowed = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in metrics.items()}
+        values = [Metric(name, float(value), now, step) for name, value in allowed.items()]
+        self._client.log_batch(self.run_id, metrics=values)
+
+    def shutdown(self) -> None:
+        self._client.set_terminated(self.run_id)
+
+
+BACKENDS = {"tensorboard": _open_tensorboard, "wandb": _open_wandb, "mlflow": _open_mlflow}
+"""Name of a backend -> what opens it."""
+
+
+class Loggers:
+    """Backends such as TensorBoard, fed together.
+
+    One that fails in mid-run is left out from then on, with a warning: ``metrics.csv`` has it all.
+
+    Args:
+        config (LoggingConfig): which.
+        folder (Path): the run folder; where it has logged before, that goes on.
+
+    Raises:
+        MissingExtraError: a backend that is not installed.
+        ConfigError: a backend that refuses.
+    """
+
+    def __init__(self, config: LoggingConfig, folder: Path) -> None:
+        self.backends: dict[str, Backend] = {}
+        try:
+            for name in dict.fromkeys(config.backends):
+                self.backends[name] = open_backend(name, config, folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def log(self, metrics: Mapping[str, Any], frames: int) -> None:
+        """Logs the finite metrics."""
+        finite = {
+            name: value
+            for name, value in metrics.items()
+            if isinstance(value, (int, float)) and math.isfinite(value)
+        }
+        for name, backend in list(self.backends.items()):
+            try:
+                backend.log_metrics(finite, step=frames)
+            except Exception as error:
+                del self.backends[name]
+                warnings.warn(_left_out(name, error), stacklevel=2)
+
+    def close(self) -> None:
+        """Writes what is left, and closes all backends."""
+        while self.backends:
+            name, backend = self.backends.popitem()
+            try:
+                backend.shutdown()
+            except Exception as error:
+                warnings.warn(_left_out(name, error), stacklevel=2)
+
+
+def _left_out(name: str, error: Exception) -> str:
+    return (
+        f"logging backend {name!r} failed ({type(error).__name__}: {error}) and is left out from "
+        "here; metrics.csv has all that it lacks."
+    )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from numbers import Integral
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -24,27 +24,28 @@ from torchrl_marl.envs.remember import with_memory
 from torchrl_marl.envs.torchrl.env import TorchRLEnv, adapt
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import CheckpointError, ConfigError, WriteError, quoted
-from torchrl_marl.export.agent import find_agents
-from torchrl_marl.export.check import check_players
-from torchrl_marl.export.player import Player
-from torchrl_marl.export.write import Export, export_agents
 from torchrl_marl.learners.build import build_learners
 from torchrl_marl.learners.learner import Learner
-from torchrl_marl.links import refuse_links
 from torchrl_marl.modules.precision import set_precision
-from torchrl_marl.random_state import RandomState
+from torchrl_marl.runtime.applications import application
+from torchrl_marl.runtime.random_state import RandomState
+from torchrl_marl.runtime.trust import refuse_links, trusting
 from torchrl_marl.specs import TeamSpec
-from torchrl_marl.training.animation import check_drawable, write
 from torchrl_marl.training.checkpoint import load_latest, load_learners
 from torchrl_marl.training.config import TrainConfig, read_run_config
 from torchrl_marl.training.episodes import Episodes
 from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, play, put_back
 from torchrl_marl.training.files import append
-from torchrl_marl.training.film import Film
-from torchrl_marl.training.made_by import differences, in_words, settings_of
-from torchrl_marl.training.origin import check_origin, check_world
-from torchrl_marl.training.pool import read_player, stored_players, with_networks
-from torchrl_marl.trust import trusting
+from torchrl_marl.training.origin import (
+    check_origin,
+    check_world,
+    differences,
+    in_words,
+    settings_of,
+)
+
+if TYPE_CHECKING:
+    from torchrl_marl.apps.export import Export
 
 __all__ = ["Run"]
 
@@ -155,6 +156,8 @@ class Run:
         Raises:
             CheckpointError: a run without stored players, or a file that is not there.
         """
+        from torchrl_marl.training.pool import read_player, stored_players, with_networks
+
         policy = cast(TeamPolicy, self.policy)
         return {
             one.path.stem: with_networks(policy, read_player(one.path))
@@ -229,11 +232,12 @@ class Run:
             raise ConfigError(f"seed is {quoted(seed)}, expected a whole number; use seed=0.")
         paths = [self.folder / f"episode.{kind}" for kind in ("gif",) * gif + ("mp4",) * mp4]
         num_envs = min(episodes, AT_ONCE)
+        pictures = application("pictures") if paths else None
         with self._playing_on(env, seed, num_envs, "evaluate", drawn=bool(paths)) as world:
-            if paths:
-                check_drawable(world, paths)
-            team = TeamSpec.from_env(world)
-            film = Film(world, team, shown) if paths else None
+            team, film = TeamSpec.from_env(world), None
+            if pictures is not None:
+                pictures.check_drawable(world, paths)
+                film = pictures.Film(world, team, shown)
             found = play(
                 world,
                 self.policy,
@@ -243,8 +247,9 @@ class Run:
                 seed=seed + EVALUATION_SEED,
                 film=film,
             )
-        for path in paths if film else ():
-            write(film, path)  # type: ignore[arg-type]
+        if pictures is not None:
+            for path in paths:
+                pictures.write(film, path)
         if record:
             self._record({"seed": seed, "deterministic": deterministic, **found.figures()})
         return found
@@ -264,8 +269,9 @@ class Run:
 
         Args:
             agent (str, optional): whose; by default, everybody's.
-            format (str): ``onnx``, which :class:`~torchrl_marl.export.Player` plays with numpy and
-                onnxruntime alone, or ``pt2``, which needs torch and ``Player(..., trust=True)``.
+            format (str): ``onnx``, which :class:`~torchrl_marl.apps.export.Player` plays with
+                numpy and onnxruntime alone, or ``pt2``, which needs torch and
+                ``Player(..., trust=True)``.
             folder (str or Path, optional): by default ``export`` in the run folder.
             steps (int): at least so many are compared, and at least a whole episode.
             env (EnvBase, optional): another environment than the run's.
@@ -276,20 +282,21 @@ class Run:
             MissingExtraError: a package that is not installed.
             UserError: actions that differ from the team's.
         """
+        exporting = application("export")
         policy = copy.deepcopy(self.policy)
         set_precision(policy, "float32")
-        agents = find_agents(policy, agent)
+        agents = exporting.find_agents(policy, agent)
         folder = self.folder / "export" if folder is None else Path(folder)
-        folders = export_agents(agents, folder, format)
-        players = {name: Player(own, trust=True) for name, own in folders.items()}
+        folders = exporting.export_agents(agents, folder, format)
+        players = {name: exporting.Player(own, trust=True) for name, own in folders.items()}
         seed = self.config.seed
         with (
             self._playing_on(env, seed, 1, "export") as world,
             RandomState(seed, world.device or "cpu").active(),
         ):
             world.set_seed(seed + EVALUATION_SEED)
-            found = check_players(world, policy, players, steps=steps)
-        return Export(folder, folders, found)
+            found = exporting.check_players(world, policy, players, steps=steps)
+        return exporting.Export(folder, folders, found)
 
     @contextlib.contextmanager
     def _playing_on(

@@ -1,27 +1,35 @@
-"""The shards of a run, from its settings."""
+"""Shards of a run: parts of its environments, each collected from by itself, here or on Ray."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_marl.collectors.shard import Shard, shard_seed
+from torchrl_marl.collectors.sharded import Here, Placement, ShardedCollector
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.make import make_env
 from torchrl_marl.envs.remember import remembered_by, with_memory
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.learners.build import build_learners
-from torchrl_marl.random_state import RandomState
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.metrics import EpisodeTracker
 
-__all__ = ["EpisodeSums", "ShardMaker"]
+if TYPE_CHECKING:
+    from torchrl_marl.collectors.asynchronous import AsynchronousCollector
+    from torchrl_marl.collectors.collector import Collector
+    from torchrl_marl.collectors.sharded import Placement, ShardedCollector
+
+__all__ = ["EpisodeSums", "ShardMaker", "sharded_collector", "share_minibatches", "tell_of_death"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,3 +119,89 @@ class EpisodeSums:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores saved sums."""
         self.tracker.load_state_dict(state)
+
+
+def sharded_collector(
+    config: TrainConfig, policy: TensorDictModuleBase, remembers: bool, shards: range
+) -> ShardedCollector | AsynchronousCollector:
+    """Returns the collector of a run in shards.
+
+    Args:
+        config (TrainConfig): the run's.
+        policy (TensorDictModuleBase): acts.
+        remembers (bool): networks read what they remember, or where episodes begin.
+        shards (range): those that this process has.
+    """
+    settings = config.distributed
+    live = settings.backend == "none" and not settings.overlap
+    on_cpu = settings.backend == "ray" and not settings.gpus_per_actor
+    device = "cpu" if on_cpu else "cuda" if settings.backend == "ray" else config.device
+    own = policy if live else None
+    makers = [ShardMaker(config, i, device, own, remembers) for i in shards]
+    placement = _placed(makers, config)
+    if settings.backend == "ray" and settings.asynchronous:
+        from torchrl_marl.collectors.asynchronous import AsynchronousCollector
+
+        return AsynchronousCollector(
+            cast(Any, placement),
+            policy,
+            max_lag=settings.max_lag,
+            device=torch.device(config.device),
+        )
+    return ShardedCollector(
+        placement,
+        policy,
+        overlap=settings.overlap,
+        snapshot_every=settings.snapshot_every,
+        live=live,
+        device=torch.device(config.device),
+    )
+
+
+def _placed(makers: list[ShardMaker], config: TrainConfig) -> Placement:
+    if config.distributed.backend == "none":
+        return Here(makers)
+    from torchrl_marl.collectors.ray import OnRay
+
+    settings = config.distributed
+    return OnRay(
+        makers,
+        actors=settings.actors,
+        address=settings.address,
+        cpus=settings.cpus_per_actor,
+        gpus=settings.gpus_per_actor,
+        spares=settings.spares,
+        timeout=settings.timeout,
+        max_restarts=settings.max_restarts,
+    )
+
+
+def tell_of_death(collector: Collector, folder: Path) -> None:
+    """Says how a run goes on where the Ray that was started for it dies, and the run with it.
+
+    Args:
+        collector (Collector): the run's.
+        folder (Path): the run's.
+    """
+    placement: Any = getattr(collector, "placement", None)
+    if placement is not None:
+        placement.connection.tell_of_death(
+            "the Ray that was started for this run has died (its raylet), and this process with "
+            f"it; `torchrl-marl train --resume {shlex.quote(str(folder))}` goes on from the last "
+            "checkpoint."
+        )
+
+
+def share_minibatches(config: TrainConfig, learners: Iterable[Any], shards: range) -> None:
+    """Lets minibatches be of parts of every shard, so that they do not depend on where shards are.
+
+    Args:
+        config (TrainConfig): the run's.
+        learners (iterable of Learner): who learns; who stores steps draws from all of them.
+        shards (range): those that this process has.
+    """
+    total = config.distributed.collectors
+    together = total is not None and not config.distributed.asynchronous
+    for learner in learners if together else ():
+        if hasattr(learner, "use_shards"):
+            learner.use_shards(shards, total, config.seed)

@@ -8,48 +8,53 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from torchrl_marl.capture.announce import announced_to
+from torchrl_marl.capture.program import announced_to
 from torchrl_marl.collectors.team import TeamPolicy
+from torchrl_marl.envs.libraries import LIBRARIES
 from torchrl_marl.envs.remember import remembered_by
 from torchrl_marl.errors import TrustError
-from torchrl_marl.learners.build import build_learners
-from torchrl_marl.random_state import RandomState
+from torchrl_marl.learners.build import build_learners, partition
+from torchrl_marl.learners.config import finds_clusters
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
-from torchrl_marl.training.ahead import CompilingAhead
 from torchrl_marl.training.checkpoint import load_learners, save_checkpoint
-from torchrl_marl.training.clusters import with_clusters
 from torchrl_marl.training.collecting import (
     begun_anew,
     counters,
     cut,
     make_collector,
     remember,
-    share_minibatches,
 )
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import Environments
 from torchrl_marl.training.episodes import Episodes, after_training, figures_of_all
 from torchrl_marl.training.evaluation import put_back
-from torchrl_marl.training.execution import choose_execution
-from torchrl_marl.training.external import with_declared
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
-from torchrl_marl.training.iteration import Iteration
-from torchrl_marl.training.league import League
-from torchrl_marl.training.made_by import made_by
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames, mean_return
-from torchrl_marl.training.process_state import ProcessState, in_its_own_state
+from torchrl_marl.training.origin import made_by
+from torchrl_marl.training.process_state import ProcessState, choose_execution, in_its_own_state
+from torchrl_marl.training.progress import (
+    Iteration,
+    StopAtReturn,
+    figures_of,
+    is_due,
+    returns_of,
+    write_summary,
+)
 from torchrl_marl.training.recorder import Recorder, say
 from torchrl_marl.training.run import Run
-from torchrl_marl.training.stopping import StopAtReturn, is_due
-from torchrl_marl.training.summary import figures_of, returns_of, write_summary
+
+if TYPE_CHECKING:
+    from torchrl_marl.training.ahead import CompilingAhead
+    from torchrl_marl.training.league import League
 
 __all__ = ["Iteration", "Training", "in_its_own_state"]
 
@@ -67,6 +72,7 @@ class Training:
     """
 
     league: League | None = None
+    ahead: CompilingAhead | None = None
 
     def __init__(self, config: TrainConfig, folder: RunFolder, env: EnvBase | None) -> None:
         self.config = dataclasses.replace(config, execution=choose_execution(config, env))
@@ -90,7 +96,15 @@ class Training:
         self.environments = Environments(config, env, self.device)
         self.env = self.environments.training
         self.team = TeamSpec.from_env(self.env)
-        config = self.config = with_clusters(with_declared(config, self.env), self.team, self.env)
+        with_declared = LIBRARIES.hook(config.env.library, "declared")
+        if with_declared is not None:
+            config = with_declared(config, self.env)
+        settings = partition(self.team, config.learner, config.groups)
+        if any(finds_clusters(own) for own, _ in settings):
+            from torchrl_marl.training.clusters import with_clusters
+
+            config = with_clusters(config, self.team, self.env)
+        self.config = config
         self.learners = build_learners(
             self.team,
             config.learner,
@@ -105,12 +119,17 @@ class Training:
             self.environments.remember(remembered_by(self.policy))
             self.env = self.environments.training
         if config.league.enabled:
+            from torchrl_marl.training.league import League
+
             self.league = League(
                 config, self.team, self.policy, self.learners, self.environments, self.folder
             )
             self.env = self.environments.training
         acting = self.policy if self.league is None else self.league.policy
-        share_minibatches(config, self.learners, self.shards)
+        if config.distributed.enabled:
+            from torchrl_marl.training.shards import share_minibatches
+
+            share_minibatches(config, self.learners, self.shards)
         parts = config, self.env, acting, self.team, self.learners, self.shards
         self.collector: Any = make_collector(*parts, lambda: self.interruption.asked)
         self.tracker = EpisodeTracker(self.team)
@@ -122,7 +141,10 @@ class Training:
         """Opens the tables, truncated to this iteration, and the loggers."""
         if self.league is not None:
             self.league.open(self.iteration)
-        self.ahead = CompilingAhead(self.folder, self.config, self.env)
+        if self.config.execution == "compile":
+            from torchrl_marl.training.ahead import CompilingAhead
+
+            self.ahead = CompilingAhead(self.folder, self.config, self.env)
         self.recorder = Recorder(
             self.config,
             self.folder,
@@ -182,9 +204,11 @@ class Training:
             if (renewed := begun_anew(self.collector, batch)) is not None:
                 self.tracker.forget(renewed)
                 cut(self.learners)
-            self.ahead.wait()
+            if self.ahead is not None:
+                self.ahead.wait()
             found = self._learn_and_count(batch)
-            self.ahead.learned()
+            if self.ahead is not None:
+                self.ahead.learned()
         numbers = torch.stack([v.double() for v in found.values()]).tolist()
         values: dict[str, Any] = dict(zip(found, numbers))
         self.tracker.warn_of_games()
@@ -339,7 +363,8 @@ class Training:
 
     def close(self) -> None:
         """Closes tables, loggers and environments; releases the folder for resuming."""
-        self.ahead.close()
+        if self.ahead is not None:
+            self.ahead.close()
         self.recorder.close()
         if self.config.distributed.enabled:
             self.collector.shutdown()

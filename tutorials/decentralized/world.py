@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from torchrl_marl.apps.export.agent import AgentActor, agents_of
 from torchrl_marl.envs import make_env, with_memory
 from torchrl_marl.envs.transforms import with_dense_groups
 from torchrl_marl.errors import UserError
-from torchrl_marl.export.agent import AgentActor, agents_of
 from torchrl_marl.training.run import Run
 
 HERE = Path(__file__).resolve().parent

@@ -7,10 +7,10 @@ import torch
 from samples import assert_same
 from stored_steps import GAMMA, KEYS, E, S, some_batch, wrapped
 
-from torchrl_marl import memory
 from torchrl_marl.capture import capture, count_syncs, graph_syncs
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.learners import Priority, TeamReplay
+from torchrl_marl.runtime import memory
 
 # -------------------------------------------------------------------------------- draws
 

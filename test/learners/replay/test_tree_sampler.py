@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import PrioritizedSampler, prioritized
 
-from torchrl_marl.learners import TreeSampler
+from torchrl_marl.contrib import TreeSampler
 
 C = 60
 

@@ -8,8 +8,7 @@ import torch
 from torchrl_marl.modules import CommunicationConfig, DrawnCommunicationConfig
 from torchrl_marl.modules.bodies import Context
 from torchrl_marl.modules.communication import Attention, Channel, Mean
-from torchrl_marl.modules.communication.channel import bits, drawing, symbol
-from torchrl_marl.modules.communication.links import between
+from torchrl_marl.modules.communication.channel import between, bits, drawing, symbol
 
 H, N = 6, 5
 KINDS = {

@@ -16,8 +16,9 @@ from torchrl_marl.modules import (
     make_actor,
 )
 from torchrl_marl.modules.communication import Channel
-from torchrl_marl.modules.communication.delay import make_delay
-from torchrl_marl.modules.memory.network import remember, state_size
+from torchrl_marl.modules.communication.channel import make_delay
+from torchrl_marl.modules.memory.network import remember
+from torchrl_marl.modules.memory.states import state_size
 
 T, N, SEEN = 9, 3, 6
 KINDS = {

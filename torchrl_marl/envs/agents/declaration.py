@@ -14,11 +14,10 @@ import torch
 from tensordict import NestedKey
 from torchrl.data import Categorical, Composite, TensorSpec
 
-from torchrl_marl.envs.agents.kinds import GroupKinds, batched
-from torchrl_marl.envs.agents.output_reader import OutputReader
+from torchrl_marl.envs.agents.kinds import GroupKinds, OutputReader, batched
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.specs import AgentSpec, TeamSpec
-from torchrl_marl.stacking import pad_specs
+from torchrl_marl.specs.stacking import pad_specs
 
 __all__ = ["Declaration", "check_whole_numbers", "refuse_unknown"]
 

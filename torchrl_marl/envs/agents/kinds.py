@@ -1,11 +1,8 @@
-"""Groups of several kinds of agents: their data by kind, stacked lazily or dense.
-
-Shapes: B any batch dims, E envs, N agents of a group, M agents of a kind.
-"""
+"""Kinds of agents, and how what they see and earn is read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +12,11 @@ from torch import Tensor
 from torchrl.data import Composite, TensorSpec
 from torchrl.data.tensor_specs import Stacked, StackedComposite
 
+from torchrl_marl.errors import SpecError, nearest
 from torchrl_marl.specs import AgentSpec, GroupSpec
-from torchrl_marl.stacking import Padding, is_lazy, unpad_group
+from torchrl_marl.specs.stacking import Padding, is_lazy, unpad_group
 
-__all__ = ["GroupKinds", "batched", "joined", "map_leaves"]
+__all__ = ["GroupKinds", "OutputReader", "batched", "joined", "map_leaves"]
 
 
 @dataclass(frozen=True)
@@ -150,3 +148,242 @@ def batched(spec: TensorSpec, batch_size: torch.Size) -> TensorSpec:
     if getattr(spec, "mask", None) is not None:
         expanded.update_mask(spec.mask)  # type: ignore[attr-defined]
     return expanded
+
+
+_ENDS = ("terminated", "truncated")
+_OPTIONAL = ("mask", *_ENDS)
+
+Path = tuple[str, ...]
+
+
+class OutputReader:
+    """Reader of the output of ``_reset`` and ``_step``, and of the actions of a step.
+
+    Args:
+        owner (str): the world's name in messages.
+        num_envs (int): number E of envs.
+        groups (dict of str to GroupKinds): of the team.
+        specs (dict of str to Composite): group -> what one finds under it, ``[N]``: observation,
+            masks, action, reward and flags; without what differs in shape between kinds.
+        kind_specs (dict): group -> kind -> the same of the kind's agents, ``[M]``.
+        state (TensorSpec, optional): ``[S]``.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        num_envs: int,
+        groups: dict[str, GroupKinds],
+        specs: dict[str, Composite],
+        kind_specs: dict[str, dict[str, Composite]],
+        state: TensorSpec | None,
+    ) -> None:
+        self.owner, self.num_envs, self.groups = owner, num_envs, groups
+        self.specs, self.kind_specs, self.state = specs, kind_specs, state
+
+    # ------------------------------------------------------------------------- output of worlds
+
+    def read(self, output: Any, method: str) -> dict[str, Any]:
+        """Returns the checked output of ``_reset`` or ``_step`` as nested dicts.
+
+        A leaf in which the kinds of a group differ stands under the kind's name, as
+        ``(group, kind, "observation")``; all others are of the whole group.
+
+        Args:
+            output: a TensorDict (or dict) in groups.
+            method (str): ``"_reset"`` or ``"_step"``; only a step has rewards and ends.
+
+        Raises:
+            SpecError: a key that is missing or unknown, or a wrong shape or dtype.
+        """
+        where = f"{self.owner}.{method}"
+        step = method == "_step"
+        needed = {*self.groups, *(() if self.state is None else ("state",))}
+        self._check_keys(where, (), output, needed, _ENDS if step else ())
+        source: dict[str, Any] = {}
+        if self.state is not None:
+            source["state"] = self._read_leaf(where, ("state",), output, self.state)
+        for key in _ENDS if step else ():
+            if output.get(key, None) is not None:
+                self._check_tensor(where, (key,), output.get(key), (self.num_envs, 1), torch.bool)
+                source[key] = output.get(key)
+        for name in self.groups:
+            source[name] = self._read_group(where, name, output.get(name), step)
+        return source
+
+    def _read_group(self, where: str, name: str, output: Any, step: bool) -> dict[str, Any]:
+        kinds = self.groups[name]
+        wanted = self._wanted(name, step)
+        shared, own = self._by_kind(where, name, output)
+        several = len(kinds.names) > 1
+        self._check_keys(where, (name,), shared, set(), {*wanted, *(kinds.names * several)})
+        for kind, mapping in own.items():
+            self._check_keys(where, (name, kind), mapping, set(), wanted)
+        if not own and not any(kinds.ragged(leaf) for leaf in wanted):
+            self._check_keys(where, (name,), shared, wanted.difference(_OPTIONAL), wanted)
+        source: dict[str, Any] = {kind: {} for kind in kinds.names if kinds.lazy}
+        for leaf in sorted(wanted):
+            if leaf in shared.keys():
+                if kinds.ragged(leaf) or any(leaf in x.keys() for x in own.values()):
+                    self._refuse_shared(where, name, leaf, shared.get(leaf))
+                source[leaf] = self._read_leaf(where, (name, leaf), shared, self.specs[name][leaf])
+                continue
+            values = self._read_kinds(where, name, leaf, own)
+            if kinds.ragged(leaf):
+                for kind, value in values.items():
+                    source[kind][leaf] = value
+            elif values:
+                source[leaf] = joined(list(values.values()))
+        return source
+
+    def _wanted(self, name: str, step: bool) -> set[str]:
+        """Returns the names of the leaves that a group may have."""
+        kind = next(iter(self.kind_specs[name].values()))
+        outputs = {"reward", *_ENDS}
+        return set(kind.keys()) - {"action", "done", *(() if step else outputs)}
+
+    def _by_kind(self, where: str, name: str, output: Any) -> tuple[Any, dict[str, Any]]:
+        """Splits a group's output into leaves of all agents and leaves by kind."""
+        kinds = self.groups[name]
+        if not isinstance(output, (TensorDictBase, Mapping)):
+            self._check_keys(where, (name,), output, set())
+        if is_lazy(output) and len(kinds.names) > 1:
+            expected = (self.num_envs, sum(kinds.sizes))
+            if output.batch_size != expected or output.stack_dim != 1:
+                raise SpecError(
+                    f"{where}: {name!r} is stacked in dim {output.stack_dim} to "
+                    f"{list(output.batch_size)}, expected dim 1 and {list(expected)}."
+                )
+            return {}, dict(kinds.split(output))
+        wanted = self._wanted(name, True)
+        own = {k: output.get(k) for k in kinds.names if k in output.keys() and k not in wanted}
+        return {key: output.get(key) for key in output.keys() if key not in own}, own
+
+    def _read_kinds(self, where: str, name: str, leaf: str, own: dict[str, Any]) -> dict[str, Any]:
+        """Returns an output leaf by kind; empty where it is optional and no kind has it."""
+        present = [kind for kind, mapping in own.items() if leaf in mapping.keys()]
+        if leaf in _OPTIONAL and not present:
+            return {}
+        values = {}
+        for kind, specs in self.kind_specs[name].items():
+            if kind in present:
+                values[kind] = self._read_leaf(where, (name, kind, leaf), own[kind], specs[leaf])
+            elif leaf in _OPTIONAL:
+                flag = torch.ones if leaf == "mask" else torch.zeros
+                shape, like = (self.num_envs, *specs[leaf].shape), own[present[0]].get(leaf)
+                values[kind] = flag(shape, dtype=torch.bool, device=like.device)
+            else:
+                raise SpecError(
+                    f"{where} gave no {_text((name, kind, leaf))}, expected shape "
+                    f"{self._shape(specs[leaf])}; it gave {sorted(own.get(kind, {}).keys())} there."
+                )
+        return values
+
+    def _refuse_shared(self, where: str, name: str, leaf: str, value: Any) -> None:
+        found = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        expected = ", ".join(
+            f"{_text((name, kind, leaf))} of {self._shape(specs[leaf])}"
+            for kind, specs in self.kind_specs[name].items()
+        )
+        raise SpecError(
+            f"{where}: {_text((name, leaf))} has {found} for all agents, expected it by kind: "
+            f"{expected}; or a lazily stacked group."
+        )
+
+    # -------------------------------------------------------------------------------- actions
+
+    def read_actions(self, tensordict: TensorDictBase) -> dict[str, dict[str, Any]]:
+        """Returns checked actions: group -> ``"action"``, or by kind of a lazily stacked group.
+
+        Raises:
+            SpecError: a group without actions, or actions of a wrong shape or type.
+        """
+        where, actions = f"{self.owner}.step", {}
+        for name, kinds in self.groups.items():
+            group = tensordict.get(name, None)
+            if not kinds.lazy:
+                value = None if group is None else group.get("action", None)
+                self._check_action(where, (name, "action"), value, self.specs[name]["action"])
+                actions[name] = {"action": value}
+                continue
+            if not is_lazy(group):
+                value = None if group is None else group.get("action", None)
+                found = "nothing" if value is None else f"one tensor of shape {list(value.shape)}"
+                raise SpecError(
+                    f"{where}: {_text((name, 'action'))} is {found}, expected a lazily stacked "
+                    f"group of agents with actions of {self._action_shapes(name)}; wrap the env in "
+                    "TransformedEnv(env, PadAgents()) to give padded actions."
+                )
+            actions[name] = self._read_members(where, name, group)
+        return actions
+
+    def _read_members(self, where: str, name: str, group: TensorDictBase) -> dict[str, Any]:
+        members, actions = group.unbind(1), {}
+        for kind, place in self.groups[name].slices.items():
+            spec = self.kind_specs[name][kind]["action"]
+            rows = [member.get("action", None) for member in members[place]]
+            for i, row in enumerate(rows):
+                self._check_action(where, (name, f"{kind}_{i}", "action"), row, spec[0])
+            actions[kind] = {"action": torch.stack(rows, 1)}
+        return actions
+
+    def _action_shapes(self, name: str) -> str:
+        specs = self.kind_specs[name].items()
+        return ", ".join(f"{self._shape(own['action'][0])} ({kind})" for kind, own in specs)
+
+    def _check_action(self, where: str, key: Path, value: Any, spec: TensorSpec) -> None:
+        self._check_tensor(where, key, value, (self.num_envs, *spec.shape), None)
+        # Policies return one-hot vectors and numbers in several precisions.
+        index = spec.domain == "discrete" and spec.dtype != torch.bool
+        if spec.dtype.is_floating_point > value.is_floating_point() or (
+            index and not spec.dtype.is_floating_point and value.is_floating_point()
+        ):
+            raise SpecError(f"{where}: {_text(key)} is {value.dtype}, expected {spec.dtype}.")
+
+    # --------------------------------------------------------------------------------- checks
+
+    def _shape(self, spec: TensorSpec) -> list[int]:
+        return [self.num_envs, *spec.shape]
+
+    def _read_leaf(self, where: str, key: Path, output: Any, spec: TensorSpec) -> Any:
+        value = output.get(key[-1], None)
+        if isinstance(spec, Composite):
+            self._check_keys(where, key, value, set(spec.keys()))
+            return {k: self._read_leaf(where, (*key, k), value, spec[k]) for k in spec.keys()}
+        self._check_tensor(where, key, value, (self.num_envs, *spec.shape), spec.dtype)
+        return value
+
+    def _check_keys(
+        self, where: str, path: Path, output: Any, needed: set[str], optional: Iterable[str] = ()
+    ) -> None:
+        if not isinstance(output, (TensorDictBase, Mapping)):
+            what = f"{_text(path)} as a" if path else "a"
+            raise SpecError(f"{where} gave {what} {type(output).__name__}, expected a TensorDict.")
+        found = set(output.keys())
+        for key in sorted(needed - found):
+            raise SpecError(
+                f"{where} gave no {_text((*path, key))}; it gave {sorted(found)} there."
+            )
+        for key in sorted(found.difference(needed, optional)):
+            known = sorted({*needed, *optional})
+            raise SpecError(
+                f"{where} gave {_text((*path, key))}, which was not declared; "
+                f"{nearest(key, known)}expected one of {known}."
+            )
+
+    def _check_tensor(
+        self, where: str, key: Path, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None
+    ) -> None:
+        if not isinstance(value, Tensor):
+            found = "nothing" if value is None else type(value).__name__
+            raise SpecError(f"{where}: {_text(key)} is {found}, expected shape {list(shape)}.")
+        if value.shape != shape:
+            raise SpecError(
+                f"{where}: {_text(key)} has shape {list(value.shape)}, expected {list(shape)}."
+            )
+        if dtype is not None and value.dtype != dtype:
+            raise SpecError(f"{where}: {_text(key)} is {value.dtype}, expected {dtype}.")
+
+
+def _text(key: Path) -> str:
+    return repr(key[0]) if len(key) == 1 else repr(key)

@@ -13,8 +13,7 @@ import torch
 from torchrl import logger
 from torchrl.envs import Compose, EnvBase, StepCounter, TransformedEnv, check_env_specs
 
-from torchrl_marl.envs.check.findings import Findings
-from torchrl_marl.envs.check.layout import base_of, check_layout, check_specs
+from torchrl_marl.envs.check.layout import Findings, base_of, check_layout, check_specs
 from torchrl_marl.envs.check.runs import (
     Play,
     brief,
@@ -26,7 +25,7 @@ from torchrl_marl.envs.check.runs import (
 )
 from torchrl_marl.envs.check.steps import StepRules, full_specs
 from torchrl_marl.errors import ConfigError, SpecError
-from torchrl_marl.random_state import RandomState
+from torchrl_marl.runtime.random_state import RandomState
 
 __all__ = ["check_marl_env"]
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from torchrl.data import Composite
 from torchrl.envs import EnvBase
 
-from torchrl_marl.envs.check.findings import Findings, differs
-from torchrl_marl.envs.check.layout import base_of, leaves, outside, spec_leaves
+from torchrl_marl.envs.check.layout import Findings, base_of, differs, leaves, outside, spec_leaves
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["StepRules"]

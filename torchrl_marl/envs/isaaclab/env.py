@@ -17,12 +17,11 @@ from torchrl_marl.envs.agents.declaration import Declaration, check_whole_number
 from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags, where_fresh
 from torchrl_marl.envs.agents.spaces import spec_of_space
 from torchrl_marl.envs.auto_reset import AutoResetEnv
-from torchrl_marl.envs.isaaclab.agents import Agents, declared, groups_of
+from torchrl_marl.envs.isaaclab.agents import ActionRanges, Agents, Range, declared, groups_of
 from torchrl_marl.envs.isaaclab.build import build_task, check_task
-from torchrl_marl.envs.isaaclab.ranges import ActionRanges, Range
 from torchrl_marl.envs.isaaclab.simulation import IsaacWorld, StateOf
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.random_state import RandomState, own_stream
+from torchrl_marl.runtime.random_state import RandomState, own_stream
 
 __all__ = ["IsaacLabEnv"]
 

@@ -34,6 +34,7 @@ LIBRARY = Library(
     of_objects=("state", "group_map"),  # a simulation fixes its number of envs and its time limit
     arguments="torchrl_marl.envs.isaaclab.library:IsaacLabArguments",
     worlds=_worlds,
+    unlisted=True,
     owns=_owns,
     packages=("gymnasium", "isaaclab", "isaaclab_tasks"),
 )

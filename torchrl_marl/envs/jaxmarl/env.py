@@ -19,8 +19,7 @@ from torchrl_marl.envs.agents.declaration import Declaration, check_whole_number
 from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.auto_reset import AutoResetEnv
 from torchrl_marl.envs.jaxmarl.build import import_jaxmarl
-from torchrl_marl.envs.last_pictures import LastPictures
-from torchrl_marl.envs.scene import Picture
+from torchrl_marl.envs.scene import LastPictures, Picture
 
 __all__ = ["JaxMarlEnv"]
 
@@ -109,7 +108,8 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
         if isinstance(group_map, Mapping):
             group_map = tuple((name, tuple(ids)) for name, ids in group_map.items())  # type: ignore
         import_jaxmarl()
-        from torchrl_marl.envs.jaxmarl import compiled, dlpack, step
+        from torchrl_marl.envs.jaxmarl import dlpack, step
+        from torchrl_marl.envs.jaxmarl import step as compiled
 
         self._carry: Any = None
         self._after: Any = None  # the watched worlds after the last step

@@ -41,6 +41,7 @@ LIBRARY = Library(
     of_objects=("num_envs", "max_steps", "info", "state", "group_map"),
     arguments="torchrl_marl.envs.jaxmarl.library:JaxMarlArguments",
     worlds=_worlds,
+    unlisted=True,
     owns=_owns,
     packages=("jax", "jaxmarl"),
 )

@@ -1,19 +1,19 @@
-"""Base of worlds of one's own: declare the agents, write ``_reset`` and ``_step``.
-
-Shapes: E envs, N agents of a group, O observation features, S state features.
-"""
+"""The base of environments of one's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import TensorSpec
 
-from torchrl_marl.envs.agents.bounds import check_bounds
 from torchrl_marl.envs.agents.declaration import Declaration, refuse_unknown
 from torchrl_marl.envs.agents.declared_env import DeclaredEnv
 from torchrl_marl.envs.agents.life_cycle import (
@@ -23,20 +23,103 @@ from torchrl_marl.envs.agents.life_cycle import (
     episode_of,
     where_fresh,
 )
-from torchrl_marl.envs.marl_env.completed import completed
+from torchrl_marl.envs.agents.spaces import check_bounds
 from torchrl_marl.envs.marl_env.graphs import WorldGraphs
-from torchrl_marl.envs.marl_env.world import (
-    forbid_inplace_writes,
-    load_world,
-    move_world,
-    save_world,
-)
-from torchrl_marl.errors import ConfigError, SpecError
-from torchrl_marl.random_state import RandomState, own_stream
-from torchrl_marl.simulator.partial_reset import RunningEnvs
+from torchrl_marl.errors import ConfigError, SimulatorStateError, SpecError
+from torchrl_marl.runtime.random_state import RandomState, own_stream
+from torchrl_marl.simulator.resets import RunningEnvs
+from torchrl_marl.simulator.state import Path, SimulatorState, set_child, walk_simulator
 from torchrl_marl.specs import AgentSpec
 
-__all__ = ["MarlEnv"]
+__all__ = [
+    "MarlEnv",
+    "completed",
+    "forbid_inplace_writes",
+    "load_world",
+    "move_world",
+    "save_world",
+]
+
+
+def completed(method: Callable[..., Any], complete: str) -> Callable[..., Any]:
+    """Returns a method that calls the env's ``complete(method, tensordict)`` instead.
+
+    A subclass's ``super()._step(...)`` is a part of the step that is under way, and runs as it is.
+
+    Args:
+        method (callable): ``_reset`` or ``_step`` of a world.
+        complete (str): name of the method that completes what it returns.
+    """
+
+    @functools.wraps(method)
+    def run(self: Any, tensordict: TensorDictBase | None = None, **kwargs: Any) -> Any:
+        if self._inside:
+            return method(self, tensordict, **kwargs)
+        self._inside = True
+        try:
+            return getattr(self, complete)(method, tensordict, **kwargs)
+        finally:
+            self._inside = False
+
+    return run
+
+
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+def save_world(owner: Any, exclude: frozenset[str | Path]) -> TensorDict:
+    """Returns the tensors among an object's attributes.
+
+    Args:
+        owner: the environment.
+        exclude (frozenset): attributes that are no part of the world.
+
+    Raises:
+        SimulatorStateError: a random generator among the attributes, which cannot be saved.
+    """
+    for path, value in walk_simulator(owner, exclude).slots():
+        if isinstance(value, _GENERATORS):
+            raise SimulatorStateError(
+                f"{type(owner).__name__}: {'.'.join(path)} is a {type(value).__name__}; draw "
+                "from torch's global functions instead, which this env seeds and saves."
+            )
+    return SimulatorState(None, exclude).read(owner)
+
+
+def load_world(owner: Any, exclude: frozenset[str | Path], world: TensorDict) -> None:
+    """Restores the tensors of :func:`save_world`."""
+    SimulatorState(None, exclude).write(owner, world)
+
+
+def move_world(owner: Any, exclude: frozenset[str | Path], device: torch.device) -> None:
+    """Moves the tensors among an object's attributes to a device."""
+    walk = walk_simulator(owner, exclude)
+    moved = {id(x): x.to(device) for x in walk.tensors.values()}
+    for path, x in walk.tensors.items():
+        set_child(walk.objects[path[:-1]], path[-1], moved[id(x)])
+
+
+@contextlib.contextmanager
+def forbid_inplace_writes(episode: dict[str, Any], method: str) -> Iterator[None]:
+    """Refuses in-place writes to an earlier output, which rollouts may hold."""
+    leaves = list(_leaves(episode.get("given", {})))
+    versions = [x._version for _, x in leaves]
+    yield
+    for (key, x), version in zip(leaves, versions):
+        if x._version != version:
+            raise SpecError(
+                f"{method} writes in place to what it gave as {key!r} before; give a clone, or "
+                "write x = x + y for x += y."
+            )
+
+
+def _leaves(nested: dict[str, Any], path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    for key, x in nested.items():
+        if isinstance(x, dict):
+            yield from _leaves(x, (*path, key))
+        else:
+            yield (*path, key), x
+
 
 # Attributes that EnvBase sets later; all others but EnvBase's and this class's are the world's.
 _NOT_WORLD = ("_cache_in_keys", "_state_keys", "_collector", "_is_spec_locked", "_inplace_update")

@@ -19,10 +19,9 @@ from tensordict import TensorDictBase
 
 from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.errors import CaptureError
-from torchrl_marl.random_state import RandomState
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.simulator.captured import CapturedSimulator
-from torchrl_marl.simulator.copy_settings import copy_settings
-from torchrl_marl.simulator.shared_tables import shared_tables
+from torchrl_marl.simulator.settings import copy_settings, shared_tables
 from torchrl_marl.simulator.state import Path, SimulatorState, slots_of_envs, walk_simulator
 
 __all__ = ["WorldGraphs"]

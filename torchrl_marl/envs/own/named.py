@@ -1,7 +1,4 @@
-"""Worlds of one's own, found by ``module:Class`` or ``file.py:Class``, and built.
-
-Nothing is imported before a world is asked for.
-"""
+"""Environments of one's own by name: ``module:Class`` or a file."""
 
 from __future__ import annotations
 
@@ -19,16 +16,49 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.libraries import find_library
+from torchrl_marl.envs.libraries import LIBRARIES, find_library
 from torchrl_marl.envs.own.objects import adapted
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
-from torchrl_marl.import_path import current_folder
+from torchrl_marl.runtime.import_path import current_folder, place_of
 
 if TYPE_CHECKING:
     import torch
     from torchrl.envs import EnvBase
 
-__all__ = ["build_own", "check_own", "import_file", "import_own"]
+
+__all__ = ["build_own", "check_own", "foreign_code", "import_file", "import_own"]
+
+
+def foreign_code(env: EnvConfig) -> str | None:
+    """Returns the module or file that building a world runs, or None for a known library's.
+
+    Nothing of it is imported to find out.
+
+    Args:
+        env (EnvConfig): which world.
+
+    Examples:
+        >>> foreign_code(EnvConfig(library="pettingzoo", name="mpe2/simple_spread_v3"))
+        >>> foreign_code(EnvConfig(library="pettingzoo", name="json/decoder"))
+        "module 'json.decoder' (in ...)"
+    """
+    own, colon, _ = env.library.partition(":")
+    if colon:
+        if own.endswith(".py"):
+            return _file(own)
+        place = place_of(own.partition(".")[0], [os.getcwd(), *sys.path]) or os.getcwd()
+        return f"module {own!r} (in {place!r})"
+    library = LIBRARIES.find(env.library)
+    module = None if library is None or library.foreign is None else library.foreign(env)
+    if module is None or module.endswith(".py"):
+        return None if module is None else _file(module)
+    package = module.partition(".")[0]
+    there = place_of(package) or place_of(package, [os.getcwd()])
+    return None if there is None else f"module {module!r} (in {there!r})"
+
+
+def _file(path: str) -> str:
+    return f"file {str(Path(path).resolve())!r}"
 
 
 def check_own(library: str) -> None:

@@ -1,4 +1,4 @@
-"""Builds PettingZoo's worlds from a name, an object or a factory."""
+"""Builds PettingZoo worlds, and finds out what their agents are."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import copy
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
+from torchrl_marl.envs.pettingzoo.agent_rows import AgentSpaces, spaces_of
 from torchrl_marl.envs.pettingzoo.drawing import takes_mode
 from torchrl_marl.envs.pettingzoo.library import Backend, by_name, continuous_argument, of_module
+from torchrl_marl.envs.pettingzoo.one_copy import seen_limit
+from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
 from torchrl_marl.errors import ConfigError
 
-__all__ = ["Backend", "WorldMaker", "has_turns", "maker_of"]
+__all__ = ["Backend", "WorldFacts", "WorldMaker", "has_turns", "maker_of", "probe"]
 
 
 @dataclass(frozen=True)
@@ -150,3 +155,154 @@ def _quiet() -> Iterator[None]:
     finally:
         for key in added:
             os.environ.pop(key, None)
+
+
+_PROBE_STEPS = 16
+
+
+@dataclass(frozen=True)
+class WorldFacts:
+    """Facts about a world.
+
+    Args:
+        turns (bool): agents move one after another.
+        agents (list of AgentSpaces): all that may appear.
+        infos (dict): agent -> keys of the numbers in its infos, sorted.
+        n_state (int): features S of the world's own state, 0 if it was not asked for.
+        limit (int, optional): steps of the time limit that the world shows.
+    """
+
+    turns: bool
+    agents: list[AgentSpaces]
+    infos: dict[Any, list[str]]
+    n_state: int
+    limit: int | None
+
+
+def probe(name: str, world: Any, infos: bool, state: bool) -> WorldFacts:
+    """Probes a world: a reset, and a few random steps where its infos are needed.
+
+    Args:
+        name (str): of the world, in messages.
+        world: the world.
+        infos (bool): find the keys of its infos.
+        state (bool): find the size of its state.
+
+    Raises:
+        ConfigError: what is no PettingZoo world, or a state that it does not have.
+    """
+    missing = [key for key in ("reset", "step", "observation_space") if not hasattr(world, key)]
+    if missing:
+        raise ConfigError(
+            f"{name} is a {type(world).__name__} without {', '.join(missing)}, expected a "
+            "PettingZoo world, parallel or AEC."
+        )
+    turns = has_turns(world)
+    with OwnRandom(0).active(look=True):
+        output = world.reset(seed=0)
+        first = world.infos if turns else output[1]
+        agents = list(_agents_of(name, world))
+        spaces = _masked_alike([spaces_of(world, agent, first) for agent in agents])
+        n_state = _state_size(name, world) if state else 0
+        keys: dict[Any, set[str]] = {agent: set() for agent in agents}
+        for now in _infos(world, first, turns) if infos else ():
+            for agent in agents:
+                keys[agent] |= {key for key, x in (now.get(agent) or {}).items() if _numeric(x)}
+    info_keys_of = {agent: sorted(own) for agent, own in keys.items()}
+    limit = seen_limit(world, len(agents) if turns else 1)
+    return WorldFacts(turns, spaces, info_keys_of, n_state, limit)
+
+
+def _agents_of(name: str, world: Any) -> Iterable[Any]:
+    """Returns the ids of a world's agents."""
+    agents = getattr(world, "possible_agents", None) or getattr(world, "agents", None)
+    if agents is None:
+        raise ConfigError(
+            f"{name} is a {type(world).__name__} without possible_agents, as environments of one "
+            "agent are, expected a world of PettingZoo; write a team of one as a MarlEnv "
+            "(docs/worlds/own.md), or train one agent by TorchRL's own losses."
+        )
+    return agents
+
+
+def _masked_alike(agents: list[AgentSpaces]) -> list[AgentSpaces]:
+    """Marks all agents that choose as masked by their infos, where one agent is."""
+    if all(own.masked != "info" for own in agents):
+        return agents
+    return [
+        replace(own, masked="info")
+        if own.masked is None and type(own.action).__name__ == "Discrete"
+        else own
+        for own in agents
+    ]
+
+
+def _state_size(name: str, world: Any) -> int:
+    try:
+        return int(np.size(world.state()))
+    except (AttributeError, NotImplementedError) as error:
+        raise ConfigError(
+            f"{name} has no state() of its own ({error}); state='observations' puts all agents' "
+            "observations side by side instead."
+        ) from error
+
+
+def _infos(world: Any, infos: Mapping[Any, Any], turns: bool) -> Iterator[Mapping[Any, Any]]:
+    """Yields infos of a reset and of a few random steps."""
+    yield infos
+    seen: Any = {}
+    for _ in range(_PROBE_STEPS):
+        if not world.agents:
+            return
+        if turns:
+            seen, _, dead, cut, own = world.last()
+            agent = world.agent_selection
+            world.step(None if dead or cut else _drawn(world, agent, seen, own))
+            infos = world.infos
+        else:
+            drawn = {a: _drawn(world, a, seen.get(a), infos.get(a)) for a in world.agents}
+            seen, _, _, _, infos = world.step(drawn)
+        yield infos
+
+
+def _drawn(world: Any, agent: Any, seen: Any, infos: Any) -> Any:
+    space = copy.deepcopy(world.action_space(agent))
+    for source in (seen, infos):
+        if isinstance(source, Mapping) and "action_mask" in source:
+            legal = np.asarray(source["action_mask"], np.int8)
+            return space.sample(legal) if legal.any() else space.sample()
+    return space.sample()
+
+
+def _numeric(value: Any) -> bool:
+    if isinstance(value, (bool, int, float, np.number, np.bool_)):
+        return True
+    return isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf"
+
+
+def info_keys(
+    facts: WorldFacts, groups: Mapping[str, Iterable[Any]], asked: bool | Iterable[str]
+) -> dict[str, list[str]]:
+    """Returns the keys of each group's infos that are written.
+
+    Args:
+        facts (WorldFacts): of the world.
+        groups (mapping): group -> ids of its agents.
+        asked (bool or iterable of str): all, none, or these keys.
+    """
+    if not isinstance(asked, bool):
+        asked = list(asked)
+        known = sorted({key for keys in facts.infos.values() for key in keys})
+        if never := [key for key in asked if key not in known]:
+            warnings.warn(
+                f"no agent was told the info {', '.join(map(repr, never))} in the first "
+                f"{_PROBE_STEPS} steps, it is 0 until one is; "
+                f"there were {', '.join(map(repr, known)) or 'none'}.",
+                stacklevel=3,
+            )
+        return dict.fromkeys(groups, asked)
+    found = {
+        group: sorted({key for agent in agents for key in facts.infos[agent]})
+        for group, agents in groups.items()
+    }
+    return {group: keys for group, keys in found.items() if keys and asked}

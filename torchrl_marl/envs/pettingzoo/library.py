@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from torchrl_marl.envs.config import EnvConfig, own_world_hint
 from torchrl_marl.envs.libraries import Library
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest
-from torchrl_marl.import_path import current_folder, refuse_current
+from torchrl_marl.runtime.import_path import current_folder, refuse_current
 from torchrl_marl.settings import OneOf
 
 __all__ = [
@@ -291,6 +291,7 @@ LIBRARY = Library(
     settings=("continuous_actions", *_OF_OBJECTS),
     of_objects=_OF_OBJECTS,
     worlds=known_names,
+    unlisted=True,
     owns=_owns,
     foreign=_foreign,
     arguments="torchrl_marl.envs.pettingzoo.library:PettingZooArguments",

@@ -1,7 +1,4 @@
-"""One copy of a PettingZoo world, which reads and writes rows: the life cycle of its agents.
-
-Shapes: N agents of a group, M agents of a kind.
-"""
+"""One copy of a PettingZoo world, with random numbers of its own."""
 
 from __future__ import annotations
 
@@ -12,19 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from torchrl_marl.envs.pettingzoo.agent_rows import AgentSlot, spaces_of
-from torchrl_marl.envs.pettingzoo.drawing import drawn
-from torchrl_marl.envs.pettingzoo.lives import LifeCycle, refuse_strangers
-from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
-from torchrl_marl.envs.pettingzoo.pickling import pickled, unpickled
-from torchrl_marl.envs.pettingzoo.views import (
+from torchrl_marl.envs.pettingzoo.agent_rows import (
+    AgentSlot,
     PartViews,
     Row,
     action_readers,
     number,
     part_of,
+    spaces_of,
     write,
 )
+from torchrl_marl.envs.pettingzoo.drawing import drawn
+from torchrl_marl.envs.pettingzoo.lives import LifeCycle, refuse_strangers
+from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
+from torchrl_marl.envs.pettingzoo.pickling import pickled, unpickled
 from torchrl_marl.errors import ConfigError, SpecError, UserError
 
 __all__ = ["CopyPlan", "OneCopy", "seen_limit"]

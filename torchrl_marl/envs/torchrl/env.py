@@ -18,13 +18,12 @@ from torchrl.envs import EnvBase, TransformedEnv
 from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags, earned, where_fresh
 from torchrl_marl.envs.auto_reset import AutoResetEnv
-from torchrl_marl.envs.last_pictures import LastPictures
 from torchrl_marl.envs.marl_env import MarlEnv
-from torchrl_marl.envs.scene import Picture, Stage, check_scene, scene, stage
+from torchrl_marl.envs.scene import LastPictures, Picture, Stage, check_scene, scene, stage
 from torchrl_marl.envs.torchrl.conventions import Reading, reading_of
 from torchrl_marl.envs.vmas_scene import VmasScene
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.random_state import RandomState, own_stream
+from torchrl_marl.runtime.random_state import RandomState, own_stream
 
 __all__ = ["TorchRLEnv", "adapt", "check_environment"]
 

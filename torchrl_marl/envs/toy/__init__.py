@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from torchrl_marl.envs.toy.games import TOY_ENVS, MatrixGame, TwoStepGame
     from torchrl_marl.envs.toy.kuhn import Kuhn
     from torchrl_marl.envs.toy.leduc import Leduc
-    from torchrl_marl.envs.toy.levers import Levers
-    from torchrl_marl.envs.toy.matching_levers import MatchingLevers
+    from torchrl_marl.envs.toy.levers import Levers, MatchingLevers
     from torchrl_marl.envs.toy.predator_prey import PredatorPrey
     from torchrl_marl.envs.toy.speaker_listener import SpeakerListener
     from torchrl_marl.envs.toy.traffic_junction import TrafficJunction
@@ -26,8 +25,7 @@ __getattr__, __dir__, __all__ = attach(
         "games": ["TOY_ENVS", "MatrixGame", "TwoStepGame"],
         "kuhn": ["Kuhn"],
         "leduc": ["Leduc"],
-        "levers": ["Levers"],
-        "matching_levers": ["MatchingLevers"],
+        "levers": ["Levers", "MatchingLevers"],
         "predator_prey": ["PredatorPrey"],
         "speaker_listener": ["SpeakerListener"],
         "traffic_junction": ["TrafficJunction"],

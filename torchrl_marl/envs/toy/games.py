@@ -21,8 +21,7 @@ from torchrl_marl.envs.toy.arena import Arena
 from torchrl_marl.envs.toy.echo import Echo
 from torchrl_marl.envs.toy.kuhn import Kuhn
 from torchrl_marl.envs.toy.leduc import Leduc
-from torchrl_marl.envs.toy.levers import Levers
-from torchrl_marl.envs.toy.matching_levers import MatchingLevers
+from torchrl_marl.envs.toy.levers import Levers, MatchingLevers
 from torchrl_marl.envs.toy.predator_prey import PredatorPrey
 from torchrl_marl.envs.toy.scenes import actions_in, matrix, players, row
 from torchrl_marl.envs.toy.speaker_listener import SpeakerListener

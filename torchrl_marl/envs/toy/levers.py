@@ -1,7 +1,4 @@
-"""A world in which each agent must pull another lever, which takes words.
-
-Shapes: E envs, N agents, P agents of the pool.
-"""
+"""Levers that a team must pull together."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from torchrl_marl.envs.toy.scenes import actions_in, row
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import AgentSpec
 
-__all__ = ["Levers"]
+__all__ = ["Levers", "MatchingLevers"]
 
 
 class Levers(MarlEnv):
@@ -117,3 +114,96 @@ class Levers(MarlEnv):
         good = [word != "" and pulled.count(word) == 1 for word in pulled]
         above = [f"lever {word}" if word else "" for word in pulled]
         return row(self, list(map(str, self.who[index].tolist())), above, (), good)
+
+
+class MatchingLevers(MarlEnv):
+    """Two partners pull a lever each, round by round, and earn 1 whenever it is the same one.
+
+    Each sees which lever the partner pulled last. Those who train together agree on a lever and
+    earn ``optimal_return``, 8 of 8. Two who agreed with others meet by chance only, if both keep to
+    their levers: ``random_return``, 2 on average. Who guesses once and then copies a partner that
+    keeps to any lever earns ``adaptive_return``, 7.25; nobody can do better with a partner that is
+    not known.
+
+    Args:
+        num_envs (int): number E of vectorized envs.
+
+    Keyword Args:
+        n_levers (int): number L of levers.
+        rounds (int): rounds of an episode.
+        max_steps, seed, device, check: as in :class:`MarlEnv`.
+
+    Shapes:
+        - ``("agents", "observation")``: ``[E, 2, L]``, the partner's last lever, zeros at first
+        - ``"state"``: ``[E, 2 * L]``
+
+    Raises:
+        ConfigError: an unknown argument, or numbers that cannot be.
+
+    Reference: Hu et al., 2020, https://arxiv.org/abs/2003.02979 (the lever game, in which all
+    levers pay the same here; zero-shot coordination).
+
+    Examples:
+        >>> env = MatchingLevers(2)
+        >>> env.optimal_return, env.adaptive_return, env.random_return
+        (8.0, 7.25, 2.0)
+    """
+
+    def __init__(self, num_envs: int, *, n_levers: int = 4, rounds: int = 8, **kwargs: Any) -> None:
+        super().__init__(num_envs, **kwargs)
+        if n_levers < 2 or rounds < 1:
+            raise ConfigError(
+                f"MatchingLevers: n_levers is {n_levers} and rounds {rounds}, expected 2 levers or "
+                "more and 1 round or more."
+            )
+        self.n_levers, self.rounds = n_levers, rounds
+        self.register_agent(
+            AgentSpec("agent", 2, Unbounded((n_levers,)), Categorical(n_levers)), group="agents"
+        )
+        self.register_state(Unbounded((2 * n_levers,)))
+
+    @property
+    def optimal_return(self) -> float:
+        """Returns the return of partners who agree."""
+        return float(self._rounds)
+
+    @property
+    def adaptive_return(self) -> float:
+        """Returns the best expected return with a partner that keeps to an unknown lever."""
+        return 1 / self.n_levers + self._rounds - 1
+
+    @property
+    def random_return(self) -> float:
+        """Returns the expected return of the uniform random policy."""
+        return self._rounds / self.n_levers
+
+    @property
+    def _rounds(self) -> int:
+        return self.rounds if self.max_steps is None else min(self.rounds, self.max_steps)
+
+    def _reset(self, tensordict: TensorDictBase | None) -> dict[str, Any]:
+        self.played = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        shape = (self.num_envs, 2, self.n_levers)
+        self.last = torch.zeros(shape, device=self.device)
+        return self._observe()
+
+    def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
+        levers = tensordict["agents", "action"]
+        same = (levers[:, 0] == levers[:, 1]).float().view(-1, 1, 1)
+        self.last = one_hot(levers, self.n_levers).float()
+        self.played = self.played + 1
+        ended = (self.played == self.rounds).unsqueeze(-1)
+        return {**self._observe(reward=same.repeat(1, 2, 1)), "terminated": ended}
+
+    def _observe(self, **leaves: Tensor) -> dict[str, Any]:
+        seen = self.last.flip(1)
+        return {"agents": {"observation": seen, **leaves}, "state": seen.flatten(1)}
+
+    # ------------------------------------------------------------------------------- drawing
+
+    def scene(self, index: int = 0, step: TensorDictBase | None = None) -> list[Shape]:
+        """Returns both partners; above the levers they pulled, green if it is the same."""
+        pulled = actions_in(self, step)
+        above = [f"lever {word}" if word else "" for word in pulled]
+        inside = list(map(str, range(1, 3)))
+        return row(self, inside, above, (), [pulled[0] == pulled[1]] * 2)

@@ -22,22 +22,24 @@ from torchrl_marl.capture.execution import Execution, check_execution
 from torchrl_marl.envs.scene import Shape, Stage
 from torchrl_marl.envs.vmas.build import (
     VIEWER,
+    ScenarioReader,
+    StateOf,
     VmasWorlds,
+    action_rows,
     advance,
     check_vmas,
     import_vmas,
     make_simulator,
     reset_all,
     warm_up,
+    where_reset,
 )
 from torchrl_marl.envs.vmas.graphs import VmasGraphs
 from torchrl_marl.envs.vmas.library import out_of_file
-from torchrl_marl.envs.vmas.reading import ScenarioReader, StateOf, action_rows, where_reset
 from torchrl_marl.envs.vmas_scene import VmasScene
 from torchrl_marl.errors import BatchSizeError, SimulatorStateError
-from torchrl_marl.random_state import RandomState, own_stream
-from torchrl_marl.simulator.partial_reset import UndoWrites
-from torchrl_marl.simulator.reset_bank import ResetBank
+from torchrl_marl.runtime.random_state import RandomState, own_stream
+from torchrl_marl.simulator.resets import ResetBank, UndoWrites
 from torchrl_marl.simulator.state import read_tensors, write_tensors
 
 if TYPE_CHECKING:

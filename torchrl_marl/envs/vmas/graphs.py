@@ -15,14 +15,12 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torchrl.data import Composite
 
 from torchrl_marl.capture.execution import Execution
-from torchrl_marl.envs.vmas.build import VIEWER, VmasWorlds, warm_up
-from torchrl_marl.envs.vmas.reading import ScenarioReader
+from torchrl_marl.envs.vmas.build import VIEWER, ScenarioReader, VmasWorlds, warm_up
 from torchrl_marl.errors import CaptureError, GraphCheckError, SimulatorStateError
-from torchrl_marl.random_state import RandomState
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.simulator.captured import CapturedSimulator
-from torchrl_marl.simulator.copy_settings import copy_settings
-from torchrl_marl.simulator.packing import Packing
-from torchrl_marl.simulator.reset_pool import ResetPool
+from torchrl_marl.simulator.packing import Packing, ResetPool
+from torchrl_marl.simulator.settings import copy_settings
 from torchrl_marl.simulator.step_graphs import StepGraphs
 
 if TYPE_CHECKING:

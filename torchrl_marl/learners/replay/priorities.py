@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchrl_marl.functional import fit_mask
-from torchrl_marl.sum_tree import SumTree
+from torchrl_marl.functional.sum_tree import SumTree
 
 __all__ = ["Priorities", "Priority"]
 

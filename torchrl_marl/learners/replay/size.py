@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 
 from torchrl_marl.learners.config import LearnerConfig
-from torchrl_marl.learners.replay_config import ReplayLearnerConfig
-from torchrl_marl.memory import memory_of, refuse_too_large
+from torchrl_marl.learners.off_policy_config import ReplayLearnerConfig
+from torchrl_marl.runtime.memory import memory_of, refuse_too_large
 from torchrl_marl.specs import GroupSpec
 
 __all__ = ["least_bytes_per_row", "refuse_large_store"]

@@ -1,12 +1,12 @@
 """A store of team steps.
 
 Shapes: S steps that are kept, E envs, T steps of a batch, B rows of a minibatch, U updates,
-L steps of a window, N agents of a group.
+L steps of a window, N agents of a group, P members of a population.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,9 @@ from torch import Tensor
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.functional import n_step as n_step_return
 from torchrl_marl.functional import within_window
-from torchrl_marl.learners.replay.entry import settle
 from torchrl_marl.learners.replay.priorities import Priorities, Priority
-from torchrl_marl.learners.replay.ring import Key, Ring
-from torchrl_marl.modules.memory.network import STATES
+from torchrl_marl.learners.replay.ring import Key, Ring, settle
+from torchrl_marl.modules.memory.states import STATES
 
 __all__ = ["TeamReplay"]
 
@@ -45,6 +44,10 @@ class TeamReplay:
         dead_earn (bool): rewards of agents that are not alive are stored as they come, such as what
             their team earns; otherwise they are 0.
         windows (bool): steps are read in windows that go on over the ends of episodes.
+        n_members (int): number P of members of a population, each of which has ``num_envs``; theirs
+            lie one after the other. A minibatch has as many rows of each member, the same as it
+            would draw alone, side by side as agents, and each group has a ``discount`` of its own.
+        shared (bool): whether all members read what any of them stored: the same rows, of all envs.
 
     Attributes:
         ring (Ring): the rows.
@@ -87,6 +90,8 @@ class TeamReplay:
         *,
         dead_earn: bool = False,
         windows: bool = False,
+        n_members: int = 1,
+        shared: bool = False,
     ) -> None:
         if n_steps < 1 or num_envs < 1:
             raise ConfigError(
@@ -94,22 +99,25 @@ class TeamReplay:
             )
         self.keys, self.priority = [_as_tuple(key) for key in keys], priority
         self.dead_earn = dead_earn
+        self.n_members, self.shared, self.num_envs = n_members, shared, num_envs
+        # Of whom a member draws: of its own envs, or of all.
+        self.num_own = n_members * num_envs if shared else num_envs
         more = 16 if priority else 0
-        self.ring = Ring(n_steps, num_envs, device, more_bytes=more, windows=windows)
+        self.ring = Ring(n_steps, n_members * num_envs, device, more_bytes=more, windows=windows)
         self.priorities: Priorities | None = None
 
     def __len__(self) -> int:
-        return self.ring.n_filled * self.ring.num_envs
+        return self.ring.n_filled * self.num_own
 
     @property
     def capacity(self) -> int:
-        """Number of rows, of all envs, that are kept."""
-        return self.ring.capacity
+        """Number of rows, of all envs, that are kept; of members, for each to read."""
+        return self.ring.n_steps * self.num_own
 
     @property
     def bytes_per_row(self) -> int:
-        """Memory that a row takes, its priority included; 0 before the first batch."""
-        return sum(x.numel() * x.element_size() for x in self.tensors) // self.capacity
+        """Memory that a row of an env takes, its priority included; 0 before the first batch."""
+        return sum(x.numel() * x.element_size() for x in self.tensors) // self.ring.capacity
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -225,7 +233,7 @@ class TeamReplay:
         Args:
             rows (Tensor): of one update, from :meth:`rows`.
             n_step (int): number of steps; 1 is the row alone.
-            gamma (float): discount.
+            gamma (float or Tensor): discount, or that of each member, ``[P]``.
 
         Shapes:
             - rows, returns: ``[B]``; ``discount``: ``[B, 1]``; ``index``: ``[B]``;
@@ -234,6 +242,12 @@ class TeamReplay:
         Raises:
             ConfigError: more steps than are kept.
         """
+        if self.n_members == 1:
+            return self._look(rows, n_step, gamma)
+        return self._look_of_members(rows, n_step, gamma)
+
+    def _look(self, rows: Tensor, n_step: int, gamma: float | Tensor) -> TensorDict:
+        """Returns a minibatch of rows of the ring."""
         index, weight = self._find(rows)
         path, ends = self.ring.ahead(index, n_step)
         length = within_window(ends).sum(1, keepdim=True)
@@ -246,6 +260,33 @@ class TeamReplay:
             else:
                 leaves[key] = self.ring.read(key, last if key[0] == "next" else index)
         return _nested(leaves, index.shape, self.ring.device)
+
+    def _look_of_members(self, rows: Tensor, n_step: int, gamma: float | Tensor) -> TensorDict:
+        """Returns a minibatch of all members, side by side."""
+        index = self._rows_of_members(rows)
+        if isinstance(gamma, Tensor):
+            gamma = gamma.expand(index.shape).reshape(-1, 1)
+        found, n = self._look(index.flatten(), n_step, gamma), self.n_members
+        # [B * P, N, ...] to [B, P * N, ...], without a copy.
+        leaves = {key: found.get(key).unflatten(0, (-1, n)).flatten(1, 2) for key in self.keys}
+        discount = found.get("discount").unflatten(0, (-1, n)).unsqueeze(-2)
+        for name, size in _sizes(leaves).items():
+            leaves[name, "discount"] = discount.expand(-1, -1, size // n, -1).flatten(1, 2)
+        leaves["index",] = rows
+        leaves["priority_weight",] = torch.ones_like(rows, dtype=discount.dtype)
+        minibatch = TensorDict({}, rows.shape, device=self.ring.device)
+        for key, value in leaves.items():
+            minibatch.set(key, value)
+        return minibatch
+
+    def _rows_of_members(self, rows: Tensor) -> Tensor:
+        """Returns each member's rows, ``[B, P]``, of those that one would draw alone, ``[B]``."""
+        if self.shared:
+            return rows.unsqueeze(-1).expand(-1, self.n_members)
+        step, env = rows // self.num_own, rows % self.num_own
+        member = torch.arange(self.n_members, device=rows.device)
+        own = env.unsqueeze(-1) + member * self.num_own
+        return step.unsqueeze(-1) * self.ring.num_envs + own
 
     def windows(self, rows: Tensor, length: int) -> TensorDict:
         """Returns each row and the steps that follow it, for networks that remember.
@@ -315,6 +356,23 @@ class TeamReplay:
             state["priorities"] = self.priorities.state_dict(len(self))
         return state
 
+    def state_of(self, member: int, keys: Collection[NestedKey]) -> dict[str, Any]:
+        """Returns what a store without members saves, of a member's envs.
+
+        Args:
+            member (int): whose.
+            keys (collection of NestedKey): what that one stores.
+        """
+        state, num_envs = self.ring.state_dict(), self.num_envs
+        envs = slice(member * num_envs, (member + 1) * num_envs)
+        leaves = {}
+        for key, value in state["leaves"].items():
+            if key[-1].endswith("terminated") and key not in keys:  # the team has it, at the root
+                leaves["next", "terminated"] = value[:, envs, 0].clone()
+            else:
+                leaves[key] = value[:, envs].clone()
+        return {**state, "shape": [self.ring.n_steps, num_envs], "leaves": leaves}
+
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a saved state, in place.
@@ -337,6 +395,11 @@ class TeamReplay:
 def _as_tuple(key: NestedKey) -> Key:
     key = unravel_key(key)
     return (key,) if isinstance(key, str) else key
+
+
+def _sizes(leaves: Mapping[Key, Tensor]) -> dict[str, int]:
+    """Returns how many agents of all members each group has."""
+    return {key[0]: x.shape[1] for key, x in leaves.items() if len(key) > 1 and key[0] != "next"}
 
 
 def _nested(

@@ -5,21 +5,17 @@ from typing import TYPE_CHECKING
 from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
-    from torchrl_marl.modules.communication.attention import Attention
     from torchrl_marl.modules.communication.chain import Chain
-    from torchrl_marl.modules.communication.channel import Channel
+    from torchrl_marl.modules.communication.channel import Channel, Links
     from torchrl_marl.modules.communication.heard import listening
-    from torchrl_marl.modules.communication.links import Links
-    from torchrl_marl.modules.communication.mean import Mean
+    from torchrl_marl.modules.communication.rounds import Attention, Mean
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "attention": ["Attention"],
         "chain": ["Chain"],
-        "channel": ["Channel"],
-        "links": ["Links"],
+        "channel": ["Channel", "Links"],
         "heard": ["listening"],
-        "mean": ["Mean"],
+        "rounds": ["Attention", "Mean"],
     },
 )

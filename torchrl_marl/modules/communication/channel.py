@@ -1,8 +1,4 @@
-"""The channel: whose words reach whom, and what becomes of them on their way.
-
-Shapes: B any batch dims, N agents, H features, K numbers of a message, D numbers that are drawn
-for an agent in a step, S numbers of what an agent has heard and does not know yet.
-"""
+"""The channel that agents talk over: who hears whom, and when."""
 
 from __future__ import annotations
 
@@ -16,20 +12,198 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchrl_marl.modules.bodies import Context, initialize
-from torchrl_marl.modules.communication.attention import Attention
 from torchrl_marl.modules.communication.chain import Chain
-from torchrl_marl.modules.communication.delay import make_delay
-from torchrl_marl.modules.communication.links import Links
-from torchrl_marl.modules.communication.mean import Mean
-from torchrl_marl.modules.communication.rounds import Round
-from torchrl_marl.modules.communication_config import (
+from torchrl_marl.modules.communication.rounds import Attention, Mean, Round
+from torchrl_marl.modules.config import (
     CommunicationConfig,
     DrawnCommunicationConfig,
 )
-from torchrl_marl.modules.memory.cells import Memory
+from torchrl_marl.modules.memory.cells import Layers, Memory
 from torchrl_marl.modules.memory.network import remember
 
-__all__ = ["Channel", "channels_of", "drawing"]
+__all__ = [
+    "Channel",
+    "Links",
+    "OneStep",
+    "between",
+    "drawing",
+    "make_delay",
+    "nearest",
+    "ring",
+    "within",
+]
+
+
+class OneStep(Memory):
+    """Gives in each step what came in the step before, and 0 in an episode's first.
+
+    A memory without parameters: who does not act neither hears nor forgets.
+
+    Args:
+        size (int): numbers V.
+
+    Shapes:
+        - as :class:`~torchrl_marl.modules.memory.cells.Memory`; ``F = H = S = V``
+
+    Examples:
+        >>> heard = torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1)
+        >>> OneStep(1)(heard, torch.zeros(1, 1), None, None)[0].flatten()
+        tensor([0., 1., 2.])
+        >>> begins = torch.tensor([False, False, True]).view(3, 1, 1)
+        >>> OneStep(1)(heard, torch.zeros(1, 1), begins, None)[0].flatten()
+        tensor([0., 1., 0.])
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.state_size = self.out_features = size
+
+    def forward(
+        self, x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Runs over the steps."""
+        x = x.to(state.dtype)
+        states = x if mask is None else _latest(x, state, init, mask)
+        before = torch.cat([state.unsqueeze(0), states[:-1]])
+        return (before if init is None else torch.where(init, 0.0, before)), states
+
+
+def _latest(x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor) -> Tensor:
+    """Returns what came last in a step in which the agent acted, of this episode."""
+    if len(x) == 1:
+        kept = state if init is None else torch.where(init[0], 0.0, state)
+        return torch.where(mask, x, kept.unsqueeze(0))
+    rows = torch.cat([state.unsqueeze(0), x])
+    steps = torch.arange(1, len(rows), device=x.device).view(-1, *[1] * (x.ndim - 1))
+    latest = torch.where(mask, steps, 0).cummax(0).values
+    found = rows.gather(0, latest.expand_as(x))
+    if init is None:
+        return found
+    began = torch.where(init, steps, 0).cummax(0).values
+    return torch.where(latest < began, 0.0, found)
+
+
+def make_delay(size: int, steps: int) -> Memory | None:
+    """Builds a delay of so many steps; None where there are none.
+
+    Args:
+        size (int): numbers V.
+        steps (int): after which something heard is known.
+
+    Examples:
+        >>> heard = torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1)
+        >>> make_delay(1, steps=2)(heard, torch.zeros(1, 2), None, None)[0].flatten()
+        tensor([0., 0., 1.])
+    """
+    if steps < 2:
+        return OneStep(size) if steps else None
+    return Layers([OneStep(size) for _ in range(steps)])
+
+
+def between(alive: Tensor) -> Tensor:
+    """Returns the links between the living; nobody hears itself.
+
+    Shapes:
+        - alive: ``[*B, N]``, bool; returns ``[*B, N, N]``, True where the agent of a row hears
+          the agent of a column
+
+    Examples:
+        >>> between(torch.tensor([True, True, False])).int()
+        tensor([[0, 1, 0],
+                [1, 0, 0],
+                [0, 0, 0]], dtype=torch.int32)
+    """
+    others = ~torch.eye(alive.shape[-1], dtype=torch.bool, device=alive.device)
+    return alive.unsqueeze(-1) & alive.unsqueeze(-2) & others
+
+
+def ring(n_agents: int, device: torch.device | str | None = None) -> Tensor:
+    """Returns the links of a ring, ``[N, N]``: to the agent before and to the one behind.
+
+    Examples:
+        >>> ring(4)[0].tolist()
+        [False, True, False, True]
+    """
+    agent = torch.arange(n_agents, device=device)
+    apart = (agent.unsqueeze(-1) - agent) % n_agents
+    return (apart == 1 % n_agents) | (apart == (n_agents - 1) % n_agents)
+
+
+def within(position: Tensor, radius: float) -> Tensor:
+    """Returns who is at most so far away.
+
+    Shapes:
+        - position: ``[*B, N, P]``; returns ``[*B, N, N]``
+
+    Examples:
+        >>> within(torch.tensor([[0.0, 0.0], [3.0, 4.0], [9.0, 9.0]]), 5.0)[0].tolist()
+        [True, True, False]
+    """
+    return _squared_distance(position) <= radius**2
+
+
+def nearest(position: Tensor, count: int, alive: Tensor) -> Tensor:
+    """Returns the nearest living ones; of two equally near the first.
+
+    Shapes:
+        - position: ``[*B, N, P]``; alive: ``[*B, N]``; returns ``[*B, N, N]``
+
+    Examples:
+        >>> position = torch.tensor([[0.0], [1.0], [5.0]])
+        >>> nearest(position, 1, torch.tensor([True, False, True]))[0].tolist()
+        [False, False, True]
+    """
+    linked = between(alive)
+    distance = torch.where(linked, _squared_distance(position), torch.inf)
+    rank = distance.argsort(dim=-1, stable=True).argsort(dim=-1)
+    return (rank < count) & linked
+
+
+def _squared_distance(position: Tensor) -> Tensor:
+    return (position.unsqueeze(-2) - position.unsqueeze(-3)).square().sum(-1)
+
+
+class Links(nn.Module):
+    """Says who hears whom: the living, as far as the settings let them.
+
+    Args:
+        config (CommunicationConfig): who hears whom.
+        n_agents (int): N.
+        device (torch.device, optional): of the links.
+
+    Shapes:
+        - alive: ``[*B, N]``; position: ``[*B, N, P]``; given: ``[N, N]`` or ``[*B, N, N]``;
+          returns ``[*B, N, N]``
+    """
+
+    fixed: Tensor | None
+
+    def __init__(
+        self,
+        config: CommunicationConfig,
+        n_agents: int,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.kind, self.radius, self.nearest = config.links, config.radius, config.nearest
+        fixed = ring(n_agents, device) if config.links == "ring" else None
+        self.register_buffer("fixed", fixed, persistent=False)
+
+    def forward(self, alive: Tensor, position: Tensor | None, given: Tensor | None) -> Tensor:
+        """Returns the links; those that are given are factors of them."""
+        links = between(alive)
+        if self.fixed is not None:
+            links = links & self.fixed
+        if given is not None:
+            links = links & given
+        if self.kind == "radius":
+            assert position is not None and self.radius is not None
+            links = links & within(position, self.radius)
+        if self.kind == "nearest":
+            assert position is not None
+            links = links & nearest(position, self.nearest, alive)
+        return links
+
 
 _HOW: ContextVar[str] = ContextVar("how", default="replay")
 
@@ -235,11 +409,6 @@ def symbol(message: Tensor, noise: Tensor, temperature: float) -> Tensor:
     soft = ((message + noise) / temperature).softmax(-1)
     hard = F.one_hot(soft.argmax(-1), soft.shape[-1]).to(soft.dtype)
     return hard + (soft - soft.detach())
-
-
-def channels_of(network: nn.Module) -> list[Channel]:
-    """Returns the channels inside a network."""
-    return [module for module in network.modules() if isinstance(module, Channel)]
 
 
 def _alive(features: Tensor, mask: Tensor | None) -> Tensor:

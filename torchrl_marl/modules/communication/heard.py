@@ -12,8 +12,8 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 
-from torchrl_marl.modules.communication.attention import Attention
 from torchrl_marl.modules.communication.channel import Channel, drawing
+from torchrl_marl.modules.communication.rounds import Attention
 
 __all__ = ["heard_in", "listening", "listening_by_group", "talking_module"]
 

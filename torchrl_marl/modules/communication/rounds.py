@@ -1,17 +1,16 @@
-"""What all kinds of communication have in common.
-
-Shapes: B any batch dims, N agents that listen, M that speak, H features, K numbers of a message, V
-numbers of what is heard of all messages.
-"""
+"""Rounds of messages: by their mean, or by attention."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
-__all__ = ["Round"]
+from torchrl_marl.modules.bodies import initialize
+
+__all__ = ["Attention", "Mean", "Round"]
 
 
 class Round(nn.Module):
@@ -94,3 +93,168 @@ class Round(nn.Module):
         messages = messages if code is None else code(messages)
         words = self.mix(features, messages, links, position)
         return self.take_in(features, words if later is None else later(words))
+
+
+class Mean(Round):
+    r"""Reads the mean of what the linked agents say.
+
+    .. math::
+        m_j = S h_j, \qquad
+        h_i' = \tanh\Big(h_i + W h_i + b + R \tfrac{1}{|L_i|} \sum_{j \in L_i} m_j\Big)
+
+    The order of agents does not matter.
+
+    Args:
+        width (int): features H.
+        message_size (int): numbers K of a message.
+        device (torch.device, optional): of the parameters.
+
+    Shapes:
+        - as :class:`~torchrl_marl.modules.communication.rounds.Round`
+
+    Reference: Sukhbaatar et al., 2016, https://arxiv.org/abs/1605.07736, equations 2 and 3; with
+    K = H, their matrix C is :math:`R S`. The mean is over those who are heard, so that it does not
+    shrink where some are silent.
+
+    Reduces to: a layer of the agent's own where nobody is heard.
+
+    Examples:
+        >>> from torchrl_marl.modules.communication.channel import between
+        >>> alive = torch.tensor([True, True, False])
+        >>> Mean(8, 4)(torch.zeros(5, 3, 8), between(alive).expand(5, 3, 3), alive).shape
+        torch.Size([5, 3, 8])
+    """
+
+    def __init__(
+        self, width: int, message_size: int, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__()
+        self.message_size = self.heard_size = message_size
+        self.own = nn.Linear(width, width, device=device)
+        self.message = nn.Linear(width, message_size, bias=False, device=device)
+        self.heard = nn.Linear(message_size, width, bias=False, device=device)
+        for layer in self.children():
+            initialize(layer, 1.0)
+
+    def send(self, features: Tensor, position: Tensor | None = None) -> Tensor:
+        """Returns what agents say, ``[*B, N, K]``."""
+        return self.message(features)
+
+    def mix(
+        self, features: Tensor, inbox: Tensor, heard: Tensor, position: Tensor | None = None
+    ) -> Tensor:
+        """Returns the mean of what is heard, ``[*B, N, K]``."""
+        weight = heard.to(inbox.dtype)
+        return weight @ inbox / weight.sum(-1, keepdim=True).clamp_min(1)
+
+    def take_in(self, features: Tensor, words: Tensor) -> Tensor:
+        """Returns what agents make of what they hear, ``[*B, N, H]``."""
+        return torch.tanh(features + self.own(features) + self.heard(words))
+
+
+class Attention(Round):
+    r"""Says a key and a value; each agent weighs the values by how the keys fit its query.
+
+    .. math::
+        \alpha_{ij} = \operatorname{softmax}_{j \in L_i} \frac{q_i \cdot k_j + u \cdot e_{ij}}
+        {\sqrt{d}}, \qquad h_i' = \tanh\Big(h_i + W \big[h_i, \sum_j \alpha_{ij}
+        (v_j + U e_{ij})\big]\Big)
+
+    with :math:`e_{ij}` the difference of the places and their distance; without places it is not
+    there. The order of agents does not matter.
+
+    Args:
+        width (int): features H.
+        message_size (int): numbers of a value.
+        key_size (int): numbers d of a key.
+        n_position (int): columns P of a position, which is part of a message; 0: of no account.
+        device (torch.device, optional): of the parameters.
+
+    Shapes:
+        - as :class:`~torchrl_marl.modules.communication.rounds.Round`; K = key, value and place
+
+    Reference: Das et al., 2019, https://arxiv.org/abs/1810.11187, equations 2 to 4; places as in
+    Velickovic et al., 2018, https://arxiv.org/abs/1710.10903, with edges that have features.
+
+    Reduces to: the mean of the values where all keys are equal.
+
+    Examples:
+        >>> from torchrl_marl.modules.communication.channel import between
+        >>> alive = torch.tensor([True, True, False])
+        >>> Attention(8, 4)(torch.zeros(5, 3, 8), between(alive).expand(5, 3, 3), alive).shape
+        torch.Size([5, 3, 8])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        message_size: int,
+        key_size: int = 16,
+        n_position: int = 0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.sizes = [key_size, message_size, n_position]
+        self.message_size, self.heard_size = sum(self.sizes), message_size
+        self.query = nn.Linear(width, key_size, device=device)
+        self.message = nn.Linear(width, key_size + message_size, device=device)
+        self.update = nn.Linear(width + message_size, width, device=device)
+        self.edge_score = self.edge_value = None
+        if n_position:
+            self.edge_score = nn.Linear(n_position + 1, 1, bias=False, device=device)
+            self.edge_value = nn.Linear(n_position + 1, message_size, bias=False, device=device)
+        for layer in self.children():
+            initialize(layer, 1.0)
+
+    def send(self, features: Tensor, position: Tensor | None = None) -> Tensor:
+        """Returns what agents say, ``[*B, N, K]``."""
+        message = self.message(features)
+        if self.edge_score is None or position is None:
+            return message
+        return torch.cat([message, position.to(message)], -1)
+
+    def mix(
+        self, features: Tensor, inbox: Tensor, heard: Tensor, position: Tensor | None = None
+    ) -> Tensor:
+        """Returns the values, weighed, ``[*B, N, V]``."""
+        _, value, place = inbox.split(self.sizes, -1)
+        weight = self.weights(features, inbox, heard, position)
+        mixed = weight @ value
+        if self.edge_value is not None and position is not None:
+            # The weights sum to 1: mixing edges and mapping them is mapping and mixing them.
+            mixed = mixed + self.edge_value((weight.unsqueeze(-1) * edges(position, place)).sum(-2))
+        return mixed
+
+    def take_in(self, features: Tensor, words: Tensor) -> Tensor:
+        """Returns what agents make of what they hear, ``[*B, N, H]``."""
+        return torch.tanh(features + self.update(torch.cat([features, words], -1)))
+
+    def weights(
+        self, features: Tensor, inbox: Tensor, heard: Tensor, position: Tensor | None = None
+    ) -> Tensor:
+        """Returns how much each agent listens to whom, ``[*B, N, M]``; 0 where it hears nobody."""
+        key, _, place = inbox.split(self.sizes, -1)
+        score = self.query(features) @ key.mT
+        if self.edge_score is not None and position is not None:
+            score = score + self.edge_score(edges(position, place)).squeeze(-1)
+        score = score / self.sizes[0] ** 0.5
+        somebody = heard.any(-1, keepdim=True)
+        # A softmax over nobody is NaN, in the gradient too: there all are read, and dropped.
+        score = torch.where(heard | ~somebody, score, -torch.inf)
+        return torch.where(somebody, score.softmax(-1), 0.0)
+
+
+def edges(position: Tensor, place: Tensor) -> Tensor:
+    """Returns where others are, seen from each agent, and how far.
+
+    Shapes:
+        - position: ``[*B, N, P]``; place: ``[*B, M, P]``; returns ``[*B, N, M, P + 1]``
+
+    Examples:
+        >>> edges(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]]))
+        tensor([[[3., 4., 5.]]])
+    """
+    apart = place.unsqueeze(-3) - position.unsqueeze(-2)
+    # At a distance of 0 a root has no slope.
+    distance = apart.square().sum(-1, keepdim=True).clamp_min(1e-12).sqrt()
+    return torch.cat([apart, distance], -1)

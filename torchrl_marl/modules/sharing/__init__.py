@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
-    from torchrl_marl.modules.sharing.builder import NetworkBuilder, make_shared_mlp, share
-    from torchrl_marl.modules.sharing.layers import AgentId, AgentMask
+    from torchrl_marl.modules.sharing.builder import (
+        AgentId,
+        AgentMask,
+        NetworkBuilder,
+        make_shared_mlp,
+        share,
+    )
 
 __getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "builder": ["NetworkBuilder", "make_shared_mlp", "share"],
-        "layers": ["AgentId", "AgentMask"],
-    },
+    __name__, {"builder": ["AgentId", "AgentMask", "NetworkBuilder", "make_shared_mlp", "share"]}
 )

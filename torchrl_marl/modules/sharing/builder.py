@@ -1,7 +1,4 @@
-"""Builder of the networks of all agents as one batched network, whoever shares what.
-
-Shapes: B any batch dims, N agents, I input features of the widest agent, O outputs of the widest.
-"""
+"""Networks of several agents that share parameters as the settings say."""
 
 from __future__ import annotations
 
@@ -9,17 +6,62 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchrl_marl.modules.bodies import make_mlp
 from torchrl_marl.modules.config import NetworkConfig, sharing_of
 from torchrl_marl.modules.inputs import Features, widest
 from torchrl_marl.modules.registry import SHARINGS
-from torchrl_marl.modules.sharing.layers import AgentMask
-from torchrl_marl.modules.stacks.building import stack
-from torchrl_marl.modules.stacks.module_stack import ModuleStack
+from torchrl_marl.modules.stacks.module_stack import ModuleStack, stack
 
-__all__ = ["HIDDEN_GAIN", "NetworkBuilder", "make_shared_mlp", "share"]
+__all__ = ["HIDDEN_GAIN", "AgentId", "AgentMask", "NetworkBuilder", "make_shared_mlp", "share"]
+
+
+class AgentMask(nn.Module):
+    """Replaces features that an agent does not have, NaN included, by 0.
+
+    Args:
+        mask (Tensor): True for features that it has.
+        persistent (bool): the mask belongs to the ``state_dict``.
+
+    Shapes:
+        - mask: ``[N, F]``; features: ``[*B, N, F]``; returns ``[*B, N, F]``
+    """
+
+    mask: Tensor
+
+    def __init__(self, mask: Tensor, persistent: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask, persistent=persistent)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Replaces the others."""
+        return torch.where(self.mask, features, 0.0)
+
+
+class AgentId(nn.Module):
+    """Appends who an agent is to its features.
+
+    Args:
+        agent_id (Tensor): a parameter if it is learned.
+
+    Shapes:
+        - agent_id: ``[N, D]``; features: ``[*B, N, F]``; returns ``[*B, N, F + D]``
+    """
+
+    agent_id: Tensor
+
+    def __init__(self, agent_id: Tensor) -> None:
+        super().__init__()
+        if isinstance(agent_id, nn.Parameter):
+            self.agent_id = agent_id
+        else:
+            self.register_buffer("agent_id", agent_id, persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Puts them side by side."""
+        return torch.cat([features, self.agent_id.expand(*features.shape[:-1], -1)], -1)
+
 
 HIDDEN_GAIN = 2**0.5
 

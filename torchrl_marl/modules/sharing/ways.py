@@ -10,8 +10,7 @@ from torch import nn
 
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.modules.config import AGENT_IDS
-from torchrl_marl.modules.sharing.builder import HIDDEN_GAIN, NetworkBuilder
-from torchrl_marl.modules.sharing.layers import AgentId, AgentMask
+from torchrl_marl.modules.sharing.builder import HIDDEN_GAIN, AgentId, AgentMask, NetworkBuilder
 
 __all__ = ["agent_id", "full", "group", "index", "masks", "none", "trunk"]
 

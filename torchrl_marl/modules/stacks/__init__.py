@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING
 from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
-    from torchrl_marl.modules.stacks.building import cat, expand, stack
-    from torchrl_marl.modules.stacks.module_stack import ModuleStack
-    from torchrl_marl.modules.stacks.tensordict_module import StackModule
-    from torchrl_marl.modules.stacks.windows import StackMember, StackSelection
+    from torchrl_marl.modules.stacks.members import StackMember, StackModule, StackSelection
+    from torchrl_marl.modules.stacks.module_stack import ModuleStack, cat, expand, stack
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "building": ["cat", "expand", "stack"],
-        "tensordict_module": ["StackModule"],
-        "module_stack": ["ModuleStack"],
-        "windows": ["StackMember", "StackSelection"],
+        "members": ["StackMember", "StackModule", "StackSelection"],
+        "module_stack": ["ModuleStack", "cat", "expand", "stack"],
     },
 )

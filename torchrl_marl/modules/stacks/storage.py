@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from torchrl_marl.modules.stacks.gradient import Pads
-from torchrl_marl.modules.stacks.matmul import Executor, GatedCell, Perceptron
+from torchrl_marl.modules.stacks.matmul import Executor, GatedCell, Pads, Perceptron
 
 __all__ = ["Bucket", "shared_parameters", "signature"]
 

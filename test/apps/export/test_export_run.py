@@ -1,0 +1,65 @@
+"""What ``torchrl-marl export`` and ``Run.export`` write of a run, and say."""
+
+import pytest
+from runs import small_config
+
+import torchrl_marl
+from torchrl_marl.apps.cli import main as cli
+from torchrl_marl.apps.export import Player
+from torchrl_marl.training.run import Run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported") / "run"
+    kwargs = {"n_groups": 2, "kinds": 2, "n_agents": 4, "late_spawn": 1}
+    settings = {"env": {"kwargs": kwargs}, "learner": {"precision": "bf16"}}
+    return torchrl_marl.train(small_config(total_frames=80, folder=str(folder), **settings))
+
+
+def test_a_run_is_exported_and_checked(run, tmp_path):
+    made = run.export(format="pt2", folder=tmp_path, steps=20)
+    assert list(made.agents) == ["agent_0_0", "novice_0_0", "agent_1_0", "novice_1_0"]
+    assert made.comparison.steps >= 20 and made.comparison.differ == 0
+    assert Player(made.agents["novice_0_0"], trust=True).interface["group"] == "agents_0"
+    assert (tmp_path / "player.py").is_file()
+
+
+def test_the_command(run, capsys):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    assert cli.main(["export", str(run.folder), "--agent", "novice_1_0"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.split() == ["novice_1_0", str(run.folder / "export" / "novice_1_0")]
+    assert second.startswith("checked against the team: no action differs in 200 steps")
+    assert (run.folder / "export" / "novice_1_0" / "act.onnx").is_file()
+
+
+def test_bad_requests_are_one_sentence(run, tmp_path, capsys):
+    def error(*arguments):
+        assert cli.main(["export", *arguments]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        return line
+
+    assert "agent is 'novice_10'; did you mean 'novice_1_0'?" in error(
+        str(run.folder), "--agent", "novice_10", "--format", "pt2"
+    )
+    assert "found 'pt'; did you mean 'pt2'? choose among onnx, pt2" in error("x", "--format", "pt")
+    assert str(tmp_path) in error(str(tmp_path))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "config.yaml").write_bytes((run.folder / "config.yaml").read_bytes())
+    assert "has no checkpoint yet" in error(str(empty), "--format", "pt2")
+    (tmp_path / "file").write_text("")
+    out = str(tmp_path / "file" / "below")
+    assert "cannot be written" in error(str(run.folder), "--format", "pt2", "--out", out)
+
+
+def test_a_run_of_ones_own_environment(run, tmp_path):
+    from torchrl_marl.envs import make_env
+
+    again = Run.load(run.folder)
+    env = make_env(again.config.env)
+    made = again.export("agent_0_0", format="pt2", folder=tmp_path, steps=5, env=env)
+    assert made.comparison.differ == 0
+    env.rollout(2)  # it was not closed

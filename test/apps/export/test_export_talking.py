@@ -1,0 +1,218 @@
+"""Agents that talk, each alone, against their team: every kind of talk, with deaths and births."""
+
+import numpy as np
+import pytest
+import torch
+from exported import played_alone, team_policy
+from torchrl.data import Categorical, Unbounded
+
+from torchrl_marl import AgentSpec, TeamSpec
+from torchrl_marl.apps.export import Player, export_agents
+from torchrl_marl.apps.export.agent import agents_of, find_agents
+from torchrl_marl.apps.export.check import InMemory, check_players
+from torchrl_marl.apps.export.player import PlayerError
+from torchrl_marl.envs import with_memory
+from torchrl_marl.envs.toy import Arena
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.modules import (
+    MemoryConfig,
+    RecurrentNetworkConfig,
+    make_actor,
+    make_deterministic_actor,
+    make_q_actor,
+)
+from torchrl_marl.modules.config import DrawnCommunicationConfig
+
+TALKS = {
+    "commnet, two rounds": {"kind": "commnet", "rounds": 2},
+    "commnet in a ring": {"kind": "commnet", "links": "ring", "gate": True},
+    "tarmac": {"kind": "tarmac", "rounds": 3, "dropout": 0.3},
+    "tarmac, nearest": {"kind": "tarmac", "links": "nearest", "nearest": 1, "position": [4, 5]},
+    "graph": {"kind": "graph", "links": "radius", "radius": 0.5, "position": [4, 5]},
+    "symbols": {"kind": "commnet", "discrete": "gumbel"},
+    "bits": {"kind": "tarmac", "discrete": "dial"},
+    "commnet, later": {"kind": "commnet", "delay": 1, "gate": True},
+    "graph, later": {"kind": "graph", "delay": 2, "links": "nearest", "position": [4, 5]},
+    "bits, later": {"kind": "tarmac", "delay": 1, "discrete": "dial"},
+    "bicnet": {"kind": "bicnet"},
+    "bicnet of LSTMs with gates": {"kind": "bicnet", "cell": "lstm", "gate": True},
+}
+
+
+def arena(**settings):
+    sizes = {"n_agents": 4, "late_spawn": 1, "years": 2, "lives": 3, "max_steps": 12, "seed": 0}
+    return Arena(2, **sizes, **settings)
+
+
+def config_of(talk, memory="none", order="before", **settings):
+    sizes = {} if talk["kind"] == "bicnet" else {"message_size": 5}
+    talk = {**sizes, **talk, "order": order, **settings.pop("of", {})}
+    return RecurrentNetworkConfig(
+        [8],
+        memory=MemoryConfig(memory, size=6),
+        communication=DrawnCommunicationConfig(**talk),
+        **settings,
+    )
+
+
+PARTS = ["alone", "before a memory", "after a memory"]
+CASES = [(talk, PARTS[i % 3]) for i, talk in enumerate(TALKS)]
+CASES += [(talk, parts) for talk in ("tarmac", "bicnet") for parts in PARTS]
+
+
+@pytest.mark.parametrize(("talk", "parts"), dict.fromkeys(CASES))
+def test_every_kind(talk, parts):
+    memory, order = "none" if parts == "alone" else "gru", parts.partition(" ")[0]
+    order = "before" if parts == "alone" else order
+    found = played_alone(
+        arena(), make_actor, config=config_of(TALKS[talk], memory, order), normed=True
+    )
+    assert found.actions > 24
+    assert (found.differ, found.largest < 1e-5) == (0, True)
+
+
+@pytest.mark.parametrize("make", [make_deterministic_actor, make_q_actor])
+@pytest.mark.parametrize("kind", ["commnet", "bicnet"])
+def test_values_and_deterministic_actors(make, kind):
+    found = played_alone(arena(), make, config=config_of({"kind": kind}, "lstm", "after"))
+    assert (found.differ, found.largest < 1e-5) == (0, True)
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_groups_of_kinds(across):
+    config = config_of({"kind": "tarmac"}, "lru", sharing="none", of={"across_groups": across})
+    found = played_alone(arena(kinds=2, n_groups=2), make_actor, config=config, joined=True)
+    assert (found.differ, found.largest < 1e-5) == (0, True)
+
+
+def test_groups_that_are_heard_are_exported(tmp_path):
+    groups = TeamSpec.from_env(arena(n_groups=2)).groups.values()
+    config = config_of({"kind": "tarmac"}, of={"across_groups": True})
+    policy = team_policy(groups, make_actor, config=config, joined=True)
+    with pytest.raises(ConfigError, match="'agent_0_0' hears group 'agents_1', which is not"):
+        export_agents(find_agents(policy, "agent_0_0"), tmp_path, "pt2")
+    apart = team_policy(groups, make_actor, config=config_of({"kind": "tarmac"}), joined=True)
+    assert agents_of(apart)["agent_0_0"].heard_groups() == ["agents_0"]
+
+
+@pytest.mark.parametrize(("kind", "format"), [
+    ("tarmac", "pt2"), ("later", "onnx"), ("bicnet", "onnx"), ("bicnet", "pt2"),
+])  # fmt: skip
+def test_files(kind, format, tmp_path):
+    """One agent plays by its files, the others as they are; tarmac's in ONNX are tested in
+    ``test_decentralized.py``."""
+    if format == "onnx":
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+    env = arena(action_mask=True)
+    talks = {"bicnet": {}, "tarmac": {"rounds": 2}, "later": {"kind": "tarmac", "delay": 1}}
+    config = config_of({"kind": kind, "gate": True, **talks[kind]}, "gru")
+    policy = team_policy(TeamSpec.from_env(env).groups.values(), make_actor, config=config)
+    folders = export_agents(find_agents(policy, "agent_2"), tmp_path, format)
+    players = {name: Player(folder, trust=True) for name, folder in folders.items()}
+    found = check_players(with_memory(env, policy), policy, players, steps=12)
+    assert (found.differ, found.largest < 1e-5) == (0, True)
+    assert found.actions < 13
+
+
+def players(**talk):
+    """Three agents who talk."""
+    team = TeamSpec([AgentSpec("car", 3, Unbounded((3,)), Categorical(2))])
+    groups = team.groups.values()
+    policy = team_policy(groups, make_actor, config=config_of({"kind": "commnet", **talk}))
+    return [InMemory(agent, seed=0) for agent in agents_of(policy).values()]
+
+
+class TestPlayer:
+    def test_who_is_heard(self):
+        one, *_ = players(rounds=2)
+        said = np.arange(5, dtype=np.float32)
+        seen = np.ones(3)
+
+        def acts(**inbox):
+            one.speak(seen)
+            one.hear({})
+            one.act(inbox=inbox)
+            return one.parameters["logits"]
+
+        alone = acts()
+        assert (acts(car_1=None) == alone).all()
+        assert (acts(car_0=said) == alone).all(), "nobody hears itself"
+        assert abs(acts(car_1=said) - alone).max() > 1e-3
+        np.testing.assert_allclose(acts(car_1=said), acts(car_1=said, car_2=said), rtol=1e-5)
+        assert (acts(car_1=said) == acts(car_2=said)).all()
+
+    def test_what_it_says_of_itself(self):
+        one, *_ = players(rounds=2, links="ring")
+        talk = one.interface["communication"]
+        assert (talk["hears"], talk["message_size"], one.rounds) == (["car_1", "car_2"], 5, 2)
+
+    def test_gates_are_drawn(self):
+        one, *_ = players(gate=True)
+        said = [one.speak(np.ones(3), deterministic=False) is None for _ in range(100)]
+        assert 0 < sum(said) < 100
+        assert len({one.speak(np.ones(3)) is None for _ in range(10)}) == 1
+
+    def test_the_order_of_a_step(self):
+        one, *_ = players()
+        with pytest.raises(PlayerError, match="'car_0' has not spoken in this step"):
+            one.act(inbox={})
+        one.speak(np.ones(3))
+        with pytest.raises(PlayerError, match="has heard all of 1 rounds but the last"):
+            one.hear({})
+        with pytest.raises(PlayerError, match="does not relay"):
+            one.relay()
+        with pytest.raises(PlayerError, match="message of 'bus', expected one of car_0, car_1"):
+            one.act(inbox={"bus": np.ones(5)})
+        with pytest.raises(PlayerError, match=r"'car_1' has shape \(4,\), expected float32 \(5,\)"):
+            one.act(inbox={"car_1": np.ones(4)})
+
+    def test_no_round_is_left_out(self):
+        one, *_ = players(rounds=2)
+        one.speak(np.ones(3))
+        with pytest.raises(PlayerError, match="has heard 0 of 2 rounds, expected all but the last"):
+            one.act(inbox={})
+        one.hear({})
+        with pytest.raises(PlayerError, match="it acts on what it saw when it spoke"):
+            one.act(np.zeros(3), inbox={})
+        assert one.act(inbox={}).shape == ()
+        relay, *_ = players(kind="bicnet")
+        relay.speak(np.ones(3))
+        relay.relay()
+        with pytest.raises(PlayerError, match="has not relayed both ways"):
+            relay.act()
+        relay.relay(back=True)
+        assert relay.act().shape == ()
+
+    def test_words_are_known_later(self):
+        """Whenever they come until then, and not those from before its first step."""
+        one, *_ = players(delay=2)
+        said, seen = np.arange(5, dtype=np.float32), np.ones(3)
+
+        def acts(told):
+            one.reset()
+            found = []
+            for t in range(5):
+                one.speak(seen)
+                one.hear({"car_1": said if told == t - 2 else None}, ago=2)
+                one.act()
+                found.append(one.parameters["logits"])
+            return np.stack(found)
+
+        assert (acts(-1) == acts(None)).all() and (acts(-2) == acts(None)).all()
+        changed = (acts(0) != acts(None)).any(-1)
+        assert changed.tolist() == [False, False, True, False, False]
+        one.reset()
+        one.speak(seen)
+        with pytest.raises(PlayerError, match="knows what it hears 2 steps later; call act()"):
+            one.act(inbox={"car_1": said})
+        with pytest.raises(PlayerError, match="words of 3 steps ago, expected 0 to 2, its delay"):
+            one.hear({"car_1": said}, ago=3)
+        with pytest.raises(PlayerError, match="message of 'bus', expected one of car_0"):
+            one.hear({"bus": said})
+
+    def test_who_does_not_talk(self):
+        team = TeamSpec([AgentSpec("car", 1, Unbounded((3,)), Categorical(2))])
+        agent = agents_of(make_actor(team.groups["car"]))["car_0"]
+        with pytest.raises(PlayerError, match="does not talk"):
+            InMemory(agent).speak(torch.ones(3))

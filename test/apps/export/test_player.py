@@ -1,0 +1,173 @@
+"""Exported files, and the player that needs neither torch nor torchrl_marl."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from exported import team_policy
+from torchrl.data import Bounded, Categorical, OneHot, Unbounded
+
+from torchrl_marl import AgentSpec, TeamSpec
+from torchrl_marl.apps.export import Player, export_agents, formats
+from torchrl_marl.apps.export.agent import agents_of, find_agents
+from torchrl_marl.apps.export.check import check_players
+from torchrl_marl.apps.export.player import PlayerError
+from torchrl_marl.envs import with_memory
+from torchrl_marl.envs.toy import Arena
+from torchrl_marl.errors import ConfigError, MissingExtraError, UserError
+from torchrl_marl.modules import MemoryConfig, NetworkConfig, RecurrentNetworkConfig, make_actor
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+@pytest.fixture(scope="module")
+def arena():
+    return Arena(2, n_agents=3, late_spawn=1, years=2, max_steps=9, action_mask=True, seed=0)
+
+
+@pytest.fixture(scope="module")
+def policy(arena):
+    memory = MemoryConfig("gru", size=4)
+    config = RecurrentNetworkConfig([8], memory=memory, sharing="trunk")
+    groups = TeamSpec.from_env(arena).groups.values()
+    return team_policy(groups, make_actor, config=config, normed=True)
+
+
+@pytest.fixture(scope="module")
+def folder(policy, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    export_agents(agents_of(policy), folder)
+    return folder
+
+
+def of_one(action, folder, format="pt2", **settings):
+    """The player of a lone agent whose actions are of a spec."""
+    team = TeamSpec([AgentSpec("car", 1, Unbounded((3,)), action)])
+    actor = team_policy(team.groups.values(), make_actor, config=NetworkConfig([4]))
+    folders = export_agents(find_agents(actor), folder, format)
+    return Player(folders["car_0"], trust=True, **settings)
+
+
+class TestFiles:
+    @pytest.mark.parametrize("format", ["onnx", "pt2"])
+    def test_players_do_what_the_team_does(self, arena, policy, folder, tmp_path, format):
+        agents = agents_of(policy)
+        if format == "onnx":
+            folders = {name: folder / name for name in agents}
+        else:
+            folders = export_agents(agents, tmp_path, format)
+        players = {name: Player(own, trust=format == "pt2") for name, own in folders.items()}
+        found = check_players(with_memory(arena, policy), policy, players, steps=20)
+        assert (found.differ, found.largest < 1e-5) == (0, True)
+        assert found.actions > 20
+
+    def test_what_an_interface_says(self, folder):
+        interface = json.loads((folder / "agent_1" / "interface.json").read_text())
+        assert (interface["agent"], interface["group"]) == ("agent_1", "agents")
+        assert interface["state_size"] == 4
+        assert interface["action"]["distribution"] == "categorical"
+        act = interface["programs"]["act"]
+        inputs = {field["name"]: field["shape"] for field in act["inputs"]}
+        assert inputs == {"observation": [6], "action_mask": [4], "hidden": [4], "is_init": [1]}
+        assert [field["name"] for field in act["outputs"]] == ["action", "logits", "next_hidden"]
+        assert interface["versions"]["torch"] == torch.__version__
+
+    def test_players_that_differ_are_told(self, arena, policy, folder):
+        crossed = {"agent_0": Player(folder / "agent_1"), "agent_1": Player(folder / "agent_0")}
+        with pytest.raises(UserError, match=r"not what their team is: \d+ actions differ in 30 "):
+            check_players(with_memory(arena, policy), policy, crossed, steps=30)
+
+    def test_equal_agents_have_equal_programs(self, folder, tmp_path):
+        team = TeamSpec([AgentSpec("car", 2, Unbounded((3,)), Categorical(2))])
+        folders = export_agents(agents_of(make_actor(team.groups["car"])), tmp_path, "onnx")
+        one, other = ((own / "act.onnx").read_bytes() for own in folders.values())
+        assert one == other
+        one, other = ((folder / name / "act.onnx").read_bytes() for name in ("agent_0", "agent_1"))
+        assert one != other
+
+
+class TestPlayer:
+    def test_no_torch_and_no_torchrl_marl(self, folder):
+        """In a process whose path has only the copied player."""
+        program = (
+            "import sys; sys.modules['torch'] = sys.modules['torchrl_marl'] = None\n"
+            "import numpy as np; from player import Player\n"
+            "player = Player('agent_0')\n"
+            "print(player.act(np.ones(6), action_mask=[True, False, False, False]))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True
+        )
+        assert (done.stdout, done.stderr) == ("0\n", "")
+
+    def test_the_package_imports_no_torch_for_it(self):
+        program = "import sys, torchrl_marl.apps.export.player; print('torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert done.stdout == "False\n"
+
+    def test_draws_of_a_categorical(self, tmp_path):
+        player = of_one(Categorical(3), tmp_path, seed=0)
+        drawn = [int(player.act(np.ones(3), deterministic=False)) for _ in range(400)]
+        logits = player.parameters["logits"]
+        expected = np.exp(logits) / np.exp(logits).sum()
+        assert abs(np.bincount(drawn, minlength=3) / 400 - expected).max() < 0.08
+
+    def test_draws_within_bounds(self, tmp_path):
+        bounds = Bounded(torch.tensor([-1.0, 2.0]), torch.tensor([0.0, 6.0]))
+        player = of_one(bounds, tmp_path, seed=0)
+        drawn = np.stack([player.act(np.ones(3), deterministic=False) for _ in range(100)])
+        assert drawn.dtype == np.float32
+        assert (drawn >= [-1, 2]).all() and (drawn <= [0, 6]).all()
+        assert (drawn.std(0) > 0.01).all()
+        again = of_one(bounds, tmp_path, seed=0)
+        assert (again.act(np.ones(3), deterministic=False) == drawn[0]).all()
+
+    def test_draws_of_one_hot_actions(self, tmp_path):
+        player = of_one(OneHot(3), tmp_path, seed=0)
+        drawn = player.act(np.ones(3), deterministic=False)
+        assert (drawn.shape, drawn.sum(), drawn.dtype) == ((3,), 1, player.act(np.ones(3)).dtype)
+
+
+class TestRefusals:
+    def test_a_changed_program(self, folder, tmp_path):
+        for file in ("interface.json", "act.onnx"):
+            (tmp_path / file).write_bytes((folder / "agent_0" / file).read_bytes())
+        with (tmp_path / "act.onnx").open("ab") as file:
+            file.write(b"more")
+        with pytest.raises(PlayerError, match="is not the one that was exported .its hash differs"):
+            Player(tmp_path)
+        (tmp_path / "act.onnx").unlink()
+        with pytest.raises(PlayerError, match=r"act.onnx' is not there; export the agent again\.$"):
+            Player(tmp_path)
+
+    def test_no_interface(self, tmp_path):
+        with pytest.raises(PlayerError, match="is not there; give the folder of an agent"):
+            Player(tmp_path)
+        (tmp_path / "interface.json").write_text("{")
+        with pytest.raises(PlayerError, match="is no interface; export the agent again"):
+            Player(tmp_path)
+        (tmp_path / "interface.json").write_text('{"format": 99}')
+        with pytest.raises(PlayerError, match="has format 99, expected 1"):
+            Player(tmp_path)
+
+    def test_inputs_that_do_not_fit(self, folder):
+        player = Player(folder / "agent_0")
+        with pytest.raises(
+            PlayerError, match=r"'observation' has shape \(5,\), expected float32 \(6,\)"
+        ):
+            player.act(np.ones(5), action_mask=np.ones(4, bool))
+        with pytest.raises(PlayerError, match=r"there is no 'action_mask', expected bool \(4,\)"):
+            player.act(np.ones(6))
+        with pytest.raises(PlayerError, match="'observation' holds NaN, expected finite numbers"):
+            player.act(np.full(6, np.nan), action_mask=np.ones(4, bool))
+
+    def test_formats(self, monkeypatch):
+        with pytest.raises(ConfigError, match="format is 'onx'; did you mean 'onnx'"):
+            formats.check_format("onx")
+        monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(MissingExtraError, match=r"pip install '\.\[export\]'"):
+            formats.check_format("onnx")

@@ -1,0 +1,361 @@
+"""What a server of external simulators answers, and whom it refuses; without sockets."""
+
+import math
+
+import pytest
+from external import AGENTS, Clock, Inbox, Pen, all_see, f32, make_server
+
+from torchrl_marl.apps.external.server import ActionServer
+from torchrl_marl.apps.external.wire import Refused
+
+
+def answer_to(server, pen):
+    server.flush()
+    return pen.inbox.read()
+
+
+def test_who_came_in_the_meantime_is_one_batch():
+    calls = []
+
+    def policy(td):
+        calls.append(td["walker", "observation"][..., 0].tolist())
+        td["walker", "action"] = td["walker", "observation"][..., 1:2] * 2
+        return td
+
+    server = make_server(policy)
+    pens = [Pen(server, name) for name in "abc"]
+    server.version = 7
+    for i, pen in enumerate(pens):
+        pen.step(1, 0, all_see(i, 10 + i))
+    server.flush()
+    assert calls == [[[0, 10], [1, 11], [2, 12]]]
+    for i, pen in enumerate(pens):
+        assert pen.inbox.read() == {
+            "type": "actions", "episode": 1, "t": 0, "version": 7,
+            "actions": {"walker_0": [2.0 * i], "walker_1": [20.0 + 2 * i]},
+        }  # fmt: skip
+    assert server.counts["steps"] == 3 and server.counts["batches"] == 1
+
+
+def test_who_is_in_the_observations_acts():
+    server = make_server()
+    pen = Pen(server)
+    pen.step(1, 0, all_see(None, 4))
+    assert answer_to(server, pen)["actions"] == {"walker_1": [4.0]}
+    pen.step(1, 1, {"walker_1": [1, 2, 3], "walker_0": [0.5, 0, 0]})  # any order, as lists
+    assert answer_to(server, pen)["actions"] == {"walker_0": [0.5], "walker_1": [1.0]}
+    pen.step(1, 2, {"walker_0": f32([3, 3, 3]), "walker_1": [2.0, 2.0, 2.0]})  # both forms
+    assert answer_to(server, pen)["actions"] == {"walker_0": [3.0], "walker_1": [2.0]}
+    pen.say(episode=1, t=3)
+    assert answer_to(server, pen)["actions"] == {}
+
+
+def test_several_kinds_are_answered_together():
+    def policy(td):
+        td["cat", "action"] = td["cat", "observation"].sum(-1, keepdim=True)
+        td["mouse", "action"] = td["mouse", "observation"][..., 0].long()
+        return td
+
+    agents = {
+        "cat": {"n": 1, "observation": 2, "action": 1},
+        "mouse": {"n": 2, "observation": 1, "action": {"n_actions": 5}},
+    }
+    server = make_server(policy, agents)
+    pen = Pen(server, agents=agents)
+    pen.step(1, 0, {"cat_0": f32([1, 2]), "mouse_0": f32([3]), "mouse_1": f32([4])})
+    expected = {"cat_0": [3.0], "mouse_0": 3, "mouse_1": 4}
+    assert answer_to(server, pen)["actions"] == expected
+    pen.step(1, 1, {"mouse_1": f32([2])})
+    assert answer_to(server, pen)["actions"] == {"mouse_1": 2}
+
+
+def test_a_repeated_message_gets_the_same_answer_and_a_late_one_none():
+    draws = iter(range(10))
+
+    def policy(td):
+        td["walker", "action"] = td["walker", "observation"][..., :1] * 0 + next(draws)
+        return td
+
+    server = make_server(policy)
+    pen = Pen(server)
+    pen.step(1, 0)
+    first = answer_to(server, pen)
+    pen.connect()  # the answer was lost with the connection
+    pen.step(1, 0)
+    assert pen.inbox.read() == first
+    pen.step(1, 1)
+    pen.connect()  # before the answer was there
+    pen.step(1, 1)
+    assert answer_to(server, pen)["actions"] == {"walker_0": [1.0], "walker_1": [1.0]}
+    assert pen.inbox.read() is None
+    pen.step(1, 0)
+    assert answer_to(server, pen) is None
+    found = {name: server.counts[name] for name in ("steps", "duplicates", "late", "reconnects")}
+    assert found == {"steps": 2, "duplicates": 2, "late": 1, "reconnects": 2}
+
+
+def test_who_comes_again_replaces_the_connection_before():
+    server = make_server()
+    pen = Pen(server)
+    before = pen.inbox
+    pen.connect()
+    assert "another connection" in before.refusals[0]
+    server.lost(pen.client, before)  # which closes later
+    assert pen.client.line is pen.inbox
+
+
+NAN, MASKED = (
+    math.nan,
+    {"walker": {"n": 2, "observation": 3, "action": {"n_actions": 2, "mask": True}}},
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"type": "dance"}, "type is 'dance', expected 'step' or 'end'"),
+        ({"episode": "1"}, "episode is '1' and t 1"),
+        ({"t": 2}, "t is 2, expected 1, the next of episode 1"),
+        ({"t": True}, "expected whole numbers"),
+        ({"observations": [1]}, "observations are [1], expected a map"),
+        ({"observations": {"walker_2": f32([0, 0, 0])}}, "agent 'walker_2' is none of those"),
+        ({"observations": {"walker_0": f32([0, 0])}}, "'walker_0' has 8 bytes, expected 3 float32"),
+        ({"observations": {"walker_0": [0, 0]}}, "'walker_0' sees 2 numbers, expected 3"),
+        ({"observations": {"walker_0": [0, 0, "x"]}}, "'walker_0' sees 'x', expected finite"),
+        ({"observations": {"walker_0": [0, 0, NAN]}}, "sees nan, expected finite"),
+        ({"observations": {"walker_0": [0, 0, 1e300]}}, "sees 1e+300, expected finite"),
+        ({"observations": {"walker_0": "xyz"}}, "'walker_0' sees 'xyz', expected 3"),
+        ({"observations": all_see(1, NAN)}, "agent 'walker_1' sees or earns NaN"),
+        ({"rewards": {"walker_0": NAN}}, "agent 'walker_0': its reward is nan"),
+        ({"rewards": {"walker_0": -1.1e6}}, "earns NaN, or more than 1e+06 (max_number)"),
+        ({"observations": all_see(1, 3e38)}, "'walker_1' sees or earns NaN, or more than 1e+06"),
+        ({"episode": 2, "t": 5}, "step 5 is the first message of episode 2, expected a step with"),
+        ({"type": "end", "episode": 2, "t": 0}, "end 0 is the first message of episode 2"),
+        ({"rewards": {"walker_0": True}}, "its reward is True, expected a number"),
+        ({"rewards": {"walker_9": 1.0}}, "agent 'walker_9' is none of those declared"),
+        ({"terminated": "walker_0"}, "terminated is 'walker_0', expected a list"),
+        ({"terminated": ["wolf_0"]}, "agent 'wolf_0' is none of those declared"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_to_its_client_and_others_play_on(message, said):
+    server = make_server()
+    pen, other = Pen(server, "a"), Pen(server, "b")
+    for one in (pen, other):
+        one.step(1, 0)
+        answer_to(server, one)
+    kind = message.pop("type", "step")
+    pen.say(kind, **{"episode": 1, "t": 1, "observations": all_see(0), **message})
+    other.step(1, 1, all_see(5))
+    server.flush()
+    [why] = pen.inbox.refusals
+    assert said in why and why.endswith(".")
+    assert pen.inbox.read() is None
+    assert other.inbox.read()["actions"] == {"walker_0": [5.0], "walker_1": [5.0]}
+    assert list(server.clients) == ["b"] and server.counts["refused"] == 1
+    assert server.counts["truncated"] == 1  # its episode
+
+
+def test_an_agent_that_has_terminated_acts_no_more():
+    server = make_server()
+    pen = Pen(server)
+    pen.step(1, 0)
+    pen.step(1, 1) if answer_to(server, pen) is None else None
+    pen.step(1, 1, all_see(0, None), terminated=["walker_1"])
+    assert answer_to(server, pen)["actions"] == {"walker_0": [0.0]}
+    pen.step(1, 2)
+    server.flush()
+    assert "'walker_1' has terminated in this episode" in pen.inbox.refusals[0]
+
+
+def test_the_last_observation_of_an_agent_gets_no_action():
+    server = make_server()
+    pen = Pen(server)
+    pen.step(1, 0)
+    answer_to(server, pen)
+    pen.step(1, 1, all_see(3, 4), terminated=["walker_1"])
+    assert answer_to(server, pen)["actions"] == {"walker_0": [3.0]}
+    pen.end(1, 2, all_see(5, 6))  # and at the end all may be seen
+    assert answer_to(server, pen)["actions"] == {} and not pen.inbox.refusals
+
+
+def test_one_fault_hides_no_other():
+    server = make_server()
+    pens = [Pen(server, name) for name in "abc"]
+    for pen in pens:
+        pen.step(1, 0)
+    server.flush()
+    pens[1].step(1, 1, all_see(0, None), terminated=["walker_1"])
+    server.flush()
+    pens[0].step(1, 1, all_see(NAN))
+    pens[1].step(1, 2)
+    pens[2].step(1, 1)
+    server.flush()
+    assert "NaN" in pens[0].inbox.refusals[0]
+    assert "has terminated" in pens[1].inbox.refusals[0]
+    assert list(server.clients) == ["c"]
+
+
+def test_when_all_have_terminated_the_episode_is_over():
+    server = make_server()
+    pen = Pen(server)
+    pen.step(1, 0)
+    answer_to(server, pen)
+    pen.step(1, 1, {"walker_0": f32([1, 1, 1])}, terminated=["walker_0", "walker_1"])
+    assert answer_to(server, pen)["actions"] == {}
+    pen.end(1, 2)
+    assert answer_to(server, pen)["actions"] == {}
+    pen.step(2, 0, all_see(3))
+    assert answer_to(server, pen)["actions"] == {"walker_0": [3.0], "walker_1": [3.0]}
+    assert server.counts["truncated"] == 0
+
+
+def test_a_step_after_the_end_is_refused():
+    server = make_server()
+    pen = Pen(server)
+    pen.step(1, 0)
+    pen.client.busy = False
+    pen.end(1, 1)
+    server.flush()
+    pen.step(1, 2)
+    assert pen.inbox.refusals == ["episode 1 has ended, expected the next one's first step."]
+
+
+def test_an_episode_ends_once():
+    server = make_server()
+    pen = Pen(server)
+    pen.step(1, 0)
+    answer_to(server, pen)
+    pen.end(1, 1)
+    answer_to(server, pen)
+    pen.end(1, 2)
+    assert pen.inbox.refusals == ["episode 1 has ended, expected the next one's first step."]
+
+
+def test_one_message_at_a_time():
+    server = make_server()
+    pen = Pen(server)
+    pen.step(1, 0)
+    pen.step(1, 1)
+    assert "expected one message at a time" in pen.inbox.refusals[0]
+    server.flush()  # and what it had asked for is gone with it
+    assert pen.inbox.read() is None and not server.clients
+
+
+@pytest.mark.parametrize(
+    ("masks", "said"),
+    [
+        ({"walker_0": [1, 0]}, "agent 'walker_1': its action_mask is None"),
+        ({"walker_0": [1, 0], "walker_1": [1]}, "its action_mask is [1], expected 2 flags"),
+        ({"walker_0": [1, 0], "walker_1": b"\0\0"}, "'walker_1' acts and has no legal action"),
+        (None, "agent 'walker_0': its action_mask is None"),
+    ],
+)
+def test_action_masks(masks, said):
+    def policy(td):
+        td["walker", "action"] = td["walker", "action_mask"].long().argmax(-1)
+        return td
+
+    server = make_server(policy, MASKED)
+    pen = Pen(server, agents=MASKED)
+    pen.step(1, 0, action_masks={"walker_0": [False, True], "walker_1": b"\1\0"})
+    assert answer_to(server, pen)["actions"] == {"walker_0": 1, "walker_1": 0}
+    pen.step(1, 1, action_masks=masks)
+    server.flush()
+    assert said in pen.inbox.refusals[0]
+
+
+@pytest.mark.parametrize(
+    ("hello", "said"),
+    [
+        ({"protocol": 2}, "the protocol is 2, expected 1"),
+        ({"client": ""}, "client is '', expected a name"),
+        ({"agents": {}}, "agents are {}, expected kinds of agents"),
+        ({"agents": {"wolf": AGENTS["walker"]}}, "agents 'wolf' are declared,"),
+        ({"agents": {**AGENTS, "wolf": AGENTS["walker"]}}, "agents 'wolf' are declared, expected"),
+        ({"agents": {"walker": {**AGENTS["walker"], "n": 3}}}, "declared as {'n': 3, "),
+        ({"agents": {"walker": {"n": 2, "observation": 3}}}, "has no 'action', expected"),
+        ({"agents": {"walker": {"n": 9999, "observation": 99, "action": 1}}}, "'walker' are decl"),
+        ({"state_size": 4}, "state_size is declared as 4, expected None"),
+        ({"type": "step"}, "the first message is 'step', expected 'hello'"),
+    ],
+)
+def test_a_hello_that_does_not_fit(hello, said):
+    server = make_server()
+    whole = {"type": "hello", "protocol": 1, "client": "a", "agents": AGENTS, **hello}
+    with pytest.raises(Refused) as refused:
+        server.hello(whole, b"", Inbox())
+    assert said in str(refused.value)
+    assert not server.clients
+
+
+def test_a_token_is_proved_and_never_sent():
+    import hmac
+
+    server = make_server(token="secret")
+    hello = {"type": "hello", "protocol": 1, "client": "a", "agents": AGENTS}
+    right = hmac.new(b"secret", b"nonce", "sha256").digest()
+    for proof in (None, b"", "secret", right[:-1], hmac.new(b"other", b"nonce", "sha256").digest()):
+        with pytest.raises(Refused, match="of a wrong token, or missing"):
+            server.hello({**hello, "proof": proof}, b"nonce", Inbox())
+    with pytest.raises(Refused, match="of a wrong token"):
+        server.hello({**hello, "proof": right}, b"another nonce", Inbox())
+    server.hello({**hello, "proof": right}, b"nonce", Inbox())
+
+
+def test_the_first_client_declares_the_agents():
+    server = make_server(max_clients=2)
+    fresh = type(server)(policy=server.policy)
+    told = []
+    fresh.schedule, fresh.on_declared = server.schedule, told.append
+    pen = Pen(fresh, agents=MASKED)
+    assert told == [fresh.declared] and told[0].settings()["agents"] == MASKED
+    with pytest.raises(Refused, match="expected {'n': 2"):
+        Pen(fresh, "other")
+    assert fresh.clients == {"pen": pen.client}
+
+
+def test_as_many_clients_as_there_may_be():
+    server = make_server(max_clients=2)
+    first, _ = Pen(server, "a"), Pen(server, "b")
+    with pytest.raises(Refused, match="2 clients are here, expected no more"):
+        Pen(server, "c")
+    first.say("nonsense")
+    Pen(server, "c")
+    assert sorted(client.seat for client in server.clients.values()) == [0, 1]
+
+
+def test_who_is_away_or_silent_for_too_long_is_left():
+    clock = Clock()
+    server = make_server(clock=clock, grace=2.0, idle_timeout=10.0)
+    away, silent, held = (Pen(server, name) for name in ("away", "silent", "held"))
+    away.step(1, 0)
+    silent.step(1, 0)
+    server.flush()
+    server.lost(away.client, away.inbox)
+    server.policy = None  # nobody is answered
+    held.step(1, 0)
+    server.flush()
+    clock.now = 1.9
+    server.reap()
+    assert len(server.clients) == 3
+    clock.now = 2.1
+    server.reap()
+    assert list(server.clients) == ["silent", "held"] and server.counts["truncated"] == 1
+    clock.now = 10.1
+    server.reap()
+    assert list(server.clients) == ["held"]  # it is the server's turn
+    assert "nothing came for 10 s" in silent.inbox.refusals[0]
+    assert server.counts["truncated"] == 2
+
+
+def test_the_first_declaration_is_no_larger_than_a_message():
+    server = ActionServer(max_message_bytes=1000)
+    large = {"walker": {"n": 10_000, "observation": 1_000_000, "action": 2}}
+    with pytest.raises(Refused, match="is 40,000,080,000 bytes, expected 1,000 at most; raise max"):
+        Pen(server, agents=large)
+    assert server.declared is None
+    many = {"walker": {"n": 10, "observation": 1, "action": {"n_actions": 100}}}
+    with pytest.raises(Refused, match="is 1,040 bytes"):
+        Pen(server, agents=many)
+    Pen(server)
+    assert server.declared is not None

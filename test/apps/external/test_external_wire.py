@@ -1,0 +1,73 @@
+"""Messages on the wire: whole however they come, refused where they are too large or none."""
+
+import contextlib
+import random
+
+import msgpack
+import pytest
+
+from torchrl_marl.apps.external.wire import Frames, Refused, framed
+
+
+def all_of(frames):
+    return list(iter(frames.next, None))
+
+
+def test_messages_are_whole_however_the_stream_is_cut():
+    draw = random.Random(0)
+    messages = [
+        {"t": i, "b": bytes(draw.randrange(300)), "x": [0.5] * draw.randrange(9)} for i in range(50)
+    ]
+    stream = b"".join(map(framed, messages))
+    for _ in range(20):
+        frames, found, at = Frames(1000), [], 0
+        while at < len(stream):
+            n = draw.choice((1, 2, 3, 5, 100, 5000))
+            frames.feed(stream[at : at + n])
+            found += all_of(frames)
+            at += n
+        assert found == messages and frames.waiting == 0
+
+
+def test_a_length_is_refused_before_the_body_is_there():
+    frames = Frames(100)
+    frames.feed((101).to_bytes(4, "little"))
+    with pytest.raises(Refused, match="101 bytes, expected 100 at most"):
+        frames.next()
+
+
+def frame(body):
+    return len(body).to_bytes(4, "little") + body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        msgpack.packb(5),
+        msgpack.packb([1, 2]),
+        msgpack.packb({1: 2}),  # keys are texts
+        msgpack.packb({"a": msgpack.ExtType(1, b"xx")}),
+        msgpack.packb({"a": 1})[:-1],
+        msgpack.packb({"a": 1}) + b"\0",
+        b"\xdf\xff\xff\xff\xff",  # a map of four billion
+        b"\xdd\xff\xff\xff\xff",
+        b"\x81\xa1a" + b"\x91" * 5000 + b"\x01",  # nested too deeply
+        b"\x81\xa2\xff\xfe\x01",  # no text
+    ],
+)
+def test_what_is_no_message_is_refused_in_a_sentence(body):
+    frames = Frames(10_000)
+    frames.feed(frame(body))
+    with pytest.raises(Refused, match=r"\.$"):
+        frames.next()
+
+
+def test_random_bytes_never_do_more_than_be_refused():
+    draw = random.Random(1)
+    for _ in range(2000):
+        frames = Frames(1 << 20)
+        frames.feed(frame(draw.randbytes(draw.randrange(1, 60))))
+        with contextlib.suppress(Refused):
+            assert isinstance(frames.next(), dict)

@@ -1,0 +1,192 @@
+"""Tuning by Optuna: trials as populations, going on, and the best as a recipe."""
+
+import csv
+import signal
+
+import pytest
+
+from torchrl_marl.apps.cli.main import main
+from torchrl_marl.apps.jobs.trials import TrialsTraining
+from torchrl_marl.apps.jobs.tuning import Choice, parse_choice
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.recipes import load_config
+from torchrl_marl.training import Run
+
+SMALL = [
+    "total_frames=40",
+    "frames_per_batch=40",
+    "execution=eager",
+    "env.num_envs=4",
+    "learner.minibatch_size=20",
+    "learner.num_epochs=1",
+    "evaluation.episodes=2",
+    "logging.progress=false",
+]
+
+
+def rows_of(folder):
+    with (folder / "trials.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_trials_are_populations_and_the_best_is_a_recipe(tmp_path, capsys):
+    pytest.importorskip("optuna")
+    out = tmp_path / "tuned"
+    command = ["tune", "toy_arena_mappo", "learner.lr=1e-4..1e-2:log", "learner.gamma=0.8..0.99"]
+    options = ["--together", "2", "--out", str(out), *SMALL]
+    assert main([*command, "--trials", "4", *options]) == 0
+    assert str(out / "best.yaml") in capsys.readouterr().out
+    rows = rows_of(out)
+    assert [row["trial"] for row in rows] == ["0", "1", "2", "3"]
+    assert all(1e-4 <= float(row["learner.lr"]) <= 1e-2 for row in rows)
+    assert all((out / row["folder"] / "metrics.csv").exists() for row in rows)
+    best = max(rows, key=lambda row: float(row["return"]))
+    config = load_config(str(out / "best.yaml"))
+    assert config.learner.lr == pytest.approx(float(best["learner.lr"]), rel=1e-4)
+    assert config.learner.gamma == pytest.approx(float(best["learner.gamma"]), rel=1e-4)
+    assert config.population.size == 1
+    # The same command goes on where it was.
+    assert main([*command, "--trials", "6", *options]) == 0
+    assert rows_of(out)[:4] == rows and len(rows_of(out)) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ("learner.lr=1e-4..1e-2:log", Choice("learner.lr", 1e-4, 1e-2, True)),
+        ("learner.entropy_coeff=0..0.05", Choice("learner.entropy_coeff", 0.0, 0.05)),
+        ("learner.gamma=0.5..0.99", Choice("learner.gamma", 0.5, 0.99)),
+        ("learner.lr=1e-3", None),
+        ("folder=../there", None),
+    ],
+)
+def test_ranges_are_read(text, choice):
+    assert parse_choice(text) == choice
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "learner.lr=1e-2..1e-4",
+        "learner.lr=0..1:log",
+        "learner.lr=a..b",
+        "learner.lr=1..2:lin",
+        "learner.num_epochs=1..9",
+    ],
+)
+def test_ranges_that_are_none_are_refused(text):
+    with pytest.raises(ConfigError, match="expected"):
+        parse_choice(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["toy_arena_mappo"], "nothing is tuned"),
+        (
+            ["toy_arena_mappo", "learner.lr=0.1..0.2", "--prune", "asha", "total_frames=1920"],
+            "4 times",
+        ),
+        (
+            ["toy_arena_mappo", "learner.lr=0.1..0.2", "--prune", "asha"]
+            + ["learner.lr_schedule=linear"],
+            "learner.lr_schedule is 'linear'",
+        ),
+        (["toy_arena_mappo", "learner.lr=0.1..0.2", "--together", "1"], "two or more at once"),
+        (["toy_matrix_game_happo", "learner.lr=0.1..0.2"], "expected one of mappo, ippo"),
+        (["toy_arena_qmix", "learner.lr=0.1..0.2", "--prune", "asha"], "would learn from"),
+        (["toy_speaker_listener_mappo_pbt", "learner.lr=0.1..0.2"], "evolution.method is 'pbt'"),
+        (["toy_arena_mappo", "learner.gamma=0.5..1.5"], "learner.gamma"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(arguments, words, capsys, tmp_path):
+    pytest.importorskip("optuna")
+    assert main(["tune", *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+PRUNED = [
+    "total_frames=640",
+    "frames_per_batch=40",
+    "execution=eager",
+    "env.num_envs=4",
+    "env.kwargs={n_agents: 2, years: 2}",
+    "learner.minibatch_size=20",
+    "learner.num_epochs=1",
+    "learner.actor.num_cells=[8]",
+    "learner.critic.num_cells=[8]",
+    "evaluation.episodes=2",
+    "logging.progress=false",
+]
+
+
+def pruned(out, trials, *more):
+    command = ["tune", "toy_arena_mappo", "learner.lr=1e-4..1e-2:log", "--prune", "asha", *more]
+    options = ["--together", "3", "--out", str(out), "--trials", str(trials), *PRUNED]
+    return main([*command, *options])
+
+
+def test_trials_that_fall_behind_give_their_rows_to_others(tmp_path, capsys):
+    pytest.importorskip("optuna")
+    out = tmp_path / "tuned"
+    assert pruned(out, 8) == 0
+    rows = rows_of(out)
+    assert [row["trial"] for row in rows] == [str(i) for i in range(8)]
+    states = {row["state"] for row in rows}
+    assert states <= {"complete", "pruned"} and "pruned" in states
+    lengths = {}
+    for row in rows:
+        folder = out / row["folder"]
+        frames = [int(r["frames"]) for r in csv.DictReader((folder / "metrics.csv").open())]
+        assert frames == list(range(40, frames[-1] + 1, 40))
+        assert (row["state"] == "complete") == (frames[-1] == 640)
+        lengths[int(row["trial"])] = frames[-1]
+        run = Run.load(folder)
+        assert run.frames == frames[-1] and run.evaluate(episodes=2)["episodes"] == 2
+        assert run.config.learner.lr == pytest.approx(float(row["learner.lr"]), rel=1e-4)
+        assert ("return_after" in run.summary) == (row["state"] == "complete")
+    whole = out / "trials_0000"
+    steps = len(list(csv.DictReader((whole / "metrics.csv").open())))
+    assert steps * 40 * 3 < 8 * 640 and sum(lengths.values()) <= steps * 40 * 3
+    assert load_config(str(out / "best.yaml")).population.size == 1
+    # The same command goes on where it was, in the rows of those that ended.
+    assert pruned(out, 10) == 0
+    assert rows_of(out)[:8] == rows and len(rows_of(out)) == 10
+    capsys.readouterr()
+    assert main(["tune", "toy_arena_mappo", "learner.lr=1e-4..1e-2:log", "--out", str(out)]) == 2
+    assert "was begun with --prune asha --together 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
+def test_pruned_trials_go_on(tmp_path, monkeypatch, capsys, how):
+    pytest.importorskip("optuna")
+    out, learn, batches = tmp_path / "tuned", TrialsTraining._learn, []
+
+    def stopping(self, batch):
+        batches.append(len(batches))
+        if len(batches) == 7:
+            if how == "killed":
+                raise RuntimeError("killed")
+            signal.raise_signal(signal.SIGINT)
+        return learn(self, batch)
+
+    monkeypatch.setattr(TrialsTraining, "_learn", stopping)
+    if how == "killed":
+        with pytest.raises(RuntimeError, match="killed"):
+            pruned(out, 5)
+    else:
+        assert pruned(out, 5) == 130
+        assert "and saved; the same command goes on" in capsys.readouterr().err
+        assert main(["train", "--resume", str(out / "trials_0000")]) == 2
+        assert "go on with the `torchrl-marl tune` command" in capsys.readouterr().err
+    assert pruned(out, 5) == 0
+    rows = rows_of(out)
+    assert [row["trial"] for row in rows] == [str(i) for i in range(len(rows))]
+    ends = [row["state"] for row in rows]
+    assert len(rows) == 5 and set(ends) <= {"complete", "pruned", "fail"}
+    assert "complete" in ends and (how == "killed" or "fail" not in ends)
+    for row in rows:
+        table = list(csv.DictReader((out / row["folder"] / "metrics.csv").open()))
+        frames = [int(line["frames"]) for line in table]
+        assert frames == list(range(40, 40 * len(frames) + 1, 40))

@@ -1,0 +1,25 @@
+"""What the returns of the VMAS suite's tasks are normalized by is said of the suite's worlds."""
+
+import pytest
+
+from torchrl_marl.apps.reports.aggregates import read_references
+from torchrl_marl.apps.suites.plan import make_plan
+from torchrl_marl.settings import flatten
+
+ENTRIES = {
+    entry["world"].removeprefix("vmas/"): entry
+    for entry in read_references()
+    if entry["world"].startswith("vmas/")
+}
+
+
+@pytest.mark.parametrize("task", ENTRIES)
+def test_an_entry_has_the_arguments_of_its_task(task):
+    [run] = make_plan("vmas", tasks=task, algorithms="mappo", seeds=1).runs
+    env = run.config.env
+    world = {"env.max_steps": env.max_steps, **flatten({"env": {"kwargs": dict(env.kwargs)}})}
+    assert ENTRIES[task]["settings"] == world
+
+
+def test_every_task_has_an_entry():
+    assert set(ENTRIES) == {run.task for run in make_plan("vmas", seeds=1).runs}

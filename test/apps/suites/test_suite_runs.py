@@ -1,0 +1,185 @@
+"""Runs of a suite: stopped and gone on with, failed, side by side, and kept from each other."""
+
+import csv
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import failing_arena
+import pytest
+from runs import assert_same_run
+
+from torchrl_marl.apps.cli.main import main
+from torchrl_marl.apps.suites import run_suite
+from torchrl_marl.apps.suites.board import Board, frames_of
+from torchrl_marl.training import training
+from torchrl_marl.training.folder import RunFolder
+
+TABLE = """
+common:
+  total_frames: 160
+  frames_per_batch: 40
+  threads: 1
+  execution: eager
+  env: {library: toy, name: arena, num_envs: 4, max_steps: 13, continuous_actions: false}
+  learner:
+    minibatch_size: 20
+    num_epochs: 1
+    actor: {num_cells: [8]}
+    critic: {num_cells: [8]}
+  evaluation: {episodes: 4, every_frames: 80}
+algorithms:
+  mappo, ippo: {}
+tasks:
+  two: {env: {kwargs: {n_agents: 2}}}
+  three: {env: {kwargs: {n_agents: 3}}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(TABLE)
+    return tmp_path
+
+
+def rows():
+    with open("suite_mine/results.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def stop_at(step, monkeypatch):
+    """SIGTERM at the end of the ``step``-th iteration of all that are trained from now on."""
+    steps, own = [], training.Training.step
+
+    def counted(self):
+        found = own(self)
+        steps.append(0)
+        if len(steps) == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(training.Training, "step", counted)
+
+
+def test_a_suite_that_is_stopped_goes_on_as_if_it_had_not_been(monkeypatch, capsys):
+    command = ["suite", "mine.yaml", "algorithms=mappo", "seeds=1", "--jobs", "0"]
+    with monkeypatch.context() as patched:
+        stop_at(6, patched)  # the second iteration of the second run
+        assert main(command) == 143
+    assert "the same command goes on with --resume" in capsys.readouterr().err
+    assert [row["state"] for row in rows()] == ["finished", "stopped"]
+    assert frames_of(run_of("three")) == 80
+    assert main(["suite", "mine.yaml", "--resume", "--jobs", "0"]) == 0
+    assert [row["state"] for row in rows()] == ["finished", "finished"]
+    run_suite("mine.yaml", algorithms=["mappo"], seeds=[0], out="whole", jobs=0, said=list)
+    for task in ("two", "three"):
+        assert_same_run(run_of(task), run_of(task, "whole"))
+    assert float(rows()[1]["elapsed"]) >= float(rows()[1]["seconds"]) > 0
+
+
+def run_of(task, out="suite_mine"):
+    return Path(out, task, "mappo", "seed0")
+
+
+def test_more_of_a_suite_is_trained_in_the_same_folder():
+    options = {"jobs": 0, "said": list, "frames": 40}
+    run_suite("mine.yaml", algorithms="mappo", tasks="two", seeds=1, **options)
+    before = run_of("two").joinpath("summary.json").stat().st_mtime_ns
+    lines = []
+    options["said"] = lines.append
+    found = run_suite("mine.yaml", algorithms="mappo,ippo", tasks="two", resume=True, **options)
+    assert [one.state for one in found] == ["finished", "finished"]
+    assert run_of("two").joinpath("summary.json").stat().st_mtime_ns == before
+    assert len(lines) == 1 and lines[0].startswith("two ippo seed 0: return ")
+    assert lines[0].endswith("(2 of 2 runs)") and " 40 frames in " in lines[0]
+
+
+def test_settings_that_changed_are_refused(capsys):
+    run_suite("mine.yaml", algorithms="mappo", tasks="two", seeds=1, frames=40, jobs=0, said=list)
+    command = ["suite", "mine.yaml", "--resume", "--jobs", "0"]
+    assert main([*command, "learner.lr=0.5"]) == 2
+    found = capsys.readouterr().err
+    assert "learner.lr of two with mappo is 0.5" in found and "begun with 0.0005" in found
+    with open("mine.yaml", "a") as file:
+        file.write("  four: {env: {kwargs: {n_agents: 4}}}\n")
+    assert main([*command, "threads=2", "tasks=two"]) == 0  # where it runs may change
+    with open("mine.yaml", "w") as file:
+        file.write(TABLE.replace("n_agents: 2", "n_agents: 5"))
+    assert main(command) == 2
+    assert "env.kwargs.n_agents of two with mappo is 5" in capsys.readouterr().err
+    assert main(["suite", "mine.yaml"]) == 2
+    assert "suite folder 'suite_mine' exists; --resume goes on" in capsys.readouterr().err
+    assert main(["suite", "toy", "--resume", "--out", "suite_mine"]) == 2
+    assert "holds the suite 'mine', but 'toy' is given" in capsys.readouterr().err
+
+
+def test_folders_of_others_are_left_alone(here, capsys):
+    (here / "papers").mkdir()
+    (here / "papers" / "thesis.tex").write_text("chapter one")
+    for more in ([], ["--dry-run"]):
+        assert main(["suite", "mine.yaml", "--out", "papers", *more]) == 2
+        assert "exists and is no suite's folder" in capsys.readouterr().err
+    assert [path.name for path in (here / "papers").iterdir()] == ["thesis.tex"]
+    run_suite("mine.yaml", algorithms="mappo", tasks="two", seeds=1, frames=40, jobs=0, said=list)
+    assert main(["suite", "mine.yaml", "--dry-run"]) == 2
+    assert "exists; --resume goes on with it" in capsys.readouterr().err
+    assert main(["suite", "mine.yaml", "--dry-run", "--resume", "learner.gamma=0.5"]) == 2
+    assert "was begun with" in capsys.readouterr().err
+    lock = RunFolder(here / "suite_mine")
+    assert main(["suite", "mine.yaml", "--resume"]) == 2
+    assert re.search("suite folder '.*suite_mine' is in use", capsys.readouterr().err)
+    lock.release()
+    (here / "suite_mine" / "suite.json").write_text("{")
+    assert main(["suite", "mine.yaml", "--resume"]) == 2
+    assert "cannot be read; remove it" in capsys.readouterr().err
+
+
+def test_a_run_that_fails_is_said_and_the_others_go_on(here, capsys):
+    """Each in a process of its own, of which one is on a world that breaks."""
+    orders = here / "orders"
+    orders.mkdir()
+    (orders / "always").touch()
+    failing = f"{failing_arena.__file__}:FailingArena"
+    table = TABLE.replace(
+        "two: {env: {kwargs: {n_agents: 2}}}",
+        f"""broken:
+    env: {{library: "{failing}", name: FailingArena, kwargs: {{orders: {orders}}}}}""",
+    )
+    (here / "mine.yaml").write_text(table)
+    command = ["suite", "mine.yaml", "algorithms=mappo", "seeds=1", "frames=40", "--jobs", "2"]
+    assert main(command) == 2
+    shown = capsys.readouterr()
+    assert "broken mappo seed 0: failed: ValueError: the engine broke" in shown.out
+    assert "1 of 2 runs did not finish: broken/mappo/seed0" in shown.err
+    assert [row["state"] for row in rows()] == ["failed", "finished"]
+    log = here / "suite_mine" / "logs" / "broken_mappo_seed0.log"
+    assert "Traceback" in log.read_text()
+    (orders / "always").unlink()
+    assert main(["suite", "mine.yaml", "--resume", "--jobs", "0"]) == 0  # tried again
+    assert [row["state"] for row in rows()] == ["finished", "finished"]
+
+
+def test_processes_are_told_to_stop(monkeypatch, capsys):
+    """Ctrl-C, while the first run is starting."""
+    pressed = []
+
+    def show(self, working):
+        if not pressed:
+            pressed.append(os.kill(os.getpid(), signal.SIGINT))
+
+    monkeypatch.setattr(Board, "show", show)
+    assert main(["suite", "mine.yaml", "seeds=1"]) == 130
+    assert [row["state"] for row in rows()] == ["stopped", "waiting", "waiting", "waiting"]
+    assert json.loads(Path("suite_mine/suite.json").read_text())["seeds"] == [0]
+
+
+def test_frames_are_read_of_whole_rows(tmp_path):
+    assert frames_of(tmp_path) == 0
+    table = tmp_path / "metrics.csv"
+    table.write_text("iteration,frames,seconds\n")
+    assert frames_of(tmp_path) == 0
+    table.write_text("iteration,frames,seconds\n1,40,0.1\n2,80,0.2\n3,12")
+    assert frames_of(tmp_path) == 80

@@ -1,0 +1,199 @@
+"""The table of a suite: what stands above what, which runs are meant, and what is refused."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from torchrl_marl.apps.cli.main import main
+from torchrl_marl.apps.suites import make_plan, read_suite, suite_names
+from torchrl_marl.apps.suites.plan import Pace, seconds_left
+from torchrl_marl.errors import ConfigError
+
+TABLE = """
+about: two tasks
+default: [mappo]
+common:
+  total_frames: 1000
+  frames_per_batch: 40
+  env: {library: toy, num_envs: 4, continuous_actions: false, name: arena}
+  learner: {lr: 0.1, gamma: 0.1, lmbda: 0.1, minibatch_size: 11, num_epochs: 3}
+algorithms:
+  mappo, ippo: {learner: {gamma: 0.2, lmbda: 0.2, minibatch_size: 12}}
+  ippo: {learner: {minibatch_size: 13}}
+  vdn: {learner: {learning_starts: 40}}
+  narrow: {learner: {algorithm: mappo, actor: {num_cells: [8]}}}
+tasks:
+  short:
+    env: {kwargs: {n_agents: 2}}
+    learner: {lmbda: 0.3, minibatch_size: 14}
+  long:
+    total_frames: 2000
+    mappo: {learner: {minibatch_size: 15}}
+"""
+
+
+@pytest.fixture
+def suite(tmp_path):
+    return written(tmp_path, TABLE)
+
+
+def written(folder, text):
+    path = folder / "mine.yaml"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def test_what_stands_lower_wins(suite):
+    table = read_suite(suite)
+    learner = table.run("short", "mappo", 0, {"learner": {"num_epochs": 5}}).config.learner
+    found = (learner.lr, learner.gamma, learner.lmbda, learner.minibatch_size, learner.num_epochs)
+    # common, algorithm, task, task above algorithm, and what is given
+    assert found == (0.1, 0.2, 0.3, 14, 5)
+    assert table.run("long", "mappo").config.learner.minibatch_size == 15
+    assert table.run("long", "ippo").config.learner.minibatch_size == 13
+    assert table.run("short", "mappo").config.total_frames == 1000
+    assert table.run("long", "mappo").config.total_frames == 2000
+    assert table.run("short", "mappo").config.env.kwargs == {"n_agents": 2}
+    assert table.run("long", "mappo").config.env.kwargs == {}
+
+
+def test_a_variant_is_an_algorithm_with_a_name_of_its_own(suite):
+    run = read_suite(suite).run("long", "narrow", 2)
+    assert run.config.learner.algorithm == "mappo" and run.config.learner.actor.num_cells == [8]
+    assert run.config.recipe == "narrow" and run.place.as_posix() == "long/narrow/seed2"
+
+
+def test_what_an_algorithm_lacks_is_left_out_unless_it_is_said_of_it(suite):
+    table = read_suite(suite)
+    assert not hasattr(table.run("short", "vdn").config.learner, "num_epochs")
+    with pytest.raises(ConfigError, match="short with vdn: learner.num_epochs is 5, which is read"):
+        table.run("short", "vdn", 0, {"learner.num_epochs": 5})
+
+
+def test_every_task_is_seen_before_the_second_seed(suite):
+    plan = make_plan(suite, algorithms="mappo,vdn", seeds=2, frames=400)
+    assert [run.place.as_posix() for run in plan.runs[:5]] == [
+        *["short/mappo/seed0", "short/vdn/seed0", "long/mappo/seed0", "long/vdn/seed0"],
+        "short/mappo/seed1",
+    ]
+    assert plan.frames == 8 * 400
+    assert make_plan(suite, seeds="3..4").words["seeds"] == [3, 4]
+    assert len(make_plan(suite).runs) == 2 * 1 * 5
+
+
+def test_the_table_of_the_page_is_one(tmp_path):
+    page = Path(__file__).parents[3] / "docs" / "suite.md"
+    (table,) = re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    plan = make_plan(written(tmp_path, table), algorithms="mappo,narrow", seeds=1)
+    gammas = [run.config.learner.gamma for run in plan.runs]
+    assert gammas == [0.99, 0.99, 0.95, 0.99] and plan.frames == 2 * 600_000 + 2 * 6_000_000
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_all_that_a_suite_of_the_package_says_can_be_run(name):
+    """Every task by the algorithms of its default, every other by each that it is said of."""
+    table = read_suite(name)
+    for run in make_plan(name, seeds=1).runs:
+        assert run.config.total_frames % run.config.frames_per_batch == 0, run.place
+        assert run.config.threads == 1, run.place
+    first = next(iter(table.tasks))
+    others = {*table.exceptions, *((first, algorithm) for algorithm in table.algorithms)}
+    for task, algorithm in others:
+        assert table.run(task, algorithm).config.learner.algorithm == algorithm
+
+
+def test_the_tasks_of_vmas_are_benchmarls():
+    """Its own arguments and time limits; `football` has an opponent of less strength."""
+    worlds = {task: read_suite("vmas").run(task, "mappo").config.env for task in TASKS}
+    assert set(read_suite("vmas").tasks) == set(TASKS)
+    assert {task: env.max_steps for task, env in worlds.items()} == TASKS
+    assert worlds["balance"].kwargs["n_agents"] == 4 and worlds["wheel"].kwargs["line_mass"] == 30
+    assert worlds["football"].kwargs["ai_strength"] == 0.3
+
+
+TASKS = dict.fromkeys(
+    ["balance", "sampling", "navigation", "transport", "reverse_transport", "wheel", "dispersion"]
+    + ["give_way", "flocking", "discovery", "dropout"],
+    100,
+) | {"multi_give_way": 200, "passage": 500, "football": 200}
+
+
+def test_a_forecast_is_frames_at_their_pace():
+    a, b, c = ("x", "mappo"), ("y", "mappo"), ("z", "vdn")
+    paces = {a: Pace(100, 10.0) + Pace(100, 30.0), b: Pace(50, 50.0)}
+    assert seconds_left([(a, 100)], paces) == 20.0  # 200 frames took 40 s
+    # An unknown task goes as the algorithm elsewhere: 250 frames took 90 s.
+    assert seconds_left([(("w", "mappo"), 25)], paces) == pytest.approx(9.0)
+    # An unknown algorithm, as everything.
+    assert seconds_left([(c, 25)], paces) == pytest.approx(9.0)
+    # Two at once: 20 and 10 s, then 10 s where the second ended, and 1 s more.
+    left = [(a, 100), (b, 10), (b, 10), (b, 1)]
+    assert seconds_left(left, paces, jobs=2) == pytest.approx(21.0)
+    assert seconds_left(left, paces) == pytest.approx(41.0)
+    assert seconds_left([(a, 0)], {}) == 0.0
+    assert seconds_left([(a, 1)], {a: Pace(0, 5.0)}) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "no suite is named; give one of mpe, smax, toy, vmas"),
+        (["seeds=3"], "no suite is named"),
+        (["vmsa"], "unknown suite 'vmsa'; did you mean 'vmas'?"),
+        (["nothing.yaml"], "'nothing.yaml' is not there"),
+        (["toy", "tasks=arana"], "unknown task 'arana' of suite 'toy'; did you mean 'arena'?"),
+        (["toy", "algorithms=mapo"], "unknown algorithm 'mapo' of suite 'toy'; did you mean"),
+        (["toy", "tasks=arena,arena"], "each once"),
+        (["toy", "seeds=0"], "seeds is '0', expected how many"),
+        (["toy", "seeds=1,1"], "each once"),
+        (["toy", "frames=many"], "frames is 'many', expected a whole number"),
+        (["toy", "frames=640", "frames=640"], "frames is given twice"),
+        (["toy", "frames=640", "total_frames=640"], "both given"),
+        (["toy", "seed=3"], "seed is given, which each run of a suite has for itself; give seeds"),
+        (["toy", "folder=there"], "give --out instead"),
+        (["toy", "population.size=4"], "population is given"),
+        (["toy", "learner.lrr=1"], "unknown setting 'learner.lrr'; did you mean 'learner.lr'?"),
+        (["toy", "algorithms=mappo", "learner.lr=-1"], "arena with mappo: learner.lr is -1"),
+        (["toy", "--jobs", "-1"], "expected"),
+        (["toy", "--resume"], "is no suite's folder"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_begins(
+    arguments, words, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["suite", *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("common:", "comon:", "has 'comon', did you mean 'common'?"),
+        ("  vdn: {", "  vnd: {", "has algorithms.vnd, which is none; did you mean 'vdn'?"),
+        ("default: [mappo]", "default: [maddpg]", "has 'maddpg' as default"),
+        ("total_frames: 1000", "seed: 1", "has seed under common, which each run has"),
+        ("  short:", "  ../there:", "names '../there', which is to be a folder"),
+        ("tasks:\n", "tasks: 3\nabout2:\n", "has 'about2'"),
+        ("algorithms:", "algorithms: [mappo]\nabout3:", "about3"),
+        ("    total_frames: 2000", "    total_frame: 2000", "unknown setting 'total_frame'"),
+        ("{gamma: 0.2,", "{alpha_init: 1, gamma: 0.2,", "learner.alpha_init is 1, which is read"),
+    ],
+)
+def test_a_table_that_is_none_is_refused(old, new, words, tmp_path, capsys):
+    path = written(tmp_path, TABLE.replace(old, new))
+    assert main(["suite", str(path), "algorithms=mappo,vdn", "--dry-run"]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_would_be_trained_is_shown(suite, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["suite", str(suite), "--dry-run", "seeds=2"]) == 0
+    shown = capsys.readouterr().out
+    assert "toy arena, at most 100 steps, 2,000 frames" in shown and "6,000" in shown
+    assert "4, of which 0 are finished" in shown and not (tmp_path / "suite_mine").exists()
+    assert main(["list", "suites"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == suite_names()

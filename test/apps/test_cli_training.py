@@ -1,0 +1,241 @@
+"""The command line trains, resumes and evaluates."""
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchrl_marl.apps.cli import main as cli
+from torchrl_marl.errors import NonFiniteError
+from torchrl_marl.recipes import load_config, save_config
+from torchrl_marl.training.episodes import Episodes
+from torchrl_marl.training.interruption import Terminated
+
+TOY = "toy_arena_mappo"
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    save_config(load_config(TOY), folder / "config.yaml")
+    return folder
+
+
+@pytest.fixture
+def training(monkeypatch, tmp_path):
+    """Stands in for the training package's doors, and notes what they are asked for."""
+    seen = types.SimpleNamespace(
+        configs=[], resumed=[], loaded=[], trusted=[], evaluated=[], fail=None
+    )
+
+    def run_of(folder, seed):
+        summary = {
+            "return_before": -9.0,
+            "return_after": 40.0 + seed,
+            "return_random": -9.25,
+            "return_heuristic": None,
+            "frames": 640,
+            "seconds": 2.0,
+            "frames_per_second": 320.0,
+        }
+
+        def play(episodes, deterministic, seed, record, gif=False, mp4=False, shown=1):
+            assert record and shown == 1 and not mp4
+            seen.evaluated.append((episodes, deterministic, gif, seed))
+            returns = torch.tensor([41.0, 43.0] if deterministic else [21.0, 23.0])
+            return Episodes({"agents": returns}, torch.tensor([5, 7]), {"agents": 3})
+
+        return types.SimpleNamespace(folder=Path(folder), summary=summary, play=play)
+
+    def train(config, env=None):
+        seen.configs.append(config)
+        if seen.fail is not None and len(seen.configs) == seen.fail[0]:
+            raise seen.fail[1]
+        return run_of(config.folder or tmp_path / f"run{config.seed}", config.seed)
+
+    def resume(folder, env=None, config=None, trust=False):
+        seen.resumed.append(folder)
+        seen.trusted.append(trust)
+        seen.configs.append(config)
+        return run_of(folder, 0)
+
+    def load(folder, device=None, trust=False):
+        seen.loaded.append((folder, device))
+        seen.trusted.append(trust)
+        return run_of(folder, 0)
+
+    def silence():
+        monkeypatch.setenv("RL_LOGGING_LEVEL", "WARNING")
+
+    trainer = types.SimpleNamespace(train=train, resume=resume)
+    run = types.SimpleNamespace(load=load)
+    monkeypatch.setitem(sys.modules, "torchrl_marl.training.trainer", trainer)
+    monkeypatch.setattr("torchrl_marl.training.trainer", trainer, raising=False)
+    monkeypatch.setattr("torchrl_marl.apps.cli.evaluating.Run", run)
+    monkeypatch.setattr("torchrl_marl.runs.draw", lambda folder: None)
+    monkeypatch.setattr(cli, "silence_others", silence)
+    return seen
+
+
+class TestTrain:
+    def test_one_run(self, training, capsys):
+        assert cli.main(["train", TOY, "seed=2", "learner.lr=1e-3"]) == 0
+        (config,) = training.configs
+        assert (config.recipe, config.seed, config.learner.lr) == (TOY, 2, 1e-3)
+        out = capsys.readouterr().out
+        lines = dict(line.strip().split("  ", 1) for line in out.splitlines())
+        lines = {name: text.strip() for name, text in lines.items()}
+        assert lines["return, before training"] == "-9"
+        assert lines["return, after training"] == "42"
+        assert lines["return, random policy"] == "-9.25"
+        assert "return, VMAS heuristic" not in lines
+        assert lines["frames"] == "640 in 2 s (320 frames/s)"
+        assert lines["run folder"].endswith("run2")
+
+    def test_settings_need_no_recipe(self, training):
+        pytest.importorskip("vmas")
+        assert cli.main(["train", "seed=4"]) == 0
+        assert (training.configs[0].recipe, training.configs[0].seed) == ("vmas_balance_mappo", 4)
+
+    def test_options_may_stand_between_settings(self, training):
+        assert cli.main(["train", TOY, "--seeds", "3", "learner.lr=1e-3"]) == 0
+        assert (training.configs[0].seed, training.configs[0].learner.lr) == (3, 1e-3)
+
+    def test_several_seeds_are_a_row_each_and_a_mean(self, training, capsys):
+        assert cli.main(["train", TOY, "--seeds", "0,1,5"]) == 0
+        assert [config.seed for config in training.configs] == [0, 1, 5]
+        _, head, *rows = capsys.readouterr().out.splitlines()
+        assert head.split()[0] == "seed"
+        assert [row.split()[0] for row in rows] == ["0", "1", "5", "mean"]
+        assert [row.split()[2] for row in rows] == ["40", "41", "45", "42"]
+
+    def test_a_named_folder_holds_a_folder_a_seed(self, training, tmp_path):
+        assert cli.main(["train", TOY, f"folder={tmp_path}/x", "--seeds", "0,1"]) == 0
+        assert [config.folder for config in training.configs] == [
+            f"{tmp_path}/x/seed0",
+            f"{tmp_path}/x/seed1",
+        ]
+
+    def test_nothing_runs_if_one_setting_is_wrong(self, training):
+        assert cli.main(["train", TOY, "--seeds", "0,4294967296"]) == 2
+        assert training.configs == []
+
+    def test_after_a_failure_the_other_seeds_go_on(self, training, capsys):
+        training.fail = (2, NonFiniteError("agents/observation is NaN."))
+        assert cli.main(["train", TOY, "--seeds", "0,1,5"]) == 2
+        assert [config.seed for config in training.configs] == [0, 1, 5]
+        out, err = capsys.readouterr()
+        assert [row.split()[0] for row in out.splitlines()[2:]] == ["0", "5", "mean"]
+        assert err == (
+            "torchrl-marl: error: seed 1 failed: agents/observation is NaN.\n"
+            "torchrl-marl: error: 1 of 3 seeds failed: 1.\n"
+        )
+
+    def test_an_error_of_the_program_shows_where_and_the_others_go_on(self, training, capsys):
+        training.fail = (1, RuntimeError("out of memory"))
+        assert cli.main(["train", TOY, "--seeds", "0,1"]) == 2
+        out, err = capsys.readouterr()
+        assert "return, after training" in out
+        assert "Traceback" in err and "in train" in err
+        assert err.endswith("1 of 2 seeds failed: 0.\n")
+        training.configs.clear()
+        with pytest.raises(RuntimeError):
+            cli.main(["train", TOY])
+
+    def test_ctrl_c_ends_all_seeds(self, training, capsys):
+        training.fail = (2, KeyboardInterrupt("runs/mine"))
+        assert cli.main(["train", TOY, "--seeds", "0,1,2"]) == 130
+        assert len(training.configs) == 2
+
+    def test_all_folders_are_looked_at_before_the_first_seed_trains(
+        self, training, tmp_path, capsys
+    ):
+        precious = tmp_path / "x" / "seed1" / "precious.txt"
+        precious.parent.mkdir(parents=True)
+        precious.write_text("mine")
+        assert cli.main(["train", TOY, f"folder={tmp_path}/x", "--seeds", "0,1"]) == 2
+        assert training.configs == []
+        assert "seed1' exists; choose another folder=..." in capsys.readouterr().err
+
+    def test_ctrl_c_says_how_to_go_on(self, training, capsys):
+        training.fail = (1, KeyboardInterrupt("runs/mine"))
+        assert cli.main(["train", TOY]) == 130
+        line = capsys.readouterr().err.strip()
+        assert line == (
+            "torchrl-marl: stopped and saved; go on with: torchrl-marl train --resume runs/mine"
+        )
+
+    def test_sigterm_says_how_to_go_on(self, training, capsys):
+        training.fail = (1, Terminated(Path("runs/mine")))
+        assert cli.main(["train", TOY]) == 143
+        assert "stopped and saved; go on with: torchrl-marl train --resume runs/mine" in (
+            capsys.readouterr().err
+        )
+
+    def test_resume(self, training, run_folder, capsys):
+        assert cli.main(["train", "--resume", str(run_folder)]) == 0
+        assert training.resumed == [run_folder]
+        assert training.configs == [load_config(TOY)]
+        assert str(run_folder) in capsys.readouterr().out
+
+    def test_resume_takes_what_may_change(self, training, run_folder):
+        more = ["total_frames=128000", "evaluation.gif=true", "stop_at_return=12"]
+        assert cli.main(["train", "--resume", str(run_folder), *more]) == 0
+        assert training.configs == [load_config(TOY, more)]
+
+    @pytest.mark.parametrize(
+        ("setting", "message"),
+        [
+            ("learner.lr=1", "learner.lr was 0.0005 when this run was made and 1.0 is asked for: "),
+            ("seed=3", "seed was 0 when this run was made and 3 is asked for: a resumed run goes"),
+            ("env.max_steps=3", "env.max_steps was 100 when this run was made and 3 is asked for"),
+            ("folder=x", "folder was null when this run was made and 'x' is asked for"),
+            ("total_frames=1", "total_frames is 1, expected at least frames_per_batch"),
+            ("lr=1", "unknown setting 'lr'; did you mean 'learner.lr'?"),
+        ],
+    )
+    def test_resume_refuses_the_rest(self, training, run_folder, setting, message, capsys):
+        assert cli.main(["train", "--resume", str(run_folder), setting]) == 2
+        assert capsys.readouterr().err.startswith(f"torchrl-marl: error: {message}")
+        assert training.resumed == []
+
+
+class TestEvaluate:
+    def test_arguments_are_handed_on(self, training, run_folder, capsys):
+        options = ["--episodes", "7", "--stochastic", "--gif", "--device", "cpu", "--seed", "5"]
+        assert cli.main(["evaluate", str(run_folder), *options]) == 0
+        assert training.loaded == [(run_folder, "cpu")]
+        assert training.evaluated == [(7, False, True, 5)]
+        head, *lines = capsys.readouterr().out.splitlines()
+        assert head.split() == ["drawn", "actions"]
+        rows = dict(line.strip().split("  ", 1) for line in lines)
+        assert rows["return"].strip() == "22 (21 to 23)"
+        assert rows["least and greatest"].strip() == "21 to 23"
+        assert rows["length"].strip() == "6 (5 to 7)"
+        assert rows["animation"].strip() == str(run_folder / "episode.gif")
+
+    def test_both_kinds_of_actions_and_a_word_where_they_differ(self, training, run_folder, capsys):
+        assert cli.main(["evaluate", str(run_folder)]) == 0
+        assert training.loaded == [(run_folder, None)]
+        assert training.evaluated == [(200, True, False, 0), (200, False, False, 0)]
+        out = capsys.readouterr().out
+        assert out.splitlines()[0].split() == ["likeliest", "actions", "drawn", "actions"]
+        assert out.splitlines()[-1] == (
+            "  the likeliest actions earn 42 and drawn ones 22 from the same starts, which is more "
+            "than chance (they differ by 20 to 20, 20 standard deviations of episodes)."
+        )
+        assert cli.main(["evaluate", str(run_folder), "--deterministic"]) == 0
+        assert "drawn" not in capsys.readouterr().out
+
+    def test_trust_is_given_by_word_only(self, training, run_folder):
+        for command in (["evaluate"], ["train", "--resume"]):
+            assert cli.main([*command, str(run_folder)]) == 0
+            assert cli.main([*command, str(run_folder), "--trust"]) == 0
+        assert training.trusted == [False, True] * 2
+
+    def test_a_device_that_is_none(self, training, run_folder, capsys):
+        assert cli.main(["evaluate", str(run_folder), "--device", "gpu"]) == 2
+        assert "device is 'gpu', expected 'cpu'" in capsys.readouterr().err

@@ -1,0 +1,70 @@
+"""Prints which files of the package one iteration enters, and which modules a run has loaded.
+
+python -P test/support/walked.py '{"recipe": "vmas_balance_mappo", "execution": "eager"}'
+
+A process of its own: what other tests have loaded would be counted, too.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torchrl_marl
+
+PACKAGE = Path(torchrl_marl.__file__).resolve().parent
+
+
+class Walk:
+    """Notes the files of the package whose functions are called, and of those within ``learn``."""
+
+    def __init__(self):
+        self.files, self.learning = set(), set()
+
+    def __call__(self, frame, event, _):
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(f"{PACKAGE}/"):
+            file = name.removeprefix(f"{PACKAGE}/")
+            self.files.add(file)
+            if any(is_learn(caller) for caller in callers(frame)):
+                self.learning.add(file)
+
+
+def callers(frame):
+    """A frame, and those that it was called from."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def is_learn(frame):
+    """Whether a frame is of a learner's ``learn``."""
+    code = frame.f_code
+    return code.co_name == "learn" and code.co_filename.startswith(f"{PACKAGE}/learners/")
+
+
+def walked(recipe, **overrides):
+    """The files that the second iteration enters, those within ``learn``, and what is loaded."""
+    walk = Walk()
+    with tempfile.TemporaryDirectory() as folder:
+        steps = torchrl_marl.iterate(recipe, folder=f"{folder}/run", **overrides)
+        next(steps)
+        sys.settrace(walk)
+        next(steps)
+        sys.settrace(None)
+        for _ in steps:
+            pass
+    return {"files": sorted(walk.files), "learning": sorted(walk.learning)}
+
+
+def loaded(recipe, **overrides):
+    """The modules of the package that a whole run has loaded."""
+    with tempfile.TemporaryDirectory() as folder:
+        torchrl_marl.train(recipe, folder=f"{folder}/run", **overrides)
+    return sorted(name for name in sys.modules if name.partition(".")[0] == "torchrl_marl")
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    whole = given.pop("whole")
+    print(json.dumps(loaded(**given) if whole else walked(**given)))

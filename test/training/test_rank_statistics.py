@@ -1,0 +1,102 @@
+"""Statistics of parts that are summed are those of the whole."""
+
+import pytest
+import torch
+from threads import by_threads
+
+from torchrl_marl.functional import masked_moments, masked_standardize
+from torchrl_marl.functional.statistics import PerGroup
+from torchrl_marl.modules import ObservationNorm, ValueNorm
+from torchrl_marl.runtime.ranks import ALONE, current
+
+MEMBERSHIP = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+
+
+@pytest.fixture
+def whole():
+    """Values of 12 steps of 3 agents, of whom few live in the first steps."""
+    torch.manual_seed(0)
+    mask = torch.rand(12, 3) < torch.linspace(0.1, 0.9, 12).unsqueeze(-1)
+    mask[:4, 2] = False
+    return 5 + torch.randn(12, 3, 1), mask
+
+
+def parts_of(whole, sizes=(4, 3, 5)):
+    return list(zip(*(x.split(sizes) for x in whole)))
+
+
+@pytest.mark.parametrize("membership", [None, MEMBERSHIP])
+@pytest.mark.parametrize("masked", [True, False])
+def test_moments_and_whether_anybody_lives(whole, membership, masked):
+    per = PerGroup(membership)
+
+    def found(part):
+        value, mask = part
+        return torch.stack([*per.moments(value, mask if masked else None), per.any(mask)])
+
+    expected = found(whole)
+    for own in by_threads(found, *parts_of(whole)):
+        torch.testing.assert_close(own, expected)
+
+
+@pytest.mark.parametrize("membership", [None, MEMBERSHIP])
+def test_means_with_everybodys_count_add_up(whole, membership):
+    per = PerGroup(membership)
+    count = sum(per.number(*part) for part in parts_of(whole))
+    assert count.sum() == whole[1].sum()
+    total = sum(per.mean(*part, count) for part in parts_of(whole))
+    torch.testing.assert_close(total, per.mean(*whole))
+    torch.testing.assert_close(per.number(whole[0]).sum(), torch.tensor(36.0))
+
+
+@pytest.mark.parametrize("exclude", [(), (-2,)])
+@pytest.mark.parametrize("membership", [None, MEMBERSHIP])
+def test_standardized_values(whole, membership, exclude):
+    per = PerGroup(membership)
+    expected = per.standardize(*whole, exclude)
+    found = by_threads(lambda part: per.standardize(*part, exclude), *parts_of(whole))
+    torch.testing.assert_close(torch.cat(found), expected)
+    first = parts_of(whole)[0]
+    assert not torch.allclose(per.standardize(*first, exclude), expected[:4])
+
+
+def test_functions_take_ranks_and_else_are_alone(whole):
+    apart = [masked_moments(*part) for part in parts_of(whole)]
+    found = by_threads(lambda part: masked_moments(*part), *parts_of(whole))
+    assert all(torch.equal(x, y) for one, two in zip(apart, found) for x, y in zip(one, two))
+    expected = masked_standardize(*whole)
+    found = by_threads(lambda part: masked_standardize(*part, ranks=current()), *parts_of(whole))
+    torch.testing.assert_close(torch.cat(found), expected)
+
+
+@pytest.mark.parametrize("kinds", [(), (0, 0, 1)])
+def test_norms_of_observations(whole, kinds):
+    def found(part):
+        norm = ObservationNorm(1, kinds=kinds)
+        norm.update(*part)
+        norm.update(part[0] * 2)
+        return torch.cat([x.reshape(-1) for x in (norm.count, norm.mean, norm.variance)])
+
+    expected = found(whole)
+    for own in by_threads(found, *parts_of(whole)):
+        torch.testing.assert_close(own, expected)
+
+
+def test_norms_of_values_also_where_a_part_has_nobody(whole):
+    def found(part):
+        norm = ValueNorm(membership=MEMBERSHIP)
+        norm.update(*part)
+        return torch.stack([norm.running_mean, norm.running_mean_sq, norm.debiasing_term])
+
+    nobody = torch.zeros(4, 3, dtype=torch.bool)
+    mask = torch.cat([nobody, whole[1][4:]])
+    expected = found((whole[0], mask))
+    assert bool((expected[2] > 0).all())
+    for own in by_threads(found, *parts_of((whole[0], mask))):
+        torch.testing.assert_close(own, expected)
+
+
+def test_nobody_is_summed_with_outside_of_learning():
+    assert current() is ALONE
+    assert by_threads(lambda part: current().size, 0, 0) == [2, 2]
+    assert current() is ALONE and ALONE.slots(torch.ones(2)).shape == (1, 2)

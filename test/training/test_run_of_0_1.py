@@ -1,0 +1,52 @@
+"""A run that version 0.1 has made is loaded, evaluated and trained on.
+
+Its folder was made at a20674f: ``vmas_balance_mappo`` with two environments, 80 frames and four
+hidden units.
+"""
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchrl_marl import resume
+from torchrl_marl.training.run import Run
+
+pytest.importorskip("vmas")
+
+MADE = Path(__file__).parent / "run_of_0_1"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Path(shutil.copytree(MADE, tmp_path / "run"))
+
+
+def test_its_weights_are_loaded(folder):
+    path = folder / "checkpoints" / "iteration_000002.pt"
+    stored = torch.load(path, weights_only=True)["learners"]
+    (stored,) = stored.values() if isinstance(stored, dict) else stored
+    run = Run.load(folder)
+    actors = {k: v for k, v in stored.items() if k.startswith("actors.") and torch.is_tensor(v)}
+    found = run.policy.state_dict()
+    assert len(actors) == 4
+    for name, value in actors.items():
+        (same,) = [v for k, v in found.items() if k.endswith(name.removeprefix("actors.agents."))]
+        assert torch.equal(value, same), name
+
+
+def test_it_is_evaluated_and_trained_on(folder):
+    before = (folder / "metrics.csv").read_text().splitlines()
+    run = resume(folder, total_frames=160)
+    assert run.summary["frames"] == 160
+    after = (folder / "metrics.csv").read_text().splitlines()
+    assert len(after) == 5
+    old, new = (list(csv.DictReader(lines)) for lines in (before, after))
+    for row, same in zip(old, new):  # what 0.1 wrote stays
+        assert {key: same[key] for key in row} == row
+
+
+if __name__ == "__main__":
+    pytest.main([__file__])

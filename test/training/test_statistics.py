@@ -1,0 +1,285 @@
+"""Statistics over runs: by hand, against rliable's answers, and how often intervals hold."""
+
+import itertools
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.training import statistics
+from torchrl_marl.training.statistics import (
+    difference_of_runs,
+    estimate,
+    estimates,
+    exact_chance,
+    interquartile_mean,
+    least_chance,
+    mean,
+    median,
+    optimality_gap,
+    paired_difference,
+    probability_of_improvement,
+    score_distribution,
+    sign_flip_chance,
+    student_chance,
+    student_quantile,
+)
+
+# Written by benchmarks/rliable_statistics.py.
+RLIABLE = json.loads((Path(__file__).parent / "rliable.json").read_text(encoding="utf-8"))
+CASES = pytest.mark.parametrize("case", RLIABLE["cases"], ids=lambda case: case["name"])
+
+
+def tasks_of(matrix):
+    return list(np.array(matrix).T)
+
+
+def agrees(found, answer, monte_carlo):
+    np.testing.assert_allclose(np.ravel(found.value), np.ravel(answer["value"]), atol=1e-12)
+    for end, other in zip((found.low, found.high), answer["interval"]):
+        np.testing.assert_allclose(np.ravel(end), np.ravel(other), atol=monte_carlo)
+
+
+@CASES
+@pytest.mark.parametrize("name", ["interquartile_mean", "mean", "optimality_gap"])
+def test_aggregates_are_those_of_rliable(case, name):
+    found = estimate(getattr(statistics, name), tasks_of(case["scores"]), resamples=20_000)
+    agrees(found, case[name], 0.02)
+
+
+@CASES
+def test_the_median_is_that_of_rliable(case):
+    tasks = tasks_of(case["scores"])
+    if len(tasks) == 1:  # rliable takes the mean of one task; here it is the median of the runs
+        assert median(tasks) == sorted(tasks[0])[1]
+    else:
+        agrees(estimate(median, tasks, resamples=20_000), case["median"], 0.02)
+
+
+@CASES
+def test_the_probability_of_improvement_is_that_of_rliable(case):
+    tasks, others = tasks_of(case["scores"]), tasks_of(case["others"])
+    found = estimate(probability_of_improvement, tasks, others)
+    agrees(found, case["probability_of_improvement"], 0.03)
+
+
+@CASES
+def test_profiles_are_those_of_rliable(case):
+    profile = partial(score_distribution, thresholds=RLIABLE["thresholds"])
+    found = estimate(profile, tasks_of(case["scores"]), resamples=20_000)
+    agrees(found, case["score_distribution"], 0.051)  # shares of 20 runs jump by 0.05
+
+
+def test_the_interquartile_mean_by_hand():
+    assert interquartile_mean([[7.0]]) == 7
+    assert interquartile_mean([[1.0, 2.0, 9.0]]) == 4  # a quarter of three holds no whole run
+    assert interquartile_mean([[-50.0, 1.0, 2.0, 3.0, 900.0]]) == 2
+    assert interquartile_mean([[0.0, 8.0], [2.0, 4.0]]) == 3
+
+
+def test_tasks_count_the_same_whatever_their_runs():
+    # Runs of the first weigh 1/8, that of the second 1/2: the middle half is the second's.
+    assert interquartile_mean([[0.0, 0.0, 9.0, 9.0], [5.0]]) == pytest.approx(5)
+    # Each run of the first twice, of the second thrice: 12 runs, of which 3 on both sides go.
+    twelve = sorted([1.0, 2.0, 3.0] * 2 + [4.0, 0.0] * 3)
+    unlike = interquartile_mean([[1.0, 2.0, 3.0], [4.0, 0.0]])
+    assert unlike == pytest.approx(np.mean(twelve[3:-3]))
+    assert mean([[0.0, 0.0, 9.0, 9.0], [5.0]]) == 4.75
+    assert optimality_gap([[0.0, 2.0], [0.5]], target=1.0) == 0.5
+    assert score_distribution([[0.0, 0.0, 0.0, 1.0], [1.0]], [0.5]).tolist() == [0.625]
+
+
+def test_improvement_by_hand():
+    assert probability_of_improvement([[3.0, 4.0]], [[1.0, 2.0]]) == 1
+    assert probability_of_improvement([[1.0, 2.0, 3.0]], [[2.0]]) == 0.5
+    both = probability_of_improvement([[3.0, 4.0], [0.0]], [[1.0], [0.0]])
+    assert both == 0.75
+    with pytest.raises(ConfigError, match="1 tasks and the second of 2"):
+        probability_of_improvement([[1.0]], [[1.0], [2.0]])
+
+
+def test_leading_dims_are_kept():
+    """A curve is drawn with its run: intervals of each point are those of the point alone."""
+    curves = [np.random.default_rng(0).normal(size=(7, 5)), np.ones((7, 3))]
+    together = estimate(interquartile_mean, curves, seed=3)
+    assert together.value.shape == together.low.shape == (7,)
+    for point in range(7):
+        alone = estimate(interquartile_mean, [task[point] for task in curves], seed=3)
+        assert together.value[point] == pytest.approx(alone.value)
+        assert together.low[point] == pytest.approx(alone.low)
+        assert together.high[point] == pytest.approx(alone.high)
+
+
+def test_an_interval_by_counting_all_resamples():
+    scores = [0.0, 1.0, 5.0, 7.0]
+    means = [np.mean(drawn) for drawn in itertools.product(scores, repeat=4)]
+    found = estimate(mean, [scores], resamples=40_000, confidence=0.8)
+    np.testing.assert_allclose(found.low, np.quantile(means, 0.1), atol=0.25)
+    np.testing.assert_allclose(found.high, np.quantile(means, 0.9), atol=0.25)
+    assert found.runs == (4,) and found.confidence == 0.8
+
+
+def test_drawing_in_chunks_gives_the_same_interval(monkeypatch):
+    scores = [np.random.default_rng(1).normal(size=8)]
+    whole = estimate(mean, scores, resamples=20_000)
+    monkeypatch.setattr(estimates, "LARGEST_CHUNK", 1000)
+    parts = estimate(mean, scores, resamples=20_000)
+    np.testing.assert_allclose([whole.low, whole.high], [parts.low, parts.high], atol=0.05)
+
+
+def test_a_seed_gives_the_same_interval():
+    scores = [np.random.default_rng(1).normal(size=8)]
+    assert estimate(mean, scores, seed=1) == estimate(mean, scores, seed=1)
+    assert estimate(mean, scores, seed=1) != estimate(mean, scores, seed=2)
+
+
+def test_one_run_has_no_interval():
+    found = estimate(interquartile_mean, [[1.0, 2.0], [3.0]])
+    assert found.value == pytest.approx(2.5) and not found.has_interval
+    assert "one run" in found.why_none
+
+
+@pytest.mark.parametrize(
+    ("scores", "sentence"),
+    [([], "no runs"), ([[]], "no runs"), ([[1.0, float("nan")]], "a score is nan")],
+)
+def test_scores_that_say_nothing_are_refused(scores, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        estimate(mean, scores)
+
+
+def test_pairs_by_hand():
+    first, second = np.array([3.0, 5.0, 9.0, 2.0]), np.array([1.0, 6.0, 9.0, 0.0])
+    found = paired_difference(first, second, resamples=40_000)
+    assert found.difference.value == 0.75 and found.won == 0.625
+    gaps = [np.mean(drawn) for drawn in itertools.product(first - second, repeat=4)]
+    above = np.mean(np.sign(gaps) / 2 + 0.5)
+    assert found.probability == pytest.approx(above, abs=0.01)
+    other = paired_difference(second, first, resamples=40_000)
+    assert other.difference.low == pytest.approx(-found.difference.high)
+    assert other.probability == pytest.approx(1 - found.probability)
+
+
+def test_pairs_see_what_starts_hide():
+    """Starts differ a hundred times more than players do."""
+    random = np.random.default_rng(0)
+    starts = random.normal(scale=100, size=200)
+    better = starts + 1 + random.normal(scale=0.5, size=200)
+    found = paired_difference(better, starts)
+    assert found.difference.low > 0.8 and found.difference.high < 1.2 and found.probability == 1
+    assert probability_of_improvement([better], [starts]) < 0.6
+    assert paired_difference(starts, starts).probability == 0.5
+
+
+def test_no_pairs():
+    assert paired_difference([1.0], [0.0]).probability is None
+    with pytest.raises(ConfigError, match="are no pairs"):
+        paired_difference([1.0, 2.0], [1.0])
+
+
+def test_statistics_need_no_torch():
+    program = "import sys, torchrl_marl.training.statistics; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.parametrize("sizes", [[(3, 2)], [(2, 2), (3, 2)], [(1, 4), (2, 3)]])
+def test_exact_chance_deals_out_the_runs_in_every_way(sizes):
+    random = np.random.default_rng(3)
+    ours = [random.integers(0, 4, n).astype(float) for n, _ in sizes]
+    theirs = [random.integers(0, 3, n).astype(float) for _, n in sizes]
+    off = abs(probability_of_improvement(ours, theirs) - 0.5)
+    dealt = []
+    for one, other in zip(ours, theirs):
+        both = np.concatenate([one, other])
+        ways = itertools.combinations(range(len(both)), len(one))
+        dealt.append([(both[list(way)], np.delete(both, way)) for way in ways])
+    found = [abs(probability_of_improvement(*zip(*way)) - 0.5) for way in itertools.product(*dealt)]
+    assert exact_chance(ours, theirs) == pytest.approx(np.mean(np.array(found) >= off - 1e-9))
+
+
+@pytest.mark.parametrize(("seeds", "chance"), [(2, 1 / 3), (3, 1 / 10), (4, 2 / 70)])
+def test_few_runs_come_apart_by_chance(seeds, chance):
+    better = np.arange(seeds) + 100.0
+    assert exact_chance([better], [-better]) == pytest.approx(chance)
+    assert exact_chance([-better], [better]) == pytest.approx(chance)
+    assert exact_chance([better] * 2, [-better] * 2) == pytest.approx(chance**2 / 2)
+    assert exact_chance([better], [better]) == 1
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 10, 199])
+def test_students_distribution_as_scipy_has_it(freedom):
+    for confidence in (0.5, 0.95, 0.999):
+        expected = stats.t.ppf((1 + confidence) / 2, freedom)
+        assert student_quantile(confidence, freedom) == pytest.approx(expected)
+    for value in (-3.0, 0.0, 0.2, 12.7):
+        expected = 2 * stats.t.sf(abs(value), freedom)
+        assert student_chance(value, freedom) == pytest.approx(expected, abs=1e-12)
+
+
+def test_signs_by_hand_and_of_many_pairs():
+    gaps = np.random.default_rng(0).normal(0.5, size=14)
+    for n in (1, 2, 5, 10):
+        sums = [abs(np.dot(s, gaps[:n])) for s in itertools.product((-1, 1), repeat=n)]
+        expected = np.mean(np.array(sums) >= abs(gaps[:n].sum()) - 1e-9)
+        assert sign_flip_chance(gaps[:n]) == expected
+    many = np.random.default_rng(1).normal(0.3, size=40)
+    assert sign_flip_chance(many) == pytest.approx(stats.ttest_1samp(many, 0).pvalue)
+    assert sign_flip_chance(np.zeros(40)) == 1 and sign_flip_chance(np.ones(40)) == 0
+
+
+def test_the_least_chance_of_so_many_runs():
+    assert [least_chance(n, n) for n in (2, 3, 4)] == pytest.approx([1 / 3, 1 / 10, 1 / 35])
+    assert least_chance(2, 10) == pytest.approx(2 / 66)
+    assert least_chance([2, 2], [2, 3]) == pytest.approx(2 / 60)
+
+
+def sides(kind, seeds, random, starts=20):
+    """Two algorithms that do not differ: runs that share what a start and a seed bring."""
+    own = random.normal(scale=3, size=starts) + 0.5 * random.normal(size=(seeds, 1))
+    draw = {
+        "normal": lambda size: random.normal(size=size),
+        "unlike": lambda size: random.normal(size=size),
+        "skewed": lambda size: random.exponential(size=size),
+        "solved": lambda size: random.choice([-1.0, 1.0], size=size),
+    }[kind]
+    found = [own + draw((seeds, 1)) + random.normal(size=(seeds, starts)) for _ in range(2)]
+    if kind == "unlike":
+        found[0] = own + 4 * (found[0] - own)
+    return found
+
+
+@pytest.mark.parametrize("by_seed", [False, True])
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
+@pytest.mark.parametrize("kind", ["normal", "skewed", "solved", "unlike"])
+def test_false_alarms_are_rare_however_few_the_seeds(kind, seeds, by_seed):
+    """Percentiles of resamples called 24 % better of 2 seeds, 26 % of 3, 10 % of 5."""
+    random = np.random.default_rng([seeds, by_seed])
+    told, out = 0, 0
+    for _ in range(600):
+        found = difference_of_runs(*sides(kind, seeds, random), by_seed=by_seed)
+        told += found.told_apart
+        out += not found.difference.low <= 0 <= found.difference.high
+    assert told <= 0.05 * 600
+    assert told == 0 or seeds > (5 if by_seed else 3)
+    if kind != "solved":  # two sides of two runs that are alike by chance have no width
+        assert out <= 0.05 * 600
+
+
+def test_what_differs_is_found():
+    random = np.random.default_rng(0)
+    for seeds, by_seed, least in ((5, False, 0.9), (10, False, 0.99), (10, True, 0.99)):
+        found = 0
+        for _ in range(100):
+            one, other = sides("normal", seeds, random)
+            found += difference_of_runs(one + 4, other, by_seed=by_seed).told_apart
+        assert found >= least * 100
+
+
+if __name__ == "__main__":
+    pytest.main([__file__])

@@ -1,0 +1,1 @@
+"""Applications of the core: what people do with runs. The core never imports them."""

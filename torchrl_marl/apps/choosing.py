@@ -1,0 +1,434 @@
+"""Which algorithms fit an environment, by its traits."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.envs import EnvBase
+
+from torchrl_marl.collectors import RolloutCollector, TeamPolicy
+from torchrl_marl.envs.config import EnvConfig
+from torchrl_marl.envs.libraries import LIBRARIES
+from torchrl_marl.envs.make import make_env, named_config
+from torchrl_marl.envs.transforms import with_dense_groups
+from torchrl_marl.errors import ConfigError, MissingExtraError, UserError, closest, quoted
+from torchrl_marl.functional import masked_mean
+from torchrl_marl.learners.algorithms import ALGORITHMS
+from torchrl_marl.learners.build import build_learners
+from torchrl_marl.learners.team_checks import acts_in_turns, rivals_among
+from torchrl_marl.modules import RandomActor
+from torchrl_marl.recipes import load_config, recipe_names
+from torchrl_marl.runtime.random_state import RandomState
+from torchrl_marl.settings import check, read, settings_of, shown, unread
+from torchrl_marl.specs import GroupSpec, TeamSpec
+from torchrl_marl.training.config import TrainConfig
+
+__all__ = ["Fit", "Fits", "Traits", "algorithms_for", "traits_of"]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What decides which algorithms fit a world, as seen in a batch at random.
+
+    Args:
+        agents (dict): group -> number of its agents.
+        actions (dict): group -> its actions in words.
+        shared (bool or None): all agents of a group earn the same; None where no agent was seen
+            to earn anything.
+        rivals (tuple of str): two agents or groups of which one loses what the other earns; empty
+            where there are none.
+        in_turns (bool): agents wait while others act.
+        deaths (bool): agents end while their group goes on.
+        state (str): the state that a critic may see, in words; empty where there is none.
+    """
+
+    agents: dict[str, int]
+    actions: dict[str, str]
+    shared: bool | None
+    rivals: tuple[str, ...]
+    in_turns: bool
+    deaths: bool
+    state: str
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Returns names and texts for a table."""
+        several = any(n > 1 for n in self.agents.values())
+        rewards = "each agent's own"
+        if self.shared:
+            rewards = "one for all agents of a group" if several else "each group's own"
+        if self.shared is None:
+            rewards = "none seen in steps at random"
+        if self.rivals:
+            rewards += f"; {self.rivals[0]} and {self.rivals[1]} compete"
+        differ = len(set(self.actions.values())) > 1
+        actions = self.actions.items() if differ else list(self.actions.items())[:1]
+        return [
+            ("agents", ", ".join(f"{name}: {n}" for name, n in self.agents.items())),
+            ("actions", "; ".join(f"{name}: {x}" if differ else x for name, x in actions)),
+            ("rewards", rewards),
+            ("turns", "in turns, or at their own pace" if self.in_turns else "all act at once"),
+            ("deaths", "while the team lives on" if self.deaths else "none seen"),
+            ("state", self.state or "none; critics see what all agents see"),
+        ]
+
+
+def traits_of(team: TeamSpec, batch: TensorDictBase) -> Traits:
+    """Reads them from the specs and from a batch of steps at random.
+
+    Args:
+        team (TeamSpec): the groups.
+        batch (TensorDictBase): ``[E, T]``, groups dense.
+
+    Examples:
+        >>> from torchrl_marl.collectors import RolloutCollector
+        >>> from torchrl_marl.envs.toy import MatrixGame
+        >>> env = MatrixGame(4, seed=0)
+        >>> batch = RolloutCollector(env, frames_per_batch=40).next()
+        >>> traits_of(TeamSpec.from_env(env), batch).shared
+        True
+    """
+    groups = list(team.groups.values())
+    return Traits(
+        agents={group.name: group.n_agents for group in groups},
+        actions={group.name: _actions(group) for group in groups},
+        shared=_shared(groups, batch),
+        rivals=rivals_among(groups, batch),
+        in_turns=any(group.in_turns or bool(acts_in_turns(group, batch)) for group in groups),
+        deaths=any(_dies(group, batch) for group in groups),
+        state=_state(groups),
+    )
+
+
+def _actions(group: GroupSpec) -> str:
+    sizes = "/".join(str(n) for n in sorted(set(group.action_dims)))
+    if not group.discrete:
+        return f"continuous, {sizes} number{'s' * (sizes != '1')}"
+    masked = "" if group.action_mask_key is None else ", of which a mask says the legal ones"
+    return f"discrete, {sizes} to choose from{masked}"
+
+
+def _shared(groups: Iterable[GroupSpec], batch: TensorDictBase) -> bool | None:
+    """Whether the living of each group earn the same; None where nobody earns anything."""
+    shared, earned = True, False
+    for group in groups:
+        reward, alive = _rewards(group, batch)
+        if reward is None:  # the team has one
+            root = batch.get(("next", "reward"), None)
+            earned |= root is not None and bool((root != 0).any())
+            continue
+        mean = masked_mean(reward, alive, dim=-1).unsqueeze(-1)
+        apart = torch.where(alive, reward - mean, 0.0).abs().amax()
+        earned |= bool((torch.where(alive, reward, 0.0) != 0).any())
+        shared &= bool(apart <= 1e-4 * reward.abs().amax().clamp_min(1e-6))
+    return shared if earned else None
+
+
+def _rewards(group: GroupSpec, batch: TensorDictBase) -> tuple[Tensor | None, Tensor]:
+    """Returns what agents earn, ``[E, T, N]``, and who lives."""
+    reward = group.data(batch.get("next")).get("reward", None)
+    alive = group.living(batch)
+    if reward is not None and alive is None:
+        alive = torch.ones_like(reward[..., 0], dtype=torch.bool)
+    return (None if reward is None else reward.squeeze(-1)), alive  # type: ignore[return-value]
+
+
+def _dies(group: GroupSpec, batch: TensorDictBase) -> bool:
+    """Whether an agent ends in a step in which the episode does not."""
+    if not group.agent_done:
+        return False
+    following = batch.get("next")
+    terminated = group.data(following).get("terminated", None)
+    if terminated is None:
+        return False
+    goes_on = ~following.get("done")
+    return bool((terminated.squeeze(-1) & goes_on).any())
+
+
+def _state(groups: Iterable[GroupSpec]) -> str:
+    for group in groups:
+        if group.state_spec is not None:
+            shape = tuple(group.state_spec.shape)
+            return f"{' x '.join(map(str, shape))} numbers (learner.central_input=state)"
+    return ""
+
+
+_STEPS = 100
+_COPIES = 16
+_SLOW_COPIES = 4  # of worlds that are stepped one by one
+_TURNS = "agents act in turns"
+_DEATHS = "agents die, and rewards are their own"
+_MEAN = "learns from the mean of rewards that are each agent's own"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether an algorithm fits a world.
+
+    Args:
+        algorithm (str): its name.
+        fits (bool): as it is, or with ``settings``.
+        settings (dict): settings of a run that it takes beside its name.
+        reason (str): why it takes them, or why it does not fit; may be empty.
+
+    Examples:
+        >>> print(Fit("qmix", True, {"env.continuous_actions": False}).words)
+        fits with env.continuous_actions=false
+    """
+
+    algorithm: str
+    fits: bool
+    settings: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def words(self) -> str:
+        """The answer in words."""
+        if not self.fits:
+            return "does not fit"
+        values = {k: x if isinstance(x, str) else shown(x) for k, x in self.settings.items()}
+        given = " ".join(f"{key}={value}" for key, value in values.items())
+        return f"fits with {given}" if given else "fits"
+
+
+@dataclass(frozen=True)
+class Fits:
+    """Which algorithms fit a world, and what it is like.
+
+    Args:
+        world (str): its name.
+        traits (Traits): what steps at random have shown.
+        algorithms (dict): name -> :class:`Fit`.
+    """
+
+    world: str
+    traits: Traits
+    algorithms: dict[str, Fit]
+
+    def text(self) -> str:
+        """Returns what the command line prints."""
+        from torchrl_marl.apps.console import table
+
+        fits = self.algorithms.values()
+        width = max(len(fit.words) for fit in fits)
+        rows = [(one.algorithm, f"{one.words:<{width}}  {one.reason}".rstrip()) for one in fits]
+        return f"{self.world}:\n{table(self.traits.rows())}\nalgorithms:\n{table(rows)}"
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A world as an algorithm meets it: its groups, a batch at random, and what that shows."""
+
+    team: TeamSpec
+    batch: TensorDictBase
+    traits: Traits
+
+
+def algorithms_for(world: Any) -> Fits:
+    """Returns which algorithms fit a world, with which settings, and why others do not.
+
+    Each learner is built for the world and shown a hundred steps at random, of 16 copies of it
+    (of 4, where a world is stepped in Python); nothing is trained. What such steps do not show,
+    such as deaths that take a better policy, is not known.
+
+    Args:
+        world (str, Path, TrainConfig, EnvConfig or EnvBase): ``"library/world"`` or
+            ``"module:Class"``; a recipe, by its name or file; settings; or an environment, which
+            is played, so that its episodes begin anew.
+
+    Raises:
+        ConfigError: an unknown world, or one that says only later what it is.
+        MissingExtraError: its library is not installed.
+
+    Examples:
+        >>> found = algorithms_for("toy/nim")
+        >>> found.algorithms["mappo"].words, found.algorithms["vdn"].fits
+        ('fits with learner.bootstrap=agent', False)
+    """
+    name, given = _world_of(world)
+    state = RandomState(0)
+    with state.active():
+        seen = _look(given)
+        discrete = _Discrete(given)
+        found = {a: _fit(a, seen, discrete) for a in ALGORITHMS.names()}
+    return Fits(name, seen.traits, found)
+
+
+def _world_of(world: Any) -> tuple[str, EnvConfig | EnvBase]:
+    """Returns a world's name, and what it is built from."""
+    if isinstance(world, TrainConfig):
+        world = world.env
+    if isinstance(world, EnvBase):
+        return type(world).__name__, world
+    config = world if isinstance(world, EnvConfig) else _named(str(world))
+    if config.library == "external":
+        raise ConfigError(
+            f"external/{config.name} says what its agents are when its first client comes, so that "
+            "nothing is known of it before; use a world that is simulated here, or train it: the "
+            "learner refuses what does not fit."
+        )
+    return config.name if ":" in config.library else f"{config.library}/{config.name}", config
+
+
+def _named(text: str) -> EnvConfig:
+    if text in recipe_names() or text.endswith((".yaml", ".yml")):
+        return load_config(Path(text) if text not in recipe_names() else text).env
+    if "/" in text.strip("/") or ":" in text:
+        return named_config(text)
+    worlds = {name.rpartition("/")[2]: name for name in _world_names()}
+    near = closest(text, [*worlds, *recipe_names()])
+    hint = "" if near is None else f"did you mean {worlds.get(near, near)!r}? "
+    raise ConfigError(
+        f"unknown world {quoted(text)}; {hint}expected 'library/world', such as "
+        "'vmas/balance', a recipe's name or a YAML file."
+    )
+
+
+def _world_names() -> Iterator[str]:
+    for library, record in LIBRARIES.items():
+        try:
+            yield from (f"{library}/{name}" for name in (record.worlds or list)())
+        except MissingExtraError:
+            continue
+
+
+def _look(world: EnvConfig | EnvBase) -> _Seen:
+    """Plays a world at random."""
+    env = world
+    if isinstance(world, EnvConfig):
+        in_python = world.library == "pettingzoo" or ":" in world.library
+        most = _SLOW_COPIES if in_python else _COPIES
+        config = dataclasses.replace(world, num_envs=min(world.num_envs, most), workers=0)
+        env = make_env(config, seed=0)
+    env = with_dense_groups(make_env(env))
+    team = TeamSpec.from_env(env)
+    policy = TeamPolicy([RandomActor(group) for group in team.groups.values()], team)
+    frames = _STEPS * env.batch_size.numel()
+    try:
+        batch = RolloutCollector(env, policy, frames_per_batch=frames).next()
+    finally:
+        if isinstance(world, EnvConfig):
+            env.close()
+    return _Seen(team, batch, traits_of(team, batch))
+
+
+class _Discrete:
+    """The same world with discrete actions, where it has them; built when it is asked for."""
+
+    def __init__(self, world: EnvConfig | EnvBase) -> None:
+        self._config = world if isinstance(world, EnvConfig) else None
+        self._seen: _Seen | None = None
+
+    def __call__(self) -> _Seen | None:
+        """Returns it, or None where there is none."""
+        config, self._config = self._config, None
+        if config is not None and config.continuous_actions:
+            # Else it has continuous ones only.
+            with contextlib.suppress(UserError):
+                self._seen = _look(dataclasses.replace(config, continuous_actions=False))
+        return self._seen
+
+
+def _fit(algorithm: str, seen: _Seen, discrete: _Discrete) -> Fit:
+    """Asks the learner of an algorithm, as it is and then with what such a world takes."""
+    fit = _fit_as_it_is(algorithm, seen)
+    continuous = not all(group.discrete for group in seen.team.groups.values())
+    other = discrete() if continuous and not fit.fits else None
+    if other is None:
+        return fit if fit.fits else _of_some(fit, seen)
+    with_discrete = _fit_as_it_is(algorithm, other)
+    if not with_discrete.fits:
+        return _of_some(fit, seen)
+    settings = {"env.continuous_actions": False, **with_discrete.settings}
+    why = "; ".join(text for text in (fit.reason, with_discrete.reason) if text)
+    return Fit(algorithm, True, settings, why)
+
+
+def _fit_as_it_is(algorithm: str, seen: _Seen) -> Fit:
+    first = ""
+    for settings, why in _ways(seen.traits):
+        try:
+            config = _config(algorithm, settings)
+        except UserError as error:
+            return Fit(algorithm, False, reason=_short(str(error)))
+        if config is None:
+            continue
+        refused = _refusal(config, seen)
+        if refused is None:
+            return Fit(algorithm, True, settings, why or _of_mixed(config, seen.traits))
+        first = first or refused
+    return Fit(algorithm, False, reason=first)
+
+
+def _of_some(fit: Fit, seen: _Seen) -> Fit:
+    """Names the groups for which alone an algorithm would do, and those for which it does not."""
+    alone = {"algorithm": fit.algorithm}
+    random = _config("random", {})
+    takes = [x for x in seen.team.groups if _refusal(random, seen, {x: alone}) is None]
+    others = [x for x in seen.team.groups if x not in takes]
+    if not takes or not others:
+        return fit
+    way = f"for {', '.join(takes)} groups.{takes[0]}.algorithm={fit.algorithm} fits"
+    return dataclasses.replace(fit, reason=f"{fit.reason} (of {', '.join(others)}); {way}")
+
+
+def _ways(traits: Traits) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields settings to try in turn, and why such a world takes them."""
+    why = _TURNS if traits.in_turns else _DEATHS if traits.deaths and not traits.shared else ""
+    if why and (traits.in_turns or traits.shared is not None):
+        own = {"learner.bootstrap": "agent"}
+        yield own, why
+        yield {**own, "learner.mixer.kind": "none"}, why
+    yield {}, ""
+    if traits.rivals:
+        yield {"learner.mixer.kind": "none"}, f"{traits.rivals[0]} and {traits.rivals[1]} compete"
+
+
+def _config(algorithm: str, settings: Mapping[str, Any]) -> Any:
+    """Returns the settings of a learner; None where it does not read all of them."""
+    schema: Any = ALGORITHMS.schema(algorithm)
+    own = {key.removeprefix("learner."): value for key, value in settings.items()}
+    if not own.keys() <= settings_of(schema(algorithm)).keys():
+        return None
+    config = read(schema, {"algorithm": algorithm, **own})
+    return None if unread(config) else config
+
+
+def _refusal(
+    config: Any, seen: _Seen, groups: Mapping[str, Mapping[str, Any]] | None = None
+) -> str | None:
+    """Returns why a learner refuses a world or warns of it, in a few words; None where it fits."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check(config, at="learner.")
+            for learner in build_learners(seen.team, config, groups):
+                look = getattr(learner, "look_at", None)
+                if look is not None:
+                    look(seen.batch)
+        except (UserError, ValueError) as error:
+            return _short(str(error))
+    told = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+    return _short(told[0]) if told else None
+
+
+def _short(text: str) -> str:
+    """Returns what is wrong, without whose it is and without the fix."""
+    text = text.partition(": ")[2] if text.startswith("group ") else text
+    for end in ("; ", ", expected ", ": "):
+        text = text.partition(end)[0]
+    return text
+
+
+def _of_mixed(config: Any, traits: Traits) -> str:
+    mixes = getattr(config, "mixes", "none") != "none"
+    several = any(n > 1 for n in traits.agents.values())
+    return _MEAN if mixes and several and traits.shared is False else ""

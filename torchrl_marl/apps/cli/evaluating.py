@@ -1,0 +1,190 @@
+"""What the commands ``evaluate`` and ``compare`` print."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from tensordict import TensorDictBase
+
+from torchrl_marl.apps.comparison import Comparison, Side, compare, win_interval
+from torchrl_marl.apps.console import number, table
+from torchrl_marl.errors import ConfigError, quoted
+from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.crossplay import cross_play, seats_of
+from torchrl_marl.training.entrants import enter
+from torchrl_marl.training.episodes import Episodes, kind_of, where_they_differ
+from torchrl_marl.training.run import Run
+
+__all__ = ["print_against", "print_comparison", "print_evaluation"]
+
+
+def print_evaluation(config: TrainConfig, parsed: argparse.Namespace) -> None:
+    """Plays episodes of a run, by both kinds of actions unless one is asked for.
+
+    Args:
+        config (TrainConfig): the run's settings, with the device that was asked for.
+        parsed (Namespace): the command's arguments.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    run = Run.load(Path(parsed.run), device=parsed.device, trust=parsed.trust)
+    own = config.evaluation.deterministic
+    kinds = [True] if parsed.deterministic else [False] if parsed.stochastic else [own, not own]
+    played: dict[bool, Episodes] = {}
+    for kind in kinds:
+        film = {"gif": parsed.gif, "mp4": parsed.mp4, "shown": parsed.episodes_shown}
+        film = film if kind == kinds[0] else {}
+        options = {"deterministic": kind, "seed": parsed.seed, "record": True, **film}
+        played[kind] = run.play(parsed.episodes, **options)
+    print(evaluation_text({kind_of(kind): one.figures() for kind, one in played.items()}))
+    if len(played) == 2 and (words := where_they_differ(played[True], played[False])):
+        print(f"  {words}.")
+    kinds_drawn = ["gif"] * parsed.gif + ["mp4"] * parsed.mp4
+    if kinds_drawn:
+        print(table([("animation", str(run.folder / f"episode.{kind}")) for kind in kinds_drawn]))
+
+
+def evaluation_text(found: Mapping[str, Mapping[str, float]]) -> str:
+    """Formats the figures of one or two kinds of actions, a column each.
+
+    Args:
+        found (mapping): kind of actions -> its figures.
+    """
+    lines = [["", *(f"{kind} actions" for kind in found)]]
+    columns = list(found.values())
+    lines.append(["return", *(_with_interval(own, "return_mean", "return") for own in columns)])
+    lines.append(["least and greatest", *(_span(own, "return") for own in columns)])
+    groups = [key for key in columns[0] if key.endswith("/episode_reward")]
+    for key in groups if len(groups) > 1 else ():
+        name = f"return of {key.rpartition('/')[0]}"
+        lines.append([name, *(_with_interval(own, key, key) for own in columns)])
+    lines.append(
+        ["length", *(f"{number(own['length_mean'])} ({_span(own, 'length')})" for own in columns)]
+    )
+    lines.append(["episodes", *(number(own["episodes"]) for own in columns)])
+    return _aligned(lines)
+
+
+def _with_interval(own: Mapping[str, float], key: str, name: str) -> str:
+    if f"{name}_low" not in own:
+        return number(own[key])
+    return f"{number(own[key])} ({number(own[f'{name}_low'])} to {number(own[f'{name}_high'])})"
+
+
+def _span(own: Mapping[str, float], name: str) -> str:
+    return f"{number(own[f'{name}_min'])} to {number(own[f'{name}_max'])}"
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    rows = ("  ".join(cell.ljust(w) for cell, w in zip(line, widths)) for line in lines)
+    return "\n".join(f"  {row}".rstrip() for row in rows)
+
+
+def print_comparison(parsed: argparse.Namespace) -> None:
+    """Plays two sides on the same starts, and says whether one is better."""
+    kind = True if parsed.deterministic else False if parsed.stochastic else None
+    found = compare(
+        parsed.first,
+        parsed.second,
+        episodes=parsed.episodes,
+        deterministic=kind,
+        seed=parsed.seed,
+        device=parsed.device,
+        trust=parsed.trust,
+        by_seed=parsed.by_seed,
+    )
+    print(comparison_text(found))
+
+
+def comparison_text(found: Comparison) -> str:
+    """Formats a comparison: a column for each side, the difference and the verdict."""
+    sides, gap = (found.first, found.second), found.paired.difference
+    kinds = [" and ".join(dict.fromkeys(side.kinds)) for side in sides]
+    lines = [
+        ["", *(side.name for side in sides)],
+        ["runs", *(str(len(side.folders)) for side in sides)],
+        ["actions", *kinds],
+        ["return", *(_return_of(side) for side in sides)],
+    ]
+    n = found.first.returns.shape[1]
+    gap_text = number(gap.value)
+    if gap.has_interval:
+        gap_text += f" ({number(gap.low)} to {number(gap.high)})"
+    rows = [
+        ("difference", f"{gap_text}, {found.first.name} less {found.second.name}"),
+        ("starts", f"{n}; on {100 * found.paired.won:.1f} % the first is better (a tie is half)"),
+    ]
+    marked = [words for side in sides for words in side.unfinished]
+    more = [("not finished", words) for words in marked]
+    return "\n".join([_aligned(lines), table([*rows, *more]), f"  {found.verdict}."])
+
+
+def _return_of(side: Side) -> str:
+    if len(side.played) == 1:
+        return _with_interval(side.played[0].figures(), "return_mean", "return")
+    means = side.returns.mean(1)
+    return f"{number(float(means.mean()))} (runs {number(means.min())} to {number(means.max())})"
+
+
+def print_against(config: TrainConfig, parsed: argparse.Namespace) -> None:
+    """Plays a run against another player, from both seats.
+
+    Args:
+        config (TrainConfig): the run's settings.
+        parsed (Namespace): the command's arguments.
+
+    Raises:
+        ConfigError: a world of one team, or animations, which show the run's own episodes.
+    """
+    if parsed.gif or parsed.mp4:
+        raise ConfigError(
+            "--gif and --against are both given, expected one; an animation shows the run's own "
+            "episodes."
+        )
+    names = [parsed.run, parsed.against]
+    env, players = enter(
+        names, min(parsed.episodes, 1000), device=parsed.device, trust=parsed.trust
+    )
+    seats = seats_of(TeamSpec.from_env(env))
+    if not seats.apart:
+        env.close()
+        raise ConfigError(
+            f"run {quoted(parsed.run)} plays in a world of one team, expected two sides, of which "
+            "one plays against the other; `torchrl-marl crossplay` lets players play with each "
+            "other, `torchrl-marl compare` compares runs."
+        )
+    own = config.evaluation.deterministic
+    kind = parsed.deterministic or (own and not parsed.stochastic)
+    options = {"deterministic": kind, "seed": parsed.seed}
+    me, other = ([players[name]] for name in names)
+    rows = [("actions", kind_of(kind))]
+    first = cross_play(me, other, env, parsed.episodes, **options)[0, 0]
+    if seats.alike:
+        rows += _outcome(first, "seats", "both, half of the games each")
+    else:
+        second = cross_play(other, me, env, parsed.episodes, **options)[0, 0]
+        rows += _outcome(first, "side", next(iter(seats.agents[0])))
+        rows += _outcome(second, "side", next(iter(seats.agents[1])), turned=True)
+    env.close()
+    print(table(rows))
+
+
+def _outcome(
+    entry: TensorDictBase, what: str, seat: str, turned: bool = False
+) -> list[tuple[str, str]]:
+    """Returns rows of the games of one seat; ``turned``: the entry is the opponent's."""
+    wins, draws, games = (int(entry[key]) for key in ("wins", "draws", "games"))
+    won = games - wins - draws if turned else wins
+    score = won + draws / 2
+    low, high = win_interval(score, games)
+    rows = [
+        (what, seat),
+        ("games", f"{games}: {won} won, {draws} drawn, {games - won - draws} lost"),
+        ("win rate", f"{number(score / games)} ({number(low)} to {number(high)}), draws half"),
+    ]
+    return rows if turned else [*rows, ("return", number(float(entry["returns"])))]

@@ -1,0 +1,415 @@
+"""The command line: ``torchrl-marl train``, ``evaluate``, ``report`` and the other commands.
+
+Nothing heavy is imported before the arguments are known to be right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchrl_marl.apps.cli.arguments import COMMANDS, make_parser
+from torchrl_marl.apps.console import (
+    report,
+    silence_others,
+    table,
+    tell,
+    tell_error,
+    tell_failed,
+    tell_stopped,
+)
+from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
+from torchrl_marl.runtime.import_path import leave_current_folder
+from torchrl_marl.runtime.trust import trusting
+from torchrl_marl.training.interruption import Terminated
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+
+    from torchrl_marl.apps.players import Standing
+    from torchrl_marl.training.config import TrainConfig
+    from torchrl_marl.training.run import Run
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns the exit code.
+
+    Args:
+        argv (sequence of str, optional): the arguments; otherwise those of the process.
+
+    Returns:
+        int: 0; 2 for what a user can correct, said in one line; 130 after Ctrl-C, 143 after
+        SIGTERM.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        leave_current_folder()
+    try:
+        return _run(arguments)
+    except UserError as error:
+        tell_error(error)
+        return 2
+    except KeyboardInterrupt as stop:
+        tell_stopped(*(stop.args or (None,)), command=arguments[0])
+        return 130
+    except Terminated as stop:
+        tell_stopped(stop.folder, stop.saved, command=arguments[0])
+        return 143
+    except BrokenPipeError:  # `torchrl-marl list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:  # what the operating system refuses is no fault of the program
+        where = f"{error.filename!r}: " if error.filename else ""
+        print(f"torchrl-marl: error: {where}{error.strerror or error}.", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: list[str]) -> int:
+    command = next((text for text in arguments if not text.startswith("-")), None)
+    if command is not None and command not in COMMANDS:
+        raise ConfigError(
+            f"unknown command {quoted(command)}; {nearest(command, COMMANDS)}"
+            f"choose among {', '.join(COMMANDS)}."
+        )
+    parser = make_parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    if parsed.command is None and not rest:
+        parser.print_help(sys.stderr)
+        return 2
+    # argparse takes a list of positionals in one piece; options may stand between them here.
+    more: list[str] | None = getattr(parsed, getattr(parsed, "rest", ""), None)
+    unknown = [text for text in rest if text.startswith("-") or more is None]
+    if unknown:
+        raise ConfigError(
+            f"unknown argument {quoted(unknown[0])}; {_as_setting(parsed, unknown[0], arguments)}"
+            f"`torchrl-marl {parsed.command or ''} --help` shows all.".replace("  ", " ")
+        )
+    if more is not None:
+        more.extend(rest)
+    with trusting(getattr(parsed, "trust", False)):
+        _ACTIONS[parsed.command](parsed)
+    return 0
+
+
+def _as_setting(parsed: argparse.Namespace, option: str, arguments: list[str]) -> str:
+    """``"did you mean 'seed=1'? "`` for ``--seed 1``, where the command takes settings."""
+    from torchrl_marl.recipes import explain
+
+    name, _, value = option.removeprefix("--").partition("=")
+    if parsed.command != "train" or name not in {setting.key for setting in explain()}:
+        return ""
+    value = value or "".join(arguments[arguments.index(option) + 1 :][:1])
+    return f"did you mean '{name}={value or '...'}'? "
+
+
+def _train(parsed: argparse.Namespace) -> None:
+    if parsed.resume is not None:
+        _resume(parsed)
+        return
+    from torchrl_marl import runs as doors
+    from torchrl_marl.apps.jobs.seeds import train_each
+    from torchrl_marl.training.folder import check_folder
+    from torchrl_marl.training.recorder import check_logging
+
+    recipe, texts = _recipe_and_settings(parsed)
+    find = _together if parsed.together else _configs_of_seeds
+    configs = find(recipe, texts, parsed.seeds)
+    for one in configs:
+        doors.check_device(one)
+        check_logging(one.logging)
+        check_folder(one)
+    silence_others()
+    runs: dict[int, Run] = {}
+    failed: list[int] = []
+    try:
+        for one, found in train_each(configs, seeds=parsed.seeds is not None):
+            if isinstance(found, Exception):
+                failed.append(one.seed)
+                tell_failed(one.seed, found)
+            else:
+                own = [one.seed] if len(found) == 1 else [run.config.seed for run in found]
+                runs |= zip(own, found)
+    finally:
+        if runs:
+            tell(report([runs[seed] for seed in sorted(runs)], sorted(runs)))
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(configs)} seeds failed: {', '.join(map(str, failed))}."
+        )
+
+
+def _recipe_and_settings(parsed: argparse.Namespace) -> tuple[str, list[str]]:
+    """Returns the recipe, which stands first or is the default, and the settings behind it."""
+    from torchrl_marl.recipes import DEFAULT_RECIPE, recipe_names
+
+    texts = list(parsed.settings)
+    recipe = texts.pop(0) if texts and "=" not in texts[0] else None
+    for text in texts:
+        if text in recipe_names() or ("=" not in text and text.endswith((".yaml", ".yml"))):
+            if recipe:
+                raise ConfigError(f"{quoted(text)} is a second recipe, expected one; drop one.")
+            raise ConfigError(
+                f"{quoted(text)} is a recipe behind a setting, expected before all settings; use "
+                f"{text} {' '.join(one for one in texts if one != text)}"[:300]
+                + "."
+            )
+    return recipe or DEFAULT_RECIPE, texts
+
+
+def _together(recipe: str, texts: list[str], seeds: list[int] | None) -> list[TrainConfig]:
+    """Returns the settings of a population that has these seeds."""
+    from torchrl_marl.recipes import load_config
+
+    if seeds is None or len(seeds) < 2:
+        raise ConfigError(
+            "--together is given, expected --seeds with two or more; add --seeds 0..7"
+        )
+    if seeds != list(range(seeds[0], seeds[0] + len(seeds))):
+        raise ConfigError(
+            f"--seeds is {','.join(map(str, seeds))}, expected seeds without a gap beside "
+            f"--together; use --seeds {min(seeds)}..{min(seeds) + len(seeds) - 1}."
+        )
+    _refuse_seed(texts)
+    if any(text.startswith("population.size=") for text in texts):
+        raise ConfigError(
+            "population.size=... and --together are both given, expected one; drop population.size."
+        )
+    return [load_config(recipe, [*texts, f"seed={seeds[0]}", f"population.size={len(seeds)}"])]
+
+
+def _configs_of_seeds(recipe: str, texts: list[str], seeds: list[int] | None) -> list[TrainConfig]:
+    from torchrl_marl.recipes import load_config
+
+    if seeds is None:
+        return [load_config(recipe, texts)]
+    _refuse_seed(texts)
+    configs = []
+    for seed in seeds:
+        config = load_config(recipe, [*texts, f"seed={seed}"])
+        if config.folder is not None and len(seeds) > 1:
+            config = load_config(config, {"folder": str(Path(config.folder) / f"seed{seed}")})
+        configs.append(config)
+    return configs
+
+
+def _refuse_seed(texts: list[str]) -> None:
+    if any(text.startswith("seed=") for text in texts):
+        raise ConfigError("seed=... and --seeds are both given, expected one; drop seed=...")
+
+
+def _resume(parsed: argparse.Namespace) -> None:
+    recipes = [text for text in parsed.settings if "=" not in text]
+    more = [*recipes, *["--seeds"] * bool(parsed.seeds), *["--together"] * parsed.together]
+    if more:
+        raise ConfigError(
+            f"--resume {parsed.resume} goes on by the run's own settings, expected settings such "
+            f"as total_frames=... alone beside it; drop {more[0]}."
+        )
+    from torchrl_marl.runs import resume
+    from torchrl_marl.settings import parse_overrides
+    from torchrl_marl.training.config import read_run_config
+
+    silence_others()
+    run = resume(Path(parsed.resume), trust=parsed.trust, **parse_overrides(parsed.settings))
+    runs = getattr(run, "members", [run])
+    tell(report(runs, [read_run_config(own.folder).seed for own in runs]))
+
+
+def _evaluate(parsed: argparse.Namespace) -> None:
+    import dataclasses
+
+    from torchrl_marl.recipes import validate
+    from torchrl_marl.runs import check_device
+    from torchrl_marl.training.config import read_run_config
+
+    config = read_run_config(parsed.run)
+    if parsed.device:
+        config = dataclasses.replace(config, device=parsed.device)
+        validate(config, own_env=True)
+    check_device(config)
+    silence_others()
+    from torchrl_marl.apps.cli.evaluating import print_against, print_evaluation
+
+    (print_evaluation if parsed.against is None else print_against)(config, parsed)
+
+
+def _compare(parsed: argparse.Namespace) -> None:
+    silence_others()
+    from torchrl_marl.apps.cli.evaluating import print_comparison
+
+    print_comparison(parsed)
+
+
+def _tune(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.apps.jobs.tuning import parse_choice, tune
+
+    recipe, texts = _recipe_and_settings(parsed)
+    found = [(text, parse_choice(text)) for text in texts]
+    silence_others()
+    best = tune(
+        recipe,
+        [choice for _, choice in found if choice is not None],
+        [text for text, choice in found if choice is None],
+        trials=parsed.trials,
+        together=parsed.together,
+        folder=parsed.out or Path(f"tune_{Path(recipe).stem}"),
+        prune=parsed.prune,
+    )
+    print(best)
+
+
+def _suite(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.apps.suites.running import suite_command
+
+    suite_command(
+        parsed.settings,
+        out=parsed.out,
+        resume=parsed.resume,
+        jobs=parsed.jobs,
+        dry_run=parsed.dry_run,
+        trust=parsed.trust,
+    )
+
+
+def _crossplay(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.apps.cli.listing import beside, free
+    from torchrl_marl.training.entrants import runs_of_players
+
+    given = [str(name) for name in parsed.players]
+    folders = runs_of_players(given) or [Path()]
+    _play_off(given, given, parsed.out or free(beside(folders) / "crossplay"), parsed)
+
+
+def _league(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.apps import players
+    from torchrl_marl.training.pool import stored_players
+
+    run = Path(parsed.run)
+    everybody = stored_players(run)
+    chosen = players.evenly(everybody, parsed.players)
+    if len(chosen) < len(everybody):
+        print(f"{len(chosen)} of {len(everybody)} stored players; --players N takes more")
+    paths, names = ([str(one.path) for one in chosen], [one.path.stem for one in chosen])
+    out = run / "league" if parsed.out is None else parsed.out
+    found, rows = _play_off([*paths, str(run), "random"], [*names, "now", "random"], out, parsed)
+    when = {rows[i]: one.frames for i, one in enumerate(chosen) if one.kind == "snapshot"}
+    if len(when) > 1:
+        print(players.rating_curve(when, found, path=out / "ratings.png"))
+
+
+def _play_off(
+    given: list[str], names: list[str], out: Path, parsed: argparse.Namespace
+) -> tuple[Standing | TensorDictBase, list[int]]:
+    """Plays players against each other, prints and writes what comes out.
+
+    Returns:
+        tuple: what came out, and each player's row: the same policy is played once.
+    """
+    silence_others()
+    from torchrl_marl.apps import players
+    from torchrl_marl.specs import TeamSpec
+    from torchrl_marl.training.crossplay import cross_play, seats_of
+    from torchrl_marl.training.entrants import enter, same_players
+
+    players.check_picture()
+    games = parsed.episodes * len(names) ** 2
+    env, policies = enter(given, min(games, 1000), device=parsed.device, trust=parsed.trust)
+    sides, first = seats_of(TeamSpec.from_env(env)), same_players(policies)
+    label = dict(zip(given, names))
+    once = list(dict.fromkeys(first.values()))
+    names = [" = ".join(label[x] for x in given if first[x] == name) for name in once]
+    everybody = [policies[name] for name in once]
+    options = {"deterministic": parsed.deterministic, "seed": parsed.seed}
+    table_of_all = cross_play(everybody, everybody, env, parsed.episodes, **options)
+    env.close()
+    found = players.standing(table_of_all) if sides.alike else None
+    # In a world of unlike sides, the row's player has the first.
+    what = "return with" if sides.alike else f"return as {next(iter(sides.agents[0]))}"
+    print(players.standing_text(names, table_of_all, found, what))
+    paths = players.write_table(out, names, table_of_all, found)
+    path = out / "crossplay.png"
+    players.heat_map(names, table_of_all, found, path=path)
+    print("\n".join(map(str, (*paths, path))))
+    return table_of_all if found is None else found, [once.index(first[x]) for x in given]
+
+
+def _export(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.apps.export.formats import check_format
+
+    check_format(parsed.format)
+    silence_others()
+    from torchrl_marl.training.run import Run
+
+    run = Run.load(Path(parsed.run), device="cpu", trust=parsed.trust)
+    made = run.export(parsed.agent, format=parsed.format, folder=parsed.out)
+    print(table([(name, str(folder)) for name, folder in made.agents.items()]))
+    print(f"checked against the team: {made.comparison}")
+
+
+def _plot(parsed: argparse.Namespace) -> None:
+    silence_others()
+    from torchrl_marl.apps.cli.listing import beside, free
+    from torchrl_marl.apps.plotting import learning_curve
+
+    folders, path, name = [Path(run) for run in parsed.runs], parsed.out, "learning_curve.png"
+    if path is None:
+        path = folders[0] / name if len(folders) == 1 else free(beside(folders) / name)
+    learning_curve(folders, key=parsed.key, path=path, table=path.with_suffix(".csv"))
+    print(path, path.with_suffix(".csv"), sep="\n")
+
+
+def _report(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.apps.reports.answers import answers
+    from torchrl_marl.apps.reports.page import write_report
+
+    found = write_report(parsed.runs, parsed.out, parsed.references)
+    for sentence in found.left_out:
+        print(f"left out: {sentence}", file=sys.stderr)
+    print("\n".join([*answers(found), str(parsed.out / "report.html")]))
+
+
+def _serve(parsed: argparse.Namespace) -> None:
+    silence_others()
+    from torchrl_marl.apps.serving import serve
+
+    serve(
+        parsed.run,
+        follow=parsed.follow,
+        host=parsed.host,
+        port=parsed.port,
+        token_file=parsed.token_file,
+        tls_certificate=parsed.tls_cert,
+        tls_key=parsed.tls_key,
+        max_clients=parsed.max_clients,
+        stochastic=parsed.stochastic,
+        execution=parsed.execution,
+        trust=parsed.trust,
+    )
+
+
+def _list(parsed: argparse.Namespace) -> None:
+    from torchrl_marl.apps.cli.listing import print_list
+
+    print_list(parsed.what, parsed.recipe, markdown=parsed.markdown, world=parsed.world)
+
+
+_ACTIONS = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "compare": _compare,
+    "tune": _tune,
+    "suite": _suite,
+    "crossplay": _crossplay,
+    "league": _league,
+    "export": _export,
+    "serve": _serve,
+    "plot": _plot,
+    "report": _report,
+    "list": _list,
+}

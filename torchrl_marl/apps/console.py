@@ -1,0 +1,219 @@
+"""Output to the terminal: tables, the end of a run, and this package's warnings alone."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchrl_marl.errors import RankError, UserError
+from torchrl_marl.runtime.torchrun import place
+
+if TYPE_CHECKING:
+    from torchrl_marl.settings import Setting
+    from torchrl_marl.training.run import Run
+
+__all__ = [
+    "number",
+    "report",
+    "settings_markdown",
+    "settings_table",
+    "silence_others",
+    "table",
+    "tell",
+    "tell_error",
+    "tell_failed",
+    "tell_stopped",
+]
+
+_RETURNS = {
+    "return_before": "before training",
+    "return_after": "after training",
+    "return_random": "random policy",
+    "return_heuristic": "VMAS heuristic",
+}
+_WIDEST = 24
+
+
+def table(rows: Sequence[tuple[str, str]]) -> str:
+    """Formats names and texts as two columns."""
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in rows)
+
+
+def settings_table(settings: Sequence[Setting], *, words: bool = False) -> str:
+    """Formats key, value and meaning of every setting.
+
+    Args:
+        settings (list of Setting): with their values as defaults.
+        words (bool): whether each word to choose among has a line for its meaning.
+    """
+    rows = [(s.key, _value(s), s.help if words else s.explanation, s.words) for s in settings]
+    keys = max(len(key) for key, *_ in rows)
+    # The few long values may exceed their column, so that the others stay readable.
+    width = max((len(value) for _, value, *_ in rows if len(value) <= _WIDEST), default=0)
+    lines = []
+    for key, value, text, meanings in rows:
+        lines.append(f"  {key:<{keys}}  {value:<{width}}  {text}")
+        if words:
+            lines += [f"{'':<{keys + width + 8}}{w}: {m}" for w, m in meanings.items()]
+    return "\n".join(lines)
+
+
+def settings_markdown(settings: Sequence[Setting]) -> str:
+    """Formats :func:`settings_table` as Markdown."""
+    lines = ["| setting | default | meaning |", "|---|---|---|"]
+    for setting in settings:
+        meanings = "".join(f"<br>`{word}`: {text}" for word, text in setting.words.items())
+        cells = f"`{setting.key}`", f"`{_value(setting)}`", setting.help + meanings
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def _value(setting: Setting) -> str:
+    from torchrl_marl.settings import shown
+
+    return setting.default if isinstance(setting.default, str) else shown(setting.default)
+
+
+def report(runs: Sequence[Run], seeds: Sequence[int]) -> str:
+    """Formats results: a list for one run; a row per seed and a mean for several."""
+    if len(runs) == 1:
+        summary = runs[0].summary
+        found = {text: summary.get(key) for key, text in _RETURNS.items()}
+        rows = [(f"return, {text}", number(x)) for text, x in found.items() if x is not None]
+        for kind, own in summary.get("evaluation", {}).items():
+            if "return_low" in own:
+                ends = f"{number(own['return_low'])} to {number(own['return_high'])}"
+                rows.append((f"  by {kind} actions", f"{number(own['return_mean'])} ({ends})"))
+        for key, x in summary.items():
+            group, _, when = key.rpartition("/")
+            if group and when in _RETURNS:
+                rows.append((f"return of {group}, {_RETURNS[when]}", number(x)))
+        seconds, rate = number(summary.get("seconds")), summary.get("frames_per_second")
+        frames = f"{int(summary.get('frames') or 0):,} in {seconds} s ({number(rate)} frames/s)"
+        return table([*rows, ("frames", frames), ("run folder", str(runs[0].folder))])
+    heads = {**_RETURNS, "frames": "frames", "seconds": "seconds", "frames_per_second": "frames/s"}
+    known = [c for c in heads if any(run.summary.get(c) is not None for run in runs)]
+    numbers = [[run.summary.get(column) for column in known] for run in runs]
+    lines = [
+        ["seed", *(heads[column] for column in known), "run folder"],
+        *(
+            [str(seed), *map(number, row), str(run.folder)]
+            for seed, row, run in zip(seeds, numbers, runs)
+        ),
+        ["mean", *(number(_mean(column)) for column in zip(*numbers)), ""],
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    aligned = (
+        [row[0].ljust(widths[0]), *map(str.rjust, row[1:-1], widths[1:-1]), row[-1]]
+        for row in lines
+    )
+    return "return by seed:\n" + "\n".join("  " + "  ".join(row).rstrip() for row in aligned)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def number(value: Any) -> str:
+    """Formats a number with four significant digits, ``-`` for None.
+
+    Examples:
+        >>> number(1500000), number(41.23456), number(None)
+        ('1,500,000', '41.23', '-')
+    """
+    if value is None:
+        return "-"
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return str(value)
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"
+
+
+def tell(text: str) -> None:
+    """Prints what a run says at its end; of several processes that train as one, one does."""
+    here = place()
+    if here is None or here.rank == 0:
+        print(text)
+
+
+def tell_error(error: UserError) -> None:
+    """Prints what a user can correct in one line; once for each machine of several processes."""
+    here = place()
+    if here is None or here.local_rank == 0 or isinstance(error, RankError):
+        print(f"torchrl-marl: error: {' '.join(str(error).split())}", file=sys.stderr)
+
+
+def tell_stopped(folder: Path | None, saved: bool = True, *, command: str = "train") -> None:
+    """Prints that Ctrl-C or SIGTERM ended a run, and how to go on with it.
+
+    Args:
+        folder (Path, optional): of the run.
+        saved (bool): whether it was saved first.
+
+    Keyword Args:
+        command (str): which trained it.
+    """
+    here = place()
+    if here is not None and here.rank:
+        return
+    print(f"\ntorchrl-marl: stopped{_how_to_go_on(folder, saved, command)}", file=sys.stderr)
+
+
+def _how_to_go_on(folder: Path | None, saved: bool, command: str) -> str:
+    if folder is None:
+        return "."
+    how = " and saved" if saved else " at once"
+    if command == "suite":
+        return f"{how}; the same command goes on with --resume."
+    if command == "tune":
+        return f"{how}; the same command goes on."
+    resume = f"torchrl-marl train --resume {folder}"
+    if saved:
+        return f"{how}; go on with: {resume}"
+    from torchrl_marl.training.folder import has_checkpoint
+
+    if has_checkpoint(folder):
+        return f"{how}; go on from what was saved before with: {resume}"
+    if (folder / "config.yaml").is_file():
+        return f" before its first checkpoint; begin it again with: {resume}"
+    return "; nothing was stored, so begin again."
+
+
+def tell_failed(seed: int, error: Exception) -> None:
+    """Prints why one of several seeds failed, with its place unless the user can fix it."""
+    if not isinstance(error, UserError):
+        traceback.print_exception(error)
+    text = " ".join(str(error).split())
+    print(f"torchrl-marl: error: seed {seed} failed: {text}", file=sys.stderr)
+
+
+def silence_others() -> None:
+    """Silences other libraries' log lines and warnings; prints this package's as one line."""
+    os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if not sys.warnoptions:
+        warnings.simplefilter("default")
+        warnings.showwarning = _show_warning
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    # A warning's file depends on its stacklevel; the frame that warns does not.
+    frame = sys._getframe(1)
+    while frame.f_back and Path(frame.f_code.co_filename).name == "warnings.py":
+        frame = frame.f_back
+    if not Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parent):
+        return
+    text = " ".join(f"torchrl-marl: warning: {message}".split())
+    if "tqdm" in sys.modules:
+        sys.modules["tqdm"].tqdm.write(text, file=sys.stderr)
+    else:
+        print(text, file=sys.stderr)

@@ -1,0 +1,21 @@
+"""Agents that run alone: one agent's part of a team's policy, as programs without torchrl_marl."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.apps.export.agent import find_agents
+    from torchrl_marl.apps.export.check import check_players
+    from torchrl_marl.apps.export.player import Player
+    from torchrl_marl.apps.export.write import Export, export_agents
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "agent": ["find_agents"],
+        "check": ["check_players"],
+        "player": ["Player"],
+        "write": ["Export", "export_agents"],
+    },
+)

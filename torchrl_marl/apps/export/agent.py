@@ -1,0 +1,340 @@
+"""One agent's part of a team's policy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchrl.data import TensorSpec
+
+from torchrl_marl.apps.export.interface import Field, Program, describe
+from torchrl_marl.apps.export.programs import (
+    Act,
+    Mind,
+    OneObservation,
+    body_of_agent,
+    talking_programs,
+)
+from torchrl_marl.errors import ConfigError, nearest, quoted
+from torchrl_marl.modules.actors import GroupActor
+from torchrl_marl.modules.communication.chain import Chain
+from torchrl_marl.modules.communication.channel import Channel, between
+from torchrl_marl.modules.inputs import observation_leaves
+from torchrl_marl.modules.networks import AgentNetwork, TeamNetwork
+from torchrl_marl.modules.normalization import ObservationNorm
+from torchrl_marl.modules.q_actor import DeterministicActor, Dueling, Greedy
+from torchrl_marl.specs import GroupSpec
+
+__all__ = ["AgentActor", "Best", "Bounded", "agents_of", "find_agents"]
+
+
+class Best(nn.Module):
+    """Chooses the likeliest legal action, or the one of the highest value.
+
+    Args:
+        n_actions (int): the agent's own number A.
+        dtype (torch.dtype): of actions.
+        one_hot (bool): actions are one-hot.
+        dueling (bool): the first output is what all values have in common.
+        values (bool): the parameters are values, of illegal actions, too.
+
+    Shapes:
+        - outputs: ``[P]``; action_mask: bool ``[A]``
+        - returns: the action, ``[]`` or ``[A]``, and the logits or values, ``[A]``
+
+    Examples:
+        >>> legal = torch.tensor([True, True, False])
+        >>> Best(3, torch.int64)(torch.tensor([0.0, 1.0, 2.0]), legal)[0]
+        tensor(1)
+    """
+
+    def __init__(
+        self,
+        n_actions: int,
+        dtype: torch.dtype,
+        one_hot: bool = False,
+        dueling: bool = False,
+        values: bool = False,
+    ) -> None:
+        super().__init__()
+        self.n_actions, self.dtype, self.one_hot = n_actions, dtype, one_hot
+        self.dueling, self.values = dueling, values
+
+    def forward(self, outputs: Tensor, action_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Chooses."""
+        if self.dueling:
+            common, advantage = outputs[:1], outputs[1 : 1 + self.n_actions]
+            outputs = common + advantage - advantage.mean(-1, keepdim=True)
+        outputs = legal = outputs[: self.n_actions]
+        if action_mask is not None:
+            allowed = action_mask | ~action_mask.any(-1, keepdim=True)
+            legal = torch.where(allowed, outputs, torch.finfo(outputs.dtype).min)
+        best = legal.argmax(-1)
+        action = F.one_hot(best, self.n_actions) if self.one_hot else best
+        return action.to(self.dtype), outputs if self.values else legal
+
+
+class Bounded(nn.Module):
+    """Brings outputs into the bounds of actions, by tanh; where there are none, as they are.
+
+    Args:
+        n_features (int): the agent's own number A.
+        bounds (tuple of Tensor, optional): low and high.
+        head (nn.Module, optional): makes location and scale of the outputs; without it they are
+            the location.
+
+    Shapes:
+        - outputs: ``[P]``; low, high: ``[A]``
+        - returns: the action, and location (and scale), each ``[A]``
+
+    Examples:
+        >>> Bounded(1, (torch.zeros(1), torch.full((1,), 4.0)))(torch.zeros(1))
+        (tensor([2.]), tensor([0.]))
+    """
+
+    middle: Tensor | None
+    half_range: Tensor  # where there is a middle
+
+    def __init__(
+        self,
+        n_features: int,
+        bounds: tuple[Tensor, Tensor] | None = None,
+        head: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.n_features, self.head = n_features, head
+        middle = None if bounds is None else (bounds[0] + bounds[1]) / 2
+        half = None if bounds is None else (bounds[1] - bounds[0]) / 2
+        self.register_buffer("middle", middle)
+        self.register_buffer("half_range", half)
+
+    def forward(self, outputs: Tensor) -> tuple[Tensor, ...]:
+        """Squashes the location."""
+        parts = (outputs,) if self.head is None else self.head(outputs)
+        parameters = tuple(part[: self.n_features] for part in parts)
+        action = loc = parameters[0]
+        if self.middle is not None:
+            action = self.middle + self.half_range * loc.tanh()
+        return (action, *parameters)
+
+
+@dataclass(frozen=True)
+class AgentActor:
+    """An agent of a team, and the actor that acts for it.
+
+    Args:
+        name (str): the agent's.
+        group (GroupSpec): of the environment.
+        number (int): the agent's, in its group.
+        actor (nn.Module): of its group, or of several groups as one.
+        place (int): the agent's, among the N of the actor.
+        peers (tuple of str): names of those N.
+    """
+
+    name: str
+    group: GroupSpec
+    number: int
+    actor: Any
+    place: int
+    peers: tuple[str, ...] = ()
+
+    @property
+    def network(self) -> AgentNetwork:
+        """The network within the actor."""
+        found = [m for m in self.actor.modules() if isinstance(m, AgentNetwork)]
+        return found[0]
+
+    @property
+    def action_spec(self) -> TensorSpec:
+        """The agent's own, unpadded."""
+        group = self.group
+        if group.members is None:
+            return group.action_spec[self.number]
+        return group.members[self.number]["action"]
+
+    @property
+    def memory_size(self) -> int:
+        """Numbers S that its programs remember; words on their way are kept by the player."""
+        memory = getattr(self.network.network, "memory", None)
+        return 0 if memory is None else memory.state_size
+
+    def observation(self) -> tuple[Field, ...]:
+        """Returns the leaves that it sees, unpadded."""
+        leaves = observation_leaves(self.group, self.number)
+        return tuple(Field.of(name, spec) for name, spec in leaves)
+
+    def programs(self) -> list[Program]:
+        """Builds its programs."""
+        network = self.network
+        group, norm = self.actor.group, cast(ObservationNorm | None, network.features.norm)
+        width = self.group.observation_dims[self.number]
+        observe = OneObservation(width, group.observation_dim, norm, self.place)
+        body = body_of_agent(network.network, self.place, group.n_agents)
+        seen, size = self.observation(), self.memory_size
+        memory = (Field("hidden", (size,)), Field("is_init", (1,), "bool")) if size else ()
+        legal: tuple[Field, ...] = ()
+        if self.group.action_mask_key is not None:
+            legal = (Field("action_mask", (self.group.action_dims[self.number],), "bool"),)
+        done = ["action", *self._parameters(), *["next_hidden"] * bool(size)]
+        if self.channel is None:
+            act = Act(observe, body, self._choice(), len(seen))
+            return [Program.of("act", act, (*seen, *legal, *memory), done)]
+        assert isinstance(body, TeamNetwork)
+        mind = Mind(observe, body, self._choice(), len(seen), network.position)
+        return list(talking_programs(mind, (*seen, *memory), legal, done, self.channel, size))
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the interface says of the agent, without its programs."""
+        spec = Field.of("action", self.action_spec)
+        action: dict[str, Any] = {
+            "distribution": self._distribution(),
+            "shape": spec.shape,
+            "dtype": spec.dtype,
+        }
+        if self.group.discrete:
+            action["n_actions"] = self.group.action_dims[self.number]
+            action["one_hot"] = self.group.one_hot
+        elif (bounds := self._bounds()) is not None:
+            action |= {"low": bounds[0].tolist(), "high": bounds[1].tolist()}
+        seen, size = self.observation(), self.memory_size
+        said = describe(self.name, self.group.name, action, seen, size)
+        return {**said, "communication": self._communication()}
+
+    # --------------------------------------------------------------------------- whom it hears
+
+    @property
+    def channel(self) -> Channel | None:
+        """Between the agents of its actor, if they talk."""
+        body = self.network.network
+        return body.channel if isinstance(body, TeamNetwork) else None
+
+    def hears(self) -> list[int]:
+        """Returns the places of the agents that it may hear."""
+        if self.channel is None:
+            return []
+        alive = torch.ones(self.actor.group.n_agents, dtype=torch.bool)
+        fixed, given = self.channel.links.fixed, self.network.links
+        links = between(alive)[self.place]
+        for other in (fixed, given):
+            links = links if other is None else links & other[self.place].cpu()
+        return links.nonzero().flatten().tolist()
+
+    def heard_groups(self) -> list[str]:
+        """Returns the names of the groups that it may hear."""
+        own = self.actor.group
+        heard = [own.groups[own.group_index[place]].name for place in self.hears()]
+        return list(dict.fromkeys(heard))
+
+    def _communication(self) -> dict[str, Any] | None:
+        if self.channel is None:
+            return None
+        config, one = self.channel.config, self.channel.rounds[0]
+        relays = isinstance(one, Chain)
+        return {
+            "kind": config.kind,
+            "rounds": len(self.channel.rounds),
+            "agents": list(self.peers),
+            "hears": [self.peers[place] for place in self.hears()],
+            "links": "all" if relays else config.links,
+            "radius": config.radius,
+            "nearest": config.nearest,
+            "position": self.network.position,
+            "discrete": config.discrete,
+            "gate": config.gate,
+            "delay": config.delay if self.channel.delay is not None else 0,
+            "relays": relays,
+            "message_size": one.state_size if relays else one.message_size,
+        }
+
+    # ------------------------------------------------------------------------------ its actions
+
+    def _distribution(self) -> str:
+        if isinstance(self.actor, DeterministicActor):
+            return "none"
+        if self.group.discrete:
+            return "categorical"
+        return "normal" if self._bounds() is None else "tanh_normal"
+
+    def _parameters(self) -> list[str]:
+        words = {"categorical": ["logits"], "normal": ["loc", "scale"]}
+        if self._distribution() == "none":
+            return ["action_value"] if self.group.discrete else ["loc"]
+        return words.get(self._distribution(), ["loc", "scale"])
+
+    def _bounds(self) -> tuple[Tensor, Tensor] | None:
+        width = self.group.action_dims[self.number]
+        bounds = self.group.action_bounds
+        if bounds is None:
+            return None
+        return bounds[0][self.number, :width], bounds[1][self.number, :width]
+
+    def _choice(self) -> nn.Module:
+        head, n = self.network.head, self.group.action_dims[self.number]
+        if not self.group.discrete:
+            return Bounded(n, self._bounds(), copy.deepcopy(head))
+        values = any(isinstance(module, Greedy) for module in self.actor.modules())
+        dueling, dtype = isinstance(head, Dueling), self.action_spec.dtype
+        return Best(n, dtype, self.group.one_hot, dueling, values)
+
+
+def agents_of(policy: nn.Module) -> dict[str, AgentActor]:
+    """Returns the agents of a team whose actors are networks, by name.
+
+    Args:
+        policy (nn.Module): of a run, or the actors of a team.
+
+    Examples:
+        >>> from torchrl.data import Bounded, Unbounded
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> from torchrl_marl.modules import make_actor
+        >>> team = TeamSpec([AgentSpec("car", 2, Unbounded((4,)), Bounded(-1, 1, (2,)))])
+        >>> agents_of(make_actor(team.groups["car"]))["car_1"].programs()[0].outputs[0]
+        Field(name='action', shape=(2,), dtype='float32')
+    """
+    found = list(_agents(policy))
+    names = [agent.name for agent in found]
+    named = [
+        replace(agent, name=f"{agent.group.name}.{agent.name}")
+        if names.count(agent.name) > 1
+        else agent
+        for agent in found
+    ]
+    peers: dict[int, tuple[str, ...]] = {}
+    for agent in named:
+        peers[id(agent.actor)] = (*peers.get(id(agent.actor), ()), agent.name)
+    return {agent.name: replace(agent, peers=peers[id(agent.actor)]) for agent in named}
+
+
+def _agents(policy: nn.Module) -> Iterator[AgentActor]:
+    for actor in policy.modules():
+        if not isinstance(actor, (GroupActor, DeterministicActor)):
+            continue
+        place = 0
+        for group in actor.group.groups:
+            for number, name in enumerate(group.agent_names):
+                yield AgentActor(name, group, number, actor, place)
+                place += 1
+
+
+def find_agents(policy: nn.Module, name: str | None = None) -> dict[str, AgentActor]:
+    """Returns one agent of a team, or all.
+
+    Raises:
+        ConfigError: nobody has that name, or nobody has a network.
+    """
+    known = agents_of(policy)
+    if not known:
+        raise ConfigError("nobody in this team has a network that can be exported; train a team.")
+    if name is None:
+        return known
+    if name not in known:
+        raise ConfigError(
+            f"agent is {quoted(name)}; {nearest(name, known)}"
+            f"expected one of {', '.join(list(known)[:20])}."
+        )
+    return {name: known[name]}

@@ -1,0 +1,272 @@
+"""Exported agents against the policy of their team, over whole episodes of its own world.
+
+Shapes: N agents of a group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from torchrl_marl.apps.export.agent import AgentActor, agents_of
+from torchrl_marl.apps.export.interface import Program
+from torchrl_marl.apps.export.player import Player
+from torchrl_marl.errors import UserError
+from torchrl_marl.modules.communication.chain import Chain
+
+__all__ = ["Comparison", "InMemory", "check_players"]
+
+_LONGEST = 2_000
+
+
+@dataclass
+class Comparison:
+    """How much exported agents differ from the policy of their team.
+
+    Args:
+        steps (int): env steps that were played.
+        actions (int): of all agents that were alive.
+        differ (int): actions that are not the team's.
+        largest (float): difference of any parameter of a distribution, or value of an action.
+
+    Examples:
+        >>> str(Comparison(200, 800, 0, 1e-7))
+        'no action differs in 200 steps (800 actions), largest difference 1e-07'
+    """
+
+    steps: int = 0
+    actions: int = 0
+    differ: int = 0
+    largest: float = 0.0
+
+    def __str__(self) -> str:
+        words = {0: "no action differs", 1: "1 action differs"}
+        differ = words.get(self.differ, f"{self.differ:,} actions differ")
+        return (
+            f"{differ} in {self.steps:,} steps ({self.actions:,} actions), "
+            f"largest difference {self.largest:.1g}"
+        )
+
+    def add(self, action: Any, expected: Any, pairs: list[tuple[Any, Any]], close: float) -> None:
+        """Compares an agent's action, and the parameters of its distribution."""
+        whole = not np.issubdtype(np.asarray(expected).dtype, np.floating)
+        equal = np.array_equal if whole else partial(np.allclose, rtol=close, atol=close)
+        self.actions += 1
+        self.differ += not equal(action, expected)
+        pairs = pairs if whole else [*pairs, (action, expected)]
+        for one, other in pairs:
+            self.largest = max(self.largest, float(np.abs(one - other).max(initial=0.0)))
+
+
+class InMemory(Player):
+    """A player of programs that are in no file.
+
+    Args:
+        agent (AgentActor): whose.
+        seed (int, optional): of the actions that are drawn.
+    """
+
+    def __init__(self, agent: AgentActor, seed: int | None = None) -> None:
+        programs = {program.name: _Function(program) for program in agent.programs()}
+        self._start(agent.describe(), programs, seed)
+
+
+class _Function:
+    """A program as a player calls it."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.inputs = [asdict(field) for field in program.inputs]
+
+    def __call__(self, inputs: list[np.ndarray]) -> dict[str, np.ndarray]:
+        with torch.no_grad():
+            found = self.program.module(*(torch.as_tensor(value) for value in inputs))
+        return {field.name: x.numpy() for field, x in zip(self.program.outputs, found)}
+
+
+@torch.no_grad()
+def check_players(
+    env: EnvBase,
+    policy: nn.Module,
+    players: Mapping[str, Player],
+    *,
+    steps: int = 200,
+    close: float = 1e-4,
+) -> Comparison:
+    """Lets exported agents act beside their team, each by what it sees and hears itself.
+
+    The team plays, deaths and births included; in the first world of the environment every agent
+    that lives is asked for its action, too. Those with whom the exported agents talk, and who are
+    not exported, are run here.
+
+    Args:
+        env (EnvBase): with dense groups, and with what the policy remembers.
+        policy (nn.Module): of the team.
+        players (mapping): name -> what was exported of an agent.
+
+    Keyword Args:
+        steps (int): at least so many, and at least one whole episode.
+        close (float): relative and absolute difference below which continuous actions are equal.
+
+    Raises:
+        UserError: actions differ.
+    """
+    found, first = Comparison(), (0,) * len(env.batch_size)
+    teams = _teams(policy, players)
+    carry = env.reset()
+    ended = False
+    with set_exploration_type(ExplorationType.DETERMINISTIC), contextlib.ExitStack() as stack:
+        for team in teams:
+            stack.enter_context(team.watched())
+        while found.steps < steps or not ended:
+            acted = policy(carry.copy())
+            for team in teams:
+                team.compare(found, players, acted[first], first, close)
+            step, carry = env.step_and_maybe_reset(acted)
+            found.steps += 1
+            ended |= bool(step["next", "done"][first].any())
+            if found.steps >= max(steps, _LONGEST):
+                break
+    if found.differ:
+        raise UserError(f"exported agents are not what their team is: {found}.")
+    return found
+
+
+def _teams(policy: nn.Module, players: Mapping[str, Player]) -> list[_Team]:
+    """Returns the agents of each actor, those that are exported and those who talk with them."""
+    together: dict[int, dict[str, AgentActor]] = {}
+    for name, agent in agents_of(policy).items():
+        together.setdefault(id(agent.actor), {})[name] = agent
+    teams = []
+    for agents in together.values():
+        if not players.keys() & agents.keys():
+            continue
+        talk = next(iter(agents.values())).channel is not None
+        own = {name: agent for name, agent in agents.items() if talk or name in players}
+        run = {n: players[n] if n in players else InMemory(agent) for n, agent in own.items()}
+        teams.append(_Team(own, run))
+    return teams
+
+
+class _Team:
+    """Agents of one actor who act alone, side by side."""
+
+    def __init__(self, agents: Mapping[str, AgentActor], players: Mapping[str, Player]) -> None:
+        self.agents, self.players = agents, players
+        one = next(iter(agents.values()))
+        self.actor, self.channel = one.actor, one.channel
+        self.output: TensorDictBase | None = None
+        self.links: Tensor | None = None
+        for player in players.values():
+            player.reset()
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Keeps what the actor writes last, and who hears whom in it."""
+        handles = [self.actor.register_forward_hook(self._keep_output)]
+        if self.channel is not None:
+            handles.append(self.channel.links.register_forward_hook(self._keep_links))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _keep_output(self, module: nn.Module, _: Any, output: TensorDictBase) -> None:
+        self.output = output
+
+    def _keep_links(self, module: nn.Module, _: Any, output: Tensor) -> None:
+        self.links = output
+
+    def compare(
+        self,
+        found: Comparison,
+        players: Mapping[str, Player],
+        acted: TensorDictBase,
+        first: tuple[int, ...],
+        close: float,
+    ) -> None:
+        """Compares a step of the players with that of the team, in one world."""
+        rows = {
+            name: acted.get(agent.group.name)[agent.number] for name, agent in self.agents.items()
+        }
+        rows = {name: row for name, row in rows.items() if _lives(self.agents[name], row)}
+        for name, row in rows.items():
+            if row.get("is_init", None) is not None and bool(row["is_init"]):
+                self.players[name].reset()
+        actions = self._act(rows, None if self.links is None else self.links[first])
+        assert self.output is not None
+        for name in rows.keys() & players.keys():
+            agent, player = self.agents[name], self.players[name]
+            expected = _own(rows[name]["action"], tuple(agent.action_spec.shape))
+            said = self.output.get(agent.actor.group.name)[first][agent.place]
+            pairs = [(x, _own(said[word], x.shape)) for word, x in player.parameters.items()]
+            found.add(actions[name], expected, pairs, close)
+
+    def _act(self, rows: Mapping[str, TensorDictBase], links: Tensor | None) -> dict[str, Any]:
+        seen = {name: _seen(self.agents[name], row) for name, row in rows.items()}
+        legal = {name: _legal(self.agents[name], row) for name, row in rows.items()}
+        if self.channel is None:
+            return {n: self.players[n].act(seen[n], action_mask=legal[n]) for n in rows}
+        players = {name: self.players[name] for name in rows}
+        said = {name: player.speak(seen[name]) for name, player in players.items()}
+        if isinstance(self.channel.rounds[0], Chain):
+            _relay(players)
+            return {name: player.act(action_mask=legal[name]) for name, player in players.items()}
+        assert links is not None
+        linked = {n: [m for m in rows if links[self._place(n), self._place(m)]] for n in rows}
+        if self.channel.delay is not None:
+            actions = {
+                name: player.act(action_mask=legal[name]) for name, player in players.items()
+            }
+            for name, player in players.items():
+                player.hear({other: said[other] for other in linked[name]})
+            return actions
+        for _ in self.channel.rounds[1:]:
+            inbox = {name: {other: said[other] for other in linked[name]} for name in rows}
+            said = {name: player.hear(inbox[name]) for name, player in players.items()}
+        inbox = {name: {other: said[other] for other in linked[name]} for name in rows}
+        return {n: p.act(inbox=inbox[n], action_mask=legal[n]) for n, p in players.items()}
+
+    def _place(self, name: str) -> int:
+        return self.agents[name].place
+
+
+def _relay(players: Mapping[str, Player]) -> None:
+    """Hands words from each agent to the next one, and back."""
+    for back in (False, True):
+        handed = None
+        for player in list(players.values())[:: -1 if back else 1]:
+            handed = player.relay(handed, back=back)
+
+
+def _lives(agent: AgentActor, row: TensorDictBase) -> bool:
+    return agent.group.mask_key is None or bool(row["mask"])
+
+
+def _seen(agent: AgentActor, row: TensorDictBase) -> dict[str, np.ndarray]:
+    fields = agent.observation()
+    return {field.name: _own(row[tuple(field.name.split("."))], field.shape) for field in fields}
+
+
+def _legal(agent: AgentActor, row: TensorDictBase) -> np.ndarray | None:
+    """Returns its legal actions; all of them where it has none, as its team takes that."""
+    if (legal := row.get("action_mask", None)) is None:
+        return None
+    legal = _own(legal, (agent.group.action_dims[agent.number],))
+    return legal | ~legal.any()
+
+
+def _own(value: Tensor, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns what of a padded leaf is an agent's own."""
+    return value[tuple(slice(0, size) for size in shape)].cpu().numpy()

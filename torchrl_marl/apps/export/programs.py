@@ -1,0 +1,445 @@
+"""An agent's networks as programs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchrl_marl.apps.export.interface import Field, Program
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.modules.bodies import Context, Feedforward, PictureNetwork
+from torchrl_marl.modules.communication.chain import Chain
+from torchrl_marl.modules.communication.channel import Channel, bits, symbol
+from torchrl_marl.modules.communication.rounds import Round
+from torchrl_marl.modules.memory.cells import AgentLinear, Memory
+from torchrl_marl.modules.memory.network import remember
+from torchrl_marl.modules.networks import TeamNetwork
+from torchrl_marl.modules.normalization import ObservationNorm
+from torchrl_marl.modules.sharing.builder import AgentId, AgentMask
+from torchrl_marl.modules.stacks.module_stack import ModuleStack
+
+__all__ = [
+    "Act",
+    "Hear",
+    "Listen",
+    "Listener",
+    "Mind",
+    "OneObservation",
+    "Relay",
+    "Speak",
+    "body_of_agent",
+    "memory_of_agent",
+    "talking_programs",
+]
+
+
+class OneObservation(nn.Module):
+    """Reads one agent's observation, unpadded, as the team's input reads everyone's.
+
+    Args:
+        width (int): the agent's own features.
+        widest (int): features I that its network takes.
+        norm (ObservationNorm, optional): standardizes.
+        place (int): the agent's number among those of the norm.
+
+    Shapes:
+        - leaves: ``[*features]``, each of its own; returns ``[1, I]``
+    """
+
+    mean: Tensor | None
+    variance: Tensor  # where there is a mean
+
+    def __init__(
+        self, width: int, widest: int, norm: ObservationNorm | None = None, place: int = 0
+    ) -> None:
+        super().__init__()
+        self.behind = widest - width
+        self.clip, self.epsilon = (0.0, 0.0) if norm is None else (norm.clip, norm.epsilon)
+        for name in ("mean", "variance"):
+            value = None if norm is None else _of_kind(norm, name, place)[:width]
+            self.register_buffer(name, value)
+
+    def forward(self, *leaves: Tensor) -> Tensor:
+        """Puts the leaves side by side, and standardizes."""
+        features = self.raw(*leaves)
+        if self.mean is not None:
+            features = (features - self.mean) * (self.variance + self.epsilon).rsqrt()
+            features = features.clamp(-self.clip, self.clip)
+        return F.pad(features, (0, self.behind)).unsqueeze(0)
+
+    def raw(self, *leaves: Tensor) -> Tensor:
+        """Returns the leaves side by side, as the environment gives them."""
+        dtype = torch.get_default_dtype()
+        rows = [leaf if leaf.is_floating_point() else leaf.to(dtype) for leaf in leaves]
+        return torch.cat([row.flatten() for row in rows])
+
+
+def _of_kind(norm: ObservationNorm, name: str, place: int) -> Tensor:
+    statistic = getattr(norm, name).detach().to(torch.get_default_dtype())
+    return statistic if norm.kind_of is None else statistic[norm.kind_of[place]]
+
+
+def body_of_agent(body: nn.Module, agent: int, n_agents: int) -> nn.Module:
+    """Returns one agent's part of a body, as a body of a team of one.
+
+    Args:
+        body (nn.Module): of :mod:`torchrl_marl.modules.bodies`; it stays as it is.
+        agent (int): whose.
+        n_agents (int): number N of agents of the body.
+
+    Raises:
+        ConfigError: a body over all agents, of which no agent has a part.
+
+    Examples:
+        >>> from torchrl_marl.modules.bodies import Context
+        >>> from torchrl_marl.modules.stacks.module_stack import stack
+        >>> body = Feedforward(stack([nn.Linear(4, 2), nn.Linear(4, 2)], pad=True))
+        >>> own, x = body_of_agent(body, 1, 2), torch.randn(2, 4)
+        >>> torch.allclose(own(x[1:])[0], body(x)[0][1:])
+        True
+    """
+    if isinstance(body, Feedforward):
+        return Feedforward(*(_layer_of(layer, agent, n_agents) for layer in body))
+    if isinstance(body, TeamNetwork):
+        own = copy.deepcopy(body)
+        own.encoder, own.head = (
+            body_of_agent(part, agent, n_agents) for part in (body.encoder, body.head)
+        )
+        own.memory = None if body.memory is None else memory_of_agent(body.memory, agent)
+        return own
+    raise ConfigError(
+        f"an actor's body is a {type(body).__name__}, one network over all agents, of which no "
+        "agent has a part that runs alone; use body=mlp, and communication to let agents talk."
+    )
+
+
+def memory_of_agent(memory: Memory, agent: int) -> Memory:
+    """Returns one agent's memory, as that of a team of one.
+
+    Examples:
+        >>> from torchrl_marl.modules.memory.cells import GRU
+        >>> memory_of_agent(GRU(4, 8, index=[0, 1, 1]), 2).hh.weight.shape
+        torch.Size([1, 24, 8])
+    """
+    own = copy.deepcopy(memory)
+    for cell in own.modules():
+        linear = cell if isinstance(cell, AgentLinear) else getattr(cell, "input", None)
+        for name, parameter in list(cell.named_parameters(recurse=False)):
+            assert isinstance(linear, AgentLinear)
+            rows = linear.of_agents(parameter)
+            k = 0 if linear.shared else agent
+            setattr(cell, name, nn.Parameter(rows[k : k + 1].detach().clone()))
+    for linear in own.modules():
+        if isinstance(linear, AgentLinear):
+            linear.shared, linear.index = True, None
+    return own
+
+
+class _Narrow(nn.Module):
+    """Cuts what only wider networks read."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features[..., : self.width]
+
+
+class _OneOfRows(nn.Module):
+    """Runs layers of all agents on one agent's features; agents do not hear each other."""
+
+    def __init__(self, layer: nn.Module, agent: int, n_agents: int) -> None:
+        super().__init__()
+        self.layer, self.agent, self.n_agents = layer, agent, n_agents
+
+    def forward(self, features: Tensor) -> Tensor:
+        rows = features.expand(*features.shape[:-2], self.n_agents, features.shape[-1])
+        return self.layer(rows)[..., self.agent : self.agent + 1, :]
+
+
+def _layer_of(layer: nn.Module, agent: int, n_agents: int) -> nn.Module:
+    if isinstance(layer, ModuleStack):
+        bucket, k = layer.bucket(agent)
+        width = bucket.width(k)
+        own = layer.copy_of(agent)
+        return own if width is None else nn.Sequential(_Narrow(width), own)
+    if isinstance(layer, AgentMask):
+        return AgentMask(layer.mask[agent : agent + 1].clone())
+    if isinstance(layer, AgentId):
+        return AgentId(layer.agent_id[agent : agent + 1].detach().clone())
+    layer = copy.deepcopy(layer)
+    # What is known to read each agent's features by themselves, with the same weights.
+    known = type(layer).__module__.startswith(("torch.nn.", "torchrl.modules."))
+    if known or isinstance(layer, PictureNetwork):
+        return layer
+    return _OneOfRows(layer, agent, n_agents)
+
+
+class Act(nn.Module):
+    """What an agent that hears nobody sees and remembers, to what it does.
+
+    Args:
+        observe (OneObservation): reads what it sees.
+        body (nn.Module): its part of its actor's body.
+        choose (nn.Module): outputs and legal actions to the action and its parameters.
+        n_leaves (int): how many inputs it sees; legal actions, state and ``is_init`` follow.
+    """
+
+    def __init__(
+        self, observe: OneObservation, body: nn.Module, choose: nn.Module, n_leaves: int
+    ) -> None:
+        super().__init__()
+        self.observe, self.body, self.choose, self.n_leaves = observe, body, choose, n_leaves
+        self.remembers = isinstance(body, TeamNetwork) and body.memory is not None
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Acts."""
+        leaves, others = inputs[: self.n_leaves], list(inputs[self.n_leaves :])
+        context = Context()
+        if self.remembers:
+            *others, hidden, is_init = others
+            context = Context(state=hidden.unsqueeze(0), is_init=is_init.unsqueeze(0))
+        output, extras = self.body(self.observe(*leaves), None, context)
+        chosen = self.choose(output.squeeze(0), *others)
+        return (*chosen, extras.state.squeeze(0)) if self.remembers else chosen
+
+
+class Mind(nn.Module):
+    """What the programs of an agent that talks have in common.
+
+    Between its programs of a step an agent keeps its features, what it remembers, and where it is,
+    side by side.
+
+    Args:
+        observe (OneObservation): reads what it sees.
+        body (TeamNetwork): its part of its actor's body.
+        choose (nn.Module): outputs and legal actions to the action and its parameters.
+        n_leaves (int): how many inputs it sees.
+        position (sequence of int): columns of its observation that say where it is.
+
+    Shapes:
+        - a state: ``[H + S + P]``
+    """
+
+    def __init__(
+        self,
+        observe: OneObservation,
+        body: TeamNetwork,
+        choose: nn.Module,
+        n_leaves: int,
+        position: Sequence[int],
+    ) -> None:
+        super().__init__()
+        self.observe, self.body, self.choose, self.n_leaves = observe, body, choose, n_leaves
+        self.position = list(position)
+        self.channel = cast(Channel, body.channel)
+        self.remembers = body.memory is not None
+
+    def see(self, *inputs: Tensor) -> list[Tensor]:
+        """Returns features ``[1, H]``, what is remembered ``[1, S]`` and the place ``[1, P]``."""
+        leaves, others = inputs[: self.n_leaves], inputs[self.n_leaves :]
+        x = self.body.encoder(self.observe(*leaves), None, Context())[0]
+        seen = self.observe.raw(*leaves)
+        place = torch.stack([seen[i] for i in self.position]) if self.position else seen[:0]
+        hidden = x[:, :0]
+        if self.remembers:
+            hidden, is_init = (other.unsqueeze(0) for other in others)
+            hidden = torch.where(is_init, 0.0, hidden)
+            if not self.body.talk_first:
+                x, hidden = self._remember(x, hidden)
+        return [x, hidden, place.unsqueeze(0)]
+
+    def finish(self, parts: Sequence[Tensor], *legal: Tensor) -> tuple[Tensor, ...]:
+        """Returns what is done, its parameters, and what is remembered then."""
+        x, hidden, _ = parts
+        if self.remembers and self.body.talk_first:
+            x, hidden = self._remember(x, hidden)
+        output = self.body.head(x, None, Context())[0]
+        chosen = self.choose(output.squeeze(0), *legal)
+        return (*chosen, hidden.squeeze(0)) if self.remembers else chosen
+
+    def say(self, parts: Sequence[Tensor], number: int) -> Tensor:
+        """Returns what is said in a round, ``[K]``."""
+        x, _, place = parts
+        one = cast(Round, self.channel.rounds[number])
+        message = one.send(x, place if self.position else None).squeeze(0)
+        if self.channel.config.discrete == "dial":
+            return bits(message, torch.zeros_like(message), hard=True)
+        if self.channel.config.discrete == "gumbel":
+            return symbol(message, torch.zeros_like(message), 1.0)
+        return message
+
+    def mix(self, parts: Sequence[Tensor], inbox: Tensor, heard: Tensor, number: int) -> Tensor:
+        """Returns what is heard in a round, ``[1, V]``, of ``inbox`` ``[M, K]``."""
+        x, _, place = parts
+        inbox = torch.where(heard.unsqueeze(-1), inbox, 0.0)
+        one = cast(Round, self.channel.rounds[number])
+        return one.mix(x, inbox, heard.unsqueeze(0), place if self.position else None)
+
+    def take_in(self, parts: Sequence[Tensor], words: Tensor, number: int = 0) -> list[Tensor]:
+        """Returns what is made of what was heard in a round, ``[1, V]``."""
+        x, hidden, place = parts
+        return [cast(Round, self.channel.rounds[number]).take_in(x, words), hidden, place]
+
+    def hear(
+        self, parts: Sequence[Tensor], inbox: Tensor, heard: Tensor, number: int
+    ) -> list[Tensor]:
+        """Returns what is made of a round at once."""
+        return self.take_in(parts, self.mix(parts, inbox, heard, number), number)
+
+    def _remember(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.body.memory is not None
+        begins = torch.zeros(1, 1, dtype=torch.bool)
+        x, hidden = remember(self.body.memory, x, hidden, begins, None)
+        return x if self.body.norm is None else self.body.norm(x), hidden
+
+
+class Speak(nn.Module):
+    """What an agent sees and remembers, to what it says first, and its state.
+
+    Where it decides whether it speaks, ``gate_logits`` come behind, positive where it does.
+    """
+
+    def __init__(self, mind: Mind) -> None:
+        super().__init__()
+        self.mind = mind
+        self.relays = isinstance(mind.channel.rounds[0], Chain)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Speaks."""
+        parts = self.mind.see(*inputs)
+        gate = self.mind.channel.gate
+        logits = () if gate is None else (gate(parts[0]).squeeze(0),)
+        state = torch.cat(parts, -1).squeeze(0)
+        return (state, *logits) if self.relays else (self.mind.say(parts, 0), state, *logits)
+
+
+class _Later(nn.Module):
+    """A program behind the first: it reads a state."""
+
+    def __init__(self, mind: Mind, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.mind, self.sizes = mind, list(sizes)
+
+    def parts(self, state: Tensor) -> Sequence[Tensor]:
+        """Returns features, what is remembered, and the place."""
+        return state.unsqueeze(0).split(self.sizes, -1)
+
+
+class Hear(_Later):
+    """What an agent heard in a round, to what it says in the next one, and its state.
+
+    Args:
+        mind (Mind): whose.
+        sizes (sequence of int): H, S and P.
+        number (int): of the round that it heard, from 0.
+    """
+
+    def __init__(self, mind: Mind, sizes: Sequence[int], number: int) -> None:
+        super().__init__(mind, sizes)
+        self.number = number
+
+    def forward(self, state: Tensor, inbox: Tensor, heard: Tensor) -> tuple[Tensor, Tensor]:
+        """Hears and speaks."""
+        parts = self.mind.hear(self.parts(state), inbox, heard, self.number)
+        return self.mind.say(parts, self.number + 1), torch.cat(parts, -1).squeeze(0)
+
+
+class Listen(_Later):
+    """What an agent was told in a step, to what it knows of it later, ``[V]``."""
+
+    def forward(self, state: Tensor, inbox: Tensor, heard: Tensor) -> tuple[Tensor]:
+        """Hears, without speaking or acting."""
+        return (self.mind.mix(self.parts(state), inbox, heard, 0).squeeze(0),)
+
+
+class Relay(_Later):
+    """What an agent was handed, ``[D]``, to what it hands on.
+
+    Args:
+        mind, sizes: of :class:`Hear`.
+        back (bool): against the order of agents.
+    """
+
+    def __init__(self, mind: Mind, sizes: Sequence[int], back: bool) -> None:
+        super().__init__(mind, sizes)
+        self.back = back
+
+    def forward(self, state: Tensor, handed: Tensor) -> tuple[Tensor]:
+        """Adds its own word."""
+        chain = cast(Chain, self.mind.channel.rounds[0])
+        x = self.parts(state)[0]
+        return (chain.pass_on(x, handed.unsqueeze(0), back=self.back).squeeze(0),)
+
+
+class Listener(_Later):
+    """What an agent heard last, to what it does."""
+
+    def forward(self, state: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Hears and acts: ``inbox`` and ``heard``, or what was handed from before and behind; with
+        a delay, what was heard some steps ago."""
+        parts = self.parts(state)
+        if self.mind.channel.delay is not None:
+            words, *legal = inputs
+            return self.mind.finish(self.mind.take_in(parts, words.unsqueeze(0)), *legal)
+        one, other, *legal = inputs
+        chain = self.mind.channel.rounds[0]
+        if isinstance(chain, Chain):
+            x, hidden, place = parts
+            before, behind = (way[: chain.size].unsqueeze(0) for way in (one, other))
+            parts = [chain.read(x, before, behind), hidden, place]
+        else:
+            parts = self.mind.hear(parts, one, other, len(self.mind.channel.rounds) - 1)
+        return self.mind.finish(parts, *legal)
+
+
+def talking_programs(
+    mind: Mind,
+    seen: tuple[Field, ...],
+    legal: tuple[Field, ...],
+    done: list[str],
+    channel: Channel,
+    size: int,
+) -> Iterator[Program]:
+    """Builds the programs of an agent that talks.
+
+    Args:
+        mind (Mind): whose.
+        seen (tuple of Field): what it sees, and remembers.
+        legal (tuple of Field): its legal actions, or nothing.
+        done (list of str): outputs of its last program.
+        channel (Channel): between it and the others.
+        size (int): numbers S that it remembers.
+    """
+    one = channel.rounds[0]
+    gate = [] if channel.gate is None else ["gate_logits"]
+    speak = Speak(mind)
+    says = [] if speak.relays else ["message"]
+    first = Program.of("speak", speak, seen, [*says, "state", *gate])
+    yield first
+    state = next(field for field in first.outputs if field.name == "state")
+    places = len(mind.position)
+    sizes = [state.shape[0] - size - places, size, places]
+    if isinstance(one, Chain):
+        handed = [Field(name, (one.state_size,)) for name in ("handed", "before", "behind")]
+        for name, back in (("forth", False), ("back", True)):
+            yield Program.of(name, Relay(mind, sizes, back), (state, handed[0]), ["handed_on"])
+        heard = tuple(handed[1:])
+    else:
+        inbox = Field("inbox", (channel.n_agents, int(cast(int, one.message_size))))
+        heard = inbox, Field("heard", (channel.n_agents,), "bool")
+        for number in range(len(channel.rounds) - 1):
+            hear = Hear(mind, sizes, number)
+            inputs = (state, *heard)
+            yield Program.of(f"hear_{number + 1}", hear, inputs, ["message", "next_state"])
+        if channel.delay is not None:
+            listen = Program.of("listen", Listen(mind, sizes), (state, *heard), ["words"])
+            yield listen
+            heard = listen.outputs
+    yield Program.of("act", Listener(mind, sizes), (state, *heard, *legal), done)

@@ -1,0 +1,169 @@
+"""Agents' programs as files: ONNX, or what ``torch.export`` saves."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchrl_marl.apps.export import player
+from torchrl_marl.apps.export.agent import AgentActor
+from torchrl_marl.apps.export.check import Comparison
+from torchrl_marl.apps.export.formats import check_format
+from torchrl_marl.apps.export.interface import Names, Program, write_interface
+from torchrl_marl.errors import ConfigError, WriteError
+from torchrl_marl.runtime.naming import path_within
+from torchrl_marl.runtime.trust import refuse_link, refuse_links
+
+__all__ = ["Export", "export_agents"]
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was exported.
+
+    Args:
+        folder (Path): of all.
+        agents (dict): name -> the folder of an agent's programs.
+        comparison (Comparison, optional): of the programs with the team's policy.
+    """
+
+    folder: Path
+    agents: dict[str, Path]
+    comparison: Comparison | None = None
+
+
+def export_agents(
+    agents: Mapping[str, AgentActor], folder: Path, format: str = "onnx"
+) -> dict[str, Path]:
+    """Writes each agent's programs and interface into a folder of its own, and a player beside.
+
+    Args:
+        agents (mapping): name -> agent, from :func:`~torchrl_marl.apps.export.agent.find_agents`.
+        folder (Path): for all; made where it is not there.
+        format (str): ``onnx`` or ``pt2``.
+
+    Returns:
+        dict: name -> the agent's folder.
+
+    Raises:
+        ConfigError: an unknown format, an actor of which no agent has a part, or an agent that
+            hears groups of which nobody is exported, or a link that leads out of the folder.
+        MissingExtraError: a package that is not installed.
+        WriteError: a folder that cannot be written.
+        TrustError: links out of a folder that is there.
+    """
+    check_format(format)
+    _check_heard(agents)
+    write = _Writer(format)
+    folders = _folders(agents, folder)
+    try:
+        for name, agent in agents.items():
+            folders[name].mkdir(parents=True, exist_ok=True)
+            refuse_link(folders[name])
+            refuse_links(folders[name], "export folder")
+            programs = agent.programs()
+            files = {one.name: write(one, folders[name]) for one in programs}
+            write_interface(folders[name], agent.describe(), files)
+        refuse_link(folder / "player.py")
+        shutil.copyfile(player.__file__, folder / "player.py")
+    except OSError as error:
+        raise WriteError(f"{error.filename!r} cannot be written ({error.strerror}).") from None
+    return folders
+
+
+def _folders(names: Iterable[str], folder: Path) -> dict[str, Path]:
+    """Returns the folder of each agent, within that of all, whatever it is called."""
+    try:
+        folders = {name: path_within(folder, name) for name in names}
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    taken: dict[Path, str] = {}
+    for name, path in folders.items():
+        if path in taken:
+            raise ConfigError(
+                f"agents {taken[path]!r} and {name!r} would both be written to {str(path)!r}; "
+                "export one of them: give its name."
+            )
+        taken[path] = name
+    return folders
+
+
+def _check_heard(agents: Mapping[str, AgentActor]) -> None:
+    exported = {agent.group.name for agent in agents.values()}
+    for name, agent in agents.items():
+        missing = [group for group in agent.heard_groups() if group not in exported]
+        if missing:
+            raise ConfigError(
+                f"agent {name!r} hears group {missing[0]!r}, which is not exported; export all "
+                "agents: leave the name out."
+            )
+
+
+class _Writer:
+    """Writes programs; equal ones, of agents that share everything, are converted once."""
+
+    def __init__(self, format: str) -> None:
+        self.format = format
+        self.known: dict[str, Path] = {}
+
+    def __call__(self, program: Program, folder: Path) -> tuple[Path, Names, Names]:
+        path = folder / f"{program.name}.{self.format}"
+        example = tuple(field.example() for field in program.inputs)
+        with torch.no_grad(), _quiet():
+            exported = torch.export.export(program.module, example)
+            identity = _identity(exported, program)
+            if identity in self.known:
+                shutil.copyfile(self.known[identity], path)
+            elif self.format == "pt2":
+                torch.export.save(exported, path)
+            else:
+                _save_onnx(exported, program, path)
+        self.known[identity] = path
+        return path, program.inputs, program.outputs
+
+
+def _save_onnx(exported: Any, program: Program, path: Path) -> None:
+    converted = torch.onnx.export(
+        exported,
+        (),
+        dynamo=True,
+        verbose=False,
+        external_data=False,
+        input_names=[field.name for field in program.inputs],
+        output_names=[field.name for field in program.outputs],
+    )
+    assert converted is not None
+    converted.save(str(path), external_data=False)
+
+
+def _identity(exported: Any, program: Program) -> str:
+    """Returns a hash of what a program does: its graph, its numbers, its names."""
+    found = hashlib.sha256(repr((program.inputs, program.outputs)).encode())
+    found.update(exported.graph_module.code.encode())
+    for name, value in {**exported.state_dict, **exported.constants}.items():
+        found.update(repr((name, value.shape, value.dtype)).encode())
+        found.update(value.detach().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences what the exporters say of packages and of their own code."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

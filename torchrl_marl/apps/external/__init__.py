@@ -1,0 +1,23 @@
+"""External simulators: clients that say what their agents see, and get actions."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.apps.external.collector import ExternalCollector
+    from torchrl_marl.apps.external.declaration import Declared
+    from torchrl_marl.apps.external.door import Door
+    from torchrl_marl.apps.external.env import ExternalEnv
+    from torchrl_marl.apps.external.server import ActionServer
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "collector": ["ExternalCollector"],
+        "declaration": ["Declared"],
+        "door": ["Door"],
+        "env": ["ExternalEnv"],
+        "server": ["ActionServer"],
+    },
+)

@@ -1,0 +1,432 @@
+"""Collects from external simulators."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import nn
+from torchrl.envs import EnvBase, TransformedEnv
+
+from torchrl_marl.apps.external.env import ExternalEnv, tell
+from torchrl_marl.apps.external.graph_acting import GraphActing, alike, sizes_for, take_tensors
+from torchrl_marl.collectors.collector import Interrupted
+from torchrl_marl.envs.remember import remembered_by
+from torchrl_marl.training.config import TrainConfig
+
+__all__ = [
+    "ExternalCollector",
+    "Fragment",
+    "Fragments",
+    "as_batch",
+    "external_collector",
+    "with_declared",
+]
+
+Leaves = Mapping[tuple[str, ...], np.ndarray]
+Fragment = dict[tuple[str, ...], np.ndarray]
+"""Key -> array ``[T, ...]``."""
+
+
+class Fragments:
+    """Recorder of the steps of all clients: cuts each one's play into fragments of T steps.
+
+    A fragment may hold several episodes, and the begin of one whose rest is in the next. Where a
+    client leaves in the middle of a fragment, its episode is truncated, and the next client that
+    begins a fragment goes on with this one, so that no step is lost.
+
+    With ``hold`` a batch is played with one policy: of each batch just so many fragments are
+    begun as it has, and who has given its part waits. Without, clients play on until the fragments
+    of a whole batch lie ready.
+
+    Args:
+        n_steps (int): number T.
+        per_batch (int): fragments of a batch.
+        groups (sequence of str): names of the groups, whose returns are summed.
+        capacity (int): number C of seats.
+        hold (bool): as above.
+
+    Attributes:
+        ready (deque of Fragment): those that are complete.
+        changed (threading.Condition): notified when one is.
+    """
+
+    def __init__(
+        self, n_steps: int, per_batch: int, groups: tuple[str, ...], capacity: int, hold: bool
+    ) -> None:
+        self.n_steps, self.per_batch, self.hold, self.groups = n_steps, per_batch, hold, groups
+        self.ready: deque[Fragment] = deque()
+        self.changed = threading.Condition()
+        self.to_begin = 0
+        self._rows: dict[tuple[str, ...], np.ndarray] = {}
+        self._count = np.zeros(capacity, int)  # of whole steps
+        self._begun = np.zeros(capacity, bool)  # a fragment, maybe without a whole step yet
+        self._left: list[int] = []  # seats of clients who went away from a fragment
+        self._returns = {name: np.zeros(capacity, np.float32) for name in groups}
+        self._lengths = np.zeros(capacity, np.int64)
+        self._whole = np.zeros(capacity, bool)
+        self._episode = np.zeros(capacity, np.int64)
+        self._episodes = 0
+
+    # ------------------------------------------------------------------------- the learner's side
+
+    def take(self) -> list[Fragment] | None:
+        """Returns the fragments of a batch, or None where they are not complete."""
+        with self.changed:
+            if len(self.ready) < self.per_batch:
+                return None
+            return [self.ready.popleft() for _ in range(self.per_batch)]
+
+    def release(self) -> None:
+        """Lets the fragments of the next batch begin."""
+        self.to_begin = self.per_batch - len(self.ready) - int(self._begun.sum())
+
+    # -------------------------------------------------------------------------- the server's side
+
+    def begin(self, seat: int, whole: bool) -> None:
+        """Is told that an episode begins, or goes on of which the begin is not known."""
+        for returns in self._returns.values():
+            returns[seat] = 0
+        self._lengths[seat] = 0
+        self._whole[seat] = whole
+        self._episode[seat] = self._episodes
+        self._episodes += 1
+
+    def may_open(self, seat: int) -> bool:
+        """Whether a client's next step may begin now; begins a fragment for it, where it may."""
+        if self._begun[seat]:
+            if seat in self._left:  # who sat here before went away
+                self._left.remove(seat)
+            return True
+        if self._left:
+            self._inherit(seat, self._left.pop())
+            return True
+        if self.hold:
+            if self.to_begin < 1:
+                return False
+            self.to_begin -= 1
+        elif len(self.ready) >= self.per_batch:
+            return False
+        self._begun[seat] = True
+        return True
+
+    def _inherit(self, seat: int, other: int) -> None:
+        """Goes on with a fragment that another client left."""
+        if seat != other:
+            n = self._count[other]
+            for rows in self._rows.values():
+                rows[seat, :n] = rows[other, :n]
+            self._count[seat], self._count[other] = n, 0
+            self._begun[other] = False
+        self._begun[seat] = True
+
+    def open(self, seats: np.ndarray, leaves: Leaves, version: int) -> None:
+        """Takes the begin of steps: what was seen and done."""
+        count = self._count[seats]
+        for key, value in leaves.items():
+            self._row(key, value)[seats, count] = value
+        n = len(seats)
+        self._row(("collector", "policy_version"), np.zeros(1, np.int64))[seats, count] = version
+        ids = self._episode[seats]
+        self._row(("collector", "traj_ids"), np.zeros(n, np.int64))[seats, count] = ids
+
+    def _row(self, key: tuple[str, ...], like: np.ndarray) -> np.ndarray:
+        """Returns the steps of all seats under a key, ``[C, T, ...]``."""
+        rows = self._rows.get(key)
+        if rows is None:
+            shape = (len(self._count), self.n_steps, *like.shape[1:])
+            rows = self._rows[key] = np.zeros(shape, like.dtype)
+        return rows
+
+    def close(self, seats: np.ndarray, outcome: Leaves) -> None:
+        """Takes what the open steps of some seats led to."""
+        count = self._count[seats]
+        for key, value in outcome.items():
+            if key[-1] != "earns":
+                self._row(("next", *key), value)[seats, count] = value
+        self._sum(seats, count, outcome)
+        count = self._count[seats] = count + 1
+        for seat in seats[count == self.n_steps].tolist():
+            self._complete(seat)
+
+    def _sum(self, seats: np.ndarray, count: np.ndarray, outcome: Leaves) -> None:
+        """Adds to the returns of running episodes; a group's is the mean over who earns."""
+        self._lengths[seats] += 1
+        sums = {"episode_known": self._whole[seats]}
+        for name, returns in self._returns.items():
+            earns = outcome[name, "earns"]
+            total = np.where(earns, outcome[name, "reward"][..., 0], 0).sum(1, dtype=np.float32)
+            returns[seats] += total / np.maximum(earns.sum(1), 1)
+            sums[f"{name}/episode_reward"] = returns[seats]
+            sums[f"{name}/episode_length"] = self._lengths[seats]
+        for name, value in sums.items():
+            self._row(("collector", name), value)[seats, count] = value
+
+    def _complete(self, seat: int) -> None:
+        fragment = {key: rows[seat].copy() for key, rows in self._rows.items()}
+        self._count[seat], self._begun[seat] = 0, False
+        with self.changed:
+            self.ready.append(fragment)
+            self.changed.notify_all()
+
+    def cut(self, seat: int) -> None:
+        """Leaves out an open step, and truncates the episode before it."""
+        last = self._count[seat] - 1
+        done = self._rows.get(("next", "done"))
+        if last < 0 or done is None or done[seat, last, 0]:
+            return
+        self._rows["collector", "episode_known"][seat, last] = False
+        done[seat, last] = self._rows["next", "truncated"][seat, last] = True
+        for name in self.groups:
+            living = ~self._rows["next", name, "done"][seat, last]
+            self._rows["next", name, "truncated"][seat, last] |= living
+            self._rows["next", name, "done"][seat, last] = True
+            self._rows["next", name, "mask"][seat, last] = living[..., 0]
+
+    def leave(self, seat: int) -> None:
+        """Gives a seat free; its fragment is for the next client."""
+        if self._begun[seat]:
+            self._left.append(seat)
+
+
+_LOOK = 0.1  # seconds between two looks for Ctrl-C
+
+
+class ExternalCollector:
+    """Gives batches of what clients of an :class:`~torchrl_marl.apps.external.ExternalEnv` play.
+
+    So many steps of one client after the other are a fragment, whatever its pace, and as many
+    fragments as the env has rows are a batch: a quick client gives several. Rows do not follow
+    on those of the batch before. A fragment that is cut in mid-episode ends with what its client
+    saw next.
+
+    Args:
+        env (ExternalEnv): with E rows.
+        policy (callable): TensorDict in, TensorDict out; where clients play on during an update
+            (``env.hold`` is False), they are answered by a copy, which is taken with each batch.
+
+    Keyword Args:
+        frames_per_batch (int): steps of all clients; rounded up to whole steps of E rows.
+        total_frames (int): of a run; -1: no end.
+        remembers (bool): networks read what they remember, or where episodes begin.
+        asked (callable): whether waiting for a batch should end.
+
+    Attributes:
+        frames (int): steps so far.
+        follows (bool): False, since rows do not follow on those of the batch before.
+
+    Keys:
+        - writes: what clients and policy say, ``("next", ...)``, ``("collector", "traj_ids")``,
+          ``("collector", "policy_version")``, and the running episodes' sums:
+          ``("collector", "<group>/episode_reward")`` and ``"<group>/episode_length"``, up to each
+          step, and ``("collector", "episode_known")``, whether that is all of it
+
+    Shapes:
+        - every entry of a batch: ``[E, T, ...]``
+
+    Raises:
+        Interrupted: ``asked()`` has said so in :meth:`rollout`.
+    """
+
+    follows = False
+
+    def __init__(
+        self,
+        env: ExternalEnv,
+        policy: Callable[[TensorDictBase], TensorDictBase],
+        *,
+        frames_per_batch: int,
+        total_frames: int = -1,
+        remembers: bool = False,
+        asked: Callable[[], bool] = lambda: False,
+    ) -> None:
+        num_envs = env.batch_size.numel()
+        self.env, self.policy = env, policy
+        self.n_steps = math.ceil(frames_per_batch / num_envs)
+        self.frames_per_batch = self.n_steps * num_envs
+        self.total_frames, self.frames = total_frames, 0
+        self.carry, self._asked = None, asked
+        groups, most = tuple(env.group_map), env.server.max_clients
+        self.fragments = Fragments(self.n_steps, num_envs, groups, most, env.hold)
+        if remembers or (isinstance(policy, nn.Module) and remembered_by(policy)):
+            env.server.carry_memory(remembered_by(cast(nn.Module, policy)))
+        self._opened, self._acting = False, cast("GraphActing | None", None)
+
+    @property
+    def version(self) -> int:
+        """Number of batches that the policy has learned from."""
+        return self.frames // self.frames_per_batch
+
+    def rollout(self) -> TensorDictBase:
+        """Waits for the fragments of a batch."""
+        policy = self._answering()
+        if not self._opened:
+            self._open(policy)
+        else:
+            self.env.door.ask(self._release, policy)
+        batch = as_batch(self._wait()).to(self.env.device)
+        self.frames += self.frames_per_batch
+        return batch
+
+    def _answering(self) -> Any:
+        """Returns who answers from now on: the policy, or a copy of it where clients play on.
+
+        On a CPU it is graphs that do, which are made here: none is recorded while another thread
+        learns.
+        """
+        policy, on_cpu = self.policy, self.env.device in (None, torch.device("cpu"))
+        if not isinstance(policy, nn.Module) or not on_cpu:
+            return _on(policy if self.env.hold else copy.deepcopy(policy), self.env.device)
+        acting, server = self._acting, self.env.server
+        if acting is None or not alike(policy, cast(nn.Module, acting.policy)):
+            own = policy if self.env.hold else copy.deepcopy(policy)
+            acting = GraphActing(own, execution="trace", sizes=sizes_for(server.max_clients))
+        acting.prepare(server.example(), server.exploration_type)
+        self._acting = acting
+        return acting
+
+    def _open(self, policy: Any) -> None:
+        """Begins to record, with the first batch."""
+        self._opened = True
+        self.env.open()
+        self.env.door.ask(self._begin, policy)
+
+    def _begin(self, policy: Any) -> None:
+        server = self.env.server
+        for client in server.clients.values():  # who came before is recorded from now on
+            self.fragments.begin(client.seat, client.t <= 0)
+        server.recording = self.fragments
+        self._release(policy)
+
+    def _release(self, policy: Any) -> None:
+        server = self.env.server
+        if isinstance(policy, GraphActing) and policy.policy is not self.policy:
+            take_tensors(cast(nn.Module, policy.policy), cast(nn.Module, self.policy))
+        server.policy, server.version = policy, self.version
+        self.fragments.release()
+        server.go_on()
+
+    def _wait(self) -> list[Fragment]:
+        """Waits for the fragments, and says for whom, where it takes long."""
+        fragments, began = self.fragments, time.monotonic()
+        ready, since = len(fragments.ready), began
+        while (found := fragments.take()) is None:
+            self.env.door.raise_error()
+            if self._asked():
+                raise Interrupted
+            with fragments.changed:
+                fragments.changed.wait(_LOOK)
+            now = time.monotonic()
+            if len(fragments.ready) != ready:
+                ready, since = len(fragments.ready), now
+            if now - since > self.env.patience:
+                since = now
+                tell(self.env.waited_for(now - began, ready, fragments.per_batch))
+        return found
+
+    def finish(self, batch: TensorDictBase) -> None:
+        """Does nothing: what clients send is looked at as it comes."""
+
+    def prepare(self) -> None:
+        """Does nothing."""
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Returns what the server counts, as metrics."""
+        return self.env.counts()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the number of frames: clients begin new episodes when a run is resumed."""
+        return {"frames": self.frames}
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Goes on counting frames.
+
+        Returns:
+            bool: False, since episodes begin anew.
+        """
+        self.frames = state.get("frames", self.frames)
+        return False
+
+    def shutdown(self, *args: Any, **kwargs: Any) -> None:
+        """Closes the door."""
+        if not self.env.is_closed:
+            self.env.close()
+
+
+def as_batch(fragments: list[Fragment]) -> TensorDict:
+    """Returns fragments as a batch ``[E, T]``, groups ``[E, T, N]``."""
+    shape = torch.Size([len(fragments), len(next(iter(fragments[0].values())))])
+    batch = TensorDict({}, shape)
+    for key in fragments[0]:
+        batch.set(key, torch.from_numpy(np.stack([fragment[key] for fragment in fragments])))
+    for place in (batch, batch.get("next")):
+        for value in place.values():
+            if isinstance(value, TensorDictBase) and "mask" in value.keys():
+                value.batch_size = value.get("mask").shape
+    return batch
+
+
+def _on(policy: Any, device: torch.device | None) -> Any:
+    """Returns a policy that takes and gives what lies on the CPU."""
+    if device is None or device.type == "cpu":
+        return policy
+    return lambda given: policy(given.to(device)).to("cpu")
+
+
+def with_declared(config: TrainConfig, env: EnvBase) -> TrainConfig:
+    """Returns the settings with the agents that the first client declared.
+
+    Args:
+        config (TrainConfig): the run's.
+        env (EnvBase): its environment.
+    """
+    base = _base_of(env)
+    if not isinstance(base, ExternalEnv):
+        return config
+    kwargs = {**config.env.kwargs, **base.declared.settings()}
+    return dataclasses.replace(config, env=dataclasses.replace(config.env, kwargs=kwargs))
+
+
+def external_collector(
+    config: TrainConfig,
+    env: EnvBase,
+    policy: TensorDictModuleBase,
+    remembers: bool,
+    asked: Callable[[], bool],
+) -> ExternalCollector:
+    """Returns the collector of a run on external simulators.
+
+    Args:
+        config (TrainConfig): the run's.
+        env (EnvBase): its environment.
+        policy (TensorDictModuleBase): who acts.
+        remembers (bool): networks read what they remember, or where episodes begin.
+        asked (callable): whether waiting for a batch should end.
+    """
+    base = _base_of(env)
+    assert isinstance(base, ExternalEnv)
+    return ExternalCollector(
+        base,
+        policy,
+        frames_per_batch=config.frames_per_batch,
+        total_frames=config.total_frames,
+        remembers=remembers,
+        asked=asked,
+    )
+
+
+def _base_of(env: EnvBase) -> EnvBase:
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return env

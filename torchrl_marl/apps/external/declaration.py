@@ -1,0 +1,251 @@
+"""What an external simulator says of its agents, and the specs that follow from it.
+
+Shapes: O observation features, A action features, S state features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchrl_marl.errors import ConfigError, nearest, quoted
+from torchrl_marl.runtime.naming import fault_of
+
+if TYPE_CHECKING:
+    from torchrl_marl.envs.agents.declaration import Declaration
+
+__all__ = ["Declared", "DeclaredKind"]
+
+_MOST = {"n": 10_000, "observation": 1_000_000, "n_actions": 100_000, "size": 100_000}
+
+
+@dataclass(frozen=True)
+class DeclaredKind:
+    """One kind of agents: how many there are, what one sees and what it does.
+
+    Args:
+        n (int): agents of the kind; they are called ``name_0``, ``name_1``, ...
+        observation (int): numbers O that one agent sees.
+        n_actions (int, optional): choices of an agent with discrete actions.
+        low, high (tuple of float): bounds of continuous actions, one for each of A.
+        mask (bool): the client says which of the choices are legal.
+    """
+
+    n: int
+    observation: int
+    n_actions: int | None = None
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    mask: bool = False
+
+    @classmethod
+    def read(cls, where: str, given: Any) -> DeclaredKind:
+        """Reads ``{n, observation, action}``.
+
+        ``action`` is a number of continuous actions from -1 to 1, ``{size, low, high}`` for other
+        bounds, or ``{n_actions, mask}``.
+
+        Args:
+            where (str): the kind, in messages.
+            given: as it came.
+
+        Raises:
+            ConfigError: something else.
+        """
+        kind = _mapping(where, given, ("n", "observation", "action"))
+        action = kind["action"]
+        action = action if isinstance(action, Mapping) else {"size": action}
+        n = _count(f"{where}: n", kind["n"], _MOST["n"])
+        observation = _count(f"{where}: observation", kind["observation"], _MOST["observation"])
+        where = f"{where}: action"
+        if "n_actions" in action:
+            own = _mapping(where, action, ("n_actions",), ("mask",))
+            choices = _count(f"{where}: n_actions", own["n_actions"], _MOST["n_actions"])
+            mask = own.get("mask", False)
+            if not isinstance(mask, bool):
+                raise ConfigError(f"{where}: mask is {quoted(mask)}, expected true or false.")
+            return cls(n, observation, n_actions=choices, mask=mask)
+        own = _mapping(where, action, ("size",), ("low", "high"))
+        size = _count(f"{where}: size", own["size"], _MOST["size"])
+        low = _bounds(f"{where}: low", own.get("low", -1.0), size)
+        high = _bounds(f"{where}: high", own.get("high", 1.0), size)
+        if not all(a < b for a, b in zip(low, high)):
+            raise ConfigError(f"{where}: low is {list(low)}, expected below high, {list(high)}.")
+        return cls(n, observation, low=low, high=high)
+
+    @property
+    def n_answers(self) -> int:
+        """Bytes of one agent's action, or of the flags of its choices."""
+        return self.n_actions or 4 * len(self.low)
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what :meth:`read` reads, in full."""
+        if self.n_actions is None:
+            action: Any = {"size": len(self.low), "low": list(self.low), "high": list(self.high)}
+            if set(self.low) == {-1.0} and set(self.high) == {1.0}:
+                action = len(self.low)
+        else:
+            action = {"n_actions": self.n_actions, **({"mask": True} if self.mask else {})}
+        return {"n": self.n, "observation": self.observation, "action": action}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The agents of an external simulator, and what its state is.
+
+    Args:
+        kinds (dict of str to DeclaredKind): each is a group of its own.
+        state_size (int, optional): numbers S that only critics see.
+
+    Examples:
+        >>> declared = Declared.read({"walker": {"n": 2, "observation": 3, "action": 1}})
+        >>> declared.kinds["walker"].high, declared.n_numbers
+        ((1.0,), 6)
+        >>> declared.declaration("game", num_envs=4).team
+        TeamSpec(walker: 2)
+    """
+
+    kinds: dict[str, DeclaredKind]
+    state_size: int | None = None
+
+    @classmethod
+    def read(cls, agents: Any, state_size: Any = None) -> Declared:
+        """Reads the agents by kind; see :meth:`DeclaredKind.read`.
+
+        Raises:
+            ConfigError: naming the kind, what was found and what was expected.
+        """
+        if not isinstance(agents, Mapping) or not agents:
+            raise ConfigError(
+                f"agents are {quoted(agents)}, expected kinds of agents, such as "
+                "{walker: {n: 3, observation: 18, action: 2}}."
+            )
+        kinds = {}
+        for name, given in agents.items():
+            if (fault := fault_of(name, plain=True)) is not None:
+                raise ConfigError(
+                    f"a kind of agents is called {quoted(name)}, expected a word: {fault}."
+                )
+            kinds[name] = DeclaredKind.read(f"agents {name!r}", given)
+        if state_size is not None:
+            state_size = _count("state_size", state_size, _MOST["observation"])
+        return cls(kinds, state_size)
+
+    @property
+    def n_numbers(self) -> int:
+        """How many numbers the observations and the state of one step are."""
+        seen = sum(kind.n * kind.observation for kind in self.kinds.values())
+        return seen + (self.state_size or 0)
+
+    def check_size(self, most: int) -> None:
+        """Refuses agents whose step is larger than a message may be.
+
+        Args:
+            most (int): bytes.
+
+        Raises:
+            ConfigError: naming both.
+        """
+        size = 4 * self.n_numbers + sum(kind.n * kind.n_answers for kind in self.kinds.values())
+        if size > most:
+            raise ConfigError(
+                f"what the agents see and do in a step is {size:,} bytes, expected {most:,} at "
+                "most; raise max_message_bytes."
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """Returns ``agents``, and ``state_size`` where there is one, as settings of a run."""
+        agents = {name: kind.settings() for name, kind in self.kinds.items()}
+        state = {} if self.state_size is None else {"state_size": self.state_size}
+        return {"agents": agents, **state}
+
+    def refuse_other(self, other: Declared) -> None:
+        """Refuses another declaration.
+
+        Raises:
+            ConfigError: naming the first difference.
+        """
+        for name in {**self.kinds, **other.kinds}:
+            if name not in self.kinds:
+                raise ConfigError(
+                    f"agents {name!r} are declared, {nearest(name, self.kinds)}expected "
+                    f"{', '.join(self.kinds)}."
+                )
+            if name not in other.kinds:
+                raise ConfigError(
+                    f"agents {', '.join(map(repr, other.kinds))} are declared, but no {name!r}, "
+                    f"expected {self._text(name)} of that name."
+                )
+            if self.kinds[name] != other.kinds[name]:
+                raise ConfigError(
+                    f"agents {name!r} are declared as {other._text(name)}, expected "
+                    f"{self._text(name)}."
+                )
+        if self.state_size != other.state_size:
+            raise ConfigError(
+                f"state_size is declared as {other.state_size}, expected {self.state_size}."
+            )
+
+    def _text(self, name: str) -> str:
+        return quoted(self.kinds[name].settings())
+
+    def declaration(self, owner: str, num_envs: int) -> Declaration:
+        """Returns the specs of these agents, as every adapter of a library has them.
+
+        Args:
+            owner (str): the world's name in messages.
+            num_envs (int): number E of rows of a batch.
+        """
+        import torch
+        from torchrl.data import Bounded, Categorical, Unbounded
+
+        from torchrl_marl.envs.agents.declaration import Declaration
+        from torchrl_marl.specs import AgentSpec
+
+        kinds: dict[str, tuple[AgentSpec, ...]] = {}
+        for name, kind in self.kinds.items():
+            if kind.n_actions is None:
+                low, high = torch.tensor(kind.low), torch.tensor(kind.high)
+                action: Any = Bounded(low, high, (len(kind.low),))
+            else:
+                action = Categorical(kind.n_actions)
+            seen = Unbounded((kind.observation,))
+            kinds[name] = (AgentSpec(name, kind.n, seen, action, action_mask=kind.mask),)
+        state = None if self.state_size is None else Unbounded((self.state_size,))
+        try:
+            return Declaration(owner, num_envs, kinds, state)
+        except ValueError as error:  # a name that no group may have
+            raise ConfigError(str(error)) from None
+
+
+def _mapping(
+    where: str, given: Any, needed: Sequence[str], optional: Sequence[str] = ()
+) -> Mapping[str, Any]:
+    known = (*needed, *optional)
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where} is {quoted(given)}, expected {{{', '.join(known)}}}.")
+    for key in (*needed, *given):
+        if key not in given:
+            raise ConfigError(f"{where} has no {key!r}, expected {', '.join(known)}.")
+        if key not in known:
+            raise ConfigError(
+                f"{where} has {quoted(key)}, {nearest(str(key), known)}expected {', '.join(known)}."
+            )
+    return given
+
+
+def _count(where: str, value: Any, most: int) -> int:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not 1 <= value <= most:
+        raise ConfigError(f"{where} is {quoted(value)}, expected a whole number, 1 to {most:,}.")
+    return value
+
+
+def _bounds(where: str, value: Any, size: int) -> tuple[float, ...]:
+    values = list(value) if isinstance(value, (list, tuple)) else [value] * size
+    numbers = [isinstance(x, (int, float)) and not isinstance(x, bool) for x in values]
+    if len(values) != size or not all(numbers) or not all(map(math.isfinite, values)):
+        raise ConfigError(f"{where} is {quoted(value)}, expected a number, or {size} of them.")
+    return tuple(float(x) for x in values)

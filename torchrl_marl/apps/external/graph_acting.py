@@ -1,0 +1,251 @@
+"""Answers external simulators with actions, by graphs of fixed sizes."""
+
+from __future__ import annotations
+
+import bisect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from torchrl_marl.capture.execution import check_execution
+from torchrl_marl.capture.program import capture
+from torchrl_marl.collectors.captured import fingerprint
+from torchrl_marl.errors import CaptureError
+
+__all__ = [
+    "SIZES",
+    "Acting",
+    "GraphActing",
+    "Leaves",
+    "alike",
+    "as_tensordict",
+    "flat_leaves",
+    "sizes_for",
+    "take_tensors",
+]
+
+Leaves = dict[tuple[str, ...], np.ndarray]
+"""Key -> array whose first dim are the rows of a batch."""
+
+
+class Acting:
+    """A policy that takes and gives arrays, step by step.
+
+    A subclass may do it quicker; this is its eager twin.
+
+    Args:
+        policy (callable): TensorDict in, TensorDict out, on the CPU.
+
+    Shapes:
+        - every array: ``[n, ...]``; of a group ``[n, N, ...]``
+
+    Examples:
+        >>> acting = Acting(lambda td: td.set(("car", "action"), 2 * td["car", "observation"]))
+        >>> given = {("car", "observation"): np.ones((1, 2, 1), np.float32)}
+        >>> acting.act(given, ExplorationType.RANDOM)["car", "action"].tolist()
+        [[[2.0], [2.0]]]
+    """
+
+    def __init__(self, policy: Callable[[TensorDictBase], TensorDictBase]) -> None:
+        self.policy = policy
+
+    def act(self, leaves: Leaves, kind: ExplorationType) -> Leaves:
+        """Returns what the policy writes beside what it reads.
+
+        Args:
+            leaves (dict): of all rows.
+            kind (ExplorationType): how actions are chosen.
+        """
+        with torch.no_grad(), set_exploration_type(kind):
+            acted = self.policy(as_tensordict(leaves))
+        return {key: x.numpy() for key, x in flat_leaves(acted) if key not in leaves}
+
+
+def as_tensordict(leaves: Mapping[tuple[str, ...], Any]) -> TensorDict:
+    """Returns arrays or tensors of n rows as a TensorDict ``[n]``, groups ``[n, N]``."""
+    nested: dict[str, Any] = {}
+    size = torch.Size([len(next(iter(leaves.values())))])
+    for key, value in leaves.items():
+        tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        if len(key) == 1:
+            nested[key[0]] = tensor
+        else:
+            nested.setdefault(key[0], {})[key[1]] = tensor
+    for name, own in nested.items():
+        if isinstance(own, dict):
+            of_agents = torch.Size([*size, next(iter(own.values())).shape[1]])
+            nested[name] = TensorDict._new_unsafe(own, batch_size=of_agents)
+    return TensorDict._new_unsafe(nested, batch_size=size)
+
+
+def flat_leaves(td: TensorDictBase) -> list[tuple[tuple[str, ...], Tensor]]:
+    """Returns the leaves of a TensorDict with their whole keys."""
+    return [(key if isinstance(key, tuple) else (key,), x) for key, x in td.items(True, True)]
+
+
+SIZES = (1, 8, 64, 256)
+"""Rows P of graphs; a batch is padded to the next, and one that is larger is cut."""
+
+
+class GraphActing(Acting):
+    """A policy as a few graphs, each for so many rows; a batch is padded to the next of them.
+
+    What its parameters and buffers hold may change in place at any time. Actions are drawn from
+    the policy's distributions; which ones depends on the number of rows, padding included. A
+    policy that cannot be a graph runs step by step, and a warning says why.
+
+    Args:
+        policy (callable): TensorDict in, TensorDict out, on the CPU.
+        execution ("compile" or "trace"): compiled, which takes some seconds for each size; or
+            operation by operation, which gives what eager execution gives, to the bit.
+        sizes (sequence of int): P, ascending.
+
+    Reduces to: :class:`~torchrl_marl.apps.external.graph_acting.Acting`.
+
+    Examples:
+        >>> from torchrl.data import Bounded, Unbounded
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> from torchrl_marl.modules import make_actor
+        >>> team = TeamSpec([AgentSpec("car", 2, Unbounded((4,)), Bounded(-1, 1, (1,)))])
+        >>> acting = GraphActing(make_actor(team.groups["car"]), execution="trace")
+        >>> seen = np.zeros((3, 2, 4), np.float32)
+        >>> given = {("car", "observation"): seen, ("car", "mask"): np.ones((3, 2), bool)}
+        >>> acting.act(given, ExplorationType.RANDOM)["car", "action"].shape
+        (3, 2, 1)
+    """
+
+    def __init__(
+        self,
+        policy: Callable[[TensorDictBase], TensorDictBase],
+        *,
+        execution: str = "compile",
+        sizes: Sequence[int] = SIZES,
+    ) -> None:
+        super().__init__(policy)
+        check_execution(execution, "cpu", "acting")
+        self.execution: Any = execution
+        self.sizes = tuple(sizes)
+        self._graphs: dict[tuple[int, ExplorationType], _Graph] = {}
+        self._seen_as: Any = None
+        self._step_by_step = execution == "eager"
+
+    def prepare(self, example: Leaves, *kinds: ExplorationType) -> None:
+        """Makes the graphs now; anew where the policy's modules are others than before.
+
+        Args:
+            example (dict): arrays of one row or more, of the keys of all later batches.
+            *kinds (ExplorationType): how actions will be chosen.
+        """
+        seen_as = fingerprint(self.policy)
+        if seen_as != self._seen_as:
+            self._graphs.clear()
+            self._seen_as = seen_as
+        for kind in kinds:
+            for size in self.sizes:
+                if not self._step_by_step:
+                    self._graph(size, kind, example)
+
+    def act(self, leaves: Leaves, kind: ExplorationType) -> Leaves:
+        """Returns what the policy writes beside what it reads."""
+        n, largest = len(next(iter(leaves.values()))), self.sizes[-1]
+        if n > largest:
+            parts = [
+                self.act({key: rows[i : i + largest] for key, rows in leaves.items()}, kind)
+                for i in range(0, n, largest)
+            ]
+            return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+        if not self._step_by_step:
+            graph = self._graph(self.sizes[bisect.bisect_left(self.sizes, n)], kind, leaves)
+            if graph is not None:
+                return graph(leaves, n)
+        return super().act(leaves, kind)
+
+    def _graph(self, size: int, kind: ExplorationType, example: Leaves) -> _Graph | None:
+        found = self._graphs.get((size, kind))
+        if found is None:
+            try:
+                found = _Graph(self.policy, size, kind, example, self.execution)
+            except CaptureError as error:
+                self._step_by_step = True
+                why = f"a policy that answers is no graph, and runs step by step: {error}"
+                warnings.warn(why, stacklevel=3)
+                return None
+            self._graphs[size, kind] = found
+        return found
+
+
+class _Graph:
+    """A policy as a graph of so many rows."""
+
+    def __init__(
+        self, policy: Any, size: int, kind: ExplorationType, example: Leaves, execution: Any
+    ) -> None:
+        self._rows = {key: np.repeat(example[key][:1], size, 0) for key in _read(policy, example)}
+        self._tensors = [torch.from_numpy(rows) for rows in self._rows.values()]
+        self._written: list[tuple[str, ...]] = []
+
+        def acted(*tensors: Tensor) -> list[Tensor]:
+            given = as_tensordict(dict(zip(self._rows, tensors)))
+            with set_exploration_type(kind):
+                found = dict(flat_leaves(policy(given)))
+            self._written = [key for key in found if key not in example]
+            return [found[key] for key in self._written]
+
+        name = f"a policy of {size} rows"
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                self._program = capture(acted, *self._tensors, name=name, execution=execution)
+        except CaptureError:
+            raise
+        except Exception as error:
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise CaptureError(f"it raised {why}") from error
+
+    def __call__(self, leaves: Leaves, n: int) -> Leaves:
+        for key, rows in self._rows.items():
+            rows[:n] = leaves[key]
+        out = self._program.flat(self._tensors)
+        return {key: x.numpy()[:n] for key, x in zip(self._written, out)}
+
+
+def _read(policy: Any, example: Leaves) -> list[tuple[str, ...]]:
+    """Returns the keys that a policy reads; all, where it does not say which."""
+    keys = getattr(policy, "in_keys", None)
+    if keys is None:
+        return list(example)
+    named = {key if isinstance(key, tuple) else (key,) for key in cast(list, keys)}
+    masks = {(*key[:-1], "mask") for key in named}
+    return [key for key in example if key in named | masks]
+
+
+def sizes_for(n: int) -> tuple[int, ...]:
+    """Returns the sizes of the graphs that batches of up to n rows need.
+
+    Examples:
+        >>> sizes_for(8), sizes_for(9)
+        ((1, 8), (1, 8, 64))
+    """
+    return SIZES[: bisect.bisect_left(SIZES, n) + 1]
+
+
+def alike(one: nn.Module, other: nn.Module) -> bool:
+    """Returns whether two policies differ in nothing but what their tensors hold."""
+    names = [
+        [(name, x.shape, x.dtype) for name, x in (*net.named_parameters(), *net.named_buffers())]
+        for net in (one, other)
+    ]
+    return names[0] == names[1]
+
+
+@torch.no_grad()
+def take_tensors(policy: nn.Module, newer: nn.Module) -> None:
+    """Writes what a policy holds into one that is alike, in place: graphs of it then act by it."""
+    mine, other = ([*net.parameters(), *net.buffers()] for net in (policy, newer))
+    for own, new in zip(mine, other):
+        own.copy_(new)

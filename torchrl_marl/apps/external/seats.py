@@ -1,0 +1,321 @@
+"""The clients' running steps side by side: what their agents see, who lives, who has ended.
+
+Shapes: C seats, n of them in a batch, N agents of a group, O observation features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from torchrl_marl.apps.external.declaration import Declared, DeclaredKind
+from torchrl_marl.apps.external.graph_acting import Leaves
+from torchrl_marl.apps.external.wire import Refused
+from torchrl_marl.errors import nearest, quoted
+
+__all__ = ["Seats"]
+
+_NUMBERS = (float, int)
+_LARGEST = 3.4028234e38  # of float32
+
+
+class GroupSeats:
+    """The agents of one group on all seats.
+
+    Args:
+        name (str): of the kind.
+        kind (DeclaredKind): what it is.
+        capacity (int): number C of seats.
+    """
+
+    def __init__(self, name: str, kind: DeclaredKind, capacity: int) -> None:
+        shape = (capacity, kind.n)
+        self.names = tuple(f"{name}_{i}" for i in range(kind.n))
+        self.kind = kind
+        self.observation = np.zeros((*shape, kind.observation), np.float32)
+        self.mask = np.zeros(shape, bool)
+        self.reward = np.zeros(shape, np.float32)
+        self.ending = np.zeros(shape, bool)  # said to be terminated with the last message
+        self.dead = np.zeros(shape, bool)
+        self.born = np.zeros(shape, bool)
+        self.legal = None
+        if kind.mask:
+            self.legal = np.ones((*shape, kind.n_actions or 0), bool)
+
+    def read_all(self, seat: int, seen: list[Any]) -> bool:
+        """Takes what all agents see, in their order, as bytes; returns whether it was that."""
+        try:
+            numbers = np.frombuffer(b"".join(seen), "<f4")
+        except (TypeError, ValueError):
+            return False
+        width = self.kind.observation
+        if any(len(own) != 4 * width for own in seen):
+            return False
+        self.observation[seat] = numbers.reshape(-1, width)
+        self.mask[seat] = True
+        return True
+
+    def read_some(self, seat: int, seen: Mapping[str, Any]) -> int:
+        """Takes what some agents see; returns of how many."""
+        acts, found = self.mask[seat], 0
+        acts[:] = False
+        for i, name in enumerate(self.names):
+            if name in seen:
+                self.observation[seat, i] = numbers_of(name, seen[name], self.kind.observation)
+                acts[i] = True
+                found += 1
+        return found
+
+
+class Seats:
+    """What all clients' agents see, earn and are, by seat; a client sits on one.
+
+    Who waits keeps its last observation. An agent that ended stays so until its episode's end. An
+    agent earns from its first own step to its end.
+
+    Args:
+        declared (Declared): the agents.
+        capacity (int): number C of seats.
+        largest (float): number, either way, that may be seen or earned.
+
+    Attributes:
+        groups (dict of str to GroupSeats): by name.
+        remembered (dict of str to array): group -> what actors remember, ``[C, N, S]``.
+    """
+
+    def __init__(self, declared: Declared, capacity: int, largest: float = 1e6) -> None:
+        self.largest = largest
+        kinds = declared.kinds.items()
+        self.declared = declared
+        self.groups = {name: GroupSeats(name, kind, capacity) for name, kind in kinds}
+        self._place = {
+            agent: (group, i)
+            for group in self.groups.values()
+            for i, agent in enumerate(group.names)
+        }
+        self._names = tuple(self._place)
+        size = declared.state_size
+        self.state = None if size is None else np.zeros((capacity, size), np.float32)
+        self.ends, self.cut = np.zeros(capacity, bool), np.zeros(capacity, bool)
+        self.remembered: dict[str, np.ndarray] = {}
+        self._tracked = False
+
+    def begin(self, seat: int) -> None:
+        """Begins an episode: nobody has come or ended yet."""
+        for group in self.groups.values():
+            for rows in (group.observation, group.dead, group.born):
+                rows[seat] = 0
+        for rows in self.remembered.values():
+            rows[seat] = 0
+        if self.state is not None:
+            self.state[seat] = 0
+
+    # ------------------------------------------------------------------------ what a client says
+
+    def read(self, seat: int, message: Mapping[str, Any], last: bool) -> None:
+        """Takes a message: what agents see, what they have earned, who has ended.
+
+        Args:
+            seat (int): the client's.
+            message (mapping): of type ``step``, or ``end``.
+            last (bool): whether the episode ends with it.
+
+        Raises:
+            Refused: unknown agents, wrong shapes.
+        """
+        self._read_observations(seat, _map(message, "observations"))
+        if self.state is not None and (message.get("state") is not None or not last):
+            self.state[seat] = numbers_of("state", message.get("state"), self.state.shape[1])
+        self._read_rewards(seat, _map(message, "rewards"))
+        self._read_ends(seat, message.get("terminated"))
+        legal = message.get("action_masks")
+        for group in self.groups.values():
+            if group.legal is not None and (legal is not None or not last):
+                self._read_legal(group, seat, legal)
+        self.ends[seat] = last
+        self.cut[seat] = last and bool(message.get("truncated", False))
+
+    def _read_observations(self, seat: int, seen: Mapping[str, Any]) -> None:
+        if tuple(seen) == self._names:  # as a rule
+            values, first, complete = list(seen.values()), 0, True
+            for group in self.groups.values():
+                own = values[first : first + len(group.names)]
+                complete, first = complete and group.read_all(seat, own), first + len(own)
+            if complete:
+                return
+        if sum(group.read_some(seat, seen) for group in self.groups.values()) < len(seen):
+            self._refuse_strangers(seen)
+
+    def _refuse_strangers(self, names: Mapping[str, Any]) -> None:
+        for name in names:
+            if name not in self._place:
+                raise Refused(
+                    f"agent {quoted(name)} is none of those declared; "
+                    f"{nearest(str(name), self._place)}expected {', '.join(list(self._place)[:8])}."
+                )
+
+    def _read_rewards(self, seat: int, rewards: Mapping[str, Any]) -> None:
+        for group in self.groups.values():
+            group.reward[seat] = 0
+        for name, reward in rewards.items():
+            if name not in self._place:
+                self._refuse_strangers(rewards)
+            if type(reward) not in _NUMBERS or not -_LARGEST <= reward <= _LARGEST:
+                raise Refused(f"agent {name!r}: its reward is {quoted(reward)}, expected a number.")
+            group, i = self._place[name]
+            group.reward[seat, i] = reward
+
+    def _read_ends(self, seat: int, names: Any) -> None:
+        for group in self.groups.values():
+            group.ending[seat] = False
+        if not names:
+            return
+        if not isinstance(names, list):
+            raise Refused(f"terminated is {quoted(names)}, expected a list of agents' names.")
+        self._refuse_strangers(dict.fromkeys(map(str, names)))
+        for name in names:
+            group, i = self._place[name]
+            group.ending[seat, i] = True
+
+    def _read_legal(self, group: GroupSeats, seat: int, given: Any) -> None:
+        assert group.legal is not None
+        for i in np.flatnonzero(group.mask[seat]):
+            name = group.names[i]
+            own = given.get(name) if isinstance(given, dict) else None
+            if isinstance(own, bytes):
+                own = list(own)
+            if not isinstance(own, list) or len(own) != group.legal.shape[2]:
+                raise Refused(
+                    f"agent {name!r}: its action_mask is {quoted(own)}, expected "
+                    f"{group.legal.shape[2]} flags, one for each action."
+                )
+            group.legal[seat, i] = [bool(x) for x in own]
+
+    def faults(self, seats: np.ndarray) -> dict[int, str]:
+        """Returns what is wrong with what was taken: seat -> a sentence."""
+        found: dict[int, str] = {}
+        for group in self.groups.values():
+            seen, acts, earned = group.observation[seats], group.mask[seats], group.reward[seats]
+            what = "has terminated in this episode, expected no observation of it"
+            kinds = {what: acts & group.dead[seats] & ~self.ends[seats, None]}
+            fits = self._fits(seen).all(-1) & self._fits(earned)
+            if not fits.all():
+                what = f"sees or earns NaN, or more than {self.largest:g} (max_number)"
+                kinds[what] = ~fits
+            if group.legal is not None:
+                what = "acts and has no legal action, expected one such as a no-op"
+                kinds[what] = acts & ~group.legal[seats].any(-1)
+            for what, broken in kinds.items():
+                for row, i in np.argwhere(broken):
+                    found.setdefault(int(seats[row]), f"agent {group.names[i]!r} {what}.")
+        if self.state is not None:
+            for row in np.flatnonzero(~self._fits(self.state[seats]).all(-1)):
+                what = f"the state has NaN, or more than {self.largest:g} (max_number)."
+                found.setdefault(int(seats[row]), what)
+        return found
+
+    def _fits(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns which numbers are neither NaN nor too large."""
+        return np.abs(numbers) <= self.largest
+
+    # ------------------------------------------------------------------------- steps of a batch
+
+    def inputs(self, seats: np.ndarray) -> Leaves:
+        """Returns what policies read of some seats, and the flags with which their steps begin."""
+        leaves: Leaves = {}
+        for name, group in self.groups.items():
+            mask, dead = group.mask[seats], group.dead[seats][..., None]
+            leaves[name, "observation"] = group.observation[seats]
+            leaves[name, "mask"] = mask
+            if group.legal is not None:
+                leaves[name, "action_mask"] = group.legal[seats]
+            if self._tracked:
+                leaves[name, "is_init"] = ~group.born[seats][..., None]
+            if name in self.remembered:
+                leaves[name, "hidden"] = self.remembered[name][seats]
+            leaves[name, "done"] = leaves[name, "terminated"] = dead
+            leaves[name, "truncated"] = np.zeros_like(dead)
+            group.born[seats] |= mask
+        if self.state is not None:
+            leaves["state",] = self.state[seats]
+        for flag in ("done", "terminated", "truncated"):
+            leaves[flag,] = np.zeros((len(seats), 1), bool)
+        return leaves
+
+    def outcome(self, seats: np.ndarray) -> Leaves:
+        """Returns what the last step of some seats led to, and lets their agents end.
+
+        Keys are those under ``"next"``.
+        """
+        dead = {n: g.dead[seats] | g.ending[seats] for n, g in self.groups.items()}
+        over = np.stack([x.all(-1) for x in dead.values()]).all(0)
+        ends = self.ends[seats] | over
+        truncated = (self.cut[seats] & ~over)[:, None]
+        terminated = ends[:, None] & ~truncated
+        leaves: Leaves = {}
+        for name, group in self.groups.items():
+            before, living = group.dead[seats], ~dead[name]
+            earns = group.born[seats] & ~before
+            group.dead[seats] = dead[name]
+            group.mask[seats] &= living
+            leaves[name, "observation"] = group.observation[seats]
+            # Who is cut off is bootstrapped, also one that waited.
+            leaves[name, "mask"] = living & (group.mask[seats] | truncated) & ~terminated
+            if group.legal is not None:
+                leaves[name, "action_mask"] = group.legal[seats]
+            leaves[name, "reward"] = np.where(earns, group.reward[seats], 0)[..., None]
+            leaves[name, "terminated"] = (dead[name] | terminated)[..., None]
+            leaves[name, "truncated"] = (living & truncated)[..., None]
+            leaves[name, "done"] = (dead[name] | ends[:, None])[..., None]
+            leaves[name, "earns"] = earns
+            if self._tracked:
+                leaves[name, "is_init"] = ~group.born[seats][..., None]
+        if self.state is not None:
+            leaves["state",] = self.state[seats]
+        leaves["done",], leaves["terminated",] = ends[:, None], terminated
+        leaves["truncated",] = truncated
+        return leaves
+
+    def remember(self, seats: np.ndarray, acted: Leaves) -> None:
+        """Keeps what actors remember behind a step."""
+        for name, rows in self.remembered.items():
+            after = acted.get(("next", name, "hidden"))
+            if after is not None:
+                rows[seats] = after
+
+    def carry_memory(self, sizes: Mapping[str, int]) -> None:
+        """Lets actors remember, group -> the numbers of each agent, and know where they begin."""
+        self._tracked = True
+        for name, size in sizes.items():
+            shape = (*self.groups[name].mask.shape, size)
+            self.remembered[name] = np.zeros(shape, np.float32)
+
+
+def numbers_of(what: str, given: Any, size: int) -> np.ndarray:
+    """Returns numbers, of float32 bytes in little endian or of a list.
+
+    Raises:
+        Refused: something else, or another number of them.
+    """
+    if isinstance(given, bytes):
+        if len(given) != 4 * size:
+            raise Refused(f"{what!r} has {len(given)} bytes, expected {size} float32, {4 * size}.")
+        return np.frombuffer(given, "<f4")
+    if not isinstance(given, list) or len(given) != size:
+        found = f"{len(given)} numbers" if isinstance(given, list) else quoted(given)
+        raise Refused(f"{what!r} sees {found}, expected {size}.")
+    for x in given:
+        if type(x) not in _NUMBERS or not -_LARGEST <= x <= _LARGEST:
+            raise Refused(f"{what!r} sees {quoted(x)}, expected finite numbers of float32.")
+    return np.array(given, np.float32)
+
+
+def _map(message: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = message.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Refused(f"{key} are {quoted(value)}, expected a map from agents' names.")
+    return value

@@ -1,0 +1,10 @@
+"""Many runs: seeds, tuning, and runs on whatever machines there are."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.apps.jobs.ray_runs import train_all
+
+__getattr__, __dir__, __all__ = attach(__name__, {"ray_runs": ["train_all"]})

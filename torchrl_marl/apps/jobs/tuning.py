@@ -1,0 +1,290 @@
+"""Tuning: Optuna proposes settings, and populations try as many of them at once as fit."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from torchrl_marl.apps.jobs.pruning import prune_trials, pruner_of, rungs_of
+from torchrl_marl.errors import ConfigError, MissingExtraError, closest, quoted
+from torchrl_marl.learners.population_config import VARYING
+from torchrl_marl.recipes import load_config
+from torchrl_marl.runs import resume, train
+from torchrl_marl.runtime.trust import refuse_links
+from torchrl_marl.training.config import TrainConfig, read_run_config, seed_folders
+from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.origin import signed_yaml
+
+if TYPE_CHECKING:
+    from torchrl_marl.training.run import Run
+
+__all__ = ["Choice", "parse_choice", "tune"]
+
+_RANGE = re.compile(r"(?P<low>[^.:\s]+(?:\.\d[^.:\s]*)?)\.\.(?P<high>[^:\s]+?)(?P<log>:log)?")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting that is tuned, and its range."""
+
+    name: str
+    """Dotted, such as ``learner.lr``."""
+    low: float
+    high: float
+    log: bool = False
+    """Distances are those of logarithms."""
+
+
+def parse_choice(text: str) -> Choice | None:
+    """Returns what ``learner.lr=1e-4..1e-2:log`` says; None for a setting with a value.
+
+    Raises:
+        ConfigError: a range that is none, or of a setting that cannot differ by member.
+
+    Examples:
+        >>> parse_choice("learner.lr=1e-4..1e-2:log")
+        Choice(name='learner.lr', low=0.0001, high=0.01, log=True)
+        >>> parse_choice("learner.lr=1e-3") is None
+        True
+    """
+    name, _, value = text.partition("=")
+    if ".." not in value or "/" in value:
+        return None
+    found = _RANGE.fullmatch(value)
+    try:
+        low, high = (float(found[part]) for part in ("low", "high")) if found else (1.0, 0.0)
+    except ValueError:
+        low, high = 1.0, 0.0
+    log = bool(found and found["log"])
+    if not (math.isfinite(low) and math.isfinite(high) and low < high) or (log and low <= 0):
+        raise ConfigError(
+            f"{name} is {quoted(value)}, expected a range such as 1e-4..1e-2:log or 0..0.05, the "
+            "first number the smaller (and above 0 with :log)."
+        )
+    known = [f"learner.{one}" for one in VARYING]
+    if name not in known:
+        near = closest(name, known)
+        raise ConfigError(
+            f"{name} cannot be tuned by a range: trials run side by side; "
+            f"{f'did you mean {near!r}? ' if near else ''}expected one of {', '.join(known)}."
+        )
+    return Choice(name, low, high, log)
+
+
+def tune(
+    recipe: str | Path,
+    choices: Sequence[Choice],
+    settings: Sequence[str] = (),
+    *,
+    trials: int = 32,
+    together: int = 8,
+    folder: str | Path,
+    prune: str | None = None,
+    said: Callable[[str], None] = print,
+) -> Path:
+    """Tries settings that Optuna's TPE sampler proposes, many at once as a population.
+
+    The same call in the same folder goes on: trials that are there count, and a population that
+    was interrupted is resumed. Written are ``trials.csv``, a run folder for each trial, and
+    ``best.yaml``, a recipe.
+
+    Args:
+        recipe (str or Path): a recipe's name or file.
+        choices (sequence of Choice): what is tuned.
+        settings (sequence of str): further settings, ``key=value``.
+
+    Keyword Args:
+        trials (int): how many runs in all.
+        together (int): how many at once.
+        folder (str or Path): where everything is kept.
+        prune (str, optional): ``"asha"`` ends trials early that fall behind, and begins others in
+            their place; see :mod:`torchrl_marl.apps.jobs.pruning`.
+        said (callable): told each trial that is better than all before.
+
+    Returns:
+        Path: ``best.yaml``.
+
+    Raises:
+        ConfigError: nothing to tune, fewer than two at once, or settings that do not fit.
+        MissingExtraError: Optuna is not installed.
+
+    Reference: Akiba et al., 2019, https://arxiv.org/abs/1907.10902 (Optuna).
+    """
+    if prune not in (None, "asha"):
+        raise ConfigError(f"prune is {quoted(prune)}, expected asha or nothing.")
+    if importlib.util.find_spec("optuna") is None:
+        raise MissingExtraError("optuna", "tune")
+    if not choices:
+        raise ConfigError("nothing is tuned; give a range, such as learner.lr=1e-4..1e-2:log.")
+    if together < 2 or trials < together:
+        raise ConfigError(
+            f"trials is {trials} and together {together}, expected two or more at once, and as "
+            "many trials at least; use --trials 32 --together 8."
+        )
+    folder = Path(folder)
+    base = load_config(recipe, [*settings, f"population.size={together}"])
+    load_config(replace(base, population=replace(base.population, vary=_ranges(choices))), {})
+    if base.evolution.method != "none":
+        raise ConfigError(
+            f"evolution.method is {base.evolution.method!r}, but a trial keeps its settings; use "
+            "evolution.method=none."
+        )
+    rungs = rungs_of(base) if prune else []
+    study = _study(folder, base.seed, pruner_of(rungs))
+    _check_same(study, {"prune": prune, "together": together if prune else None}, folder)
+    if prune:
+        prune_trials(study, base, partial(_suggest, choices), folder, trials, rungs, said)
+    while len(_ended(study)) < trials:
+        _round(study, base, choices, folder, said)
+    _write_table(study, choices, folder)
+    return _write_best(study, folder)
+
+
+def _ranges(choices: Sequence[Choice]) -> dict[str, Any]:
+    return {c.name: {"low": c.low, "high": c.high, "log": c.log} for c in choices}
+
+
+def _suggest(choices: Sequence[Choice], trial: Any) -> dict[str, float]:
+    return {c.name: trial.suggest_float(c.name, c.low, c.high, log=c.log) for c in choices}
+
+
+def _check_same(study: Any, given: dict[str, Any], folder: Path) -> None:
+    """Refuses to go on in another way than a study began."""
+    known = {key: study.user_attrs.get(key) for key in given}
+    if study.get_trials(deepcopy=False) and known != given:
+        words = {
+            True: f"with --prune asha --together {known['together']}",
+            False: "without --prune",
+        }
+        raise ConfigError(
+            f"{str(folder)!r} was begun {words[bool(known['prune'])]}; go on in that way, or give "
+            "another --out."
+        )
+    for key, value in given.items():
+        study.set_user_attr(key, value)
+
+
+def _study(folder: Path, seed: int, pruner: Any) -> Any:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    folder.mkdir(parents=True, exist_ok=True)
+    refuse_links(folder, "folder of a tuning")
+    return optuna.create_study(
+        storage=JournalStorage(JournalFileBackend(str(folder / "study.log"))),
+        study_name="tune",
+        load_if_exists=True,
+        direction="maximize",
+        # Trials that run at the same time keep away from each other.
+        sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True),
+        pruner=pruner,
+    )
+
+
+def _ended(study: Any) -> list[Any]:
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+
+
+def _round(
+    study: Any,
+    base: TrainConfig,
+    choices: Sequence[Choice],
+    folder: Path,
+    said: Callable[[str], None],
+) -> None:
+    """Trains a population of proposals; one that was interrupted goes on."""
+    running = [trial for trial in study.get_trials() if not trial.state.is_finished()]
+    size = base.population.size
+    proposed_all = all(c.name in trial.params for trial in running for c in choices)
+    if len(running) not in (0, size) or not proposed_all:  # interrupted while they were proposed
+        for trial in running:
+            study.tell(trial.number, state=_failed())
+        running = []
+    if running:
+        numbers = [trial.number for trial in running]
+        proposed = [trial.params for trial in running]
+    else:
+        asked = [study.ask() for _ in range(size)]
+        numbers = [trial.number for trial in asked]
+        proposed = [_suggest(choices, trial) for trial in asked]
+    where = folder / f"trials_{numbers[0]:04d}"
+    vary = {c.name: [own[c.name] for own in proposed] for c in choices}
+    if (where / "checkpoints").exists():
+        run = resume(where)
+    else:
+        population = replace(base.population, vary=vary)
+        run = train(replace(base, population=population, folder=str(where)))
+    best = study.best_value if any(t.value is not None for t in _ended(study)) else -math.inf
+    for number, member in zip(numbers, cast(Any, run).members):
+        value = _value(member)
+        if value is None:
+            study.tell(number, state=_failed())
+            continue
+        study.tell(number, value)
+        if value > best:
+            best = value
+            shown = ", ".join(f"{k}={v:.4g}" for k, v in proposed[numbers.index(number)].items())
+            said(f"trial {number}: return {value:.4g} with {shown} ({member.folder})")
+
+
+def _value(member: Run) -> float | None:
+    value = member.summary.get("return_after")
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _failed() -> Any:
+    from optuna.trial import TrialState
+
+    return TrialState.FAIL
+
+
+def _write_table(study: Any, choices: Sequence[Choice], folder: Path) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["trial", *(c.name for c in choices), "return", "state", "folder"])
+    places = _places(folder)
+    for trial in _ended(study):
+        values = [f"{trial.params.get(c.name, math.nan):.6g}" for c in choices]
+        found = "" if trial.value is None else f"{trial.value:.6g}"
+        state = trial.state.name.lower()
+        writer.writerow([trial.number, *values, found, state, places.get(trial.number, "")])
+    with whole_file(folder / "trials.csv", newline="") as file:
+        file.write(text.getvalue())
+
+
+def _places(folder: Path) -> dict[int, str]:
+    """Returns the run folder of each trial."""
+    found = {}
+    for population in sorted(folder.glob("trials_*")):
+        first = int(population.name.partition("_")[2])
+        for i, member in enumerate(seed_folders(population)):
+            found[first + i] = os.path.relpath(member, folder)
+    return found
+
+
+def _write_best(study: Any, folder: Path) -> Path:
+    """Writes the settings of the best trial as a recipe."""
+    if not any(trial.state.name == "COMPLETE" for trial in _ended(study)):
+        raise ConfigError(
+            f"no trial in {str(folder)!r} came to an end that is a number; narrow the ranges."
+        )
+    place = _places(folder)[study.best_trial.number]
+    config = read_run_config(folder / place)
+    own = replace(config, folder=None, recipe="custom")
+    with whole_file(folder / "best.yaml") as file:
+        file.write(
+            f"# Trial {study.best_trial.number} of {len(_ended(study))}: return "
+            f"{study.best_value:.4g}, in {place}.\n" + signed_yaml(own)
+        )
+    return folder / "best.yaml"

@@ -1,0 +1,283 @@
+"""Episodes as a GIF or a video, drawn without a display."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torchrl.envs import EnvBase
+
+from torchrl_marl.apps.pictures.drawing import check_matplotlib
+from torchrl_marl.apps.pictures.film import ACTS, WAITS, Film, Frame
+from torchrl_marl.apps.pictures.panels import AgentLine, PixelsPanel, ShapesPanel, TextPanel, limits
+from torchrl_marl.envs.scene import check_scene
+from torchrl_marl.errors import ConfigError, MissingExtraError
+from torchrl_marl.training.files import whole_file, writing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from PIL.Image import Image
+
+__all__ = ["ENDINGS", "check_drawable", "draw_frames", "write"]
+
+ENDINGS = (".gif", ".mp4")
+"""What an animation's file may end in."""
+
+_MOST_FRAMES = 300
+_MILLISECONDS, _LAST_MILLISECONDS = 60, 1500
+_LONGEST, _SHORT = 3000, 250  # milliseconds: of a film of few frames, and a frame of it at most
+_DPI, _TITLE, _LINE = 100, 0.34, 0.46  # inches of a title, and of a line of agents
+_SIZES = {1: 4.8, 2: 3.8, 3: 3.2}  # inches of a panel, by how many stand in a row
+_MOST_IN_A_ROW, _SMALLEST = 4, 2.8
+_BACKGROUND, _FIELD = (255, 255, 255), (247, 247, 244)
+
+
+def check_drawable(env: EnvBase, paths: Sequence[Path] = ()) -> None:
+    """Refuses what cannot be drawn or written, before anything is played.
+
+    Args:
+        env (EnvBase): the world.
+        paths (sequence of Path): files that are to be written.
+
+    Raises:
+        ConfigError: an environment that cannot be drawn, or a file of another kind.
+        MissingExtraError: matplotlib, or for a video imageio-ffmpeg, is not installed.
+    """
+    check_matplotlib()
+    for path in paths:
+        if path.suffix not in ENDINGS:
+            raise ConfigError(
+                f"an animation is to be written to {str(path)!r}, expected a name that ends in "
+                f"{' or '.join(ENDINGS)}."
+            )
+        if path.suffix == ".mp4" and importlib.util.find_spec("imageio_ffmpeg") is None:
+            raise MissingExtraError("imageio-ffmpeg", "video")
+    check_scene(env)
+
+
+def write(film: Film, path: Path) -> None:
+    """Writes the episodes of a film side by side, as a GIF or a video.
+
+    Episodes of more than 300 steps are shown in larger strides.
+
+    Args:
+        film (Film): what was seen.
+        path (Path): ends in ``.gif`` or ``.mp4``.
+
+    Raises:
+        WriteError: the file cannot be written.
+
+    Examples:
+        >>> from torchrl_marl import TeamSpec
+        >>> from torchrl_marl.envs import VmasEnv
+        >>> from torchrl_marl.training.evaluation import play
+        >>> env = VmasEnv("balance", num_envs=4, max_steps=100, seed=0)
+        >>> film = Film(env, TeamSpec.from_env(env), shown=4)
+        >>> played = play(env, None, TeamSpec.from_env(env), episodes=4, film=film)
+        >>> write(film, Path("episodes.gif"))  # doctest: +SKIP
+    """
+    pictures = draw_frames(film)
+    each = min(max(_MILLISECONDS, _LONGEST // max(len(pictures), 1)), _SHORT)
+    if path.suffix == ".mp4":
+        _write_video(pictures, path, each)
+    else:
+        _write_gif(pictures, path, each)
+
+
+def _write_gif(pictures: Sequence[np.ndarray], path: Path, milliseconds: int) -> None:
+    from PIL import Image
+
+    images = [Image.fromarray(pixels) for pixels in pictures]
+    palette = _palette(images)
+    images = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
+    with whole_file(path, "wb") as file:
+        images[0].save(
+            file,
+            format="GIF",
+            save_all=True,
+            append_images=images[1:],
+            duration=[milliseconds] * (len(images) - 1) + [_LAST_MILLISECONDS],
+            loop=0,
+            disposal=1,
+            optimize=False,
+        )
+
+
+def _write_video(pictures: Sequence[np.ndarray], path: Path, milliseconds: int) -> None:
+    import imageio_ffmpeg
+
+    height, width = (size + size % 2 for size in pictures[0].shape[:2])
+    last = [pictures[-1]] * (_LAST_MILLISECONDS // milliseconds)
+    part = path.with_name(f"{path.name}.part.mp4")
+    with writing(path):
+        part.unlink(missing_ok=True)
+        part.open("xb").close()  # a folder that is not there, or full
+        video = imageio_ffmpeg.write_frames(
+            str(part), (width, height), fps=1000 / milliseconds, macro_block_size=2
+        )
+        try:
+            video.send(None)
+            for pixels in [*pictures, *last]:
+                whole = np.full((height, width, 3), 255, np.uint8)
+                whole[: pixels.shape[0], : pixels.shape[1]] = pixels
+                video.send(whole)
+            video.close()
+            part.replace(path)
+        finally:
+            video.close()
+            part.unlink(missing_ok=True)
+
+
+def _palette(pictures: Sequence[Image]) -> Image:
+    """Returns a palette for all pictures, from three of them, with exact backgrounds."""
+    from PIL import Image
+
+    width, height = pictures[0].size
+    sample = Image.new("RGB", (width, 3 * height))
+    for i, picture in enumerate((pictures[0], pictures[len(pictures) // 2], pictures[-1])):
+        sample.paste(picture, (0, i * height))
+    palette = sample.quantize(126, method=Image.Quantize.MEDIANCUT)
+    colors = palette.getpalette() or []
+    palette.putpalette([*colors[: 3 * 126], *_BACKGROUND, *_FIELD])
+    return palette
+
+
+def draw_frames(film: Film) -> list[np.ndarray]:
+    """Draws the frames of a film: bytes ``[H, W, 3]`` each, all of one size.
+
+    An episode that has ended shows its last state until the longest one ends.
+
+    Args:
+        film (Film): what was seen.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    longest = max(len(frames) for frames in film.episodes)
+    stride = math.ceil(longest / _MOST_FRAMES)
+    times = [*range(0, longest - 1, stride), longest - 1]
+    figure = Figure(dpi=_DPI)
+    canvas = FigureCanvasAgg(figure)
+    panels = list(_panels(figure, film))
+    drawn = []
+    for time in times:
+        for panel, frames in zip(panels, film.episodes):
+            panel.show(frames[: time + 1 : stride], frames[min(time, len(frames) - 1)])
+        canvas.draw()
+        drawn.append(np.asarray(canvas.buffer_rgba())[..., :3].copy())
+    return drawn
+
+
+def _panels(figure: Figure, film: Film) -> Iterator[_Panel]:
+    """Lays out a panel for each episode, four in a row at most."""
+    n = len(film.episodes)
+    columns = min(n, _MOST_IN_A_ROW)
+    rows = math.ceil(n / columns)
+    every = [frame for frames in film.episodes for frame in frames]
+    view = _View(film, every)
+    size = _SIZES.get(columns, _SMALLEST)
+    height = min(max(size * view.ratio, 0.33 * size), 1.34 * size)
+    width = max(min(size, height / view.ratio), 0.62 * size)
+    line = _LINE if view.has_line else 0.0
+    names = sum(len(name) + 6 for name in every[0].returns) + 8
+    title = _TITLE * (1 if 0.085 * (len(film.name) + names) < width else 1.6)
+    whole = height + title + line
+    figure.set_size_inches(columns * width, rows * whole)
+    figure.set_facecolor("white")
+    for i in range(n):
+        row, column = divmod(i, columns)
+        left, bottom = column / columns, 1 - (row + 1) / rows
+        gap = 0.015 / columns
+        share = 1 / columns - 2 * gap
+        place = (
+            left + gap,
+            bottom + (line + 0.03) / whole / rows,
+            share,
+            (height - 0.03) / whole / rows,
+        )
+        below = (left + gap, bottom, share, line / whole / rows)
+        words = film.name if n == 1 else f"{film.name} {i + 1}" if i == 0 else str(i + 1)
+        pad = 6 if title == _TITLE else 20
+        yield _Panel(figure, view, place, below if line else None, words, pad)
+
+
+class _View:
+    """What all panels have in common: limits, and which parts they have."""
+
+    def __init__(self, film: Film, every: Sequence[Frame]) -> None:
+        self.stage, self.first = film.stage, every[0]
+        picture = every[0].picture
+        lives = {agent.life for frame in every for agent in frame.agents}
+        self.turns = WAITS in lives
+        talks = any(a.heard is not None for f in every for a in f.agents)
+        self.colors: dict[str, Any] = {}
+        if isinstance(picture, str):
+            self.kind, texts = "text", [str(frame.picture).splitlines() for frame in every]
+            self.lines = max(map(len, texts))
+            self.columns = max(len(line) for lines in texts for line in lines)
+            self.ratio = min(max(2.1 * self.lines / max(self.columns, 1), 0.4), 1.2)
+        elif isinstance(picture, np.ndarray):
+            self.kind, self.ratio = "pixels", picture.shape[0] / picture.shape[1]
+        else:
+            self.kind, self.limits = "shapes", limits(every, film.stage)
+            left, right, bottom, top = self.limits
+            self.ratio = (top - bottom) / (right - left)
+            self.colors = {s.name: s.color for s in picture if s.role == "agent"}
+        # Shapes show it themselves, where each agent has one.
+        placed = all(agent.name in self.colors for agent in every[0].agents)
+        self.has_line = bool(every[0].agents) and (talks or (lives != {ACTS} and not placed))
+
+
+class _Panel:
+    """One episode: its world, title and agents."""
+
+    def __init__(
+        self, figure: Figure, view: _View, place: Any, below: Any | None, title: str, pad: int
+    ) -> None:
+        axes = figure.add_axes(place)
+        field = [part / 255 for part in _FIELD]
+        axes.set(xticks=[], yticks=[], facecolor=field)
+        for spine in axes.spines.values():
+            spine.set_color("#c8c8c8")
+        axes.set_title(title, loc="left", fontsize=10, fontweight="bold", y=1.0, pad=pad)
+        # Not a title of matplotlib's, which all have one distance.
+        self._said = axes.annotate(
+            *("", (1, 1), (0, 6)),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=9,
+            parse_math=False,
+            annotation_clip=False,
+        )
+        self._world: Any
+        if view.kind == "shapes":
+            self._world = ShapesPanel(axes, view.limits, view.stage, view.turns)
+        elif view.kind == "pixels":
+            self._world = PixelsPanel(axes)
+        else:
+            self._world = TextPanel(axes, view.lines, view.columns)
+        self._line = None
+        if below is not None:
+            self._line = AgentLine(figure.add_axes(below), view.first.agents, view.colors)
+
+    def show(self, recent: Sequence[Frame], frame: Frame) -> None:
+        """Shows a moment."""
+        self._world.show(frame, recent)
+        if self._line is not None:
+            self._line.show(frame.agents)
+        color = "#202020" if frame.over else "#606060"
+        self._said.set(text=_title(frame), color=color)
+
+
+def _title(frame: Frame) -> str:
+    if len(frame.returns) == 1:
+        earned = [f"return {value:.2f}" for value in frame.returns.values()]
+    else:
+        earned = [f"{name} {value:.2f}" for name, value in frame.returns.items()]
+    return "  ".join([f"{'end' if frame.over else 'step'} {frame.step}", *earned])

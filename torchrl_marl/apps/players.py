@@ -1,0 +1,319 @@
+"""What a table of players says: earnings, Nash average, ratings; as text, CSV and picture.
+
+Shapes: A players.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from torchrl_marl.apps.pictures.drawing import check_matplotlib
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.games import Ratings, bradley_terry, nash_average
+from torchrl_marl.training.files import whole_file, writing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "Standing",
+    "check_picture",
+    "evenly",
+    "heat_map",
+    "rating_curve",
+    "standing",
+    "standing_text",
+    "write_table",
+]
+
+
+_RESAMPLES = 400  # of the games, for the interval of the Nash average
+
+
+class Standing(NamedTuple):
+    """How opponents compare.
+
+    Args:
+        ratings (Ratings): by games won, ``[A]``.
+        won (Tensor): share of the games that the row's player won, draws half, ``[A, A]``.
+        earned (Tensor): half the mean difference of both returns, ``[A, A]``; the return of the
+            row's player in a zero-sum world.
+        weight (Tensor): each one's share of the Nash average of what is earned, ``[A]``.
+        weight_interval (pair of Tensor, optional): the ends of its 95 % interval, ``[A]`` each:
+            percentiles over resamples of the games; None where an entry is a single game.
+    """
+
+    ratings: Ratings
+    won: Tensor
+    earned: Tensor
+    weight: Tensor
+    weight_interval: tuple[Tensor, Tensor] | None = None
+
+
+def standing(table: TensorDictBase) -> Standing | None:
+    """Returns how players compare; None for partners, who never win.
+
+    Args:
+        table (TensorDictBase): of :func:`~torchrl_marl.training.cross_play`, of the same players
+            on both sides, who change seats.
+
+    Shapes:
+        - table: ``[A, A]``
+
+    Raises:
+        ConfigError: a table of other players on one side.
+    """
+    if table.shape[0] != table.shape[1]:
+        raise ConfigError(
+            f"the table has shape {list(table.shape)}, expected the same players on both sides."
+        )
+    wins, draws, games = (table[key].double() for key in ("wins", "draws", "games"))
+    if bool((draws == games).all()):
+        return None
+    # What one wins in the row, or loses in the column.
+    wins, draws = wins + (games - wins - draws).mT, draws + draws.mT
+    won = (wins + draws / 2) / (games + games.mT)
+    earned = (table["returns"] - table["returns"].mT) / 2
+    weight, reach = nash_average(earned)[0], _weight_interval(table, earned)
+    return Standing(bradley_terry(wins, draws), won, earned, weight, reach)
+
+
+def _weight_interval(table: TensorDictBase, earned: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Returns the ends of the Nash average's interval, ``[A]`` each.
+
+    What players earn is drawn as often as resamples of an entry's games would have it: about its
+    mean, with its standard error. Always the same numbers are drawn.
+    """
+    error = table.get("error", None)
+    if error is None:
+        return None
+    error = ((error**2 + error.mT**2).sqrt() / 2).fill_diagonal_(0.0)
+    if not bool(error.isfinite().all()):
+        return None
+    random = torch.Generator().manual_seed(0)
+    draws = torch.randn(_RESAMPLES, *earned.shape, dtype=torch.float64, generator=random)
+    noise = (draws * error).triu()
+    weights = torch.stack([nash_average(earned + own - own.mT)[0] for own in noise])
+    low, high = weights.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
+    return low, high
+
+
+def standing_text(
+    names: Sequence[str],
+    table: TensorDictBase,
+    found: Standing | None,
+    what: str = "return with",
+) -> str:
+    """Formats the table: opponents by rating, others by the return of the row's player.
+
+    Args:
+        names (sequence of str): the players.
+        table (TensorDictBase): ``[A, A]``.
+        found (Standing, optional): of opponents.
+        what (str): stands above the names, where there are no opponents.
+    """
+    if found is None:
+        return _matrix(names, table["returns"], what)
+    low, high = found.ratings.interval()
+    others = ~torch.eye(len(names), dtype=torch.bool)
+    earned, won = (_mean(values, others) for values in (found.earned, found.won))
+    order = earned.argsort(descending=True).tolist()
+    known = found.weight_interval
+    rows = [["player", "earned", "Nash average", *["95 %"] * bool(known), "won", "rating", "95 %"]]
+    for i in order:
+        weight = [f"{found.weight[i]:.2f}"]
+        weight += [] if known is None else [f"{known[0][i]:.2f} to {known[1][i]:.2f}"]
+        rated = f"{found.ratings.rating[i]:+.0f}", f"{low[i]:+.0f} to {high[i]:+.0f}"
+        rows.append([names[i], f"{earned[i]:+.3f}", *weight, f"{won[i]:.3f}", *rated])
+    ranked, values = [names[i] for i in order], found.earned[order][:, order]
+    return f"{_aligned(rows)}\n\n{_matrix(ranked, values, 'earned from')}"
+
+
+def _mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Returns the mean of each row where the mask is True."""
+    return torch.where(mask, values, 0.0).sum(1) / mask.sum(1)
+
+
+def _matrix(names: Sequence[str], values: Tensor, what: str) -> str:
+    numbers = [str(i + 1) for i in range(values.shape[1])]
+    rows = [[what, *numbers]]
+    for i, own in enumerate(values.tolist()):
+        rows.append([f"{i + 1} {names[i]}", *(f"{x:.2f}" for x in own)])
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = (
+        [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:]))]
+        for row in rows
+    )
+    return "\n".join("  " + "  ".join(line).rstrip() for line in lines)
+
+
+def write_table(
+    folder: Path, names: Sequence[str], table: TensorDictBase, found: Standing | None
+) -> list[Path]:
+    """Writes ``crossplay.csv``, a row an entry, and ``ratings.csv`` of opponents.
+
+    Raises:
+        WriteError: a full disk or a read-only folder.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    head = ["player", "other", "games", "wins", "draws", "return_mean"]
+    rows: list[list[Any]] = []
+    for i, own in enumerate(names):
+        for j, other in enumerate(names):
+            entry = table[i, j]
+            counts = [int(entry[key]) for key in ("games", "wins", "draws")]
+            rows.append([own, other, *counts, float(entry["returns"])])
+    paths = [_write_csv(folder / "crossplay.csv", head, rows)]
+    if found is not None:
+        low, high = found.ratings.interval()
+        columns = [found.ratings.rating, found.ratings.error, low, high, found.weight]
+        head = ["player", "rating", "error", "low", "high", "nash_average"]
+        if found.weight_interval is not None:
+            columns += found.weight_interval
+            head += ["nash_low", "nash_high"]
+        rated = [[name, *row] for name, row in zip(names, torch.stack(columns, 1).tolist())]
+        paths.append(_write_csv(folder / "ratings.csv", head, rated))
+    return paths
+
+
+def _write_csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Path:
+    with whole_file(path, newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(head)
+        writer.writerows(rows)
+    return path
+
+
+def check_picture() -> None:
+    """Refuses to draw without matplotlib.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    check_matplotlib()
+
+
+def heat_map(
+    names: Sequence[str],
+    table: TensorDictBase,
+    found: Standing | None,
+    *,
+    title: str = "",
+    path: Path | None = None,
+) -> Figure:
+    """Draws what players earn from, or with, each other as a heat map.
+
+    Args:
+        names (sequence of str): the players.
+        table (TensorDictBase): ``[A, A]``.
+        found (Standing, optional): of opponents; the players' Nash average stands by their names.
+
+    Keyword Args:
+        title (str): such as the world's name.
+        path (Path, optional): where to write the picture.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        WriteError: the picture cannot be written.
+    """
+    check_picture()
+    from matplotlib import pyplot
+
+    values = table["returns"] if found is None else found.earned
+    size = 2.5 + 0.7 * len(names)
+    figure = pyplot.figure(figsize=(size + 1.5, size), layout="constrained")
+    pyplot.close(figure)  # a notebook shows the returned figure, once
+    axes = figure.add_subplot()
+    options: dict[str, Any] = {"cmap": "viridis"}
+    if found is not None:
+        most = max(values.abs().max().item(), 1e-6)
+        options = {"cmap": "RdBu", "vmin": -most, "vmax": most}
+    image = axes.imshow(values.numpy(), **options)
+    labels = list(names)
+    if found is not None:
+        labels = [f"{name}  ({w:.2f})" for name, w in zip(names, found.weight.tolist())]
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.set_yticks(range(len(names)), labels)
+    for i, row in enumerate(values.tolist()):
+        for j, value in enumerate(row):
+            dark = sum(image.to_rgba(value)[:3]) < 1.4  # of 3, white
+            color = "white" if dark else "black"
+            axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8.5, color=color)
+    what = "earned by the row (its Nash average)"
+    what = "return, as rows of the table" if found is None else what
+    figure.colorbar(image, label=what, shrink=0.8)
+    axes.set_title(title)
+    if path is not None:
+        with whole_file(path, "wb") as file:
+            figure.savefig(file, dpi=150, format="png")
+    return figure
+
+
+def evenly(players: Sequence[Any], n: int) -> list[Any]:
+    """Returns at most n of a list, evenly from the first to the last.
+
+    Examples:
+        >>> evenly(range(10), 4)
+        [0, 3, 6, 9]
+    """
+    if n >= len(players):
+        return list(players)
+    places = torch.linspace(0, len(players) - 1, max(n, 2)).round().long().tolist()
+    return [players[i] for i in places]
+
+
+def rating_curve(
+    frames: Mapping[int, int], found: Standing | TensorDictBase, *, path: Path | None = None
+) -> Path | Figure:
+    """Draws how good the stored players of a run are over the frames at which they were stored.
+
+    Args:
+        frames (mapping): place in the table -> when that player was stored.
+        found (Standing or TensorDictBase): of :func:`standing`, ratings are drawn with their
+            intervals; or a table of partners, or of unlike sides, whose mean returns are drawn:
+            with the others, or in the first seat against them.
+
+    Keyword Args:
+        path (Path, optional): where to write the picture; returned then.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        WriteError: the picture cannot be written.
+    """
+    check_picture()
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(figsize=(6, 3.6), layout="constrained")
+    pyplot.close(figure)
+    axes = figure.add_subplot()
+    order = sorted(frames, key=frames.__getitem__)
+    x = [frames[i] for i in order]
+    if isinstance(found, Standing):
+        low, high = (bound[order] for bound in found.ratings.interval())
+        axes.fill_between(x, low.tolist(), high.tolist(), alpha=0.25, linewidth=0)
+        axes.plot(x, found.ratings.rating[order].tolist(), marker="o", markersize=3)
+        axes.set_ylabel("rating (95 %)")
+    else:
+        others = ~torch.eye(len(found), dtype=torch.bool)
+        mean = _mean(found["returns"], others)
+        axes.plot(x, mean[order].tolist(), marker="o", markersize=3)
+        axes.set_ylabel("mean return, as rows of the table")
+    axes.set_xlabel("frames")
+    axes.grid(alpha=0.3)
+    if path is None:
+        return figure
+    with whole_file(path, "wb") as file:
+        figure.savefig(file, dpi=150, format="png")
+    return path

@@ -1,0 +1,380 @@
+"""Learning curves from run folders, with the seeds of a recipe as one line and its range."""
+
+from __future__ import annotations
+
+import csv
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchrl_marl.apps.pictures.drawing import check_matplotlib, legend_below
+from torchrl_marl.apps.reports.curves import Curves, read_run
+from torchrl_marl.apps.reports.experiments import experiments, world_name
+from torchrl_marl.apps.reports.grouping import by_world, find_runs
+from torchrl_marl.errors import CheckpointError, ConfigError, nearest
+from torchrl_marl.training.config import read_run_config, seed_folders
+from torchrl_marl.training.files import whole_file, writing
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["aggregate", "learning_curve"]
+
+_REWARD = "/episode_reward"
+_COLORS = ("#2a6fbb", "#d1662a", "#3a8f57", "#9a4fb0", "#b8902a", "#4f9fb0", "#b03a5b", "#5d4037")
+_STYLES = ("-", "--", "-.")  # for lines beyond the number of colors
+_ACROSS = 4  # panels beside each other
+_HEAD = ("world", "line", "column", "seeds", "frames", "mean", "least", "greatest")
+_GRAY = "#707070"
+_RANGE = "range of seeds"
+# Entries that mean the same in every color come last in the legend.
+_SHARED = (_RANGE, "evaluation", "random policy", "VMAS heuristic")
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A column of the runs of one experiment."""
+
+    name: str
+    seeds: Sequence[Curves]
+    column: str
+    place: int
+    """Which color it has."""
+
+    @property
+    def look(self) -> dict[str, Any]:
+        """Its color and style."""
+        turn, color = divmod(self.place, len(_COLORS))
+        return {"color": _COLORS[color], "linestyle": _STYLES[turn % len(_STYLES)]}
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """Lines that share axes: of one world, and of one group where there are panels for each."""
+
+    world: str
+    group: str
+    lines: Sequence[_Line]
+
+
+def learning_curve(
+    folders: Iterable[str | Path] | str | Path,
+    key: str | None = None,
+    path: str | Path | None = None,
+    table: str | Path | None = None,
+) -> Figure:
+    """Draws return over frames: training as a line, evaluation as dots, range over the seeds.
+
+    Runs are seeds of one line if all settings that matter agree. Each world has axes of its own.
+
+    Args:
+        folders (list of paths): run folders, or such as hold runs, however deep.
+        key (str, optional): a column of ``metrics.csv`` or ``evaluation.csv`` to draw instead.
+        path (str or Path, optional): where to write the picture.
+        table (str or Path, optional): where to write what is drawn, as CSV: a row for each line
+            and frame, with the mean and the range of the seeds.
+
+    Returns:
+        matplotlib.figure.Figure: the picture, for a notebook.
+
+    Raises:
+        CheckpointError: a folder that is no run, or has no rows yet.
+        ConfigError: an unknown ``key``, or a kind of file that matplotlib does not write.
+        MissingExtraError: matplotlib is not installed.
+        WriteError: the picture cannot be written.
+    """
+    check_matplotlib()
+    runs = _read([folders] if isinstance(folders, (str, Path)) else list(folders))
+    panels = _panels(runs, key)
+    from matplotlib import pyplot, rc_context
+
+    with rc_context(_style()):
+        figure = pyplot.figure(figsize=(7.2, 4.2), layout="constrained")
+        pyplot.close(figure)  # a notebook shows the returned figure, once
+        _draw(figure, panels, runs, key)
+    if path is not None:
+        _save(figure, Path(path))
+    if table is not None:
+        _write_table(Path(table), panels, key)
+    return figure
+
+
+def _read(folders: Sequence[str | Path]) -> list[Curves]:
+    """Reads the runs; of those that are found in a folder, some may be broken, and are named."""
+    for folder in folders:
+        if not isinstance(folder, (str, os.PathLike)):
+            read_run_config(folder)  # which says what is expected
+        if (Path(folder) / "config.yaml").is_file() and not seed_folders(folder):
+            read_run(folder)
+    runs, left_out = find_runs(folders)
+    for sentence in left_out:
+        warnings.warn(f"left out: {sentence}", stacklevel=3)
+    return runs
+
+
+def aggregate(
+    curves: Sequence[tuple[np.ndarray, np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns frames, mean, minimum and maximum of several seeds, on their common frames.
+
+    Args:
+        curves: per seed, frames in rising order and values, ``[rows]`` each.
+
+    Examples:
+        >>> frames, mean, low, high = aggregate([
+        ...     (np.array([0.0, 10.0]), np.array([0.0, 10.0])),
+        ...     (np.array([0.0, 20.0]), np.array([2.0, 22.0])),
+        ... ])
+        >>> frames.tolist(), mean.tolist(), high.tolist()
+        ([0.0, 10.0], [1.0, 11.0], [2.0, 12.0])
+    """
+    known = [np.isfinite(x) & np.isfinite(y) for x, y in curves]
+    curves = [(x[rows], y[rows]) for (x, y), rows in zip(curves, known) if rows.any()]
+    if not curves:
+        return (np.empty(0),) * 4  # type: ignore[return-value]
+    grid = np.unique(np.concatenate([x for x, _ in curves]))
+    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    if start <= end:
+        grid = grid[(grid >= start) & (grid <= end)]
+    values = np.stack([np.interp(grid, x, y) for x, y in curves])
+    return grid, values.mean(0), values.min(0), values.max(0)
+
+
+def _draw(
+    figure: Figure, panels: Sequence[_Panel], runs: Sequence[Curves], key: str | None
+) -> None:
+    across = min(len(panels), _ACROSS)
+    down = -(-len(panels) // across)
+    figure.set_figwidth(max(figure.get_figwidth(), 3.8 * across))
+    figure.set_figheight(figure.get_figheight() if down == 1 else 3.2 * down)
+    legend: dict[str, Artist] = {}
+    drawn = 0
+    for i, panel in enumerate(panels):
+        axes = figure.add_subplot(down, across, i + 1)
+        drawn += _draw_panel(axes, panel.lines, key, legend)
+        axes.set_title(panel.world, loc="left")
+        axes.set_title(panel.group, loc="right")
+    if not drawn:
+        raise CheckpointError(
+            f"{str(runs[0].folder)!r} has no value of {key or 'the return'} yet; "
+            "wait until an episode has ended."
+        )
+    figure.axes[0].set_ylabel(key or "episode return")
+    shared = [name for name in _SHARED if name in legend]
+    names = [*(name for name in legend if name not in shared), *shared]
+    legend_below(figure, {name: legend[name] for name in names})
+
+
+def _panels(runs: Sequence[Curves], key: str | None) -> list[_Panel]:
+    """Returns the panels: one for each world, or of one world by group."""
+    worlds = by_world(runs)
+    if len(worlds) == 1:
+        named = experiments(runs)
+        title = ", ".join(sorted({world_name(run) for run in runs}))
+        groups = _by_group(named, key)
+        return [
+            _Panel(title if i == 0 else "", group, lines)
+            for i, (group, lines) in enumerate(groups.items())
+        ]
+    places: dict[str, int] = {}
+    panels = []
+    for world, algorithms in worlds.items():
+        lines = [
+            _Line(name, seeds, column, places.setdefault(name, len(places)))
+            for name, seeds, column in _all_lines(list(algorithms.items()), key)
+        ]
+        panels.append(_Panel(world, "", lines))
+    return panels
+
+
+def _by_group(named: list[tuple[str, list[Curves]]], key: str | None) -> dict[str, list[_Line]]:
+    """Returns lines by group where several experiments have the same groups, else of all."""
+    columns = [[key] if key else _reward_columns(seeds) for _, seeds in named]
+    if len(named) > 1 and len(columns[0]) > 1 and all(c == columns[0] for c in columns):
+        return {
+            column.removesuffix(_REWARD): [
+                _Line(name, seeds, column, i) for i, (name, seeds) in enumerate(named)
+            ]
+            for column in columns[0]
+        }
+    return {"": [_Line(*line, i) for i, line in enumerate(_all_lines(named, key))]}
+
+
+def _all_lines(
+    named: Sequence[tuple[str, list[Curves]]], key: str | None
+) -> Iterator[tuple[str, list[Curves], str]]:
+    """Yields name, seeds and column of all lines, with the group where there are several."""
+    for name, seeds in named:
+        own = [key] if key else _reward_columns(seeds)
+        for column in own:
+            group = column.removesuffix(_REWARD)
+            both = group if len(named) == 1 else f"{name}: {group}"
+            yield name if len(own) == 1 else both, seeds, column
+
+
+def _draw_panel(
+    axes: Axes, lines: Sequence[_Line], key: str | None, legend: dict[str, Artist]
+) -> int:
+    from matplotlib.ticker import EngFormatter
+
+    drawn = 0
+    for line in lines:
+        drawn += _draw_line(axes, line, legend)
+        if key is None:
+            drawn += _draw_dots(axes, line, legend)
+    if key is None:
+        _draw_references(axes, lines, legend)
+    axes.set_xlabel("frames")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.margins(x=0.02)
+    return drawn
+
+
+def _draw_line(axes: Axes, line: _Line, legend: dict[str, Artist]) -> bool:
+    rows, style = _columns(line.seeds, line.column), line.look
+    frames, mean, low, high = aggregate(rows)
+    if not len(frames):
+        return False
+    from matplotlib.patches import Patch
+
+    name = line.name + (f" ({len(rows)} seeds)" if len(rows) > 1 else "")
+    marker = "o" if len(frames) < 3 else None
+    (drawn,) = axes.plot(frames, mean, label=name, marker=marker, **style)
+    legend.setdefault(name, drawn)
+    if len(rows) > 1:
+        axes.fill_between(frames, low, high, color=style["color"], alpha=0.18, linewidth=0)
+        legend.setdefault(_RANGE, Patch(color=_GRAY, alpha=0.3, linewidth=0))
+    return True
+
+
+def _draw_dots(axes: Axes, line: _Line, legend: dict[str, Artist]) -> bool:
+    rows = _evaluations(line)
+    frames, mean, low, high = aggregate(rows)
+    if not len(frames):
+        return False
+    from matplotlib.lines import Line2D
+
+    spread = np.stack([mean - low, high - mean]) if len(rows) > 1 else None
+    dots: dict[str, Any] = {"marker": "o", "linestyle": "none", "markeredgecolor": "white"}
+    axes.errorbar(
+        frames, mean, yerr=spread, color=line.look["color"], markersize=6, elinewidth=1.2,
+        zorder=3, **dots,
+    )  # fmt: skip
+    legend.setdefault("evaluation", Line2D([], [], color=_GRAY, markersize=7, **dots))
+    return True
+
+
+def _draw_references(axes: Axes, lines: Sequence[_Line], legend: dict[str, Artist]) -> None:
+    """Draws each group's untrained policies, if all lines are of one world."""
+    if len({world_name(line.seeds[0]) for line in lines}) > 1:
+        return
+    from matplotlib.lines import Line2D
+
+    columns = list(dict.fromkeys(line.column for line in lines))
+    for name, what, style in (
+        ("return_random", "random policy", ":"),
+        ("return_heuristic", "VMAS heuristic", "--"),
+    ):
+        for column in columns:
+            of_column = [line for line in lines if line.column == column]
+            known = [v for line in of_column for v in _summarized(line, name)]
+            if not known:
+                continue
+            color = _GRAY if len(columns) == 1 else of_column[0].look["color"]
+            drawn: dict[str, Any] = {"linestyle": style, "linewidth": 1.2}
+            label = None if what in legend else what
+            axes.axhline(float(np.mean(known)), color=color, label=label, **drawn)
+            legend.setdefault(what, Line2D([], [], color=_GRAY, **drawn))
+
+
+def _summarized(line: _Line, name: str) -> list[float]:
+    """Returns the figures of a line's group from its seeds' summaries."""
+    if len(_reward_columns(line.seeds)) > 1:
+        name = f"{line.column.removesuffix(_REWARD)}/{name}"
+    found = [seed.summary.get(name) for seed in line.seeds]
+    return [float(value) for value in found if isinstance(value, (int, float))]
+
+
+def _evaluations(line: _Line) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns frames and returns of a line's evaluations, for each seed that has some."""
+    tables = [seed.evaluation for seed in line.seeds]
+    column = line.column if len(_reward_columns(line.seeds)) > 1 else "return_mean"
+    return [(table["frames"], table[column]) for table in tables if column in table]
+
+
+def _reward_columns(seeds: Sequence[Curves]) -> list[str]:
+    trained, evaluated = (
+        [name for name in table if name.endswith(_REWARD)]
+        for table in (seeds[0].training, seeds[0].evaluation)
+    )
+    return trained or (evaluated if len(evaluated) > 1 else ["return_mean"])
+
+
+def _columns(seeds: Sequence[Curves], column: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    rows = []
+    for run in seeds:
+        table = run.training if column in run.training else run.evaluation
+        if column not in table:
+            known = sorted({*run.training, *run.evaluation} - {"frames"})
+            raise ConfigError(
+                f"{str(run.folder)!r} has no column {column!r}; {nearest(column, known)}"
+                f"it has {', '.join(known)}."
+            )
+        rows.append((table["frames"], table[column]))
+    return rows
+
+
+def _save(figure: Figure, path: Path) -> None:
+    kinds = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:] not in kinds:
+        raise ConfigError(
+            f"the picture {str(path)!r} has no known ending, expected one of "
+            f"{', '.join(sorted(kinds))}; name it {path.stem}.png."
+        )
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path, "wb") as file:
+        figure.savefig(file, dpi=150, format=path.suffix[1:])
+
+
+def _write_table(path: Path, panels: Sequence[_Panel], key: str | None) -> None:
+    """Writes what is drawn: a row for each line and frame."""
+    with whole_file(path, newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(_HEAD)
+        for panel in panels:
+            world = panel.world or panels[0].world
+            for line in panel.lines:
+                curves = {line.column: _columns(line.seeds, line.column)}
+                if key is None:
+                    curves["evaluation"] = _evaluations(line)
+                for what, rows in curves.items():
+                    for point in zip(*aggregate(rows)):
+                        numbers = [f"{float(x):.10g}" for x in point]
+                        writer.writerow([world, line.name, what, len(rows), *numbers])
+
+
+def _style() -> Any:
+    return {
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.color": "#e4e4e4",
+        "axes.axisbelow": True,
+        "axes.edgecolor": "#909090",
+        "lines.linewidth": 2.0,
+        "legend.edgecolor": "none",
+        "legend.framealpha": 0.85,
+        "legend.fontsize": 8.5,
+        "legend.handlelength": 1.6,
+        "legend.columnspacing": 1.4,
+        "font.size": 10.5,
+        "axes.titleweight": "bold",
+    }

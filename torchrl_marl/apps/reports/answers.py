@@ -1,0 +1,400 @@
+"""Sentences that a report says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from torchrl_marl.apps.reports.aggregates import Aggregate, WorldResult
+from torchrl_marl.apps.reports.grouping import Numbers
+from torchrl_marl.apps.reports.results import Report
+from torchrl_marl.training.episodes import matters
+from torchrl_marl.training.statistics import (
+    CONFIDENCE,
+    Estimate,
+    by_chance,
+    exact_chance,
+    explained,
+    least_chance,
+    undecided,
+)
+
+__all__ = [
+    "answers",
+    "counted",
+    "duration",
+    "figure",
+    "listed",
+    "methods",
+    "notes",
+    "share",
+    "with_interval",
+]
+
+
+def figure(value: float | None) -> str:
+    """Formats a number with about four significant digits, ``-`` for None and NaN.
+
+    Examples:
+        >>> figure(1500000), figure(-8.7654), figure(0.00004), figure(None)
+        ('1,500,000', '-8.765', '4e-05', '-')
+    """
+    if value is None or not math.isfinite(value):
+        return "-"
+    if abs(value) < 1e12 and (float(value).is_integer() or abs(value) >= 1000):
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def share(value: float | None) -> str:
+    """Formats a normalized score or a probability with two decimals.
+
+    Examples:
+        >>> share(0.918), share(-0.001), share(None)
+        ('0.92', '0.00', '-')
+    """
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value + 0.0 if abs(value) >= 0.005 else 0.0:.2f}"
+
+
+def with_interval(found: Estimate, of_share: bool = False) -> str:
+    """Formats an estimate and its interval, with as many decimals as the interval has a use for.
+
+    Examples:
+        >>> with_interval(Estimate(41.2345, 36.054, 44.87)), with_interval(Estimate(0.5), True)
+        ('41.2 [36.1, 44.9]', '0.50')
+    """
+    if not found.has_interval:
+        return share(found.value) if of_share else figure(found.value)
+    if of_share:
+        value, low, high = (share(x) for x in (found.value, found.low, found.high))
+    else:
+        width = found.high - found.low
+        digits = max(0, 1 - math.floor(math.log10(width))) if 0 < width < 1e12 else None
+        value, low, high = (_rounded(x, digits) for x in (found.value, found.low, found.high))
+    return f"{value} [{low}, {high}]"
+
+
+def _rounded(value: float, digits: int | None) -> str:
+    return figure(value) if digits is None or digits > 6 else f"{value:,.{digits}f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Formats a time.
+
+    Examples:
+        >>> duration(8.25), duration(754), duration(9000)
+        ('8.2 s', '12.6 min', '2.5 h')
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def counted(number: int, thing: str) -> str:
+    """Formats a number of things.
+
+    Examples:
+        >>> counted(1, "run"), counted(3, "seed")
+        ('1 run', '3 seeds')
+    """
+    return f"{number:,} {thing}{'s' * (number != 1)}"
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """Joins names with commas and `and`; many are cut.
+
+    Examples:
+        >>> listed(["a", "b", "c"]), listed(["a", "b", "c"], most=2)
+        ('a, b and c', 'a, b and 1 more')
+    """
+    names = list(names)
+    if len(names) > most:
+        names = [*names[:most], f"{len(names) - most} more"]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+# How often an interval of 95 % over so many runs holds the truth, where returns are normally
+# distributed: `benchmarks/intervals.py`.
+COVERAGE = {2: 0.50, 3: 0.75, 4: 0.87, 5: 0.90}
+_PAIRS = 5  # of the best with another, of which a sentence is said each
+_FEW = 20  # seeds, up to which an interval is held against the exact test
+
+
+def answers(report: Report) -> list[str]:
+    """Returns the sentences that a reader looks for first."""
+    if report.aggregates and len(report.worlds) > 1:
+        return [sentence for found in report.aggregates for sentence in _overall(found)]
+    return [sentence for world in report.worlds for sentence in _of_world(world)]
+
+
+def notes(report: Report) -> list[str]:
+    """Returns what the figures rest on and what is missing, one sentence each."""
+    return [
+        *_on_aggregation(report),
+        *_on_frames(report),
+        *_on_totals(report),
+        *_on_seeds(report),
+        *_on_normalization(report),
+        *_on_zero_sums(report),
+        *_on_actions(report),
+        *_on_runs(report),
+        *(f"Left out: {sentence}" for sentence in report.left_out),
+    ]
+
+
+def methods(report: Report) -> list[str]:
+    """Returns how the figures were worked out."""
+    percent = f"{CONFIDENCE:.0%}".replace("%", " %")
+    return [
+        "A run's score is the mean return of the episodes of its last evaluation; where a world's "
+        "algorithms were trained for different frames, that of the evaluation at the frames that "
+        "all have come to.",
+        "IQM is the interquartile mean: the mean of the middle half of the runs.",
+        f"Intervals are of {percent}: percentiles of the figure over 5,000 resamples of the seeds "
+        "(2,000 for curves and profiles), drawn with replacement within each world (stratified "
+        "bootstrap). They say how much another set of seeds would change the figure, and nothing "
+        "of other worlds or settings.",
+        "P(X > Y) is the probability that a run of X has a greater score than one of Y, mean over "
+        "worlds; a tie counts half. It is called more than chance where its interval lies above "
+        f"one half and the exact two-sided test (the seeds of each world dealt out to the two in "
+        f"every way) finds it in at most {1 - CONFIDENCE:.0%} of the cases.".replace("%", " %"),
+        "Each pair of algorithms is tested by itself: of twenty pairs that do not differ, one may "
+        "be told apart.",
+        "A normalized score is 0 at the random policy's return and 1 at the best known one, of "
+        "the sources given.",
+        "A performance profile is the share of runs above each normalized score.",
+        "Agent frames count each living agent of each frame. Seconds are those of training, on "
+        "the machine it ran on, without evaluations.",
+        "Agarwal et al. (2021), Deep Reinforcement Learning at the Edge of the Statistical "
+        "Precipice; Gorsane et al. (2022), Towards a Standardised Performance Evaluation Protocol "
+        "for Cooperative MARL.",
+    ]
+
+
+def _overall(found: Aggregate) -> Iterator[str]:
+    first, *others = found.algorithms
+    worlds = f"Over {counted(len(found.worlds), 'world')} ({listed(found.worlds)})"
+    iqm = {name: with_interval(found.estimates[name]["IQM"], True) for name in found.algorithms}
+    seeds = sorted({n for runs in found.seeds.values() for n in runs})
+    each = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else counted(seeds[0], "seed")
+    rest = "".join(f", {name} {iqm[name]}" for name in others)
+    yield (
+        f"{worlds}, {each} each, {first} comes to {iqm[first]} of the best known "
+        f"(IQM of normalized scores){rest}."
+    )
+    for other in others[:_PAIRS]:
+        pair = first, other
+        yield _improvement(pair, found.improvements[pair], *(found.scores[name] for name in pair))
+    yield from _other_pairs(others)
+
+
+def _of_world(result: WorldResult) -> Iterator[str]:
+    if (sentence := _zero_sum(result)) is not None:
+        yield sentence
+        return
+    teams = sorted(result.teams.values(), key=lambda team: -team.iqm.value)
+    first, *others = teams
+    rest = "".join(f", {team.algorithm} {with_interval(team.iqm)}" for team in others)
+    random = result.reference.random
+    beside = f" (random policy: {figure(random)})" if random is not None else ""
+    counts = sorted({len(team.runs) for team in teams})
+    seeds = "one run" if counts == [1] else f"IQM of {counted(counts[-1], 'seed')}"
+    if len(counts) > 1:
+        seeds = f"IQM of {counts[0]} to {counted(counts[-1], 'seed')}"
+    yield (
+        f"In {result.world.name}, after {figure(result.frames)} frames, {first.algorithm} earns "
+        f"{with_interval(first.iqm)}{rest}{beside}; {seeds}."
+    )
+    for other in others[:_PAIRS]:
+        pair = first.algorithm, other.algorithm
+        scores = ([np.array(result.teams[name].scores)] for name in pair)
+        yield _improvement(pair, result.improvements[pair], *scores)
+    yield from _other_pairs(others)
+
+
+def _other_pairs(others: Sequence[object]) -> Iterator[str]:
+    if len(others) > _PAIRS:
+        yield "Of the other pairs, and of pairs without the first, see the table P(row > column)."
+
+
+def _zero_sum(result: WorldResult) -> str | None:
+    """Says of a world in which all agents together earn 0 that its mean says nothing, or None."""
+    runs = [run for team in result.teams.values() for run in team.runs]
+    groups = [abs(x) for run in runs for x in run.groups.values()]
+    nothing = 1e-6 * max([1.0, *groups])
+    opposed = [run.record.run.settings.get("league.opponents", "none") != "none" for run in runs]
+    if any((abs(run.record.measured.returns) > nothing).any() for run in runs):
+        return None
+    if not any(opposed) and max(groups, default=0.0) <= nothing:
+        return None
+    return (
+        f"In {result.world.name} one side wins what the other loses: where a policy plays both, "
+        "the mean return of all is 0 whatever has been learned, and does not tell algorithms "
+        "apart; `torchrl-marl crossplay RUN RUN ...` plays them against each other."
+    )
+
+
+def _improvement(
+    pair: tuple[str, str], found: Estimate, scores: Sequence[Numbers], others: Sequence[Numbers]
+) -> str:
+    first, second = pair
+    if not found.has_interval:
+        return f"Whether {first} or {second} is better, single runs do not say."
+    better = f"A run of {first} is better than one of {second} with probability"
+    sentence = f"{better} {with_interval(found, True)}"
+    counts = [[len(task) for task in tasks] for tasks in (scores, others)]
+    every = [count for own in counts for count in own]
+    few = min(every) <= _FEW
+    least = least_chance(*counts) if few else 0.0
+    if found.low <= 0.5 and least <= 1 - CONFIDENCE:
+        return f"{sentence}: {undecided('runs')}."
+    chance = exact_chance(scores, others) if few else 0.0
+    if chance <= 1 - CONFIDENCE:
+        return f"{sentence}, {explained('seeds')}."
+    words = by_chance("seeds", every, chance, least)
+    return f"{better} {share(found.value)} among these, but {words}."
+
+
+def _on_aggregation(report: Report) -> Iterator[str]:
+    if len(report.worlds) > 1 and not report.aggregates:
+        yield (
+            "No figure over all worlds is given: no algorithm was trained in two worlds whose "
+            "returns can be normalized, and returns of different worlds do not add up."
+        )
+    for found in report.aggregates[:1]:
+        missing = [name for name in report.algorithms if name not in found.estimates]
+        where = [w.world.name for w in report.worlds if w.world.name not in found.worlds]
+        if missing or where:
+            what = [f"{listed(missing)} (fewer worlds)"] * bool(missing)
+            what += [f"the world{'s' * (len(where) > 1)} {listed(where)}"] * bool(where)
+            yield f"The first figures over several worlds are without {listed(what)}."
+
+
+def _on_frames(report: Report) -> Iterator[str]:
+    for result in report.worlds:
+        ends = {run.record.measured.end for team in result.teams.values() for run in team.runs}
+        apart = [
+            f"{run.record.name} ({figure(run.frames)})"
+            for team in result.teams.values()
+            for run in team.runs
+            if not run.at_equal_frames
+        ]
+        if apart:
+            yield (
+                f"In {result.world.name} runs are compared at {figure(result.frames)} frames, but "
+                "these measured nothing near, and stand among the seeds by their last return: "
+                f"{listed(apart, 4)}."
+            )
+        elif max(ends) > 1.1 * result.frames:
+            yield (
+                f"In {result.world.name} algorithms were trained for {figure(min(ends))} to "
+                f"{figure(max(ends))} frames; scores are those at {figure(result.frames)}."
+            )
+
+
+def _on_totals(report: Report) -> Iterator[str]:
+    """Says where seeds of one algorithm were to be trained for unlike frames."""
+    for result in report.worlds:
+        for team in result.teams.values():
+            totals = sorted({run.record.total_frames for run in team.runs})
+            if len(totals) > 1:
+                yield (
+                    f"Seeds of {team.algorithm} in {result.world.name} have total_frames of "
+                    f"{listed([figure(total) for total in totals])}: what falls in the course of "
+                    "a training, such as a linear lr, was not alike at the frames compared."
+                )
+
+
+def _on_seeds(report: Report) -> Iterator[str]:
+    single = [
+        f"{team.algorithm} in {result.world.name}"
+        for result in report.worlds
+        for team in result.teams.values()
+        if len(team.runs) == 1
+    ]
+    if single:
+        yield (f"One seed, and so no interval, which says how much seeds differ: {listed(single)}.")
+    counts = [len(t.runs) for r in report.worlds for t in r.teams.values() if len(t.runs) > 1]
+    fewest = min(counts, default=5)
+    if fewest < 5:
+        yield (
+            f"With {fewest} seeds an interval of one world is too narrow: where returns are "
+            f"normally distributed it holds the true IQM in {COVERAGE[fewest]:.0%} of the cases, "
+            f"not {CONFIDENCE:.0%}, and with 5 seeds in {COVERAGE[5]:.0%}.".replace("%", " %")
+        )
+
+
+def _on_normalization(report: Report) -> Iterator[str]:
+    for result in report.worlds:
+        reference = result.reference
+        if reference.why_none:
+            yield f"Scores of {result.world.name} are not normalized: {reference.why_none}."
+
+
+def _on_zero_sums(report: Report) -> Iterator[str]:
+    """Says what the answers, which are over several worlds, leave out."""
+    if report.aggregates and len(report.worlds) > 1:
+        yield from filter(None, map(_zero_sum, report.worlds))
+
+
+def _on_actions(report: Report) -> Iterator[str]:
+    """Says where the likeliest actions and drawn ones earn differently, by more than chance."""
+    for result in report.worlds:
+        for team in result.teams.values():
+            runs = [run.record.run.summary for run in team.runs]
+            differ = [x for x in runs if isinstance(x.get("actions_differ"), str) and _matters(x)]
+            earned = {kind: _earned(differ, kind) for kind in ("likeliest", "drawn")}
+            if differ and None not in earned.values():
+                one, other = figure(earned["likeliest"]), figure(earned["drawn"])
+                yield (
+                    f"In {result.world.name} the likeliest actions of {team.algorithm} earn {one} "
+                    f"and drawn ones {other}, which is more than chance, in {len(differ)} of "
+                    f"{counted(len(runs), 'run')}; scores are those of evaluation.deterministic."
+                )
+
+
+def _matters(summary: Mapping[str, Any]) -> bool:
+    """Whether kinds of actions differ by an amount that matters; runs of old said more."""
+    try:
+        kinds = [summary["evaluation"][kind] for kind in ("likeliest", "drawn")]
+        one, other = (float(kind["return_mean"]) for kind in kinds)
+        spreads = [float(kind["return_std"]) for kind in kinds]
+    except (KeyError, TypeError, ValueError):
+        return True  # it is not known
+    return matters(one - other, float(np.sqrt(np.mean(np.square(spreads)))))
+
+
+def _earned(summaries: Sequence[Mapping[str, Any]], kind: str) -> float | None:
+    """Returns the mean return by one kind of actions; None where a run has not measured it."""
+    try:
+        found = [float(summary["evaluation"][kind]["return_mean"]) for summary in summaries]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return sum(found) / len(found) if found else None
+
+
+def _on_runs(report: Report) -> Iterator[str]:
+    for run in report.runs:
+        for note in run.record.notes:
+            yield f"{run.record.name} {note}."
+    for result in report.worlds:
+        groups = sorted({name for team in result.teams.values() for name in team.groups})
+        if groups:
+            yield (
+                f"{result.world.name} has the groups {listed(groups)}; its return is the mean over "
+                "the agents of all, and a table has each group's own."
+            )
+        equal = {len(set(team.scores)) == 1 for team in result.teams.values() if len(team.runs) > 1}
+        if equal == {True}:
+            yield (
+                f"In {result.world.name} all seeds of an algorithm have the same score, so that "
+                "intervals have no width."
+            )

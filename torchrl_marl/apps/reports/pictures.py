@@ -1,0 +1,162 @@
+"""Pictures of a report for papers and pages that have no scripts, by matplotlib."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchrl_marl.apps.pictures.drawing import check_matplotlib, has_matplotlib, legend_below
+from torchrl_marl.apps.reports.aggregates import Aggregate, Line, WorldResult, shown_by
+from torchrl_marl.apps.reports.answers import counted
+from torchrl_marl.apps.reports.results import Report
+from torchrl_marl.errors import MissingExtraError
+from torchrl_marl.training.files import whole_file
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["draw"]
+
+# The colors of the page, where it is light; dashes tell further algorithms apart.
+_COLORS = (
+    "#0080df", "#e94900", "#095638", "#a1729c", "#5e3e00", "#412fd1", "#40445c", "#c46a44",
+)  # fmt: skip
+_DASHES = ("-", "--", ":", "-.")
+_ACROSS = 3
+
+
+def draw(report: Report, folder: Path) -> list[str]:
+    """Draws the curves of all worlds, and what several worlds say together.
+
+    Args:
+        report (Report): the figures.
+        folder (Path): where to write.
+
+    Returns:
+        list of str: the files' names; none without a matplotlib that works.
+
+    Raises:
+        WriteError: a picture cannot be written.
+    """
+    if not has_matplotlib():
+        return []
+    try:
+        check_matplotlib()
+    except MissingExtraError as error:
+        warnings.warn(f"no pictures are drawn: {error}", stacklevel=2)
+        return []
+    names = []
+    for name, figure in _figures(report):
+        with whole_file(folder / name, "wb", at_once=True) as file:
+            figure.savefig(file, dpi=130, format="png")
+        names.append(name)
+    return names
+
+
+def _figures(report: Report) -> Iterator[tuple[str, Figure]]:
+    """Yields the names of the pictures and what they show."""
+    order = {name: i for i, name in enumerate(report.algorithms)}
+    for i, found in enumerate(report.aggregates):
+        yield f"together{i + 1 if i else ''}.png", _together(found, order)
+    yield "curves.png", _curves(report, order)
+
+
+def _empty(panels: int, across: int = _ACROSS) -> tuple[Figure, list[Axes]]:
+    from matplotlib import pyplot
+
+    across = min(panels, across)
+    down = -(-panels // across)
+    figure = pyplot.figure(figsize=(4.2 * across, 3.1 * down + 0.4), layout="constrained")
+    pyplot.close(figure)
+    axes = [figure.add_subplot(down, across, i + 1) for i in range(panels)]
+    for one in axes:
+        one.spines[["top", "right"]].set_visible(False)
+        one.grid(color="#e9ecf0")
+        one.set_axisbelow(True)
+    return figure, axes
+
+
+def _style(order: int) -> dict[str, Any]:
+    turn, color = divmod(order, len(_COLORS))
+    return {"color": _COLORS[color], "linestyle": _DASHES[turn % len(_DASHES)]}
+
+
+def _draw(axes: Axes, name: str, order: int, x: np.ndarray, line: Line) -> None:
+    axes.plot(x, line.value, label=name, marker="o" if len(x) < 3 else None, **_style(order))
+    axes.fill_between(x, line.low, line.high, color=_style(order)["color"], alpha=0.16, lw=0)
+
+
+def _curves(report: Report, order: dict[str, int]) -> Figure:
+    figure, axes = _empty(len(report.worlds))
+    for one, result in zip(axes, report.worlds):
+        _draw_world(one, result, order)
+    counts = [len(team.runs) for result in report.worlds for team in result.teams.values()]
+    _legend(figure, axes, counts)
+    return figure
+
+
+def _draw_world(axes: Axes, result: WorldResult, order: dict[str, int]) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    measured = shown_by(result)
+    for name, team in result.teams.items():
+        line = team.evaluation if measured == "evaluation" else team.training
+        if line is not None:
+            _draw(axes, name, order[name], line.frames, line)
+    if result.reference.random is not None:
+        axes.axhline(result.reference.random, color="#59616e", linestyle=(0, (1, 3)), lw=1)
+    axes.set_title(result.world.name, loc="left", fontsize=10.5)
+    axes.set_xlabel("frames")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def _together(found: Aggregate, order: dict[str, int]) -> Figure:
+    figure, (iqm, curves, profiles) = _empty(3)
+    for place, name in enumerate(reversed(found.algorithms)):
+        one, color = found.estimates[name]["IQM"], _style(order[name])["color"]
+        if one.has_interval:
+            iqm.barh(place, one.high - one.low, left=one.low, height=0.5, color=color, alpha=0.4)
+        iqm.plot([one.value] * 2, [place - 0.32, place + 0.32], color=color, lw=2.5)
+        if name in found.curves:
+            curve = found.curves[name]
+            curves.plot(100 * found.share, curve.value, label=name, **_style(order[name]))
+            if curve.has_interval:
+                _band(curves, 100 * found.share, curve.low, curve.high, color)
+        profile = found.profiles[name]
+        profiles.plot(found.thresholds, profile.value, label=name, **_style(order[name]))
+        if profile.has_interval:
+            _band(profiles, found.thresholds, profile.low, profile.high, color)
+    iqm.use_sticky_edges = False
+    iqm.set_yticks(range(len(found.algorithms)), found.algorithms[::-1])
+    for axes, title, label in (
+        (iqm, "IQM of normalized scores", "normalized score"),
+        (curves, "sample efficiency (IQM)", "% of each world's frames"),
+        (profiles, "profile: share of runs above", "normalized score"),
+    ):
+        axes.set_title(title, loc="left", fontsize=10.5)
+        axes.set_xlabel(label)
+    _legend(figure, [profiles], [n for runs in found.seeds.values() for n in runs])
+    return figure
+
+
+def _band(axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, color: str) -> None:
+    axes.fill_between(x, low, high, color=color, alpha=0.16, lw=0)
+
+
+def _legend(figure: Figure, axes: list[Axes], seeds: list[int]) -> None:
+    """Draws the legend below, with what bands and bars are."""
+    found: dict[str, Artist] = {}
+    for one in axes:
+        handles, labels = one.get_legend_handles_labels()
+        found |= dict(zip(labels, handles))
+    of = counted(max(seeds), "seed")
+    of = of if min(seeds) == max(seeds) else f"{min(seeds)} to {of}"
+    entries = {name: found[name] for name in sorted(found)}
+    legend_below(figure, entries, f"IQM and 95 % intervals over {of}")
+    figure.legends[0].set_frame_on(False)

@@ -1,0 +1,222 @@
+"""A whole report before it is written, also of tables of other libraries."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from torchrl_marl.apps.reports.aggregates import (
+    Aggregate,
+    Scored,
+    WorldResult,
+    aggregates_of,
+    read_references,
+    result_of,
+)
+from torchrl_marl.apps.reports.curves import Curves
+from torchrl_marl.apps.reports.grouping import (
+    Record,
+    World,
+    each_seed_once,
+    find_runs,
+    group,
+    record_of,
+    without_copies,
+)
+from torchrl_marl.errors import CheckpointError, ConfigError, quoted
+
+__all__ = ["Report", "join", "make_report", "read_table"]
+
+_NEEDED = ("world", "algorithm", "seed", "frames", "return")
+_COUNTERS = ("agent_frames", "seconds")
+Foreign = Mapping[tuple[str, str], Sequence[Record]]
+_Key = tuple[str, str, int, str]  # world, algorithm, seed, run
+
+
+def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[str]]:
+    """Reads a table of evaluations, in the form of a report's ``evaluations.csv``.
+
+    Its columns are ``world, algorithm, seed, frames, return`` and, where they are known,
+    ``agent_frames``, ``seconds`` and ``run``, which tells two runs of a seed apart; others are
+    not read.
+
+    Args:
+        path (Path): the file.
+
+    Returns:
+        tuple: world and algorithm -> its runs, by seed; and a sentence for each run without a
+        return that is a number.
+
+    Raises:
+        CheckpointError: a file without these columns, with a row that is not numbers or of
+            negative frames, or with two rows of a run at the same frames.
+    """
+    runs: dict[_Key, dict[float, list[float]]] = {}
+    lines: dict[tuple[_Key, float], int] = {}
+    for line, row in _rows(path):
+        key, frames, numbers = _numbers(path, line, row)
+        first = lines.setdefault((key, frames), line)
+        if first != line:
+            raise CheckpointError(
+                f"{str(path)!r} has two rows of {_who(key)} at frame {frames:,.0f}, in lines "
+                f"{first} and {line}, expected one; delete one of them."
+            )
+        runs.setdefault(key, {})[frames] = [frames, *numbers]
+    found: dict[tuple[str, str], list[Record]] = {}
+    left_out = []
+    for key, values in sorted(runs.items()):
+        record = _record(path, key, np.array([values[frames] for frames in sorted(values)]))
+        if isinstance(record, Record):
+            found.setdefault(key[:2], []).append(record)
+        else:
+            left_out.append(f"{str(path)!r} has no finite return at the start of {_who(key)}.")
+    return found, left_out
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yields the number of a row's line, and the row."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:  # cells may hold ends of lines
+            reader = csv.DictReader(file)
+            rows = [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read: {error}.") from None
+    missing = [name for name in _NEEDED if not rows or name not in rows[0][1]]
+    if missing:
+        raise CheckpointError(
+            f"{str(path)!r} is no table of evaluations: it has no "
+            f"{f'column {missing[0]!r}' if rows else 'rows'}, expected "
+            f"{', '.join(_NEEDED)}; see docs/reports.md."
+        )
+    yield from rows
+
+
+def _numbers(path: Path, line: int, row: Mapping[str, str]) -> tuple[_Key, float, list[float]]:
+    """Returns whose a row is, its frames, and its return and counters."""
+    try:
+        key = row["world"], row["algorithm"], int(row["seed"]), row.get("run") or ""
+        frames = float(row["frames"])
+        numbers = [float(row["return"])]
+        numbers += [float(row.get(name) or math.nan) for name in _COUNTERS]
+    except (TypeError, ValueError):
+        raise CheckpointError(
+            f"{str(path)!r} is broken in line {line}, expected numbers for seed, frames and "
+            "return; delete the line."
+        ) from None
+    if not (math.isfinite(frames) and frames >= 0):
+        raise CheckpointError(
+            f"{str(path)!r} has frames={row['frames']} in line {line}, expected a number of 0 or "
+            "more; delete the line."
+        )
+    return key, frames, numbers
+
+
+def _who(key: _Key) -> str:
+    return f"{quoted(key[1])} in {quoted(key[0])}, seed {key[2]}"
+
+
+def _record(path: Path, key: _Key, values: np.ndarray) -> Record | str:
+    frames, returns, agent_frames, seconds = values.T
+    table = {
+        "frames": frames,
+        "return_mean": returns,
+        "agent_frames": agent_frames,
+        "seconds": seconds,
+    }
+    summary = {"frames": float(frames[-1])}
+    found = record_of(Curves(path, "", {}, {}, table, summary, key[2]))
+    if isinstance(found, str):
+        return found
+    whose = tuple(f"(of {_who(key)}) {note}" for note in found.notes)
+    return dataclasses.replace(found, notes=whose)
+
+
+def join(worlds: Sequence[World], tables: Iterable[Foreign]) -> list[World]:
+    """Adds the algorithms of tables to the worlds of the same names.
+
+    Args:
+        worlds (list of World): of runs.
+        tables (list): the runs of :func:`read_table`, of each.
+
+    Raises:
+        ConfigError: an algorithm that the world has already.
+    """
+    joined = {
+        world.name: World(world.name, world.settings, {**world.algorithms}) for world in worlds
+    }
+    for table in tables:
+        for (name, algorithm), records in table.items():
+            settings = {"env.library": "", "env.name": name}
+            world = joined.setdefault(name, World(name, settings, {}))
+            if algorithm in world.algorithms:
+                raise ConfigError(
+                    f"{str(records[0].run.folder)!r} has {quoted(algorithm)} in {quoted(name)}, "
+                    "which other runs have, too; give it a name of its own, such as "
+                    f"{quoted(f'other {algorithm}')}."
+                )
+            world.algorithms[algorithm] = list(records)
+    return sorted(joined.values(), key=lambda world: world.name)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What runs say together."""
+
+    worlds: list[WorldResult]
+    aggregates: list[Aggregate]
+    left_out: list[str]
+    """A sentence for each run that could not be used."""
+
+    @property
+    def runs(self) -> list[Scored]:
+        """All runs, by world, algorithm and seed."""
+        return [run for world in self.worlds for team in world.teams.values() for run in team.runs]
+
+    @property
+    def algorithms(self) -> list[str]:
+        """The names of all algorithms, those of the most worlds first."""
+        worlds: dict[str, int] = {}
+        for world in self.worlds:
+            for name in world.teams:
+                worlds[name] = worlds.get(name, 0) + 1
+        return sorted(worlds, key=lambda name: (-worlds[name], name))
+
+
+def make_report(
+    runs: Iterable[str | Path] | str | Path, references: str | Path | None = None
+) -> Report:
+    """Reads runs and works out every figure of a report.
+
+    Args:
+        runs (list of paths): run folders, or folders that hold some, however deep; a ``.csv`` is a
+            table of evaluations, such as an earlier report's, or of another library.
+        references (path, optional): a file of what returns are normalized by, in the form of
+            ``references.yaml`` beside this module, in its place.
+
+    Raises:
+        CheckpointError: no runs, or none that can be used; a table that is broken.
+        ConfigError: references that cannot be read, or a table's algorithm that runs have, too.
+    """
+    entries = read_references(None if references is None else Path(references))
+    given = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
+    tables = [Path(path) for path in given if str(path).endswith(".csv") and Path(path).is_file()]
+    folders = [path for path in given if Path(path) not in tables]
+    found, left_out = find_runs(folders) if folders or not tables else ([], [])
+    records = [record_of(run) for run in found]
+    usable, copies = without_copies([x for x in records if isinstance(x, Record)])
+    usable, repeats = each_seed_once(usable)
+    left_out += [record for record in records if isinstance(record, str)] + copies + repeats
+    foreign = [read_table(path) for path in tables]
+    left_out += [sentence for _, without in foreign for sentence in without]
+    worlds = join(group(usable), (runs for runs, _ in foreign))
+    if not worlds:
+        raise CheckpointError(left_out[0])
+    results = [result_of(world, entries) for world in worlds]
+    return Report(results, aggregates_of(results), left_out)

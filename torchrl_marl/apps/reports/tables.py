@@ -1,0 +1,312 @@
+"""A report as Markdown and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from torchrl_marl.apps.reports.aggregates import Aggregate, Scored, Team, WorldResult
+from torchrl_marl.apps.reports.answers import (
+    answers,
+    counted,
+    duration,
+    figure,
+    listed,
+    methods,
+    notes,
+    share,
+    with_interval,
+)
+from torchrl_marl.apps.reports.results import Report
+
+__all__ = ["Table", "curves_csv", "evaluations_csv", "markdown", "results_csv", "tables_of"]
+
+Row = Sequence[str]
+
+
+class Table:
+    """A table of texts, which Markdown and HTML show alike.
+
+    Args:
+        title (str): what it is.
+        head (sequence of str): the columns' names.
+        rows (iterable of sequences): texts, as many as columns.
+        words (sequence of str): columns that hold words, the first if none are given; the others
+            hold numbers.
+        fold (str): what a page shows of it, and of those beside it with the same, until it is
+            opened; empty: all.
+    """
+
+    def __init__(
+        self, title: str, head: Row, rows: Iterable[Row], words: Row = (), fold: str = ""
+    ) -> None:
+        self.title, self.head, self.rows = title, list(head), [list(row) for row in rows]
+        self.words, self.fold = list(words) or [head[0]], fold
+
+
+def tables_of(report: Report) -> Iterator[Table]:
+    """Yields the tables: over all worlds, of each world, what 0 and 1 are, all runs."""
+    for found in report.aggregates:
+        yield _overall(found)
+        if len(found.algorithms) > 1:
+            yield _improvements(f"P(row > column) over {listed(found.worlds)}", found)
+    if len(report.worlds) > 1:
+        yield _matrix(report)
+    many = len(report.worlds) > 2
+    for result in report.worlds:
+        fold = result.world.name if many else ""
+        yield _world(result, fold)
+        if any(team.groups for team in result.teams.values()):
+            yield _groups(result, fold)
+        if len(result.teams) > 1:
+            yield _improvements(f"P(row > column) in {result.world.name}", result, fold)
+    yield _references(report)
+    yield _runs(report)
+
+
+def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
+    """Writes a report as Markdown.
+
+    Args:
+        report (Report): the figures.
+        pictures (sequence of str): files beside it that it shows.
+    """
+    lines = [
+        "# Report",
+        "",
+        f"{_scope(report)}.",
+        "",
+        *(f"**{_md(x)}**\n" for x in answers(report)),
+    ]
+    lines += [f"![{_md(name)}]({name})\n" for name in pictures]
+    if found := notes(report):
+        lines += ["## To know", "", *(f"- {_md(note)}" for note in found), ""]
+    for table in tables_of(report):
+        lines += [f"## {_md(table.title)}", "", *_table(table), ""]
+    lines += ["## How it was worked out", "", *(f"- {_md(text)}" for text in methods(report)), ""]
+    return "\n".join(lines)
+
+
+def _scope(report: Report) -> str:
+    names = [listed(report.algorithms), listed([world.world.name for world in report.worlds])]
+    runs, worlds = counted(len(report.runs), "run"), counted(len(report.worlds), "world")
+    return _md(f"{runs} of {names[0]} in {worlds}: {names[1]}")
+
+
+def _table(table: Table) -> list[str]:
+    rule = ["---" if name in table.words else "---:" for name in table.head]
+    rows = [list(map(_md, row)) for row in (table.head, *table.rows)]
+    return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
+
+
+def _md(text: str) -> str:
+    """A text that Markdown shows as it is."""
+    for letter in "\\`*_[]<>|#":
+        text = text.replace(letter, f"\\{letter}")
+    return " ".join(text.split())
+
+
+def _overall(found: Aggregate) -> Table:
+    head = ["algorithm", "IQM", "median", "mean", "optimality gap", "seeds in each world"]
+    rows = []
+    for name in found.algorithms:
+        cells = [with_interval(found.estimates[name][what], True) for what in head[1:5]]
+        rows.append([name, *cells, _range(found.seeds[name])])
+    return Table(f"Normalized scores over {listed(found.worlds)}", head, rows)
+
+
+def _range(numbers: Sequence[float]) -> str:
+    low, high = min(numbers), max(numbers)
+    return figure(low) if low == high else f"{figure(low)} to {figure(high)}"
+
+
+def _improvements(title: str, found: Aggregate | WorldResult, fold: str = "") -> Table:
+    names = found.algorithms if isinstance(found, Aggregate) else list(found.teams)
+    rows = [
+        [
+            row,
+            *("-" if row == c else with_interval(found.improvements[row, c], True) for c in names),
+        ]
+        for row in names
+    ]
+    return Table(title, ["", *names], rows, fold=fold)
+
+
+def _matrix(report: Report) -> Table:
+    names = report.algorithms
+    rows = []
+    for result in report.worlds:
+        cells = [
+            with_interval(result.teams[name].iqm) if name in result.teams else "-" for name in names
+        ]
+        rows.append([result.world.name, *cells, figure(result.reference.random)])
+    return Table("Return in each world (IQM)", ["world", *names, "random policy"], rows)
+
+
+def _world(result: WorldResult, fold: str) -> Table:
+    head = [
+        "algorithm", "IQM", "median", "mean", "worst to best", "normalized",
+        "seeds", "frames", "agent frames", "time of a run", "at its end",
+    ]  # fmt: skip
+    rows = []
+    for team in sorted(result.teams.values(), key=lambda team: -team.iqm.value):
+        runs, scores = team.runs, team.scores
+        normal = "-"
+        if not result.reference.why_none:
+            normal = share(float(result.reference.normalize(team.iqm.value)))
+        rows.append([
+            team.algorithm, with_interval(team.iqm), figure(team.median.value),
+            figure(team.mean.value), f"{figure(min(scores))} to {figure(max(scores))}", normal,
+            _seeds(team), _range([run.frames for run in runs]),
+            figure(_mean(runs, "agent_frames")),
+            duration(_mean(runs, "seconds")), figure(_mean(runs, "end")),
+        ])  # fmt: skip
+    frames = figure(result.frames)
+    return Table(f"{result.world.name}: return at {frames} frames", head, rows, fold=fold)
+
+
+def _groups(result: WorldResult, fold: str) -> Table:
+    names = list(dict.fromkeys(group for team in result.teams.values() for group in team.groups))
+    rows = [
+        [
+            team.algorithm,
+            *(with_interval(team.groups[name]) if name in team.groups else "-" for name in names),
+        ]
+        for team in result.teams.values()
+    ]
+    title = f"{result.world.name}: return of each group (IQM)"
+    return Table(title, ["algorithm", *names], rows, fold=fold)
+
+
+def _seeds(team: Team) -> str:
+    """``5``, or ``5 (1 not finished)``."""
+    running = sum(not run.record.finished for run in team.runs)
+    return f"{len(team.runs)} ({running} not finished)" if running else str(len(team.runs))
+
+
+def _references(report: Report) -> Table:
+    rows = [
+        [
+            result.world.name,
+            figure(result.reference.random),
+            result.reference.random_source or "nobody has measured it",
+            figure(result.reference.best),
+            result.reference.best_source or "nothing is known",
+        ]
+        for result in report.worlds
+    ]
+    head = ["world", "0 is", "from", "1 is", "from"]
+    return Table("What normalized scores mean", head, rows, words=["world", "from"])
+
+
+def _runs(report: Report) -> Table:
+    head = ["world", "algorithm", "seed", "state", "score", "frames", "agent frames", "time", "run"]
+    rows = []
+    for result in report.worlds:
+        for team in result.teams.values():
+            for run in team.runs:
+                state = "finished" if run.record.finished else "not finished"
+                rows.append([
+                    result.world.name, team.algorithm, str(run.record.run.seed), state,
+                    figure(run.score), figure(run.frames), figure(run.agent_frames),
+                    duration(run.seconds), run.record.name,
+                ])  # fmt: skip
+    return Table(
+        "All runs", head, rows, words=["world", "algorithm", "state", "run"], fold="All runs"
+    )
+
+
+def results_csv(report: Report) -> str:
+    """A row for each world and algorithm, with every figure and its interval."""
+    head = [
+        "world", "library", "name", "algorithm", "seeds", "frames", "agent_frames", "seconds",
+        "iqm", "iqm_low", "iqm_high", "mean", "mean_low", "mean_high", "median", "worst", "best",
+        "normalized_iqm", "random", "random_source", "best_known", "best_known_source",
+    ]  # fmt: skip
+    rows: list[list[Any]] = []
+    for result in report.worlds:
+        reference, settings = result.reference, result.world.settings
+        for team in result.teams.values():
+            normal = None
+            if not reference.why_none:
+                normal = float(reference.normalize(team.iqm.value))
+            rows.append([
+                result.world.name, settings["env.library"], settings["env.name"], team.algorithm,
+                len(team.runs), result.frames, _mean(team.runs, "agent_frames"),
+                _mean(team.runs, "seconds"), team.iqm.value, team.iqm.low, team.iqm.high,
+                team.mean.value, team.mean.low, team.mean.high, team.median.value,
+                min(team.scores), max(team.scores), normal, reference.random,
+                reference.random_source, reference.best, reference.best_source,
+            ])  # fmt: skip
+    return _csv(head, rows)
+
+
+def evaluations_csv(report: Report) -> str:
+    """A row for each run and measurement: an evaluation, or training's where there is none."""
+    head = [
+        "world", "library", "name", "algorithm", "seed", "run", "finished", "measured_by",
+        "frames", "agent_frames", "seconds", "return", "normalized",
+    ]  # fmt: skip
+    rows: list[list[Any]] = []
+    for result in report.worlds:
+        known, settings = not result.reference.why_none, result.world.settings
+        for team in result.teams.values():
+            for run in team.runs:
+                record, measured = run.record, run.record.measured
+                of_run = [
+                    result.world.name, settings["env.library"], settings["env.name"],
+                    team.algorithm, record.run.seed, record.name, record.finished,
+                    "evaluation" if record.is_evaluated else "training",
+                ]  # fmt: skip
+                columns = (
+                    measured.frames, measured.agent_frames, measured.seconds, measured.returns
+                )  # fmt: skip
+                for row in zip(*columns):
+                    normal = result.reference.normalize(row[-1]) if known else None
+                    rows.append([*of_run, *row, normal])
+    return _csv(head, rows)
+
+
+def curves_csv(report: Report) -> str:
+    """A row for each point of a world's curves, with its interval over the seeds."""
+    head = [
+        "world", "algorithm", "measured_by", "frames", "agent_frames", "seconds", "runs",
+        "iqm", "iqm_low", "iqm_high",
+    ]  # fmt: skip
+    rows: list[list[Any]] = []
+    for result in report.worlds:
+        for team in result.teams.values():
+            for what, line in (("evaluation", team.evaluation), ("training", team.training)):
+                if line is None:
+                    continue
+                columns = (
+                    line.frames, line.agent_frames, line.seconds, line.runs,
+                    line.value, line.low, line.high,
+                )  # fmt: skip
+                rows += [[result.world.name, team.algorithm, what, *row] for row in zip(*columns)]
+    return _csv(head, rows)
+
+
+def _mean(runs: Sequence[Scored], column: str) -> float:
+    return float(np.mean([getattr(run, column) for run in runs]))
+
+
+def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows([_cell(value) for value in row] for row in rows)
+    return file.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Numbers as short as they are exact; nothing for what is not known."""
+    if isinstance(value, (float, np.floating)):
+        if not np.isfinite(value):
+            return ""
+        return int(value) if float(value).is_integer() else repr(float(value))
+    return "" if value is None else value

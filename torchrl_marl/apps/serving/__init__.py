@@ -1,0 +1,10 @@
+"""Runs that answer: a policy behind a door, for simulators that are clients."""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.apps.serving.served import ServedRun, declared_of, serve
+
+__getattr__, __dir__, __all__ = attach(__name__, {"served": ["ServedRun", "declared_of", "serve"]})

@@ -1,0 +1,29 @@
+"""Suites: one table of settings, many tasks, algorithms and seeds; trained as one, with a forecast.
+
+A suite is a YAML file: those of the package lie here, one's own anywhere.
+"""
+
+from typing import TYPE_CHECKING
+
+from torchrl_marl._lazy import attach
+
+if TYPE_CHECKING:
+    from torchrl_marl.apps.suites.board import Result
+    from torchrl_marl.apps.suites.plan import (
+        Plan,
+        Suite,
+        SuiteRun,
+        make_plan,
+        read_suite,
+        suite_names,
+    )
+    from torchrl_marl.apps.suites.running import run_suite
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "board": ["Result"],
+        "plan": ["Plan", "Suite", "SuiteRun", "make_plan", "read_suite", "suite_names"],
+        "running": ["run_suite"],
+    },
+)

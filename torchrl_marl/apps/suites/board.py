@@ -1,0 +1,256 @@
+"""Results of a suite, and the table that shows them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from torchrl_marl.apps.console import number
+from torchrl_marl.apps.suites.plan import Pace, Pair, SuiteRun, clock, seconds_left
+from torchrl_marl.training.files import whole_file
+
+__all__ = [
+    "Board",
+    "Result",
+    "found_result",
+    "frames_of",
+    "read_elapsed",
+    "results_table",
+    "write_results",
+]
+
+
+class Board:
+    """Progress of all runs together.
+
+    Args:
+        results (dict): place of a run -> how far it is; the caller keeps it up to date.
+        jobs (int): how many run at once.
+        said (callable): told a line for each run that has ended.
+        bar (bool): show a bar, on a terminal.
+    """
+
+    def __init__(
+        self,
+        results: Mapping[Path, Result],
+        jobs: int,
+        said: Callable[[str], None] = print,
+        *,
+        bar: bool = True,
+    ) -> None:
+        self._results, self._jobs, self._said = results, jobs, said
+        self._working: dict[Path, tuple[float, int]] = {}  # when it began, with how many frames
+        self._frames = {place: self._frames_now(place) for place in results}
+        self._bar = tqdm(
+            desc=f"{len(results)} runs",
+            total=sum(self._total(place) for place in results),
+            initial=sum(self._frames.values()),
+            unit=" frames",
+            unit_scale=True,
+            dynamic_ncols=True,
+            file=sys.stderr,
+            disable=None if bar else True,  # None: where nobody looks, the lines say enough
+        )
+
+    def _total(self, place: Path) -> int:
+        return self._results[place].run.config.total_frames
+
+    def _frames_now(self, place: Path) -> int:
+        result = self._results[place]
+        total = self._total(place)
+        return total if result.finished else min(total, frames_of(result.folder))
+
+    def began(self, place: Path) -> None:
+        """Notes that a run is trained from now on."""
+        self._working[place] = time.monotonic(), self._frames[place]
+
+    def show(self, working: Mapping[Path, Path]) -> None:
+        """Shows how far the runs are that are trained now: place -> folder."""
+        for place in working:
+            self._frames[place] = self._frames_now(place)
+        self._bar.update(sum(self._frames.values()) - self._bar.n)
+        self._bar.set_postfix_str(self._outlook())
+
+    def ended(self, place: Path) -> None:
+        """Says a line of a run that has ended."""
+        self._working.pop(place, None)
+        self._frames[place] = self._frames_now(place)
+        result = self._results[place]
+        name = f"{result.run.task} {result.run.algorithm} seed {result.run.seed}"
+        if result.finished:
+            reached = number(result.summary.get("return_after"))
+            frames = number(int(result.summary["frames"]))
+            text = f"return {reached}, {frames} frames in {clock(result.elapsed)}"
+        else:
+            text = result.state + (f": {result.error}" if result.error else "")
+        with tqdm.external_write_mode(file=sys.stderr):
+            self._said(f"{name}: {text} ({self._outlook()})")
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        self._bar.close()
+
+    def _outlook(self) -> str:
+        ended = sum(one.state in ("finished", "failed") for one in self._results.values())
+        left = self.seconds_left()
+        soon = "" if not left else f", {clock(left)} to go"
+        return f"{ended} of {len(self._results)} runs{soon}"
+
+    def seconds_left(self) -> float | None:
+        """Returns the seconds until all have ended, or None where nothing is known yet."""
+        paces: dict[Pair, Pace] = {}
+        now = time.monotonic()
+        for place, result in self._results.items():
+            pace = Pace()
+            if result.finished:
+                seconds = result.elapsed or float(result.summary.get("seconds") or 0)
+                pace = Pace(self._total(place), seconds)
+            elif place in self._working:
+                began, frames = self._working[place]
+                pace = Pace(self._frames[place] - frames, now - began)
+            if pace.frames > 0:
+                paces[result.run.pair] = paces.get(result.run.pair, Pace()) + pace
+        states = ("failed", "finished")
+        waiting = [p for p, one in self._results.items() if one.state not in states]
+        waiting.sort(key=lambda place: place not in self._working)
+        left = [(self._results[p].run.pair, self._total(p) - self._frames[p]) for p in waiting]
+        return seconds_left(left, paces, self._jobs)
+
+
+def frames_of(folder: Path) -> int:
+    """Returns the frames that a run has, by the last row of its ``metrics.csv``; 0 without one."""
+    try:
+        with (folder / "metrics.csv").open("rb") as file:
+            heads = file.readline().decode().strip().split(",")
+            column = heads.index("frames")
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 20_000))
+            lines = file.read().decode(errors="replace").split("\n")
+    except (OSError, ValueError):
+        return 0
+    # The last piece is an unfinished row, or the empty text behind the last line's end.
+    for line in reversed(lines[:-1]):
+        cells = line.strip().split(",")
+        if len(cells) == len(heads) and cells[column].isdecimal():
+            return int(cells[column])
+    return 0
+
+
+_COLUMNS = [
+    "task",
+    "algorithm",
+    "seed",
+    "state",
+    "return_before",
+    "return_random",
+    "return_after",
+] + ["frames", "seconds", "elapsed", "folder"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run of a suite, and how far it is.
+
+    Attributes:
+        run (SuiteRun): which one.
+        folder (Path): where it is.
+        state (str): ``finished``, ``failed``, ``stopped``, ``begun`` or ``waiting``.
+        summary (dict): as in its ``summary.json``; empty unless it is finished.
+        elapsed (float): seconds that it took, with all that is not training.
+        error (str): why it failed.
+    """
+
+    run: SuiteRun
+    folder: Path
+    state: str
+    summary: dict[str, Any]
+    elapsed: float = 0.0
+    error: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.state == "finished"
+
+
+def found_result(out: Path, run: SuiteRun, elapsed: float = 0.0) -> Result:
+    """Returns how far a run is that is trained by nobody now."""
+    folder = out / run.place
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        finished = isinstance(summary, dict) and "frames" in summary
+    except (OSError, ValueError):
+        finished = False
+    if finished:
+        return Result(run, folder, "finished", summary, elapsed)
+    begun = (folder / "config.yaml").is_file()
+    return Result(run, folder, "begun" if begun else "waiting", {}, elapsed)
+
+
+def write_results(out: Path, results: Iterable[Result]) -> None:
+    """Writes ``results.csv``, a row for each run.
+
+    Raises:
+        WriteError: a full disk or a read-only folder.
+    """
+    with whole_file(out / "results.csv", newline="") as file:
+        writer = csv.DictWriter(file, _COLUMNS)
+        writer.writeheader()
+        for one in results:
+            run = one.run
+            own = {key: one.summary.get(key) for key in _COLUMNS[4:9]}
+            own |= {"task": run.task, "algorithm": run.algorithm, "seed": run.seed}
+            own |= {"state": one.state, "elapsed": round(one.elapsed, 2)}
+            writer.writerow({**own, "folder": run.place.as_posix()})
+
+
+def read_elapsed(out: Path) -> dict[str, float]:
+    """Returns the seconds that each run took so far, by its place, as ``results.csv`` says."""
+    try:
+        with (out / "results.csv").open(newline="", encoding="utf-8") as file:
+            return {row["folder"]: float(row["elapsed"] or 0) for row in csv.DictReader(file)}
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):
+        return {}
+
+
+def results_table(results: Sequence[Result]) -> str:
+    """Formats a row for each task and algorithm: the mean over seeds, from least to most."""
+    heads = ["task", "algorithm", "seeds", "return", "least to most", "random", "frames", "seconds"]
+    rows = [heads]
+    for pair in dict.fromkeys(one.run.pair for one in results):
+        own = [one for one in results if one.run.pair == pair]
+        done = [one.summary for one in own if one.finished]
+        ends = _known(done, "return_after")
+        spread = f"{number(min(ends))} to {number(max(ends))}" if ends else "-"
+        cells = [_mean(done, key) for key in ("return_random", "frames", "seconds")]
+        seeds = f"{len(done)} of {len(own)}"
+        rows.append([*pair, seeds, _mean(done, "return_after"), spread, *cells])
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _known(summaries: Iterable[dict[str, Any]], key: str) -> list[float]:
+    return [one[key] for one in summaries if isinstance(one.get(key), (int, float))]
+
+
+def _mean(summaries: Iterable[dict[str, Any]], key: str) -> str:
+    values = _known(summaries, key)
+    if not values:
+        return "-"
+    mean = statistics.fmean(values)
+    return number(round(mean)) if key == "frames" else number(mean)

@@ -1,0 +1,528 @@
+"""Policies for lazily stacked groups: each module runs on the members it is for, in one call.
+
+TorchRL's ``TensorDictSequential(partial_tolerant=True)`` takes a lazy stack apart at the root
+only, member by member, and where it finds none that fits it silently does nothing.
+
+Shapes: B any batch dims, N agents of a group, n agents of a route.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias, cast
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict.nn import (
+    CompositeDistribution,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModuleBase,
+    TensorDictSequential,
+    dispatch,
+    skip_existing,
+)
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from torchrl_marl.contrib.routed.data import DataGroup
+from torchrl_marl.contrib.routed.group import (
+    AgentTable,
+    Path,
+    SpecGroup,
+    Step,
+    as_path,
+    locate,
+    make_step,
+    path_of,
+    read_agents,
+)
+from torchrl_marl.specs import GroupSpec, TeamSpec
+from torchrl_marl.specs.stacking import is_lazy
+
+__all__ = ["DistributionRoute", "RoutedDistribution", "RoutedSequential"]
+
+DistributionRoute: TypeAlias = tuple[tuple[int, ...], Distribution, NestedKey]
+Parts: TypeAlias = Sequence[tuple[tuple[int, ...], Tensor]]
+
+
+class RoutedDistribution(Distribution):
+    """The agents' distributions, which may be of different kinds and widths.
+
+    Args:
+        group (DataGroup): whose agents they are.
+        routes (sequence of (agents, Distribution, leaf)): agents that have one distribution,
+            and which leaf it is of.
+
+    Shapes:
+        - :meth:`log_prob`, :meth:`entropy`: ``[*B, N]``
+        - :meth:`sample`, :meth:`rsample`, :attr:`deterministic_sample`: ``[*B, N, *own]``, or a
+          list of N tensors ``[*B, *own]`` where the agents differ
+
+    Raises:
+        ValueError: an agent without a distribution.
+    """
+
+    arg_constraints: dict = {}
+
+    def __init__(self, group: DataGroup, routes: Sequence[DistributionRoute]) -> None:
+        found = {agent for agents, _, _ in routes for agent in agents}
+        lacking = [agent for agent in group.everyone if agent not in found]
+        if lacking:
+            raise ValueError(
+                f"{group.describe(lacking)} have no distribution, expected a probabilistic module "
+                "for every agent."
+            )
+        self.routes = tuple(routes)
+        self.n, self.path, self.label = group.n, group.path, str(group)
+        self.ndim = max(group.data.ndim, group.dim + 1)
+        self.dim = group.dim - self.ndim  # of a log-probability, from the right
+        batch = list(group.data.batch_size)
+        batch[group.dim :] = [group.n, *batch[group.dim + 1 :]]
+        super().__init__(torch.Size(batch), validate_args=False)
+
+    @property
+    def has_rsample(self) -> bool:  # type: ignore[override]
+        """Whether all agents' samples carry gradients."""
+        return all(dist.has_rsample for _, dist, _ in self.routes)
+
+    def log_prob(self, value: TensorDictBase | Tensor | Sequence[Tensor]) -> Tensor:
+        """Returns the agents' log-probabilities.
+
+        Args:
+            value (TensorDictBase, Tensor or sequence of Tensor): the root, with the actions in
+                its group; or the actions, of all agents or one by one.
+
+        Raises:
+            ValueError: a distribution that gives more than one number for an agent.
+            KeyError: the group is not there.
+        """
+        if isinstance(value, TensorDictBase):
+            found = locate(value, self.path, exact=True)
+            if found is None:
+                raise KeyError(f"{self.label} is not there, found {list(value.keys())}.")
+            group = DataGroup(value, *found, None)
+        parts = []
+        for agents, dist, leaf in self.routes:
+            if isinstance(value, TensorDictBase):
+                own = group.take(agents, leaf)
+            else:
+                dim = self.dim - len(dist.event_shape)
+                rows = value.unbind(dim) if isinstance(value, Tensor) else value
+                own = torch.stack([rows[agent] for agent in agents], dim)
+            parts.append((agents, dist.log_prob(own)))
+        return self._per_agent(parts)
+
+    def entropy(self) -> Tensor:
+        """Returns the agents' entropies, or estimates of one sample without a closed form."""
+        parts = []
+        for agents, dist, _ in self.routes:
+            try:
+                entropy = dist.entropy()
+            except NotImplementedError:
+                sample = dist.rsample() if dist.has_rsample else dist.sample()
+                entropy = -dist.log_prob(sample)
+            parts.append((agents, entropy))
+        return self._per_agent(parts)
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Any:
+        """Draws each agent's action."""
+        return self._actions([(a, d.sample(torch.Size(sample_shape))) for a, d, _ in self.routes])
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Any:
+        """Draws each agent's action, with gradients."""
+        return self._actions([(a, d.rsample(torch.Size(sample_shape))) for a, d, _ in self.routes])
+
+    @property
+    def deterministic_sample(self) -> Any:
+        """Returns each agent's action without chance."""
+        return self._actions([(agents, _deterministic(dist)) for agents, dist, _ in self.routes])
+
+    def _per_agent(self, parts: Parts) -> Tensor:
+        for agents, dist, _ in self.routes:
+            if isinstance(dist, CompositeDistribution) or len(dist.batch_shape) != self.ndim:
+                raise ValueError(
+                    f"{self.label}: agents {list(agents)} have a {type(dist).__name__} of batch "
+                    f"shape {tuple(dist.batch_shape)}, expected one number an agent; wrap it in "
+                    "Independent."
+                )
+        return cast(Tensor, self._join(parts, [self.dim] * len(parts)))
+
+    def _actions(self, parts: Parts) -> Tensor | list[Tensor]:
+        dims = [self.dim - len(dist.event_shape) for _, dist, _ in self.routes]
+        return self._join(parts, dims)
+
+    def _join(self, parts: Parts, dims: Sequence[int]) -> Tensor | list[Tensor]:
+        order = [agent for agents, _ in parts for agent in agents]
+        shapes = {value.shape[dim:][1:] for (_, value), dim in zip(parts, dims)}
+        agree = len(shapes) == 1 and len({value.ndim for _, value in parts}) == 1
+        if agree and order == sorted(order):
+            return torch.cat([value for _, value in parts], dims[0])
+        column: list[Any] = [None] * self.n
+        for (agents, value), dim in zip(parts, dims):
+            for agent, own in zip(agents, value.unbind(dim)):
+                column[agent] = own
+        return torch.stack(column, dims[0]) if agree else column
+
+
+def _deterministic(dist: Any) -> Tensor:
+    return dist.deterministic_sample if hasattr(dist, "deterministic_sample") else dist.mode
+
+
+PROBABILISTIC = (ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential)
+
+
+class RoutedSequential(TensorDictSequential):
+    """Modules one after the other, each on those agents of a group that it is for.
+
+    Where a group is stacked lazily, a module runs in one call on the dense stack of the members
+    that have its ``in_keys``, and writes into these only; what an earlier module gave a member
+    counts. Where members have a key in different widths, a module is for those whose width its
+    first layer takes. Where that does not say it, a route does: ``(module, agents)``. A module
+    with a route runs on a dense group's slice, too; without any route, a dense group is run as
+    by :class:`~tensordict.nn.TensorDictSequential`.
+
+    :meth:`log_prob` serves losses of one's own; TorchRL's read the actions of a lazily stacked
+    group agent by agent first and fail, so give them a dense one (``envs.PadAgents``).
+
+    Args:
+        modules (TensorDictModuleBase, or tuple of one and its agents): in order; or one list of
+            them, or one dict by name. Agents are indices, or, where ``group`` gives specs, names
+            or patterns such as ``"rover_*"``.
+
+    Keyword Args:
+        group (NestedKey, GroupSpec or TeamSpec, optional): where the agents are; by default what
+            all of a module's nested keys share. Specs are checked at once, and give names.
+        partial_tolerant (bool): allow members that no module runs on, and modules that run on
+            no member.
+        selected_out_keys, inplace: as in :class:`~tensordict.nn.TensorDictSequential`.
+
+    Shapes:
+        - an entry of a lazily stacked group: ``[*B, *own]`` a member
+        - what a module reads and writes: ``[*B, n, *own]``
+
+    Keys:
+        - reads, writes: those of the modules, ``(group, leaf)``. Where agents differ in what
+          they are given, their group is stacked lazily afterwards.
+
+    Raises:
+        ValueError: a member without module or action, a module without member, two modules that
+            write one entry, an agent on a route without the key that is read, or widths that fit
+            no module: at once where specs are given, else in the first call.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import lazy_stack
+        >>> from tensordict.nn import TensorDictModule
+        >>> keys = {"in_keys": [("agents", "observation")], "out_keys": [("agents", "action")]}
+        >>> drone = TensorDictModule(nn.Linear(18, 4), **keys)
+        >>> rover = TensorDictModule(nn.Linear(9, 2), **keys)
+        >>> policy = RoutedSequential((drone, [0, 1]), (rover, [2]))
+        >>> seen = [TensorDict({"observation": torch.ones(5, o)}, [5]) for o in (18, 18, 9)]
+        >>> td = policy(TensorDict({"agents": lazy_stack(seen, 1)}, [5]))
+        >>> [tuple(action.shape) for action in td.get(("agents", "action"), as_list=True)]
+        [(5, 4), (5, 4), (5, 2)]
+    """
+
+    def __init__(
+        self,
+        *modules: Any,
+        group: NestedKey | GroupSpec | TeamSpec | None = None,
+        partial_tolerant: bool = False,
+        selected_out_keys: list[NestedKey] | None = None,
+        inplace: bool | str | None = None,
+    ) -> None:
+        names, entries = None, modules
+        if len(modules) == 1 and isinstance(modules[0], dict):
+            names, entries = list(modules[0]), tuple(modules[0].values())
+        elif len(modules) == 1 and isinstance(modules[0], list):
+            entries = tuple(modules[0])
+        pairs = [entry if isinstance(entry, tuple) else (entry, None) for entry in entries]
+        steps = [step for step, _ in pairs]
+        super().__init__(
+            *(steps if names is None else [collections.OrderedDict(zip(names, steps))]),
+            partial_tolerant=partial_tolerant,
+            selected_out_keys=selected_out_keys,
+            inplace=inplace,
+        )
+        self._group = group
+        self._specs: dict[Path, GroupSpec] = {}
+        if isinstance(group, (GroupSpec, TeamSpec)):
+            specs = group.groups if isinstance(group, TeamSpec) else {group.name: group}
+            self._specs = {(name,): spec for name, spec in specs.items()}
+            self._fixed: list[Path] | None = list(self._specs)
+        else:
+            self._fixed = None if group is None else [as_path(group)]
+        self._agents = [
+            read_agents(self._name(i), agents, self._specs.get(path_of(module, self._fixed)))
+            for i, (module, (_, agents)) in enumerate(zip(self._module_iter(), pairs))
+        ]
+        self._survey()
+        if not partial_tolerant:
+            self._check_specs()
+
+    # ------------------------------------------------------------------------- construction
+
+    def _survey(self) -> None:
+        """Reads the modules' keys and widths."""
+        self._steps = [
+            make_step(self._name(i), module, path_of(module, self._fixed), agents)
+            for i, (module, agents) in enumerate(zip(self._module_iter(), self._agents))
+        ]
+
+    def _check_specs(self) -> None:
+        """Checks a call with shapes alone, as far as they are known."""
+        for path, spec in self._specs.items():
+            table = SpecGroup(path, spec)
+            own = [pair for pair in zip(self._steps, self._module_iter()) if pair[0].path == path]
+            for step, module in own:
+                nested = isinstance(module, RoutedSequential)
+                agents = None if nested else table.choose(step, False)
+                if agents is None:
+                    break
+                table.note(step, agents)
+            else:
+                if own:
+                    table.check_complete(self._actions_of(table))
+
+    def _name(self, i: int) -> str:
+        return repr(list(self.module)[i]) if isinstance(self.module, nn.ModuleDict) else str(i)
+
+    def _actions_of(self, table: AgentTable) -> list[NestedKey]:
+        """Returns the keys that must be written for every agent if for any."""
+        if (spec := self._specs.get(table.path)) is None:
+            return [leaf for leaf in table.writers if as_path(leaf)[-1] == "action"]
+        return [leaf for leaf in table.writers if table.key(leaf) == spec.action_key]
+
+    # ------------------------------------------------------------------------------ a call
+
+    @dispatch(auto_batch_size=False)
+    def forward(
+        self,
+        tensordict: TensorDictBase,
+        tensordict_out: TensorDictBase | None = None,
+        **kwargs: Any,
+    ) -> TensorDictBase:
+        """Runs the modules."""
+        if kwargs or not self._has_routes(tensordict):
+            return super().forward(tensordict, tensordict_out, **kwargs)
+        if skip_existing() and all(key in tensordict.keys(True) for key in self.out_keys):
+            return tensordict
+        here = tensordict_out is None and self.inplace in (None, True)
+        if here and not self._select_before_return:
+            return self._execute(tensordict)
+        result = self._execute(tensordict.copy()).select(*self.out_keys, strict=False)
+        if here:
+            return tensordict.update(result)
+        if tensordict_out is None:
+            tensordict_out = tensordict.empty() if self.inplace == "empty" else TensorDict()
+        return tensordict_out.update(result)
+
+    def _has_routes(self, root: TensorDictBase) -> bool:
+        if any(agents is not None for agents in self._agents):
+            return True
+        paths = dict.fromkeys(step.path for step in self._steps)
+        found = [locate(root, path, self._fixed is not None) for path in paths]
+        return any(group is not None and is_lazy(group[1]) for group in found)
+
+    def _execute(
+        self, root: TensorDictBase, dists: list[DistributionRoute] | None = None
+    ) -> TensorDictBase:
+        """Runs the modules; with ``dists``, up to the last distribution, and keeps those there."""
+        groups: dict[Path, DataGroup] = {}
+        pairs = list(zip(self._steps, self._module_iter()))
+        if dists is not None:
+            while not _is_probabilistic(pairs[-1][1]):
+                pairs.pop()
+        for i, (step, module) in enumerate(pairs):
+            group = self._find_group(step, root, groups)
+            if group is not None and group.path != step.path:
+                step = make_step(step.name, module, group.path, step.agents)
+            if dists is not None and _is_probabilistic(module):
+                later = {key for other, _ in pairs[i + 1 :] for key in other.in_keys}
+                needed = any(key in later for key in module.out_keys)
+                self._keep_distribution(step, module, root, group, dists, needed)
+                continue
+            routed = group is not None and (group.lazy or step.agents is not None)
+            if group is None or not routed or isinstance(module, RoutedSequential):
+                root = self._run_plainly(module, root, groups)
+                if group is not None:
+                    group.note(step, group.everyone, strict=False)
+            else:
+                self._play(step, module, root, group)
+        for group in groups.values():
+            if dists is None and not self.partial_tolerant:
+                group.check_complete(self._actions_of(group))
+        for group in groups.values():
+            group.flush(root)
+        return root
+
+    def _find_group(
+        self, step: Step, root: TensorDictBase, groups: dict[Path, DataGroup]
+    ) -> DataGroup | None:
+        if step.path in groups:
+            return groups[step.path]
+        found = locate(root, step.path, self._fixed is not None)
+        if found is None:
+            if step.agents is not None:
+                raise ValueError(
+                    f"module {step.name} has a route, but no group: found {list(root.keys())}, "
+                    f"expected {step.path or 'agents under a key that its own keys share'}."
+                )
+            return None
+        path, data = found
+        if path not in groups:
+            groups[path] = DataGroup(root, path, data, self._specs.get(path))
+        return groups[path]
+
+    def _run_plainly(
+        self, module: TensorDictModuleBase, root: TensorDictBase, groups: dict[Path, DataGroup]
+    ) -> TensorDictBase:
+        """Runs a module on everything, as TorchRL does."""
+        for group in groups.values():
+            group.flush(root)
+        root = self._run_module(module, root)
+        for group in groups.values():
+            group.refresh(root)
+        return root
+
+    def _play(
+        self, step: Step, module: TensorDictModuleBase, root: TensorDictBase, group: DataGroup
+    ) -> None:
+        """Runs a module on the agents that it is for."""
+        agents = group.choose(step, bool(self.partial_tolerant))
+        if not agents:
+            return
+        try:
+            out = module(group.view(root, step, agents))
+        except Exception as error:
+            error.add_note(f"In module {step.name}, for {group.describe(agents)}.")
+            raise
+        group.write(root, step, agents, out)
+
+    # --------------------------------------------------------------------- probabilistic parts
+
+    def get_dist(self, tensordict: TensorDictBase) -> Distribution:
+        """Returns the agents' distributions; nothing is written.
+
+        Raises:
+            ValueError: no probabilistic module, or those of more than one group.
+        """
+        own = [_is_probabilistic(module) for module in self._module_iter()]
+        acting = {step.path for step, acts in zip(self._steps, own) if acts}
+        if len(acting) != 1:
+            raise ValueError(
+                f"this policy has probabilistic modules in {sorted(acting) or 'no group'}, "
+                "expected such of one group; take the one with select_subsequence."
+            )
+        dists: list[DistributionRoute] = []
+        root = self._execute(tensordict.copy(), dists)
+        found = locate(root, next(iter(acting)), self._fixed is not None)
+        if found is None:
+            return dists[-1][1]
+        return RoutedDistribution(DataGroup(root, *found, self._specs.get(found[0])), dists)
+
+    def log_prob(self, tensordict: TensorDictBase, *, dist: Distribution | None = None) -> Tensor:
+        """Returns the log-probabilities of the actions that the agents have, ``[*B, N]``."""
+        dist = self.get_dist(tensordict) if dist is None else dist
+        return dist.log_prob(tensordict)
+
+    def _keep_distribution(
+        self,
+        step: Step,
+        module: Any,
+        root: TensorDictBase,
+        group: DataGroup | None,
+        dists: list[DistributionRoute],
+        needed: bool,
+    ) -> None:
+        """Keeps the distribution of a module's agents; runs the module where that is needed."""
+        if group is None:
+            dists.append(((), module.get_dist(root), module.out_keys[0]))
+            if needed:
+                module(root)
+            return
+        agents = group.choose(step, bool(self.partial_tolerant))
+        if not agents:
+            return
+        view = group.view(root, step, agents)
+        drawn = [leaf for leaf in step.writes if group.key(leaf) in module.dist_sample_keys]
+        # The last counts; what was drawn before is given, if the agents have it.
+        dists[:] = [other for other in dists if not set(other[0]) & set(agents)]
+        dists.append((agents, module.get_dist(view), drawn[0]))
+        if needed:
+            known = [leaf for leaf in drawn if group.has(agents, leaf)]
+            given = {group.key(leaf): group.take(agents, leaf) for leaf in known}
+            out = module(view)
+            for key, value in given.items():
+                out.set(key, value)
+            group.write(root, step, agents, out)
+
+    @property
+    def log_prob_keys(self) -> list[NestedKey]:
+        """Where the modules write log-probabilities."""
+        return self._keys_of("log_prob_keys")
+
+    @property
+    def dist_sample_keys(self) -> list[NestedKey]:
+        """Where the modules write samples."""
+        return self._keys_of("dist_sample_keys")
+
+    def _keys_of(self, kind: str) -> list[NestedKey]:
+        keys = (key for module in self._module_iter() for key in getattr(module, kind, ()))
+        return list(dict.fromkeys(keys))
+
+    # ------------------------------------------------------------------------------- a part
+
+    def select_subsequence(
+        self,
+        in_keys: Iterable[NestedKey] | None = None,
+        out_keys: Iterable[NestedKey] | None = None,
+    ) -> RoutedSequential:
+        """The modules that lead from these ``in_keys`` to these ``out_keys``, with their routes.
+
+        A part may leave members out.
+
+        Raises:
+            ValueError: no module is left.
+        """
+        known = [as_path(key) for key in (self.in_keys if in_keys is None else in_keys)]
+        wanted = [as_path(key) for key in (self.out_keys if out_keys is None else out_keys)]
+        forward, kept = [], []
+        for i, module in enumerate(self._module_iter()):
+            if all(as_path(key) in known for key in module.in_keys):
+                forward.append((i, module))
+                known += [as_path(key) for key in module.out_keys]
+        for i, module in reversed(forward):
+            if any(as_path(key) in wanted for key in module.out_keys):
+                kept.append(i)
+                wanted += [as_path(key) for key in module.in_keys]
+        if not kept:
+            raise ValueError(f"no module leads from {in_keys} to {out_keys}.")
+        return self._part(sorted(kept))
+
+    def __getitem__(self, index: int | slice | str) -> Any:
+        if isinstance(index, slice):
+            return self._part(range(len(self.module))[index])
+        return self.module[index]
+
+    def __setitem__(self, index: int | str, module: TensorDictModuleBase) -> None:
+        self.module[index] = module  # type: ignore[index]
+        self._survey()
+
+    def __delitem__(self, index: int) -> None:
+        del self.module[index]
+        del self._agents[index]
+        self._survey()
+
+    def _part(self, indices: Iterable[int]) -> RoutedSequential:
+        indices, steps = list(indices), list(self._module_iter())
+        modules: Any = [(steps[i], self._agents[i]) for i in indices]
+        if isinstance(self.module, nn.ModuleDict):
+            modules = [dict(zip([list(self.module)[i] for i in indices], modules))]
+        return type(self)(*modules, group=self._group, partial_tolerant=True, inplace=self.inplace)
+
+
+def _is_probabilistic(module: nn.Module) -> bool:
+    return isinstance(module, PROBABILISTIC)

@@ -1,0 +1,70 @@
+"""What networks remember, as leaves of a TensorDict.
+
+Shapes: B any batch dims, T steps, N agents, S numbers of a state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase, TensorDictSequential
+from torch import Tensor, nn
+from torchrl.modules import set_recurrent_mode
+
+if TYPE_CHECKING:
+    from torchrl_marl.modules.memory.cells import Memory
+
+__all__ = ["STATES", "has_cells", "over_time", "state_size", "states_after"]
+
+STATES = ("hidden", "critic_hidden", "target_hidden")
+"""Leaves that hold what actors, critics, and targets of actors remember."""
+
+
+def has_cells(network: nn.Module) -> bool:
+    """Returns whether a network remembers."""
+    return bool(_memories(network))
+
+
+def over_time(network: nn.Module) -> contextlib.AbstractContextManager:
+    """Lets a network with memory read sequences, the last batch dim being time, for a while."""
+    return set_recurrent_mode(True) if has_cells(network) else contextlib.nullcontext()
+
+
+def states_after(network: TensorDictModuleBase, inputs: TensorDictBase) -> dict[Any, Tensor]:
+    """Returns what a network remembers after each step of sequences; nothing without memory.
+
+    Of an actor only the network is run: no action is drawn.
+
+    Args:
+        network (TensorDictModuleBase): an actor or a critic.
+        inputs (TensorDictBase): what it reads, without anything in masked slots.
+
+    Shapes:
+        - returns: ``[*B, T, N, S]``, by the key of the state that it reads
+    """
+    keys = [key for key in network.in_keys if isinstance(key, tuple) and key[-1] in STATES]
+    if not keys:
+        return {}
+    alone = network[0] if isinstance(network, TensorDictSequential) else network
+    with over_time(network):
+        after = alone(inputs)
+    return {key: after.get(("next", *key)) for key in keys}
+
+
+def state_size(network: nn.Module) -> int:
+    """Returns the numbers S that a network remembers of an agent; 0 without memory.
+
+    Examples:
+        >>> state_size(nn.Linear(2, 2))
+        0
+    """
+    return sum(memory.state_size for memory in _memories(network))
+
+
+def _memories(network: nn.Module) -> list[Memory]:
+    """Returns the memories of the first network inside that has some."""
+    found: Iterator[list[Memory]] = (getattr(one, "memories", []) for one in network.modules())
+    return next((memories for memories in found if memories), [])

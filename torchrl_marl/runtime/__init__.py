@@ -1,0 +1,1 @@
+"""The process: its random state, memory and ranks, and what it may trust, import and name."""

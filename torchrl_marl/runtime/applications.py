@@ -1,0 +1,27 @@
+"""Applications that the core offers without importing them: imported when they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+__all__ = ["application"]
+
+_PLACES = {
+    "export": "torchrl_marl.apps.export",
+    "pictures": "torchrl_marl.apps.pictures",
+    "plotting": "torchrl_marl.apps.plotting",
+}
+
+
+def application(name: str) -> ModuleType:
+    """Imports an application and returns its module.
+
+    Args:
+        name (str): ``export``, ``pictures`` or ``plotting``.
+
+    Examples:
+        >>> application("export").__name__
+        'torchrl_marl.apps.export'
+    """
+    return importlib.import_module(_PLACES[name])

@@ -1,0 +1,183 @@
+"""What a stranger's folder may do: code that is run, and links that are followed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+
+from torchrl_marl.errors import TrustError
+
+__all__ = [
+    "is_own",
+    "is_trusting",
+    "no_link",
+    "refuse_link",
+    "refuse_links",
+    "signature",
+    "trusting",
+]
+
+_LENGTH = 32
+# Where no key can be stored, only this process's own files are trusted.
+_KEY_OF_PROCESS = secrets.token_bytes(_LENGTH)
+_TRUSTING: ContextVar[bool] = ContextVar("torchrl_marl.trusting", default=False)
+
+
+def signature(*parts: bytes) -> str:
+    """Returns a hash of bytes that only this user on this machine can make (HMAC with SHA-256).
+
+    The key is ``torchrl_marl/key`` in ``$XDG_STATE_HOME`` (``~/.local/state``), which nobody else
+    can read; it is made when it is first needed.
+
+    Examples:
+        >>> own = signature(b"world", b"1")
+        >>> is_own(own, b"world", b"1"), is_own(own, b"world", b"2")
+        (True, False)
+    """
+    code = hmac.new(_key(), digestmod=hashlib.sha256)
+    for part in parts:
+        code.update(len(part).to_bytes(8, "big"))  # so that ("ab", "c") is not ("a", "bc")
+        code.update(part)
+    return code.hexdigest()
+
+
+def is_own(given: object, *parts: bytes) -> bool:
+    """Returns whether bytes carry this user's :func:`signature`, or are trusted in any case.
+
+    Args:
+        given: what stands for their signature; anything that a stranger may have put there.
+        *parts (bytes): what was signed.
+    """
+    if _TRUSTING.get():
+        return True
+    own = signature(*parts).encode()
+    return isinstance(given, str) and hmac.compare_digest(given.encode("utf-8", "replace"), own)
+
+
+def is_trusting() -> bool:
+    """Returns whether everything is trusted now, as within :func:`trusting`."""
+    return _TRUSTING.get()
+
+
+@contextlib.contextmanager
+def trusting(trust: bool = True) -> Iterator[None]:
+    """Trusts everything within this context, if the user says so."""
+    token = _TRUSTING.set(trust or _TRUSTING.get())
+    try:
+        yield
+    finally:
+        _TRUSTING.reset(token)
+
+
+def _key() -> bytes:
+    try:
+        path = _folder() / "key"
+        if not path.exists():
+            _make_key(path)
+        seen = path.stat()
+        key = path.read_bytes()
+    except (OSError, RuntimeError):  # no home, or no writable one
+        return _KEY_OF_PROCESS
+    secret = hasattr(os, "getuid") and seen.st_uid == os.getuid()
+    secret = secret and not stat.S_IMODE(seen.st_mode) & 0o077
+    return key if secret and len(key) == _LENGTH else _KEY_OF_PROCESS
+
+
+def _folder() -> Path:
+    state = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+    return base / "torchrl_marl"
+
+
+def _make_key(path: Path) -> None:
+    """Writes the key whole or not at all, and once: other processes may do so, too."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    part = path.with_name(f"key.{secrets.token_hex(8)}")
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(_LENGTH))
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        pass
+    finally:
+        part.unlink()
+
+
+# Weights & Biases makes these anew, and never writes through them.
+_KNOWN = re.compile(r"wandb/(?:latest-run|(?:.*/)?debug[\w-]*\.log)")
+
+
+def refuse_links(folder: Path, kind: str = "run folder") -> None:
+    """Refuses a folder with a link out of it, however deep, and with what is no file at all.
+
+    The folder itself may be reached by a link, links within it may lead to each other, and
+    everything passes within :func:`torchrl_marl.runtime.trust.trusting`.
+
+    Args:
+        folder (Path): that may be a stranger's.
+        kind (str): what it is called in a sentence.
+
+    Raises:
+        TrustError: naming the link, and where it leads.
+    """
+    if is_trusting():
+        return
+    for path in _strange(folder, os.path.realpath(folder)):
+        raise TrustError(
+            f"{kind} {str(folder)!r} holds {_described(path)}; remove it, or copy the folder with "
+            "`cp -rL`, or, if you trust who made it, add --trust (in Python: trust=True, or "
+            "torchrl_marl.runtime.trust.trusting() around it)."
+        )
+
+
+def refuse_link(path: Path) -> None:
+    """Refuses a file that is a link out of its folder, or no file at all.
+
+    Raises:
+        TrustError: naming the link, and where it leads.
+    """
+    if not is_trusting() and _is_strange(path, os.path.realpath(path.parent)):
+        raise TrustError(f"found {_described(path)}; put the file itself there.")
+
+
+def no_link(path: str, flags: int) -> int:
+    """Opens a file, but no link to one; the ``opener`` of ``open``."""
+    follow = is_trusting() and not flags & os.O_EXCL
+    return os.open(path, flags | (0 if follow else getattr(os, "O_NOFOLLOW", 0)), 0o666)
+
+
+def _strange(folder: str | Path, root: str) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        for name in sorted(folders + files):
+            path = Path(place, name)
+            if _is_strange(path, root) and not _KNOWN.fullmatch(_within(path, folder)):
+                yield path
+
+
+def _within(path: Path, folder: str | Path) -> str:
+    return path.relative_to(folder).as_posix()
+
+
+def _is_strange(path: Path, root: str) -> bool:
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return False  # it is gone, or not there yet
+    if stat.S_ISLNK(mode):
+        target = os.path.realpath(path)
+        return os.path.commonpath([root, target]) != root
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISSOCK(mode))
+
+
+def _described(path: Path) -> str:
+    if path.is_symlink():
+        return f"the link {str(path)!r}, which leads out of it, to {os.readlink(path)!r}"
+    return f"{str(path)!r}, which is no file but a pipe or a device"

@@ -1,0 +1,437 @@
+"""Groups side by side as one block, and members of a population side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Bounded, Composite, Unbounded
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs.groups import check_action_mask, check_flags, check_inputs
+
+__all__ = [
+    "JoinedGroup",
+    "PopulationGroup",
+    "as_one",
+    "can_join",
+    "fold",
+    "join",
+    "joined_fields",
+    "of_members",
+    "unfold",
+]
+
+_FLAGS = ("done", "terminated", "truncated")
+
+
+def can_join(first: GroupSpec, second: GroupSpec) -> bool:
+    """Returns whether one actor and one loss can serve the agents of both groups."""
+
+    def of(group: GroupSpec) -> tuple:
+        bounded = not group.discrete and group.action_bounds is not None
+        own_reward = group.reward_key == group.key("reward")
+        dtype = group.padded_spec["action"].dtype
+        # Other action specs, such as MultiCategorical, have shapes of their own.
+        simple = group.discrete or isinstance(group.padded_spec["action"], (Bounded, Unbounded))
+        return group.discrete, group.one_hot, bounded, dtype, own_reward, simple
+
+    return of(first) == of(second) and of(first)[-1] and of(first)[-2]
+
+
+@dataclass(frozen=True)
+class JoinedGroup(GroupSpec):
+    """Several groups as one, from :func:`join`.
+
+    Args:
+        groups (tuple of GroupSpec): those of which it is made, side by side in this order.
+
+    Shapes:
+        - its leaves: ``[*B, N, ...]`` with N the agents of all groups
+
+    Examples:
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> bounded = Bounded(-1, 1, (2,))
+        >>> team = TeamSpec([AgentSpec("cat", 1, Unbounded((4,)), bounded),
+        ...                  AgentSpec("mouse", 2, Unbounded((3,)), bounded)])
+        >>> joined = join(tuple(team.groups.values()))
+        >>> living = {1: torch.ones(5, 1).bool(), 2: torch.ones(5, 2).bool()}
+        >>> td = TensorDict({"cat": {"observation": torch.ones(5, 1, 4), "mask": living[1]},
+        ...                  "mouse": {"observation": torch.ones(5, 2, 3), "mask": living[2]}}, [5])
+        >>> joined.gather(td)["cat+mouse", "observation"][0, :, -1]
+        tensor([1., 0., 0.])
+    """
+
+    groups: tuple[GroupSpec, ...] = ()
+
+    # ------------------------------------------------------------------------- to one group
+
+    def gather(
+        self, tensordict: TensorDictBase, *, leaves: Sequence[str] = (), flags: bool = False
+    ) -> TensorDict:
+        """Returns what a joined network reads, under this group's keys.
+
+        Args:
+            tensordict (TensorDictBase): with the groups, dense or lazily stacked.
+            leaves (sequence of str): what is taken beside observations and masks, of
+                ``action``, ``action_log_prob`` and ``reward``.
+            flags (bool): take the agents' done flags, too.
+
+        Shapes:
+            - tensordict, returns: ``[*B]``
+        """
+        batch = tensordict.batch_size
+        own = [group.data(tensordict) for group in self.groups]
+        for group, td in zip(self.groups, own):
+            seen = [td.get(key[1:]) for key in group.observation_keys]
+            check_inputs(group, seen, None if group.mask_key is None else td.get("mask"))
+        source = {"observation": self._cat_observations(own)}
+        if self.mask_key is not None:
+            source["mask"] = torch.cat(
+                [
+                    _ones(batch, group, td) if group.mask_key is None else td.get("mask")
+                    for group, td in zip(self.groups, own)
+                ],
+                -1,
+            )
+        if self.action_mask_key is not None:
+            source["action_mask"] = self._cat_action_masks(own, batch)
+        for leaf in leaves:
+            source[leaf] = _cat([td.get(leaf) for td in own], len(batch))
+        if flags:
+            source |= self._cat_flags(tensordict, own)
+        device = tensordict.device
+        agents = torch.Size((*batch, self.n_agents))
+        joined = TensorDict._new_unsafe(source, batch_size=agents, device=device)
+        return TensorDict._new_unsafe({self.name: joined}, batch_size=batch, device=device)
+
+    def _cat_observations(self, own: Sequence[TensorDictBase]) -> Tensor:
+        rows = [
+            td.get("observation") if plain else group.flat(td)
+            for group, td, plain in zip(self.groups, own, self._plain)
+        ]
+        return _cat(rows, rows[0].ndim - 2)
+
+    @cached_property
+    def _plain(self) -> tuple[bool, ...]:
+        """Returns whether all observations are one vector of floats, with own features first."""
+        return tuple(
+            group.observation_ndims == (1,)
+            and group.observation_order is None
+            and group.observation_keys == (group.observation_key,)
+            and group.padded_spec["observation"].dtype.is_floating_point
+            for group in self.groups
+        )
+
+    def _cat_action_masks(self, own: Sequence[TensorDictBase], batch: torch.Size) -> Tensor:
+        rows = []
+        for group, td in zip(self.groups, own):
+            if group.action_mask_key is not None:
+                legal = td.get("action_mask")
+                check_action_mask(group, legal, batch)
+            else:
+                legal = _ones(batch, group, td).unsqueeze(-1).expand(*batch, -1, group.n_actions)
+            rows.append(legal)
+        return _cat(rows, len(batch))
+
+    def _cat_flags(
+        self, tensordict: TensorDictBase, own: Sequence[TensorDictBase]
+    ) -> dict[str, Tensor]:
+        flags: dict[str, list[Tensor]] = {name: [] for name in _FLAGS}
+        for group, td in zip(self.groups, own):
+            source = td if group.agent_done else tensordict
+            check_flags(group, source)
+            done, terminated = source.get("done"), source.get("terminated")
+            truncated = source.get("truncated", None)
+            truncated = done & ~terminated if truncated is None else truncated
+            for name, flag in zip(_FLAGS, (done, terminated, truncated)):
+                if not group.agent_done:
+                    flag = flag.unsqueeze(-2).expand(*flag.shape[:-1], group.n_agents, 1)
+                flags[name].append(flag)
+        return {name: torch.cat(rows, -2) for name, rows in flags.items()}
+
+    # ----------------------------------------------------------------------- to several groups
+
+    def scatter(
+        self, data: TensorDictBase, tensordict: TensorDictBase, leaves: Sequence[str]
+    ) -> TensorDictBase:
+        """Writes leaves of the joined group into the groups of which it is made.
+
+        Args:
+            data (TensorDictBase): from :meth:`gather`, and what was written since.
+            tensordict (TensorDictBase): the groups, dense or lazily stacked; written to.
+            leaves (sequence of str): such as ``action`` and ``action_log_prob``.
+        """
+        dim = tensordict.ndim
+        values = [self.split(data.get((self.name, leaf)), dim) for leaf in leaves]
+        for group, *rows in zip(self.sources, *values):
+            for leaf, row in zip(leaves, rows):
+                width = max(group.action_dims) if leaf == "action" else None
+                if width is not None and row.ndim > dim + 1 and row.shape[-1] > width:
+                    row = row[..., :width]
+                group.write(tensordict, leaf, row)
+        return tensordict
+
+    def split(self, rows: Tensor, dim: int) -> Sequence[Tensor]:
+        """Returns the rows of each of ``sources``.
+
+        Args:
+            rows (Tensor): of all agents.
+            dim (int): that of the agents.
+        """
+        return rows.split([group.n_agents for group in self.groups], dim)
+
+
+def join(groups: Sequence[GroupSpec], *, same_actions: bool = True) -> GroupSpec:
+    """Joins groups into one; a single one is returned as it is.
+
+    Args:
+        groups (sequence of GroupSpec): that :func:`can_join`.
+        same_actions (bool): False joins what the groups see only, for a critic.
+
+    Raises:
+        ValueError: groups without a common kind of action.
+    """
+    groups = tuple(groups)
+    if len(groups) == 1:
+        return groups[0]
+    for group in groups[1:]:
+        if same_actions and not can_join(groups[0], group):
+            raise ValueError(
+                f"groups {groups[0].name!r} and {group.name!r} have actions of different types, "
+                "expected one type; they cannot be joined."
+            )
+    name = "+".join(group.name for group in groups)
+    return JoinedGroup(**joined_fields(name, groups, same_actions=same_actions))
+
+
+def joined_fields(
+    name: str, groups: Sequence[GroupSpec], *, same_actions: bool = True
+) -> dict[str, Any]:
+    """Returns the fields of several groups as one, or of a single one.
+
+    Args:
+        name (str): theirs together.
+        groups (sequence of GroupSpec): that :func:`can_join`.
+        same_actions (bool): as in :func:`join`.
+    """
+    members = [member for group in groups for member in _members(group, same_actions)]
+    actions = [member["action"] for member in members] if same_actions else None
+    masked = any(group.mask_key is not None for group in groups)
+    legal = same_actions and any(group.action_mask_key is not None for group in groups)
+    kinds: dict[tuple[int, int], int] = {}
+    for i, group in enumerate(groups):
+        for kind in group.kinds or (0,) * group.n_agents:
+            kinds.setdefault((i, kind), len(kinds))
+    return {
+        "name": name,
+        "agent_names": tuple(agent for group in groups for agent in group.agent_names),
+        "observation_spec": torch.stack([member["observation"] for member in members], 0),
+        "action_spec": Composite() if actions is None else torch.stack(actions, 0),
+        "action_key": (name, "action"),
+        "reward_key": (name, "reward"),
+        "done_key": (name, "done"),
+        "terminated_key": (name, "terminated"),
+        "truncated_key": (name, "truncated"),
+        "observation_keys": ((name, "observation"),),
+        "mask_key": (name, "mask") if masked else None,
+        "action_mask_key": (name, "action_mask") if legal else None,
+        "state_key": groups[0].state_key,
+        "state_spec": groups[0].state_spec,
+        "agent_done": True,
+        "members": tuple(members),
+        "kinds": tuple(
+            kinds[i, kind]
+            for i, group in enumerate(groups)
+            for kind in group.kinds or (0,) * group.n_agents
+        ),
+        "groups": tuple(groups),
+    }
+
+
+def as_one(group: GroupSpec) -> GroupSpec:
+    """Returns a joined group as an ordinary group, whose agents are one team; others are so.
+
+    Examples:
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> bounded = Bounded(-1, 1, (2,))
+        >>> team = TeamSpec([AgentSpec("cat", 1, Unbounded((4,)), bounded),
+        ...                  AgentSpec("mouse", 2, Unbounded((3,)), bounded)])
+        >>> joined = join(tuple(team.groups.values()))
+        >>> len(joined.groups), len(as_one(joined).groups), as_one(joined).n_agents
+        (2, 1, 3)
+    """
+    return GroupSpec(**{field.name: getattr(group, field.name) for field in fields(GroupSpec)})
+
+
+def _members(group: GroupSpec, acts: bool) -> list[Composite]:
+    """Returns the specs of each agent with a flat observation."""
+    if not acts:
+        return [Composite(observation=Unbounded((width,))) for width in group.observation_dims]
+    actions = (
+        [group.action_spec[i] for i in range(group.n_agents)]
+        if group.members is None
+        else [member["action"] for member in group.members]
+    )
+    return [
+        Composite(observation=Unbounded((width,)), action=action)
+        for width, action in zip(group.observation_dims, actions)
+    ]
+
+
+def _ones(batch: torch.Size, group: GroupSpec, td: TensorDictBase) -> Tensor:
+    return torch.ones(*batch, group.n_agents, dtype=torch.bool, device=td.device)
+
+
+def _cat(rows: Sequence[Tensor], dim: int) -> Tensor:
+    """Concatenates over the agents, with zeros behind narrower entries."""
+    if rows[0].ndim > dim + 1:
+        width = max(row.shape[-1] for row in rows)
+        rows = [
+            row if row.shape[-1] == width else F.pad(row, (0, width - row.shape[-1]))
+            for row in rows
+        ]
+    return torch.cat(list(rows), dim)
+
+
+def fold(rows: Tensor, n_members: int, dim: int) -> Tensor:
+    """Puts the members' envs, one after the other, side by side as agents.
+
+    Args:
+        rows (Tensor): of all envs.
+        n_members (int): P.
+        dim (int): that of the agents.
+
+    Shapes:
+        - rows: ``[P * E, *B, N, ...]``; returns ``[E, *B, P * N, ...]``
+
+    Examples:
+        >>> import torch
+        >>> fold(torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8]]), 2, dim=1)
+        tensor([[1, 2, 5, 6],
+                [3, 4, 7, 8]])
+    """
+    return rows.unflatten(0, (n_members, -1)).movedim(0, dim).flatten(dim, dim + 1)
+
+
+def unfold(rows: Tensor, n_members: int, dim: int) -> Tensor:
+    """Puts members that stand side by side into envs of their own: the inverse of :func:`fold`.
+
+    Shapes:
+        - rows: ``[E, *B, P * N, ...]``; returns ``[P * E, *B, N, ...]``
+    """
+    return rows.unflatten(dim, (n_members, -1)).movedim(dim, 0).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class PopulationGroup(JoinedGroup):
+    """The same group, or groups, of several members as one, from :func:`of_members`.
+
+    Args:
+        team (JoinedGroup, optional): what one member has.
+        n_members (int): number P of members.
+
+    Shapes:
+        - a TensorDict of the env: ``[P * E, *B]``, the envs of a member one after the other
+        - this group's leaves: ``[E, *B, P * N, ...]``
+    """
+
+    team: JoinedGroup | None = None
+    n_members: int = 1
+
+    @property
+    def sources(self) -> tuple[GroupSpec, ...]:
+        """Groups that a TensorDict holds for it."""
+        assert self.team is not None
+        return self.team.groups
+
+    @property
+    def teams(self) -> tuple[int, ...]:
+        """Member that each of ``groups`` is of."""
+        each = len(self.groups) // self.n_members
+        return tuple(i // each for i in range(len(self.groups)))
+
+    def by_source(self, values: Tensor) -> list[tuple[GroupSpec, Tensor]]:
+        """Returns the values of each member, ``[P]``, for each of ``sources``."""
+        by_member = values.expand(len(self.groups)).unflatten(0, (self.n_members, -1))
+        return list(zip(self.sources, by_member.unbind(1)))
+
+    @property
+    def team_end_keys(self) -> tuple[NestedKey, NestedKey]:
+        """Where it stands whether a member's team is done, and whether it terminated."""
+        return self.key("team_done"), self.key("team_terminated")
+
+    def gather(
+        self, tensordict: TensorDictBase, *, leaves: Sequence[str] = (), flags: bool = False
+    ) -> TensorDict:
+        """Returns what networks of all members read, under this group's keys.
+
+        Args:
+            tensordict (TensorDictBase): with the groups, dense or lazily stacked.
+            leaves, flags: of :meth:`JoinedGroup.gather`; with flags, those of a member's team too.
+
+        Shapes:
+            - tensordict: ``[P * E, *B]``; returns ``[E, *B]``
+        """
+        assert self.team is not None
+        dim = tensordict.ndim
+        own = self.team.gather(tensordict, leaves=leaves, flags=flags).get(self.name)
+        source = {name: fold(rows, self.n_members, dim) for name, rows in own.items()}
+        if flags:
+            for name in ("done", "terminated"):
+                rows = tensordict.get(name).unsqueeze(dim)
+                rows = rows.expand(*tensordict.shape, self.team.n_agents, 1)
+                source[f"team_{name}"] = fold(rows, self.n_members, dim)
+        first, *others = tensordict.shape
+        batch, device = [first // self.n_members, *others], tensordict.device
+        joined = TensorDict(source, [*batch, self.n_agents], device=device)
+        return TensorDict({self.name: joined}, batch, device=device)
+
+    def split(self, rows: Tensor, dim: int) -> Sequence[Tensor]:
+        """Returns the rows of each of ``sources``, ``[P * E, *B, N, ...]``."""
+        assert self.team is not None
+        return self.team.split(unfold(rows, self.n_members, dim), dim)
+
+
+def of_members(team: GroupSpec, n_members: int, *, same_actions: bool = True) -> PopulationGroup:
+    """Returns a group, or several as one, of each of several members, as one group.
+
+    Args:
+        team (GroupSpec): what a member has.
+        n_members (int): how many members.
+        same_actions (bool): as in :func:`~torchrl_marl.specs.joining.join`.
+
+    Raises:
+        ConfigError: a group of which several cannot stand side by side.
+
+    Examples:
+        >>> from torchrl.data import Bounded, Unbounded
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> team = TeamSpec([AgentSpec("car", 3, Unbounded((4,)), Bounded(-1, 1, (2,)))])
+        >>> group = of_members(team.groups["car"], 2)
+        >>> group.name, group.n_agents, [own.name for own in group.groups]
+        ('car', 6, ['car of member 0', 'car of member 1'])
+    """
+    for group in team.groups:
+        if same_actions and not can_join(group, group):
+            raise ConfigError(
+                f"group {group.name!r}: a population's members stand side by side, which needs "
+                "rewards of each agent and actions that are numbers or choices; use "
+                "population.size=1."
+            )
+    if not isinstance(team, JoinedGroup):
+        team = JoinedGroup(**joined_fields(team.name, [team], same_actions=same_actions))
+    members = [
+        replace(group, name=f"{group.name} of member {i}")
+        for i in range(n_members)
+        for group in team.groups
+    ]
+    fields = joined_fields(team.name, members, same_actions=same_actions)
+    return PopulationGroup(**fields, team=team, n_members=n_members)

@@ -1,0 +1,327 @@
+"""Evolution of a population: which member is copied over which, and how copies differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchrl_marl.learners.on_policy import OnPolicyLearner
+from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.recorder import CsvTable, say
+
+__all__ = ["Bounds", "Evolution", "Fitness", "perturb", "tournament", "truncation"]
+
+
+def truncation(fitness: Tensor, share: float, generator: torch.Generator | None = None) -> Tensor:
+    """Returns whose copy each member becomes: the worst become copies of the best.
+
+    As many of the best as there are replaced are parents, each drawn with the same chance. NaN is
+    worse than anything. Of equally fit members the one that comes first counts as the better.
+
+    Args:
+        fitness (Tensor): of each member; more is better.
+        share (float): of the members that are replaced, at most a half; one at least, if above 0.
+        generator (Generator, optional): of the draws.
+
+    Shapes:
+        - fitness, returns: ``[P]``; who stays is its own parent
+
+    Raises:
+        ValueError: a share that is not between 0 and a half.
+
+    Reference: Jaderberg et al., 2017, https://arxiv.org/abs/1711.09846 (population-based
+    training).
+
+    Examples:
+        >>> truncation(torch.tensor([3.0, float("nan"), 9.0, 1.0]), 0.25)
+        tensor([0, 2, 2, 3])
+    """
+    if not 0.0 <= share <= 0.5:
+        raise ValueError(f"share is {share}, expected 0 to 0.5.")
+    n_members = len(fitness)
+    count = min(max(int(share * n_members), 1), n_members // 2) if share else 0
+    order = _from_the_best(fitness)
+    parent = torch.arange(n_members)
+    chosen = torch.randint(max(count, 1), (count,), generator=generator)
+    parent[order[n_members - count :]] = order[chosen]
+    return parent
+
+
+def tournament(
+    fitness: Tensor, size: int, elite: int = 1, generator: torch.Generator | None = None
+) -> Tensor:
+    """Returns whose copy each member becomes: of a few that are drawn, the best.
+
+    Args:
+        fitness (Tensor): of each member; more is better, NaN is worse than anything.
+        size (int): how many are drawn for each place, with replacement.
+        elite (int): of the best, so many stay as they are.
+        generator (Generator, optional): of the draws.
+
+    Shapes:
+        - fitness, returns: ``[P]``
+
+    Raises:
+        ValueError: a size below 1, or an elite larger than the population.
+
+    Examples:
+        >>> tournament(torch.tensor([1.0, 5.0, 3.0]), size=50)
+        tensor([1, 1, 1])
+    """
+    n_members = len(fitness)
+    if size < 1 or not 0 <= elite <= n_members:
+        raise ValueError(
+            f"size is {size} and elite {elite}, expected 1 or more, and 0 to {n_members}."
+        )
+    order = _from_the_best(fitness)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(n_members)
+    drawn = torch.randint(n_members, (n_members, size), generator=generator)
+    parent = drawn.gather(1, rank[drawn].argmin(1, keepdim=True)).squeeze(1)
+    parent[order[:elite]] = order[:elite]
+    return parent
+
+
+def _from_the_best(fitness: Tensor) -> Tensor:
+    return fitness.cpu().nan_to_num(-torch.inf).argsort(descending=True, stable=True)
+
+
+class Bounds(NamedTuple):
+    """The range of a setting."""
+
+    low: float
+    high: float
+    log: bool = False
+    """Drawn anew by its logarithm."""
+
+
+def perturb(
+    values: Tensor,
+    parent: Tensor,
+    bounds: Bounds,
+    *,
+    factors: Sequence[float] = (0.8, 1.25),
+    resample: float = 0.25,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Returns the setting of each member after a selection.
+
+    Who stays keeps its own. A copy takes its parent's times one of the factors, or with a chance
+    one drawn anew from the range; within the range either way.
+
+    Args:
+        values (Tensor): before.
+        parent (Tensor): whose copy each member is, from
+            :func:`~torchrl_marl.training.evolution.truncation`.
+        bounds (Bounds): the range.
+        factors (sequence of float): each is as likely.
+        resample (float): chance that a copy's is drawn anew.
+        generator (Generator, optional): of the draws.
+
+    Shapes:
+        - values, parent, returns: ``[P]``
+
+    Reference: Jaderberg et al., 2017, https://arxiv.org/abs/1711.09846 (perturb, resample).
+
+    Examples:
+        >>> values, parent = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2])
+        >>> perturb(values, parent, Bounds(0.5, 6.0), factors=[2.0], resample=0.0)
+        tensor([1., 6., 4.])
+    """
+    n_members = len(values)
+    # Drawn for all, so that what a member gets does not depend on how many are replaced.
+    factor = torch.tensor(factors)[torch.randint(len(factors), (n_members,), generator=generator)]
+    share = torch.rand(n_members, generator=generator, dtype=torch.float64)
+    anew = torch.rand(n_members, generator=generator) < resample
+    low, high = (torch.tensor(x, dtype=torch.float64) for x in bounds[:2])
+    drawn = low * (high / low) ** share if bounds.log else low + share * (high - low)
+    copied = parent != torch.arange(n_members)
+    own = values.cpu().double()
+    child = torch.where(anew, drawn, own[parent] * factor).clamp(low, high)
+    return torch.where(copied, child, own).to(values)
+
+
+class Fitness:
+    """Mean return of each member, of episodes that began after the last selection.
+
+    An episode that was running at a selection was played by two policies, and does not count.
+
+    Args:
+        n_members (int): number P of members.
+
+    Examples:
+        >>> fitness = Fitness(2)
+        >>> done = torch.tensor([[True, True], [False, True]])
+        >>> fitness.saw(torch.tensor([[1.0, 3.0], [0.0, 5.0]]), done)
+        >>> fitness.mean, fitness.episodes
+        (tensor([2., 5.], dtype=torch.float64), tensor([2, 1]))
+        >>> fitness.begin()
+        >>> fitness.saw(torch.tensor([[1.0, 3.0], [0.0, 5.0]]), done)
+        >>> fitness.mean
+        tensor([3., nan], dtype=torch.float64)
+    """
+
+    def __init__(self, n_members: int) -> None:
+        self.n_members = n_members
+        self.total = torch.zeros(n_members, dtype=torch.float64)
+        self.episodes = torch.zeros(n_members, dtype=torch.int64)
+        self._spoiled: Tensor | None = None
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean return, ``[P]``; NaN without an episode."""
+        return self.total / self.episodes
+
+    def saw(self, returns: Tensor, done: Tensor) -> None:
+        """Takes in a batch.
+
+        Args:
+            returns (Tensor): of each episode up to each step.
+            done (Tensor): bool, where episodes end.
+
+        Shapes:
+            - both: ``[P * E, T]``
+        """
+        counted = done
+        if self._spoiled is not None:
+            first = done & (done.cumsum(1) == 1)
+            counted = done & ~(first & self._spoiled.to(done.device).unsqueeze(1))
+        ended = done.any(1).cpu()
+        before = torch.zeros_like(ended) if self._spoiled is None else self._spoiled
+        self._spoiled = before & ~ended
+        shape = self.n_members, -1
+        total = torch.where(counted, returns, 0.0).double().reshape(shape).sum(1)
+        self.total += total.cpu()
+        self.episodes += counted.reshape(shape).sum(1).cpu()
+
+    def begin(self, members: Sequence[int] | None = None) -> None:
+        """Begins anew after a selection, for some members or all."""
+        chosen = list(range(self.n_members) if members is None else members)
+        self.total[chosen] = 0.0
+        self.episodes[chosen] = 0
+        if self._spoiled is not None:
+            spoiled = self._spoiled.reshape(self.n_members, -1).clone()
+            spoiled[chosen] = True
+            self._spoiled = spoiled.flatten()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
+        return {"total": self.total, "episodes": self.episodes, "spoiled": self._spoiled}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a saved state."""
+        self.total, self.episodes = state["total"].clone(), state["episodes"].clone()
+        self._spoiled = state["spoiled"]
+
+
+class Evolution:
+    """Selects among the members of a population, copies, and varies the copies.
+
+    Args:
+        config (TrainConfig): of the population.
+        folder (Path): where ``evolution.csv`` is written: a row for each member of a selection.
+    """
+
+    def __init__(self, config: TrainConfig, folder: Path) -> None:
+        self.config, self.seeds = config, range(config.seed, config.seed + config.population.size)
+        self.fitness = Fitness(config.population.size)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.bounds = {name: Bounds(*limits) for name, limits in config.population.bounds().items()}
+        self.selected_at = 0
+        self._folder = folder
+        self._table: CsvTable | None = None
+
+    def open(self, iterations: int) -> None:
+        """Opens its table, cut back to an iteration; says so if nobody will be selected."""
+        batch, every = self.config.frames_per_batch, self.config.evolution.every_frames
+        total = self.config.total_frames
+        if math.ceil(every / batch) >= math.ceil(total / batch):
+            say(
+                f"evolution.every_frames is {every:,} and total_frames {total:,}: nobody is "
+                "selected, for the last batch of a run selects nobody; lower the first"
+            )
+        self._table = CsvTable(self._folder / "evolution.csv", keep_iterations=iterations)
+
+    def due(self, frames: int) -> bool:
+        """Returns whether it is time for a selection, and every member has been seen enough.
+
+        Args:
+            frames (int): env steps of each member so far.
+        """
+        settings = self.config.evolution
+        late = frames - self.selected_at >= settings.every_frames
+        if not late or settings.fitness != "return":
+            return late
+        return bool((self.fitness.episodes >= settings.least_episodes).all())
+
+    def select(
+        self, learners: Sequence[OnPolicyLearner], fitness: Tensor, *, iteration: int, frames: int
+    ) -> Tensor:
+        """Copies members to others, varies the copies, and writes it down.
+
+        Args:
+            learners (sequence of OnPolicyLearner): of all groups.
+            fitness (Tensor): of each member, ``[P]``.
+            iteration, frames (int): when.
+
+        Returns:
+            Tensor: whose copy each member has become, ``[P]``.
+        """
+        settings = self.config.evolution
+        sick = torch.stack([learner.sick.cpu() for learner in learners]).any(0)
+        fitness = fitness.cpu().masked_fill(sick, torch.nan)
+        if settings.method == "pbt":
+            parent = truncation(fitness, settings.worst, self.generator)
+        else:
+            parent = tournament(fitness, settings.drawn, settings.elite, self.generator)
+        known: dict[str, Tensor] = {}
+        for name, bounds in self.bounds.items():
+            known[name] = perturb(
+                learners[0].settings[name],
+                parent,
+                bounds,
+                factors=settings.factors,
+                resample=settings.resample,
+                generator=self.generator,
+            )
+        for learner in learners:
+            learner.copy_members(parent.to(learner.sick.device))
+            for name, values in known.items():
+                learner.settings[name].copy_(values)
+        self._write(parent, fitness, known, {"iteration": iteration, "frames": frames})
+        self.fitness.begin()
+        self.selected_at = frames
+        return parent
+
+    def _write(
+        self, parent: Tensor, fitness: Tensor, known: Mapping[str, Tensor], when: dict[str, int]
+    ) -> None:
+        assert self._table is not None
+        for i, source in enumerate(parent.tolist()):
+            row = {
+                **when,
+                "seed": self.seeds[i],
+                "parent": self.seeds[source],
+                "fitness": float(fitness[i]),
+                **{name: float(values[i]) for name, values in known.items()},
+            }
+            self._table.write(row)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
+        return {
+            "fitness": self.fitness.state_dict(),
+            "generator": self.generator.get_state(),
+            "selected_at": self.selected_at,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a saved state."""
+        self.fitness.load_state_dict(state["fitness"])
+        self.generator.set_state(state["generator"])
+        self.selected_at = state["selected_at"]

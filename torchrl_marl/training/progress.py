@@ -1,0 +1,167 @@
+"""What an iteration gives, when a run stops, and its summary."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.recorder import say
+from torchrl_marl.training.run import Run
+
+__all__ = ["Iteration", "StopAtReturn", "figures_of", "is_due", "returns_of", "write_summary"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Iteration:
+    """One collect-and-learn, as :func:`iterate` yields it."""
+
+    run: Run
+    """The run, with the policy as it is now."""
+    number: int
+    """1 for the first."""
+    frames: int
+    """Env steps so far."""
+    metrics: dict[str, float]
+    """The row of ``metrics.csv``."""
+    batch: TensorDictBase
+    """What was collected, ``[E, T]``, with advantages."""
+
+
+def figures_of(config: TrainConfig, frames: int, seconds: float) -> dict[str, Any]:
+    """Returns what a run's summary says beside its returns.
+
+    Args:
+        config (TrainConfig): its settings.
+        frames (int): env steps.
+        seconds (float): in which they were collected and learned from.
+    """
+    return {
+        "recipe": config.recipe,
+        "seed": config.seed,
+        "frames": frames,
+        "seconds": round(seconds, 2),
+        "frames_per_second": round(frames / max(seconds, 1e-9), 1),
+    }
+
+
+def returns_of(when: str, result: Mapping[str, float], groups: Sequence[str]) -> dict[str, Any]:
+    """Returns what a summary says of an evaluation, by group where several may compete.
+
+    Args:
+        when (str): ``before``, ``after``, ``random`` or ``heuristic``.
+        result (mapping): of the evaluation; empty without one.
+        groups (sequence of str): their names.
+    """
+    found = {f"return_{when}": result.get("return_mean")}
+    for name in groups if len(groups) > 1 else ():
+        found[f"{name}/return_{when}"] = result.get(f"{name}/episode_reward")
+    return found
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Writes a run's ``summary.json``.
+
+    Raises:
+        WriteError: a full disk or a read-only folder.
+    """
+    with whole_file(folder / "summary.json") as file:
+        file.write(json.dumps(summary, indent=2) + "\n")
+
+
+class StopAtReturn:
+    """Condition that the mean return of all agents has reached ``stop_at_return``.
+
+    With ``evaluation.every_frames`` the evaluations in training are asked. Without it the mean
+    over the last ``evaluation.episodes`` episodes of training is, once so many have ended;
+    these are whole iterations, so it is over that many or some more; for 0, over those of the last
+    iteration in which any did.
+
+    Args:
+        config (TrainConfig): the run's settings.
+
+    Examples:
+        >>> from torchrl_marl.training.config import EvaluationConfig
+        >>> evaluation = EvaluationConfig(episodes=8)
+        >>> stop = StopAtReturn(TrainConfig(stop_at_return=2, evaluation=evaluation))
+        >>> stop.saw_episodes(1.0, 4), stop.saw_episodes(2.5, 4), stop.saw_episodes(1.5, 4)
+        (False, False, True)
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.limit = config.stop_at_return
+        self.episodes = max(1, config.evaluation.episodes)
+        self.by_evaluation = config.evaluation.every_frames is not None
+        self._evaluated: float | None = None
+        self._last: deque[tuple[float, int]] = deque()
+
+    @property
+    def value(self) -> float | None:
+        """The watched mean return; None before it is known."""
+        if self.by_evaluation:
+            return self._evaluated
+        count = sum(number for _, number in self._last)
+        if count < self.episodes:
+            return None
+        return sum(mean * number for mean, number in self._last) / count
+
+    @property
+    def reached(self) -> bool:
+        """Returns whether the run should end."""
+        return self.limit is not None and self.value is not None and self.value >= self.limit
+
+    def saw_evaluation(self, mean: float) -> bool:
+        """Notes an evaluation's mean return."""
+        if self.limit is not None:
+            self._evaluated = mean
+        return self.reached
+
+    def saw_episodes(self, mean: float, count: int) -> bool:
+        """Notes the mean return of the episodes that ended in an iteration, and their number."""
+        if count and not math.isnan(mean):
+            self._last.append((mean, count))
+            spare = sum(number for _, number in self._last) - self.episodes
+            while spare >= self._last[0][1]:
+                spare -= self._last.popleft()[1]
+        return self.reached
+
+    def tell(self, frames: int) -> None:
+        """Says that the run has ended early, if it has.
+
+        Args:
+            frames (int): env steps so far.
+        """
+        if self.reached:
+            say(
+                f"ends after {frames:,} frames: the return, {self.value:.4g}, "
+                f"has reached stop_at_return, {self.limit:g}"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
+        return {"evaluated": self._evaluated, "last": [list(entry) for entry in self._last]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores a saved state."""
+        evaluated = state["evaluated"]  # a text in a foreign file is found here, not in training
+        self._evaluated = None if evaluated is None else float(evaluated)
+        self._last = deque((float(mean), int(number)) for mean, number in state["last"])
+
+
+def is_due(every: int | None, frames: int, collected: int) -> bool:
+    """Returns whether what is done every so many frames is due after a batch.
+
+    Args:
+        every (int, optional): frames in between; None for never.
+        frames (int): env steps so far.
+        collected (int): of them, those of the batch.
+    """
+    return bool(every) and frames // every > (frames - collected) // every  # type: ignore[operator]
