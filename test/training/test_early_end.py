@@ -44,9 +44,9 @@ def end(*args, **kwargs):
     os._exit(9)
 
 if where == "checkpoint":
-    training.save_checkpoint = population.save_checkpoint = end
+    training.save_checkpoint = end
 else:
-    training.Training.open = population.PopulationTraining.open = end
+    training.Training.open = end
     training.build_learners = population.build_population = end
 train(config_of(kind, folder))
 """

@@ -329,11 +329,11 @@ def test_members_who_play_each_other_are_rated(tmp_path):
     training.step()
     training.saved_at = None
     training.save()
-    policies = [Run.load(member.folder).policy for member in training.members]
+    policies = [Run.load(member.folder).policy for member in training.results.members]
     env = training.environments.evaluation
     seed = config.seed + EVALUATION_SEED + 1
     found = standing(cross_play(policies, policies, env, 13, seed=seed))
-    assert torch.equal(training._rate(), found.ratings.rating)
+    assert torch.equal(training.parts["evolution"].rate(training.iteration), found.ratings.rating)
     while not training.done:
         training.step()
     training.end()

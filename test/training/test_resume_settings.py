@@ -19,8 +19,8 @@ from torchrl_marl.runs import resume
 from torchrl_marl.training import Run, iterate, train
 from torchrl_marl.training.checkpoint import all_checkpoints, latest_checkpoint, load_checkpoint
 from torchrl_marl.training.config import TrainConfig, read_run_config
+from torchrl_marl.training.evolution import Evolution
 from torchrl_marl.training.origin import differences, made_by, settings_of
-from torchrl_marl.training.population import PopulationTraining
 from torchrl_marl.training.trainer import resume as resume_plainly
 
 ARENA = {"n_agents": 3, "years": 4, "lives": 2}
@@ -233,15 +233,15 @@ def test_an_evolved_member_can_be_gone_on_with_wherever_it_was_cut(tmp_path, mon
     evolution = {f"evolution.{key}": value for key, value in evolution.items()}
     vary = {"learner.lr": {"low": 1e-4, "high": 1e-2}}
     evolved = []
-    plain = PopulationTraining._evolve
+    plain = Evolution.select
 
-    def evolve(self, one):
-        plain(self, one)
-        evolved.append(self.iteration)
+    def select(self, learners, fitness, **when):
+        plain(self, learners, fitness, **when)
+        evolved.append(when["iteration"])
         if len(evolved) == 2:
             raise RuntimeError("power cut")
 
-    monkeypatch.setattr(PopulationTraining, "_evolve", evolve)
+    monkeypatch.setattr(Evolution, "select", select)
     config = at(
         tmp_path / "all",
         **{**evolution, "population.size": 4, "population.vary": vary},

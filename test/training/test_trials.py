@@ -1,9 +1,11 @@
 """Trials that begin and end in the rows of a population: the others learn as without them."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from torchrl_marl.apps.jobs.trials import TrialsTraining, adam_correction
+from torchrl_marl.apps.jobs.trials import Trials, adam_correction
 from torchrl_marl.learners.adam import adam_
 from torchrl_marl.recipes import load_config
 from torchrl_marl.training import Run
@@ -51,8 +53,7 @@ class Listed:
 def trained(folder, judge, **settings):
     own = {"population": {"size": 3, "vary": {"learner.lr": LR}}, "folder": str(folder)}
     config = load_config("toy_arena_mappo", {**SETTINGS, **own, **settings})
-    training = start_training(config, None, TrialsTraining)
-    training.judge = judge
+    training = start_training(config, None, trials=partial(Trials, judge=judge))
     finish(training)
     return training
 
@@ -63,7 +64,7 @@ def test_nobody_notices_that_another_begins_beside_it(tmp_path):
     together = trained(tmp_path / "together", judge, execution="trace")
     assert [len(learner.updates.programs) for learner in together.learners] == [1]
     assert {(0, 80), (1, 80), (2, 80), (3, 80), (1, False, True)} <= set(judge.seen)
-    assert (3, True, True) in judge.seen and together.trials == [None] * 3
+    assert (3, True, True) in judge.seen and together.trials.numbers == [None] * 3
     again = trained(tmp_path / "again", Listed(prune=[1], more=[(3, {"lr": 1e-3})]))
     for seed in (0, 2):
         one, other = (Run.load(training.folder / f"seed{seed}") for training in (alone, again))

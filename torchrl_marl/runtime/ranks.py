@@ -78,6 +78,11 @@ class Alone:
         return value
 
     @contextlib.contextmanager
+    def turn_of_first(self) -> Iterator[bool]:
+        """Gives the first rank time of its own; yields whether this is the first."""
+        yield True
+
+    @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Makes statistics reach over these ranks within the context."""
         token = _CURRENT.set(self)

@@ -16,9 +16,11 @@ from torchrl_marl.capture.program import announce
 from torchrl_marl.runtime.import_path import child_path
 from torchrl_marl.settings import to_yaml
 from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.part import Part
 from torchrl_marl.version import __version__
 
 if TYPE_CHECKING:
+    from tensordict import TensorDictBase
     from torchrl.envs import EnvBase
 
 __all__ = ["CompilingAhead"]
@@ -26,7 +28,7 @@ __all__ = ["CompilingAhead"]
 _LONGEST = 300.0  # seconds to wait for the second process before compiling here
 
 
-class CompilingAhead:
+class CompilingAhead(Part):
     """A second process that compiles a run's updates into the compiler's cache on disk.
 
     It builds the run from its settings, collects one batch and learns from it. The first process
@@ -51,6 +53,16 @@ class CompilingAhead:
             self._mark = _mark_of(config) if _pays(config, env) else None
         if self._mark is not None and not self._mark.exists():
             self.process = _start(folder)
+
+    def take(self, batch: TensorDictBase) -> TensorDictBase:
+        """Waits before the first batch is learned from."""
+        self.wait()
+        return batch
+
+    def update(self, training: Any, batch: TensorDictBase) -> dict[str, float]:
+        """Notes that the first batch has been learned from."""
+        self.learned()
+        return {}
 
     def wait(self) -> None:
         """Waits until the updates are compiled; at once, where no second process runs."""

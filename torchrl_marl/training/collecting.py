@@ -59,8 +59,8 @@ def make_collector(
     return RolloutCollector(
         env,
         policy,
-        frames_per_batch=config.frames_per_batch,
-        total_frames=config.total_frames,
+        frames_per_batch=config.population.size * config.frames_per_batch,
+        total_frames=config.population.size * config.total_frames,
         execution=config.execution,  # type: ignore[arg-type]
         team=team,
     )

@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.envs import EnvBase
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.algorithms import ALGORITHMS
-from torchrl_marl.runtime.ranks import ALONE, Alone, Ranks
+from torchrl_marl.runtime.ranks import Alone
 from torchrl_marl.settings import flatten, override, shown
-from torchrl_marl.training.checkpoint import save_checkpoint
 from torchrl_marl.training.config import TrainConfig
-from torchrl_marl.training.episodes import Episodes
-from torchrl_marl.training.folder import RunFolder
-from torchrl_marl.training.interruption import Interruption
-from torchrl_marl.training.recorder import Recorder
 from torchrl_marl.training.sections import check_distributed
-from torchrl_marl.training.training import Training
 from torchrl_marl.version import __version__
 
-__all__ = [
-    "NoFolder",
-    "RankTraining",
-    "check_ranks",
-    "refuse_disagreement",
-    "with_shards",
-]
+__all__ = ["check_ranks", "gathered", "part_of", "refuse_disagreement", "with_shards"]
 
 
 def with_shards(config: TrainConfig, n_ranks: int) -> TrainConfig:
@@ -140,201 +123,28 @@ def _difference(one: Mapping[str, str], other: Mapping[str, str]) -> str | None:
 _BY_ENV = ("critic_states", "born")
 
 
-class NoFolder:
-    """The run folder for a rank that writes nothing; the first one owns it.
+def gathered(state: dict[str, Any], ranks: Alone) -> dict[str, Any]:
+    """Returns the state of a run in one process, on the first rank; on others their own.
 
     Args:
-        path (Path): where it is, for the first.
+        state (dict): this rank's.
+        ranks (Alone): the processes that train as one.
     """
-
-    writes = False
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.release = _Nothing()
-
-    def clear(self) -> None:
-        """Does nothing, as the other methods."""
-
-    def give_up(self) -> None:  # noqa: D102
-        pass
+    parts = ranks.gather(_of_envs(state))
+    return state if parts is None else _with_all(state, parts)
 
 
-class _Nothing:
-    alive = True
-
-    def __call__(self) -> None:
-        self.alive = False
-
-
-class _NoRecorder(Recorder):
-    """Writes and shows nothing."""
-
-    def __init__(self) -> None:
-        pass
-
-    def iteration(self, row: Mapping[str, Any], returns: Sequence[float]) -> None:
-        pass
-
-    def evaluation(self, progress: Mapping[str, Any], result: Mapping[str, float]) -> None:
-        pass
-
-    def working(self, what: str) -> None:
-        pass
-
-    def close_bar(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class RankInterruption(Interruption):
-    """Ctrl-C and SIGTERM, heeded by all ranks after the same iteration.
-
-    A second Ctrl-C does not stop at once: ``torchrun`` passes the terminal's on once more.
+def part_of(state: dict[str, Any], ranks: Alone, shards: range, n_envs: int) -> dict[str, Any]:
+    """Returns this rank's part of the state of a run in one process.
 
     Args:
-        ranks (Ranks): who trains.
+        state (dict): of the run.
+        ranks (Alone): the processes that train as one.
+        shards (range): this rank's.
+        n_envs (int): number of envs of a rank.
     """
-
-    _hint = ""
-
-    def __init__(self, ranks: Ranks) -> None:
-        super().__init__()
-        self._ranks = ranks
-        self._agreed: int | None = None
-
-    @property
-    def asked(self) -> bool:
-        """Whether one has come to any rank before they last agreed."""
-        return self._agreed is not None
-
-    def agree(self) -> None:
-        """Finds out together whether to stop."""
-        self._agreed = max(self._ranks.of_all(self._number or 0)) or None
-
-    def heed(self, folder: Path) -> None:
-        """Raises what the ranks have agreed on, once."""
-        self._number, self._agreed = self._agreed, None
-        super().heed(folder)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._number is None:
-            super()._note(number, frame)
-
-
-class RankTraining(Training):
-    """One rank's part of a training: its shards are collected from here, all learn as one.
-
-    The first rank has the folder, the tables, evaluations and checkpoints, which are those of one
-    process with all shards.
-
-    Args:
-        config (TrainConfig): a recipe with shards, the same on all ranks.
-        folder (RunFolder or NoFolder): where the run is kept.
-        env (None): each rank makes its own.
-        ranks (Ranks): who trains.
-    """
-
-    def __init__(
-        self, config: TrainConfig, folder: RunFolder, env: EnvBase | None, *, ranks: Ranks
-    ) -> None:
-        self.ranks = ranks
-        super().__init__(config, folder, env)
-        self.interruption: RankInterruption = RankInterruption(ranks)
-
-    def _build(self, env: EnvBase | None) -> None:
-        super()._build(env)
-        if self.environments.shared:
-            raise ConfigError(
-                f"a process holds one {self.config.env.name!r} only, which the first rank cannot "
-                "be evaluated on while it trains; start one process."
-            )
-        states = [x for one in self.learners for x in one.state_dict().values()]
-        tensors = [x for x in states if isinstance(x, Tensor)]
-        for x, first in zip(tensors, self.ranks.send([x.cpu() for x in tensors])):
-            x.copy_(first)
-
-    def open(self) -> None:
-        """Opens the tables and loggers, on the first rank."""
-        if self.ranks.rank == 0:
-            super().open()
-            return
-        self.recorder = _NoRecorder()
-
-    @property
-    def shards(self) -> range:
-        """The shards that this rank collects from."""
-        n = (self.config.distributed.collectors or 0) // self.ranks.size
-        return range(self.ranks.rank * n, (self.ranks.rank + 1) * n)
-
-    @property
-    def frames(self) -> int:
-        """Number of env steps so far, of all ranks."""
-        return self.collector.frames * self.ranks.size
-
-    def _count(self, batch: TensorDictBase) -> int:
-        return batch.numel() * self.ranks.size
-
-    def step(self) -> Any:
-        """Collects and learns together; finds out together whether to stop."""
-        iteration = super().step()
-        self.interruption.agree()
-        return iteration
-
-    def begin(self) -> None:
-        """Evaluates, as one process does; finds out together whether to stop."""
-        super().begin()
-        self.interruption.agree()
-
-    def _learn_and_count(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        with self.ranks.active():
-            found = super()._learn_and_count(batch)
-        counts = "agent_frames", "episodes"
-        return found | dict(zip(counts, self.ranks.sum_all([found[name] for name in counts])))
-
-    def _late(self) -> bool:
-        minutes = self.config.checkpoint.every_minutes  # by the first one's clock
-        return minutes is not None and self.ranks.send(super()._late())
-
-    def _measure(self, policy: Any, other: bool = False) -> Episodes | None:
-        found = None
-        with self.ranks.turn_of_first() as first, ALONE.active():
-            if first:
-                found = super()._measure(policy, other)
-        return self.ranks.send(found)  # type: ignore[no-any-return]
-
-    def save(self) -> None:
-        """Writes a checkpoint, unless this iteration has one, on the first rank."""
-        if self.saved_at != self.iteration:
-            with self.interruption.unbroken():
-                state = self.state_dict()
-                if self.ranks.rank == 0:
-                    keep = self.config.checkpoint.keep
-                    save_checkpoint(self.folder, self.iteration, state, keep)
-            self.saved_at = self.iteration
-            self._saved_when = time.monotonic()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state of a run in one process, on the first rank; on others their own."""
-        own = super().state_dict()
-        parts = self.ranks.gather(_of_envs(own))
-        return own if parts is None else _with_all(own, parts)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores this rank's part of a checkpoint."""
-        super().load_state_dict(_part(state, self.shards, self._rows, self.ranks.size))
-
-    @property
-    def _rows(self) -> slice:
-        n = self.config.env.num_envs // self.ranks.size
-        return slice(self.ranks.rank * n, (self.ranks.rank + 1) * n)
-
-    @property
-    def num_envs(self) -> int:
-        """Number of envs that this rank collects from."""
-        return self.config.env.num_envs // self.ranks.size
+    rows = slice(ranks.rank * n_envs, (ranks.rank + 1) * n_envs)
+    return _part(state, shards, rows, ranks.size)
 
 
 def _of_envs(state: dict[str, Any]) -> dict[str, Any]:

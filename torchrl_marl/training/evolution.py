@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.learners.on_policy import OnPolicyLearner
 from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.evaluation import EVALUATION_SEED
+from torchrl_marl.training.part import Part
+from torchrl_marl.training.rating import MemberRating
 from torchrl_marl.training.recorder import CsvTable, say
+
+if TYPE_CHECKING:
+    from torchrl_marl.training.training import Training
 
 __all__ = ["Bounds", "Evolution", "Fitness", "perturb", "tournament", "truncation"]
 
@@ -219,15 +226,18 @@ class Fitness:
         self._spoiled = state["spoiled"]
 
 
-class Evolution:
+class Evolution(Part):
     """Selects among the members of a population, copies, and varies the copies.
 
     Args:
         config (TrainConfig): of the population.
         folder (Path): where ``evolution.csv`` is written: a row for each member of a selection.
+        make_rating (callable): returns what lets members play each other, for ``fitness=rating``.
     """
 
-    def __init__(self, config: TrainConfig, folder: Path) -> None:
+    def __init__(
+        self, config: TrainConfig, folder: Path, make_rating: Callable[[], MemberRating]
+    ) -> None:
         self.config, self.seeds = config, range(config.seed, config.seed + config.population.size)
         self.fitness = Fitness(config.population.size)
         self.generator = torch.Generator().manual_seed(config.seed)
@@ -235,8 +245,10 @@ class Evolution:
         self.selected_at = 0
         self._folder = folder
         self._table: CsvTable | None = None
+        rated = config.evolution.fitness == "rating"
+        self.rating = make_rating() if rated else None
 
-    def open(self, iterations: int) -> None:
+    def open(self, iteration: int) -> None:
         """Opens its table, cut back to an iteration; says so if nobody will be selected."""
         batch, every = self.config.frames_per_batch, self.config.evolution.every_frames
         total = self.config.total_frames
@@ -245,7 +257,37 @@ class Evolution:
                 f"evolution.every_frames is {every:,} and total_frames {total:,}: nobody is "
                 "selected, for the last batch of a run selects nobody; lower the first"
             )
-        self._table = CsvTable(self._folder / "evolution.csv", keep_iterations=iterations)
+        self._table = CsvTable(self._folder / "evolution.csv", keep_iterations=iteration)
+
+    def begin(self, training: Training) -> None:
+        """Refuses an environment in which nobody wins."""
+        if self.rating is not None:
+            self.rate(training.iteration)
+
+    def rate(self, iteration: int) -> Tensor:
+        """Lets members play each other; as many games as an evaluation has episodes."""
+        assert self.rating is not None
+        episodes = max(2, self.config.evaluation.episodes // self.config.population.size)
+        return self.rating.rate(episodes, self.config.seed + EVALUATION_SEED + iteration)
+
+    def update(self, training: Training, batch: TensorDictBase) -> dict[str, float]:
+        """Takes in the returns of the episodes that ended in a batch."""
+        if training.tracker.returns is not None:
+            self.fitness.saw(*training.tracker.returns)
+        return {}
+
+    def finish(self, training: Training) -> None:
+        """Replaces members by copies of others, when it is time."""
+        if training.done or not self.due(training.frames):
+            return
+        fitness = self.fitness.mean
+        if self.config.evolution.fitness == "evaluation":
+            fitness = torch.tensor([result["return_mean"] for result in training.evaluate()])
+        elif self.rating is not None:
+            fitness = self.rate(training.iteration)
+        when = {"iteration": training.iteration, "frames": training.frames}
+        self.select(training.learners, fitness, **when)
+        training.results.take_settings()
 
     def due(self, frames: int) -> bool:
         """Returns whether it is time for a selection, and every member has been seen enough.

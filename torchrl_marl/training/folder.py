@@ -40,16 +40,18 @@ class RunFolder:
     Args:
         path (Path): a folder that is there.
         kind (str): what it is called in a sentence.
+        writes (bool): False for a rank that only knows where the first one's folder is.
 
     Raises:
         CheckpointError: another training has it, or it cannot be written.
         TrustError: it holds a link that leads out of it.
     """
 
-    writes = True
-
-    def __init__(self, path: Path, kind: str = "run folder") -> None:
-        self.path = path
+    def __init__(self, path: Path, kind: str = "run folder", *, writes: bool = True) -> None:
+        self.path, self.writes = path, writes
+        if not writes:
+            self.release: weakref.finalize = weakref.finalize(self, str)  # nothing is held
+            return
         refuse_links(path, kind)
         lock = path.absolute() / _LOCK
         try:
@@ -98,6 +100,8 @@ class RunFolder:
 
     def clear(self) -> None:
         """Removes what a failed start has written, but for ``config.yaml``."""
+        if not self.writes:
+            return
         for folder in (self.path, *(own.parent for own in self.path.glob("seed*/config.yaml"))):
             if not has_checkpoint(folder):
                 for name in _TABLES:
@@ -109,7 +113,7 @@ class RunFolder:
         """Releases the folder, and removes it where it holds only a failed start."""
         with contextlib.suppress(OSError):
             names = {path.name for path in self.path.iterdir()}
-            if names <= {"config.yaml", SIGNATURE, _LOCK}:
+            if self.writes and names <= {"config.yaml", SIGNATURE, _LOCK}:
                 for name in names:
                     (self.path / name).unlink()
                 self.path.rmdir()

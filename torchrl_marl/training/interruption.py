@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from torchrl_marl.runtime.ranks import ALONE, Alone
+
 __all__ = ["Interruption", "Terminated", "named", "terminable"]
 
 _SAID = "\nstopping after this iteration{}{}"
@@ -59,10 +61,13 @@ class Interruption:
 
     It may be entered again and again, also within itself; outside, signals do what they always
     do. A second Ctrl-C raises at once, but not within :meth:`unbroken`. Who has a handler of
-    their own for SIGTERM keeps it.
+    their own for SIGTERM keeps it. Several ranks stop after the same iteration, and not at once.
+
+    Args:
+        ranks (Alone): the processes that train as one.
 
     Attributes:
-        asked (bool): whether one has come.
+        asked (bool): whether one has come, of several ranks to any before they last agreed.
 
     Examples:
         >>> with Interruption() as interruption:
@@ -70,16 +75,16 @@ class Interruption:
         False
     """
 
-    _hint = "; once more to stop at once"
-
-    def __init__(self) -> None:
+    def __init__(self, ranks: Alone = ALONE) -> None:
+        self._ranks = ranks
         self._number: int | None = None
+        self._agreed: int | None = None
         self._depth = self._unbroken = 0
         self._before: dict[int, Any] = {}
 
     @property
     def asked(self) -> bool:
-        return self._number is not None
+        return (self._number if self._ranks.size == 1 else self._agreed) is not None
 
     @property
     def entered(self) -> bool:
@@ -111,8 +116,13 @@ class Interruption:
             finally:
                 self._unbroken -= 1
 
+    def agree(self) -> None:
+        """Decides with the other ranks whether to stop."""
+        if self._ranks.size > 1:
+            self._agreed = max(self._ranks.of_all(self._number or 0)) or None
+
     def heed(self, folder: Path) -> None:
-        """Raises the noted interruption, once.
+        """Raises the noted interruption, once; of several ranks, what they have agreed on.
 
         Args:
             folder (Path): the run that can be gone on with.
@@ -121,7 +131,8 @@ class Interruption:
             KeyboardInterrupt: after Ctrl-C.
             Terminated: after SIGTERM.
         """
-        number, self._number = self._number, None
+        number = self._number if self._ranks.size == 1 else self._agreed
+        self._number = self._agreed = None
         if number == signal.SIGTERM:
             raise Terminated(folder)
         if number is not None:
@@ -130,9 +141,12 @@ class Interruption:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._number is None:
             self._number = number
-            said = (" (SIGTERM)", "") if number == signal.SIGTERM else ("", self._hint)
+            # To ranks ``torchrun`` passes the terminal's Ctrl-C on once more.
+            alone = self._ranks.size == 1
+            hint = "; once more to stop at once" if alone else ""
+            said = (" (SIGTERM)", "") if number == signal.SIGTERM else ("", hint)
             print(_SAID.format(*said), file=sys.stderr)
-        elif number == signal.SIGINT and not self._unbroken:
+        elif number == signal.SIGINT and not self._unbroken and self._ranks.size == 1:
             # A second SIGTERM, which process managers send to a group, does not.
             raise KeyboardInterrupt
 

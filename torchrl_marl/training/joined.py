@@ -9,9 +9,8 @@ import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import torch.distributed as dist
 
@@ -22,7 +21,7 @@ from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import terminable
 
-__all__ = ["by_first", "folder_of", "joined", "prepared", "training_of"]
+__all__ = ["by_first", "folder_of", "joined", "prepared"]
 
 Found = TypeVar("Found")
 _PATIENCE, _PATIENCE_WITH_LOST = 10.0, 2.0
@@ -97,23 +96,12 @@ def folder_of(ranks: Alone, make: Callable[[], RunFolder]) -> RunFolder:
         ranks.folder = Path(ranks.send(str(folder.path)))
         return folder
     ranks.folder = Path(ranks.send(None))
-    from torchrl_marl.training.ddp import NoFolder
-
-    return NoFolder(ranks.folder)  # type: ignore[return-value]
+    return RunFolder(ranks.folder, writes=False)
 
 
 def by_first(ranks: Alone, work: Callable[[], Found]) -> Found:
     """Returns what the first rank finds, on all."""
     return ranks.send(work() if ranks.rank == 0 else None)
-
-
-def training_of(ranks: Alone) -> Any:
-    """Returns what makes this rank's part of a training; None where there are no others."""
-    if not isinstance(ranks, Ranks):
-        return None
-    from torchrl_marl.training.ddp import RankTraining
-
-    return partial(RankTraining, ranks=ranks)
 
 
 def _device(device: str) -> str:

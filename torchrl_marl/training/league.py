@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
@@ -23,7 +23,11 @@ from torchrl_marl.training.entrants import HEURISTIC, RANDOM, find_players, scri
 from torchrl_marl.training.environments import Environments
 from torchrl_marl.training.evaluation import EVALUATION_SEED
 from torchrl_marl.training.league_results import Exploiter, Results, by_seat, matchmaking, outcomes
+from torchrl_marl.training.part import Part
 from torchrl_marl.training.pool import Networks, Pool, networks_of, with_networks
+
+if TYPE_CHECKING:
+    from torchrl_marl.training.training import Training
 
 __all__ = ["League", "Stored", "envs_of_seats", "find_seats"]
 
@@ -144,7 +148,7 @@ class Stored:
     """Whether it is drawn; a retired player plays its episodes to their end."""
 
 
-class League:
+class League(Part):
     """Stored players of a run, and the policy that plays with them.
 
     Args:
@@ -236,11 +240,11 @@ class League:
         """The stored players that may be drawn, guests aside."""
         return [stored for stored in self.slots if stored is not None and stored.active]
 
-    def open(self, iterations: int) -> None:
+    def open(self, iteration: int) -> None:
         """Opens ``players.csv``, cut back to an iteration."""
-        self.pool.open(iterations)
+        self.pool.open(iteration)
 
-    def begin(self) -> None:
+    def begin(self, training: Training) -> None:
         """Stores who is there from the start: those named, or the policy as it is."""
         when = {"iteration": 0, "frames": 0}
         for name in self.guests:
@@ -369,27 +373,20 @@ class League:
 
     # ------------------------------------------------------------------------------ in the loop
 
-    def update(
-        self,
-        batch: TensorDictBase,
-        episodes: tuple[Mapping[str, Tensor], Tensor],
-        carry: TensorDictBase | None,
-        iteration: int,
-        frames: int,
-    ) -> dict[str, float]:
-        """Takes in the matches of a batch, stores the policy when due, and matches anew.
+    def update(self, training: Training, batch: TensorDictBase) -> dict[str, float]:
+        """Takes in the matches of a batch, stores the policy when due, and matches again.
 
         Args:
+            training (Training): whose episodes, running steps and progress are read.
             batch (TensorDictBase): ``[E, T]``.
-            episodes (tuple): group -> its return up to each step, and where episodes end.
-            carry (TensorDictBase, optional): the collector's, ``[E]``.
-            iteration, frames (int): of the run so far.
 
         Returns:
             dict: metrics of the batch.
         """
+        episodes, carry = training.tracker.episodes, training.collector.carry
+        frames = training.frames
         metrics = self._look_at(batch, episodes) if self.matches is not None else {}
-        when = {"iteration": iteration, "frames": frames}
+        when = {"iteration": training.iteration, "frames": frames}
         if self._due(frames) and self._store(self._live, when, carry):
             self.stored_at = frames
         for i, exploiter in enumerate(self.exploiters):
@@ -435,7 +432,7 @@ class League:
         """Returns the envs of an exploiter."""
         return slice(i * self.policy.n_own, (i + 1) * self.policy.n_own)
 
-    def own(self, batch: TensorDictBase) -> TensorDictBase:
+    def take(self, batch: TensorDictBase) -> TensorDictBase:
         """Returns the envs of a batch that are not the exploiters'."""
         if not self.exploiters:
             return batch

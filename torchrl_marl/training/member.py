@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +18,12 @@ from torchrl_marl.training.episodes import kind_of
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.origin import made_by, sign_run, signed_yaml
+from torchrl_marl.training.part import Progress
 from torchrl_marl.training.progress import StopAtReturn, figures_of, returns_of, write_summary
 from torchrl_marl.training.recorder import Recorder
 from torchrl_marl.training.run import Run
 
-__all__ = ["MOST_EVALUATED", "Begun", "Member", "PopulationRun", "row_of_all", "together"]
+__all__ = ["MOST_EVALUATED", "Member", "PopulationRun", "row_of_all", "together"]
 
 MOST_EVALUATED = 1000
 """Episodes of all members that are played side by side."""
@@ -92,20 +93,12 @@ def together(config: TrainConfig) -> TrainConfig:
     )
 
 
-class Begun(NamedTuple):
-    """How far the population was when a member began."""
-
-    iteration: int = 0
-    frames: int = 0
-    seconds: float = 0.0
-
-
 class Member:
     """Writes what one member of a population leaves, as an ordinary run leaves it.
 
     Args:
         config (TrainConfig): the member's own settings, with its folder.
-        begun (Begun, optional): when, for one that did not begin with the population.
+        begun (Progress): of the population, when the member began.
 
     Attributes:
         idle (bool): whether it has ended, and nothing is written any more.
@@ -115,29 +108,29 @@ class Member:
         evaluated (tuple, optional): the iteration of the last evaluation, and its result.
     """
 
-    def __init__(self, config: TrainConfig, begun: Begun | None = None) -> None:
+    def __init__(self, config: TrainConfig, begun: Progress = Progress()) -> None:  # noqa: B008
         assert config.folder is not None
         self.folder = Path(config.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._kept = RunFolder(self.folder)
         # Its folder is where it is: a population may be moved.
         self.config = dataclasses.replace(config, folder=None)
-        self.begun, self.idle = begun or Begun(), False
+        self.begun, self.idle = begun, False
         self._config_is_old = False
         self.summary: dict[str, Any] = {}
         self.agent_frames = 0
         self.evaluated: tuple[int, dict[str, float]] | None = None
 
-    def open(self, *, iteration: int, frames: int) -> None:
-        """Opens its tables, cut back to an iteration of the population; writes its settings."""
+    def open(self, now: Progress) -> None:
+        """Opens its tables, cut back to where the population is; writes its settings."""
         if self.idle:
             return
         quiet = dataclasses.replace(self.config.logging, progress=False)
         self.recorder = Recorder(
             dataclasses.replace(self.config, logging=quiet),
             self.folder,
-            iterations=iteration - self.begun.iteration,
-            frames=frames - self.begun.frames,
+            iterations=now.iteration - self.begun.iteration,
+            frames=now.frames - self.begun.frames,
             done=True,
         )
         self._write_config()
@@ -163,20 +156,31 @@ class Member:
             kind = kind_of(self.config.evaluation.deterministic)
             self.summary["evaluation"] = {kind: dict(result)}
 
-    def progress(self, iteration: int, frames: int, seconds: float) -> dict[str, Any]:
-        """Returns how far it is when the population is so far."""
-        begun = self.begun
-        return {
-            "iteration": iteration - begun.iteration,
-            "frames": frames - begun.frames,
-            "seconds": round(seconds - begun.seconds, 3),
-        }
+    def write(
+        self, values: dict[str, Any], now: Progress, rate: float, groups: Sequence[str]
+    ) -> dict[str, Any]:
+        """Writes an iteration's row and returns it.
 
-    def wrote(self, row: Mapping[str, Any], groups: list[str]) -> None:
-        """Writes an iteration's row."""
-        if self.idle:
-            return
-        self.recorder.iteration(row, [row[f"{name}/episode_reward"] for name in groups])
+        Args:
+            values (dict): its metrics.
+            now (Progress): of the population.
+            rate (float): frames per second.
+            groups (sequence of str): whose returns are shown.
+        """
+        self.agent_frames += int(values.pop("agent_frames"))
+        del values["episodes"]
+        passed = now.since(self.begun)
+        row = {
+            "iteration": passed["iteration"],
+            "frames": passed["frames"],
+            "agent_frames": self.agent_frames,
+            "seconds": passed["seconds"],
+            "frames_per_second": round(rate, 1),
+            **values,
+        }
+        if not self.idle:
+            self.recorder.iteration(row, [row[f"{name}/episode_reward"] for name in groups])
+        return row
 
     def refuse_later(self, newest: Path) -> None:
         """Refuses a member that has gone on by itself.
@@ -204,7 +208,7 @@ class Member:
         """Writes a checkpoint of an ordinary run.
 
         Args:
-            progress (mapping): of :meth:`progress`.
+            progress (mapping): how far it is.
             state (mapping): of the population; what is the member's own replaces it.
             learners (list of dict): states of its learners.
         """
@@ -228,9 +232,9 @@ class Member:
         if self._config_is_old:
             self._write_config()
 
-    def end(self, *, frames: int, seconds: float) -> None:
+    def end(self, now: Progress) -> None:
         """Writes the summary."""
-        own = frames - self.begun.frames, seconds - self.begun.seconds
+        own = now.frames - self.begun.frames, now.seconds - self.begun.seconds
         self.summary |= figures_of(self.config, *own)
         write_summary(self.folder, self.summary)
 

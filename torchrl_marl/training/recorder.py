@@ -114,6 +114,7 @@ class Recorder:
         iterations (int): rows of later iterations are cut off.
         frames (int): env steps so far.
         done (bool): whether nothing more is trained.
+        writes (bool): False on a rank that neither writes nor shows anything.
 
     Raises:
         CheckpointError: a table that cannot be gone on with.
@@ -121,11 +122,20 @@ class Recorder:
     """
 
     def __init__(
-        self, config: TrainConfig, folder: Path, *, iterations: int, frames: int, done: bool
+        self,
+        config: TrainConfig,
+        folder: Path,
+        *,
+        iterations: int,
+        frames: int,
+        done: bool,
+        writes: bool = True,
     ) -> None:
-        self._metrics = CsvTable(folder / "metrics.csv", keep_iterations=iterations)
-        self._evaluation = CsvTable(folder / "evaluation.csv", keep_iterations=iterations)
-        self._loggers = Loggers(config.logging, folder)
+        self._writes = writes
+        if writes:
+            self._metrics = CsvTable(folder / "metrics.csv", keep_iterations=iterations)
+            self._evaluation = CsvTable(folder / "evaluation.csv", keep_iterations=iterations)
+            self._loggers = Loggers(config.logging, folder)
         self._bar = tqdm(
             desc=f"seed {config.seed}",
             total=config.total_frames,
@@ -133,11 +143,13 @@ class Recorder:
             unit=" frames",
             unit_scale=True,
             dynamic_ncols=True,
-            disable=done or not config.logging.progress,
+            disable=done or not writes or not config.logging.progress,
         )
 
     def iteration(self, row: Mapping[str, Any], returns: Sequence[float]) -> None:
         """Writes an iteration's row, and shows the groups' returns."""
+        if not self._writes:
+            return
         frames = row["frames"]
         self._metrics.write(row)
         self._loggers.log(row, frames)
@@ -147,6 +159,8 @@ class Recorder:
 
     def evaluation(self, progress: Mapping[str, Any], result: Mapping[str, float]) -> None:
         """Writes an evaluation's row, with its time."""
+        if not self._writes:
+            return
         self._evaluation.write({**progress, **result})
         self._loggers.log({f"evaluation/{k}": v for k, v in result.items()}, progress["frames"])
 
@@ -161,7 +175,8 @@ class Recorder:
     def close(self) -> None:
         """Closes the progress bar and the loggers."""
         self._bar.close()
-        self._loggers.close()
+        if self._writes:
+            self._loggers.close()
 
 
 def say(text: str, *, warns: bool = True) -> None:

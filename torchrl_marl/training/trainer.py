@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torchrl.envs import EnvBase
@@ -28,7 +28,7 @@ from torchrl_marl.training.environments import time_limit
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder, has_checkpoint
 from torchrl_marl.training.interruption import named, terminable
-from torchrl_marl.training.joined import by_first, folder_of, joined, prepared, training_of
+from torchrl_marl.training.joined import by_first, folder_of, joined, prepared
 from torchrl_marl.training.origin import (
     check_origin,
     check_unchanged,
@@ -38,9 +38,12 @@ from torchrl_marl.training.origin import (
     signed_yaml,
     warn_of_versions,
 )
+from torchrl_marl.training.part import Part
 from torchrl_marl.training.recorder import say
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.training import Iteration, Training
+
+Trials = Callable[..., Part] | None
 
 __all__ = [
     "Iteration",
@@ -57,17 +60,24 @@ __all__ = [
 def start_training(
     config: TrainConfig,
     env: EnvBase | None,
-    kind: type[Training] | None = None,
+    *,
     ranks: Alone = ALONE,
+    trials: Trials = None,
 ) -> Training:
-    """Starts a run in a new folder; ``kind`` is chosen by the settings, where it is not given."""
+    """Starts a run in a new folder.
+
+    Args:
+        config (TrainConfig): a recipe.
+        env (EnvBase, optional): an environment of one's own.
+        ranks (Alone): the processes that train as one.
+        trials (callable, optional): of :class:`Training`.
+    """
     config = prepared(config, ranks, own_env=env is not None)
     _check_shards(config)
-    kind = kind or training_of(ranks)
     folder = folder_of(ranks, lambda: RunFolder.new(config))
     try:
         with named(folder.path):
-            return _begin(folder, config, env, kind)
+            return _begin(folder, config, env, ranks, trials)
     except BaseException:
         folder.give_up()
         raise
@@ -78,8 +88,9 @@ def resume_training(
     env: EnvBase | None,
     config: TrainConfig | None = None,
     trust: bool = False,
-    kind: type[Training] | None = None,
+    *,
     ranks: Alone = ALONE,
+    trials: Trials = None,
 ) -> Training:
     """Resumes a run from its last checkpoint; one without any starts from the beginning."""
     before = read_run_config(path)
@@ -91,7 +102,6 @@ def resume_training(
         with trusting(trust):
             check_origin(path / "config.yaml", before, own_env=env is not None)
     config = prepared(asked, ranks, own_env=env is not None, resumed=True)
-    kind = kind or training_of(ranks)
     folder = folder_of(ranks, lambda: RunFolder(path))
     try:
         with named(path):
@@ -101,11 +111,11 @@ def resume_training(
                     "torchrl_marl.training.resume(folder, env=...) takes it."
                 )
             if not by_first(ranks, lambda: has_checkpoint(path)):
-                return _begin_anew(folder, config, env, kind)
+                return _begin_anew(folder, config, env, ranks, trials)
             used, state = by_first(ranks, lambda: load_latest(path))
             made = settings_of(state, used) or before
             check_unchanged(made, asked, before, path / "config.yaml")
-            if "trials" in state and kind is None:
+            if "trials" in state and trials is None:
                 raise CheckpointError(
                     f"{str(path)!r} holds trials, which begin and end as a tuning says; go on with "
                     "the `torchrl-marl tune` command that began it, or with one trial's folder in "
@@ -113,7 +123,7 @@ def resume_training(
                 )
             if config.execution == "auto":  # of a version that knew no other than eager
                 config = dataclasses.replace(config, execution="eager")
-            training = (kind or _training_of(config))(config, folder, env)
+            training = Training(config, folder, env, ranks=ranks, trials=trials)
             with trusting(trust), fitting(used):
                 training.load_state_dict(state)
             if folder.writes:
@@ -142,16 +152,8 @@ def _check_shards(config: TrainConfig) -> None:
         )
 
 
-def _training_of(config: TrainConfig) -> type[Training]:
-    if config.population.size == 1:
-        return Training
-    from torchrl_marl.training.population import PopulationTraining
-
-    return PopulationTraining
-
-
 def _begin(
-    folder: RunFolder, config: TrainConfig, env: EnvBase | None, kind: type[Training] | None
+    folder: RunFolder, config: TrainConfig, env: EnvBase | None, ranks: Alone, trials: Trials
 ) -> Training:
     from torchrl_marl.learners.replay.size import refuse_large_store
 
@@ -169,7 +171,7 @@ def _begin(
     if folder.writes:  # before anything that takes long: what is killed then begins again by it
         _write_config(folder.path, config)
         sign_run(folder.path, config)
-    training = (kind or _training_of(config))(config, folder, env)
+    training = Training(config, folder, env, ranks=ranks, trials=trials)
     for learner, groups in partition(training.team, config.learner, config.groups):
         refuse_large_store(
             learner, groups.values(), training.device, training.config.population.size
@@ -188,18 +190,18 @@ def _begin(
 
 
 def _begin_anew(
-    folder: RunFolder, config: TrainConfig, env: EnvBase | None, kind: type[Training] | None
+    folder: RunFolder, config: TrainConfig, env: EnvBase | None, ranks: Alone, trials: Trials
 ) -> Training:
     if (folder.path / "summary.json").exists():
         latest_checkpoint(folder.path)  # raises that there is none
     folder.clear()
     say(f"run {str(folder.path)!r} has no checkpoint yet: it starts from the beginning")
-    return _begin(folder, config, env, kind)
+    return _begin(folder, config, env, ranks, trials)
 
 
 def _go_on(training: Training, before: TrainConfig, folder: RunFolder, made: TrainConfig) -> None:
     """Continues a run with settings that may have changed."""
-    frames, summary, stopping = training.frames, training.run.summary, training.stopping
+    frames, summary, stopping = training.frames, training.run.summary, training.results.stopping
     total, was = training.config.total_frames, made.total_frames
     if total != was and total < frames:
         edited = total == before.total_frames

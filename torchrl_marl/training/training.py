@@ -7,8 +7,8 @@ import dataclasses
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -19,10 +19,11 @@ from torchrl_marl.capture.program import announced_to
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.libraries import LIBRARIES
 from torchrl_marl.envs.remember import remembered_by
-from torchrl_marl.errors import TrustError
+from torchrl_marl.errors import ConfigError, TrustError
 from torchrl_marl.learners.build import build_learners, partition
 from torchrl_marl.learners.config import finds_clusters
 from torchrl_marl.runtime.random_state import RandomState
+from torchrl_marl.runtime.ranks import ALONE, Alone
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import load_learners, save_checkpoint
 from torchrl_marl.training.collecting import (
@@ -34,27 +35,16 @@ from torchrl_marl.training.collecting import (
 )
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import Environments
-from torchrl_marl.training.episodes import Episodes, after_training, figures_of_all
+from torchrl_marl.training.episodes import Episodes
 from torchrl_marl.training.evaluation import put_back
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
-from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames, mean_return
+from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
 from torchrl_marl.training.origin import made_by
+from torchrl_marl.training.part import Part, Progress
 from torchrl_marl.training.process_state import ProcessState, choose_execution, in_its_own_state
-from torchrl_marl.training.progress import (
-    Iteration,
-    StopAtReturn,
-    figures_of,
-    is_due,
-    returns_of,
-    write_summary,
-)
-from torchrl_marl.training.recorder import Recorder, say
-from torchrl_marl.training.run import Run
-
-if TYPE_CHECKING:
-    from torchrl_marl.training.ahead import CompilingAhead
-    from torchrl_marl.training.league import League
+from torchrl_marl.training.progress import Iteration, figures_of, is_due, write_summary
+from torchrl_marl.training.results import RunResults
 
 __all__ = ["Iteration", "Training", "in_its_own_state"]
 
@@ -62,40 +52,90 @@ __all__ = ["Iteration", "Training", "in_its_own_state"]
 class Training:
     """All parts of a run, and its step.
 
-    It works with random generators and threads of its own, so that several trainings in one
-    process, and the code around them, do not disturb each other.
+    A run has one member, or several that are trained side by side (``population.size``), and is in
+    one process or in several (``ranks``). It works with random generators and threads of its own,
+    so that several trainings in one process, and the code around them, do not disturb each other.
 
     Args:
         config (TrainConfig): a recipe.
         folder (RunFolder): where it is kept.
         env (EnvBase, optional): an environment of one's own.
+        ranks (Alone): the processes that learn as one.
+        trials (callable, optional): makes the part that begins and ends members while others go
+            on, of the settings, the population and its learners.
+
+    Attributes:
+        parts (dict): what takes part beside the learners, such as ``"league"``.
+        results (RunResults or Population): what is left of the members.
     """
 
-    league: League | None = None
-    ahead: CompilingAhead | None = None
-
-    def __init__(self, config: TrainConfig, folder: RunFolder, env: EnvBase | None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: RunFolder,
+        env: EnvBase | None,
+        *,
+        ranks: Alone = ALONE,
+        trials: Callable[..., Part] | None = None,
+    ) -> None:
         self.config = dataclasses.replace(config, execution=choose_execution(config, env))
-        self._kept = folder
-        self.folder = folder.path
-        self.interruption = Interruption()
+        self._kept, self.folder = folder, folder.path
+        self.ranks = ranks
+        self.interruption = Interruption(ranks)
         self.left: weakref.finalize | None = None
         self.device = torch.device(config.device)
         self.process = ProcessState(config.seed, self.device, config.threads)
+        self.parts: dict[str, Part] = {}
         with self.process.active():
-            self._build(env)
+            self._build(env, trials)
         self.iteration = 0
-        self.agent_frames = 0
         self.seconds = 0.0
         self.saved_at: int | None = None
         self._saved_when = time.monotonic()
-        self._evaluated: tuple[int, Episodes] | None = None
 
-    def _build(self, env: EnvBase | None) -> None:
-        config = self.config
-        self.environments = Environments(config, env, self.device)
+    # ------------------------------------------------------------------------------------- parts
+
+    def _build(self, env: EnvBase | None, trials: Callable[..., Part] | None) -> None:
+        self.environments = self._make_environments(env)
         self.env = self.environments.training
         self.team = TeamSpec.from_env(self.env)
+        self.config = config = self._complete(self.config)
+        self.learners: list[Any] = self._make_learners()
+        self.policy = TeamPolicy(
+            actor for learner in self.learners for actor in learner.actors.values()
+        )
+        if remember(self.learners):
+            self.environments.remember(remembered_by(self.policy))
+        if config.league.enabled:
+            self.parts["league"] = self._make_league()
+        self.env = self.environments.training
+        if config.distributed.enabled:
+            from torchrl_marl.training.shards import share_minibatches
+
+            share_minibatches(config, self.learners, self.shards)
+        acting = self.policy if self.league is None else self.league.policy
+        parts = self.env, acting, self.team, self.learners, self.shards
+        self.collector: Any = make_collector(config, *parts, lambda: self.interruption.asked)
+        self.tracker = EpisodeTracker(self.team, self.n_members)
+        self.results: Any = self._make_results()
+        if config.evolution.method != "none":
+            from torchrl_marl.training.evolution import Evolution
+
+            self.parts["evolution"] = Evolution(config, self.folder, self.results.rating)
+        if trials is not None:
+            self.parts["trials"] = trials(config, self.results, self.learners)
+        if self.ranks.size > 1:
+            self._take_networks_of_first()
+
+    def _make_environments(self, env: EnvBase | None) -> Environments:
+        if self.n_members == 1:
+            return Environments(self.config, env, self.device)
+        from torchrl_marl.training.population import environments_of_members
+
+        return environments_of_members(self.config, env, self.device)
+
+    def _complete(self, config: TrainConfig) -> TrainConfig:
+        """Returns the settings with what the environment and its agents say."""
         with_declared = LIBRARIES.hook(config.env.library, "declared")
         if with_declared is not None:
             config = with_declared(config, self.env)
@@ -104,96 +144,129 @@ class Training:
             from torchrl_marl.training.clusters import with_clusters
 
             config = with_clusters(config, self.team, self.env)
-        self.config = config
-        self.learners = build_learners(
-            self.team,
-            config.learner,
-            config.groups,
-            device=self.device,
-            execution=config.execution,
-        )
-        self.policy = TeamPolicy(
-            actor for learner in self.learners for actor in learner.actors.values()
-        )
-        if remember(self.learners):
-            self.environments.remember(remembered_by(self.policy))
-            self.env = self.environments.training
-        if config.league.enabled:
-            from torchrl_marl.training.league import League
+        return config
 
-            self.league = League(
-                config, self.team, self.policy, self.learners, self.environments, self.folder
+    def _make_learners(self) -> list[Any]:
+        config = self.config
+        if self.n_members == 1:
+            where: dict[str, Any] = {"device": self.device, "execution": config.execution}
+            return build_learners(self.team, config.learner, config.groups, **where)
+        from torchrl_marl.training.population import learners_of_members
+
+        return learners_of_members(config, self.team, self.device)
+
+    def _make_league(self) -> Part:
+        from torchrl_marl.training.league import League
+
+        parts = self.policy, self.learners, self.environments, self.folder
+        return League(self.config, self.team, *parts)
+
+    def _make_results(self) -> Any:
+        parts = self.config, self._kept, self.team, self.policy, self.environments
+        if self.n_members == 1:
+            return RunResults(*parts)
+        from torchrl_marl.training.population import Population
+
+        return Population(*parts, self.learners, self.device)
+
+    def _take_networks_of_first(self) -> None:
+        """Copies the first rank's networks and statistics."""
+        if self.environments.shared:
+            raise ConfigError(
+                f"a process holds one {self.config.env.name!r} only, which the first rank cannot "
+                "be evaluated on while it trains; start one process."
             )
-            self.env = self.environments.training
-        acting = self.policy if self.league is None else self.league.policy
-        if config.distributed.enabled:
-            from torchrl_marl.training.shards import share_minibatches
-
-            share_minibatches(config, self.learners, self.shards)
-        parts = config, self.env, acting, self.team, self.learners, self.shards
-        self.collector: Any = make_collector(*parts, lambda: self.interruption.asked)
-        self.tracker = EpisodeTracker(self.team)
-        self.stopping = StopAtReturn(config)
-        self.run = Run(self.folder, config, self.policy, {}, self.environments.own)
-        self.run.trained_on = self.env if self.environments.shared else None
+        states = [x for one in self.learners for x in one.state_dict().values()]
+        tensors = [x for x in states if isinstance(x, Tensor)]
+        for x, first in zip(tensors, self.ranks.send([x.cpu() for x in tensors])):
+            x.copy_(first)
 
     def open(self) -> None:
         """Opens the tables, truncated to this iteration, and the loggers."""
-        if self.league is not None:
-            self.league.open(self.iteration)
-        if self.config.execution == "compile":
+        if self.config.execution == "compile" and self.n_members == 1 and self._kept.writes:
             from torchrl_marl.training.ahead import CompilingAhead
 
-            self.ahead = CompilingAhead(self.folder, self.config, self.env)
-        self.recorder = Recorder(
-            self.config,
-            self.folder,
-            iterations=self.iteration,
-            frames=self.frames,
-            done=self.done,
-        )
+            self.parts["ahead"] = CompilingAhead(self.folder, self.config, self.env)
+        self.results.open(self.progress, done=self.done)
+        for part in self.parts.values():
+            part.open(self.iteration)
+
+    @property
+    def league(self) -> Any:
+        """The league, or None."""
+        return self.parts.get("league")
+
+    @property
+    def trials(self) -> Any:
+        """The trials that members are, or None."""
+        return self.parts.get("trials")
+
+    @property
+    def run(self) -> Any:
+        """The run that the training returns."""
+        return self.results.run
+
+    @property
+    def recorder(self) -> Any:
+        """Writer of the run's tables."""
+        return self.results.recorder
+
+    # ------------------------------------------------------------------------------------ numbers
+
+    @property
+    def n_members(self) -> int:
+        """Number of members, 1 without a population."""
+        return self.config.population.size
 
     @property
     def num_envs(self) -> int:
-        """Number of envs that are collected from, wherever they are."""
-        sharded = self.config.distributed.enabled
-        return self.config.env.num_envs if sharded else self.env.batch_size.numel()
+        """Number of envs that this process collects from, wherever they are."""
+        if self.config.distributed.enabled:
+            return self.config.env.num_envs // self.ranks.size
+        return self.env.batch_size.numel()
 
     @property
     def shards(self) -> range:
         """The shards that are collected from in this process, or from here."""
-        return range(self.config.distributed.collectors or 0)
+        n = (self.config.distributed.collectors or 0) // self.ranks.size
+        return range(self.ranks.rank * n, (self.ranks.rank + 1) * n)
 
     @property
     def frames(self) -> int:
-        """Number of env steps so far."""
-        return self.collector.frames
+        """Number of env steps so far, of all ranks and of each member."""
+        return self.collector.frames * self.ranks.size // self.n_members
+
+    @property
+    def progress(self) -> Progress:
+        """How far the run is."""
+        return Progress(self.iteration, self.frames, self.seconds)
 
     def _count(self, batch: TensorDictBase) -> int:
         """Returns the number of env steps of the run that a batch is of."""
-        return batch.numel()
+        return batch.numel() * self.ranks.size
 
     @property
     def done(self) -> bool:
-        """Whether all frames are collected, or the return is high enough."""
-        return self.frames >= self.config.total_frames or self.stopping.reached
+        """Whether all frames are collected, the return is high enough, or all trials have ended."""
+        if self.trials is not None:
+            return self.trials.done
+        return self.frames >= self.config.total_frames or self.results.reached
+
+    # ----------------------------------------------------------------------------------- the loop
 
     @in_its_own_state
     def begin(self) -> None:
         """Evaluates the untrained, the random and the heuristic policy, once, and saves."""
-        if "return_before" in self.run.summary:
-            return
-        if self.league is not None:
-            self.league.begin()
-        self._note("before", self.evaluate())
-        self._note("random", figures_of_all(self._measure(None)))
-        self.run.summary["return_heuristic"] = None
-        if self.config.evaluation.episodes and (own := self.environments.heuristic()) is not None:
-            self._note("heuristic", figures_of_all(self._measure(own)))
-        self.save()
-
-    def _note(self, when: str, result: dict[str, float]) -> None:
-        self.run.summary |= returns_of(when, result, list(self.team.groups))
+        if "return_before" not in self.run.summary:
+            for part in self.parts.values():
+                part.begin(self)
+            self.results.note("before", self.evaluate())
+            self.results.note_figures("random", self._measure(None))
+            self.results.note_heuristic(self._measure)
+            self.save()
+        if self.trials is not None:
+            self.trials.replace_ended(self)
+        self.interruption.agree()
 
     @in_its_own_state
     def step(self) -> Iteration:
@@ -204,42 +277,31 @@ class Training:
             if (renewed := begun_anew(self.collector, batch)) is not None:
                 self.tracker.forget(renewed)
                 cut(self.learners)
-            if self.ahead is not None:
-                self.ahead.wait()
             found = self._learn_and_count(batch)
-            if self.ahead is not None:
-                self.ahead.learned()
-        numbers = torch.stack([v.double() for v in found.values()]).tolist()
-        values: dict[str, Any] = dict(zip(found, numbers))
+        table = torch.stack([v.double().reshape(-1) for v in found.values()], 1).tolist()
+        values: list[dict[str, Any]] = [dict(zip(found, row)) for row in table]
         self.tracker.warn_of_games()
         seconds = time.perf_counter() - began
         self.iteration += 1
-        self.agent_frames += int(values.pop("agent_frames"))
-        self.stopping.saw_episodes(mean_return(self.team, values), int(values.pop("episodes")))
-        self.run.frames = self.frames
         self.seconds += seconds
-        if self.league is not None:
-            now = self.collector.carry, self.iteration, self.frames
-            values |= self.league.update(batch, self.tracker.episodes, *now)
-        row = {
-            "iteration": self.iteration,
-            "frames": self.frames,
-            "agent_frames": self.agent_frames,
-            "seconds": round(self.seconds, 3),
-            "frames_per_second": round(self._count(batch) / seconds, 1),
-            **values,
-            **(self.environments.restarts() | counters(self.collector)),
-        }
-        self.recorder.iteration(row, [row[f"{name}/episode_reward"] for name in self.team.groups])
-        self._do_what_is_due(self._count(batch))
+        self.run.frames = self.frames
+        more: dict[str, Any] = {}
+        for part in self.parts.values():
+            more |= part.update(self, batch)
+        more |= self.environments.restarts() | counters(self.collector)
+        row = self.results.write(values, more, self.progress, self._count(batch) / seconds)
+        self._do_what_is_due(self._count(batch) // self.n_members)
+        self.interruption.agree()
         return Iteration(self.run, self.iteration, self.frames, row, batch)
 
     def _learn_and_count(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Learns from a batch; returns its metrics, and of how much they are."""
-        episodes, learned = self.tracker.update(batch), self._learn(batch)
-        counts = {"agent_frames": count_agent_frames(self.team, batch)}
-        counts["episodes"] = batch.get(("next", "done")).sum()
-        return {**episodes, **learned, **counts}
+        """Learns from a batch; returns its metrics, and of how much they are, by member."""
+        with self.ranks.active():
+            episodes, learned = self.tracker.update(batch), self._learn(batch)
+        done = batch.get(("next", "done")).reshape(self.n_members, -1)
+        counts = count_agent_frames(self.team, batch, self.n_members), done.sum(-1)
+        agent_frames, ended = self.ranks.sum_all(counts)
+        return {**episodes, **learned, "agent_frames": agent_frames, "episodes": ended}
 
     @in_its_own_state
     def learn_once(self) -> None:
@@ -248,26 +310,30 @@ class Training:
 
     def _learn(self, batch: TensorDictBase) -> dict[str, Tensor]:
         learned: dict[str, Tensor] = {}
-        collected = self._count(batch) // self.config.population.size
+        collected = self._count(batch) // self.n_members
         progress = min(1.0, (self.frames - collected) / self.config.total_frames)
         try:
-            own = batch if self.league is None else self.league.own(batch)
+            own = batch
+            for part in self.parts.values():
+                own = part.take(own)
             for learner in self.learners:
                 learner.set_progress(progress)
                 metrics = learner.learn(own).items(True, True)
                 learned |= {f"{group}/{name}": value for (group, name), value in metrics}
-            if self.league is not None:
-                self.league.learn(batch, progress)
+            for part in self.parts.values():
+                part.learn(batch, progress)
         finally:
             self.collector.finish(batch)
         return learned
 
     def _do_what_is_due(self, collected: int) -> None:
         settings, now = self.config.evaluation, (self.frames, collected)
-        if not self.done and is_due(settings.every_frames, *now):
-            self.stopping.saw_evaluation(self.evaluate()["return_mean"])
+        if self.trials is None and not self.done and is_due(settings.every_frames, *now):
+            self.results.scheduled(self.evaluate())
         if not self.done and is_due(settings.animate_every, *now):
             self._draw(f"animations/episode_{self.frames}.gif")
+        for part in self.parts.values():
+            part.finish(self)
         self._save_if_due()
 
     def _save_if_due(self) -> None:
@@ -276,26 +342,29 @@ class Training:
             self.save()
 
     def _late(self) -> bool:
+        """Whether the last checkpoint is too old, by the first rank's clock."""
         minutes = self.config.checkpoint.every_minutes
-        return minutes is not None and time.monotonic() - self._saved_when >= 60 * minutes
+        if minutes is None:
+            return False
+        return self.ranks.send(time.monotonic() - self._saved_when >= 60 * minutes)
 
     @in_its_own_state
-    def evaluate(self) -> dict[str, float]:
-        """Evaluates the policy and writes a row of ``evaluation.csv``; empty without episodes."""
-        if (played := self._measure(self.policy)) is None:
-            return {}
-        result, seconds = played.figures(), round(self.seconds, 3)
-        progress = {"iteration": self.iteration, "frames": self.frames, "seconds": seconds}
-        self.recorder.evaluation(progress, result)
-        self._evaluated = self.iteration, played
-        return result
+    def evaluate(self) -> Any:
+        """Evaluates the policy and writes a row of ``evaluation.csv``; empty without episodes.
 
-    def _measure(self, policy: Any, other: bool = False) -> Episodes | None:
+        Returns:
+            dict: the row; of several members, a list with one for each.
+        """
+        return self.results.evaluation(self.progress, self._measure(self.policy))
+
+    def _measure(self, policy: Any, *, other: bool = False) -> list[Episodes]:
         """Plays the evaluation's episodes, by the settings' actions or by the other kind's."""
-        if not self.config.evaluation.episodes:
-            return None
-        with self._apart():
-            return self.environments.play(policy, self.team, other)
+        found: list[Episodes] = []
+        with self.ranks.turn_of_first() as first, ALONE.active():
+            if first:
+                with self._apart():
+                    found = self.results.play(policy, other=other)
+        return self.ranks.send(found)
 
     def _draw(self, path: str) -> None:
         """Writes an animation; the training goes on as if nothing had been."""
@@ -319,40 +388,45 @@ class Training:
     def end(self) -> None:
         """Evaluates the trained policy, saves and writes the summary."""
         self.recorder.close_bar()
-        if "return_after" not in self.run.summary:
-            at, played = self._evaluated or (None, None)
-            self._note("after", figures_of_all(played) if at == self.iteration else self.evaluate())
-            self._note_kinds()
-            self.stopping.tell(self.frames)
-            self.saved_at = None  # the last iteration's checkpoint lacks it
-        self.run.summary |= figures_of(self.config, self.frames, self.seconds)
+        if self.trials is None:
+            self._note_end()
+        else:
+            self.run.summary |= figures_of(self.config, self.frames, self.seconds)
         self.save()
         if self._kept.writes:
             write_summary(self.folder, self.run.summary)
         if self.config.evaluation.gif:
             self._draw("episode.gif")
 
-    def _note_kinds(self) -> None:
-        """Adds all figures to the summary, of both kinds of actions where that is asked for."""
-        settings = self.config.evaluation
-        at, played = self._evaluated or (None, None)
-        if played is None or at != self.iteration:
-            return  # nothing is measured
-        other = self._measure(self.policy, other=True) if settings.both else None
-        self.run.summary |= after_training(played, other, settings.deterministic)
-        if self.run.summary.get("actions_differ"):
-            say(self.run.summary["actions_differ"], warns=False)
+    def _note_end(self) -> None:
+        """Adds the trained policy's returns and what the run took to the summary."""
+        if "return_after" not in self.run.summary:
+            known = self.results.known(self.iteration)
+            self.results.note("after", self.evaluate() if known is None else known)
+            self.results.conclude(self.progress, lambda: self._measure(self.policy, other=True))
+            self.saved_at = None  # the last iteration's checkpoint lacks it
+        self.results.end(self.progress)
+
+    # ------------------------------------------------------------------------------------ state
 
     def save(self) -> None:
         """Writes a checkpoint, unless this iteration has one."""
         if self.saved_at != self.iteration:
             with self.interruption.unbroken():
-                keep = self.config.checkpoint.keep
-                save_checkpoint(self.folder, self.iteration, self.state_dict(), keep)
+                state = self.state_dict()
+                if self._kept.writes:
+                    keep = self.config.checkpoint.keep
+                    save_checkpoint(self.folder, self.iteration, state, keep)
+                    self.save_members(state)
             self.saved_at = self.iteration
             self._saved_when = time.monotonic()
         if not self.interruption.entered:
             self.interruption.heed(self.folder)
+
+    @in_its_own_state
+    def save_members(self, state: dict[str, Any]) -> None:
+        """Writes a checkpoint of each member of several; a run's own is its only member's."""
+        self.results.save(state, self.progress)
 
     def leave(self) -> None:
         """Saves and closes a run whose loop was left."""
@@ -363,48 +437,64 @@ class Training:
 
     def close(self) -> None:
         """Closes tables, loggers and environments; releases the folder for resuming."""
-        if self.ahead is not None:
-            self.ahead.close()
-        self.recorder.close()
+        for part in self.parts.values():
+            part.close()
+        self.results.close()
         if self.config.distributed.enabled:
             self.collector.shutdown()
         self.environments.close()
-        self.run.trained_on = None
         self._kept.release()
         if self.left is not None:
             self.left.detach()
 
     @in_its_own_state
     def state_dict(self) -> dict[str, Any]:
-        """Returns all state that exact resuming needs."""
+        """Returns all state that exact resuming needs: of one process, on the first rank."""
         collector = self.collector.state_dict()
         collector.pop("policy_state_dict", None)  # the learners save it
-        return {
+        parts = {name: own.state_dict() for name, own in self.parts.items() if name != "ahead"}
+        state = {
             "iteration": self.iteration,
-            "agent_frames": self.agent_frames,
             "seconds": self.seconds,
             "summary": dict(self.run.summary),
             "learners": [learner.state_dict() for learner in self.learners],
             "collector": collector,
             "tracker": self.tracker.state_dict(),
-            "stopping": self.stopping.state_dict(),
             "random": RandomState.of_process(self.device).state_dict(),
-            "league": None if self.league is None else self.league.state_dict(),
             "made_by": made_by(self.config),
+            "league": None,
+            **self.results.state_dict(),
+            **parts,
         }
+        if self.ranks.size == 1:
+            return state
+        from torchrl_marl.training.ddp import gathered
+
+        return gathered(state, self.ranks)
 
     @in_its_own_state
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a checkpoint."""
+        """Restores a checkpoint, or this rank's part of it."""
+        if self.ranks.size > 1:
+            from torchrl_marl.training.ddp import part_of
+
+            state = part_of(state, self.ranks, self.shards, self.num_envs)
+        self.results.check(state)
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
         self.iteration = self.saved_at = state["iteration"]
-        self.agent_frames = state["agent_frames"]
         self.seconds = state["seconds"]
         self.run.summary.update(state["summary"])
-        if "stopping" in state:  # missing in version 0.1
-            self.stopping.load_state_dict(state["stopping"])
         load_learners(self.learners, state["learners"])
-        if self.league is not None:
-            self.league.load_state_dict(state["league"])
+        self.results.load_state_dict(state)
+        self._load_episodes(state)
+        process = RandomState(0, self.device)
+        process.load_state_dict(state["random"])
+        process.install()
+        self.run.frames = self.frames
+
+    def _load_episodes(self, state: dict[str, Any]) -> None:
+        """Goes on in the middle of the episodes, where the environments can."""
         resumed = False
         try:
             resumed = self.collector.load_state_dict(state["collector"])
@@ -417,7 +507,3 @@ class Training:
         self.tracker.load_state_dict(tracker if resumed else {})
         if not resumed:
             cut(self.learners)
-        process = RandomState(0, self.device)
-        process.load_state_dict(state["random"])
-        process.install()
-        self.run.frames = self.frames

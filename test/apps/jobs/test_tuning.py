@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from torchrl_marl.apps.cli.main import main
-from torchrl_marl.apps.jobs.trials import TrialsTraining
+from torchrl_marl.apps.jobs.trials import Trials
 from torchrl_marl.apps.jobs.tuning import Choice, parse_choice
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.recipes import load_config
@@ -161,7 +161,7 @@ def test_trials_that_fall_behind_give_their_rows_to_others(tmp_path, capsys):
 @pytest.mark.parametrize("how", ["interrupted", "killed"])
 def test_pruned_trials_go_on(tmp_path, monkeypatch, capsys, how):
     pytest.importorskip("optuna")
-    out, learn, batches = tmp_path / "tuned", TrialsTraining._learn, []
+    out, learn, batches = tmp_path / "tuned", Trials.take, []
 
     def stopping(self, batch):
         batches.append(len(batches))
@@ -171,7 +171,7 @@ def test_pruned_trials_go_on(tmp_path, monkeypatch, capsys, how):
             signal.raise_signal(signal.SIGINT)
         return learn(self, batch)
 
-    monkeypatch.setattr(TrialsTraining, "_learn", stopping)
+    monkeypatch.setattr(Trials, "take", stopping)
     if how == "killed":
         with pytest.raises(RuntimeError, match="killed"):
             pruned(out, 5)

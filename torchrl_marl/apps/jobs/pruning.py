@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchrl_marl.apps.jobs.trials import TrialsTraining
+from torchrl_marl.apps.jobs.trials import Trials
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.settings import override
 from torchrl_marl.training.config import TrainConfig
@@ -178,17 +179,15 @@ def prune_trials(
         folder (Path): where everything is kept.
     """
     judge = Halving(study, suggest, trials, rungs, said)
-    where = folder / "trials_0000"
+    where, trials_of_judge = folder / "trials_0000", partial(Trials, judge=judge)
     if has_checkpoint(where):
-        training = resume_training(where, None, kind=TrialsTraining)
+        training = resume_training(where, None, trials=trials_of_judge)
     else:
         first = judge.first(base.population.size)
         vary = {name: [own[name] for own in first] for name in first[0]}
         population = replace(base.population, vary=vary)
         logging = replace(base.logging, progress=False)  # they do not end together
         config = replace(base, population=population, folder=str(where), logging=logging)
-        training = start_training(config, None, kind=TrialsTraining)
-    assert isinstance(training, TrialsTraining)
-    judge.forget(training.trials)
-    training.judge = judge
+        training = start_training(config, None, trials=trials_of_judge)
+    judge.forget(training.trials.numbers)
     finish(training)

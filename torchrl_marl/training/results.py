@@ -1,0 +1,196 @@
+"""What the training of one policy leaves: its tables, evaluations and summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torchrl_marl.specs import TeamSpec
+from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.environments import Environments
+from torchrl_marl.training.episodes import Episodes, after_training
+from torchrl_marl.training.folder import RunFolder
+from torchrl_marl.training.metrics import mean_return
+from torchrl_marl.training.part import Progress
+from torchrl_marl.training.progress import StopAtReturn, figures_of, returns_of
+from torchrl_marl.training.recorder import Recorder, say
+from torchrl_marl.training.run import Run
+
+__all__ = ["RunResults"]
+
+
+class RunResults:
+    """Results of a run with one member.
+
+    :class:`~torchrl_marl.training.population.Population` has the same methods, for several.
+
+    Args:
+        config (TrainConfig): the run's.
+        folder (RunFolder): where they are written.
+        team (TeamSpec): the groups.
+        policy (TeamPolicy): that is evaluated.
+        environments (Environments): on which it is.
+
+    Attributes:
+        run (Run): what the training returns.
+        agent_frames (int): env steps times living agents so far.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: RunFolder,
+        team: TeamSpec,
+        policy: Any,
+        environments: Environments,
+    ) -> None:
+        self.config, self.folder, self.team, self.policy = config, folder, team, policy
+        self.environments = environments
+        self.run = Run(folder.path, config, policy, {}, environments.own)
+        self.run.trained_on = environments.training if environments.shared else None
+        self.agent_frames = 0
+        self.stopping = StopAtReturn(config)
+        self._evaluated: tuple[int, Episodes] | None = None
+
+    def open(self, now: Progress, *, done: bool) -> None:
+        """Opens the tables, cut back to an iteration, and the loggers."""
+        self.recorder = Recorder(
+            self.config,
+            self.folder.path,
+            iterations=now.iteration,
+            frames=now.frames,
+            done=done,
+            writes=self.folder.writes,
+        )
+
+    # ------------------------------------------------------------------------------- evaluation
+
+    def play(self, policy: Any, *, other: bool = False) -> list[Episodes]:
+        """Plays an evaluation's episodes; ``other``: with the kind of actions not in the settings.
+
+        Args:
+            policy (callable, optional): random actions without one.
+            other (bool): drawn actions where the settings have the likeliest, or the reverse.
+        """
+        if not self.config.evaluation.episodes:
+            return []
+        return [self.environments.play(policy, self.team, other)]
+
+    def evaluation(self, now: Progress, played: Sequence[Episodes]) -> dict[str, float]:
+        """Writes an evaluation's row and returns it; empty without episodes."""
+        if not played:
+            return {}
+        self._evaluated = now.iteration, played[0]
+        result = played[0].figures()
+        self.recorder.evaluation(now.since(Progress()), result)
+        return result
+
+    def scheduled(self, result: Mapping[str, float]) -> None:
+        """Takes in an evaluation in mid-training, on which the end may depend."""
+        self.stopping.saw_evaluation(result["return_mean"])
+
+    def known(self, iteration: int) -> dict[str, float] | None:
+        """Returns the result of an iteration's evaluation, if there was one."""
+        played = self._played_at(iteration)
+        return None if played is None else played.figures()
+
+    def _played_at(self, iteration: int) -> Episodes | None:
+        at, played = self._evaluated or (None, None)
+        return played if at == iteration else None
+
+    def note(self, when: str, result: Mapping[str, float]) -> None:
+        """Adds an evaluation's returns to the summary.
+
+        Args:
+            when (str): ``before``, ``after`` or ``random``.
+            result (mapping): of :meth:`evaluation`.
+        """
+        self.run.summary |= returns_of(when, result, list(self.team.groups))
+
+    def note_figures(self, when: str, played: Sequence[Episodes]) -> None:
+        """Adds the returns of episodes that have no row to the summary."""
+        self.note(when, played[0].figures() if played else {})
+
+    def note_heuristic(self, measure: Callable[[Any], Sequence[Episodes]]) -> None:
+        """Adds the returns of the environment's own heuristic to the summary, where it has one."""
+        self.run.summary["return_heuristic"] = None
+        if self.config.evaluation.episodes and (own := self.environments.heuristic()) is not None:
+            self.note_figures("heuristic", measure(own))
+
+    def conclude(self, now: Progress, measure: Callable[[], Sequence[Episodes]]) -> None:
+        """Adds all figures of the last evaluation to the summary; says why the run has ended.
+
+        Args:
+            now (Progress): at the end.
+            measure (callable): plays with the other kind of actions, where the settings want both.
+        """
+        settings, played = self.config.evaluation, self._played_at(now.iteration)
+        if played is not None:
+            other = measure()[0] if settings.both else None
+            self.run.summary |= after_training(played, other, settings.deterministic)
+            if self.run.summary.get("actions_differ"):
+                say(self.run.summary["actions_differ"], warns=False)
+        self.stopping.tell(now.frames)
+
+    # ---------------------------------------------------------------------------------- records
+
+    @property
+    def reached(self) -> bool:
+        """Whether the return at which the run ends is reached."""
+        return self.stopping.reached
+
+    def write(
+        self,
+        values: Sequence[dict[str, Any]],
+        more: Mapping[str, Any],
+        now: Progress,
+        rate: float,
+    ) -> dict[str, Any]:
+        """Writes an iteration's row and returns it.
+
+        Args:
+            values (sequence of dict): metrics of the member.
+            more (mapping): metrics of the run's parts and environments.
+            now (Progress): after the iteration.
+            rate (float): frames per second.
+        """
+        [own] = values
+        self.agent_frames += int(own.pop("agent_frames"))
+        self.stopping.saw_episodes(mean_return(self.team, own), int(own.pop("episodes")))
+        row = {
+            "iteration": now.iteration,
+            "frames": now.frames,
+            "agent_frames": self.agent_frames,
+            "seconds": round(now.seconds, 3),
+            "frames_per_second": round(rate, 1),
+            **own,
+            **more,
+        }
+        self.recorder.iteration(row, [row[f"{name}/episode_reward"] for name in self.team.groups])
+        return row
+
+    def save(self, state: Mapping[str, Any], now: Progress) -> None:
+        """Does nothing: the run's checkpoint is its only member's."""
+
+    def end(self, now: Progress) -> None:
+        """Completes the summary."""
+        self.run.summary |= figures_of(self.config, now.frames, now.seconds)
+
+    def close(self) -> None:
+        """Closes tables and loggers."""
+        self.recorder.close()
+        self.run.trained_on = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
+        stopping = self.stopping.state_dict()
+        return {"agent_frames": self.agent_frames, "stopping": stopping}
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Refuses a checkpoint of several members."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a saved state."""
+        self.agent_frames = state["agent_frames"]
+        if "stopping" in state:  # missing in version 0.1
+            self.stopping.load_state_dict(state["stopping"])
