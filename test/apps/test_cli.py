@@ -19,6 +19,8 @@ from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.learners.population_config import check_members
 from torchrl_marl.modules.config import AnyMixerConfig
+from torchrl_marl.training.config import TrainConfig
+from torchrl_marl.training.origin import check_unchanged
 
 TOY = "toy_arena_mappo"
 
@@ -57,11 +59,20 @@ class TestHelp:
                 check_members(ALGORITHMS.schema(name)(algorithm=name))
             except ConfigError:
                 alone.append(name)
-        facmac = ALGORITHMS.schema("maddpg")("maddpg", mixer=AnyMixerConfig("sum"))
-        with pytest.raises(ConfigError, match="a population of maddpg does not have yet"):
-            check_members(facmac)
-        named = set(re.split(r", | and ", without.lower()))
-        assert named == {*alone, "facmac"} == {"happo", "pqn", "facmac"}
+        check_members(ALGORITHMS.schema("maddpg")("maddpg", mixer=AnyMixerConfig("sum")))  # FACMAC
+        assert set(re.split(r", | and ", without.lower())) == {*alone} == {"happo"}
+        readme = Path(__file__).parents[2] / "README.md"
+        assert f"and their evolution (all but {without})" in readme.read_text(encoding="utf-8")
+
+    def test_help_of_train_names_what_may_change_where_a_run_goes_on(self):
+        """As the refusal of anything else names it."""
+        text = " ".join(call("train", "--help", code=0)[0].split())
+        (free,) = re.findall(r"by its own settings; (.*?), may be given anew", text)
+        path = Path("config.yaml")
+        with pytest.raises(ConfigError, match="which may change") as refused:
+            check_unchanged(TrainConfig(), TrainConfig(seed=1), TrainConfig(seed=1), path)
+        (named,) = re.findall(r"\(but for (.*?), which may change\)", str(refused.value))
+        assert free == named
 
     def test_help_of_train_shows_every_setting_and_examples(self):
         out, _, _ = call("train", "--help", code=0)

@@ -45,8 +45,8 @@ def training(monkeypatch, tmp_path):
         def play(episodes, deterministic, seed, record, gif=False, mp4=False, shown=1):
             assert record and shown == 1 and not mp4
             seen.evaluated.append((episodes, deterministic, gif, seed))
-            returns = torch.tensor([41.0, 43.0] if deterministic else [21.0, 23.0])
-            return Episodes({"agents": returns}, torch.tensor([5, 7]), {"agents": 3})
+            returns = torch.tensor(([41.0, 43.0] if deterministic else [21.0, 23.0]) * 3)
+            return Episodes({"agents": returns}, torch.tensor([5, 7] * 3), {"agents": 3})
 
         return types.SimpleNamespace(folder=Path(folder), summary=summary, play=play)
 
@@ -212,7 +212,7 @@ class TestEvaluate:
         head, *lines = capsys.readouterr().out.splitlines()
         assert head.split() == ["drawn", "actions"]
         rows = dict(line.strip().split("  ", 1) for line in lines)
-        assert rows["return"].strip() == "22 (21 to 23)"
+        assert rows["return"].strip() == "22 (21.33 to 22.67)"
         assert rows["least and greatest"].strip() == "21 to 23"
         assert rows["length"].strip() == "6 (5 to 7)"
         assert rows["animation"].strip() == str(run_folder / "episode.gif")

@@ -7,7 +7,9 @@ from torch import nn
 from torchrl.modules import QMixer, VDNMixer
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.modules import make_mixer, make_q_actor
+from torchrl_marl.learners.off_policy_config import TeamMixerConfig
+from torchrl_marl.modules import MixerConfig, make_mixer, make_q_actor
+from torchrl_marl.modules.config import AnyMixerConfig
 from torchrl_marl.specs.joining import join
 
 KINDS = ["sum", "monotonic"]
@@ -162,6 +164,9 @@ def test_the_start_is_no_saddle():
     expected = float(torch.autograd.grad(total, value)[0].mean())
     assert 0.3 < slope_at_the_start() / expected < 3
     assert slope_at_the_start(init_scale=1e-3) < 1e-4 * expected  # layers that multiply
+    for settings in (MixerConfig(), AnyMixerConfig("monotonic"), TeamMixerConfig()):
+        own = slope_at_the_start(hidden=settings.hidden, init_scale=settings.init_scale)
+        assert 0.3 < own / expected < 3, settings
 
 
 def test_layers_start_as_linear_layers_do():

@@ -101,10 +101,10 @@ class TestFigures:
         assert where_they_differ(episodes(3.0), episodes(5.0)) is None
 
     def test_a_word_where_kinds_of_actions_differ(self):
-        one, other = episodes(1.0, 5.0, 2.0), episodes(2.0, 6.5, 3.0)
+        one, other = episodes(*[1.0, 5.0, 2.0] * 2), episodes(*[2.0, 6.5, 3.0] * 2)
         words = where_they_differ(one, other)
         assert "the likeliest actions earn 2.667 and drawn ones 3.833" in words
-        assert where_they_differ(one, episodes(2.0, 4.0, 2.0)) is None
+        assert where_they_differ(one, episodes(*[2.0, 4.0, 2.0] * 2)) is None
         found = after_training(other, one, deterministic=False)
         assert list(found["evaluation"]) == ["drawn", "likeliest"]
         assert found["actions_differ"] == words
@@ -119,7 +119,17 @@ class TestFigures:
             "(they differ by -0.7 to -0.7, 0.24 standard deviations of episodes)"
         )
         # Episodes that are all alike: whatever differs is all there is.
-        assert "0.1" in where_they_differ(episodes(1.0, 1.0), episodes(1.1, 1.1))
+        assert "0.1" in where_they_differ(episodes(*[1.0] * 6), episodes(*[1.1] * 6))
+
+    @pytest.mark.parametrize("count", [2, 3, 5, 10])
+    def test_few_episodes_of_one_policy_differ_by_chance(self, count):
+        """Won or lost: two gaps that are equal were called beyond chance, in 12 % of the cases."""
+        random = np.random.default_rng(count)
+        said = 0
+        for _ in range(400):
+            one, other = random.integers(2, size=(2, count)).astype(float)
+            said += where_they_differ(episodes(*one), episodes(*other)) is not None
+        assert said <= 0.05 * 400 and (count >= 6 or said == 0)
 
     def test_the_word_is_a_result_and_no_warning(self, capsys):
         say("a result", warns=False)

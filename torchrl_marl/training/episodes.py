@@ -89,8 +89,9 @@ def kind_of(deterministic: bool) -> str:
 def where_they_differ(likeliest: Episodes, drawn: Episodes) -> str | None:
     """Returns a sentence where both kinds of actions differ by an amount that matters, or None.
 
-    It matters where it is beyond its uncertainty, and beside the spread of the episodes' returns
-    at least what Cohen calls small: of many episodes the least difference is beyond chance.
+    It matters where the interval and the exact test tell both apart, which takes 6 episodes, and
+    beside the spread of the episodes' returns it is at least what Cohen calls small: of many
+    episodes the least difference is beyond chance.
 
     Args:
         likeliest, drawn (Episodes): from the same starts.
@@ -99,9 +100,10 @@ def where_they_differ(likeliest: Episodes, drawn: Episodes) -> str | None:
     """
     if len(likeliest.lengths) < 2:
         return None
-    gap = likeliest.against(drawn).difference
-    if gap.low <= 0 <= gap.high:
+    found = likeliest.against(drawn)
+    if not found.told_apart:
         return None
+    gap = found.difference
     spread = _spread(likeliest.total, drawn.total)
     if not matters(gap.value, spread):
         return None

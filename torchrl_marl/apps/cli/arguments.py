@@ -137,14 +137,14 @@ def add_train(commands: Any) -> None:
     train.add_argument(
         "--together",
         action="store_true",
-        help="train the runs of --seeds side by side, in one program (all algorithms but HAPPO, "
-        "PQN and FACMAC)",
+        help="train the runs of --seeds side by side, in one program (all algorithms but HAPPO)",
     )
     train.add_argument(
         "--resume",
         metavar="RUN",
         help="go on with a run, by its own settings; total_frames, stop_at_return, evaluation.*, "
-        "checkpoint.* and logging.* may be given anew",
+        "checkpoint.*, logging.*, device, threads, execution and where shards are, distributed.*, "
+        "may be given anew",
     )
     train.add_argument("--trust", action="store_true", help=TRUST)
     train.late_epilog = _train_epilog
