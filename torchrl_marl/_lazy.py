@@ -6,10 +6,12 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 __all__ = ["MOVED", "attach", "find_moved_modules"]
 
@@ -95,10 +97,12 @@ MOVED = {
 }
 
 
-class _Former(MetaPathFinder, Loader):
-    """Finds modules under their former names.
+class _Former:
+    """Finds modules under their former names, and loads them.
 
     It is asked first: a package that has moved would find its modules a second time in its folder.
+    ``importlib.abc``, whose classes it could inherit from, imports ``random``, which ``python -m``
+    would take from the current folder: nothing of this package has left that folder out by then.
     """
 
     def find_spec(
@@ -111,7 +115,7 @@ class _Former(MetaPathFinder, Loader):
             new = MOVED.get(".".join(parts[:n]))
             if new is not None:
                 now = ".".join(["torchrl_marl", new, *parts[n:]])
-                return ModuleSpec(name, self, loader_state=now)
+                return ModuleSpec(name, cast("Loader", self), loader_state=now)
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:

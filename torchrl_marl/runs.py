@@ -135,7 +135,13 @@ def resume(
     if differences(before, config):  # beside a changed file they may be the run's own settings
         _check_given(Path(folder), before, config)
     if config != before:
-        validate(config, own_env=env is not None or config.env.library == "own")
+        try:
+            validate(config, own_env=env is not None or config.env.library == "own")
+        except ConfigError:
+            _check_given(
+                Path(folder), before, config
+            )  # an edited file's setting may not fit others
+            raise
     check_compiler_cache()
     check_device(config)
     check_logging(config.logging)

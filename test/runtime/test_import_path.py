@@ -63,10 +63,9 @@ def started(*words, path="", **variables):
 
 
 def console(*words, **options):
-    """``torchrl-marl``, which is a script of another folder."""
-    own = "import sys; from torchrl_marl.apps.cli import main as cli; "
-    own += "raise SystemExit(cli.main(sys.argv[1:]))"
-    return started("-P", "-c", own, *words, **options)
+    """``torchrl-marl``, which is a script of another folder: that has no ``-P`` of its own."""
+    own = "import sys; del sys.path[0]; from torchrl_marl.apps.cli.main import main; "
+    return started("-c", f"{own}raise SystemExit(main())", *words, **options)
 
 
 def test_a_suite_s_runs_import_nothing_from_there(theirs, tmp_path):
@@ -116,6 +115,16 @@ def test_ray_s_workers_do_not_search_there(tmp_path, monkeypatch):
     line = next(line for line in done.stdout.splitlines() if line.startswith("searched:"))
     assert repr(str(tmp_path / "own")) in line  # a script's modules are its own
     assert repr(str(tmp_path / "theirs")) not in line
+
+
+def test_processes_of_libraries_import_nothing_from_there(theirs, tmp_path):
+    """``multiprocessing`` starts one to look after its semaphores, and Inductor some."""
+    for name in ("ctypes", "multiprocessing", "torch"):
+        trap(theirs / f"{name}.py", tmp_path / "mark")
+    words = ["train", "toy_arena_mappo", *SMALL, "execution=compile", f"folder={tmp_path / 'run'}"]
+    own = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    done = console(*words, **own)
+    assert done.returncode == 0, done.stderr
 
 
 def test_python_m_imports_nothing_from_there(theirs):

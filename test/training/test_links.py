@@ -11,6 +11,7 @@ from runs import assert_same_run, small_config
 
 import torchrl_marl
 from torchrl_marl.apps.cli.main import main
+from torchrl_marl.apps.jobs.tuning import _study
 from torchrl_marl.apps.reports.curves import read_run
 from torchrl_marl.apps.suites import run_suite
 from torchrl_marl.errors import TrustError, UserError, WriteError
@@ -224,6 +225,30 @@ def test_a_file_of_another_name_does_not_grow(tmp_path, mine):
         RunFolder(folder)
     lock.release()
     assert mine.read_text() == MINE
+
+
+def test_an_export_leaves_files_of_another_name_as_they_are(begun, tmp_path, mine):
+    pytest.importorskip("onnxscript")
+    run = Run.load(begun)
+    name = next(iter(run.make_env(1).group_map.values()))[0]
+    run.export(name, folder=tmp_path / "out")
+    places = ["player.py", *(f"{name}/{path.name}" for path in (tmp_path / "out" / name).iterdir())]
+    assert len(places) > 2
+    for place in places:
+        (tmp_path / "out" / place).unlink()
+        os.link(mine, tmp_path / "out" / place)
+    run.export(name, folder=tmp_path / "out")
+    assert mine.read_text() == MINE and mine.stat().st_nlink == 1
+
+
+def test_a_tuning_leaves_files_of_another_name_as_they_are(tmp_path):
+    pytest.importorskip("optuna")
+    _study(tmp_path / "tuning", 0, None)
+    shutil.copytree(tmp_path / "tuning", tmp_path / "backup", copy_function=os.link)
+    before = (tmp_path / "backup" / "study.log").read_text()
+    _study(tmp_path / "tuning", 0, None).ask()
+    assert (tmp_path / "backup" / "study.log").read_text() == before
+    assert (tmp_path / "tuning" / "study.log").read_text().startswith(before)
 
 
 def test_links_within_a_folder_may_lead_to_each_other(tmp_path, mine):

@@ -128,6 +128,14 @@ def test_the_command_line_says_the_same(run, capsys):
     )
 
 
+def test_an_edit_that_fits_no_other_setting_is_named_as_one(run, capsys):
+    edit(run, "num_envs: 8", "num_envs: 7")
+    assert cli.main(["train", "--resume", str(run), "total_frames=960"]) == 2
+    err = capsys.readouterr().err
+    assert "env.num_envs was 8 when this run was made and is 7 in " in err
+    assert err.count("\n") == 1
+
+
 # ------------------------------------------------------------------------- what may change
 
 

@@ -23,9 +23,13 @@ __all__ = ["child_path", "current_folder", "leave_current_folder", "place_of", "
 def leave_current_folder() -> None:
     """Takes the current folder out of the search, where an empty part of ``PYTHONPATH`` put it.
 
-    For programs; the folder of a script that calls this stays.
+    For programs; the folder of a script that calls this stays. Processes that are started from now
+    on, by libraries too (PyTorch and ``multiprocessing`` start ``python -c``), do not search it.
     """
     sys.path[:] = [*sys.path[:1], *(path for path in sys.path[1:] if path in _safe())]
+    os.environ["PYTHONSAFEPATH"] = "1"
+    named = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    os.environ["PYTHONPATH"] = os.pathsep.join(named)
 
 
 def child_path() -> list[str]:

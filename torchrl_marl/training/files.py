@@ -13,7 +13,7 @@ from typing import IO, Any
 from torchrl_marl.errors import UserError, WriteError
 from torchrl_marl.runtime.trust import no_link
 
-__all__ = ["append", "open_to_append", "whole_file", "writing"]
+__all__ = ["append", "new_file", "open_to_append", "whole_file", "writing"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -84,6 +84,22 @@ def open_to_append(path: Path) -> IO[bytes]:
     with path.open("rb") as before, whole_file(path, "wb") as own:
         shutil.copyfileobj(before, own)
     return open(path, "ab", buffering=0, opener=no_link)
+
+
+def new_file(path: Path) -> Path:
+    """Removes a file that is there, so that another name of it (a hard link) keeps its content.
+
+    Args:
+        path (Path): of a file that is written next, by what cannot be given an open one.
+
+    Returns:
+        Path: the same.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    path.unlink(missing_ok=True)
+    return path
 
 
 def _new(path: str, flags: int) -> int:

@@ -132,9 +132,13 @@ def test_folders_of_others_are_left_alone(here, capsys):
     assert main(["suite", "mine.yaml", "--resume"]) == 2
     assert re.search("suite folder '.*suite_mine' is in use", capsys.readouterr().err)
     lock.release()
-    (here / "suite_mine" / "suite.json").write_text("{")
-    assert main(["suite", "mine.yaml", "--resume"]) == 2
-    assert "cannot be read; remove it" in capsys.readouterr().err
+    record = json.loads((here / "suite_mine" / "suite.json").read_text())
+    broken = [{**record, "settings": other} for other in (["env.name=x"], "x", 3, None)]
+    broken += [{**record, key: other} for key in ("tasks", "seeds") for other in (10**9, None)]
+    for text in ("{", *map(json.dumps, [*broken, [record]])):
+        (here / "suite_mine" / "suite.json").write_text(text)
+        assert main(["suite", "mine.yaml", "--resume"]) == 2
+        assert "cannot be read; remove it" in capsys.readouterr().err
 
 
 def test_a_run_that_fails_is_said_and_the_others_go_on(here, capsys):

@@ -22,6 +22,7 @@ from torchrl_marl.apps.export.interface import Names, Program, write_interface
 from torchrl_marl.errors import ConfigError, WriteError
 from torchrl_marl.runtime.naming import path_within
 from torchrl_marl.runtime.trust import refuse_link, refuse_links
+from torchrl_marl.training.files import new_file
 
 __all__ = ["Export", "export_agents"]
 
@@ -72,9 +73,10 @@ def export_agents(
             refuse_links(folders[name], "export folder")
             programs = agent.programs()
             files = {one.name: write(one, folders[name]) for one in programs}
+            new_file(folders[name] / "interface.json")
             write_interface(folders[name], agent.describe(), files)
         refuse_link(folder / "player.py")
-        shutil.copyfile(player.__file__, folder / "player.py")
+        shutil.copyfile(player.__file__, new_file(folder / "player.py"))
     except OSError as error:
         raise WriteError(f"{error.filename!r} cannot be written ({error.strerror}).") from None
     return folders
@@ -116,7 +118,7 @@ class _Writer:
         self.known: dict[str, Path] = {}
 
     def __call__(self, program: Program, folder: Path) -> tuple[Path, Names, Names]:
-        path = folder / f"{program.name}.{self.format}"
+        path = new_file(folder / f"{program.name}.{self.format}")
         example = tuple(field.example() for field in program.inputs)
         with torch.no_grad(), _quiet():
             exported = torch.export.export(program.module, example)

@@ -21,7 +21,7 @@ from torchrl_marl.recipes import load_config
 from torchrl_marl.runs import resume, train
 from torchrl_marl.runtime.trust import refuse_links
 from torchrl_marl.training.config import TrainConfig, read_run_config, seed_folders
-from torchrl_marl.training.files import whole_file
+from torchrl_marl.training.files import open_to_append, whole_file, writing
 from torchrl_marl.training.origin import signed_yaml
 
 if TYPE_CHECKING:
@@ -181,6 +181,8 @@ def _study(folder: Path, seed: int, pruner: Any) -> Any:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     folder.mkdir(parents=True, exist_ok=True)
     refuse_links(folder, "folder of a tuning")
+    with writing(folder / "study.log"):
+        open_to_append(folder / "study.log").close()  # Optuna would write to its other names, too
     return optuna.create_study(
         storage=JournalStorage(JournalFileBackend(str(folder / "study.log"))),
         study_name="tune",

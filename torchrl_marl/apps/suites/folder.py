@@ -134,6 +134,9 @@ def read_words(out: Path, suite: str) -> dict[str, Any]:
     try:
         record = json.loads((out / RECORD).read_text(encoding="utf-8"))
         words = {key: record[key] for key in ("algorithms", "tasks", "seeds", "settings")}
+        lists = (words["algorithms"], words["tasks"], words["seeds"])
+        if not (all(type(one) is list for one in lists) and type(words["settings"]) is dict):
+            raise ValueError("it is no record of a suite")
     except FileNotFoundError:
         raise ConfigError(
             f"{str(out)!r} is no suite's folder, which --resume goes on with; leave --resume out, "
