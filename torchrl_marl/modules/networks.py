@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from tensordict import NestedKey
 from torch import Tensor, nn
+from torch.types import Device
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.bodies import Context, Feedforward, make_mlp
@@ -102,7 +103,7 @@ class TeamNetwork(nn.Module):
         if self.talk_first and self.channel is not None:
             x, drawn, gate, words = self.channel(x, mask, self._part(context, 1))
         if self.memory is not None:
-            from torchrl_marl.modules.memory.network import remember
+            from torchrl_marl.modules.memory.cells import remember
 
             own = self._part(context, 0)
             assert own.is_init is not None
@@ -141,7 +142,7 @@ def make_team_network(
     config: NetworkConfig,
     *,
     gain: float,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> TeamNetwork:
     """Builds channel, memory and head behind an encoder, shared as the settings say.
 
@@ -156,7 +157,7 @@ def make_team_network(
     n, width = len(kinds), config.num_cells[-1]
     memory = norm = channel = None
     if has_memory(config):
-        from torchrl_marl.modules.memory.network import cell_index, make_memory
+        from torchrl_marl.modules.memory.cells import cell_index, make_memory
 
         own: Any = config
         memory = make_memory(width, own.memory, cell_index(config, kinds), device)
@@ -343,7 +344,7 @@ def make_agent_network(
     *,
     gain: float,
     standardized: bool = False,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> nn.Module:
     """Builds a body with outputs for every agent, ``[*B, N, O] -> [*B, N, out]``.
 
@@ -446,9 +447,7 @@ def check_channel(group: GroupSpec, config: NetworkConfig) -> None:
         )
 
 
-def links_of(
-    group: GroupSpec, config: NetworkConfig, device: torch.device | str | None = None
-) -> Tensor | None:
+def links_of(group: GroupSpec, config: NetworkConfig, device: Device = None) -> Tensor | None:
     """Returns which agents are of one group, ``[N, N]``, for a body over all agents.
 
     None where all may hear all, and for networks of single agents.

@@ -15,7 +15,7 @@ from torchrl.data import Bounded, Composite, Unbounded
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.groups import check_action_mask, check_flags, check_inputs
+from torchrl_marl.specs.groups import check_action_mask, check_flags, check_inputs, own_keys
 
 __all__ = [
     "JoinedGroup",
@@ -226,20 +226,16 @@ def joined_fields(
     actions = [member["action"] for member in members] if same_actions else None
     masked = any(group.mask_key is not None for group in groups)
     legal = same_actions and any(group.action_mask_key is not None for group in groups)
-    kinds: dict[tuple[int, int], int] = {}
-    for i, group in enumerate(groups):
-        for kind in group.kinds or (0,) * group.n_agents:
-            kinds.setdefault((i, kind), len(kinds))
+    kinds = [
+        (i, kind) for i, group in enumerate(groups) for kind in group.kinds or (0,) * group.n_agents
+    ]
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
     return {
         "name": name,
         "agent_names": tuple(agent for group in groups for agent in group.agent_names),
         "observation_spec": torch.stack([member["observation"] for member in members], 0),
         "action_spec": Composite() if actions is None else torch.stack(actions, 0),
-        "action_key": (name, "action"),
-        "reward_key": (name, "reward"),
-        "done_key": (name, "done"),
-        "terminated_key": (name, "terminated"),
-        "truncated_key": (name, "truncated"),
+        **own_keys(name),
         "observation_keys": ((name, "observation"),),
         "mask_key": (name, "mask") if masked else None,
         "action_mask_key": (name, "action_mask") if legal else None,
@@ -247,11 +243,7 @@ def joined_fields(
         "state_spec": groups[0].state_spec,
         "agent_done": True,
         "members": tuple(members),
-        "kinds": tuple(
-            kinds[i, kind]
-            for i, group in enumerate(groups)
-            for kind in group.kinds or (0,) * group.n_agents
-        ),
+        "kinds": tuple(numbers[kind] for kind in kinds),
         "groups": tuple(groups),
     }
 

@@ -23,6 +23,7 @@ from tensordict import (
     is_leaf_nontensor,
 )
 from torch import Tensor
+from torch.types import Device
 from torchrl.data import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
 
 __all__ = [
@@ -76,7 +77,7 @@ class Padding:
         shape = self.shapes[agent]
         return None if shape is None else tuple(slice(size) for size in shape)
 
-    def mask(self, device: torch.device | str | None = None) -> Tensor:
+    def mask(self, device: Device = None) -> Tensor:
         """Mask of the agents' own entries, ``[N, *largest]``."""
         mask = torch.zeros(len(self.shapes), *self.largest, dtype=torch.bool)
         for i in range(len(self.shapes)):

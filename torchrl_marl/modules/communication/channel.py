@@ -10,16 +10,12 @@ from typing import Literal, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.types import Device
 
 from torchrl_marl.modules.bodies import Context, initialize
-from torchrl_marl.modules.communication.chain import Chain
-from torchrl_marl.modules.communication.rounds import Attention, Mean, Round
-from torchrl_marl.modules.config import (
-    CommunicationConfig,
-    DrawnCommunicationConfig,
-)
-from torchrl_marl.modules.memory.cells import Layers, Memory
-from torchrl_marl.modules.memory.network import remember
+from torchrl_marl.modules.communication.rounds import Attention, Chain, Mean, Round
+from torchrl_marl.modules.config import CommunicationConfig, DrawnCommunicationConfig
+from torchrl_marl.modules.memory.cells import Layers, Memory, remember
 
 __all__ = [
     "Channel",
@@ -117,7 +113,7 @@ def between(alive: Tensor) -> Tensor:
     return alive.unsqueeze(-1) & alive.unsqueeze(-2) & others
 
 
-def ring(n_agents: int, device: torch.device | str | None = None) -> Tensor:
+def ring(n_agents: int, device: Device = None) -> Tensor:
     """Returns the links of a ring, ``[N, N]``: to the agent before and to the one behind.
 
     Examples:
@@ -178,12 +174,7 @@ class Links(nn.Module):
 
     fixed: Tensor | None
 
-    def __init__(
-        self,
-        config: CommunicationConfig,
-        n_agents: int,
-        device: torch.device | str | None = None,
-    ) -> None:
+    def __init__(self, config: CommunicationConfig, n_agents: int, device: Device = None) -> None:
         super().__init__()
         self.kind, self.radius, self.nearest = config.links, config.radius, config.nearest
         fixed = ring(n_agents, device) if config.links == "ring" else None
@@ -264,11 +255,7 @@ class Channel(nn.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        config: CommunicationConfig,
-        n_agents: int,
-        device: torch.device | str | None = None,
+        self, width: int, config: CommunicationConfig, n_agents: int, device: Device = None
     ) -> None:
         super().__init__()
         if not isinstance(config, DrawnCommunicationConfig):
@@ -421,9 +408,7 @@ def _rounds(config: CommunicationConfig) -> int:
     return 1 if config.kind == "bicnet" else config.rounds
 
 
-def _round(
-    width: int, config: CommunicationConfig, device: torch.device | str | None
-) -> Round | Chain:
+def _round(width: int, config: CommunicationConfig, device: Device) -> Round | Chain:
     if config.kind == "bicnet":
         return Chain(width, config.message_size, config.cell, device)
     if config.kind == "commnet":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.types import Device
 
 from torchrl_marl.modules.bodies import make_mlp
 from torchrl_marl.modules.config import NetworkConfig, sharing_of
@@ -88,7 +89,7 @@ class NetworkBuilder:
     groups: tuple[Hashable, ...]
     config: NetworkConfig
     gain: float
-    device: torch.device | str | None = None
+    device: Device = None
 
     @property
     def n_agents(self) -> int:
@@ -190,7 +191,7 @@ def share(
     config: NetworkConfig,
     *,
     gain: float,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> nn.Sequential:
     """Builds networks of N agents that share parameters as the config says, run in one call.
 
@@ -237,7 +238,7 @@ def make_shared_mlp(
     config: NetworkConfig,
     *,
     gain: float,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> nn.Sequential:
     """Builds multi-layer perceptrons of N agents, see :func:`share`.
 

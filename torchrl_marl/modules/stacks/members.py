@@ -97,21 +97,21 @@ class Members:
             for agent in part.agents:
                 self._add_agent(part.stack, agent)
         elif isinstance(part, TensorDictModuleBase):
-            self._add_module(id(part.module), *self._unwrapped(part))
+            self._add_wrapped(part)
         elif isinstance(part, nn.Module):
             self._keys[DEFAULT_KEYS] = None
             self._add_module(id(part), part, part)
         else:
             raise TypeError(f"expected modules and module stacks, found {type(part).__name__}.")
 
-    def _unwrapped(self, part: Any) -> tuple[nn.Module, nn.Module]:
+    def _add_wrapped(self, part: Any) -> None:
         if type(part) is not TensorDictModule:
             raise TypeError(
                 f"a {type(part).__name__} cannot be stacked, expected modules or "
                 "TensorDictModules of them; put the stack of its networks into one."
             )
         self._keys[tuple(part.in_keys), tuple(part.out_keys)] = None
-        return part.module, part.module
+        self._add_module(id(part.module), part.module, part.module)
 
     def _add_agent(self, part: Any, agent: int) -> None:
         if id(part) not in self._copies:
@@ -174,10 +174,7 @@ class StackModule(TensorDictModuleBase):
     """
 
     def __init__(
-        self,
-        stack: StackPart,
-        in_keys: Sequence[NestedKey],
-        out_keys: Sequence[NestedKey],
+        self, stack: StackPart, in_keys: Sequence[NestedKey], out_keys: Sequence[NestedKey]
     ) -> None:
         super().__init__()
         self.module = stack
@@ -330,9 +327,7 @@ class StackSelection(Window):
         return len(self.agents)
 
     def __getitem__(self, agents: int | slice | Sequence[int]) -> StackMember | StackSelection:
-        if isinstance(agents, int):
-            return self.stack[self.agents[agents]]
-        if isinstance(agents, slice):
+        if isinstance(agents, int | slice):
             return self.stack[self.agents[agents]]
         return self.stack[[self.agents[agent] for agent in agents]]
 

@@ -20,12 +20,7 @@ from torchrl_marl.modules.stacks.members import (
     StackPart,
     StackSelection,
 )
-from torchrl_marl.modules.stacks.storage import (
-    Bucket,
-    Slot,
-    shared_parameters,
-    signature,
-)
+from torchrl_marl.modules.stacks.storage import Bucket, Slot, shared_parameters, signature
 
 __all__ = ["ModuleStack", "cat", "expand", "stack"]
 
@@ -236,20 +231,18 @@ class ModuleStack(StackPart):
         """Returns a stack of copies of some agents' members."""
         copies, members = self.copies(), [self.index[agent] for agent in agents]
         distinct = list(dict.fromkeys(members))
-        return ModuleStack(
-            [copies[member] for member in distinct],
-            [distinct.index(member) for member in members],
-            pad=self.pad,
-            event_dims=self.event_dims,
-            executor=self.executor,
-            keys=self.keys,
-        )
+        index = [distinct.index(member) for member in members]
+        return self._of_these([copies[member] for member in distinct], index)
 
     def unshare(self) -> ModuleStack:
         """Returns a stack in which every agent has its own parameters; outputs stay equal."""
+        return self._of_these([self.copy_of(agent) for agent in self.agents], self.agents)
+
+    def _of_these(self, modules: Sequence[nn.Module], index: Sequence[int]) -> ModuleStack:
+        """Returns a stack of other modules with the same settings."""
         return ModuleStack(
-            [self.copy_of(agent) for agent in range(len(self))],
-            range(len(self)),
+            modules,
+            index,
             pad=self.pad,
             event_dims=self.event_dims,
             executor=self.executor,
@@ -277,10 +270,8 @@ class ModuleStack(StackPart):
         return {**vars(self), "_origins": [None] * len(self._origins)}
 
     def extra_repr(self) -> str:
-        executors = ", ".join(
-            f"{bucket.n_members} by {bucket.executor}" for bucket in self._structures()
-        )
-        return f"{len(self)} agents, {len(set(self.index))} members: {executors}"
+        how = ", ".join(f"{one.n_members} by {one.executor}" for one in self._structures())
+        return f"{len(self)} agents, {len(set(self.index))} members: {how}"
 
 
 def stack(
