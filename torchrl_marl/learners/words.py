@@ -14,7 +14,7 @@ from torch import nn
 
 from torchrl_marl.functional import masked_moments
 from torchrl_marl.modules.communication.channel import Channel
-from torchrl_marl.modules.communication.heard import heard_in, talking_module
+from torchrl_marl.modules.communication.channel import heard_in, talking_module
 from torchrl_marl.runtime.ranks import current
 from torchrl_marl.specs import GroupSpec
 

@@ -294,8 +294,8 @@ class GroupColumns(nn.Module):
         widest = int(widths.max())
         rows = [[*own, *[0] * (widest - len(own))] for own in columns]
         own = torch.arange(widest) < widths.unsqueeze(-1)
-        own = None if bool(own.all()) else own
-        register_constants(self, device, index=torch.tensor(rows), own=own)
+        padded = own if not bool(own.all()) else None
+        register_constants(self, device, index=torch.tensor(rows), own=padded)
         flat = [column for row in rows for column in row]
         self.in_order = flat == list(range(len(flat)))
 

@@ -41,7 +41,7 @@ class _Padded(Distribution):
 
     def update(self, loc: Tensor, scale: Scale) -> None:
         """Takes other parameters."""
-        super().update(*self._replace_padding(loc, scale))
+        super().update(*self._replace_padding(loc, scale))  # type: ignore[misc]
 
     def _sum(self, value: Tensor) -> Tensor:
         return torch.where(self.mask, value, 0.0).sum(-1)

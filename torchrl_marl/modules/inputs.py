@@ -136,13 +136,11 @@ def agent_features(group: GroupSpec, standardized: bool = False) -> list[Feature
 
 def observation_leaves(group: GroupSpec, agent: int) -> Iterable[tuple[str, TensorSpec]]:
     """Returns name and spec of each observation leaf that an agent has."""
-    own = None if group.members is None else group.members[agent]
+    own = group.own_specs[agent]
     for key in group.observation_keys:
-        name, path = ".".join(key[1:]), unravel_key(key[1:])
-        if own is None:
-            yield name, group.padded_spec[path][agent]
-        elif path in own.keys(True, True):
-            yield name, own[path]
+        path = unravel_key(key[1:])
+        if path in own.keys(True, True):
+            yield ".".join(key[1:]), own[path]
 
 
 def state_features(group: GroupSpec) -> Features:

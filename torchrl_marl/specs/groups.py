@@ -269,6 +269,14 @@ class GroupSpec:
         return self.members is not None
 
     @cached_property
+    def own_specs(self) -> tuple[Composite, ...]:
+        """Each agent's own specs of observation and action, also where they agree."""
+        if self.members is not None:
+            return self.members
+        pairs = zip(self.observation_spec.unbind(0), self.action_spec.unbind(0))
+        return tuple(Composite(observation=seen, action=does) for seen, does in pairs)
+
+    @cached_property
     def paddings(self) -> dict[NestedKey, Padding]:
         """Padding of each leaf of the group where the agents' shapes differ."""
         return {} if self.members is None else paddings_of(self.members)

@@ -94,13 +94,11 @@ class JoinedGroup(GroupSpec):
             check_inputs(group, seen, None if group.mask_key is None else td.get("mask"))
         source = {"observation": self._cat_observations(own)}
         if self.mask_key is not None:
-            source["mask"] = torch.cat(
-                [
-                    _ones(batch, group, td) if group.mask_key is None else td.get("mask")
-                    for group, td in zip(self.groups, own)
-                ],
-                -1,
-            )
+            masks = [
+                _ones(batch, group, td) if group.mask_key is None else td.get("mask")
+                for group, td in zip(self.groups, own)
+            ]
+            source["mask"] = torch.cat(masks, -1)
         if self.action_mask_key is not None:
             source["action_mask"] = self._cat_action_masks(own, batch)
         for leaf in leaves:
@@ -267,14 +265,9 @@ def _members(group: GroupSpec, acts: bool) -> list[Composite]:
     """Returns the specs of each agent with a flat observation."""
     if not acts:
         return [Composite(observation=Unbounded((width,))) for width in group.observation_dims]
-    actions = (
-        [group.action_spec[i] for i in range(group.n_agents)]
-        if group.members is None
-        else [member["action"] for member in group.members]
-    )
     return [
-        Composite(observation=Unbounded((width,)), action=action)
-        for width, action in zip(group.observation_dims, actions)
+        Composite(observation=Unbounded((width,)), action=own["action"])
+        for width, own in zip(group.observation_dims, group.own_specs)
     ]
 
 
@@ -286,10 +279,8 @@ def _cat(rows: Sequence[Tensor], dim: int) -> Tensor:
     """Concatenates over the agents, with zeros behind narrower entries."""
     if rows[0].ndim > dim + 1:
         width = max(row.shape[-1] for row in rows)
-        rows = [
-            row if row.shape[-1] == width else F.pad(row, (0, width - row.shape[-1]))
-            for row in rows
-        ]
+        widen = [(0, width - row.shape[-1]) for row in rows]
+        rows = [F.pad(row, pad) if pad[1] else row for row, pad in zip(rows, widen)]
     return torch.cat(list(rows), dim)
 
 

@@ -334,15 +334,11 @@ class TeamSpec:
 
     def stacked_spec(self) -> Composite:
         """All agents of all groups as one stacked spec ``[n_agents]``."""
-        members = []
-        for group in self.groups.values():
-            for i in range(group.n_agents):
-                own = None if group.members is None else group.members[i]
-                seen, does = group.observation_spec, group.action_spec
-                seen, does = (
-                    (seen[i], does[i]) if own is None else (own["observation"], own["action"])
-                )
-                members.append(Composite(observation=seen, action=does))
+        members = [
+            Composite(observation=own["observation"], action=own["action"])
+            for group in self.groups.values()
+            for own in group.own_specs
+        ]
         return torch.stack(members, 0)
 
     def __repr__(self) -> str:

@@ -232,8 +232,8 @@ class AgentTable:
             chosen = tuple(a for a in self.everyone if all(c[a] is not None for c in columns))
         if not chosen and not tolerant:
             raise ValueError(
-                f"module {step.name} reads {list(step.module.in_keys)}, which no agent of {self} has: "
-                f"{self.describe_keys(0)}; mend its in_keys, or set partial_tolerant=True."
+                f"module {step.name} reads {list(step.module.in_keys)}, which no agent of {self} "
+                f"has: {self.describe_keys(0)}; mend its in_keys, or set partial_tolerant=True."
             )
         if not _differ(columns, chosen):
             return chosen

@@ -5,15 +5,7 @@ from typing import TYPE_CHECKING
 from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
-    from torchrl_marl.modules.communication.channel import Channel, Links
-    from torchrl_marl.modules.communication.heard import listening
+    from torchrl_marl.modules.communication.channel import Channel, Links, listening
     from torchrl_marl.modules.communication.rounds import Attention, Chain, Mean
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "channel": ["Channel", "Links"],
-        "heard": ["listening"],
-        "rounds": ["Attention", "Chain", "Mean"],
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -21,9 +21,9 @@ __all__ = ["Attention", "Chain", "Mean", "Round"]
 class Round(nn.Module):
     """Everybody speaks once and listens to those whom it is linked to.
 
-    ``forward`` is ``read(features, code(send(features)), links)``: an agent that runs alone sends
-    and reads by the very code of the team. To read is to ``mix`` all messages, which may take
-    effect later, and to ``take_in`` what is heard of them.
+    ``forward`` is to ``send``, to ``mix`` all messages, which may take effect later, and to
+    ``take_in`` what is heard of them: an agent that runs alone does so by the very code of the
+    team.
 
     Attributes:
         message_size (int): numbers K of a message.
@@ -49,7 +49,10 @@ class Round(nn.Module):
         """Returns what agents hear of all messages, ``[*B, N, V]``; 0 where they hear nobody.
 
         Args:
-            features, inbox, heard, position: of :meth:`read`.
+            features (Tensor): of those who listen, ``[*B, N, H]``.
+            inbox (Tensor): all messages, ``[*B, M, K]``.
+            heard (Tensor): bool, which of them are heard, ``[*B, N, M]``.
+            position (Tensor, optional): of those who listen.
         """
 
     @abstractmethod
@@ -60,19 +63,6 @@ class Round(nn.Module):
             features (Tensor): of those who listen, ``[*B, N, H]``.
             words (Tensor): from :meth:`mix`, ``[*B, N, V]``.
         """
-
-    def read(
-        self, features: Tensor, inbox: Tensor, heard: Tensor, position: Tensor | None = None
-    ) -> Tensor:
-        """Returns what agents make of messages, ``[*B, N, H]``.
-
-        Args:
-            features (Tensor): of those who listen, ``[*B, N, H]``.
-            inbox (Tensor): all messages, ``[*B, M, K]``.
-            heard (Tensor): bool, which of them are heard, ``[*B, N, M]``.
-            position (Tensor, optional): of those who listen.
-        """
-        return self.take_in(features, self.mix(features, inbox, heard, position))
 
     def forward(
         self,

@@ -20,12 +20,14 @@ from torch.utils import _pytree as pytree
 from torchrl_marl.modules.stacks.storage import named_tensors
 
 if TYPE_CHECKING:
+    from torchrl_marl.modules.stacks.batching import Batching
     from torchrl_marl.modules.stacks.module_stack import ModuleStack
 
 
 __all__ = [
     "DEFAULT_KEYS",
     "Members",
+    "Several",
     "StackMember",
     "StackModule",
     "StackPart",
@@ -67,6 +69,33 @@ class StackPart(nn.Module):
         if function is torch.stack and not all(part.single for part in own):
             raise TypeError("torch.stack takes single members; torch.cat takes stacks.")
         return type(own[0].stack).join(parts)
+
+
+class Several(StackPart):
+    """Agents with an agent dimension."""
+
+    batching: Batching
+
+    def forward(self, *inputs: Any) -> Any:
+        """Runs the agents; a group's TensorDict is read and written, as :class:`StackModule` does.
+
+        Its keys are those of the members where they are TensorDictModules, else
+        ``"observation"`` and ``"action"``.
+        """
+        if len(inputs) == 1 and isinstance(inputs[0], TensorDictBase):
+            return StackModule(self, *self.stack.keys)(inputs[0])
+        return self.batching(self.stack.buckets, inputs)
+
+    @property
+    def shape(self) -> torch.Size:
+        """``[n]``."""
+        return torch.Size([len(self)])
+
+    def __len__(self) -> int:
+        return len(self.agents)
+
+    def __iter__(self) -> Iterator[StackMember]:
+        return (StackMember(self.stack, agent) for agent in self.agents)
 
 
 class Members:
@@ -296,7 +325,7 @@ class StackMember(Window):
         return self.stack.copy_of(self.agents[0])
 
 
-class StackSelection(Window):
+class StackSelection(Window, Several):
     """``stack[1:3]``, ``stack[[0, 2]]``: calls some agents; a gradient arrives in the stack.
 
     Examples:
@@ -312,27 +341,10 @@ class StackSelection(Window):
         super().__init__(stack, agents)
         self.batching = stack.route(self.agents)
 
-    def forward(self, *inputs: Any) -> Any:
-        """Runs the agents."""
-        if len(inputs) == 1 and isinstance(inputs[0], TensorDictBase):
-            return StackModule(self, *self.stack.keys)(inputs[0])
-        return self.batching(self.stack.buckets, inputs)  # type: ignore[arg-type]
-
-    @property
-    def shape(self) -> torch.Size:
-        """``[n]``."""
-        return torch.Size([len(self.agents)])
-
-    def __len__(self) -> int:
-        return len(self.agents)
-
     def __getitem__(self, agents: int | slice | Sequence[int]) -> StackMember | StackSelection:
         if isinstance(agents, int | slice):
             return self.stack[self.agents[agents]]
         return self.stack[[self.agents[agent] for agent in agents]]
-
-    def __iter__(self) -> Iterator[StackMember]:
-        return (StackMember(self.stack, agent) for agent in self.agents)
 
     def detach(self) -> ModuleStack:
         """Returns a stack of copies."""
