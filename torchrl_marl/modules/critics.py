@@ -81,6 +81,7 @@ def make_critic(
         ValueError: ``"state"`` where the environment has none, or settings that do not fit.
 
     Examples:
+        >>> import torch
         >>> from torchrl.data import Bounded, Unbounded
         >>> from torchrl_marl import AgentSpec, TeamSpec
         >>> from tensordict import TensorDict

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor, nn
+from torch import nn
 
 from torchrl_marl.modules.actors import check_memory
 from torchrl_marl.modules.memory.states import state_size
@@ -63,13 +63,10 @@ class JoinedActor(TensorDictModuleBase):
         joined = act(self.group.gather(tensordict, leaves=self.extra))
         self.group.scatter(joined, tensordict, self.written)
         if self.extra:
-            self.scatter_state(joined.get(("next", self.group.name, "hidden")), tensordict)
+            state = joined.get(("next", self.group.name, "hidden"))
+            for group, rows in zip(self.group.sources, self.group.split(state, state.ndim - 2)):
+                tensordict.set(("next", group.name, "hidden"), rows)
         return tensordict
-
-    def scatter_state(self, state: Tensor, tensordict: TensorDictBase) -> None:
-        """Writes what is remembered, ``[*B, N, S]``, to the groups that are there."""
-        for group, rows in zip(self.group.sources, self.group.split(state, state.ndim - 2)):
-            tensordict.set(("next", group.name, "hidden"), rows)
 
     def part(self, name: str) -> ActorPart:
         """Returns the actor of one group."""

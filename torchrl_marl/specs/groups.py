@@ -214,11 +214,11 @@ class GroupSpec:
         Shapes:
             - leaves: ``[*B, N, *features]``, dense or lazily stacked; returns ``[*B, N, O]``
         """
-        return self.flat(self.data(tensordict))
+        own = self.data(tensordict)
+        return self.flat([own.get(key[1:]) for key in self.observation_keys])
 
-    def flat(self, own: TensorDictBase) -> Tensor:
-        """Returns the flat observation of the group's own dense TensorDict."""
-        leaves = [own.get(key[1:]) for key in self.observation_keys]
+    def flat(self, leaves: Sequence[Tensor]) -> Tensor:
+        """Returns dense observation leaves side by side, each agent's own features first."""
         order = self.observation_order
         order = None if order is None else order.to(leaves[0].device)
         return flat_leaves(leaves, self.observation_ndims, order)
@@ -273,8 +273,8 @@ class GroupSpec:
         """Each agent's own specs of observation and action, also where they agree."""
         if self.members is not None:
             return self.members
-        pairs = zip(self.observation_spec.unbind(0), self.action_spec.unbind(0))
-        return tuple(Composite(observation=seen, action=does) for seen, does in pairs)
+        seen, does = self.observation_spec, self.action_spec
+        return tuple(Composite(observation=seen[i], action=does[i]) for i in range(self.n_agents))
 
     @cached_property
     def paddings(self) -> dict[NestedKey, Padding]:
@@ -299,7 +299,7 @@ class GroupSpec:
         """Shape of each observation leaf without batch dims, ``(N, *features)``, padded."""
         return tuple(tuple(leaf.shape) for leaf in self._observation_leaves)
 
-    @property
+    @cached_property
     def observation_ndims(self) -> tuple[int, ...]:
         """Number of feature dimensions of each observation leaf (1 for a vector)."""
         return tuple(len(shape) - 1 for shape in self.observation_shapes)

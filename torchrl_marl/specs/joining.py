@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -89,10 +88,12 @@ class JoinedGroup(GroupSpec):
         """
         batch = tensordict.batch_size
         own = [group.data(tensordict) for group in self.groups]
+        rows = []
         for group, td in zip(self.groups, own):
             seen = [td.get(key[1:]) for key in group.observation_keys]
             check_inputs(group, seen, None if group.mask_key is None else td.get("mask"))
-        source = {"observation": self._cat_observations(own)}
+            rows.append(group.flat(seen))
+        source = {"observation": _cat(rows, rows[0].ndim - 2)}
         if self.mask_key is not None:
             masks = [
                 _ones(batch, group, td) if group.mask_key is None else td.get("mask")
@@ -109,24 +110,6 @@ class JoinedGroup(GroupSpec):
         agents = torch.Size((*batch, self.n_agents))
         joined = TensorDict._new_unsafe(source, batch_size=agents, device=device)
         return TensorDict._new_unsafe({self.name: joined}, batch_size=batch, device=device)
-
-    def _cat_observations(self, own: Sequence[TensorDictBase]) -> Tensor:
-        rows = [
-            td.get("observation") if plain else group.flat(td)
-            for group, td, plain in zip(self.groups, own, self._plain)
-        ]
-        return _cat(rows, rows[0].ndim - 2)
-
-    @cached_property
-    def _plain(self) -> tuple[bool, ...]:
-        """Returns whether all observations are one vector of floats, with own features first."""
-        return tuple(
-            group.observation_ndims == (1,)
-            and group.observation_order is None
-            and group.observation_keys == (group.observation_key,)
-            and group.padded_spec["observation"].dtype.is_floating_point
-            for group in self.groups
-        )
 
     def _cat_action_masks(self, own: Sequence[TensorDictBase], batch: torch.Size) -> Tensor:
         rows = []

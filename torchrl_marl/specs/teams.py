@@ -71,7 +71,7 @@ def group_from_agents(
         state_key=None if state_spec is None else "state",
         state_spec=state_spec,
         agent_done=True,
-        members=tuple(members) if _differ(members) else None,
+        members=tuple(members) if any(own != members[0] for own in members[1:]) else None,
         kinds=tuple(k for k, spec in enumerate(specs) for _ in range(spec.n_agents)),
         in_turns=in_turns,
     )
@@ -84,10 +84,6 @@ def _member(spec: AgentSpec) -> Composite:
         n = spec.action_spec.space.n
         member["action_mask"] = Categorical(2, shape=(n,), dtype=torch.bool)
     return member
-
-
-def _differ(specs: Sequence[TensorSpec]) -> bool:
-    return any(spec != specs[0] for spec in specs[1:])
 
 
 def read_group_map(env: EnvBase) -> dict[str, list[str]]:

@@ -214,7 +214,7 @@ class Batching:
         if len(inputs) == 1 and isinstance(inputs[0], Tensor):
             leaves, structure = list(inputs), None
         else:
-            leaves, structure = pytree.tree_flatten(inputs, is_leaf=_is_list)
+            leaves, structure = pytree.tree_flatten(inputs, is_leaf=lambda x: isinstance(x, list))
         ragged = any(isinstance(leaf, list) for leaf in leaves)
         batch = self._check(leaves, len(inputs))
         dim = 0 if ragged else batch
@@ -329,10 +329,6 @@ class Batching:
             row if width is None or width == row.shape[-1] else row.narrow(-1, 0, width)
             for row, width in zip(rows, self.outputs)
         ]
-
-
-def _is_list(x: Any) -> bool:
-    return isinstance(x, list)
 
 
 def _widen(x: Tensor, width: int) -> Tensor:

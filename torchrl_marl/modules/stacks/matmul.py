@@ -351,11 +351,6 @@ class Perceptron:
 class GatedCell:
     """``nn.GRUCell``: two batched matmuls and the gates."""
 
-    @staticmethod
-    def plan(module: nn.Module) -> GatedCell | None:
-        """Returns how a module runs; None where it is no GRU cell."""
-        return GatedCell() if type(module) is nn.GRUCell else None
-
     def run(self, call: Call, inputs: Sequence[Any], pads: Pads | None = None) -> Tensor:
         """Runs all members; none is padded."""
         x, hidden = inputs if len(inputs) == 2 else (inputs[0], None)

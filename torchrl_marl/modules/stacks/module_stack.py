@@ -64,6 +64,7 @@ class ModuleStack(Several):
         TypeError: a module with lazy parameters, or with a tensor that is not registered.
 
     Examples:
+        >>> import torch
         >>> policy = ModuleStack([nn.Linear(4, 2), nn.Linear(3, 2)], index=[0, 0, 1])
         >>> policy([torch.randn(5, 4), torch.randn(5, 4), torch.randn(5, 3)]).shape
         torch.Size([5, 3, 2])

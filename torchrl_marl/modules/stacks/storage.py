@@ -140,8 +140,10 @@ class Bucket(nn.Module):
         # A tuple in __dict__: hidden from parameters(), state_dict and TensorDict.from_module.
         count = self.n_members if self.padded else 1
         self._templates = tuple(_empty_copy(member) for member in members[:count])
-        plan = Perceptron.plan(self._templates[0]) or GatedCell.plan(self._templates[0])
-        self.plan = None if has_hooks(members[0]) else plan
+        self.plan: Perceptron | GatedCell | None = None
+        if not has_hooks(members[0]):
+            cell = GatedCell() if type(self.template) is nn.GRUCell else None
+            self.plan = Perceptron.plan(self.template) or cell
         self._pads_on: dict[torch.device, Pads] = {}
 
     def _register(
