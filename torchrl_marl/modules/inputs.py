@@ -321,11 +321,8 @@ class AgentValues(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         values = values.flatten(-2) if self.several else values
-        if self.width > 1:
-            values = values.unflatten(-1, (-1, self.width))
-            return values if self.index is None else values.index_select(-2, self.index)
-        values = values if self.index is None else values.index_select(-1, self.index)
-        return values.unsqueeze(-1)
+        values = values.unflatten(-1, (-1, self.width))
+        return values if self.index is None else values.index_select(-2, self.index)
 
 
 class PickAgents(nn.Module):

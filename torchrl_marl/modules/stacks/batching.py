@@ -218,7 +218,7 @@ class Batching:
         ragged = any(isinstance(leaf, list) for leaf in leaves)
         batch = self._check(leaves, len(inputs))
         dim = 0 if ragged else batch
-        pieces = [self._take(leaf, dim, buckets) for leaf in leaves]
+        pieces = [self._take(leaf, dim) for leaf in leaves]
         outputs = []
         for i, route in enumerate(self.routes):
             own = [piece[i] for piece in pieces]
@@ -269,7 +269,7 @@ class Batching:
             )
         return self._indices_on[device]
 
-    def _take(self, leaf: Any, dim: int, buckets: Sequence[Bucket]) -> Sequence[Any]:
+    def _take(self, leaf: Any, dim: int) -> Sequence[Any]:
         """Returns the part of a leaf that each call reads."""
         if leaf is None:
             return [None] * len(self.routes)
