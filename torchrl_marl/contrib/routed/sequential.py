@@ -248,22 +248,19 @@ class RoutedSequential(TensorDictSequential):
             self._fixed: list[Path] | None = list(self._specs)
         else:
             self._fixed = None if group is None else [as_path(group)]
-        self._agents = [
-            read_agents(self._name(i), agents, self._specs.get(path_of(module, self._fixed)))
-            for i, (module, (_, agents)) in enumerate(zip(self._module_iter(), pairs))
-        ]
-        self._survey()
+        self._survey([agents for _, agents in pairs])
         if not partial_tolerant:
             self._check_specs()
 
     # ------------------------------------------------------------------------- construction
 
-    def _survey(self) -> None:
-        """Reads the modules' keys and widths."""
-        self._steps = [
-            Step(self._name(i), module, path_of(module, self._fixed), agents)
-            for i, (module, agents) in enumerate(zip(self._module_iter(), self._agents))
-        ]
+    def _survey(self, routes: Sequence[Any]) -> None:
+        """Reads the modules' keys and widths, and which agents they are for."""
+        self._steps: list[Step] = []
+        for i, (module, route) in enumerate(zip(self._module_iter(), routes)):
+            name, path = self._name(i), path_of(module, self._fixed)
+            agents = read_agents(name, route, self._specs.get(path))
+            self._steps.append(Step(name, module, path, agents))
 
     def _check_specs(self) -> None:
         """Checks a call with shapes alone, as far as they are known."""
@@ -314,7 +311,7 @@ class RoutedSequential(TensorDictSequential):
         return tensordict_out.update(result)
 
     def _has_routes(self, root: TensorDictBase) -> bool:
-        if any(agents is not None for agents in self._agents):
+        if any(step.agents is not None for step in self._steps):
             return True
         paths = dict.fromkeys(step.path for step in self._steps)
         found = [locate(root, path, self._fixed is not None) for path in paths]
@@ -500,16 +497,16 @@ class RoutedSequential(TensorDictSequential):
 
     def __setitem__(self, index: int | str, module: TensorDictModuleBase) -> None:
         self.module[index] = module  # type: ignore[index]
-        self._survey()
+        self._survey([step.agents for step in self._steps])
 
     def __delitem__(self, index: int) -> None:
         del self.module[index]
-        del self._agents[index]
-        self._survey()
+        del self._steps[index]
+        self._survey([step.agents for step in self._steps])
 
     def _part(self, indices: Iterable[int]) -> RoutedSequential:
         indices = list(indices)
-        modules: Any = [(self._steps[i].module, self._agents[i]) for i in indices]
+        modules: Any = [(self._steps[i].module, self._steps[i].agents) for i in indices]
         if isinstance(self.module, nn.ModuleDict):
             modules = [dict(zip([list(self.module)[i] for i in indices], modules))]
         return type(self)(*modules, group=self._group, partial_tolerant=True, inplace=self.inplace)
