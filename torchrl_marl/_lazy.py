@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 import warnings
@@ -17,16 +18,22 @@ __all__ = ["MOVED", "attach", "find_moved_modules"]
 
 
 def attach(
-    package: str, modules: dict[str, list[str]], moved: Mapping[str, str] | None = None
+    package: str,
+    modules: dict[str, list[str]] | None = None,
+    moved: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Gives a package's ``__getattr__``, ``__dir__`` and ``__all__``.
 
     Args:
         package (str): the package's ``__name__``.
-        modules (dict): name of a module of the package -> the public names that it defines.
+        modules (dict, optional): name of a module of the package -> the public names that it
+            defines; by default what the package imports for type checkers.
         moved (mapping, optional): name that the package had -> the module that has it now.
     """
-    module_of = {name: module for module, names in modules.items() for name in names}
+    if modules is None:
+        module_of = _imported_for_type_checkers(package)
+    else:
+        module_of = {n: f"{package}.{module}" for module, names in modules.items() for n in names}
     moved = moved or {}
 
     def __getattr__(name: str) -> Any:
@@ -40,12 +47,22 @@ def attach(
             return getattr(importlib.import_module(new), name)
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
+        return getattr(importlib.import_module(module_of[name]), name)
 
     def __dir__() -> list[str]:
         return sorted(module_of)
 
     return __getattr__, __dir__, sorted(module_of)
+
+
+def _imported_for_type_checkers(package: str) -> dict[str, str]:
+    """Returns name -> module of what a package's file imports under ``if TYPE_CHECKING``."""
+    loader: Any = sys.modules[package].__spec__.loader  # type: ignore[union-attr]
+    tree = ast.parse(loader.get_source(package))
+    blocks = [node for node in tree.body if isinstance(node, ast.If)]
+    blocks = [node for node in blocks if ast.unparse(node.test) == "TYPE_CHECKING"]
+    imports = [line for node in blocks for line in node.body if isinstance(line, ast.ImportFrom)]
+    return {alias.name: str(line.module) for line in imports for alias in line.names}
 
 
 # Former name of a module or package -> its name now, both within torchrl_marl.

@@ -10,12 +10,4 @@ if TYPE_CHECKING:
     from torchrl_marl.contrib.splitting import SplitPolicy, parts, split
     from torchrl_marl.contrib.tree_sampler import TreeSampler
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "ranking": ["alpha_rank"],
-        "routed.sequential": ["RoutedSequential"],
-        "splitting": ["SplitPolicy", "parts", "split"],
-        "tree_sampler": ["TreeSampler"],
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.types import Device
 from torchrl.data.replay_buffers.samplers import PrioritizedSampler
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.utils import unravel_index
@@ -70,7 +71,7 @@ class TreeSampler(PrioritizedSampler):
         dtype: torch.dtype = torch.float,
         reduction: str = "max",
         max_priority_within_buffer: bool = False,
-        device: torch.device | str | None = None,
+        device: Device = None,
     ) -> None:
         # Without TorchRL's constructor, which warns that its extension is missing.
         for name, value in (("alpha", alpha), ("beta", beta)):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.types import Device
 
 from torchrl_marl.runtime.ranks import ALONE, Alone, current
 
@@ -189,9 +190,7 @@ class PerGroup(nn.Module):
 
     membership: Tensor | None
 
-    def __init__(
-        self, membership: Tensor | None = None, device: torch.device | str | None = None
-    ) -> None:
+    def __init__(self, membership: Tensor | None = None, device: Device = None) -> None:
         super().__init__()
         self.n_groups = 1 if membership is None else membership.shape[-1]
         self.sizes = [] if membership is None else (membership > 0).sum(0).tolist()

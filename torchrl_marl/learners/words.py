@@ -13,8 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from torchrl_marl.functional import masked_moments
-from torchrl_marl.modules.communication.channel import Channel
-from torchrl_marl.modules.communication.heard import heard_in, talking_module
+from torchrl_marl.modules.communication.channel import Channel, heard_in, talking_module
 from torchrl_marl.runtime.ranks import current
 from torchrl_marl.specs import GroupSpec
 

@@ -29,32 +29,4 @@ if TYPE_CHECKING:
     from torchrl_marl.modules.stacks.members import StackModule
     from torchrl_marl.modules.stacks.module_stack import ModuleStack, cat, expand, stack
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "action_critics": ["make_action_critic"],
-        "actors": ["make_actor"],
-        "config": [
-            "CommunicationConfig",
-            "DrawnCommunicationConfig",
-            "CriticConfig",
-            "MemoryConfig",
-            "MixerConfig",
-            "NetworkConfig",
-            "QNetworkConfig",
-            "RecurrentCriticConfig",
-            "RecurrentNetworkConfig",
-            "TeamNetworkConfig",
-        ],
-        "critics": ["make_critic"],
-        "exploration": ["Explore", "RandomActor"],
-        "mixers": ["make_mixed_critic", "make_mixer"],
-        "normalization": ["ObservationNorm", "ValueNorm"],
-        "players": ["Players"],
-        "q_actor": ["make_deterministic_actor", "make_q_actor"],
-        "registry": ["register_body", "register_sharing"],
-        "stacks.members": ["StackModule"],
-        "stacks.module_stack": ["ModuleStack", "cat", "expand", "stack"],
-    },
-    moved={"RoutedSequential": "torchrl_marl.contrib"},
-)
+__getattr__, __dir__, __all__ = attach(__name__, moved={"RoutedSequential": "torchrl_marl.contrib"})

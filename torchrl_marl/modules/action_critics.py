@@ -10,14 +10,22 @@ import torch
 import torch.nn.functional as F
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
+from torch.types import Device
 from torchrl.data import Composite, Unbounded
 
 from torchrl_marl.functional import expand_mask
 from torchrl_marl.modules.config import CriticConfig, NetworkConfig
 from torchrl_marl.modules.critics import make_critic
-from torchrl_marl.modules.inputs import AgentInput, StateInput
+from torchrl_marl.modules.inputs import (
+    AgentInput,
+    StateInput,
+    pack,
+    packed_index,
+    register_constants,
+)
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.specs import GroupSpec
+from torchrl_marl.specs.groups import own_first
 from torchrl_marl.specs.joining import JoinedGroup
 
 __all__ = ["ActionFeatures", "BesideObservations", "BesideState", "make_action_critic"]
@@ -49,7 +57,7 @@ class ActionFeatures(nn.Module):
     half_range: Tensor  # where there is a middle
     own: Tensor | None
 
-    def __init__(self, group: GroupSpec, device: torch.device | str | None = None) -> None:
+    def __init__(self, group: GroupSpec, device: Device = None) -> None:
         super().__init__()
         self.discrete, self.one_hot = group.discrete, group.discrete and group.one_hot
         self.n_actions = group.n_actions if group.discrete else 0
@@ -61,9 +69,7 @@ class ActionFeatures(nn.Module):
             low, high = bounds
             middle, half = (low + high) / 2, (high - low) / 2
             half = half if padding is None else torch.where(padding, half, 1.0)
-        for name, value in (("middle", middle), ("half_range", half), ("own", padding)):
-            value = None if value is None else value.to(device)
-            self.register_buffer(name, value, persistent=False)
+        register_constants(self, device, middle=middle, half_range=half, own=padding)
 
     def forward(self, action: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scales or encodes the actions."""
@@ -103,19 +109,16 @@ class BesideObservations(nn.Module):
         group: GroupSpec,
         actions: ActionFeatures,
         norm: ObservationNorm | None = None,
-        device: torch.device | str | None = None,
+        device: Device = None,
     ) -> None:
         super().__init__()
         self.agents, self.actions = AgentInput(seen, norm, device), actions
         place = _places(seen, group)
         everyone = place == list(range(group.n_agents))
-        self.register_buffer(
-            "index", None if everyone else torch.tensor(place, device=device), persistent=False
-        )
         widths = [0 if i < 0 else actions.widths[i] for i in place]
-        order = _own_first(seen.observation_dims, widths, max(actions.widths))
-        order = None if order is None else order.to(device)
-        self.register_buffer("order", order, persistent=False)
+        order = _order_of(seen.observation_dims, widths, max(actions.widths))
+        index = None if everyone else torch.tensor(place)
+        register_constants(self, device, index=index, order=order)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Puts them side by side."""
@@ -128,9 +131,7 @@ class BesideObservations(nn.Module):
             acts = (self.index >= 0) if mask is None else (self.index >= 0) & mask
             done = torch.where(acts.unsqueeze(-1), done, 0.0)
         both = torch.cat([features, done], -1)
-        if self.order is None:
-            return both
-        return both.gather(-1, self.order.expand(*both.shape[:-1], -1))
+        return both if self.order is None else own_first(both, self.order)
 
 
 class BesideState(nn.Module):
@@ -142,25 +143,19 @@ class BesideState(nn.Module):
         super().__init__()
         assert group.state_spec is not None
         self.state, self.actions = StateInput(group.state_spec.ndim), actions
-        most = max(actions.widths)
-        index = [i * most + j for i, width in enumerate(actions.widths) for j in range(width)]
         device = None if actions.own is None else actions.own.device
-        packed = None if actions.own is None else torch.tensor(index, device=device)
-        self.register_buffer("index", packed, persistent=False)
+        register_constants(self, device, index=packed_index(actions.widths))
 
     def forward(self, state: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
         """Returns ``[*B, S + A of all]``."""
-        row = self.actions(action, mask).flatten(-2)
-        row = row if self.index is None else row.index_select(-1, self.index)
+        row = pack(self.actions(action, mask), self.index)
         return torch.cat([self.state(state)[0], row], -1)
 
 
 def _places(seen: GroupSpec, group: GroupSpec) -> list[int]:
     """Returns for each agent of ``seen`` its place in ``group``, or -1."""
-    starts, start = {}, 0
-    for one in group.groups:
-        starts[one.name] = start
-        start += one.n_agents
+    sizes = [one.n_agents for one in group.groups]
+    starts = {one.name: sum(sizes[:i]) for i, one in enumerate(group.groups)}
     return [
         starts[one.name] + i if one.name in starts else -1
         for one in seen.groups
@@ -168,7 +163,7 @@ def _places(seen: GroupSpec, group: GroupSpec) -> list[int]:
     ]
 
 
-def _own_first(observed: Sequence[int], acted: Sequence[int], most: int) -> Tensor | None:
+def _order_of(observed: Sequence[int], acted: Sequence[int], most: int) -> Tensor | None:
     """Returns the order of features with each agent's own first, or None if they are already."""
     first = max(observed)
     if min(observed) == first and min(acted) == most:
@@ -193,7 +188,7 @@ def make_action_critic(
     team: GroupSpec | None = None,
     n_critics: int = 1,
     observation_norm: ObservationNorm | None = None,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> TensorDictSequential:
     """Builds critics that value every agent's step by what is seen and done in it.
 
@@ -269,10 +264,9 @@ class Ensemble(nn.Module):
 
 
 def _observations_and_actions(seen, group, actions, norm, device) -> TensorDictModule:
+    keys = [*AgentInput.keys(seen), group.action_key]
     module = BesideObservations(seen, group, actions, norm, device)
-    return TensorDictModule(
-        module, [*AgentInput.keys(seen), group.action_key], [(seen.name, _BOTH)]
-    )
+    return TensorDictModule(module, keys, [(seen.name, _BOTH)])
 
 
 def _state_and_actions(group: GroupSpec, actions: ActionFeatures) -> TensorDictModule:

@@ -14,12 +14,14 @@ from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import (
     InteractionType,
     TensorDictModule,
+    TensorDictModuleBase,
     TensorDictSequential,
     dispatch,
 )
 from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
 from torch.distributions import Categorical
+from torch.types import Device
 from torchrl.data import Bounded, Unbounded
 from torchrl.envs.transforms import TensorDictPrimer
 from torchrl.modules import (
@@ -48,43 +50,39 @@ from torchrl_marl.specs import GroupSpec
 from torchrl_marl.specs.stacking import is_lazy
 
 __all__ = [
+    "ActsForGroup",
     "GroupActor",
-    "check_links",
     "check_memory",
-    "hears_of",
     "legal_logits",
     "make_actor",
     "make_actor_network",
     "make_primer",
     "of_group",
     "refuse_half_bounded",
-    "remembered_of",
-    "write_acted",
 ]
 
 
-class GroupActor(ProbabilisticActor):
-    """An actor of a group; it takes dense (padded) data, and lazily stacked ones.
+class ActsForGroup(TensorDictModuleBase):
+    """The part that actors share: they act on dense (padded) data, or on lazily stacked ones.
 
     Where the group is stacked lazily, it is padded on the way in, and every agent gets its own
     actions on the way out.
-
-    Args:
-        group (GroupSpec): whose.
-        *args, **kwargs: of :class:`torchrl.modules.ProbabilisticActor`.
     """
 
-    def __init__(self, group: GroupSpec, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    group: GroupSpec
+    remembered: dict[str, int]
+    """Numbers that an agent remembers, by group."""
+    hears: bool
+    """Whether the environment says who hears whom."""
+
+    def serve(self, group: GroupSpec) -> None:
+        """Sets for whom it acts, once its networks are there."""
+        size = state_size(self)
         self.group = group
-        self.remembered = remembered_of(self, group)
-        """Numbers that an agent remembers, by group."""
+        self.remembered = {own.name: size for own in group.sources if size}
         if self.remembered:  # TorchRL asks for one wherever there is a maker
             self.make_tensordict_primer = partial(make_primer, group, self.remembered)
-        self.hears = hears_of(self)
-        """Whether the environment says who hears whom."""
-        self.draws = sum(channel.draws for channel in channels_of(self))
-        """Numbers that are drawn for an agent in the channel of a step."""
+        self.hears = any(channel.config.links == "env" for channel in channels_of(self))
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
@@ -94,14 +92,37 @@ class GroupActor(ProbabilisticActor):
         if self.hears:
             check_links(self.group, tensordict)
         if not is_lazy(tensordict.get(self.group.name, None)):
-            return self._act(tensordict, *args, **kwargs)
-        acted = self._act(self.group.dense(tensordict), *args, **kwargs)
-        return write_acted(self.group, acted, tensordict)
+            return self.act(tensordict, *args, **kwargs)
+        acted = self.act(self.group.dense(tensordict), *args, **kwargs)
+        for leaf in ("action", "action_log_prob", "channel"):
+            rows = acted.get((self.group.name, leaf), None)
+            if rows is not None:
+                self.group.write(tensordict, leaf, rows)
+        return tensordict
 
-    def _act(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
+    def act(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
+        """Acts on dense data."""
+        return super().forward(tensordict, *args, **kwargs)
+
+
+class GroupActor(ActsForGroup, ProbabilisticActor):
+    """An actor of a group; it takes dense (padded) data, and lazily stacked ones.
+
+    Args:
+        group (GroupSpec): whose.
+        *args, **kwargs: of :class:`torchrl.modules.ProbabilisticActor`.
+    """
+
+    def __init__(self, group: GroupSpec, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.serve(group)
+        self.draws = sum(channel.draws for channel in channels_of(self))
+        """Numbers that are drawn for an agent in the channel of a step."""
+
+    def act(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
         """Acts on dense data; what the channel needs is drawn anew."""
         if not self.draws:
-            return super().forward(tensordict, *args, **kwargs)
+            return super().act(tensordict, *args, **kwargs)
         from torchrl_marl.modules.communication.channel import drawing
 
         rows = tensordict.get(self.group.observation_keys[0])
@@ -110,22 +131,11 @@ class GroupActor(ProbabilisticActor):
         tensordict.set(self.group.key("channel"), blank)
         how = interaction_type() or self.default_interaction_type
         with drawing("draw" if how is InteractionType.RANDOM else "mode"):
-            return super().forward(tensordict, *args, **kwargs)
+            return super().act(tensordict, *args, **kwargs)
 
     def get_dist(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> Any:
         """Returns the distribution over padded actions."""
         return super().get_dist(self.group.dense(tensordict), *args, **kwargs)
-
-
-def remembered_of(actor: nn.Module, group: GroupSpec) -> dict[str, int]:
-    """Returns the numbers that an agent remembers, by group; empty without memory."""
-    size = state_size(actor)
-    return {own.name: size for own in group.sources if size}
-
-
-def hears_of(actor: nn.Module) -> bool:
-    """Returns whether an actor reads who hears whom."""
-    return any(channel.config.links == "env" for channel in channels_of(actor))
 
 
 def check_links(group: GroupSpec, tensordict: TensorDictBase) -> None:
@@ -175,21 +185,12 @@ def check_memory(group: GroupSpec, tensordict: TensorDictBase) -> None:
             )
 
 
-def write_acted(group: GroupSpec, acted: TensorDictBase, td: TensorDictBase) -> TensorDictBase:
-    """Writes dense actions into a lazily stacked group."""
-    for leaf in ("action", "action_log_prob", "channel"):
-        rows = acted.get((group.name, leaf), None)
-        if rows is not None:
-            group.write(td, leaf, rows)
-    return td
-
-
 def make_actor(
     group: GroupSpec,
     config: NetworkConfig | None = None,
     *,
     observation_norm: ObservationNorm | None = None,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> ProbabilisticActor:
     """Builds a stochastic policy for every agent of a group.
 
@@ -260,7 +261,7 @@ def make_actor_network(
     outputs: int,
     head: nn.Module | None,
     norm: ObservationNorm | None,
-    device: torch.device | str | None,
+    device: Device,
     *,
     gain: float = 0.01,
 ) -> AgentNetwork:
@@ -282,12 +283,7 @@ def make_actor_network(
         )
     check_size("actor", group, config, device)
     body = make_agent_network(
-        group,
-        outputs,
-        config,
-        gain=gain,
-        standardized=norm is not None,
-        device=device,
+        group, outputs, config, gain=gain, standardized=norm is not None, device=device
     )
     agents = AgentInput(group, norm, device)
     return AgentNetwork(agents, body, head, links=links_of(group, config, device))
@@ -298,15 +294,13 @@ def _continuous(group, network, device):
     module = of_group(group, network, outputs)
     parameters = {"loc": outputs[0], "scale": outputs[1]}
     bounds, own = group.action_bounds, group.action_padding
+    settings = {} if own is None else {"mask": own.to(device)}
     if bounds is None:
         refuse_half_bounded(group)
-        if own is None:
-            return module, parameters, IndependentNormal, {}
-        return module, parameters, PaddedNormal, {"mask": own.to(device)}
+        return module, parameters, IndependentNormal if own is None else PaddedNormal, settings
     low, high = (_scalar_or_tensor(bound, own, device) for bound in bounds)
-    if own is None:
-        return module, parameters, TanhNormal, {"low": low, "high": high}
-    return module, parameters, PaddedTanhNormal, {"low": low, "high": high, "mask": own.to(device)}
+    settings |= {"low": low, "high": high}
+    return module, parameters, TanhNormal if own is None else PaddedTanhNormal, settings
 
 
 def of_group(group: GroupSpec, network: nn.Module, outputs: list[NestedKey]) -> TensorDictModule:
@@ -335,7 +329,7 @@ def _discrete(group, network, device):
 
 
 def legal_logits(
-    group: GroupSpec, network: nn.Module, device: torch.device | str | None
+    group: GroupSpec, network: nn.Module, device: Device
 ) -> TensorDictModule | TensorDictSequential:
     """Returns what writes ``(group, "logits")``, in which illegal actions have no probability."""
     logits = group.key("logits")
@@ -347,9 +341,7 @@ def legal_logits(
     return TensorDictSequential(module, legal)
 
 
-def _scalar_or_tensor(
-    bound: Tensor, own: Tensor | None, device: torch.device | str | None
-) -> float | Tensor:
+def _scalar_or_tensor(bound: Tensor, own: Tensor | None, device: Device) -> float | Tensor:
     first = bound.flatten()[0]
     same = bound == first if own is None else (bound == first)[own]
     return first.item() if bool(same.all()) else bound.to(device)

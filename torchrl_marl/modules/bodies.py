@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.types import Device
 from torchrl.modules import MLP
 
 from torchrl_marl.errors import ConfigError
@@ -93,7 +94,7 @@ def make_mlp(
     gain: float,
     num_cells: Sequence[int] | None = None,
     activate_last_layer: bool = False,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> nn.Module:
     """Builds a multi-layer perceptron, ``[*B, I] -> [*B, O]``.
 
@@ -136,16 +137,14 @@ def make_cnn(
     out_features: int,
     config: NetworkConfig,
     *,
-    gain: float,
-    num_cells: Sequence[int] | None = None,
-    activate_last_layer: bool = False,
-    device: torch.device | str | None = None,
+    device: Device = None,
+    **settings: Any,
 ) -> PictureNetwork:
     """Builds convolutions over the pictures of a row and a perceptron behind them.
 
     Args:
-        inputs, out_features, config, gain, num_cells, activate_last_layer, device: of
-            :func:`make_mlp`.
+        inputs, out_features, config, device: of :func:`make_mlp`.
+        **settings: ``gain``, ``num_cells`` and ``activate_last_layer`` of :func:`make_mlp`.
 
     Raises:
         ConfigError: no picture, or agents of one network with pictures of different shapes.
@@ -167,22 +166,12 @@ def make_cnn(
         )
     activation = ACTIVATIONS[config.activation]
     encoders = {
-        (picture.leaf, picture.shape): PictureEncoder(
-            picture.shape, activation, device, channels=config.channels
-        )
-        for picture in inputs.pictures
+        (one.leaf, one.shape): PictureEncoder(one.shape, activation, device, config.channels)
+        for one in inputs.pictures
     }
-    encoded = sum(encoders[picture.leaf, picture.shape].width for picture in inputs.pictures)
-    others = inputs.width - sum(math.prod(picture.shape) for picture in inputs.pictures)
-    mlp = make_mlp(
-        Features(encoded + others),
-        out_features,
-        config,
-        gain=gain,
-        num_cells=num_cells,
-        activate_last_layer=activate_last_layer,
-        device=device,
-    )
+    encoded = sum(encoders[one.leaf, one.shape].width for one in inputs.pictures)
+    others = inputs.width - sum(math.prod(one.shape) for one in inputs.pictures)
+    mlp = make_mlp(Features(encoded + others), out_features, config, device=device, **settings)
     return PictureNetwork(inputs, encoders, mlp)
 
 
@@ -193,8 +182,6 @@ class PictureEncoder(nn.Module):
         shape (tuple of int): ``(H, W, C)`` or ``(C, H, W)``.
         activation (type): behind each convolution.
         device (torch.device, optional): of the parameters.
-
-    Keyword Args:
         channels ("first" or "last", optional): where the channels are; None: the smaller of the
             outer sizes is theirs, the last if they are equal.
 
@@ -211,8 +198,7 @@ class PictureEncoder(nn.Module):
         self,
         shape: tuple[int, int, int],
         activation: type[nn.Module],
-        device: torch.device | str | None = None,
-        *,
+        device: Device = None,
         channels: str | None = None,
     ) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.types import Device
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.bodies import ACTIVATIONS, Context, Feedforward, initialize
@@ -18,6 +19,7 @@ from torchrl_marl.modules.inputs import (
     Features,
     PickAgents,
     agent_features,
+    register_constants,
     side_by_side,
     widest,
 )
@@ -104,7 +106,7 @@ class SetNetwork(nn.Module):
         pooling: Literal["mean", "attention"],
         num_heads: int = 4,
         per_agent: bool = True,
-        device: torch.device | str | None = None,
+        device: Device = None,
     ) -> None:
         super().__init__()
         _check_settings(kinds, num_cells, activation, pooling, num_heads)
@@ -113,9 +115,8 @@ class SetNetwork(nn.Module):
         self.per_agent = per_agent
         width = num_cells[-1]
         self.encoder = _KindEncoder(in_features, num_cells, kinds, activation, device)
-        self.attention = None
-        if pooling == "attention":
-            self.attention = _LivingAttention(width, num_heads, device)
+        attends = pooling == "attention"
+        self.attention = _LivingAttention(width, num_heads, device) if attends else None
         self.head = nn.Sequential(
             nn.Linear(2 * width if per_agent else width, width, device=device),
             ACTIVATIONS[activation](),
@@ -182,18 +183,20 @@ class _KindEncoder(nn.Module):
         for layer in self.layers:
             encoding = self.activation(layer(encoding))
         encoding = encoding.reshape(self.n_kinds, *batch, self.n_rows, encoding.shape[-1])
-        parts = [encoding[kind, ..., rows, :] for kind, rows in self.rows]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+        return _cat([encoding[kind, ..., rows, :] for kind, rows in self.rows])
 
     def _sort(self, features: Tensor) -> Tensor:
         if self.n_kinds == 1:
             return features.unsqueeze(0)
         sorted_kinds = []
         for runs in self.agents:
-            parts = [features[..., run, :] for run in runs]
-            rows = parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+            rows = _cat([features[..., run, :] for run in runs])
             sorted_kinds.append(F.pad(rows, (0, 0, 0, self.n_rows - rows.shape[-2])))
         return torch.stack(sorted_kinds)
+
+
+def _cat(agents: list[Tensor]) -> Tensor:
+    return agents[0] if len(agents) == 1 else torch.cat(agents, -2)
 
 
 class _KindLinear(nn.Module):
@@ -285,14 +288,14 @@ class GroupColumns(nn.Module):
     index: Tensor
     own: Tensor | None
 
-    def __init__(self, columns: Sequence[Sequence[int]], device: torch.device | str | None) -> None:
+    def __init__(self, columns: Sequence[Sequence[int]], device: Device) -> None:
         super().__init__()
-        widths = torch.tensor([len(own) for own in columns], device=device)
+        widths = torch.tensor([len(own) for own in columns])
         widest = int(widths.max())
         rows = [[*own, *[0] * (widest - len(own))] for own in columns]
-        self.register_buffer("index", torch.tensor(rows, device=device), persistent=False)
-        own = torch.arange(widest, device=device) < widths.unsqueeze(-1)
-        self.register_buffer("own", None if bool(own.all()) else own, persistent=False)
+        own = torch.arange(widest) < widths.unsqueeze(-1)
+        padded = own if not bool(own.all()) else None
+        register_constants(self, device, index=torch.tensor(rows), own=padded)
         flat = [column for row in rows for column in row]
         self.in_order = flat == list(range(len(flat)))
 
@@ -311,8 +314,7 @@ def make_central_network(
     config: NetworkConfig,
     *,
     per_agent: bool,
-    gain: float,
-    device: torch.device | str | None = None,
+    **settings: Any,
 ) -> nn.Module:
     """Builds a network that sees everything, with a value for every agent.
 
@@ -326,15 +328,13 @@ def make_central_network(
         inputs (sequence of Features): what they are.
         config (NetworkConfig): body, widths, activation, sharing.
         per_agent (bool): a value for each agent, or one for each group.
-        gain (float): scale of the last layer's orthogonal start.
-        device (torch.device, optional): of the parameters.
+        **settings: ``gain`` and ``device`` of the networks that it is made of.
 
     Shapes:
         - features: ``[*B, F]``; returns ``[*B, N, 1]``
     """
     make = body_of(config).make_network
     assert make is not None
-    settings: dict = {"gain": gain, "device": device}
     if not has_memory(config):
         return _central(group, columns, inputs, config, make, per_agent, 1, settings)
     width, own, kinds = config.num_cells[-1], sharing_of_encoder(config), kinds_of(group)
@@ -353,10 +353,9 @@ def _central(
     settings: dict[str, Any],
 ) -> Feedforward:
     """Builds a network that sees everything, with so many outputs for every agent."""
-    shared, owner = sharing_of(config), group.group_index
+    shared, owner, device = sharing_of(config), group.group_index, settings.get("device")
     sizes = [own.n_agents if per_agent else 1 for own in group.groups]
     alike = all(list(own) == list(columns[0]) for own in columns)
-    device = settings["device"]
     if shared not in ("group", "full"):
         own = [columns[k] for k in owner]
         rows = [inputs[k] for k in owner]
@@ -372,11 +371,7 @@ def _central(
     else:
         members = [make(row, n * width, config, **settings) for row, n in zip(inputs, sizes)]
         network = stack(members, pad=True)
-    firsts = [owner.index(k) for k in owner]
-    index = [
-        k * most + (i - first if per_agent else 0)
-        for i, (k, first) in enumerate(zip(owner, firsts))
-    ]
+    index = [k * most + (i - owner.index(k) if per_agent else 0) for i, k in enumerate(owner)]
     picked = AgentValues(index, True, most * len(sizes), device, width)
     return Feedforward(GroupColumns(columns, device), network, picked)
 
@@ -418,10 +413,7 @@ def _who_is_seen(seen: GroupSpec, group: GroupSpec, own_group: bool) -> list[lis
 
 
 def make_set_network(
-    group: GroupSpec,
-    seen: GroupSpec,
-    config: CriticConfig,
-    device: torch.device | str | None = None,
+    group: GroupSpec, seen: GroupSpec, config: CriticConfig, device: Device = None
 ) -> SetNetwork:
     """Builds a critic's network over the set of living agents.
 
@@ -435,25 +427,26 @@ def make_set_network(
         ConfigError: a body or a way of sharing that such a network does not have.
         ValueError: groups that would see each other.
     """
+    critic = f"a critic of architecture {config.architecture!r}"
     if config.body != "mlp":
         raise ConfigError(
-            f"group {group.name!r}: a critic of architecture {config.architecture!r} has "
-            f"perceptrons, but body is {config.body!r}; use architecture=mlp or body=mlp."
+            f"group {group.name!r}: {critic} has perceptrons, but body is {config.body!r}; use "
+            "architecture=mlp or body=mlp."
         )
     if config.layer_norm:
         raise ConfigError(
-            f"group {group.name!r}: layer_norm is true, but a critic of architecture "
-            f"{config.architecture!r} has none; use architecture=mlp or layer_norm=false."
+            f"group {group.name!r}: layer_norm is true, but {critic} has none; use "
+            "architecture=mlp or layer_norm=false."
         )
     if sharing_of(config) not in ("group", "full"):
         raise ValueError(
-            f"group {group.name!r}: a critic of architecture {config.architecture!r} is one "
-            f"network for all, but sharing is {sharing_of(config)!r}; use sharing=group."
+            f"group {group.name!r}: {critic} is one network for all, but sharing is "
+            f"{sharing_of(config)!r}; use sharing=group."
         )
     if seen is group and len(group.groups) > 1:
         raise ValueError(
-            f"group {group.name!r}: a critic of architecture {config.architecture!r} would let "
-            "groups see each other; give each its own critic, or team= to let them."
+            f"group {group.name!r}: {critic} would let groups see each other; give each its own "
+            "critic, or team= to let them."
         )
     per_agent = config.value_per == "agent"
     return SetNetwork(
@@ -469,10 +462,7 @@ def make_set_network(
 
 
 def pick_of(
-    group: GroupSpec,
-    seen: GroupSpec,
-    per_agent: bool = True,
-    device: torch.device | str | None = None,
+    group: GroupSpec, seen: GroupSpec, per_agent: bool = True, device: Device = None
 ) -> PickAgents:
     """Returns what picks a group's values from those of all agents that a critic sees."""
     names = [one.name for one in group.groups]

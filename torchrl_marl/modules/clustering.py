@@ -75,34 +75,10 @@ def cluster_agents(
         (0, 1, 0, 1)
     """
     n_agents = observation.shape[1]
+    real = None if observation_mask is None else observation_mask.cpu()
     if not 1 <= n_clusters <= n_agents:
         raise ConfigError(f"n_clusters is {n_clusters}, expected 1 to {n_agents}, the agents.")
-    given, target, who = _transitions(
-        observation, action, next_observation, reward, mask, observation_mask
-    )
-    missing = sorted(set(range(n_agents)) - set(who.unique().tolist()))
-    if missing:
-        raise ConfigError(
-            f"agents {missing} lived in none of the {len(observation)} transitions, so their "
-            "clusters cannot be found; raise clustering_frames."
-        )
-    generator = torch.Generator().manual_seed(seed)
-    real = None if observation_mask is None else observation_mask.cpu()
-    predicted = _predictions(given, target, who, real, n_agents, latent, steps, generator)
-    return _by_first_appearance(_k_means(predicted, n_clusters, generator))
-
-
-def _transitions(
-    observation: Tensor,
-    action: Tensor,
-    next_observation: Tensor,
-    reward: Tensor,
-    mask: Tensor | None,
-    observation_mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns living rows on the CPU, standardized: inputs, targets and their agents."""
     lived = observation.new_ones(observation.shape[:2], dtype=torch.bool) if mask is None else mask
-    who = torch.arange(observation.shape[1], device=lived.device).expand_as(lived)[lived]
     rows = {
         "observation": observation[lived],
         "action": action[lived],
@@ -110,10 +86,22 @@ def _transitions(
         "reward": reward[lived],
     }
     rows = {name: row.detach().cpu().float() for name, row in rows.items()}
-    who = who.cpu()
-    real = torch.ones_like(rows["observation"], dtype=torch.bool)
-    if observation_mask is not None:
-        real = observation_mask.cpu()[who]
+    who = torch.arange(n_agents, device=lived.device).expand_as(lived)[lived].cpu()
+    given, target = _standardized(rows, None if real is None else real[who])
+    missing = sorted(set(range(n_agents)) - set(who.unique().tolist()))
+    if missing:
+        raise ConfigError(
+            f"agents {missing} lived in none of the {len(observation)} transitions, so their "
+            "clusters cannot be found; raise clustering_frames."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    predicted = _predictions(given, target, who, real, n_agents, latent, steps, generator)
+    return _by_first_appearance(_k_means(predicted, n_clusters, generator))
+
+
+def _standardized(rows: dict[str, Tensor], real: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns what is given and what is to be predicted of transitions, standardized."""
+    if real is not None:
         for name in ("observation", "next observation"):
             rows[name] = torch.where(real, rows[name], 0.0)
     for name, row in rows.items():
@@ -121,7 +109,7 @@ def _transitions(
             raise NonFiniteError(f"the {name} of a living agent holds NaN or infinity.")
     change = _standardize(rows["next observation"] - rows["observation"], real)
     given = torch.cat([_standardize(rows["observation"], real), _standardize(rows["action"])], -1)
-    return given, torch.cat([change, _standardize(rows["reward"])], -1), who
+    return given, torch.cat([change, _standardize(rows["reward"])], -1)
 
 
 def _standardize(rows: Tensor, real: Tensor | None = None) -> Tensor:

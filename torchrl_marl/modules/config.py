@@ -474,22 +474,21 @@ def _check_parts(config: NetworkConfig, part: str, kind: str, at: str) -> None:
     Raises:
         ConfigError: naming the settings that do not fit together.
     """
-    body, sharing = BODIES.find(config.body), sharing_of(config)
-    found = f"{at}{part}.kind is {quoted(kind)}, but"
+    body, sharing, fault = BODIES.find(config.body), sharing_of(config), ""
     if body is not None and body.body is not None:
-        raise ConfigError(
-            f"{found} {at}body is {quoted(config.body)}, one network over all agents, which "
-            f"has none; use {at}body=mlp, or {at}{part}=none."
+        fault = (
+            f"body is {quoted(config.body)}, one network over all agents, which has none; use "
+            f"{at}body=mlp, or {at}{part}=none."
         )
-    if sharing not in REMEMBERING:
-        raise ConfigError(
-            f"{found} {at}sharing is {quoted(sharing)}, which has none; use one of "
-            f"{', '.join(REMEMBERING)}, or {at}{part}=none."
+    elif sharing not in REMEMBERING:
+        fault = (
+            f"sharing is {quoted(sharing)}, which has none; use one of {', '.join(REMEMBERING)}, "
+            f"or {at}{part}=none."
         )
-    if not config.num_cells:
-        raise ConfigError(
-            f"{found} {at}num_cells is empty, and it reads a hidden layer; use {at}num_cells=[64]."
-        )
+    elif not config.num_cells:
+        fault = f"num_cells is empty, and it reads a hidden layer; use {at}num_cells=[64]."
+    if fault:
+        raise ConfigError(f"{at}{part}.kind is {quoted(kind)}, but {at}{fault}")
 
 
 def carries(config: NetworkConfig) -> bool:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from tensordict import NestedKey
 from tensordict.nn import TensorDictModule
 from torch import nn
+from torch.types import Device
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.central import (
@@ -28,12 +28,7 @@ from torchrl_marl.modules.inputs import (
     TeamInput,
     state_features,
 )
-from torchrl_marl.modules.networks import (
-    AgentNetwork,
-    extra_keys,
-    links_of,
-    make_agent_network,
-)
+from torchrl_marl.modules.networks import AgentNetwork, extra_keys, links_of, make_agent_network
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.modules.registry import body_of
 from torchrl_marl.modules.size import check_size
@@ -50,7 +45,7 @@ def make_critic(
     team: GroupSpec | None = None,
     value_norm: ValueNorm | None = None,
     observation_norm: ObservationNorm | None = None,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> TensorDictModule:
     """Builds a critic with a value for every agent of a group.
 
@@ -86,6 +81,7 @@ def make_critic(
         ValueError: ``"state"`` where the environment has none, or settings that do not fit.
 
     Examples:
+        >>> import torch
         >>> from torchrl.data import Bounded, Unbounded
         >>> from torchrl_marl import AgentSpec, TeamSpec
         >>> from tensordict import TensorDict
@@ -107,7 +103,8 @@ def make_critic(
             f"centralized is {centralized!r}, expected True; use algorithm=mappo with "
             "central_input=observations or team, or architecture=mlp."
         )
-    _check_values(group, config, centralized is not False, per_agent)
+    if not per_agent:
+        _check_values(group, config, centralized is not False)
     check_size("critic", group, config, device)
     head = None if value_norm is None else Denormalize(value_norm)
     keys = AgentInput.keys(group if team is None or centralized is not True else team)
@@ -168,40 +165,32 @@ def _central_critic(group, team, config, norm, head, device) -> AgentNetwork:
         return AgentNetwork(agents, network, head, pick=pick_of(group, seen, per_agent, device))
     body = make_agent_network if communicates(config) else body_of(config).make_body
     if body is not None:
-        _check_body(group, config, per_agent)
+        if not per_agent:
+            raise ConfigError(
+                f"group {group.name!r}: a critic's value_per is 'team', but a network over agents "
+                "has a value for each agent; use value_per=agent."
+            )
         network = body(seen, 1, config, gain=1.0, device=device)
         links = links_of(group, config, device) if team is None else None
-        return AgentNetwork(
-            agents, network, head, pick=pick_of(group, seen, device=device), links=links
-        )
+        pick = pick_of(group, seen, device=device)
+        return AgentNetwork(agents, network, head, pick=pick, links=links)
+    columns = columns_of_groups(seen, group, own_group=team is None)
+    inputs = inputs_of_groups(seen, group, team is None, standardized=norm is not None)
     network = make_central_network(
-        group,
-        columns_of_groups(seen, group, own_group=team is None),
-        inputs_of_groups(seen, group, own_group=team is None, standardized=norm is not None),
-        config,
-        per_agent=per_agent,
-        gain=1.0,
-        device=device,
+        group, columns, inputs, config, per_agent=per_agent, gain=1.0, device=device
     )
     return AgentNetwork(TeamInput(agents, seen.observation_dims), network, head)
 
 
-def _check_body(group: GroupSpec, config: NetworkConfig, per_agent: bool) -> None:
-    if not per_agent:
-        raise ConfigError(
-            f"group {group.name!r}: a critic's value_per is 'team', but a network over agents has "
-            "a value for each agent; use value_per=agent."
+def _check_values(group: GroupSpec, config: NetworkConfig, central: bool) -> None:
+    """Refuses a team's value of networks that cannot have one."""
+    found = ""
+    if not central:
+        found = ", but it sees what one agent sees; use value_per=agent, or algorithm=mappo."
+    elif sharing_of(config) not in ("group", "full"):
+        found = (
+            f", which no agent has a network for, but sharing is {sharing_of(config)!r}; use "
+            "sharing=group."
         )
-
-
-def _check_values(group: GroupSpec, config: NetworkConfig, central: bool, per_agent: bool) -> None:
-    if not per_agent and not central:
-        raise ConfigError(
-            f"group {group.name!r}: a critic's value_per is 'team', but it sees what one agent "
-            "sees; use value_per=agent, or algorithm=mappo."
-        )
-    if not per_agent and sharing_of(config) not in ("group", "full"):
-        raise ConfigError(
-            f"group {group.name!r}: a critic's value_per is 'team', which no agent has a network "
-            f"for, but sharing is {sharing_of(config)!r}; use sharing=group."
-        )
+    if found:
+        raise ConfigError(f"group {group.name!r}: a critic's value_per is 'team'{found}")

@@ -39,6 +39,10 @@ class _Padded(Distribution):
             _instance.__dict__.update(self.__dict__)
         return super().expand(torch.Size(batch_shape), _instance)
 
+    def update(self, loc: Tensor, scale: Scale) -> None:
+        """Takes other parameters."""
+        super().update(*self._replace_padding(loc, scale))  # type: ignore[misc]
+
     def _sum(self, value: Tensor) -> Tensor:
         return torch.where(self.mask, value, 0.0).sum(-1)
 
@@ -85,10 +89,6 @@ class PaddedNormal(_Padded, IndependentNormal):
         self.mask = _check_mask(mask, loc)
         loc, scale = self._replace_padding(loc, scale)
         IndependentNormal.__init__(self, loc, scale, event_dim=1, **keywords)
-
-    def update(self, loc: Tensor, scale: Scale) -> None:
-        """Takes other parameters."""
-        super().update(*self._replace_padding(loc, scale))
 
     @property
     def variance(self) -> Tensor:
@@ -155,10 +155,6 @@ class PaddedTanhNormal(_Padded, TanhNormal):
             high = torch.where(self.mask, torch.as_tensor(high, device=loc.device), 1.0)
         TanhNormal.__init__(self, loc, scale, low=low, high=high, event_dims=1, **keywords)
 
-    def update(self, loc: Tensor, scale: Scale) -> None:
-        """Takes other parameters."""
-        super().update(*self._replace_padding(loc, scale))
-
     def expand(self, batch_shape: Sequence[int], _instance: Distribution | None = None):
         """Returns the same distribution with larger batch dims."""
         new = super().expand(batch_shape, _instance)
@@ -187,15 +183,16 @@ class PaddedTanhNormal(_Padded, TanhNormal):
     def rsample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """Draws actions through which gradients flow, and scores them without the inverse."""
         normal = self.base_dist.rsample(torch.Size(sample_shape))
-        action = self.transforms[0](normal)
-        score = self._density(normal) - self._stretch(normal, action)
-        return torch.where(self.mask, action, 0.0), score
+        return self._scored(normal, self.transforms[0](normal))
 
     def sample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """Draws detached actions, and scores them without the inverse."""
         normal = self.base_dist.sample(torch.Size(sample_shape))
         with torch.no_grad():
             action = self.transforms[0](normal)
+        return self._scored(normal, action)
+
+    def _scored(self, normal: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         score = self._density(normal) - self._stretch(normal, action)
         return torch.where(self.mask, action, 0.0), score
 
@@ -237,9 +234,7 @@ class Gated(Distribution):
     ) -> None:
         self.actions = of(**keywords)
         self.logits, spoke = gate_logits.squeeze(-1), gate[..., 0]
-        self.gate_log_prob = -F.binary_cross_entropy_with_logits(
-            self.logits, spoke, reduction="none"
-        )
+        self.gate_log_prob = -self._surprise(spoke)
         shapes = self.actions.batch_shape, self.actions.event_shape
         super().__init__(*shapes, validate_args=False)
         if hasattr(self.actions, "rsample_and_log_prob"):
@@ -280,9 +275,10 @@ class Gated(Distribution):
 
     def entropy(self) -> Tensor:
         """Returns the entropy of each agent's action and gate."""
-        chance = torch.sigmoid(self.logits)
-        of_gate = F.binary_cross_entropy_with_logits(self.logits, chance, reduction="none")
-        return self.actions.entropy() + of_gate
+        return self.actions.entropy() + self._surprise(torch.sigmoid(self.logits))
+
+    def _surprise(self, spoke: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(self.logits, spoke, reduction="none")
 
     def _rsample_and_log_prob(self, sample_shape: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         own: Any = self.actions

@@ -6,11 +6,12 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
-from torchrl.data import Bounded
+from torch.types import Device
 from torchrl.envs.utils import ExplorationType, exploration_type
 
+from torchrl_marl.modules.inputs import choosable, register_constants
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.groups import check_action_mask, check_rows
+from torchrl_marl.specs.groups import check_action_mask
 
 __all__ = ["Explore", "RandomActor"]
 
@@ -45,7 +46,7 @@ class RandomActor(TensorDictModuleBase):
     low: Tensor | None
     high: Tensor | None
 
-    def __init__(self, group: GroupSpec, device: torch.device | str | None = None) -> None:
+    def __init__(self, group: GroupSpec, device: Device = None) -> None:
         super().__init__()
         self.group = group
         self.in_keys: list[NestedKey] = [group.action_mask_key] if group.action_mask_key else []
@@ -56,14 +57,8 @@ class RandomActor(TensorDictModuleBase):
                 f"group {group.name!r}: {type(spec).__name__} actions are not drawn here, "
                 "expected Bounded, Unbounded, Categorical or OneHot."
             )
-        bounds = group.action_bounds if isinstance(spec, Bounded) else None
-        for name, value in (
-            ("own", group.action_padding),
-            ("low", None if bounds is None else bounds[0]),
-            ("high", None if bounds is None else bounds[1]),
-        ):
-            value = None if value is None else value.to(device)
-            self.register_buffer(name, value, persistent=False)
+        low, high = group.action_bounds or (None, None)
+        register_constants(self, device, own=group.action_padding, low=low, high=high)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Draws."""
@@ -73,7 +68,8 @@ class RandomActor(TensorDictModuleBase):
     def draw(self, tensordict: TensorDictBase) -> Tensor:
         """Returns dense actions, and writes nothing."""
         own = self.group.data(tensordict)
-        check_rows(self.group, own, tensordict.batch_size)
+        if own.ndim > tensordict.ndim:
+            self.group.check_number(own.batch_size[tensordict.ndim])
         shape = torch.Size((*tensordict.batch_size, self.group.n_agents))
         return self._discrete(own, shape) if self.group.discrete else self._continuous(own, shape)
 
@@ -91,10 +87,7 @@ class RandomActor(TensorDictModuleBase):
             legal = torch.ones((*shape, n), dtype=torch.bool, device=own.device)
         else:
             check_action_mask(group, legal, shape[:-1])
-        legal = legal if self.own is None else legal & self.own
-        # Agents without a legal action do not act: any will do.
-        legal = legal | ~legal.any(-1, keepdim=True)
-        legal = legal if self.own is None else legal & self.own
+        legal = choosable(legal, self.own)
         action = torch.multinomial(legal.float().flatten(0, -2), 1).view(shape)
         dtype = group.padded_spec["action"].dtype
         return nn.functional.one_hot(action, n).to(dtype) if group.one_hot else action.to(dtype)
@@ -143,12 +136,7 @@ class Explore(TensorDictModuleBase):
     half_range: Tensor | None
 
     def __init__(
-        self,
-        group: GroupSpec,
-        *,
-        epsilon: float = 0.0,
-        sigma: float = 0.0,
-        device: torch.device | str | None = None,
+        self, group: GroupSpec, *, epsilon: float = 0.0, sigma: float = 0.0, device: Device = None
     ) -> None:
         super().__init__()
         self.group = group
@@ -159,7 +147,7 @@ class Explore(TensorDictModuleBase):
         self.register_buffer("sigma", torch.tensor(float(sigma), device=device))
         low, high = self.random.low, self.random.high
         half = None if low is None or high is None else (high - low) / 2
-        self.register_buffer("half_range", half, persistent=False)
+        register_constants(self, device, half_range=half)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Changes the actions, where actions are drawn."""

@@ -9,11 +9,12 @@ from typing import NamedTuple, cast
 import torch
 from tensordict import TensorDictBase, unravel_key
 from torch import Tensor, nn
+from torch.types import Device
 from torchrl.data import TensorSpec
 
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.groups import check_action_mask, check_inputs, flat_leaf, own_first
+from torchrl_marl.specs.groups import check_action_mask, check_inputs, flat_leaves
 
 __all__ = [
     "AgentInput",
@@ -34,6 +35,19 @@ __all__ = [
 ]
 
 Rows = tuple[Tensor, Tensor | None]
+
+
+def register_constants(module: nn.Module, device: Device, **tensors: Tensor | None) -> None:
+    """Registers what a module computes with, but neither learns nor saves.
+
+    Args:
+        module (nn.Module): gets a buffer that is not persistent for each.
+        device (torch.device, optional): of the buffers.
+        **tensors (Tensor, optional): by the buffer's name.
+    """
+    for name, value in tensors.items():
+        value = None if value is None else value.to(device)
+        module.register_buffer(name, value, persistent=False)
 
 
 class Picture(NamedTuple):
@@ -122,13 +136,11 @@ def agent_features(group: GroupSpec, standardized: bool = False) -> list[Feature
 
 def observation_leaves(group: GroupSpec, agent: int) -> Iterable[tuple[str, TensorSpec]]:
     """Returns name and spec of each observation leaf that an agent has."""
-    own = None if group.members is None else group.members[agent]
+    own = group.own_specs[agent]
     for key in group.observation_keys:
-        name, path = ".".join(key[1:]), unravel_key(key[1:])
-        if own is None:
-            yield name, group.padded_spec[path][agent]
-        elif path in own.keys(True, True):
-            yield name, own[path]
+        path = unravel_key(key[1:])
+        if path in own.keys(True, True):
+            yield ".".join(key[1:]), own[path]
 
 
 def state_features(group: GroupSpec) -> Features:
@@ -164,10 +176,7 @@ class AgentInput(nn.Module):
     order: Tensor | None
 
     def __init__(
-        self,
-        group: GroupSpec,
-        norm: ObservationNorm | None = None,
-        device: torch.device | str | None = None,
+        self, group: GroupSpec, norm: ObservationNorm | None = None, device: Device = None
     ) -> None:
         super().__init__()
         self.group = group
@@ -175,13 +184,8 @@ class AgentInput(nn.Module):
         self.n_agents = group.n_agents
         self.masked = group.mask_key is not None
         self.norm = norm
-        dims = torch.tensor(group.observation_dims, device=device)
-        padded = group.observation_mask is not None
-        own = torch.arange(group.observation_dim, device=device) < dims.unsqueeze(-1)
-        self.register_buffer("own", own if padded else None, persistent=False)
-        order = group.observation_order
-        order = None if order is None else order.to(device)
-        self.register_buffer("order", order, persistent=False)
+        own, order = group.observation_padding, group.observation_order
+        register_constants(self, device, own=own, order=order)
 
     @staticmethod
     def keys(group: GroupSpec) -> list:
@@ -205,9 +209,7 @@ class AgentInput(nn.Module):
 
     def rows(self, *inputs: Tensor) -> Tensor:
         """Returns the leaves side by side as the environment gives them, ``[*B, N, O]``."""
-        rows = [flat_leaf(leaf, ndim) for leaf, ndim in zip(inputs, self.ndims)]
-        features = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
-        return features if self.order is None else own_first(features, self.order)
+        return flat_leaves(inputs[: len(self.ndims)], self.ndims, self.order)
 
 
 class TeamInput(nn.Module):
@@ -226,17 +228,31 @@ class TeamInput(nn.Module):
     def __init__(self, agents: AgentInput, own: Sequence[int]) -> None:
         super().__init__()
         self.agents = agents
-        most = max(own)
-        index = [i * most + j for i, width in enumerate(own) for j in range(width)]
         device = None if agents.own is None else agents.own.device
-        packed = None if min(own) == most else torch.tensor(index, device=device)
-        self.register_buffer("index", packed, persistent=False)
+        register_constants(self, device, index=packed_index(own))
 
     def forward(self, *inputs: Tensor) -> Rows:
         """Puts the agents side by side, without their padding."""
         features, mask = self.agents(*inputs)
-        features = features.flatten(-2)
-        return features if self.index is None else features.index_select(-1, self.index), mask
+        return pack(features, self.index), mask
+
+
+def packed_index(widths: Sequence[int]) -> Tensor | None:
+    """Returns where the agents' own features lie in a row of all; None where all are own.
+
+    Examples:
+        >>> packed_index([2, 1]).tolist()
+        [0, 1, 2]
+    """
+    most = max(widths)
+    own = [i * most + j for i, width in enumerate(widths) for j in range(width)]
+    return None if min(widths) == most else torch.tensor(own)
+
+
+def pack(features: Tensor, index: Tensor | None) -> Tensor:
+    """Puts agents side by side, ``[*B, N, F]`` to ``[*B, F of all]``, with an index their own."""
+    features = features.flatten(-2)
+    return features if index is None else features.index_select(-1, index)
 
 
 class StateInput(nn.Module):
@@ -261,10 +277,9 @@ def gather_observation(
     """Returns a group's observation leaves side by side, ``[*B, N, O]``, and its mask."""
     mask = None if group.mask_key is None else tensordict.get(group.mask_key)
     observation = group.flat_observation(tensordict)
-    if group.observation_mask is not None:
-        dims = torch.tensor(group.observation_dims, device=observation.device)
-        own = torch.arange(group.observation_dim, device=observation.device) < dims.unsqueeze(-1)
-        observation = torch.where(own, observation, 0.0)
+    own = group.observation_padding
+    if own is not None:
+        observation = torch.where(own.to(observation.device), observation, 0.0)
     return observation, mask
 
 
@@ -297,26 +312,17 @@ class AgentValues(nn.Module):
     index: Tensor | None
 
     def __init__(
-        self,
-        index: Sequence[int],
-        several: bool,
-        n_outputs: int,
-        device: torch.device | str | None,
-        width: int = 1,
+        self, index: Sequence[int], several: bool, n_outputs: int, device: Device, width: int = 1
     ) -> None:
         super().__init__()
         self.several, self.width = several, width
         plain = list(index) == list(range(n_outputs))
-        chosen = None if plain else torch.tensor(index, device=device)
-        self.register_buffer("index", chosen, persistent=False)
+        register_constants(self, device, index=None if plain else torch.tensor(index))
 
     def forward(self, values: Tensor) -> Tensor:
         values = values.flatten(-2) if self.several else values
-        if self.width > 1:
-            values = values.unflatten(-1, (-1, self.width))
-            return values if self.index is None else values.index_select(-2, self.index)
-        values = values if self.index is None else values.index_select(-1, self.index)
-        return values.unsqueeze(-1)
+        values = values.unflatten(-1, (-1, self.width))
+        return values if self.index is None else values.index_select(-2, self.index)
 
 
 class PickAgents(nn.Module):
@@ -336,19 +342,14 @@ class PickAgents(nn.Module):
     output: Tensor | None
 
     def __init__(
-        self,
-        agents: Sequence[int],
-        outputs: Sequence[int],
-        n_seen: int,
-        device: torch.device | str | None,
+        self, agents: Sequence[int], outputs: Sequence[int], n_seen: int, device: Device
     ) -> None:
         super().__init__()
         everyone = list(agents) == list(range(n_seen))
-        index = None if everyone else torch.tensor(agents, device=device)
-        self.register_buffer("agents", index, persistent=False)
         several = len(set(outputs)) > 1
-        output = torch.tensor(outputs, device=device).unsqueeze(-1) if several else None
-        self.register_buffer("output", output, persistent=False)
+        index = None if everyone else torch.tensor(agents)
+        output = torch.tensor(outputs).unsqueeze(-1) if several else None
+        register_constants(self, device, agents=index, output=output)
 
     def forward(self, values: Tensor) -> Tensor:
         if self.agents is not None:
@@ -374,12 +375,10 @@ class LegalLogits(nn.Module):
 
     own: Tensor | None
 
-    def __init__(self, group: GroupSpec, device: torch.device | str | None = None) -> None:
+    def __init__(self, group: GroupSpec, device: Device = None) -> None:
         super().__init__()
         self.group = group
-        own = group.action_padding
-        own = None if own is None else own.to(device)
-        self.register_buffer("own", own, persistent=False)
+        register_constants(self, device, own=group.action_padding)
 
     def forward(self, logits: Tensor, action_mask: Tensor | None = None) -> Tensor:
         """Lowers illegal logits to the least finite number."""
@@ -387,7 +386,18 @@ class LegalLogits(nn.Module):
             legal = cast(Tensor, self.own)
         else:
             check_action_mask(self.group, action_mask, logits.shape[:-2])
-            own = action_mask if self.own is None else action_mask & self.own
-            legal = own | ~own.any(-1, keepdim=True)
-            legal = legal if self.own is None else legal & self.own
+            legal = choosable(action_mask, self.own)
         return torch.where(legal, logits, torch.finfo(logits.dtype).min)
+
+
+def choosable(legal: Tensor, own: Tensor | None) -> Tensor:
+    """Returns the legal ones of an agent's own actions; all of its own, where none is legal.
+
+    Args:
+        legal (Tensor): bool, ``[*B, N, n_actions]``.
+        own (Tensor, optional): False at padding, ``[N, n_actions]``.
+    """
+    legal = legal if own is None else legal & own
+    # An agent without a legal action does not act: any will do.
+    legal = legal | ~legal.any(-1, keepdim=True)
+    return legal if own is None else legal & own

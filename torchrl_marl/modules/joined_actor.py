@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor, nn
+from torch import nn
 
 from torchrl_marl.modules.actors import check_memory
 from torchrl_marl.modules.memory.states import state_size
@@ -63,13 +63,10 @@ class JoinedActor(TensorDictModuleBase):
         joined = act(self.group.gather(tensordict, leaves=self.extra))
         self.group.scatter(joined, tensordict, self.written)
         if self.extra:
-            self.scatter_state(joined.get(("next", self.group.name, "hidden")), tensordict)
+            state = joined.get(("next", self.group.name, "hidden"))
+            for group, rows in zip(self.group.sources, self.group.split(state, state.ndim - 2)):
+                tensordict.set(("next", group.name, "hidden"), rows)
         return tensordict
-
-    def scatter_state(self, state: Tensor, tensordict: TensorDictBase) -> None:
-        """Writes what is remembered, ``[*B, N, S]``, to the groups that are there."""
-        for group, rows in zip(self.group.sources, self.group.split(state, state.ndim - 2)):
-            tensordict.set(("next", group.name, "hidden"), rows)
 
     def part(self, name: str) -> ActorPart:
         """Returns the actor of one group."""
@@ -104,8 +101,8 @@ class ActorPart(TensorDictModuleBase):
         team = TensorDict({}, tensordict.batch_size, device=tensordict.device)
         for group in self.whole.group.sources:
             present = group.name == self.group.name
-            blank = group.data(tensordict).copy() if present else self._blank(group, team)
-            team.set(group.name, blank)
+            own = group.data(tensordict).copy() if present else self._blank(group, team)
+            team.set(group.name, own)
         acted = self.whole(team)
         self.group.scatter(acted, tensordict, self.whole.written)
         if self.whole.extra:
@@ -114,11 +111,21 @@ class ActorPart(TensorDictModuleBase):
         return tensordict
 
     def _blank(self, group: GroupSpec, like: TensorDictBase) -> TensorDict:
-        blank, size = _blank(group, like), self.whole.state_size
+        """Returns a group in which nobody is alive, and which any network reads."""
+        batch, size = (*like.batch_size, group.n_agents), self.whole.state_size
+        blank = TensorDict({}, batch, device=like.device)
+        for key in group.observation_keys:
+            leaf = group.padded_spec[key[1:]]
+            shape = (*like.batch_size, *leaf.shape)
+            blank.set(key[1:], torch.zeros(shape, dtype=leaf.dtype, device=like.device))
+        truth = {"dtype": torch.bool, "device": like.device}
+        if group.mask_key is not None:
+            blank.set("mask", torch.zeros(batch, **truth))
+        if group.action_mask_key is not None:
+            blank.set("action_mask", torch.ones(*batch, group.n_actions, **truth))
         if size:
-            shape = (*like.batch_size, group.n_agents)
-            blank.set("hidden", torch.zeros(*shape, size, device=like.device))
-            blank.set("is_init", torch.ones(*shape, 1, dtype=torch.bool, device=like.device))
+            blank.set("hidden", torch.zeros(*batch, size, device=like.device))
+            blank.set("is_init", torch.ones(*batch, 1, **truth))
         return blank
 
 
@@ -182,36 +189,17 @@ class GroupActors(nn.Module):
 def merge_parts(actors: Iterable[TensorDictModuleBase]) -> list[TensorDictModuleBase]:
     """Returns the actors, with a joined actor for its parts where all of them are there."""
     actors = list(actors)
-    found: dict[int, list[ActorPart]] = {}
-    for actor in actors:
-        if isinstance(actor, ActorPart):
-            found.setdefault(id(actor.whole), []).append(actor)
+    wholes = [actor.whole if isinstance(actor, ActorPart) else None for actor in actors]
     merged: list[TensorDictModuleBase] = []
-    for actor in actors:
-        parts = found.get(id(actor.whole), []) if isinstance(actor, ActorPart) else []
-        groups = parts[0].whole.group.sources if parts else ()
-        if not parts or len(parts) < len(groups):
+    for actor, whole in zip(actors, wholes):
+        parts = [part for part, other in zip(actors, wholes) if other is whole]
+        if whole is None or len(parts) < len(whole.group.sources):
             merged.append(actor)
         elif actor is parts[0]:
-            merged.append(parts[0].whole)
+            merged.append(whole)
     return merged
 
 
 def _read(group: GroupSpec, extra: Iterable[str] = ()) -> list[NestedKey]:
     masks = [key for key in (group.mask_key, group.action_mask_key) if key is not None]
     return [*group.observation_keys, *masks, *(group.key(leaf) for leaf in extra)]
-
-
-def _blank(group: GroupSpec, like: TensorDictBase) -> TensorDict:
-    """Returns a group in which nobody is alive, and which any network reads."""
-    batch, n = like.batch_size, group.n_agents
-    blank = TensorDict({}, [*batch, n], device=like.device)
-    for key in group.observation_keys:
-        leaf = group.padded_spec[key[1:]]
-        blank.set(key[1:], torch.zeros(*batch, *leaf.shape, dtype=leaf.dtype, device=like.device))
-    if group.mask_key is not None:
-        blank.set("mask", torch.zeros(*batch, n, dtype=torch.bool, device=like.device))
-    if group.action_mask_key is not None:
-        shape = (*batch, n, group.n_actions)
-        blank.set("action_mask", torch.ones(shape, dtype=torch.bool, device=like.device))
-    return blank

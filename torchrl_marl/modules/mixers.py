@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
+from torch.types import Device
 
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.functional.statistics import PerGroup
 from torchrl_marl.modules.action_critics import make_action_critic
 from torchrl_marl.modules.central import GroupColumns, columns_of_groups
 from torchrl_marl.modules.config import MIXERS, CriticConfig, NetworkConfig
-from torchrl_marl.modules.inputs import AgentInput, StateInput, TeamInput
+from torchrl_marl.modules.inputs import AgentInput, StateInput, TeamInput, register_constants
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.stacks.module_stack import stack
 from torchrl_marl.specs import GroupSpec
@@ -32,7 +33,7 @@ def make_mixer(
     team: GroupSpec | None = None,
     init_scale: float | None = None,
     observation_norm: ObservationNorm | None = None,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> TensorDictModule | None:
     r"""Builds what makes one value of a group of the values of its agents' actions.
 
@@ -132,7 +133,7 @@ class SumMixer(nn.Module):
         - value: ``[*B, N, 1]``; mask: ``[*B, N]``; returns ``[*B, G]``
     """
 
-    def __init__(self, group: GroupSpec, device: torch.device | str | None = None) -> None:
+    def __init__(self, group: GroupSpec, device: Device = None) -> None:
         super().__init__()
         self.group, self.per_group = group, PerGroup(group.membership, device)
 
@@ -165,7 +166,7 @@ class MonotonicMixer(nn.Module):
         columns: list[list[int]],
         hidden: int,
         init_scale: float | None,
-        device: torch.device | str | None = None,
+        device: Device = None,
     ) -> None:
         super().__init__()
         self.group, self.features, self.hidden = group, features, hidden
@@ -175,20 +176,14 @@ class MonotonicMixer(nn.Module):
         firsts = [sum(sizes[:g]) for g in range(len(sizes))]
         index = [[first + min(i, n - 1) for i in range(most)] for first, n in zip(firsts, sizes)]
         own = [[i < n for i in range(most)] for n in sizes]
-        self.register_buffer("index", torch.tensor(index, device=device), persistent=False)
-        self.register_buffer("own", torch.tensor(own, device=device), persistent=False)
+        register_constants(self, device, index=torch.tensor(index), own=torch.tensor(own))
         self.columns = GroupColumns(columns, device)
+        scale = None if init_scale is None else 2**0.5
         weights, biases = [], []
-        for own_columns in columns:
-            width = len(own_columns)
+        for width in map(len, columns):
             weights.append(_linear(width, (most + 2) * hidden, init_scale, device))
-            biases.append(
-                nn.Sequential(
-                    _linear(width, hidden, None if init_scale is None else 2**0.5, device),
-                    nn.ReLU(),
-                    _linear(hidden, 1, init_scale, device),
-                )
-            )
+            units = _linear(width, hidden, scale, device)
+            biases.append(nn.Sequential(units, nn.ReLU(), _linear(hidden, 1, init_scale, device)))
         several = len(sizes) > 1
         self.weights: nn.Module = stack(weights, pad=True) if several else weights[0]
         self.bias: nn.Module = stack(biases, pad=True) if several else biases[0]
@@ -217,9 +212,7 @@ def _living(group: GroupSpec, value: Tensor, mask: Tensor | None) -> Tensor:
     return value if mask is None else torch.where(mask, value, 0.0)
 
 
-def _linear(
-    width: int, outputs: int, gain: float | None, device: torch.device | str | None
-) -> nn.Linear:
+def _linear(width: int, outputs: int, gain: float | None, device: Device) -> nn.Linear:
     layer = nn.Linear(width, outputs, device=device)
     if gain is not None:
         nn.init.orthogonal_(layer.weight, gain)
@@ -237,7 +230,7 @@ def make_mixed_critic(
     centralized: Literal[True, "state"] = True,
     n_critics: int = 1,
     observation_norm: ObservationNorm | None = None,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> TensorDictSequential:
     r"""Builds critics that value each agent's own action, and mixers of these values.
 
@@ -286,26 +279,10 @@ def make_mixed_critic(
         >>> critic(td)["car", "state_action_value"].shape
         torch.Size([5, 3, 2])
     """
-    own = make_action_critic(
-        group,
-        config,
-        centralized=False,
-        n_critics=n_critics,
-        observation_norm=observation_norm,
-        device=device,
-    )
-    mixers = [
-        make_mixer(
-            group,
-            kind,
-            hidden=hidden,
-            centralized=centralized,
-            init_scale=init_scale,
-            observation_norm=observation_norm,
-            device=device,
-        )
-        for _ in range(n_critics)
-    ]
+    settings: dict[str, Any] = {"observation_norm": observation_norm, "device": device}
+    own = make_action_critic(group, config, centralized=False, n_critics=n_critics, **settings)
+    settings |= {"hidden": hidden, "centralized": centralized, "init_scale": init_scale}
+    mixers = [make_mixer(group, kind, **settings) for _ in range(n_critics)]
     modules = [cast(TensorDictModule, mixer) for mixer in mixers]
     value = group.key("state_action_value")
     mixed = MixedValues(group, [cast(nn.Module, mixer.module) for mixer in modules], device)
@@ -326,10 +303,7 @@ class MixedValues(nn.Module):
     """
 
     def __init__(
-        self,
-        group: GroupSpec,
-        mixers: Sequence[nn.Module],
-        device: torch.device | str | None = None,
+        self, group: GroupSpec, mixers: Sequence[nn.Module], device: Device = None
     ) -> None:
         super().__init__()
         self.n_agents, self.mixers = group.n_agents, nn.ModuleList(mixers)

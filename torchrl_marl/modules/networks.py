@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from tensordict import NestedKey
 from torch import Tensor, nn
+from torch.types import Device
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.bodies import Context, Feedforward, make_mlp
@@ -36,7 +37,6 @@ __all__ = [
     "encoder_maker",
     "extra_keys",
     "feedforward",
-    "has_parts",
     "kinds_of",
     "links_of",
     "make_agent_network",
@@ -102,7 +102,7 @@ class TeamNetwork(nn.Module):
         if self.talk_first and self.channel is not None:
             x, drawn, gate, words = self.channel(x, mask, self._part(context, 1))
         if self.memory is not None:
-            from torchrl_marl.modules.memory.network import remember
+            from torchrl_marl.modules.memory.cells import remember
 
             own = self._part(context, 0)
             assert own.is_init is not None
@@ -141,7 +141,7 @@ def make_team_network(
     config: NetworkConfig,
     *,
     gain: float,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> TeamNetwork:
     """Builds channel, memory and head behind an encoder, shared as the settings say.
 
@@ -156,7 +156,7 @@ def make_team_network(
     n, width = len(kinds), config.num_cells[-1]
     memory = norm = channel = None
     if has_memory(config):
-        from torchrl_marl.modules.memory.network import cell_index, make_memory
+        from torchrl_marl.modules.memory.cells import cell_index, make_memory
 
         own: Any = config
         memory = make_memory(width, own.memory, cell_index(config, kinds), device)
@@ -164,25 +164,11 @@ def make_team_network(
             norm = nn.LayerNorm(memory.out_features, elementwise_affine=False)
     remembered = width if memory is None else memory.out_features
     talk_first = config.communication.order == "before"
-    plain = replace(
-        config,
-        num_cells=[],
-        layer_norm=False,
-        body="mlp",
-        channels=None,
-        communication=CommunicationConfig(),
-    )
     # Behind one memory for all stands one layer for all, or a layer for each.
     as_one = {"trunk": "none", "agent_id": "full"}.get(sharing_of(config), sharing_of(config))
-    head = share(
-        make_mlp,
-        [Features(remembered)] * n,
-        [out_features] * n,
-        kinds,
-        replace(plain, sharing=as_one, share_params=None),
-        gain=gain,
-        device=device,
-    )
+    last = NetworkConfig([], config.activation, sharing=as_one, sharing_index=config.sharing_index)
+    inputs, outputs = [Features(remembered)] * n, [out_features] * n
+    head = share(make_mlp, inputs, outputs, kinds, last, gain=gain, device=device)
     if communicates(config):
         from torchrl_marl.modules.communication.channel import Channel
 
@@ -190,16 +176,6 @@ def make_team_network(
         channel = Channel(heard, config.communication, n, device)
     parts: dict[str, Any] = {"channel": channel, "memory": memory, "norm": norm}
     return TeamNetwork(encoder, Feedforward(*head), **parts, talk_first=talk_first)
-
-
-def has_parts(config: NetworkConfig) -> bool:
-    """Returns whether a network has a channel or a memory, between hidden layers and the last.
-
-    Examples:
-        >>> has_parts(NetworkConfig())
-        False
-    """
-    return has_memory(config) or communicates(config)
 
 
 def encoder_maker(make: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
@@ -274,19 +250,11 @@ class AgentNetwork(nn.Module):
         self.draws = 0 if channel is None else channel.draws
         self.position = [] if channel is None else places_of(channel.config)
         self.gated = channel is not None and channel.gate is not None
-        self.register_buffer("links", links, persistent=False)
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Leaves that it reads behind observations and mask."""
+        drawn = ("channel",) if self.draws else ()
         remembered = ("is_init", "state") if self.remembers else ()
-        return (*("links",) * self.hears, *remembered, *("channel",) * (self.draws > 0))
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """Leaves that it gives behind the outputs."""
-        drawn = ("channel",) * (self.draws > 0)
-        return (*("state",) * self.remembers, *drawn, *("gate_logits",) * self.gated)
+        self.reads = (*("links",) * self.hears, *remembered, *drawn)
+        self.writes = (*remembered[1:], *drawn, *("gate_logits",) * self.gated)
+        self.register_buffer("links", links, persistent=False)
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Runs them."""
@@ -313,7 +281,7 @@ class AgentNetwork(nn.Module):
         """Returns who heard whom, ``[*B, N, N]``: True where the agent of a row heard that of a
         column."""
         n = len(inputs) - len(self.reads)
-        seen, mask = inputs[:n], None
+        seen = inputs[:n]
         agents = cast(AgentInput, self.features)
         mask = seen[-1] if agents.masked else torch.ones_like(agents.rows(*seen)[..., 0]).bool()
         channel = cast(TeamNetwork, self.network).channel
@@ -343,7 +311,7 @@ def make_agent_network(
     *,
     gain: float,
     standardized: bool = False,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> nn.Module:
     """Builds a body with outputs for every agent, ``[*B, N, O] -> [*B, N, out]``.
 
@@ -364,7 +332,7 @@ def make_agent_network(
     make, inputs = body.make_network, agent_features(group, standardized)
     assert make is not None
     kinds, shared = kinds_of(group), sharing_of(config)
-    if has_parts(config):
+    if has_memory(config) or communicates(config):
         check_channel(group, config)
         width, own = config.num_cells[-1], sharing_of_encoder(config)
         settings: dict = {"gain": gain, "device": device}
@@ -423,32 +391,32 @@ def check_channel(group: GroupSpec, config: NetworkConfig) -> None:
     own = config.communication
     if not communicates(config):
         return
+    needed, seen, fault = max(places_of(own), default=-1), min(group.observation_dims), ""
     if group.n_agents == 1:
-        raise ConfigError(
-            f"group {group.name!r}: communication.kind is {own.kind!r}, but it has one agent, who "
-            "has nobody to hear; use communication=none."
+        fault = (
+            f"communication.kind is {own.kind!r}, but it has one agent, who has nobody to hear; "
+            "use communication=none."
         )
-    if own.kind == "bicnet" and len(group.groups) > 1 and not own.across_groups:
-        raise ConfigError(
-            f"group {group.name!r}: its groups do not hear each other, but bicnet goes through all "
-            "agents; use communication.across_groups=true, or communication=commnet."
+    elif own.kind == "bicnet" and len(group.groups) > 1 and not own.across_groups:
+        fault = (
+            "its groups do not hear each other, but bicnet goes through all agents; use "
+            "communication.across_groups=true, or communication=commnet."
         )
-    if own.links == "env" and len(group.groups) > 1:
-        raise ConfigError(
-            f"group {group.name!r}: links of an environment are those within a group; use "
-            "communication.links=all, or communication.across_groups=false."
+    elif own.links == "env" and len(group.groups) > 1:
+        fault = (
+            "links of an environment are those within a group; use communication.links=all, or "
+            "communication.across_groups=false."
         )
-    needed, seen = max(places_of(own), default=-1), min(group.observation_dims)
-    if needed >= seen:
-        raise ConfigError(
-            f"group {group.name!r}: communication.position names column {needed}, but an agent "
-            f"observes {seen} numbers, 0 to {seen - 1}; give the columns of its place."
+    elif needed >= seen:
+        fault = (
+            f"communication.position names column {needed}, but an agent observes {seen} numbers, "
+            f"0 to {seen - 1}; give the columns of its place."
         )
+    if fault:
+        raise ConfigError(f"group {group.name!r}: {fault}")
 
 
-def links_of(
-    group: GroupSpec, config: NetworkConfig, device: torch.device | str | None = None
-) -> Tensor | None:
+def links_of(group: GroupSpec, config: NetworkConfig, device: Device = None) -> Tensor | None:
     """Returns which agents are of one group, ``[N, N]``, for a body over all agents.
 
     None where all may hear all, and for networks of single agents.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torchrl.modules
 from torch import Tensor, nn
+from torch.types import Device
 
 from torchrl_marl.functional import masked_moments
 from torchrl_marl.functional.statistics import PerGroup
@@ -54,7 +55,7 @@ class ValueNorm(torchrl.modules.PopArtValueNorm):
         decay: float = 0.99,
         epsilon: float = 1e-5,
         membership: Tensor | None = None,
-        device: torch.device | str | None = None,
+        device: Device = None,
     ) -> None:
         n_groups = 1 if membership is None else membership.shape[-1]
         super().__init__(shape=n_groups, beta=decay, epsilon=epsilon, device=device)
@@ -135,7 +136,7 @@ class ObservationNorm(nn.Module):
         clip: float = 10.0,
         epsilon: float = 1e-5,
         kinds: Sequence[int] = (),
-        device: torch.device | str | None = None,
+        device: Device = None,
     ) -> None:
         super().__init__()
         self.clip = clip

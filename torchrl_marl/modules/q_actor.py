@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-from tensordict import TensorDictBase
 from tensordict.nn import (
     InteractionType,
     TensorDictModule,
@@ -16,32 +12,27 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 from torch.distributions import Categorical
+from torch.types import Device
 from torchrl.modules import OneHotCategorical
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.actors import (
+    ActsForGroup,
     GroupActor,
-    check_links,
-    check_memory,
-    hears_of,
     legal_logits,
     make_actor_network,
-    make_primer,
     of_group,
     refuse_half_bounded,
-    remembered_of,
-    write_acted,
 )
 from torchrl_marl.modules.config import NetworkConfig
-from torchrl_marl.modules.inputs import LegalLogits
+from torchrl_marl.modules.inputs import LegalLogits, register_constants
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.stacking import is_lazy
 
 __all__ = ["DeterministicActor", "make_deterministic_actor", "make_q_actor"]
 
 
-class DeterministicActor(TensorDictSequential):
+class DeterministicActor(ActsForGroup, TensorDictSequential):
     """An actor that draws nothing; it takes dense (padded) data, and lazily stacked ones.
 
     Args:
@@ -54,24 +45,7 @@ class DeterministicActor(TensorDictSequential):
         self, group: GroupSpec, network: TensorDictModule, squash: TensorDictModule
     ) -> None:
         super().__init__(network, squash)
-        self.group = group
-        self.remembered = remembered_of(self, group)
-        if self.remembered:
-            self.make_tensordict_primer = partial(make_primer, group, self.remembered)
-        """Numbers that an agent remembers, by group."""
-        self.hears = hears_of(self)
-        """Whether the environment says who hears whom."""
-
-    def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
-        """Acts."""
-        if self.remembered:
-            check_memory(self.group, tensordict)
-        if self.hears:
-            check_links(self.group, tensordict)
-        if not is_lazy(tensordict.get(self.group.name, None)):
-            return super().forward(tensordict, *args, **kwargs)
-        acted = super().forward(self.group.dense(tensordict), *args, **kwargs)
-        return write_acted(self.group, acted, tensordict)
+        self.serve(group)
 
 
 def make_deterministic_actor(
@@ -79,7 +53,7 @@ def make_deterministic_actor(
     config: NetworkConfig | None = None,
     *,
     observation_norm: ObservationNorm | None = None,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> TensorDictModuleBase:
     """Builds a policy that acts by a function of what is seen, as MADDPG trains it.
 
@@ -123,9 +97,8 @@ def make_deterministic_actor(
             refuse_half_bounded(group)
         loc, squash = group.key("loc"), Squash(group, device)
         module = of_group(group, network, [loc])
-        return DeterministicActor(
-            group, module, TensorDictModule(squash, [loc], [group.action_key])
-        )
+        squashed = TensorDictModule(squash, [loc], [group.action_key])
+        return DeterministicActor(group, module, squashed)
     return GroupActor(
         group,
         module=legal_logits(group, network, device),
@@ -147,15 +120,14 @@ class Squash(nn.Module):
     half_range: Tensor  # where there is a middle
     own: Tensor | None
 
-    def __init__(self, group: GroupSpec, device: torch.device | str | None = None) -> None:
+    def __init__(self, group: GroupSpec, device: Device = None) -> None:
         super().__init__()
-        bounds = group.action_bounds
-        middle = None if bounds is None else (bounds[0] + bounds[1]) / 2
-        half = None if bounds is None else (bounds[1] - bounds[0]) / 2
+        middle = half = None
+        if group.action_bounds is not None:
+            low, high = group.action_bounds
+            middle, half = (low + high) / 2, (high - low) / 2
         own = group.action_padding
-        for name, value in (("middle", middle), ("half_range", half), ("own", own)):
-            value = None if value is None else value.to(device)
-            self.register_buffer(name, value, persistent=False)
+        register_constants(self, device, middle=middle, half_range=half, own=own)
 
     def forward(self, loc: Tensor) -> Tensor:
         """Squashes."""
@@ -169,7 +141,7 @@ def make_q_actor(
     *,
     dueling: bool = False,
     observation_norm: ObservationNorm | None = None,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> DeterministicActor:
     r"""Builds a policy that does what has the highest value, as Q-learning trains it.
 
@@ -222,11 +194,10 @@ def make_q_actor(
     network = make_actor_network(group, config, outputs, head, observation_norm, device, gain=1.0)
     values, chosen = group.key("action_value"), group.key("chosen_action_value")
     legal = [] if group.action_mask_key is None else [group.action_mask_key]
-    return DeterministicActor(
-        group,
-        of_group(group, network, [values]),
-        TensorDictModule(Greedy(group, device), [values, *legal], [group.action_key, chosen]),
-    )
+    module = of_group(group, network, [values])
+    greedy = Greedy(group, device)
+    best = TensorDictModule(greedy, [values, *legal], [group.action_key, chosen])
+    return DeterministicActor(group, module, best)
 
 
 class Dueling(nn.Module):
@@ -238,10 +209,9 @@ class Dueling(nn.Module):
 
     own: Tensor | None
 
-    def __init__(self, group: GroupSpec, device: torch.device | str | None = None) -> None:
+    def __init__(self, group: GroupSpec, device: Device = None) -> None:
         super().__init__()
-        own = group.action_padding
-        self.register_buffer("own", None if own is None else own.to(device), persistent=False)
+        register_constants(self, device, own=group.action_padding)
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Adds them; padding counts in no mean."""
@@ -260,7 +230,7 @@ class Greedy(nn.Module):
           ``[*B, N, 1]``
     """
 
-    def __init__(self, group: GroupSpec, device: torch.device | str | None = None) -> None:
+    def __init__(self, group: GroupSpec, device: Device = None) -> None:
         super().__init__()
         masked = group.action_mask_key is not None or group.action_padding is not None
         self.legal = LegalLogits(group, device) if masked else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
 from torchrl_marl.settings.registry import Registry
@@ -17,10 +17,9 @@ from torchrl_marl.settings.registry import Registry
 __all__ = [
     "BODIES",
     "SHARINGS",
-    "Bodies",
     "Body",
+    "Meanings",
     "Sharing",
-    "Sharings",
     "body_of",
     "register_body",
     "register_sharing",
@@ -85,31 +84,26 @@ class Sharing:
 _BODIES, _WAYS = "torchrl_marl.modules.bodies", "torchrl_marl.modules.sharing.ways"
 
 
-class Bodies(Registry[Body]):
-    """Registry of bodies."""
-
-    def words(self) -> dict[str, str]:
-        """Returns the word of each body and what it is."""
-        return {word: body.meaning for word, body in self.items()}
+T = TypeVar("T", Body, Sharing)
 
 
-class Sharings(Registry[Sharing]):
-    """Registry of ways of sharing."""
+class Meanings(Registry[T]):
+    """Registry of what has a meaning in one line: bodies, and ways of sharing."""
 
-    def of(self, word: str) -> Sharing:
-        """Returns the way of sharing of a known word."""
+    def of(self, word: str) -> T:
+        """Returns what a known word stands for."""
         found = self.find(word)
         assert found is not None
         return found
 
     def words(self) -> dict[str, str]:
-        """Returns the word of each way of sharing and what it is.
+        """Returns each word and what it means.
 
         Examples:
             >>> SHARINGS.words()["none"]
             'a network for each agent'
         """
-        return {word: sharing.meaning for word, sharing in self.items()}
+        return {word: one.meaning for word, one in self.items()}
 
 
 _KNOWN_BODIES = {
@@ -118,7 +112,7 @@ _KNOWN_BODIES = {
         "convolutions over pictures, then a multi-layer perceptron", network=f"{_BODIES}:make_cnn"
     ),
 }
-BODIES = Bodies("body", Body, None, _KNOWN_BODIES)
+BODIES = Meanings("body", Body, None, _KNOWN_BODIES)
 """Every body that there is."""
 
 _KNOWN_SHARINGS = {
@@ -139,7 +133,7 @@ _KNOWN_SHARINGS = {
     ),
     "index": Sharing("as sharing_index says", f"{_WAYS}:index", needs_index=True),
 }
-SHARINGS = Sharings("sharing", Sharing, None, _KNOWN_SHARINGS)
+SHARINGS = Meanings("sharing", Sharing, None, _KNOWN_SHARINGS)
 """Every way of sharing that there is."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import torch
+from torch.types import Device
 
 from torchrl_marl.errors import quoted
 from torchrl_marl.modules.config import NetworkConfig, sharing_of
@@ -16,9 +16,7 @@ __all__ = ["check_size"]
 _NUMBERS = 4  # of float32 for a weight: itself, its gradient and two moments of Adam
 
 
-def check_size(
-    what: str, group: GroupSpec, config: NetworkConfig, device: torch.device | str | None
-) -> None:
+def check_size(what: str, group: GroupSpec, config: NetworkConfig, device: Device) -> None:
     """Refuses networks of a group that do not fit into memory.
 
     Args:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from torchrl_marl.errors import ConfigError
 
 if TYPE_CHECKING:
-    import torch
+    from torch.types import Device
 
 __all__ = ["is_out_of_memory", "memory_of", "refuse_too_large", "size_in_words"]
 
 _LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
 
 
-def memory_of(device: torch.device | str) -> int | None:
+def memory_of(device: Device) -> int | None:
     """Returns the bytes of a device's memory, used or not; None where unknown.
 
     Examples:
@@ -35,7 +35,7 @@ def memory_of(device: torch.device | str) -> int | None:
     return min(there, int(limit)) if limit.isdecimal() else there
 
 
-def refuse_too_large(size: int, device: torch.device | str, what: str, fix: str) -> None:
+def refuse_too_large(size: int, device: Device, what: str, fix: str) -> None:
     """Refuses what does not fit into a device's memory, before it is allocated.
 
     Args:

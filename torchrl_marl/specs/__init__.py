@@ -9,6 +9,4 @@ if TYPE_CHECKING:
     from torchrl_marl.specs.groups import GroupSpec
     from torchrl_marl.specs.teams import TeamSpec
 
-__getattr__, __dir__, __all__ = attach(
-    __name__, {"agents": ["AgentSpec"], "groups": ["GroupSpec"], "teams": ["TeamSpec"]}
-)
+__getattr__, __dir__, __all__ = attach(__name__)

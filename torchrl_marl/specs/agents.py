@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from torchrl.data import (
     Bounded,
@@ -63,40 +64,37 @@ class AgentSpec:
         if not self.name:
             raise ValueError("an agent's name is empty; give its kind a name such as 'rover'.")
         if not isinstance(self.n_agents, int):
-            raise ValueError(
-                f"agent {self.name!r}: n_agents is {self.n_agents!r}, expected an int."
-            )
+            self._refuse(f"n_agents is {self.n_agents!r}, expected an int.")
         if self.n_agents < 1:
-            raise ValueError(
-                f"agent {self.name!r}: n_agents is {self.n_agents}, expected 1 or more."
-            )
+            self._refuse(f"n_agents is {self.n_agents}, expected 1 or more.")
         names = tuple(self.agent_names) or tuple(f"{self.name}_{i}" for i in range(self.n_agents))
         if len(set(names)) != self.n_agents:
-            raise ValueError(
-                f"agent {self.name!r}: agent_names are {list(names)}, expected {self.n_agents} "
-                "names that differ, one for each agent."
+            self._refuse(
+                f"agent_names are {list(names)}, expected {self.n_agents} names that differ, one "
+                "for each agent."
             )
         check_names("an agent", (self.name, *names))
         object.__setattr__(self, "agent_names", names)
         self._check_specs()
         if self.action_mask and not is_discrete(self.action_spec):
-            raise ValueError(
-                f"agent {self.name!r}: action_mask=True needs Categorical or OneHot actions, "
-                f"found {type(self.action_spec).__name__}."
-            )
+            found = type(self.action_spec).__name__
+            self._refuse(f"action_mask=True needs Categorical or OneHot actions, found {found}.")
+
+    def _refuse(self, found: str) -> NoReturn:
+        raise ValueError(f"agent {self.name!r}: {found}")
 
     def _check_specs(self) -> None:
         for leaf in ("observation_spec", "action_spec", "reward_spec"):
             spec = getattr(self, leaf)
             if not isinstance(spec, TensorSpec):
-                raise ValueError(
-                    f"agent {self.name!r}: {leaf} is a {type(spec).__name__}, expected a "
-                    "TensorSpec, such as torchrl.data.Unbounded((4,))."
+                self._refuse(
+                    f"{leaf} is a {type(spec).__name__}, expected a TensorSpec, such as "
+                    "torchrl.data.Unbounded((4,))."
                 )
         if tuple(self.reward_spec.shape) != (1,):
-            raise ValueError(
-                f"agent {self.name!r}: reward_spec has shape {list(self.reward_spec.shape)}, "
-                "expected [1], the reward of one agent."
+            self._refuse(
+                f"reward_spec has shape {list(self.reward_spec.shape)}, expected [1], the reward "
+                "of one agent."
             )
         action = self.action_spec
         expected = None
@@ -105,10 +103,7 @@ class AgentSpec:
         elif isinstance(action, (Bounded, Unbounded)) and (action.ndim != 1 or not action.shape[0]):
             expected = "[A], with one action or more"
         if expected is not None:
-            raise ValueError(
-                f"agent {self.name!r}: action_spec has shape {list(action.shape)}, "
-                f"expected {expected}."
-            )
+            self._refuse(f"action_spec has shape {list(action.shape)}, expected {expected}.")
 
 
 def check_names(what: str, names: Iterable[object]) -> None:

@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import (
-    Bounded,
-    Composite,
-    OneHot,
-    TensorSpec,
-)
+from torchrl.data import Bounded, Composite, OneHot, TensorSpec
 
 from torchrl_marl.errors import SpecError
 from torchrl_marl.specs.agents import is_discrete
 from torchrl_marl.specs.stacking import Padding, is_lazy, pad_group, pad_specs, paddings_of
 
-__all__ = ["GroupSpec", "check_action_mask", "check_flags", "check_inputs", "check_rows"]
+__all__ = ["GroupSpec", "check_action_mask", "check_flags", "check_inputs"]
 
 
 @dataclass(frozen=True)
@@ -218,15 +214,14 @@ class GroupSpec:
         Shapes:
             - leaves: ``[*B, N, *features]``, dense or lazily stacked; returns ``[*B, N, O]``
         """
-        return self.flat(self.data(tensordict))
+        own = self.data(tensordict)
+        return self.flat([own.get(key[1:]) for key in self.observation_keys])
 
-    def flat(self, own: TensorDictBase) -> Tensor:
-        """Returns the flat observation of the group's own dense TensorDict."""
-        leaves = [own.get(key[1:]) for key in self.observation_keys]
-        rows = [flat_leaf(leaf, ndim) for leaf, ndim in zip(leaves, self.observation_ndims)]
-        features = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
+    def flat(self, leaves: Sequence[Tensor]) -> Tensor:
+        """Returns dense observation leaves side by side, each agent's own features first."""
         order = self.observation_order
-        return features if order is None else own_first(features, order.to(features.device))
+        order = None if order is None else order.to(leaves[0].device)
+        return flat_leaves(leaves, self.observation_ndims, order)
 
     def _own(self, tensordict: TensorDictBase) -> TensorDictBase:
         own = tensordict.get(self.name, None)
@@ -239,7 +234,7 @@ class GroupSpec:
             return own
         self.check_number(own.batch_size[-1])
         try:
-            return pad_group(own, {**self._equal_shapes(), **self.paddings})
+            return pad_group(own, self.paddings | self._observation_paddings)
         except ValueError as error:
             raise SpecError(f"group {self.name!r}: {error}") from None
 
@@ -252,11 +247,12 @@ class GroupSpec:
                 "on their number (docs/faq.md), or let agents act alone (docs/export.md)."
             )
 
-    def _equal_shapes(self) -> dict[NestedKey, Padding]:
-        """Returns the observations declared to have one shape for all agents."""
+    @cached_property
+    def _observation_paddings(self) -> dict[NestedKey, Padding]:
+        """Padding of each observation leaf, also of those of one shape for all agents."""
         keys = [key[1] if len(key) == 2 else key[1:] for key in self.observation_keys]
         return {
-            key: Padding((shape[1:],) * self.n_agents)
+            key: self.paddings.get(key) or Padding((shape[1:],) * self.n_agents)
             for key, shape in zip(keys, self.observation_shapes)
         }
 
@@ -271,6 +267,14 @@ class GroupSpec:
     def heterogeneous(self) -> bool:
         """Whether the agents' observations or actions differ."""
         return self.members is not None
+
+    @cached_property
+    def own_specs(self) -> tuple[Composite, ...]:
+        """Each agent's own specs of observation and action, also where they agree."""
+        if self.members is not None:
+            return self.members
+        seen, does = self.observation_spec, self.action_spec
+        return tuple(Composite(observation=seen[i], action=does[i]) for i in range(self.n_agents))
 
     @cached_property
     def paddings(self) -> dict[NestedKey, Padding]:
@@ -295,7 +299,7 @@ class GroupSpec:
         """Shape of each observation leaf without batch dims, ``(N, *features)``, padded."""
         return tuple(tuple(leaf.shape) for leaf in self._observation_leaves)
 
-    @property
+    @cached_property
     def observation_ndims(self) -> tuple[int, ...]:
         """Number of feature dimensions of each observation leaf (1 for a vector)."""
         return tuple(len(shape) - 1 for shape in self.observation_shapes)
@@ -303,15 +307,10 @@ class GroupSpec:
     @cached_property
     def observation_mask(self) -> Tensor | None:
         """True at each agent's own features of all leaves; None where nothing is padded."""
-        keys = [key[1:] if len(key) > 2 else key[1] for key in self.observation_keys]
-        if not any(key in self.paddings for key in keys):
+        paddings = self._observation_paddings
+        if paddings.keys().isdisjoint(self.paddings):
             return None
-        rows = []
-        for key, leaf in zip(keys, self._observation_leaves):
-            shape = tuple(leaf.shape[1:])
-            padding = self.paddings.get(key) or Padding((shape,) * self.n_agents)
-            rows.append(padding.mask().reshape(self.n_agents, -1))
-        return torch.cat(rows, -1)
+        return torch.cat([p.mask().reshape(self.n_agents, -1) for p in paddings.values()], -1)
 
     @cached_property
     def observation_dims(self) -> tuple[int, ...]:
@@ -320,6 +319,13 @@ class GroupSpec:
             features = sum(leaf.shape[1:].numel() for leaf in self._observation_leaves)
             return (features,) * self.n_agents
         return tuple(self.observation_mask.sum(-1).tolist())
+
+    @cached_property
+    def observation_padding(self) -> Tensor | None:
+        """True at each agent's own features where these come first, ``[N, O]``, or None."""
+        if self.observation_mask is None:
+            return None
+        return torch.arange(self.observation_dim) < torch.tensor(self.observation_dims)[:, None]
 
     @cached_property
     def observation_order(self) -> Tensor | None:
@@ -399,8 +405,26 @@ class GroupSpec:
         return self.state_spec.shape.numel()
 
 
-def flat_leaf(leaf: Tensor, ndim: int) -> Tensor:
-    """Returns a leaf with ``ndim`` feature dims as floats with one, ``[*B, N, F]``."""
+def own_keys(name: str) -> dict[str, Any]:
+    """Returns the keys of a group whose agents have rewards and flags of their own."""
+    leaves = ("action", "reward", "done", "terminated", "truncated")
+    return {f"{leaf}_key": (name, leaf) for leaf in leaves}
+
+
+def flat_leaves(leaves: Sequence[Tensor], ndims: Sequence[int], order: Tensor | None) -> Tensor:
+    """Returns leaves of so many feature dims as floats side by side, ``[*B, N, F]``.
+
+    Args:
+        leaves (sequence of Tensor): ``[*B, N, *features]``.
+        ndims (sequence of int): feature dims of each.
+        order (Tensor, optional): that of the features then, ``[N, F]``.
+    """
+    rows = [_flat_leaf(leaf, ndim) for leaf, ndim in zip(leaves, ndims)]
+    features = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
+    return features if order is None else own_first(features, order)
+
+
+def _flat_leaf(leaf: Tensor, ndim: int) -> Tensor:
     leaf = leaf if leaf.is_floating_point() else leaf.to(torch.get_default_dtype())
     return leaf.unsqueeze(-1) if ndim == 0 else leaf.flatten(-ndim) if ndim > 1 else leaf
 
@@ -438,21 +462,6 @@ def check_inputs(group: GroupSpec, observations: Sequence[Tensor], mask: Tensor 
         _refuse(group, group.mask_key, mask.dtype, "torch.bool")
     if mask.shape != observations[0].shape[:ndim]:
         _refuse(group, group.mask_key, tuple(mask.shape), tuple(observations[0].shape[:ndim]))
-
-
-def check_rows(group: GroupSpec, own: TensorDictBase, batch: torch.Size) -> None:
-    """Checks that a group's entries are of as many agents as its specs say.
-
-    Args:
-        group (GroupSpec): whose.
-        own (TensorDictBase): its entries, ``[*B]`` or ``[*B, N]``.
-        batch (torch.Size): the batch dims B.
-
-    Raises:
-        SpecError: another number of agents.
-    """
-    if own.ndim > len(batch):
-        group.check_number(own.batch_size[len(batch)])
 
 
 def check_action_mask(group: GroupSpec, action_mask: Tensor, batch: torch.Size) -> None:

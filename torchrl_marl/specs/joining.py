@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torchrl.data import Bounded, Composite, Unbounded
 
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.groups import check_action_mask, check_flags, check_inputs
+from torchrl_marl.specs.groups import check_action_mask, check_flags, check_inputs, own_keys
 
 __all__ = [
     "JoinedGroup",
@@ -89,18 +88,18 @@ class JoinedGroup(GroupSpec):
         """
         batch = tensordict.batch_size
         own = [group.data(tensordict) for group in self.groups]
+        rows = []
         for group, td in zip(self.groups, own):
             seen = [td.get(key[1:]) for key in group.observation_keys]
             check_inputs(group, seen, None if group.mask_key is None else td.get("mask"))
-        source = {"observation": self._cat_observations(own)}
+            rows.append(group.flat(seen))
+        source = {"observation": _cat(rows, rows[0].ndim - 2)}
         if self.mask_key is not None:
-            source["mask"] = torch.cat(
-                [
-                    _ones(batch, group, td) if group.mask_key is None else td.get("mask")
-                    for group, td in zip(self.groups, own)
-                ],
-                -1,
-            )
+            masks = [
+                _ones(batch, group, td) if group.mask_key is None else td.get("mask")
+                for group, td in zip(self.groups, own)
+            ]
+            source["mask"] = torch.cat(masks, -1)
         if self.action_mask_key is not None:
             source["action_mask"] = self._cat_action_masks(own, batch)
         for leaf in leaves:
@@ -111,24 +110,6 @@ class JoinedGroup(GroupSpec):
         agents = torch.Size((*batch, self.n_agents))
         joined = TensorDict._new_unsafe(source, batch_size=agents, device=device)
         return TensorDict._new_unsafe({self.name: joined}, batch_size=batch, device=device)
-
-    def _cat_observations(self, own: Sequence[TensorDictBase]) -> Tensor:
-        rows = [
-            td.get("observation") if plain else group.flat(td)
-            for group, td, plain in zip(self.groups, own, self._plain)
-        ]
-        return _cat(rows, rows[0].ndim - 2)
-
-    @cached_property
-    def _plain(self) -> tuple[bool, ...]:
-        """Returns whether all observations are one vector of floats, with own features first."""
-        return tuple(
-            group.observation_ndims == (1,)
-            and group.observation_order is None
-            and group.observation_keys == (group.observation_key,)
-            and group.padded_spec["observation"].dtype.is_floating_point
-            for group in self.groups
-        )
 
     def _cat_action_masks(self, own: Sequence[TensorDictBase], batch: torch.Size) -> Tensor:
         rows = []
@@ -226,20 +207,16 @@ def joined_fields(
     actions = [member["action"] for member in members] if same_actions else None
     masked = any(group.mask_key is not None for group in groups)
     legal = same_actions and any(group.action_mask_key is not None for group in groups)
-    kinds: dict[tuple[int, int], int] = {}
-    for i, group in enumerate(groups):
-        for kind in group.kinds or (0,) * group.n_agents:
-            kinds.setdefault((i, kind), len(kinds))
+    kinds = [
+        (i, kind) for i, group in enumerate(groups) for kind in group.kinds or (0,) * group.n_agents
+    ]
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
     return {
         "name": name,
         "agent_names": tuple(agent for group in groups for agent in group.agent_names),
         "observation_spec": torch.stack([member["observation"] for member in members], 0),
         "action_spec": Composite() if actions is None else torch.stack(actions, 0),
-        "action_key": (name, "action"),
-        "reward_key": (name, "reward"),
-        "done_key": (name, "done"),
-        "terminated_key": (name, "terminated"),
-        "truncated_key": (name, "truncated"),
+        **own_keys(name),
         "observation_keys": ((name, "observation"),),
         "mask_key": (name, "mask") if masked else None,
         "action_mask_key": (name, "action_mask") if legal else None,
@@ -247,11 +224,7 @@ def joined_fields(
         "state_spec": groups[0].state_spec,
         "agent_done": True,
         "members": tuple(members),
-        "kinds": tuple(
-            kinds[i, kind]
-            for i, group in enumerate(groups)
-            for kind in group.kinds or (0,) * group.n_agents
-        ),
+        "kinds": tuple(numbers[kind] for kind in kinds),
         "groups": tuple(groups),
     }
 
@@ -275,14 +248,9 @@ def _members(group: GroupSpec, acts: bool) -> list[Composite]:
     """Returns the specs of each agent with a flat observation."""
     if not acts:
         return [Composite(observation=Unbounded((width,))) for width in group.observation_dims]
-    actions = (
-        [group.action_spec[i] for i in range(group.n_agents)]
-        if group.members is None
-        else [member["action"] for member in group.members]
-    )
     return [
-        Composite(observation=Unbounded((width,)), action=action)
-        for width, action in zip(group.observation_dims, actions)
+        Composite(observation=Unbounded((width,)), action=own["action"])
+        for width, own in zip(group.observation_dims, group.own_specs)
     ]
 
 
@@ -294,10 +262,8 @@ def _cat(rows: Sequence[Tensor], dim: int) -> Tensor:
     """Concatenates over the agents, with zeros behind narrower entries."""
     if rows[0].ndim > dim + 1:
         width = max(row.shape[-1] for row in rows)
-        rows = [
-            row if row.shape[-1] == width else F.pad(row, (0, width - row.shape[-1]))
-            for row in rows
-        ]
+        widen = [(0, width - row.shape[-1]) for row in rows]
+        rows = [F.pad(row, pad) if pad[1] else row for row, pad in zip(rows, widen)]
     return torch.cat(list(rows), dim)
 
 

@@ -23,6 +23,7 @@ from tensordict import (
     is_leaf_nontensor,
 )
 from torch import Tensor
+from torch.types import Device
 from torchrl.data import Bounded, Categorical, Composite, OneHot, TensorSpec, Unbounded
 
 __all__ = [
@@ -76,12 +77,11 @@ class Padding:
         shape = self.shapes[agent]
         return None if shape is None else tuple(slice(size) for size in shape)
 
-    def mask(self, device: torch.device | str | None = None) -> Tensor:
+    def mask(self, device: Device = None) -> Tensor:
         """Mask of the agents' own entries, ``[N, *largest]``."""
         mask = torch.zeros(len(self.shapes), *self.largest, dtype=torch.bool)
         for i in range(len(self.shapes)):
-            region = self.own(i)
-            if region is not None:
+            if (region := self.own(i)) is not None:
                 mask[_at(i, region)] = True
         return mask.to(device)
 
@@ -193,21 +193,17 @@ def unpad_group(
         >>> [member["observation"].shape for member in lazy.unbind(1)]
         [torch.Size([4, 2]), torch.Size([4, 3])]
     """
-    n, batch = group.shape[-1], group.shape[:-1]
-    rows: list[dict[NestedKey, Tensor]] = [{} for _ in range(n)]
+    batch, names = group.shape[:-1], _names(group)
+    names = None if names is None else names[:-1]
+    members = [
+        TensorDict({}, batch, device=group.device, names=names) for _ in range(group.shape[-1])
+    ]
     for key, value in group.items(True, True):
         padding = paddings.get(key)
         own = value.unbind(len(batch)) if padding is None else unpad(value, padding)
-        for row, entry in zip(rows, own):
+        for member, entry in zip(members, own):
             if entry is not None:
-                row[key] = entry
-    members = []
-    for row in rows:
-        names = None if _names(group) is None else group.names[:-1]
-        member = TensorDict({}, batch, device=group.device, names=names)
-        for key, entry in row.items():
-            member.set(key, entry)
-        members.append(member)
+                member.set(key, entry)
     return LazyStackedTensorDict(*members, stack_dim=len(batch))
 
 

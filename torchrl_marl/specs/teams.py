@@ -15,7 +15,7 @@ from torchrl.envs.batched_envs import BatchedEnvBase
 
 from torchrl_marl.errors import SpecError
 from torchrl_marl.specs.agents import AgentSpec, check_names, is_discrete
-from torchrl_marl.specs.groups import GroupSpec
+from torchrl_marl.specs.groups import GroupSpec, own_keys
 from torchrl_marl.specs.stacking import unpad_specs
 
 __all__ = ["TeamSpec", "group_from_agents", "group_from_env", "padded_members", "read_group_map"]
@@ -64,18 +64,14 @@ def group_from_agents(
         agent_names=tuple(agent for spec in specs for agent in spec.agent_names),
         observation_spec=torch.stack([member["observation"] for member in members], 0),
         action_spec=torch.stack([member["action"] for member in members], 0),
-        action_key=(name, "action"),
-        reward_key=(name, "reward"),
-        done_key=(name, "done"),
-        terminated_key=(name, "terminated"),
-        truncated_key=(name, "truncated"),
+        **own_keys(name),
         observation_keys=_leaf_keys(name, [member["observation"] for member in members]),
         mask_key=(name, "mask"),
         action_mask_key=(name, "action_mask") if specs[0].action_mask else None,
         state_key=None if state_spec is None else "state",
         state_spec=state_spec,
         agent_done=True,
-        members=tuple(members) if _differ(members) else None,
+        members=tuple(members) if any(own != members[0] for own in members[1:]) else None,
         kinds=tuple(k for k, spec in enumerate(specs) for _ in range(spec.n_agents)),
         in_turns=in_turns,
     )
@@ -88,10 +84,6 @@ def _member(spec: AgentSpec) -> Composite:
         n = spec.action_spec.space.n
         member["action_mask"] = Categorical(2, shape=(n,), dtype=torch.bool)
     return member
-
-
-def _differ(specs: Sequence[TensorSpec]) -> bool:
-    return any(spec != specs[0] for spec in specs[1:])
 
 
 def read_group_map(env: EnvBase) -> dict[str, list[str]]:
@@ -109,16 +101,14 @@ def read_group_map(env: EnvBase) -> dict[str, list[str]]:
     }
     if not groups:
         keys = list(action_spec.keys(True, True))
+        expected = "expected (group, 'action') with one row an agent"
+        fix = f"{expected}. Give the environment a group_map."
         if keys == ["action"]:
-            raise SpecError(
-                f"{type(env).__name__} keeps no groups: its action keys are {keys}, as one agent "
-                "has it, expected (group, 'action') with one row an agent; write a team of one as "
-                "a MarlEnv (docs/worlds/own.md), or train one agent by TorchRL's own losses."
+            fix = (
+                f"as one agent has it, {expected}; write a team of one as a MarlEnv "
+                "(docs/worlds/own.md), or train one agent by TorchRL's own losses."
             )
-        raise SpecError(
-            f"{type(env).__name__} keeps no groups: its action keys are {keys}, expected "
-            "(group, 'action') with one row an agent. Give the environment a group_map."
-        )
+        raise SpecError(f"{type(env).__name__} keeps no groups: its action keys are {keys}, {fix}")
     return {name: [f"{name}_{i}" for i in range(n)] for name, n in groups.items()}
 
 
@@ -266,13 +256,10 @@ def _check_masks(name: str, seen: Composite, action: TensorSpec, agents: tuple[i
 def _kinds_of(members: Sequence[Composite]) -> tuple[int, ...]:
     """Returns kinds of agents: agents of equal specs are of one kind."""
     known: list[Composite] = []
-    kinds = []
     for member in members:
-        kind = next((i for i, spec in enumerate(known) if spec == member), len(known))
-        if kind == len(known):
+        if member not in known:
             known.append(member)
-        kinds.append(kind)
-    return tuple(kinds)
+    return tuple(known.index(member) for member in members)
 
 
 class TeamSpec:
@@ -343,15 +330,11 @@ class TeamSpec:
 
     def stacked_spec(self) -> Composite:
         """All agents of all groups as one stacked spec ``[n_agents]``."""
-        members = []
-        for group in self.groups.values():
-            for i in range(group.n_agents):
-                own = None if group.members is None else group.members[i]
-                leaves = {
-                    "observation": group.observation_spec[i] if own is None else own["observation"],
-                    "action": group.action_spec[i] if own is None else own["action"],
-                }
-                members.append(Composite(leaves))
+        members = [
+            Composite(observation=own["observation"], action=own["action"])
+            for group in self.groups.values()
+            for own in group.own_specs
+        ]
         return torch.stack(members, 0)
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ from torchrl_marl.modules import (
 )
 from torchrl_marl.modules.communication import Channel
 from torchrl_marl.modules.communication.channel import make_delay
-from torchrl_marl.modules.memory.network import remember
+from torchrl_marl.modules.memory.cells import remember
 from torchrl_marl.modules.memory.states import state_size
 
 T, N, SEEN = 9, 3, 6

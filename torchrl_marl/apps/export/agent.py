@@ -22,8 +22,8 @@ from torchrl_marl.apps.export.programs import (
 )
 from torchrl_marl.errors import ConfigError, nearest, quoted
 from torchrl_marl.modules.actors import GroupActor
-from torchrl_marl.modules.communication.chain import Chain
 from torchrl_marl.modules.communication.channel import Channel, between
+from torchrl_marl.modules.communication.rounds import Chain
 from torchrl_marl.modules.inputs import observation_leaves
 from torchrl_marl.modules.networks import AgentNetwork, TeamNetwork
 from torchrl_marl.modules.normalization import ObservationNorm

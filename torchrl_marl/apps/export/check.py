@@ -22,7 +22,7 @@ from torchrl_marl.apps.export.agent import AgentActor, agents_of
 from torchrl_marl.apps.export.interface import Program
 from torchrl_marl.apps.export.player import Player
 from torchrl_marl.errors import UserError
-from torchrl_marl.modules.communication.chain import Chain
+from torchrl_marl.modules.communication.rounds import Chain
 
 __all__ = ["Comparison", "InMemory", "check_players"]
 

@@ -15,7 +15,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_marl.envs.scene import Picture, Stage, check_scene, scene, stage
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.modules.communication.heard import listening_by_group
+from torchrl_marl.modules.communication.channel import listening_by_group
 from torchrl_marl.specs import TeamSpec
 
 __all__ = ["ACTS", "DEAD", "UNBORN", "WAITS", "Agent", "Film", "Frame"]

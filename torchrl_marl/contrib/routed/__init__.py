@@ -11,6 +11,4 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.contrib.routed.sequential import RoutedDistribution, RoutedSequential
 
-__getattr__, __dir__, __all__ = attach(
-    __name__, {"sequential": ["RoutedDistribution", "RoutedSequential"]}
-)
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -9,15 +9,13 @@ Shapes: B any batch dims, N agents of a group, n agents of a route.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import (
     CompositeDistribution,
-    ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
     TensorDictModuleBase,
     TensorDictSequential,
     dispatch,
@@ -26,15 +24,14 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from torchrl_marl.contrib.routed.data import DataGroup
 from torchrl_marl.contrib.routed.group import (
     AgentTable,
+    DataGroup,
     Path,
     SpecGroup,
     Step,
     as_path,
     locate,
-    make_step,
     path_of,
     read_agents,
 )
@@ -128,16 +125,16 @@ class RoutedDistribution(Distribution):
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Any:
         """Draws each agent's action."""
-        return self._actions([(a, d.sample(torch.Size(sample_shape))) for a, d, _ in self.routes])
+        return self._actions(lambda dist: dist.sample(torch.Size(sample_shape)))
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Any:
         """Draws each agent's action, with gradients."""
-        return self._actions([(a, d.rsample(torch.Size(sample_shape))) for a, d, _ in self.routes])
+        return self._actions(lambda dist: dist.rsample(torch.Size(sample_shape)))
 
     @property
     def deterministic_sample(self) -> Any:
         """Returns each agent's action without chance."""
-        return self._actions([(agents, _deterministic(dist)) for agents, dist, _ in self.routes])
+        return self._actions(_deterministic)
 
     def _per_agent(self, parts: Parts) -> Tensor:
         for agents, dist, _ in self.routes:
@@ -149,9 +146,9 @@ class RoutedDistribution(Distribution):
                 )
         return cast(Tensor, self._join(parts, [self.dim] * len(parts)))
 
-    def _actions(self, parts: Parts) -> Tensor | list[Tensor]:
+    def _actions(self, draw: Callable[[Any], Tensor]) -> Tensor | list[Tensor]:
         dims = [self.dim - len(dist.event_shape) for _, dist, _ in self.routes]
-        return self._join(parts, dims)
+        return self._join([(agents, draw(dist)) for agents, dist, _ in self.routes], dims)
 
     def _join(self, parts: Parts, dims: Sequence[int]) -> Tensor | list[Tensor]:
         order = [agent for agents, _ in parts for agent in agents]
@@ -168,9 +165,6 @@ class RoutedDistribution(Distribution):
 
 def _deterministic(dist: Any) -> Tensor:
     return dist.deterministic_sample if hasattr(dist, "deterministic_sample") else dist.mode
-
-
-PROBABILISTIC = (ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential)
 
 
 class RoutedSequential(TensorDictSequential):
@@ -254,30 +248,27 @@ class RoutedSequential(TensorDictSequential):
             self._fixed: list[Path] | None = list(self._specs)
         else:
             self._fixed = None if group is None else [as_path(group)]
-        self._agents = [
-            read_agents(self._name(i), agents, self._specs.get(path_of(module, self._fixed)))
-            for i, (module, (_, agents)) in enumerate(zip(self._module_iter(), pairs))
-        ]
-        self._survey()
+        self._survey([agents for _, agents in pairs])
         if not partial_tolerant:
             self._check_specs()
 
     # ------------------------------------------------------------------------- construction
 
-    def _survey(self) -> None:
-        """Reads the modules' keys and widths."""
-        self._steps = [
-            make_step(self._name(i), module, path_of(module, self._fixed), agents)
-            for i, (module, agents) in enumerate(zip(self._module_iter(), self._agents))
-        ]
+    def _survey(self, routes: Sequence[Any]) -> None:
+        """Reads the modules' keys and widths, and which agents they are for."""
+        self._steps: list[Step] = []
+        for i, (module, route) in enumerate(zip(self._module_iter(), routes)):
+            name, path = self._name(i), path_of(module, self._fixed)
+            agents = read_agents(name, route, self._specs.get(path))
+            self._steps.append(Step(name, module, path, agents))
 
     def _check_specs(self) -> None:
         """Checks a call with shapes alone, as far as they are known."""
         for path, spec in self._specs.items():
             table = SpecGroup(path, spec)
-            own = [pair for pair in zip(self._steps, self._module_iter()) if pair[0].path == path]
-            for step, module in own:
-                nested = isinstance(module, RoutedSequential)
+            own = [step for step in self._steps if step.path == path]
+            for step in own:
+                nested = isinstance(step.module, RoutedSequential)
                 agents = None if nested else table.choose(step, False)
                 if agents is None:
                     break
@@ -320,7 +311,7 @@ class RoutedSequential(TensorDictSequential):
         return tensordict_out.update(result)
 
     def _has_routes(self, root: TensorDictBase) -> bool:
-        if any(agents is not None for agents in self._agents):
+        if any(step.agents is not None for step in self._steps):
             return True
         paths = dict.fromkeys(step.path for step in self._steps)
         found = [locate(root, path, self._fixed is not None) for path in paths]
@@ -331,26 +322,26 @@ class RoutedSequential(TensorDictSequential):
     ) -> TensorDictBase:
         """Runs the modules; with ``dists``, up to the last distribution, and keeps those there."""
         groups: dict[Path, DataGroup] = {}
-        pairs = list(zip(self._steps, self._module_iter()))
+        steps = list(self._steps)
         if dists is not None:
-            while not _is_probabilistic(pairs[-1][1]):
-                pairs.pop()
-        for i, (step, module) in enumerate(pairs):
+            while not steps[-1].probabilistic:
+                steps.pop()
+        for i, step in enumerate(steps):
             group = self._find_group(step, root, groups)
             if group is not None and group.path != step.path:
-                step = make_step(step.name, module, group.path, step.agents)
-            if dists is not None and _is_probabilistic(module):
-                later = {key for other, _ in pairs[i + 1 :] for key in other.in_keys}
-                needed = any(key in later for key in module.out_keys)
-                self._keep_distribution(step, module, root, group, dists, needed)
+                step = Step(step.name, step.module, group.path, step.agents)
+            if dists is not None and step.probabilistic:
+                later = {key for other in steps[i + 1 :] for key in other.module.in_keys}
+                needed = any(key in later for key in step.module.out_keys)
+                self._keep_distribution(step, root, group, dists, needed)
                 continue
             routed = group is not None and (group.lazy or step.agents is not None)
-            if group is None or not routed or isinstance(module, RoutedSequential):
-                root = self._run_plainly(module, root, groups)
+            if group is None or not routed or isinstance(step.module, RoutedSequential):
+                root = self._run_plainly(step.module, root, groups)
                 if group is not None:
                     group.note(step, group.everyone, strict=False)
             else:
-                self._play(step, module, root, group)
+                self._play(step, root, group)
         for group in groups.values():
             if dists is None and not self.partial_tolerant:
                 group.check_complete(self._actions_of(group))
@@ -387,15 +378,13 @@ class RoutedSequential(TensorDictSequential):
             group.refresh(root)
         return root
 
-    def _play(
-        self, step: Step, module: TensorDictModuleBase, root: TensorDictBase, group: DataGroup
-    ) -> None:
+    def _play(self, step: Step, root: TensorDictBase, group: DataGroup) -> None:
         """Runs a module on the agents that it is for."""
         agents = group.choose(step, bool(self.partial_tolerant))
         if not agents:
             return
         try:
-            out = module(group.view(root, step, agents))
+            out = step.module(group.view(root, step, agents))
         except Exception as error:
             error.add_note(f"In module {step.name}, for {group.describe(agents)}.")
             raise
@@ -409,8 +398,7 @@ class RoutedSequential(TensorDictSequential):
         Raises:
             ValueError: no probabilistic module, or those of more than one group.
         """
-        own = [_is_probabilistic(module) for module in self._module_iter()]
-        acting = {step.path for step, acts in zip(self._steps, own) if acts}
+        acting = {step.path for step in self._steps if step.probabilistic}
         if len(acting) != 1:
             raise ValueError(
                 f"this policy has probabilistic modules in {sorted(acting) or 'no group'}, "
@@ -431,13 +419,13 @@ class RoutedSequential(TensorDictSequential):
     def _keep_distribution(
         self,
         step: Step,
-        module: Any,
         root: TensorDictBase,
         group: DataGroup | None,
         dists: list[DistributionRoute],
         needed: bool,
     ) -> None:
         """Keeps the distribution of a module's agents; runs the module where that is needed."""
+        module: Any = step.module
         if group is None:
             dists.append(((), module.get_dist(root), module.out_keys[0]))
             if needed:
@@ -509,20 +497,16 @@ class RoutedSequential(TensorDictSequential):
 
     def __setitem__(self, index: int | str, module: TensorDictModuleBase) -> None:
         self.module[index] = module  # type: ignore[index]
-        self._survey()
+        self._survey([step.agents for step in self._steps])
 
     def __delitem__(self, index: int) -> None:
         del self.module[index]
-        del self._agents[index]
-        self._survey()
+        del self._steps[index]
+        self._survey([step.agents for step in self._steps])
 
     def _part(self, indices: Iterable[int]) -> RoutedSequential:
-        indices, steps = list(indices), list(self._module_iter())
-        modules: Any = [(steps[i], self._agents[i]) for i in indices]
+        indices = list(indices)
+        modules: Any = [(self._steps[i].module, self._steps[i].agents) for i in indices]
         if isinstance(self.module, nn.ModuleDict):
             modules = [dict(zip([list(self.module)[i] for i in indices], modules))]
         return type(self)(*modules, group=self._group, partial_tolerant=True, inplace=self.inplace)
-
-
-def _is_probabilistic(module: nn.Module) -> bool:
-    return isinstance(module, PROBABILISTIC)

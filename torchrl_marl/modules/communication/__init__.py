@@ -5,17 +5,7 @@ from typing import TYPE_CHECKING
 from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
-    from torchrl_marl.modules.communication.chain import Chain
-    from torchrl_marl.modules.communication.channel import Channel, Links
-    from torchrl_marl.modules.communication.heard import listening
-    from torchrl_marl.modules.communication.rounds import Attention, Mean
+    from torchrl_marl.modules.communication.channel import Channel, Links, listening
+    from torchrl_marl.modules.communication.rounds import Attention, Chain, Mean
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "chain": ["Chain"],
-        "channel": ["Channel", "Links"],
-        "heard": ["listening"],
-        "rounds": ["Attention", "Mean"],
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -1,25 +1,23 @@
-"""The channel that agents talk over: who hears whom, and when."""
+"""The channel that agents talk over: who hears whom, and when; and what is heard in a batch."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
+from torch.types import Device
 
 from torchrl_marl.modules.bodies import Context, initialize
-from torchrl_marl.modules.communication.chain import Chain
-from torchrl_marl.modules.communication.rounds import Attention, Mean, Round
-from torchrl_marl.modules.config import (
-    CommunicationConfig,
-    DrawnCommunicationConfig,
-)
-from torchrl_marl.modules.memory.cells import Layers, Memory
-from torchrl_marl.modules.memory.network import remember
+from torchrl_marl.modules.communication.rounds import Attention, Chain, Mean, Round
+from torchrl_marl.modules.config import CommunicationConfig, DrawnCommunicationConfig
+from torchrl_marl.modules.memory.cells import Layers, Memory, remember
 
 __all__ = [
     "Channel",
@@ -27,9 +25,13 @@ __all__ = [
     "OneStep",
     "between",
     "drawing",
+    "heard_in",
+    "listening",
+    "listening_by_group",
     "make_delay",
     "nearest",
     "ring",
+    "talking_module",
     "within",
 ]
 
@@ -117,7 +119,7 @@ def between(alive: Tensor) -> Tensor:
     return alive.unsqueeze(-1) & alive.unsqueeze(-2) & others
 
 
-def ring(n_agents: int, device: torch.device | str | None = None) -> Tensor:
+def ring(n_agents: int, device: Device = None) -> Tensor:
     """Returns the links of a ring, ``[N, N]``: to the agent before and to the one behind.
 
     Examples:
@@ -178,12 +180,7 @@ class Links(nn.Module):
 
     fixed: Tensor | None
 
-    def __init__(
-        self,
-        config: CommunicationConfig,
-        n_agents: int,
-        device: torch.device | str | None = None,
-    ) -> None:
+    def __init__(self, config: CommunicationConfig, n_agents: int, device: Device = None) -> None:
         super().__init__()
         self.kind, self.radius, self.nearest = config.links, config.radius, config.nearest
         fixed = ring(n_agents, device) if config.links == "ring" else None
@@ -264,11 +261,7 @@ class Channel(nn.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        config: CommunicationConfig,
-        n_agents: int,
-        device: torch.device | str | None = None,
+        self, width: int, config: CommunicationConfig, n_agents: int, device: Device = None
     ) -> None:
         super().__init__()
         if not isinstance(config, DrawnCommunicationConfig):
@@ -276,16 +269,16 @@ class Channel(nn.Module):
         config.check("communication.")
         self.config, self.n_agents = config, n_agents
         self.links = Links(config, n_agents, device)
-        self.rounds = nn.ModuleList(_round(width, config, device) for _ in range(_rounds(config)))
-        self.gate = None
-        if config.gate:
-            self.gate = nn.Linear(width, 1, device=device)
+        n_rounds = 1 if config.kind == "bicnet" else config.rounds
+        self.rounds = nn.ModuleList(_round(width, config, device) for _ in range(n_rounds))
+        self.gate = nn.Linear(width, 1, device=device) if config.gate else None
+        if self.gate is not None:
             initialize(self.gate, 0.01)
         self.delay = None
         if config.delay:
             self.delay = make_delay(int(cast(Round, self.rounds[0]).heard_size), config.delay)
-        sizes = [int(one.message_size) for one in self.rounds]  # type: ignore[arg-type]
-        self.numbers = sum(sizes)
+        self.sizes = [int(cast(Round, one).message_size) for one in self.rounds]
+        self.numbers = sum(self.sizes)
         noise = self.numbers if config.discrete != "none" else 0
         self.columns = [int(config.gate), n_agents if config.dropout else 0, noise]
         self.draws = sum(self.columns)
@@ -294,7 +287,9 @@ class Channel(nn.Module):
         self, features: Tensor, mask: Tensor | None, context: Context
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Runs the rounds."""
-        alive = _alive(features, mask)
+        alive = mask
+        if alive is None:
+            alive = torch.ones(features.shape[:-1], dtype=torch.bool, device=features.device)
         # The dead may hold anything, NaN included.
         features = torch.where(alive.unsqueeze(-1), features, 0.0)
         position = context.position
@@ -308,12 +303,9 @@ class Channel(nn.Module):
             heard = features, links, speaks, position, self._code(noise)
             features, kept = self._hear_later(self.delay, heard, mask, context)
             return features, drawn, logits, kept
-        start = 0
-        for one in self.rounds:
-            end = start + int(one.message_size)  # type: ignore[arg-type]
-            own = None if noise is None else noise[..., start:end]
+        parts = [None] * len(self.sizes) if noise is None else noise.split(self.sizes, -1)
+        for one, own in zip(self.rounds, parts):
             features = one(features, links, speaks, position, self._code(own))
-            start = end
         return features, drawn, logits, None
 
     def _hear_later(
@@ -363,8 +355,7 @@ class Channel(nn.Module):
             parts.append((threshold < chance).to(features.dtype))
         for width, draw in zip(self.columns[1:], (self._keep, self._noise)):
             if width:
-                empty = features.new_empty(*batch, width)
-                parts.append(draw(empty, how == "draw"))
+                parts.append(draw(features.new_empty(*batch, width), how == "draw"))
         return torch.cat(parts, -1)
 
     def _keep(self, empty: Tensor, random: bool) -> Tensor:
@@ -411,22 +402,109 @@ def symbol(message: Tensor, noise: Tensor, temperature: float) -> Tensor:
     return hard + (soft - soft.detach())
 
 
-def _alive(features: Tensor, mask: Tensor | None) -> Tensor:
-    if mask is not None:
-        return mask
-    return torch.ones(features.shape[:-1], dtype=torch.bool, device=features.device)
-
-
-def _rounds(config: CommunicationConfig) -> int:
-    return 1 if config.kind == "bicnet" else config.rounds
-
-
-def _round(
-    width: int, config: CommunicationConfig, device: torch.device | str | None
-) -> Round | Chain:
+def _round(width: int, config: CommunicationConfig, device: Device) -> Round | Chain:
     if config.kind == "bicnet":
         return Chain(width, config.message_size, config.cell, device)
     if config.kind == "commnet":
         return Mean(width, config.message_size, device)
     places = len(config.position) if config.kind == "graph" else 0
     return Attention(width, config.message_size, config.key_size, places, device)
+
+
+# --------------------------------------------------------------------- what is heard in a batch
+
+
+def talking_module(actor: nn.Module) -> TensorDictModule | None:
+    """Returns the part of an actor whose network has a channel, or None where agents are silent.
+
+    Args:
+        actor (nn.Module): of a group, or of several as one.
+    """
+    for module in actor.modules():
+        body = getattr(getattr(module, "module", None), "network", None)
+        if isinstance(module, TensorDictModule) and isinstance(
+            getattr(body, "channel", None), Channel
+        ):
+            return module
+    return None
+
+
+def heard_in(module: TensorDictModule, data: TensorDictBase) -> Tensor:
+    """Returns who heard whom in steps of a batch.
+
+    Args:
+        module (TensorDictModule): from :func:`talking_module`.
+        data (TensorDictBase): what it has read, with what was drawn in the channel.
+
+    Shapes:
+        - returns: bool, ``[*B, N, N]``, True where the agent of a row heard that of a column
+    """
+    return cast(Any, module.module).heard(*(data.get(key) for key in module.in_keys))
+
+
+@torch.no_grad()
+def listening(actor: nn.Module, data: TensorDictBase) -> Tensor:
+    """Returns how much each agent listened to whom, the mean over the rounds of a step.
+
+    With attention it is its weights; for a mean, and along a chain, all that are heard count alike.
+
+    Args:
+        actor (nn.Module): of a group, or of several as one.
+        data (TensorDictBase): steps of a batch in which it acted.
+
+    Shapes:
+        - returns: ``[*B, N, N]``; rows sum to 1, or to 0 where nobody is heard
+
+    Raises:
+        ValueError: agents that do not communicate.
+
+    Examples:
+        >>> from torchrl_marl import TeamSpec
+        >>> from torchrl_marl.envs.toy import Arena
+        >>> from torchrl_marl.modules import CommunicationConfig, NetworkConfig, make_actor
+        >>> env = Arena(2, n_agents=3)
+        >>> config = NetworkConfig([8], communication=CommunicationConfig("commnet"))
+        >>> actor = make_actor(TeamSpec.from_env(env).groups["agents"], config)
+        >>> listening(actor, env.rollout(1, actor))[0, 0, 0]
+        tensor([0.0000, 0.5000, 0.5000])
+    """
+    module = talking_module(actor)
+    if module is None:
+        raise ValueError("the agents of this actor do not communicate; nobody listens to anybody.")
+    found: list[Tensor] = []
+
+    def look(one: nn.Module, inputs: tuple) -> None:
+        features, links, speaks, position, code = inputs
+        if isinstance(one, Attention):
+            messages = one.send(features, position)
+            messages = messages if code is None else code(messages)
+            found.append(one.weights(features, messages, links, position))
+        else:
+            weight = links.to(features.dtype)
+            found.append(weight / weight.sum(-1, keepdim=True).clamp_min(1))
+
+    channel = cast(Channel, cast(Any, module.module).network.channel)
+    hooks = [one.register_forward_pre_hook(look) for one in channel.rounds]
+    try:
+        with drawing("replay"):
+            module(data.copy())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.stack(found).mean(0)
+
+
+def listening_by_group(policy: nn.Module, data: TensorDictBase) -> dict[str, Tensor]:
+    """Returns :func:`listening` of each group whose agents have a channel of their own.
+
+    Args:
+        policy (nn.Module): with the actors of groups.
+        data (TensorDictBase): steps in which it acted.
+    """
+    actors = [part for part in policy.modules() if isinstance(part, TensorDictModuleBase)]
+    groups = [(actor, getattr(actor, "group", None)) for actor in actors]
+    return {
+        group.name: listening(actor, data)
+        for actor, group in groups
+        if group is not None and group.name in data and talking_module(actor) is not None
+    }

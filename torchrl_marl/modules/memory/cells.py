@@ -1,7 +1,7 @@
 """Memories: what agents carry from step to step, over whole sequences in one call.
 
-Shapes: T steps, R any dims of rows whose last is N agents, F input features, H units, S numbers
-of a state, K distinct networks.
+Shapes: B any batch dims, T steps, R any dims of rows whose last is N agents, F input features,
+H units, S numbers of a state, K distinct networks.
 """
 
 from __future__ import annotations
@@ -13,12 +13,27 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.types import Device
+from torchrl.modules import recurrent_mode
 
+from torchrl_marl.modules.config import MemoryConfig, NetworkConfig, sharing_of
 from torchrl_marl.modules.memory.gru import gru, gru_loop
 from torchrl_marl.modules.memory.linear_scan import linear_scan, linear_scan_loop
 from torchrl_marl.modules.memory.lstm import lstm, lstm_loop
 
-__all__ = ["CELLS", "GRU", "LRU", "LSTM", "AgentLinear", "Layers", "Memory", "MinGRU"]
+__all__ = [
+    "CELLS",
+    "GRU",
+    "LRU",
+    "LSTM",
+    "AgentLinear",
+    "Layers",
+    "Memory",
+    "MinGRU",
+    "cell_index",
+    "make_memory",
+    "remember",
+]
 
 
 class AgentLinear(nn.Module):
@@ -47,7 +62,7 @@ class AgentLinear(nn.Module):
         index: Sequence[int] = (0,),
         *,
         gain: float = 1.0,
-        device: torch.device | str | None = None,
+        device: Device = None,
     ) -> None:
         super().__init__()
         k = max(index) + 1
@@ -129,11 +144,7 @@ class _Gated(Memory):
     n_states = 1
 
     def __init__(
-        self,
-        in_features: int,
-        size: int,
-        index: Sequence[int] = (0,),
-        device: torch.device | str | None = None,
+        self, in_features: int, size: int, index: Sequence[int] = (0,), device: Device = None
     ) -> None:
         super().__init__()
         self.size = self.out_features = size
@@ -248,12 +259,7 @@ class _Linear(Memory):
     """A memory that is linear in its state, with a residual layer behind."""
 
     def __init__(
-        self,
-        in_features: int,
-        size: int,
-        width: int,
-        index: Sequence[int],
-        device: torch.device | str | None,
+        self, in_features: int, size: int, width: int, index: Sequence[int], device: Device
     ) -> None:
         super().__init__()
         self.size = self.out_features = self.state_size = size
@@ -262,16 +268,15 @@ class _Linear(Memory):
         wide = in_features != size
         self.skip = AgentLinear(in_features, size, index, device=device) if wide else nn.Identity()
 
-    def _run(
-        self,
-        x: Tensor,
-        factors: tuple[Tensor, Tensor | None, Tensor],
-        state: Tensor,
-        init: Tensor | None,
-        mask: Tensor | None,
+    @abstractmethod
+    def factors(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Returns ``a``, its imaginary part and ``b`` of each step, ``h' = a h + b``."""
+
+    def forward(
+        self, x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Runs ``a``, its imaginary part and ``b`` over the steps."""
-        decay, turn, entered = factors
+        """Runs over the steps."""
+        decay, turn, entered = self.factors(x, state.dtype)
         if mask is not None:
             decay = torch.where(mask, decay, 1.0)
             turn = None if turn is None else torch.where(mask, turn, 0.0)
@@ -303,21 +308,15 @@ class MinGRU(_Linear):
     """
 
     def __init__(
-        self,
-        in_features: int,
-        size: int,
-        index: Sequence[int] = (0,),
-        device: torch.device | str | None = None,
+        self, in_features: int, size: int, index: Sequence[int] = (0,), device: Device = None
     ) -> None:
         super().__init__(in_features, size, 2 * size, index, device)
 
-    def forward(
-        self, x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Runs over the steps."""
-        update, candidate = self.input(x).to(state.dtype).chunk(2, -1)
+    def factors(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Returns how much is kept, and what enters."""
+        update, candidate = self.input(x).to(dtype).chunk(2, -1)
         update = torch.sigmoid(update)
-        return self._run(x, (1 - update, None, update * candidate), state, init, mask)
+        return 1 - update, None, update * candidate
 
 
 class LRU(_Linear):
@@ -348,7 +347,7 @@ class LRU(_Linear):
         in_features: int,
         size: int,
         index: Sequence[int] = (0,),
-        device: torch.device | str | None = None,
+        device: Device = None,
         ring: tuple[float, float] = (0.5, 0.99),
     ) -> None:
         if size % 2:
@@ -359,17 +358,15 @@ class LRU(_Linear):
         self.nu = nn.Parameter((-0.5 * radius.log()).log())
         self.theta = nn.Parameter((math.pi * torch.rand(shape, device=device)).log())
 
-    def forward(
-        self, x: Tensor, state: Tensor, init: Tensor | None, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Runs over the steps."""
+    def factors(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Returns the complex numbers, and what enters."""
         nu, theta = self.input.of_agents(self.nu), self.input.of_agents(self.theta)
         radius, angle = (-nu.exp()).exp(), theta.exp()
         decay, turn = radius * angle.cos(), radius * angle.sin()
         scale = (1 - radius.square()).sqrt()
-        entered = self.input(x).to(state.dtype) * torch.cat([scale, scale], -1)
+        entered = self.input(x).to(dtype) * torch.cat([scale, scale], -1)
         half = (*x.shape[:-1], self.size // 2)
-        return self._run(x, (decay.expand(half), turn.expand(half), entered), state, init, mask)
+        return decay.expand(half), turn.expand(half), entered
 
 
 class Layers(Memory):
@@ -398,3 +395,102 @@ class Layers(Memory):
 
 CELLS: dict[str, type[Memory]] = {"gru": GRU, "lstm": LSTM, "mingru": MinGRU, "lru": LRU}
 """The memories by their words in the settings."""
+
+
+def make_memory(
+    in_features: int, config: MemoryConfig, index: Sequence[int] = (0,), device: Device = None
+) -> Memory:
+    """Builds a memory.
+
+    Args:
+        in_features (int): F.
+        config (MemoryConfig): kind, size and layers.
+        index (sequence of int): the network of each agent; or ``[0]``, one for all.
+        device (torch.device, optional): of the parameters.
+
+    Examples:
+        >>> make_memory(8, MemoryConfig("lstm", size=4, layers=2)).state_size
+        16
+    """
+    widths = [in_features, *[config.size] * config.layers]
+    cells = [
+        CELLS[config.kind](width, config.size, index, device=device)  # type: ignore[call-arg]
+        for width in widths[:-1]
+    ]
+    return cells[0] if len(cells) == 1 else Layers(cells)
+
+
+def cell_index(config: NetworkConfig, kinds: Sequence[int]) -> list[int]:
+    """Returns the number of each agent's memory; ``[0]`` where all have the same.
+
+    Args:
+        config (NetworkConfig): who shares what.
+        kinds (sequence of int): group and kind of each agent.
+
+    Examples:
+        >>> cell_index(NetworkConfig(sharing="group"), [0, 0, 1])
+        [0, 0, 1]
+        >>> cell_index(NetworkConfig(sharing="trunk"), [0, 0, 1])
+        [0]
+    """
+    sharing = sharing_of(config)
+    index: Sequence[int] = [0]
+    if sharing == "none":
+        index = range(len(kinds))
+    elif sharing == "group":
+        numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+        index = [numbers[kind] for kind in kinds]
+    elif sharing in ("index", "clusters"):
+        index = config.sharing_index or [0]
+    return [0] if max(index) == 0 else list(index)
+
+
+def remember(
+    memory: Memory, x: Tensor, state: Tensor, init: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Runs a memory over one step, or over a sequence in TorchRL's recurrent mode.
+
+    What stands in the state of an agent that does not act before its episode begins, such as a
+    dead one's, reaches no output and no gradient; who waits keeps its state.
+
+    Args:
+        memory (Memory): what to run.
+        x (Tensor): features.
+        state (Tensor): before the step; of a sequence, the first step's counts.
+        init (Tensor): bool, an agent's episode begins.
+        mask (Tensor, optional): bool, the agent acts.
+
+    Shapes:
+        - x: ``[*B, N, F]``; state: ``[*B, N, S]``; init: ``[*B, N, 1]``; mask: ``[*B, N]``
+        - returns: ``[*B, N, H]`` and the state after the step, ``[*B, N, S]``; in recurrent mode
+          ``[*B, T, N, ...]``, and the state's T may be 1
+
+    Examples:
+        >>> memory = make_memory(4, MemoryConfig("gru", size=3))
+        >>> init = torch.ones(5, 2, 1, dtype=torch.bool)
+        >>> remember(memory, torch.zeros(5, 2, 4), torch.zeros(5, 2, 3), init, None)[1].shape
+        torch.Size([5, 2, 3])
+    """
+    mask = None if mask is None else mask.unsqueeze(-1)
+    if not recurrent_mode():
+        mask = None if mask is None else mask.unsqueeze(0)
+        output, states = _over_steps(memory, x.unsqueeze(0), state, init.unsqueeze(0), mask)
+        return output.squeeze(0), states.squeeze(0)
+    mask = None if mask is None else mask.movedim(-3, 0)
+    state, init = state[..., 0, :, :], init.movedim(-3, 0)
+    output, states = _over_steps(memory, x.movedim(-3, 0), state, init, mask)
+    return output.movedim(0, -3), states.movedim(0, -3)
+
+
+def _over_steps(
+    memory: Memory, x: Tensor, state: Tensor, init: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Runs a memory over ``[T, *B, N, F]``."""
+    later = None if len(x) == 1 else init
+    if mask is None:
+        return memory(x, torch.where(init[0], 0.0, state), later, None)
+    ended = init.cumsum(0) > 0
+    needed = (mask & ~ended).any(0)
+    output, states = memory(x, torch.where(needed, state, 0.0), later, mask)
+    idle = (mask | ended).cumsum(0) == 0
+    return output, torch.where(idle, state, states)

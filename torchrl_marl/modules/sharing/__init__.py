@@ -17,6 +17,4 @@ if TYPE_CHECKING:
         share,
     )
 
-__getattr__, __dir__, __all__ = attach(
-    __name__, {"builder": ["AgentId", "AgentMask", "NetworkBuilder", "make_shared_mlp", "share"]}
-)
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.types import Device
 
 from torchrl_marl.modules.bodies import make_mlp
 from torchrl_marl.modules.config import NetworkConfig, sharing_of
@@ -88,7 +90,7 @@ class NetworkBuilder:
     groups: tuple[Hashable, ...]
     config: NetworkConfig
     gain: float
-    device: torch.device | str | None = None
+    device: Device = None
 
     @property
     def n_agents(self) -> int:
@@ -121,25 +123,15 @@ class NetworkBuilder:
             gain (float, optional): other than the builder's.
             **kwargs: ``num_cells`` and ``activate_last_layer`` of the maker.
         """
-        return self.make(
-            self.common if inputs is None else inputs,
-            max(self.out_features) if out_features is None else out_features,
-            self.config,
-            gain=self.gain if gain is None else gain,
-            device=self.device,
-            **kwargs,
-        )
+        inputs = self.common if inputs is None else inputs
+        outputs = max(self.out_features) if out_features is None else out_features
+        gain = self.gain if gain is None else gain
+        return self.make(inputs, outputs, self.config, gain=gain, device=self.device, **kwargs)
 
     def last_layer(self, in_features: int, out_features: int) -> nn.Module:
         """Builds a single linear layer."""
-        return make_mlp(
-            Features(in_features),
-            out_features,
-            self.config,
-            gain=self.gain,
-            num_cells=[],
-            device=self.device,
-        )
+        settings: dict[str, Any] = {"gain": self.gain, "num_cells": [], "device": self.device}
+        return make_mlp(Features(in_features), out_features, self.config, **settings)
 
     def by_index(self, index: Sequence[int]) -> nn.Sequential:
         """Builds networks by number, each as wide as the widest of its agents."""
@@ -190,7 +182,7 @@ def share(
     config: NetworkConfig,
     *,
     gain: float,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> nn.Sequential:
     """Builds networks of N agents that share parameters as the config says, run in one call.
 
@@ -237,7 +229,7 @@ def make_shared_mlp(
     config: NetworkConfig,
     *,
     gain: float,
-    device: torch.device | str | None = None,
+    device: Device = None,
 ) -> nn.Sequential:
     """Builds multi-layer perceptrons of N agents, see :func:`share`.
 

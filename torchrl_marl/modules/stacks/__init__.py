@@ -14,10 +14,4 @@ if TYPE_CHECKING:
     from torchrl_marl.modules.stacks.members import StackMember, StackModule, StackSelection
     from torchrl_marl.modules.stacks.module_stack import ModuleStack, cat, expand, stack
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "members": ["StackMember", "StackModule", "StackSelection"],
-        "module_stack": ["ModuleStack", "cat", "expand", "stack"],
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
+from torchrl_marl.modules.stacks.matmul import Call
 from torchrl_marl.modules.stacks.storage import Bucket, has_hooks, input_width
 
 __all__ = ["EXECUTORS", "Batching", "Place", "choose_executor", "run"]
@@ -36,7 +37,7 @@ def run(bucket: Bucket, members: Sequence[int], copies: int, dim: int, inputs: A
     if bucket.executor == "matmul":
         assert bucket.plan is not None
         pads = bucket.pads(inputs[0].device, members) if bucket.padded else None
-        return bucket.plan.run(values, bucket.stacked, pads, shape, dim, inputs)
+        return bucket.plan.run(Call(values, bucket.stacked, shape, dim), inputs, pads)
     runner = run_vmap if bucket.executor == "vmap" else run_loop
     return runner(bucket, values, shape, dim, inputs)
 
@@ -58,7 +59,7 @@ def run_vmap(
     in_dims = tuple(dim if isinstance(leaf, Tensor) else None for leaf in leaves)
     if copies > 1:
         function = vmap(function, (None, *in_dims), dim, randomness="different")
-        leaves = [_split(leaf, dim, shape) for leaf in leaves]
+        leaves = [x.unflatten(dim, shape) if isinstance(x, Tensor) else x for x in leaves]
     if members > 1:
         stacked = {name: 0 if bucket.stacked[name] else None for name in values}
         function = vmap(function, (stacked, *in_dims), dim, randomness="different")
@@ -79,10 +80,11 @@ def run_loop(
     """Runs one agent after the other: the slow twin of the others."""
     members, copies = shape
     leaves, structure = pytree.tree_flatten(tuple(inputs))
-    agents = [_unbind(leaf, dim, members * copies) for leaf in leaves]
+    n = members * copies
+    agents = [leaf.unbind(dim) if isinstance(leaf, Tensor) else (leaf,) * n for leaf in leaves]
     rows = {name: _rows(value, bucket.stacked[name], members) for name, value in values.items()}
     outputs = []
-    for agent in range(members * copies):
+    for agent in range(n):
         own = pytree.tree_unflatten([leaf[agent] for leaf in agents], structure)
         row = {name: tensors[agent // copies] for name, tensors in rows.items()}
         outputs.append(
@@ -90,14 +92,6 @@ def run_loop(
         )
     stacked = [torch.stack(list(parts), dim) for parts in zip(*(leaves for leaves, _ in outputs))]
     return pytree.tree_unflatten(stacked, outputs[0][1])
-
-
-def _split(leaf: Any, dim: int, shape: tuple[int, int]) -> Any:
-    return leaf.unflatten(dim, shape) if isinstance(leaf, Tensor) else leaf
-
-
-def _unbind(leaf: Any, dim: int, n: int) -> Sequence[Any]:
-    return leaf.unbind(dim) if isinstance(leaf, Tensor) else (leaf,) * n
 
 
 def _rows(value: Tensor, stacked: bool, members: int) -> Sequence[Tensor]:
@@ -220,11 +214,11 @@ class Batching:
         if len(inputs) == 1 and isinstance(inputs[0], Tensor):
             leaves, structure = list(inputs), None
         else:
-            leaves, structure = pytree.tree_flatten(inputs, is_leaf=_is_list)
+            leaves, structure = pytree.tree_flatten(inputs, is_leaf=lambda x: isinstance(x, list))
         ragged = any(isinstance(leaf, list) for leaf in leaves)
         batch = self._check(leaves, len(inputs))
         dim = 0 if ragged else batch
-        pieces = [self._take(leaf, dim, buckets) for leaf in leaves]
+        pieces = [self._take(leaf, dim) for leaf in leaves]
         outputs = []
         for i, route in enumerate(self.routes):
             own = [piece[i] for piece in pieces]
@@ -275,7 +269,7 @@ class Batching:
             )
         return self._indices_on[device]
 
-    def _take(self, leaf: Any, dim: int, buckets: Sequence[Bucket]) -> Sequence[Any]:
+    def _take(self, leaf: Any, dim: int) -> Sequence[Any]:
         """Returns the part of a leaf that each call reads."""
         if leaf is None:
             return [None] * len(self.routes)
@@ -335,10 +329,6 @@ class Batching:
             row if width is None or width == row.shape[-1] else row.narrow(-1, 0, width)
             for row, width in zip(rows, self.outputs)
         ]
-
-
-def _is_list(x: Any) -> bool:
-    return isinstance(x, list)
 
 
 def _widen(x: Tensor, width: int) -> Tensor:

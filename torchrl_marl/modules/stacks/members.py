@@ -20,12 +20,14 @@ from torch.utils import _pytree as pytree
 from torchrl_marl.modules.stacks.storage import named_tensors
 
 if TYPE_CHECKING:
+    from torchrl_marl.modules.stacks.batching import Batching
     from torchrl_marl.modules.stacks.module_stack import ModuleStack
 
 
 __all__ = [
     "DEFAULT_KEYS",
     "Members",
+    "Several",
     "StackMember",
     "StackModule",
     "StackPart",
@@ -69,6 +71,33 @@ class StackPart(nn.Module):
         return type(own[0].stack).join(parts)
 
 
+class Several(StackPart):
+    """Agents with an agent dimension."""
+
+    batching: Batching
+
+    def forward(self, *inputs: Any) -> Any:
+        """Runs the agents; a group's TensorDict is read and written, as :class:`StackModule` does.
+
+        Its keys are those of the members where they are TensorDictModules, else
+        ``"observation"`` and ``"action"``.
+        """
+        if len(inputs) == 1 and isinstance(inputs[0], TensorDictBase):
+            return StackModule(self, *self.stack.keys)(inputs[0])
+        return self.batching(self.stack.buckets, inputs)
+
+    @property
+    def shape(self) -> torch.Size:
+        """``[n]``."""
+        return torch.Size([len(self)])
+
+    def __len__(self) -> int:
+        return len(self.agents)
+
+    def __iter__(self) -> Iterator[StackMember]:
+        return (StackMember(self.stack, agent) for agent in self.agents)
+
+
 class Members:
     """The distinct modules of several parts."""
 
@@ -97,21 +126,21 @@ class Members:
             for agent in part.agents:
                 self._add_agent(part.stack, agent)
         elif isinstance(part, TensorDictModuleBase):
-            self._add_module(id(part.module), *self._unwrapped(part))
+            self._add_wrapped(part)
         elif isinstance(part, nn.Module):
             self._keys[DEFAULT_KEYS] = None
             self._add_module(id(part), part, part)
         else:
             raise TypeError(f"expected modules and module stacks, found {type(part).__name__}.")
 
-    def _unwrapped(self, part: Any) -> tuple[nn.Module, nn.Module]:
+    def _add_wrapped(self, part: Any) -> None:
         if type(part) is not TensorDictModule:
             raise TypeError(
                 f"a {type(part).__name__} cannot be stacked, expected modules or "
                 "TensorDictModules of them; put the stack of its networks into one."
             )
         self._keys[tuple(part.in_keys), tuple(part.out_keys)] = None
-        return part.module, part.module
+        self._add_module(id(part.module), part.module, part.module)
 
     def _add_agent(self, part: Any, agent: int) -> None:
         if id(part) not in self._copies:
@@ -174,10 +203,7 @@ class StackModule(TensorDictModuleBase):
     """
 
     def __init__(
-        self,
-        stack: StackPart,
-        in_keys: Sequence[NestedKey],
-        out_keys: Sequence[NestedKey],
+        self, stack: StackPart, in_keys: Sequence[NestedKey], out_keys: Sequence[NestedKey]
     ) -> None:
         super().__init__()
         self.module = stack
@@ -299,7 +325,7 @@ class StackMember(Window):
         return self.stack.copy_of(self.agents[0])
 
 
-class StackSelection(Window):
+class StackSelection(Window, Several):
     """``stack[1:3]``, ``stack[[0, 2]]``: calls some agents; a gradient arrives in the stack.
 
     Examples:
@@ -315,29 +341,10 @@ class StackSelection(Window):
         super().__init__(stack, agents)
         self.batching = stack.route(self.agents)
 
-    def forward(self, *inputs: Any) -> Any:
-        """Runs the agents."""
-        if len(inputs) == 1 and isinstance(inputs[0], TensorDictBase):
-            return StackModule(self, *self.stack.keys)(inputs[0])
-        return self.batching(self.stack.buckets, inputs)  # type: ignore[arg-type]
-
-    @property
-    def shape(self) -> torch.Size:
-        """``[n]``."""
-        return torch.Size([len(self.agents)])
-
-    def __len__(self) -> int:
-        return len(self.agents)
-
     def __getitem__(self, agents: int | slice | Sequence[int]) -> StackMember | StackSelection:
-        if isinstance(agents, int):
-            return self.stack[self.agents[agents]]
-        if isinstance(agents, slice):
+        if isinstance(agents, int | slice):
             return self.stack[self.agents[agents]]
         return self.stack[[self.agents[agent] for agent in agents]]
-
-    def __iter__(self) -> Iterator[StackMember]:
-        return (StackMember(self.stack, agent) for agent in self.agents)
 
     def detach(self) -> ModuleStack:
         """Returns a stack of copies."""

@@ -7,30 +7,24 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import NestedKey
 from torch import nn
 
 from torchrl_marl.modules.stacks.batching import EXECUTORS, Batching, Place, choose_executor
 from torchrl_marl.modules.stacks.members import (
     DEFAULT_KEYS,
     Members,
+    Several,
     StackMember,
-    StackModule,
     StackPart,
     StackSelection,
 )
-from torchrl_marl.modules.stacks.storage import (
-    Bucket,
-    Slot,
-    shared_parameters,
-    signature,
-)
+from torchrl_marl.modules.stacks.storage import Bucket, Slot, shared_parameters, signature
 
 __all__ = ["ModuleStack", "cat", "expand", "stack"]
 
 
-class ModuleStack(StackPart):
+class ModuleStack(Several):
     """Modules over an agent dimension, run in one batched call for each structure.
 
     Every distinct module is held once. Parameters are stored stacked, ``[K, ...]`` for each name
@@ -70,6 +64,7 @@ class ModuleStack(StackPart):
         TypeError: a module with lazy parameters, or with a tensor that is not registered.
 
     Examples:
+        >>> import torch
         >>> policy = ModuleStack([nn.Linear(4, 2), nn.Linear(3, 2)], index=[0, 0, 1])
         >>> policy([torch.randn(5, 4), torch.randn(5, 4), torch.randn(5, 3)]).shape
         torch.Size([5, 3, 2])
@@ -94,13 +89,14 @@ class ModuleStack(StackPart):
         if executor not in (None, *EXECUTORS[1:]):
             raise ValueError(f"executor {executor!r}, expected one of {EXECUTORS[1:]} or None.")
         self.index = tuple(index)
+        self.agents = tuple(range(len(self.index)))
         self.pad = pad
         self.event_dims = event_dims
         self.executor = executor
         self.keys = DEFAULT_KEYS if keys is None else keys
         self.places: tuple[Place, ...] = ()
         self.buckets = nn.ModuleList(self._make_buckets(modules))
-        self.batching = self.route(range(len(self)))
+        self.batching = self.route(self.agents)
         self._origins = [None if m is None else weakref.ref(m) for m in origins or modules]
         self.training = any(module.training for module in modules)
 
@@ -127,16 +123,6 @@ class ModuleStack(StackPart):
 
     def _structures(self) -> list[Bucket]:
         return [bucket for bucket in self.buckets if isinstance(bucket, Bucket)]
-
-    def forward(self, *inputs: Any) -> Any:
-        """Runs all agents; a group's TensorDict is read and written, as :class:`StackModule` does.
-
-        Its keys are those of the members where they are TensorDictModules, else
-        ``"observation"`` and ``"action"``.
-        """
-        if len(inputs) == 1 and isinstance(inputs[0], TensorDictBase):
-            return StackModule(self, *self.keys)(inputs[0])
-        return self.batching(self.buckets, inputs)  # type: ignore[arg-type]
 
     @classmethod
     def join(
@@ -172,19 +158,6 @@ class ModuleStack(StackPart):
         """Itself: what :class:`StackPart` asks of stacks and windows alike."""
         return self
 
-    @property
-    def agents(self) -> tuple[int, ...]:  # type: ignore[override]
-        """All agents."""
-        return tuple(range(len(self.index)))
-
-    @property
-    def shape(self) -> torch.Size:
-        """``[N]``."""
-        return torch.Size([len(self.index)])
-
-    def __len__(self) -> int:
-        return len(self.index)
-
     def __getitem__(self, agents: int | slice | Sequence[int]) -> StackMember | StackSelection:
         if isinstance(agents, int):
             return StackMember(self, self._agent(agents))
@@ -202,9 +175,6 @@ class ModuleStack(StackPart):
         if not -len(self) <= agent < len(self):
             raise IndexError(f"agent {agent} of a stack of {len(self)}.")
         return agent % len(self)
-
-    def __iter__(self) -> Iterator[StackMember]:
-        return (StackMember(self, agent) for agent in range(len(self)))
 
     def bucket(self, agent: int) -> tuple[Bucket, int]:
         """Returns where an agent's member lies."""
@@ -236,20 +206,18 @@ class ModuleStack(StackPart):
         """Returns a stack of copies of some agents' members."""
         copies, members = self.copies(), [self.index[agent] for agent in agents]
         distinct = list(dict.fromkeys(members))
-        return ModuleStack(
-            [copies[member] for member in distinct],
-            [distinct.index(member) for member in members],
-            pad=self.pad,
-            event_dims=self.event_dims,
-            executor=self.executor,
-            keys=self.keys,
-        )
+        index = [distinct.index(member) for member in members]
+        return self._of_these([copies[member] for member in distinct], index)
 
     def unshare(self) -> ModuleStack:
         """Returns a stack in which every agent has its own parameters; outputs stay equal."""
+        return self._of_these([self.copy_of(agent) for agent in self.agents], self.agents)
+
+    def _of_these(self, modules: Sequence[nn.Module], index: Sequence[int]) -> ModuleStack:
+        """Returns a stack of other modules with the same settings."""
         return ModuleStack(
-            [self.copy_of(agent) for agent in range(len(self))],
-            range(len(self)),
+            modules,
+            index,
             pad=self.pad,
             event_dims=self.event_dims,
             executor=self.executor,
@@ -277,10 +245,8 @@ class ModuleStack(StackPart):
         return {**vars(self), "_origins": [None] * len(self._origins)}
 
     def extra_repr(self) -> str:
-        executors = ", ".join(
-            f"{bucket.n_members} by {bucket.executor}" for bucket in self._structures()
-        )
-        return f"{len(self)} agents, {len(set(self.index))} members: {executors}"
+        how = ", ".join(f"{one.n_members} by {one.executor}" for one in self._structures())
+        return f"{len(self)} agents, {len(set(self.index))} members: {how}"
 
 
 def stack(

@@ -6,7 +6,7 @@ Shapes: K distinct members of one structure.
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from torchrl_marl.modules.stacks.matmul import Executor, GatedCell, Pads, Perceptron
+from torchrl_marl.modules.stacks.matmul import GatedCell, Pads, Perceptron
 
 __all__ = ["Bucket", "shared_parameters", "signature"]
 
@@ -119,7 +119,8 @@ class Bucket(nn.Module):
         self.module = nn.Module()
         self.executor = "vmap"
         self._slots: dict[str, Slot] = {}
-        self._stacked: dict[str, bool] = {}
+        self.stacked: dict[str, bool] = {}
+        """Name -> whether the members have different ones."""
         self._shapes = [{n: t.shape for n, t in named_tensors(m)} for m in members]
         self.padded = any(shapes != self._shapes[0] for shapes in self._shapes)
         tensors = [dict(named_tensors(member)) for member in members]
@@ -127,20 +128,22 @@ class Bucket(nn.Module):
         for name, first in tensors[0].items():
             tied = own.setdefault(id(first), name)
             if tied != name:
-                self._slots[name], self._stacked[name] = self._slots[tied], self._stacked[tied]
+                self._slots[name], self.stacked[name] = self._slots[tied], self.stacked[tied]
             elif id(first) in shared:
                 if id(first) not in slots:
                     slots[id(first)] = self._register(name, first, members[0])
-                self._slots[name], self._stacked[name] = slots[id(first)], False
+                self._slots[name], self.stacked[name] = slots[id(first)], False
             else:
                 rows = _stack_rows([t[name] for t in tensors])
                 slot = self._register(name, first, members[0], rows)
-                self._slots[name], self._stacked[name] = slot, True
+                self._slots[name], self.stacked[name] = slot, True
         # A tuple in __dict__: hidden from parameters(), state_dict and TensorDict.from_module.
         count = self.n_members if self.padded else 1
         self._templates = tuple(_empty_copy(member) for member in members[:count])
-        plan = Perceptron.plan(self._templates[0]) or GatedCell.plan(self._templates[0])
-        self.plan: Executor | None = None if has_hooks(members[0]) else plan
+        self.plan: Perceptron | GatedCell | None = None
+        if not has_hooks(members[0]):
+            cell = GatedCell() if type(self.template) is nn.GRUCell else None
+            self.plan = Perceptron.plan(self.template) or cell
         self._pads_on: dict[torch.device, Pads] = {}
 
     def _register(
@@ -192,20 +195,14 @@ class Bucket(nn.Module):
         if members is None:
             return values
         start, count = members[0], len(members)
-        if tuple(members) == tuple(range(start, start + count)):
-            return {
-                name: value.narrow(0, start, count) if self._stacked[name] else value
-                for name, value in values.items()
-            }
-        return {
-            name: torch.stack([value[k] for k in members]) if self._stacked[name] else value
-            for name, value in values.items()
-        }
+        in_a_row = tuple(members) == tuple(range(start, start + count))
 
-    @property
-    def stacked(self) -> Mapping[str, bool]:
-        """Name -> whether the members have different ones."""
-        return self._stacked
+        def rows(value: Tensor) -> Tensor:
+            if in_a_row:
+                return value.narrow(0, start, count)
+            return torch.stack([value[k] for k in members])
+
+        return {name: rows(x) if self.stacked[name] else x for name, x in values.items()}
 
     def pads(self, device: torch.device, members: Sequence[int]) -> Pads:
         """Returns where features of some members of a padded perceptron are padding."""
@@ -233,7 +230,7 @@ class Bucket(nn.Module):
         shapes = self._shapes[k if self.padded else 0]
         row = {}
         for name, value in self.read().items():
-            value = value[k] if self._stacked[name] else value
+            value = value[k] if self.stacked[name] else value
             row[name] = _corner(value, shapes[name]) if self.padded else value
         return row
 
@@ -260,7 +257,7 @@ class Bucket(nn.Module):
                 if key not in box._buffers:
                     stored = getattr(box, key)
                     new = nn.Parameter(own[slot], requires_grad=stored.requires_grad)
-                    own[slot] = new if self._stacked[name] else memo.setdefault(id(stored), new)
+                    own[slot] = new if self.stacked[name] else memo.setdefault(id(stored), new)
             setattr(module.get_submodule(path), leaf, own[slot])
         return module
 
