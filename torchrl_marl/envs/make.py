@@ -201,7 +201,7 @@ def _check_words(env: EnvConfig) -> None:
 
 def _check_memory(env: EnvConfig, num_envs: int, make: Any) -> None:
     """Refuses more envs than memory can hold for one step."""
-    if num_envs < 100_000 or env.library == "isaaclab":
+    if num_envs < 100_000 or (env.record is not None and env.record.one_per_process):
         return
     one = make(env, 1, 0, "cpu")
     step = one.fake_tensordict().bytes()

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.libraries import LIBRARIES, find_library
+from torchrl_marl.envs.libraries import MAKERS_LIBRARY, find_library
 from torchrl_marl.envs.own.objects import adapted
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
 from torchrl_marl.runtime.import_path import current_folder, place_of
@@ -48,7 +48,7 @@ def foreign_code(env: EnvConfig) -> str | None:
             return _file(own)
         place = place_of(own.partition(".")[0], [os.getcwd(), *sys.path]) or os.getcwd()
         return f"module {own!r} (in {place!r})"
-    library = LIBRARIES.find(env.library)
+    library = env.record
     module = None if library is None or library.foreign is None else library.foreign(env)
     if module is None or module.endswith(".py"):
         return None if module is None else _file(module)
@@ -159,8 +159,8 @@ def build_own(
     maker = import_own(config.library)
     taken = _arguments_of(maker)
     if not (inspect.isclass(maker) and issubclass(maker, EnvBase)) and "num_envs" not in taken:
-        read = find_library("pettingzoo").read(config, of_object=True) | {"num_envs": num_envs}
-        return adapted(maker, "pettingzoo", seed=seed, device=device, **read, **config.kwargs)
+        read = find_library(MAKERS_LIBRARY).read(config, of_object=True) | {"num_envs": num_envs}
+        return adapted(maker, MAKERS_LIBRARY, seed=seed, device=device, **read, **config.kwargs)
     offered: dict[str, Any] = {"num_envs": num_envs, "seed": seed, "device": device}
     defaults = EnvConfig()
     for field in fields(EnvConfig):

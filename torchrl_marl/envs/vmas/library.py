@@ -241,6 +241,7 @@ LIBRARY = Library(
     worlds=scenario_names,
     own_limit=False,
     captured=True,
+    files=True,
     check=_check,
     foreign=_foreign,
     kwargs_name="scenario_kwargs",
