@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.libraries import find_library, library_of
 from torchrl_marl.envs.make import split_name
-from torchrl_marl.envs.own.objects import as_environment
+from torchrl_marl.envs.own import as_environment
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, WriteError, quoted
 from torchrl_marl.recipes import (
     DEFAULT_RECIPE,

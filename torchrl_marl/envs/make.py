@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.config import EnvConfig, is_module
 from torchrl_marl.envs.libraries import LIBRARIES, find_library, library_of
-from torchrl_marl.envs.own.named import build_own, check_own
-from torchrl_marl.envs.own.objects import adapted
+from torchrl_marl.envs.own import adapted, build_own, check_own
 from torchrl_marl.errors import ConfigError, UserError, quoted
 from torchrl_marl.runtime.memory import is_out_of_memory, refuse_too_large
 from torchrl_marl.settings import tell_new_name, unread

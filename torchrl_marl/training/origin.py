@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.envs.libraries import LIBRARIES
-from torchrl_marl.envs.own.named import foreign_code
+from torchrl_marl.envs.own import foreign_code
 from torchrl_marl.errors import CheckpointError, ConfigError, TrustError
 from torchrl_marl.runtime.trust import is_own, signature
 from torchrl_marl.settings import Reader, flatten, shown, to_yaml

@@ -16,8 +16,8 @@ from torchrl.data import Composite, OneHot, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs.agents.declaration import Declaration, check_whole_numbers
+from torchrl_marl.envs.agents.declared_env import AutoResetEnv
 from torchrl_marl.envs.agents.life_cycle import where_fresh
-from torchrl_marl.envs.auto_reset import AutoResetEnv
 from torchrl_marl.envs.jaxmarl.build import import_jaxmarl
 from torchrl_marl.envs.scene import LastPictures, Picture
 

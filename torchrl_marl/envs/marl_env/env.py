@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import TensorSpec
 
-from torchrl_marl.envs.agents.declaration import Declaration, refuse_unknown
+from torchrl_marl.envs.agents.declaration import Declaration, check_least, refuse_unknown
 from torchrl_marl.envs.agents.declared_env import DeclaredEnv
 from torchrl_marl.envs.agents.life_cycle import (
     GroupFlags,
@@ -250,8 +250,7 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
     ) -> None:
         name = type(self).__name__
         refuse_unknown(unknown, type(self), MarlEnv)
-        if num_envs < 1:
-            raise ConfigError(f"{name}: num_envs is {num_envs}, expected 1 or more.")
+        check_least(name, num_envs=(num_envs, 1))
         if max_steps is not None and max_steps < 1:
             raise ConfigError(f"{name}: max_steps is {max_steps}, expected 1 or more, or None.")
         device = torch.get_default_device() if device is None else torch.device(device)

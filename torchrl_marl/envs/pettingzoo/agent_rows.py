@@ -41,10 +41,9 @@ class AgentSpaces:
     masked: str | None
     wrapped: bool
 
-    def alike(self, other: AgentSpaces) -> bool:
-        """Returns whether two agents have spaces of one kind."""
-        own = (self.observation, self.action, self.masked)
-        return own == (other.observation, other.action, other.masked)
+    def kind(self) -> tuple[Any, Any, str | None]:
+        """Returns what agents of one kind have in common."""
+        return self.observation, self.action, self.masked
 
 
 @dataclass(frozen=True)

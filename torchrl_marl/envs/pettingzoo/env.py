@@ -19,18 +19,17 @@ from torch import Tensor
 from torchrl.data import Composite, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
-from torchrl_marl.envs.agents.declaration import check_whole_numbers
+from torchrl_marl.envs.agents.declaration import check_state, check_whole_numbers
+from torchrl_marl.envs.agents.declared_env import AutoResetEnv
 from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.agents.spaces import grouped
-from torchrl_marl.envs.auto_reset import AutoResetEnv
-from torchrl_marl.envs.pettingzoo.agents import declared, row_fields, slots_of
 from torchrl_marl.envs.pettingzoo.build import Backend, info_keys, maker_of, probe
 from torchrl_marl.envs.pettingzoo.drawing import check_modes, mode_of
 from torchrl_marl.envs.pettingzoo.lives import flag_of, refuse_strangers
 from torchrl_marl.envs.pettingzoo.one_copy import CopyPlan, Given, OneCopy
 from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
-from torchrl_marl.envs.pettingzoo.tensors import RowTensors
-from torchrl_marl.envs.processes.rows import RowLayout
+from torchrl_marl.envs.pettingzoo.tensors import RowTensors, declared, row_fields, slots_of
+from torchrl_marl.envs.processes.copies import RowLayout
 from torchrl_marl.envs.processes.workers import Workers
 from torchrl_marl.envs.scene import LastPictures, Picture
 from torchrl_marl.errors import (
@@ -225,7 +224,9 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         drawn: bool = False,
         **kwargs: Any,
     ) -> None:
-        _check({"num_envs": num_envs, "max_steps": max_steps}, workers, state)
+        check_whole_numbers("PettingZooEnv", {"num_envs": num_envs, "max_steps": max_steps})
+        check_whole_numbers("PettingZooEnv", {"workers": workers}, least=0)
+        check_state("PettingZooEnv", state)
         make = maker_of(world, backend, kwargs, continuous_actions, num_envs, drawn)
         with OwnRandom(0).active(look=True):
             first = make()
@@ -349,7 +350,10 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         ended = np.zeros(self.num_envs, bool) if self._ended is None else self._ended.cpu().numpy()
         saved = {
             "of": f"{self._declaration.owner} x {self.num_envs}",
-            "worlds": {str(i): _as_tensor(world) for i, world in enumerate(worlds)},
+            "worlds": {
+                str(i): torch.frombuffer(bytearray(world), dtype=torch.uint8)
+                for i, world in enumerate(worlds)
+            },
             "signature": signature(_PICKLED, *worlds),
             "rows": {name: torch.from_numpy(x).clone() for name, x in self._rows.rows.items()},
             "seeds": torch.tensor(seeds),
@@ -374,7 +378,7 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
                 "restore it into an environment that was built with the same arguments."
             )
         saved = snapshot["worlds"]
-        worlds = [_as_bytes(saved[str(i)]) for i in range(self.num_envs)]
+        worlds = [saved[str(i)].cpu().numpy().tobytes() for i in range(self.num_envs)]
         signed = snapshot["signature"] if "signature" in snapshot.keys() else None
         if not is_own(signed, _PICKLED, *worlds):
             raise TrustError(
@@ -399,23 +403,6 @@ def _close(name: str, world: Any) -> None:
             "may leave open what it holds.",
             RuntimeWarning,
             stacklevel=3,
-        )
-
-
-def _as_tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _as_bytes(data: Tensor) -> bytes:
-    return data.cpu().numpy().tobytes()
-
-
-def _check(numbers: Mapping[str, int | None], workers: int, state: Any) -> None:
-    check_whole_numbers("PettingZooEnv", numbers)
-    check_whole_numbers("PettingZooEnv", {"workers": workers}, least=0)
-    if state not in (None, "observations", "world"):
-        raise ConfigError(
-            f"PettingZooEnv: state is {state!r}, expected 'observations', 'world' or None."
         )
 
 

@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from torchrl_marl.envs.processes.copies import Copies, WorldCopy
-from torchrl_marl.envs.processes.failures import Failure
-from torchrl_marl.envs.processes.rows import RowLayout, open_block
+from torchrl_marl.envs.processes.copies import Copies, Failure, RowLayout, WorldCopy, open_block
 from torchrl_marl.envs.processes.worker import PATIENCE, PLAY, Worker, WorkerLost
 from torchrl_marl.errors import ConfigError, UserError, WorkerError
 

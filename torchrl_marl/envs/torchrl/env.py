@@ -16,8 +16,8 @@ from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_marl.envs.agents.declaration import Declaration
+from torchrl_marl.envs.agents.declared_env import AutoResetEnv
 from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags, earned, where_fresh
-from torchrl_marl.envs.auto_reset import AutoResetEnv
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import LastPictures, Picture, Stage, check_scene, scene, stage
 from torchrl_marl.envs.torchrl.conventions import Reading, reading_of

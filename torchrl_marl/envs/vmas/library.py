@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.config import EnvConfig, own_world_hint
 from torchrl_marl.envs.libraries import Library, check_kinds
-from torchrl_marl.envs.own.named import import_file
+from torchrl_marl.envs.own import import_file
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
 
 if TYPE_CHECKING:
