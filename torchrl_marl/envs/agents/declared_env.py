@@ -17,35 +17,7 @@ from torchrl_marl.envs.agents.kinds import GroupKinds, batched
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.specs.stacking import is_lazy, pad_group
 
-__all__ = ["AutoResetEnv", "DeclaredEnv", "draw_actions"]
-
-
-def draw_actions(
-    declaration: Declaration,
-    tensordict: TensorDictBase | None,
-    batch_size: torch.Size,
-    device: torch.device | None,
-) -> TensorDictBase:
-    """Draws random actions of a team, legal ones where there are action masks.
-
-    Args:
-        declaration (Declaration): of the world.
-        tensordict (TensorDictBase, optional): with the action masks; the actions are written to
-            it. Actions of a heterogeneous group that is dense there are padded with zeros.
-        batch_size (torch.Size): ``[E]``.
-        device (torch.device, optional): of the actions.
-    """
-    if tensordict is None:
-        tensordict = TensorDict({}, batch_size, device)
-    for name, kinds in declaration.groups.items():
-        specs = declaration.reader.kind_specs[name]
-        group = tensordict.get(name, None)
-        actions = _draw_group(kinds, specs, group, batch_size, device)
-        if group is None:
-            tensordict.set(name, actions)
-        else:
-            group.update(actions)
-    return tensordict
+__all__ = ["AutoResetEnv", "DeclaredEnv"]
 
 
 def _draw_group(
@@ -125,8 +97,24 @@ class DeclaredEnv(EnvBase):
         return self.batch_size[0]
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Draws random actions, legal ones where there are action masks."""
-        return draw_actions(self._declaration, tensordict, self.batch_size, self.device)
+        """Draws random actions of the team, legal ones where there are action masks.
+
+        Args:
+            tensordict (TensorDictBase, optional): with the action masks; the actions are written
+                to it. Actions of a heterogeneous group that is dense there are padded with zeros.
+        """
+        size, device = self.batch_size, self.device
+        if tensordict is None:
+            tensordict = TensorDict({}, size, device)
+        for name, kinds in self.group_kinds.items():
+            specs = self._declaration.reader.kind_specs[name]
+            group = tensordict.get(name, None)
+            actions = _draw_group(kinds, specs, group, size, device)
+            if group is None:
+                tensordict.set(name, actions)
+            else:
+                group.update(actions)
+        return tensordict
 
 
 class AutoResetEnv(DeclaredEnv):

@@ -158,7 +158,7 @@ class IsaacLabEnv(AutoResetEnv):
             seen = where_fresh(fresh, seen, self._seen)
             flags = _chosen(fresh, flags, self._flags)
         self._seen, self._flags = seen, flags
-        return self._given(seen, self._running(), flags)
+        return self._given(seen, self._running, flags)
 
     def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
         assert self._flags is not None  # envs that were not reset do not play
@@ -175,11 +175,11 @@ class IsaacLabEnv(AutoResetEnv):
         for group, place in self._agents.places.items():
             after[group]["reward"] = reward[:, place]
         self._seen, self._flags = step.seen, flags
-        return after, self._given(step.seen, self._running(), flags)
+        return after, self._given(step.seen, self._running, flags)
 
+    @property
     def _running(self) -> TeamFlags:
-        false = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
-        return TeamFlags(false, false.clone())
+        return TeamFlags.running(self.batch_size, self.device)
 
     def _given(self, seen: dict[str, Any], root: TeamFlags, agents: GroupFlags) -> dict[str, Any]:
         """Returns the output of a step or reset in groups."""

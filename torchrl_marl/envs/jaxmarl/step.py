@@ -200,7 +200,8 @@ class JaxStep:
     def merge(self, carry: Array, new: Array, fresh: Array) -> Array:
         """Selects the new carry in the envs ``fresh`` ``[E]``, and the old one elsewhere."""
         shared = {key: new[key] for key in ("key", "calls")}
-        return {**_where(fresh, _without(new, shared), carry), **shared}
+        own = {key: x for key, x in new.items() if key not in shared}
+        return {**_where(fresh, own, carry), **shared}
 
     def step(self, carry: Array, actions: list[Array]) -> tuple[Array, ...]:
         """Steps all copies; returns the carry, the step's result and the next step's start."""
@@ -394,10 +395,6 @@ def _where(fresh: Array, new: Array, old: Array) -> Array:
         return jnp.where(fresh.reshape(-1, *[1] * (x.ndim - 1)), x, y).astype(x.dtype)
 
     return jax.tree.map(select, new, old)
-
-
-def _without(mapping: Array, keys: Array) -> Array:
-    return {key: x for key, x in mapping.items() if key not in keys}
 
 
 def _owned(carry: Array, *leaves: Array) -> tuple[Array, ...]:

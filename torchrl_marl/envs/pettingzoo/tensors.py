@@ -16,12 +16,16 @@ from torch import Tensor
 from torchrl.data import Composite, OneHot, TensorSpec, Unbounded
 
 from torchrl_marl.envs.agents.declaration import Declaration
+from torchrl_marl.envs.agents.kinds import GroupKinds
 from torchrl_marl.envs.agents.spaces import spec_of_space
 from torchrl_marl.envs.pettingzoo.agent_rows import AgentSlot, AgentSpaces, Leaf, field_of
 from torchrl_marl.errors import ConfigError, NonFiniteError, SpecError
 from torchrl_marl.specs import AgentSpec
 
 __all__ = ["RowTensors", "declared", "row_fields", "slots_of", "specs_of"]
+
+
+_LEAVES = ("observation", "action_mask", "action")
 
 
 def declared(
@@ -100,50 +104,44 @@ def slots_of(
     for name, agents in groups.items():
         kinds = declaration.groups[name]
         for kind, rows in kinds.slices.items():
-            specs = declaration.reader.kind_specs[name][kind]
-            for i in range(rows.start, rows.stop):
-                at = {"": i, kind: i - rows.start}
-                own = {
-                    leaf: kind if kinds.ragged(leaf) else ""
-                    for leaf in ("observation", "action_mask")
-                }
-                own["action"] = kind if kinds.lazy else ""
-                spaces = agents[i]
-                leaves = _leaves(spaces.observation, specs["observation"])
-                field = field_of(name, own["observation"], "observation")
-                masked = spaces.masked is not None
-                slots.append(
-                    AgentSlot(
-                        spaces,
-                        name,
-                        i,
-                        at[own["observation"]],
-                        tuple(
-                            Leaf(path, "/".join((field, *path)), shape, start)
-                            for path, shape, start in leaves
-                        ),
-                        field_of(name, own["action"], "action"),
-                        at[own["action"]],
-                        field_of(name, own["action_mask"], "action_mask") if masked else None,
-                        at[own["action_mask"]],
+            seen = declaration.reader.kind_specs[name][kind]["observation"]
+            owner = {leaf: kind if _by_kind(kinds, leaf) else "" for leaf in _LEAVES}
+            fields = {leaf: field_of(name, own, leaf) for leaf, own in owner.items()}
+            for i, spaces in zip(range(rows.start, rows.stop), agents[rows]):
+                places = {leaf: i - rows.start if own else i for leaf, own in owner.items()}
+                leaves = tuple(
+                    Leaf(
+                        path,
+                        "/".join((fields["observation"], *path)),
+                        _start_of(spaces.observation, path),
                     )
+                    for path, _ in _leaves(seen)
                 )
+                slots.append(AgentSlot(spaces, name, i, leaves, fields, places))
     return slots
 
 
-def _leaves(
-    space: Any, spec: TensorSpec, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], tuple[int, ...], int | tuple[int, ...]]]:
-    if isinstance(spec, Composite):
-        for key, leaf in spec.items():
-            yield from _leaves(space.spaces[key], leaf, (*path, key))
+def _by_kind(kinds: GroupKinds, leaf: str) -> bool:
+    """Returns whether a leaf has rows of each kind, and not of the whole group."""
+    return kinds.lazy if leaf == "action" else kinds.ragged(leaf)
+
+
+def _leaves(spec: TensorSpec, *path: str) -> Iterator[tuple[tuple[str, ...], TensorSpec]]:
+    """Yields the path and the spec of every leaf."""
+    if not isinstance(spec, Composite):
+        yield path, spec
         return
-    start = np.ravel(getattr(space, "start", 0)).tolist() if _chooses(space) else [0]
-    yield path, tuple(spec.shape[1:]), tuple(start) if any(start) else 0
+    for key, leaf in spec.items():
+        yield from _leaves(leaf, *path, key)
 
 
-def _chooses(space: Any) -> bool:
-    return type(space).__name__ in ("Discrete", "MultiDiscrete")
+def _start_of(space: Any, path: tuple[str, ...]) -> int | tuple[int, ...]:
+    """Returns the first choice of a space, or of a leaf inside it."""
+    for key in path:
+        space = space.spaces[key]
+    chooses = type(space).__name__ in ("Discrete", "MultiDiscrete")
+    start = np.ravel(getattr(space, "start", 0)).tolist() if chooses else [0]
+    return tuple(start) if any(start) else 0
 
 
 def row_fields(
@@ -167,10 +165,11 @@ def row_fields(
         fields[f"after/{name}//reward"] = ((n, 1), "float32")
         for key in infos.get(name, ()):
             written[f"{name}//info/{key}"] = ((n,), "float32")
-        for leaf in ("observation", "action_mask", "action"):
+        for leaf in _LEAVES:
             for kind, spec in specs_of(declaration, name, leaf):
                 target = fields if leaf == "action" else written
-                target.update(_fields(field_of(name, kind, leaf), spec))
+                for path, own in _leaves(spec):
+                    target["/".join((field_of(name, kind, leaf), *path))] = _field(own)
     if state == "world":
         assert declaration.state is not None
         written["state"] = (tuple(declaration.state.shape), "float32")
@@ -183,23 +182,16 @@ def row_fields(
 def specs_of(declaration: Declaration, group: str, leaf: str) -> Iterator[tuple[str, TensorSpec]]:
     """Yields each kind, or ``""`` for all agents of a group, with the spec of a leaf."""
     kinds, reader = declaration.groups[group], declaration.reader
-    by_kind = kinds.lazy if leaf == "action" else kinds.ragged(leaf)
-    owners = reader.kind_specs[group] if by_kind else {"": reader.specs[group]}
+    owners = reader.kind_specs[group] if _by_kind(kinds, leaf) else {"": reader.specs[group]}
     for kind, specs in owners.items():
         if leaf in specs.keys():
             yield kind, specs[leaf]
 
 
-def _fields(name: str, spec: TensorSpec) -> dict[str, tuple[tuple[int, ...], str]]:
-    if isinstance(spec, Composite):
-        return {
-            key: field
-            for leaf, own in spec.items()
-            for key, field in _fields(f"{name}/{leaf}", own).items()
-        }
+def _field(spec: TensorSpec) -> tuple[tuple[int, ...], str]:
     if isinstance(spec, OneHot):
-        return {name: (tuple(spec.shape[:-1]), "int64")}
-    return {name: (tuple(spec.shape), str(spec.dtype).removeprefix("torch."))}
+        return tuple(spec.shape[:-1]), "int64"
+    return tuple(spec.shape), str(spec.dtype).removeprefix("torch.")
 
 
 _FLAGS = ("done", "terminated", "truncated")
@@ -251,8 +243,8 @@ class RowTensors:
         places += [(("info", key), f"{group}//info/{key}") for key in infos]
         for leaf in ("observation", "action_mask"):
             for kind, spec in specs_of(self._declaration, group, leaf):
-                path = (kind, leaf) if kind else (leaf,)
-                places += _paths(path, field_of(group, kind, leaf), spec)
+                head, field = (kind, leaf) if kind else (leaf,), field_of(group, kind, leaf)
+                places += [((*head, *path), "/".join((field, *path))) for path, _ in _leaves(spec)]
         return places
 
     def write_actions(self, actions: Mapping[str, Mapping[str, Any]]) -> None:
@@ -368,13 +360,6 @@ class RowTensors:
     def _place(self, group: str, kind: str) -> slice:
         """Returns the places of a kind's agents in their group; ``""`` is all of them."""
         return self._declaration.groups[group].slices[kind] if kind else slice(None)
-
-
-def _paths(path: tuple[str, ...], field: str, spec: TensorSpec) -> list:
-    if not isinstance(spec, Composite):
-        return [(path, field)]
-    leaves = [_paths((*path, key), f"{field}/{key}", leaf) for key, leaf in spec.items()]
-    return [place for own in leaves for place in own]
 
 
 def _put(nested: dict[str, Any], path: tuple[str, ...], value: Tensor) -> None:

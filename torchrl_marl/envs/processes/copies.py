@@ -227,7 +227,7 @@ class Copies:
         for i, words in arguments.items():
             self._current[0] = i
             try:
-                results[i] = getattr(self, f"_{method}")(i, *words)
+                results[i] = self._call(method, i, words)
             except Exception as error:
                 failures.append(Failure.of(i, self._worker, error))
         self._turns = [(i, copy, self._rows[i]) for i, copy in sorted(self._copies.items())]
@@ -240,26 +240,16 @@ class Copies:
                 copy.close()
         self._copies, self._turns = {}, []
 
-    def _make(self, i: int, *seed: int) -> None:
-        self._copies[i] = self._maker(*seed)
-
-    def _begin(self, i: int, seed: int | None) -> None:
-        self._copies[i].begin(self._rows[i], seed)
-
-    def _renew(self, i: int, seed: int | None, *made_with: int) -> None:
-        with contextlib.suppress(Exception):
-            self._copies.pop(i).close()
-        self._make(i, *made_with)
-        self._begin(i, seed)
-
-    def _save(self, i: int) -> bytes:
-        return self._copies[i].save()
-
-    def _load(self, i: int, state: bytes) -> None:
-        self._copies[i].load(state)
-
-    def _watch(self, i: int, on: bool) -> None:
-        self._copies[i].watch(on)  # type: ignore[attr-defined]
-
-    def _draw(self, i: int) -> Any:
-        return self._copies[i].draw()  # type: ignore[attr-defined]
+    def _call(self, method: str, i: int, words: tuple) -> Any:
+        if method == "make":
+            self._copies[i] = self._maker(*words)
+            return None
+        if method == "renew":
+            seed, *made_with = words
+            with contextlib.suppress(Exception):
+                self._copies.pop(i).close()
+            self._copies[i] = self._maker(*made_with)
+            return self._copies[i].begin(self._rows[i], seed)
+        if method == "begin":
+            return self._copies[i].begin(self._rows[i], *words)
+        return getattr(self._copies[i], method)(*words)

@@ -142,12 +142,9 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         super().__init__(
             scenario,
             num_envs=num_envs,
-            continuous_actions=continuous_actions,
-            max_steps=max_steps,
-            categorical_actions=categorical_actions,
             seed=None,
             group_map=group_map,
-            scenario_kwargs={**scenario_kwargs, **env_kwargs},
+            **{**self._arguments, "scenario_kwargs": {**scenario_kwargs, **env_kwargs}},
         )
         self._set_seed(seed)
         self._execution = execution
