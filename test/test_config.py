@@ -181,7 +181,7 @@ class TestDoors:
 
     def test_train_hands_on_config_and_env(self, trainer, tmp_path):
         import torchrl_marl
-        from torchrl_marl.envs.toy import games as toy
+        from torchrl_marl.envs import toy
 
         env = toy.Arena(2)
         run = torchrl_marl.train(TOY, env=env, seed=5, learner={"lr": 1e-3})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.libraries import LIBRARIES, find_library
+from torchrl_marl.envs.libraries import DEFAULT_LIBRARY, LIBRARIES, find_library
 from torchrl_marl.envs.make import check_world_name, split_name
 from torchrl_marl.envs.vmas.library import scenario_arguments, scenario_names
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
@@ -287,7 +287,7 @@ def _settings(recipe: str | Path | TrainConfig | Mapping[str, Any]) -> dict[str,
 def _unknown_recipe(text: str) -> ConfigError:
     """Returns what to use in place of a world, an algorithm or any other text."""
     names = recipe_names()
-    library, slash, world = (text if "/" in text else f"vmas/{text}").partition("/")
+    library, slash, world = (text if "/" in text else f"{DEFAULT_LIBRARY}/{text}").partition("/")
     if library in LIBRARIES.names() and (slash in text or _is_scenario(world)):
         check_world_name(EnvConfig(library=library, name=world))
         own = _recipes_with("env", (library, world))
@@ -358,7 +358,7 @@ def _found_from_anywhere(env: EnvConfig) -> EnvConfig:
     if colon:
         place = os.path.abspath(place) if place.endswith(".py") else place
         return dataclasses.replace(env, library=f"{place}:{kind}", name=kind)
-    if env.library == "vmas" and env.name.endswith(".py"):
+    if env.record is not None and env.record.files and env.name.endswith(".py"):
         return dataclasses.replace(env, name=os.path.abspath(env.name))
     return env
 

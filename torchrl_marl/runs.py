@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrl_marl.envs.libraries import library_of
+from torchrl_marl.envs.libraries import find_library, library_of
 from torchrl_marl.envs.make import split_name
-from torchrl_marl.envs.own.objects import as_environment
+from torchrl_marl.envs.own import as_environment
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, WriteError, quoted
 from torchrl_marl.recipes import (
     DEFAULT_RECIPE,
@@ -239,7 +239,7 @@ def _prepared(
             overrides = {**_world_of(recipe, kind, name), **overrides}
         else:
             _refuse_beside(overrides, "env.", "an environment that is built already")
-    built = given is not None and kind in (None, "isaaclab")
+    built = given is not None and (kind is None or find_library(kind).one_per_process)
     config = load_config(recipe, overrides, own_env=built)
     check_compiler_cache()
     check_device(config)

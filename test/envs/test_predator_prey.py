@@ -6,7 +6,7 @@ import torch
 from torchrl_marl import TeamSpec
 from torchrl_marl.envs import check_marl_env
 from torchrl_marl.envs.toy import PredatorPrey
-from torchrl_marl.envs.toy.grid import windows
+from torchrl_marl.envs.toy.scenes import windows
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.training.evaluation import evaluate
 

@@ -13,7 +13,7 @@ import pytest
 SCRIPT = """
 import os, sys, signal
 import numpy as np
-from torchrl_marl.envs.processes.rows import RowLayout
+from torchrl_marl.envs.processes.copies import RowLayout
 from torchrl_marl.envs.processes.workers import Workers
 
 class Count:

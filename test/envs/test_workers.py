@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from torchrl_marl.envs.processes.rows import RowLayout
+from torchrl_marl.envs.processes.copies import RowLayout
 from torchrl_marl.envs.processes.workers import Workers
 from torchrl_marl.errors import ConfigError, NonFiniteError, SpecError, WorkerError
 

@@ -17,7 +17,7 @@ from torchrl_marl.apps.cli.main import main
 from torchrl_marl.apps.reports.curves import read_run
 from torchrl_marl.envs import make_env
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.own.named import foreign_code
+from torchrl_marl.envs.own import foreign_code
 from torchrl_marl.errors import TrustError, UserError
 from torchrl_marl.runtime.trust import is_own, signature, trusting
 from torchrl_marl.training import Run, iterate, train

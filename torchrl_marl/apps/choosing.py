@@ -269,11 +269,11 @@ def _world_of(world: Any) -> tuple[str, EnvConfig | EnvBase]:
     if isinstance(world, EnvBase):
         return type(world).__name__, world
     config = world if isinstance(world, EnvConfig) else _named(str(world))
-    if config.library == "external":
+    if config.has_clients:
         raise ConfigError(
-            f"external/{config.name} says what its agents are when its first client comes, so that "
-            "nothing is known of it before; use a world that is simulated here, or train it: the "
-            "learner refuses what does not fit."
+            f"{config.library}/{config.name} says what its agents are when its first client "
+            "comes, so that nothing is known of it before; use a world that is simulated here, or "
+            "train it: the learner refuses what does not fit."
         )
     return config.name if ":" in config.library else f"{config.library}/{config.name}", config
 
@@ -304,7 +304,7 @@ def _look(world: EnvConfig | EnvBase) -> _Seen:
     """Plays a world at random."""
     env = world
     if isinstance(world, EnvConfig):
-        in_python = world.library == "pettingzoo" or ":" in world.library
+        in_python = world.record is None or "workers" in world.record.settings
         most = _SLOW_COPIES if in_python else _COPIES
         config = dataclasses.replace(world, num_envs=min(world.num_envs, most), workers=0)
         env = make_env(config, seed=0)

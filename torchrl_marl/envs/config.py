@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from torchrl_marl.envs.libraries import LIBRARIES
+from torchrl_marl.envs.libraries import DEFAULT_LIBRARY, LIBRARIES, Library
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.settings import Arguments, Count, Formerly, OneOf, Positive, Range, ReadWhere
 from torchrl_marl.settings.words import listed
@@ -83,7 +83,7 @@ class EnvConfig:
 
     library: Annotated[
         str, _NotAModule(), OneOf(LIBRARIES.words, form=OWN_WORLD, advice=LIBRARIES.advice)
-    ] = "vmas"
+    ] = DEFAULT_LIBRARY
     """Where the world comes from; or a world of your own, ``module:Class`` or
     ``path/to/file.py:Class``."""
     name: str = "balance"
@@ -114,13 +114,32 @@ class EnvConfig:
     kwargs: Annotated[dict[str, Any], Arguments("library", LIBRARIES)] = field(default_factory=dict)
     """Arguments of the world, such as ``n_agents``."""
 
+    @property
+    def record(self) -> Library | None:
+        """The record of its library; None for a world of one's own."""
+        return LIBRARIES.find(self.library)
+
+    @property
+    def has_clients(self) -> bool:
+        """Whether its simulators come as clients, and say only then what their agents are."""
+        return self.record is not None and self.record.clients
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether critics find no state, since none is asked for and its worlds have none."""
+        return (
+            self.state is None
+            and self.record is not None
+            and self.record.states == ("observations",)
+        )
+
     def check(self, at: str = "") -> None:
         """Refuses a state that the library does not have.
 
         Raises:
             ConfigError: naming the states that it gives.
         """
-        library = None if ":" in self.library else LIBRARIES.find(self.library)
+        library = self.record
         if self.state is None or library is None or self.state in library.states:
             return
         if not library.states:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from torchrl_marl.envs.config import EnvConfig
 
 __all__ = [
+    "DEFAULT_LIBRARY",
     "LIBRARIES",
+    "MAKERS_LIBRARY",
     "Libraries",
     "Library",
     "check_kinds",
@@ -33,6 +35,12 @@ __all__ = [
     "register_library",
     "world_rows",
 ]
+
+
+DEFAULT_LIBRARY = "vmas"
+"""The library of a world that is named without one."""
+MAKERS_LIBRARY = "pettingzoo"
+"""The library of any function, or class with ``reset`` and ``step``, that no other one owns."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,9 @@ class Library:
             itself that stand in ``env.kwargs``: their types, ranges and meanings.
         captured (bool): its worlds' steps can be compiled, by the ``captured()`` of the adapter.
         drawn (bool): its adapter takes ``drawn=True``, for worlds that draw themselves.
+        clients (bool): its simulators come as clients, and say only then what their agents are.
+        files (bool): a world's name may be the path of a Python file.
+        one_per_process (bool): a process can hold one simulation of it only.
         collector (str, optional): ``"module:function"`` that makes the collector of a run on its
             worlds, called as ``collector(config, env, policy, remembers, asked)``.
         declared (str, optional): ``"module:function"`` that returns a run's settings with what its
@@ -86,6 +97,9 @@ class Library:
     arguments: str | None = None
     captured: bool = False
     drawn: bool = False
+    clients: bool = False
+    files: bool = False
+    one_per_process: bool = False
     kwargs_name: str | None = None
     packages: tuple[str, ...] = ()
     collector: str | None = None
@@ -280,8 +294,8 @@ def library_of(world: Any) -> str | None:
     modules = {cls.__module__.partition(".")[0] for cls in kind.__mro__}
     if {"torchrl", "torchrl_marl"} & modules:
         return None
-    # PettingZoo's test is the widest: any class with reset and step, any function.
-    for name in sorted(LIBRARIES.names(), key=lambda name: name == "pettingzoo"):
+    # Its test is the widest, so it comes last.
+    for name in sorted(LIBRARIES.names(), key=lambda name: name == MAKERS_LIBRARY):
         owns = find_library(name).owns
         if owns is not None and owns(world):
             return name

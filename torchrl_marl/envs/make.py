@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.config import EnvConfig, is_module
 from torchrl_marl.envs.libraries import LIBRARIES, find_library, library_of
-from torchrl_marl.envs.own.named import build_own, check_own
-from torchrl_marl.envs.own.objects import adapted
+from torchrl_marl.envs.own import adapted, build_own, check_own
 from torchrl_marl.errors import ConfigError, UserError, quoted
 from torchrl_marl.runtime.memory import is_out_of_memory, refuse_too_large
 from torchrl_marl.settings import tell_new_name, unread
@@ -201,7 +200,7 @@ def _check_words(env: EnvConfig) -> None:
 
 def _check_memory(env: EnvConfig, num_envs: int, make: Any) -> None:
     """Refuses more envs than memory can hold for one step."""
-    if num_envs < 100_000 or env.library == "isaaclab":
+    if num_envs < 100_000 or (env.record is not None and env.record.one_per_process):
         return
     one = make(env, 1, 0, "cpu")
     step = one.fake_tensordict().bytes()

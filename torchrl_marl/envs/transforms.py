@@ -82,18 +82,6 @@ class PadAgents(Transform):
                 tensordict.set(name, unpad_group(group, spec.paddings))
         return tensordict
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Returns the spec with dense observations."""
-        return self._dense_groups(observation_spec)
-
-    def transform_reward_spec(self, reward_spec: Composite) -> Composite:
-        """Returns the spec with dense rewards."""
-        return self._dense_groups(reward_spec)
-
-    def transform_done_spec(self, done_spec: Composite) -> Composite:
-        """Returns the spec with dense flags."""
-        return self._dense_groups(done_spec)
-
     def transform_input_spec(self, input_spec: Composite) -> Composite:
         """Returns the spec with dense actions."""
         for key in ("full_action_spec", "full_state_spec"):
@@ -102,6 +90,7 @@ class PadAgents(Transform):
         return input_spec
 
     def _dense_groups(self, spec: Composite) -> Composite:
+        """Returns the spec with dense groups."""
         if not isinstance(spec, Composite):
             return spec
         for name in self.groups:
@@ -109,6 +98,8 @@ class PadAgents(Transform):
             if group is not None and _is_stacked(group):
                 spec[name] = _dense(group, name, spec.shape)
         return spec
+
+    transform_observation_spec = transform_reward_spec = transform_done_spec = _dense_groups
 
 
 class AgentInitTracker(Transform):

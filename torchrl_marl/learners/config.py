@@ -312,10 +312,10 @@ class TrainedConfig(LearnerConfig):
     def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
         """Refuses a critic or a mixer of a state that the world does not give."""
         central = self.central and self.central_input == "state"
-        if central and not own_env and run.env.library == "vmas" and run.env.state is None:
+        if central and not own_env and run.env.is_stateless:
             raise ConfigError(
-                f"{at}central_input is 'state', but env.state is null and VMAS gives none; "
-                "use env.state=observations."
+                f"{at}central_input is 'state', but env.state is null and {run.env.library} gives "
+                "none; use env.state=observations."
             )
 
 

@@ -181,7 +181,7 @@ class TrainConfig:
                 f"{self.frames_per_batch}; raise the first or lower the second."
             )
         check_measuring(self)
-        if self.env.library == "external" and not own_env:
+        if self.env.has_clients and not own_env:
             check_external_run(self)
         if self.distributed.enabled:
             check_distributed(self, own_env=own_env)

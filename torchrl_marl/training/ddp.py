@@ -46,10 +46,10 @@ def check_ranks(config: TrainConfig, n_ranks: int, *, own_env: bool = False) -> 
             "which makes its own; name a world (env.name, or env.library=module:Class), or start "
             "one process."
         )
-    if config.env.library == "external":
+    if config.env.has_clients:
         raise ConfigError(
-            f"env.library is 'external', whose clients come to one process, but {n_ranks} learn as "
-            "one; start one process."
+            f"env.library is {config.env.library!r}, whose clients come to one process, but "
+            f"{n_ranks} learn as one; start one process."
         )
     settings = config.distributed
     if settings.backend != "none":

@@ -11,7 +11,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 
 from torchrl_marl.envs.make import make_env
-from torchrl_marl.envs.own.objects import as_environment
+from torchrl_marl.envs.own import as_environment
 from torchrl_marl.envs.remember import with_memory, with_players
 from torchrl_marl.envs.torchrl.env import adapt
 from torchrl_marl.envs.transforms import with_dense_groups

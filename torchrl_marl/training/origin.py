@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.own.named import foreign_code
+from torchrl_marl.envs.libraries import LIBRARIES
+from torchrl_marl.envs.own import foreign_code
 from torchrl_marl.errors import CheckpointError, ConfigError, TrustError
 from torchrl_marl.runtime.trust import is_own, signature
 from torchrl_marl.settings import Reader, flatten, shown, to_yaml
@@ -49,7 +50,6 @@ _DOOR = tuple(
     for name in ("host", "port", "token_file", "tls_", "grace", "idle_timeout", "patience", "max_")
 )
 _MOST = 5  # differences that a sentence names
-_WITHOUT_PACKAGE = ("toy", "external", "own", "")
 _ABSENT: Any = object()
 
 
@@ -112,7 +112,7 @@ def differences(before: TrainConfig, now: TrainConfig) -> list[Difference]:
         now (TrainConfig): those that it would go on with.
     """
     old, new = _flat(before), _flat(now)
-    free = (*_FREE, *_PLACES, *(_DOOR if now.env.library == "external" else ()))
+    free = (*_FREE, *_PLACES, *(_DOOR if now.env.has_clients else ()))
     found = []
     for key in {**old, **new}:
         one, other = old.get(key, _ABSENT), new.get(key, _ABSENT)
@@ -208,9 +208,17 @@ def _versions(library: str) -> dict[str, str | None]:
     """Returns the versions of what computes a run: name of a package -> version."""
     names = ["torchrl_marl", "torch", "torchrl", "tensordict"]
     simulator = library.partition(":")[0].partition(".")[0]
-    if simulator not in _WITHOUT_PACKAGE and _version(simulator) is not None:
+    if not _is_without_package(library, simulator) and _version(simulator) is not None:
         names.append(simulator)
     return {name: _version(name) for name in names}
+
+
+def _is_without_package(library: str, simulator: str) -> bool:
+    """Returns whether worlds need no package of their library's name; a stranger may have it."""
+    record = LIBRARIES.find(library)
+    if record is None or not record.adapter.startswith("torchrl_marl."):
+        return simulator in ("own", "")
+    return simulator not in record.packages
 
 
 @functools.cache
@@ -263,7 +271,7 @@ def named_by(config: TrainConfig) -> list[Named]:
     at = config.distributed
     if at.backend == "ray" and at.address is not None:
         found.append(_address("distributed.address", at.address, "connect to the Ray cluster"))
-    if config.env.library == "external":
+    if config.env.has_clients:
         host = config.env.kwargs.get("host")
         if host is not None and host not in _HERE:
             found.append(_address("env.kwargs.host", host, "listen at"))

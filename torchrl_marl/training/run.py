@@ -19,7 +19,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_marl.collectors.team import TeamPolicy
 from torchrl_marl.envs.make import make_env
-from torchrl_marl.envs.own.objects import as_environment
+from torchrl_marl.envs.own import as_environment
 from torchrl_marl.envs.remember import with_memory
 from torchrl_marl.envs.torchrl.env import TorchRLEnv, adapt
 from torchrl_marl.envs.transforms import with_dense_groups

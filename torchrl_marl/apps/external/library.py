@@ -86,6 +86,7 @@ LIBRARY = Library(
     settings=("num_envs",),
     of_objects=(),
     states=(),
+    clients=True,
     arguments="torchrl_marl.apps.external.library:ExternalArguments",
     check=check_external,
     packages=("msgpack",),

@@ -197,7 +197,7 @@ class ServedRun:
 
     def _declaration(self) -> Declared:
         env = self._config.env
-        if env.library == "external":  # what its clients have declared, their state included
+        if env.has_clients:  # what its clients have declared, their state included
             return Declared.read(env.kwargs.get("agents"), env.kwargs.get("state_size"))
         return declared_of(self._team)
 

@@ -19,7 +19,13 @@ from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.specs import AgentSpec, TeamSpec
 from torchrl_marl.specs.stacking import pad_specs
 
-__all__ = ["Declaration", "check_whole_numbers", "refuse_unknown"]
+__all__ = [
+    "Declaration",
+    "check_least",
+    "check_state",
+    "check_whole_numbers",
+    "refuse_unknown",
+]
 
 _FLAGS = ("done", "terminated", "truncated")
 _LEAVES = frozenset({"observation", "action", "mask", "action_mask", "reward", *_FLAGS})
@@ -89,6 +95,12 @@ class Declaration:
             )
         return Declaration(self.owner, self.num_envs, self.kinds, spec, self.in_turns)
 
+    @property
+    def n_observed(self) -> int:
+        """Features of all agents' observations side by side."""
+        every = [kind for own in self.kinds.values() for kind in own]
+        return sum(kind.n_agents * _n_features(kind.observation_spec) for kind in every)
+
     def _group_specs(self, name: str, kinds: dict[str, Composite]) -> Composite:
         """Returns specs ``[N]`` of all leaves in which a group's kinds agree."""
         first = next(iter(kinds.values()))
@@ -149,6 +161,23 @@ def check_whole_numbers(owner: str, numbers: Mapping[str, Any], least: int = 1) 
             )
 
 
+def check_state(owner: str, state: Any) -> None:
+    """Refuses a state for the critic that is none of an adapter's two."""
+    if state not in (None, "observations", "world"):
+        raise ConfigError(f"{owner}: state is {state!r}, expected 'observations', 'world' or None.")
+
+
+def check_least(owner: str, **numbers: tuple[float, float]) -> None:
+    """Refuses numbers below their minimum: each is given as the number and its minimum.
+
+    Examples:
+        >>> check_least("Arena", lives=(3, 1), years=(5, 1))
+    """
+    for name, (value, least) in numbers.items():
+        if value < least:
+            raise ConfigError(f"{owner}: {name} is {value}, expected {least} or more.")
+
+
 def _check_one_group(where: str, kinds: Sequence[AgentSpec]) -> None:
     """Refuses kinds that cannot share a stacked spec."""
     first = kinds[0]
@@ -182,6 +211,11 @@ def _describe(spec: TensorSpec) -> str:
     if isinstance(spec, Composite):
         return "a Composite"
     return f"{type(spec).__name__} {list(spec.shape)} of {spec.dtype}"
+
+
+def _n_features(spec: TensorSpec) -> int:
+    leaves = spec.values(True, True) if isinstance(spec, Composite) else [spec]
+    return sum(leaf.shape.numel() for leaf in leaves)
 
 
 def _agent_specs(kind: AgentSpec) -> Composite:

@@ -1,8 +1,10 @@
-"""An environment of declared agents."""
+"""Environments of declared agents, and their life cycle around another library's world."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -15,35 +17,7 @@ from torchrl_marl.envs.agents.kinds import GroupKinds, batched
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.specs.stacking import is_lazy, pad_group
 
-__all__ = ["DeclaredEnv", "draw_actions"]
-
-
-def draw_actions(
-    declaration: Declaration,
-    tensordict: TensorDictBase | None,
-    batch_size: torch.Size,
-    device: torch.device | None,
-) -> TensorDictBase:
-    """Draws random actions of a team, legal ones where there are action masks.
-
-    Args:
-        declaration (Declaration): of the world.
-        tensordict (TensorDictBase, optional): with the action masks; the actions are written to
-            it. Actions of a heterogeneous group that is dense there are padded with zeros.
-        batch_size (torch.Size): ``[E]``.
-        device (torch.device, optional): of the actions.
-    """
-    if tensordict is None:
-        tensordict = TensorDict({}, batch_size, device)
-    for name, kinds in declaration.groups.items():
-        specs = declaration.reader.kind_specs[name]
-        group = tensordict.get(name, None)
-        actions = _draw_group(kinds, specs, group, batch_size, device)
-        if group is None:
-            tensordict.set(name, actions)
-        else:
-            group.update(actions)
-    return tensordict
+__all__ = ["AutoResetEnv", "DeclaredEnv"]
 
 
 def _draw_group(
@@ -123,5 +97,144 @@ class DeclaredEnv(EnvBase):
         return self.batch_size[0]
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Draws random actions, legal ones where there are action masks."""
-        return draw_actions(self._declaration, tensordict, self.batch_size, self.device)
+        """Draws random actions of the team, legal ones where there are action masks.
+
+        Args:
+            tensordict (TensorDictBase, optional): with the action masks; the actions are written
+                to it. Actions of a heterogeneous group that is dense there are padded with zeros.
+        """
+        size, device = self.batch_size, self.device
+        if tensordict is None:
+            tensordict = TensorDict({}, size, device)
+        for name, kinds in self.group_kinds.items():
+            specs = self._declaration.reader.kind_specs[name]
+            group = tensordict.get(name, None)
+            actions = _draw_group(kinds, specs, group, size, device)
+            if group is None:
+                tensordict.set(name, actions)
+            else:
+                group.update(actions)
+        return tensordict
+
+
+class AutoResetEnv(DeclaredEnv):
+    """Vectorized adapter of another library's world: groups, and the life cycle of a team.
+
+    An adapter declares the agents and gives two methods; both deal in nested dicts, group ->
+    leaf -> tensor (of a heterogeneous group: kind -> leaf), with all leaves of the specs, flags
+    included:
+
+    - ``_start(fresh)`` begins episodes, in the envs ``fresh`` ``[E]`` or in all (None), and
+      gives what all E envs go on from.
+    - ``_play(actions)`` makes a step and gives two: what it led to, rewards included, and what
+      the next step goes on from: the same, or, where the episode ended, a new one's begin.
+
+    So an episode's end costs no second call of the world in :meth:`step_and_maybe_reset`, and
+    none either where TorchRL asks for the reset of those that just ended. Outputs are
+    never written to later.
+
+    Args:
+        declaration (Declaration): the agents and the state.
+
+    Keyword Args:
+        device (torch.device): of all outputs.
+        info (dict of str to Composite, optional): group -> specs of its ``"info"``, ``[N]``.
+    """
+
+    def __init__(
+        self,
+        declaration: Declaration,
+        *,
+        device: torch.device | str = "cpu",
+        info: Mapping[str, Composite] | None = None,
+    ) -> None:
+        super().__init__(device=torch.device(device), batch_size=(declaration.num_envs,))
+        self.is_closed = False  # only an open world needs closing
+        self._set_declaration(declaration, info)
+        self._begun: dict[str, Any] | None = None
+        self._ended: Tensor | None = None
+
+    @abstractmethod
+    def _start(self, fresh: Tensor | None) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _play(
+        self, actions: dict[str, dict[str, Any]]
+    ) -> tuple[dict[str, Any], dict[str, Any]]: ...
+
+    @property
+    def in_turns(self) -> bool:
+        """Returns whether agents move in turns; then all are born at the episode's start."""
+        return self._declaration.in_turns
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDict:
+        fresh = None if tensordict is None else tensordict.get("_reset", None)
+        if fresh is None or self._begun is None or self._ended is None:
+            self._begun = self._start(None)
+        else:
+            again = fresh.reshape(self.batch_size) & ~self._ended
+            if bool(again.any()):
+                self._begun = self._start(again)
+        self._ended = torch.zeros(self.batch_size, dtype=torch.bool, device=self.device)
+        return self._wrap(self._begun)
+
+    def _step(self, tensordict: TensorDictBase, **kwargs: Any) -> TensorDict:
+        if self._begun is None:
+            self._start(None)  # TorchRL also steps environments that were not reset
+        actions = self._declaration.reader.read_actions(tensordict)
+        after, self._begun = self._play(actions)
+        self._ended = after["done"].reshape(self.batch_size)
+        return self._wrap(after)
+
+    def step_and_maybe_reset(
+        self, tensordict: TensorDictBase
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """Makes a step, and returns it with the next step's root, of a new episode where one ended.
+
+        Reduces to: TorchRL's, with one call of the world.
+        """
+        if not {"next", "_step"}.isdisjoint(tensordict.keys()):
+            return super().step_and_maybe_reset(tensordict)
+        after = self._step(tensordict)
+        start = self._wrap(self._begun)  # type: ignore[arg-type]
+        carry = _updated(tensordict, start)
+        self._ended = torch.zeros_like(self._ended)  # type: ignore[arg-type]
+        return tensordict.set("next", after), carry
+
+    def _wrap(self, output: Mapping[str, Any]) -> TensorDict:
+        source: dict[str, Any] = dict(output)
+        for name, group in self.team.groups.items():
+            kinds = self.group_kinds[name]
+            if kinds.lazy:
+                source[name] = kinds.stacked(output[name], self.batch_size, self.device)
+                continue
+            source[name] = _nested(output[name], self.batch_size + (group.n_agents,), self.device)
+        return TensorDict._new_unsafe(source, batch_size=self.batch_size, device=self.device)
+
+
+def _updated(before: TensorDictBase, new: TensorDictBase) -> TensorDictBase:
+    """Returns a copy with new leaves; the tensors are shared.
+
+    Reduces to: ``before.clone(recurse=False).update(new)``, in a fifth of the time.
+    """
+    if type(before) is not TensorDict or type(new) is not TensorDict:
+        return before.clone(recurse=False).update(new)
+    source = dict(before._tensordict)
+    for key, value in new._tensordict.items():
+        old = source.get(key)
+        nested = isinstance(value, TensorDictBase) and isinstance(old, TensorDictBase)
+        source[key] = _updated(old, value) if nested else value
+    for key in source.keys() - new._tensordict.keys():
+        if isinstance(source[key], TensorDictBase):
+            source[key] = source[key].clone(recurse=False)
+    return TensorDict._new_unsafe(source, batch_size=before.batch_size, device=before.device)
+
+
+def _nested(
+    source: Mapping[str, Any], batch_size: torch.Size, device: torch.device | None
+) -> TensorDict:
+    leaves = {
+        key: _nested(x, batch_size, device) if isinstance(x, Mapping) else x
+        for key, x in source.items()
+    }
+    return TensorDict._new_unsafe(leaves, batch_size=batch_size, device=device)

@@ -5,14 +5,24 @@ Shapes: E envs, N agents of a group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["GroupFlags", "TeamFlags", "earned", "episode_of", "where_fresh"]
+from torchrl_marl.specs import TeamSpec
+
+__all__ = [
+    "GroupFlags",
+    "TeamFlags",
+    "begun",
+    "earned",
+    "ended",
+    "episode_of",
+    "where_fresh",
+]
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,12 @@ class TeamFlags:
         """Terminated or truncated, ``[E, 1]``."""
         return self.terminated | self.truncated
 
+    @classmethod
+    def running(cls, batch_size: torch.Size, device: torch.device | None) -> TeamFlags:
+        """Returns flags of episodes that go on."""
+        false = torch.zeros(*batch_size, 1, dtype=torch.bool, device=device)
+        return cls(false, false.clone())
+
     def after(
         self,
         groups: Sequence[GroupFlags],
@@ -109,6 +125,27 @@ class TeamFlags:
                 done = done | flag
         ended = self.terminated | (ended & ~self.truncated)
         return TeamFlags(ended, self.truncated | (done & ~ended))
+
+
+def begun(team: TeamSpec, root: TeamFlags, source: Mapping[str, Any]) -> dict[str, GroupFlags]:
+    """Returns the flags of each group where an episode begins, by the masks that a world gave."""
+    size, device = root.terminated.shape[:-1], root.terminated.device
+    living = {
+        name: GroupFlags.living(size, group.n_agents, device) for name, group in team.groups.items()
+    }
+    return {n: flags.closed_by(root, source[n].get("mask")) for n, flags in living.items()}
+
+
+def ended(
+    groups: Mapping[str, GroupFlags], source: Mapping[str, dict[str, Any]]
+) -> dict[str, GroupFlags]:
+    """Takes the agents' ends out of what a world gave after a step, and adds them to the flags."""
+    return {
+        name: flags.ended_by(
+            source[name].pop("terminated", None), source[name].pop("truncated", None)
+        )
+        for name, flags in groups.items()
+    }
 
 
 def earned(reward: Tensor, before: GroupFlags, born: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite
 from torchrl.envs import EnvBase
@@ -103,6 +103,10 @@ class StepRules:
                 "long",
             )
 
+    def _note(self, broken: Tensor, key: NestedKey, found: str, expected: str, fix: str) -> None:
+        """Adds a problem of this step where a tensor of bools is true."""
+        self.findings.where(broken, key, self.step, found, expected, fix)
+
     @property
     def groups_with_ends(self) -> list[GroupSpec]:
         """Returns the groups whose agents have flags of their own."""
@@ -113,25 +117,24 @@ class StepRules:
     def _check_flags(self, td: TensorDictBase, group: str) -> None:
         done, terminated, truncated = (td.get(key) for key in ("done", "terminated", "truncated"))
         key = (group, "done") if group else "done"
-        note = self.findings.where
+        note = self._note
         expected = "done = terminated | truncated, and never both"
         both = terminated & truncated
-        note(both, key, self.step, "both terminated and truncated are True", expected, _ONE_WAY)
+        note(both, key, "both terminated and truncated are True", expected, _ONE_WAY)
         for wrong, words in (
             (done & ~terminated & ~truncated, "done is True without a cause"),
             (~done & (terminated | truncated), "done is False, but a cause of it is True"),
         ):
-            note(wrong, key, self.step, words, expected, f"set {_ONE_WAY}")
+            note(wrong, key, words, expected, f"set {_ONE_WAY}")
 
     def _check_sticky(
         self, before: TensorDictBase, after: TensorDictBase, group: GroupSpec
     ) -> None:
         for flag in ("done", "terminated", "truncated"):
             key = (group.name, flag)
-            self.findings.where(
+            self._note(
                 before.get(key) & ~after.get(key),
                 key,
-                self.step,
                 "it is False again for an agent that had ended",
                 "True until the episode's reset",
                 "remember who has ended",
@@ -142,11 +145,10 @@ class StepRules:
             return
         done = torch.cat([after.get(group.done_key) for group in self.groups_with_ends], -2)
         ended = torch.cat([after.get(g.terminated_key) for g in self.groups_with_ends], -2)
-        root, note = after.get("done"), self.findings.where
+        root, note = after.get("done"), self._note
         note(
             root & ~done.all(-2),
             "done",
-            self.step,
             "the episode ends while an agent lives",
             "an end when all agents ended, or the episode's flag for all who still live",
             "do not end the episode at a death (done = all agents, not any); where the world ends "
@@ -155,7 +157,6 @@ class StepRules:
         note(
             ~root & done.all(-2),
             "done",
-            self.step,
             "all agents ended, but the episode goes on",
             "True when all agents ended",
             "set done, and terminated where all agents terminated, else truncated",
@@ -163,7 +164,6 @@ class StepRules:
         note(
             root & ended.all(-2) & ~after.get("terminated"),
             "terminated",
-            self.step,
             "all agents terminated, but the episode is truncated",
             "terminated",
             "set the root's terminated where all agents terminated",
@@ -171,14 +171,13 @@ class StepRules:
 
     def _check_mask(self, before: TensorDictBase, after: TensorDictBase, group: GroupSpec) -> None:
         was, now = before.get(group.mask_key), after.get(group.mask_key)
-        root, note, key = after.get("done"), self.findings.where, group.mask_key
+        root, note, key = after.get("done"), self._note, group.mask_key
         done, terminated = (
             self._of_agents(after, group, f).expand(now.shape) for f in ("done", "terminated")
         )
         note(
             now & terminated,
             key,
-            self.step,
             "it is True after the agent terminated",
             "False, since nothing follows",
             "take the terminated out of the mask in the step that ends them",
@@ -186,7 +185,6 @@ class StepRules:
         note(
             now & done & ~terminated & ~root.expand(now.shape),
             key,
-            self.step,
             "an agent that was truncated acts on",
             "False for the dead until the reset",
             "give mask = alive and acting",
@@ -194,7 +192,6 @@ class StepRules:
         note(
             was & ~terminated & ~now & after.get("truncated").expand(now.shape),
             key,
-            self.step,
             "it is False for a living agent whose episode is truncated",
             "True, since its last observation is bootstrapped from",
             "keep the mask of the living at a time limit",
@@ -208,10 +205,9 @@ class StepRules:
 
     def _check_reward(self, after: TensorDictBase, group: GroupSpec) -> None:
         reward = after.get(group.reward_key)
-        self.findings.where(
+        self._note(
             ~reward.isfinite(),
             group.reward_key,
-            self.step,
             f"it is {reward[~reward.isfinite()][:1].tolist()}",
             "a finite number",
             "give 0 to the dead and the waiting, and find what divides by zero",
@@ -228,10 +224,9 @@ class StepRules:
             group = self.team.groups.get(path[0])
             if group is not None:
                 wrong = wrong & self._acting(td, group, path, value)
-            self.findings.where(
+            self._note(
                 wrong,
                 path if len(path) > 1 else path[0],
-                self.step,
                 f"it is {value[wrong][:1].tolist()}",
                 f"finite, and inside {spec.__class__.__name__}",
                 "give what a living agent really sees, and declare bounds that hold",
@@ -255,10 +250,9 @@ class StepRules:
                 continue
             acts = self._acting(td, group, path, legal)[..., 0]
             going = running if acts.ndim == running.ndim else running.squeeze(-1)
-            self.findings.where(
+            self._note(
                 acts & going & ~legal.any(-1),
                 (group.name, "action_mask"),
-                self.step,
                 "an agent that acts has no legal action",
                 "one legal action or more for each agent whose mask is True",
                 "make an action legal (such as a no-op), or the mask False",
@@ -270,10 +264,9 @@ class StepRules:
         for group in (None, *self.groups_with_ends):
             key = "done" if group is None else group.done_key
             started = fresh if group is None else fresh.unsqueeze(-2)
-            self.findings.where(
+            self._note(
                 td.get(key) & started,
                 key,
-                self.step,
                 "it is True at an episode's begin",
                 "False after a reset",
                 "clear the flags of the envs that are reset",
@@ -288,10 +281,9 @@ class StepRules:
         if self.max_steps is not None:
             assert self.steps is not None  # set by begin
             late = self.steps > self.max_steps
-            self.findings.where(
+            self._note(
                 late,
                 "truncated",
-                self.step,
                 f"an episode goes on beyond the time limit of {self.max_steps} steps",
                 "an end",
                 "count each env's own steps, and truncate it",

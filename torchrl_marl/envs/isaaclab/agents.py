@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torchrl_marl.envs.agents.spaces import grouped, spec_of_space
 from torchrl_marl.errors import ConfigError, SpecError, nearest
 from torchrl_marl.specs import AgentSpec
 
-__all__ = ["ActionRanges", "Agents", "Range", "all_tensors", "declared", "groups_of"]
+__all__ = ["ActionRanges", "Agents", "Range", "declared", "groups_of"]
 
 Range = float | Mapping[str, float] | None
 
@@ -123,7 +125,8 @@ def declared(
     ranges.check_names(groups)
     declaration = Declaration(owner, env.num_envs)
     for group, names in groups.items():
-        kinds = _kinds(env, names)
+        # Neighbours of equal spaces are one kind.
+        kinds = [list(kind) for _, kind in groupby(names, partial(_spaces, env))]
         for kind in kinds:
             first = kind[0]
             where, space = f"the observation space of {first!r}", env.observation_spaces[first]
@@ -137,17 +140,6 @@ def declared(
 
 def _spaces(env: Any, name: str) -> tuple[Any, Any]:
     return env.observation_spaces[name], env.action_spaces[name]
-
-
-def _kinds(env: Any, names: Sequence[str]) -> list[list[str]]:
-    """Returns kinds of agents in their order; neighbours of equal spaces are one kind."""
-    kinds: list[list[str]] = []
-    for name in names:
-        if kinds and _spaces(env, kinds[-1][0]) == _spaces(env, name):
-            kinds[-1].append(name)
-        else:
-            kinds.append([name])
-    return kinds
 
 
 @dataclass(frozen=True)
@@ -313,12 +305,3 @@ class Agents:
 
 def _unbounded(space: Any) -> bool:
     return isinstance(spec_of_space("", space, action=True), Unbounded)
-
-
-def all_tensors(nested: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Returns the tensors of nested dicts, in their order."""
-    for x in nested.values():
-        if isinstance(x, Mapping):
-            yield from all_tensors(x)
-        else:
-            yield x

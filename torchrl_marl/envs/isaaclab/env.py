@@ -10,13 +10,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchrl.data import Composite, TensorSpec, Unbounded
+from torchrl.data import TensorSpec, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
-from torchrl_marl.envs.agents.declaration import Declaration, check_whole_numbers, refuse_unknown
+from torchrl_marl.envs.agents.declaration import (
+    Declaration,
+    check_state,
+    check_whole_numbers,
+    refuse_unknown,
+)
+from torchrl_marl.envs.agents.declared_env import AutoResetEnv
 from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags, where_fresh
 from torchrl_marl.envs.agents.spaces import spec_of_space
-from torchrl_marl.envs.auto_reset import AutoResetEnv
 from torchrl_marl.envs.isaaclab.agents import ActionRanges, Agents, Range, declared, groups_of
 from torchrl_marl.envs.isaaclab.build import build_task, check_task
 from torchrl_marl.envs.isaaclab.simulation import IsaacWorld, StateOf
@@ -101,7 +106,8 @@ class IsaacLabEnv(AutoResetEnv):
         terminal_observations: bool = True,
         **kwargs: Any,
     ) -> None:
-        _check(max_steps, state)
+        check_whole_numbers("IsaacLabEnv", {"max_steps": max_steps})
+        check_state("IsaacLabEnv", state)
         ranges = ActionRanges(action_scale, action_clip)
         seed = int(torch.randint(2**31, ())) if seed is None else seed
         if isinstance(env, str):
@@ -125,7 +131,6 @@ class IsaacLabEnv(AutoResetEnv):
             max_steps=max_steps,
             terminal_observations=terminal_observations,
         )
-        self.is_closed = False  # TorchRL reads it before it closes
         self.max_steps, self.own_limit = max_steps, getattr(task, "max_episode_length", None)
         self._random = RandomState(own_stream(seed), task.device)
         self._seen: dict[str, Any] = {}
@@ -153,7 +158,7 @@ class IsaacLabEnv(AutoResetEnv):
             seen = where_fresh(fresh, seen, self._seen)
             flags = _chosen(fresh, flags, self._flags)
         self._seen, self._flags = seen, flags
-        return self._given(seen, self._running(), flags)
+        return self._given(seen, self._running, flags)
 
     def _play(self, actions: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
         assert self._flags is not None  # envs that were not reset do not play
@@ -170,11 +175,11 @@ class IsaacLabEnv(AutoResetEnv):
         for group, place in self._agents.places.items():
             after[group]["reward"] = reward[:, place]
         self._seen, self._flags = step.seen, flags
-        return after, self._given(step.seen, self._running(), flags)
+        return after, self._given(step.seen, self._running, flags)
 
+    @property
     def _running(self) -> TeamFlags:
-        false = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
-        return TeamFlags(false, false.clone())
+        return TeamFlags.running(self.batch_size, self.device)
 
     def _given(self, seen: dict[str, Any], root: TeamFlags, agents: GroupFlags) -> dict[str, Any]:
         """Returns the output of a step or reset in groups."""
@@ -211,14 +216,6 @@ def _chosen(envs: Tensor, new: GroupFlags, old: GroupFlags) -> GroupFlags:
     return replace(old, **where_fresh(envs, new.__dict__, old.__dict__))
 
 
-def _check(max_steps: int | None, state: Any) -> None:
-    check_whole_numbers("IsaacLabEnv", {"max_steps": max_steps})
-    if state not in (None, "observations", "world"):
-        raise ConfigError(
-            f"IsaacLabEnv: state is {state!r}, expected 'observations', 'world' or None."
-        )
-
-
 def _check_given(task: Any, num_envs: int | None, device: torch.device | str | None) -> None:
     if num_envs is not None and num_envs != task.num_envs:
         raise ConfigError(
@@ -241,18 +238,10 @@ def _state_spec(task: Any, declaration: Declaration, state: StateOf) -> TensorSp
     if state is None:
         return None
     if state == "observations":
-        kinds = [kind for own in declaration.kinds.values() for kind in own]
-        sizes = [kind.n_agents * _size(kind.observation_spec) for kind in kinds]
-        return Unbounded((sum(sizes),))
+        return Unbounded((declaration.n_observed,))
     if not task.cfg.state_space:
         raise ConfigError(
             f"{declaration.owner} has no state (its cfg.state_space is {task.cfg.state_space!r}); "
             "set state_space=-1, all observations side by side, or state='observations'."
         )
     return spec_of_space(f"the state of {declaration.owner}", task.state_space)
-
-
-def _size(spec: TensorSpec) -> int:
-    if isinstance(spec, Composite):
-        return sum(_size(leaf) for leaf in spec.values())
-    return spec.shape.numel()

@@ -35,6 +35,7 @@ LIBRARY = Library(
     arguments="torchrl_marl.envs.isaaclab.library:IsaacLabArguments",
     worlds=_worlds,
     unlisted=True,
+    one_per_process=True,
     owns=_owns,
     packages=("gymnasium", "isaaclab", "isaaclab_tasks"),
 )

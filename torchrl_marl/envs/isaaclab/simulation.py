@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags
-from torchrl_marl.envs.isaaclab.agents import Agents, all_tensors
+from torchrl_marl.envs.isaaclab.agents import Agents
 from torchrl_marl.errors import SpecError
 
 __all__ = ["Ends", "IsaacWorld", "StateOf", "Step", "present"]
@@ -227,7 +228,7 @@ class IsaacWorld:
     def _seen(self, observations: Mapping[str, Any]) -> dict[str, Any]:
         seen: dict[str, Any] = self.agents.observations(observations)
         if self.state == "observations":
-            rows = [x.flatten(1).float() for x in all_tensors(seen)]
+            rows = [x.flatten(1).float() for x in tree_leaves(seen)]
             seen["state"] = torch.cat(rows, -1)
         elif self.state == "world":
             seen["state"] = self._world_state()

@@ -36,8 +36,6 @@ class WorldTraits:
         deadline (bool): the limit is a rule of the game, kept by the world: who is ended by it is
             terminated.
         timed (bool): it ends by time only.
-        action_types (tuple of str, optional): its words for continuous and discrete actions,
-            where ``continuous_actions`` chooses.
         legal (str or callable): its method that gives the legal actions, or ``legal(env, world)``.
         state (callable, optional): ``state(env, world, observations)``, for a central critic.
         acts (callable, optional): ``acts(env, world)``: who acts next, of ``env.agents``.
@@ -53,7 +51,6 @@ class WorldTraits:
     limit_is_seen: bool = False
     deadline: bool = False
     timed: bool = False
-    action_types: tuple[str, str] | None = None
     legal: str | Callable[..., Any] = "get_avail_actions"
     state: Callable[..., Any] | None = None
     acts: Callable[..., Any] | None = None
@@ -151,9 +148,7 @@ def _all_rounds(env: Any) -> int:
 
 _SMAX = WorldTraits(limit="max_steps", state=_world_state, won=_won)
 WORLD_TRAITS = {
-    "SimpleMPE": WorldTraits(
-        limit="max_steps", action_types=("Continuous", "Discrete"), state=_entities
-    ),
+    "SimpleMPE": WorldTraits(limit="max_steps", state=_entities),
     "SMAX": _SMAX,
     "EnemySMAX": _SMAX,
     "Overcooked": WorldTraits(limit="max_steps", limit_is_seen=True, timed=True, state=_kitchen),
@@ -297,11 +292,9 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
         if max_steps is not None:
             arguments["episode_length"] = max_steps
     _look_up(name, arguments)
-    words = next(
-        (t.action_types for key, t in WORLD_TRAITS.items() if key in _class_words(name)), None
-    )
-    if words is not None and continuous is not None:
-        arguments.setdefault("action_type", words[0 if continuous else 1])
+    # facmac's worlds have continuous actions only, whatever is asked for.
+    if continuous is not None and name.startswith("MPE_") and "facmac" not in name:
+        arguments.setdefault("action_type", "Continuous" if continuous else "Discrete")
     try:
         env = jaxmarl.make(name, **arguments)
     except (TypeError, ImportError, ValueError, AssertionError) as error:
@@ -311,11 +304,6 @@ def _make(name: str, max_steps: int | None, continuous: bool | None, kwargs: dic
         raise ConfigError(f"JaxMARL's {name!r} cannot be built {given} ({why}); {fix}.") from error
     _refuse_leftover(name, env, arguments)
     return env
-
-
-def _class_words(name: str) -> tuple[str, ...]:
-    # facmac's worlds have continuous actions only, whatever is asked for.
-    return ("SimpleMPE",) if name.startswith("MPE_") and "facmac" not in name else ()
 
 
 def _look_up(name: str, arguments: dict[str, Any]) -> None:

@@ -54,15 +54,8 @@ def to_torch(nested: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 def read_tree(tree: Any) -> dict[str, Tensor]:
     """Copies all arrays of a tree by their paths; unsigned numbers bit by bit as signed ones."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {_name(path): _signed(torch.tensor(np.array(x))) for path, x in leaves}
-
-
-def _signed(tensor: Tensor) -> Tensor:
-    return tensor.view(_SIGNED.get(tensor.dtype, tensor.dtype))
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path)
+    tensors = {jax.tree_util.keystr(path): torch.tensor(np.array(x)) for path, x in leaves}
+    return {name: x.view(_SIGNED.get(x.dtype, x.dtype)) for name, x in tensors.items()}
 
 
 def write_tree(like: Any, saved: Mapping[str, Tensor], device: Any) -> Any:
@@ -77,7 +70,7 @@ def write_tree(like: Any, saved: Mapping[str, Tensor], device: Any) -> Any:
         SimulatorStateError: arrays of other paths, shapes or dtypes.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-    own = {_name(path): x for path, x in leaves}
+    own = {jax.tree_util.keystr(path): x for path, x in leaves}
     found = {key: tuple(x.shape) for key, x in saved.items()}
     expected = {key: tuple(x.shape) for key, x in own.items()}
     if found != expected:

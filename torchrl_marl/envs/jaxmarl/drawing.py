@@ -43,10 +43,7 @@ def _mpe(env: Any, state: Any) -> list[Shape]:
         shapes.append(Shape(str(name), role, "circle", x, y, 0.0, color, radius=float(radius[i])))
     for i, name in enumerate(env.agents if speech.size else ()):
         said = speech[i]
-        if not np.any(said):
-            words = ""
-        else:
-            words = f"says {int(said.argmax())}"
+        words = f"says {int(said.argmax())}" if np.any(said) else ""
         here = shapes[i]
         at = here.y + here.radius + 0.06
         shapes.append(text(f"{name} says", words, here.x, at, height=0.09))
@@ -77,15 +74,11 @@ def _smax(env: Any, state: Any) -> list[Shape]:
     for i, shape in enumerate(shapes[: len(names)]):
         left, top = shape.x - shape.radius, shape.y + shape.radius + 0.4
         length = float(np.clip(health[i], 0, 1)) * 2 * shape.radius
-        bar = Shape(f"{shape.name} health", "object", "box", left + length / 2, top, 0.0, _GREEN)
-        shapes.append(_sized(bar, length, 0.35, bool(alive[i])))
+        size: Any = {"length": length, "width": 0.35, "visible": bool(alive[i])}
+        place = left + length / 2, top
+        bar = Shape(f"{shape.name} health", "object", "box", *place, 0.0, _GREEN, **size)
+        shapes.append(bar)
     return shapes
-
-
-def _sized(shape: Shape, length: float, width: float, visible: bool = True) -> Shape:
-    import dataclasses
-
-    return dataclasses.replace(shape, length=length, width=width, visible=visible)
 
 
 def _overcooked(env: Any, state: Any) -> np.ndarray:

@@ -16,8 +16,9 @@ from torchrl.data import Composite, OneHot, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs.agents.declaration import Declaration, check_whole_numbers
+from torchrl_marl.envs.agents.declared_env import AutoResetEnv
+from torchrl_marl.envs.agents.kinds import map_leaves
 from torchrl_marl.envs.agents.life_cycle import where_fresh
-from torchrl_marl.envs.auto_reset import AutoResetEnv
 from torchrl_marl.envs.jaxmarl.build import import_jaxmarl
 from torchrl_marl.envs.scene import LastPictures, Picture
 
@@ -109,15 +110,14 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
             group_map = tuple((name, tuple(ids)) for name, ids in group_map.items())  # type: ignore
         import_jaxmarl()
         from torchrl_marl.envs.jaxmarl import dlpack, step
-        from torchrl_marl.envs.jaxmarl import step as compiled
 
         self._carry: Any = None
         self._after: Any = None  # the watched worlds after the last step
         self._is_measured = False
         self._dlpack = dlpack
         self._jax_device = dlpack.device_of(torch.device(device))
-        self._calls = compiled.compiled(
-            compiled.Settings(
+        self._calls = step.compiled(
+            step.Settings(
                 world,
                 num_envs,
                 max_steps,
@@ -237,7 +237,7 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
         read = self._dlpack.read_tree
         source = {"world": {"batched": read(world), "shared": read(shared)}}
         if self._begun is not None:
-            source["begun"] = _cloned(self._begun)
+            source["begun"] = map_leaves(self._begun, torch.clone)
             source["ended"] = self._ended.clone()  # type: ignore[union-attr,assignment]
         return TensorDict(source)
 
@@ -251,7 +251,7 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
         carry = self._dlpack.write_tree(self._calls.carry, saved, self._jax_device)
         self._begun, self._ended = None, None
         if "begun" in snapshot.keys():
-            self._begun = _cloned(snapshot["begun"].to_dict())
+            self._begun = map_leaves(snapshot["begun"].to_dict(), torch.clone)
             self._ended = snapshot["ended"].clone()
         self._carry = carry
 
@@ -259,7 +259,3 @@ class JaxMarlEnv(LastPictures, AutoResetEnv):
 def _info_spec(leaves: Mapping[str, Any]) -> Composite:
     own = {name: Unbounded(tuple(x.shape[1:])) for name, x in leaves["info"].items()}
     return Composite(own, shape=next(iter(own.values())).shape[:1])
-
-
-def _cloned(nested: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _cloned(x) if isinstance(x, Mapping) else x.clone() for k, x in nested.items()}

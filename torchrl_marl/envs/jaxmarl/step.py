@@ -1,4 +1,4 @@
-"""Steps of JaxMARL worlds, compiled by JAX."""
+"""Steps of JaxMARL worlds, compiled by JAX, and the kinds of their agents."""
 
 from __future__ import annotations
 
@@ -9,14 +9,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
+from torchrl.data import (
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.envs.agents.spaces import grouped
-from torchrl_marl.envs.jaxmarl.agents import Kind, kinds_of
 from torchrl_marl.envs.jaxmarl.build import World, legal_actions, make_world
 from torchrl_marl.errors import ConfigError, SpecError
+from torchrl_marl.specs import AgentSpec
 
-__all__ = ["FLAGS", "Compiled", "JaxStep", "Settings", "Shaping", "compiled"]
+__all__ = ["FLAGS", "Compiled", "JaxStep", "Kind", "Settings", "Shaping", "compiled"]
 
 # A JAX array, or nested dicts of them.
 Array = Any
@@ -26,6 +36,101 @@ FLAGS = {
     "root": ("done", "terminated", "truncated"),
 }
 State = Callable[[Any, Any], Array]
+
+
+Shape = tuple[int, ...] | Mapping[str, Any]
+"""Of one array, or of several by their names."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Agents of a group with equal observation and action spaces.
+
+    Args:
+        name (str): of the kind.
+        ids (tuple): the agents, as the world calls them.
+        observation (tuple of int, or dict of such): the shape of what one sees.
+        action (TensorSpec): what one does.
+        n_legal (int, optional): how many actions an action mask is of.
+    """
+
+    name: str
+    ids: tuple[Any, ...]
+    observation: Shape
+    action: TensorSpec
+    n_legal: int | None
+
+    def spec(self) -> AgentSpec:
+        """Returns the kind's declaration."""
+        return AgentSpec(
+            self.name,
+            len(self.ids),
+            _observation_spec(self.observation),
+            self.action,
+            action_mask=self.n_legal is not None,
+            agent_names=tuple(str(agent) for agent in self.ids),
+        )
+
+
+def kinds_of(
+    group: str,
+    ids: Sequence[Any],
+    env: Any,
+    shapes: Mapping[Any, Shape],
+    legal: Mapping[Any, tuple[int, ...]] | None,
+    one_hot: bool,
+) -> tuple[Kind, ...]:
+    """Returns the kinds of a group, in order of first appearance.
+
+    Args:
+        group (str): its name.
+        ids (sequence): its agents.
+        env (MultiAgentEnv): the world, asked for the action spaces.
+        shapes (mapping): agent -> shape of its observations, or shapes in a dict.
+        legal (mapping, optional): agent -> shape of its legal actions.
+        one_hot (bool): discrete actions are one-hot encoded.
+    """
+    members: list[tuple[tuple, list[Any]]] = []
+    for agent in ids:
+        action = _action_spec(agent, env.action_space(agent), one_hot)
+        n = getattr(action.space, "n", None) if action.domain == "discrete" else None
+        masked = legal is not None and n is not None and legal.get(agent) == (n,)
+        key = (shapes[agent], action, n if masked else None)
+        same = next((own for found, own in members if found == key), None)
+        if same is None:
+            members.append((key, [agent]))
+        else:
+            same.append(agent)
+    names = [group] if len(members) == 1 else [str(own[0]) for _, own in members]
+    return tuple(Kind(name, tuple(own), *key) for name, (key, own) in zip(names, members))
+
+
+def _observation_spec(shape: Shape) -> TensorSpec:
+    if isinstance(shape, Mapping):
+        return Composite({key: _observation_spec(own) for key, own in shape.items()})
+    return Unbounded(shape)
+
+
+def _action_spec(agent: Any, space: Any, one_hot: bool) -> TensorSpec:
+    kind = type(space).__name__
+    if kind == "Discrete":
+        n = int(space.n)
+        return OneHot(n) if one_hot else Categorical(n)
+    if kind == "MultiDiscrete":
+        return MultiCategorical([int(n) for n in space.num_categories])
+    if kind == "Box":
+        shape = tuple(space.shape)
+        low, high = (
+            torch.tensor(bound.tolist() if hasattr(bound, "tolist") else bound)
+            for bound in (space.low, space.high)
+        )
+        low, high = (bound.float().expand(shape).clone() for bound in (low, high))
+        if bool((low.isfinite() & high.isfinite()).all()):
+            return Bounded(low, high, shape=shape)
+        return Unbounded(shape)
+    raise SpecError(
+        f"the action space of {agent!r} is a {kind}, expected Discrete, MultiDiscrete or Box."
+    )
 
 
 @dataclass(frozen=True)
@@ -95,7 +200,8 @@ class JaxStep:
     def merge(self, carry: Array, new: Array, fresh: Array) -> Array:
         """Selects the new carry in the envs ``fresh`` ``[E]``, and the old one elsewhere."""
         shared = {key: new[key] for key in ("key", "calls")}
-        return {**_where(fresh, _without(new, shared), carry), **shared}
+        own = {key: x for key, x in new.items() if key not in shared}
+        return {**_where(fresh, own, carry), **shared}
 
     def step(self, carry: Array, actions: list[Array]) -> tuple[Array, ...]:
         """Steps all copies; returns the carry, the step's result and the next step's start."""
@@ -289,10 +395,6 @@ def _where(fresh: Array, new: Array, old: Array) -> Array:
         return jnp.where(fresh.reshape(-1, *[1] * (x.ndim - 1)), x, y).astype(x.dtype)
 
     return jax.tree.map(select, new, old)
-
-
-def _without(mapping: Array, keys: Array) -> Array:
-    return {key: x for key, x in mapping.items() if key not in keys}
 
 
 def _owned(carry: Array, *leaves: Array) -> tuple[Array, ...]:

@@ -14,12 +14,14 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import TensorSpec
 
-from torchrl_marl.envs.agents.declaration import Declaration, refuse_unknown
+from torchrl_marl.envs.agents.declaration import Declaration, check_least, refuse_unknown
 from torchrl_marl.envs.agents.declared_env import DeclaredEnv
 from torchrl_marl.envs.agents.life_cycle import (
     GroupFlags,
     TeamFlags,
+    begun,
     earned,
+    ended,
     episode_of,
     where_fresh,
 )
@@ -31,14 +33,7 @@ from torchrl_marl.simulator.resets import RunningEnvs
 from torchrl_marl.simulator.state import Path, SimulatorState, set_child, walk_simulator
 from torchrl_marl.specs import AgentSpec
 
-__all__ = [
-    "MarlEnv",
-    "completed",
-    "forbid_inplace_writes",
-    "load_world",
-    "move_world",
-    "save_world",
-]
+__all__ = ["MarlEnv", "completed", "forbid_inplace_writes"]
 
 
 def completed(method: Callable[..., Any], complete: str) -> Callable[..., Any]:
@@ -65,38 +60,6 @@ def completed(method: Callable[..., Any], complete: str) -> Callable[..., Any]:
 
 
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-
-
-def save_world(owner: Any, exclude: frozenset[str | Path]) -> TensorDict:
-    """Returns the tensors among an object's attributes.
-
-    Args:
-        owner: the environment.
-        exclude (frozenset): attributes that are no part of the world.
-
-    Raises:
-        SimulatorStateError: a random generator among the attributes, which cannot be saved.
-    """
-    for path, value in walk_simulator(owner, exclude).slots():
-        if isinstance(value, _GENERATORS):
-            raise SimulatorStateError(
-                f"{type(owner).__name__}: {'.'.join(path)} is a {type(value).__name__}; draw "
-                "from torch's global functions instead, which this env seeds and saves."
-            )
-    return SimulatorState(None, exclude).read(owner)
-
-
-def load_world(owner: Any, exclude: frozenset[str | Path], world: TensorDict) -> None:
-    """Restores the tensors of :func:`save_world`."""
-    SimulatorState(None, exclude).write(owner, world)
-
-
-def move_world(owner: Any, exclude: frozenset[str | Path], device: torch.device) -> None:
-    """Moves the tensors among an object's attributes to a device."""
-    walk = walk_simulator(owner, exclude)
-    moved = {id(x): x.to(device) for x in walk.tensors.values()}
-    for path, x in walk.tensors.items():
-        set_child(walk.objects[path[:-1]], path[-1], moved[id(x)])
 
 
 @contextlib.contextmanager
@@ -250,8 +213,7 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
     ) -> None:
         name = type(self).__name__
         refuse_unknown(unknown, type(self), MarlEnv)
-        if num_envs < 1:
-            raise ConfigError(f"{name}: num_envs is {num_envs}, expected 1 or more.")
+        check_least(name, num_envs=(num_envs, 1))
         if max_steps is not None and max_steps < 1:
             raise ConfigError(f"{name}: max_steps is {max_steps}, expected 1 or more, or None.")
         device = torch.get_default_device() if device is None else torch.device(device)
@@ -353,12 +315,8 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
 
     def _start_episode(self, source: dict[str, Any], fresh: Tensor | None) -> None:
         steps = torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)
-        false = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
-        root = TeamFlags(false, false)
-        groups = {}
-        for name, group in self.team.groups.items():
-            living = GroupFlags.living(self.batch_size, group.n_agents, self.device)
-            groups[name] = living.closed_by(root, source[name].get("mask"))
+        root = TeamFlags.running(self.batch_size, self.device)
+        groups = begun(self.team, root, source)
         born = {n: flags.mask | self.in_turns for n, flags in groups.items()}
         episode = episode_of(steps, root, groups, source, born)
         self._episode = episode if fresh is None else where_fresh(fresh, episode, self._episode)
@@ -382,25 +340,17 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
                     f"{type(self).__name__}._step gave no {(name, 'mask')!r}, but _reset did; "
                     "give who acts in the next step, too."
                 )
+        flags_before = {name: GroupFlags(**flags) for name, flags in before["groups"].items()}
         rewards = {
-            name: earned(source[name].pop("reward"), GroupFlags(**flags), before["born"][name])
-            for name, flags in before["groups"].items()
+            name: earned(source[name].pop("reward"), flags, before["born"][name])
+            for name, flags in flags_before.items()
         }
         steps = before["steps"] + 1
         limit = None if self.max_steps is None else (steps >= self.max_steps).unsqueeze(-1)
-        ended = {
-            name: GroupFlags(**flags).ended_by(
-                source[name].pop("terminated", None), source[name].pop("truncated", None)
-            )
-            for name, flags in before["groups"].items()
-        }
-        root = TeamFlags(**before["root"]).after(
-            list(ended.values()),
-            source.pop("terminated", None),
-            source.pop("truncated", None),
-            limit,
-        )
-        groups = {n: flags.closed_by(root, source[n].get("mask")) for n, flags in ended.items()}
+        groups = ended(flags_before, source)
+        ends = source.pop("terminated", None), source.pop("truncated", None)
+        root = TeamFlags(**before["root"]).after(list(groups.values()), *ends, limit)
+        groups = {n: flags.closed_by(root, source[n].get("mask")) for n, flags in groups.items()}
         born = {name: flags.mask | before["born"][name] for name, flags in groups.items()}
         self._episode = episode_of(steps, root, groups, source, born)
         self._check_values("_step", "observation", source)
@@ -455,7 +405,13 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
         """
         if not self._episode:
             self.reset()
-        world = save_world(self, self._not_world)
+        for path, value in walk_simulator(self, self._not_world).slots():
+            if isinstance(value, _GENERATORS):
+                raise SimulatorStateError(
+                    f"{type(self).__name__}: {'.'.join(path)} is a {type(value).__name__}; draw "
+                    "from torch's global functions instead, which this env seeds and saves."
+                )
+        world = SimulatorState(None, self._not_world).read(self)
         return TensorDict({"world": world, "random": TensorDict(self.random_state.state_dict())})
 
     def restore(self, snapshot: TensorDict) -> None:
@@ -466,14 +422,17 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
         """
         if not self._episode:
             self.reset()
-        load_world(self, self._not_world, snapshot["world"])
+        SimulatorState(None, self._not_world).write(self, snapshot["world"])
         self.random_state.load_state_dict(dict(snapshot["random"].items()))
 
     def to(self, device: torch.device | str) -> MarlEnv:
         """Moves the env and its world's tensors to a device."""
         device = torch.device(device)
         if device != self.device:
-            move_world(self, self._not_world, device)
+            walk = walk_simulator(self, self._not_world)
+            moved = {id(x): x.to(device) for x in walk.tensors.values()}
+            for path, x in walk.tensors.items():
+                set_child(walk.objects[path[:-1]], path[-1], moved[id(x)])
             self.random_state = RandomState(own_stream(self._seed), device)
             self._captured = None
         return super().to(device)

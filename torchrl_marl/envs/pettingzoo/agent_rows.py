@@ -41,19 +41,17 @@ class AgentSpaces:
     masked: str | None
     wrapped: bool
 
-    def alike(self, other: AgentSpaces) -> bool:
-        """Returns whether two agents have spaces of one kind."""
-        own = (self.observation, self.action, self.masked)
-        return own == (other.observation, other.action, other.masked)
+    def kind(self) -> tuple[Any, Any, str | None]:
+        """Returns what agents of one kind have in common."""
+        return self.observation, self.action, self.masked
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """Part of an agent's observation: its path in the dict, field, shape and start."""
+    """Part of an agent's observation: its path in the dict, field and start."""
 
     path: tuple[str, ...]
     field: str
-    shape: tuple[int, ...]
     start: int | tuple[int, ...] = 0
 
 
@@ -65,23 +63,18 @@ class AgentSlot:
         spaces (AgentSpaces): of the agent.
         group (str): its group.
         index (int): its place in the group.
-        place (int): its place in the fields of what it sees and does: of its kind where kinds
-            differ in shape, else of the group.
         leaves (tuple of Leaf): of its observation.
-        action (str): field of its actions.
-        action_mask (str, optional): field of its action mask.
-        action_place, mask_place (int): its places in these.
+        fields (dict): ``"observation"``, ``"action"`` or ``"action_mask"`` -> its field.
+        places (dict): the same -> its place there: in its kind where kinds differ in shape, else
+            in the group.
     """
 
     spaces: AgentSpaces
     group: str
     index: int
-    place: int
     leaves: tuple[Leaf, ...]
-    action: str
-    action_place: int
-    action_mask: str | None
-    mask_place: int
+    fields: Mapping[str, str]
+    places: Mapping[str, int]
 
 
 def spaces_of(world: Any, agent: Any, infos: Mapping[Any, Any]) -> AgentSpaces:
@@ -133,7 +126,10 @@ class PartViews:
         flags = {id(x) for x in self.all_flags}
         self.data = [x for key, x in own.items() if id(x) not in flags and "//reward" not in key]
         self.leaves = [
-            [(leaf.path, leaf.start, own[leaf.field][slot.place]) for leaf in slot.leaves]
+            [
+                (leaf.path, leaf.start, own[leaf.field][slot.places["observation"]])
+                for leaf in slot.leaves
+            ]
             for slot in slots
         ]
         # Observations of a single array, the most common, have a faster path.
@@ -143,19 +139,21 @@ class PartViews:
             for path, start, view in leaves[:1]
         ]
         self.action_masks = [
-            None if slot.action_mask is None else own[slot.action_mask][slot.mask_place]
+            own[slot.fields["action_mask"]][slot.places["action_mask"]]
+            if slot.spaces.masked
+            else None
             for slot in slots
         ]
         # Only a step's result has rewards.
         earners = slots if part == "after" else ()
         self.rewards = [own[f"{slot.group}//reward"][slot.index] for slot in earners]
         self.infos = {
-            slot.group: {
-                key.removeprefix(f"{slot.group}//info/"): x
+            group: {
+                key.removeprefix(f"{group}//info/"): x
                 for key, x in own.items()
-                if key.startswith(f"{slot.group}//info/")
+                if key.startswith(f"{group}//info/")
             }
-            for slot in slots
+            for group in self.masks
         }
 
     def see(self, i: int, agent: Any, observation: Any) -> None:
@@ -231,7 +229,10 @@ def write(view: np.ndarray, value: Any, what: str, start: int | tuple[int, ...] 
 
 def action_readers(row: Row, slots: Sequence[AgentSlot]) -> list[Callable[[], Any]]:
     """Returns readers of each agent's action, in the form that the world takes."""
-    return [_reader(row[slot.action], slot.action_place, slot.spaces.action) for slot in slots]
+    return [
+        _reader(row[slot.fields["action"]], slot.places["action"], slot.spaces.action)
+        for slot in slots
+    ]
 
 
 def _reader(rows: np.ndarray, place: int, space: Any) -> Callable[[], Any]:

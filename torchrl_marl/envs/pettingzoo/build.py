@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import functools
 import inspect
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from torchrl_marl.envs.pettingzoo.agent_rows import AgentSpaces, spaces_of
-from torchrl_marl.envs.pettingzoo.drawing import takes_mode
+from torchrl_marl.envs.pettingzoo.drawing import quiet, takes_mode
 from torchrl_marl.envs.pettingzoo.library import Backend, by_name, continuous_argument, of_module
 from torchrl_marl.envs.pettingzoo.one_copy import seen_limit
 from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
@@ -39,7 +38,7 @@ class WorldMaker:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> Any:
-        with _quiet():
+        with quiet():
             try:
                 return self.create(**self.kwargs)
             except TypeError as error:
@@ -77,7 +76,7 @@ def maker_of(
     if backend not in ("auto", "parallel", "aec"):
         raise ConfigError(f"backend is {backend!r}, expected 'auto', 'parallel' or 'aec'.")
     if isinstance(world, str):
-        with _quiet():
+        with quiet():
             creator, own = by_name(world, backend)
         kwargs = {**own, **_mode(creator, drawn), **kwargs}
         return WorldMaker(
@@ -115,7 +114,7 @@ def _of_object(world: Any, kwargs: dict[str, Any], n_copies: int) -> WorldMaker:
             f"{name} is built already."
         )
     if n_copies == 1:
-        return WorldMaker(name, _Given(world))
+        return WorldMaker(name, lambda: world)
     try:
         copy.deepcopy(world)
     except Exception as error:
@@ -123,38 +122,7 @@ def _of_object(world: Any, kwargs: dict[str, Any], n_copies: int) -> WorldMaker:
             f"{name} cannot be copied {n_copies} times ({type(error).__name__}: {error}); "
             "give a callable that makes one instead."
         ) from error
-    return WorldMaker(name, _Copied(world))
-
-
-@dataclass(frozen=True)
-class _Given:
-    world: Any
-
-    def __call__(self) -> Any:
-        return self.world
-
-
-@dataclass(frozen=True)
-class _Copied:
-    world: Any
-
-    def __call__(self) -> Any:
-        return copy.deepcopy(self.world)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppresses greetings, windows and deprecations while worlds are imported and built."""
-    ours = {"PYGAME_HIDE_SUPPORT_PROMPT": "hide", "SDL_VIDEODRIVER": "dummy"}
-    added = {key: value for key, value in ours.items() if key not in os.environ}
-    os.environ.update(added)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for key in added:
-            os.environ.pop(key, None)
+    return WorldMaker(name, functools.partial(copy.deepcopy, world))
 
 
 _PROBE_STEPS = 16

@@ -15,7 +15,7 @@ import numpy as np
 
 from torchrl_marl.errors import ConfigError, UserError
 
-__all__ = ["check_modes", "drawn", "mode_of", "takes_mode"]
+__all__ = ["check_modes", "drawn", "mode_of", "quiet", "takes_mode"]
 
 _MODES = ("rgb_array", "ansi")
 
@@ -72,7 +72,7 @@ def drawn(world: Any, name: str) -> np.ndarray | str:
     Raises:
         UserError: a world that raises, or returns something else.
     """
-    with _apart():
+    with _apart(), quiet():
         try:
             found = world.render()
         except Exception as error:
@@ -95,17 +95,25 @@ def drawn(world: Any, name: str) -> np.ndarray | str:
 
 @contextlib.contextmanager
 def _apart() -> Iterator[None]:
-    """Keeps drawing away from windows, warnings and the world's random numbers."""
+    """Keeps drawing away from the world's random numbers."""
     numpy, python = np.random.get_state(), random.getstate()
-    added = {"PYGAME_HIDE_SUPPORT_PROMPT": "hide", "SDL_VIDEODRIVER": "dummy"}
-    added = {key: value for key, value in added.items() if key not in os.environ}
+    try:
+        yield
+    finally:
+        np.random.set_state(numpy)
+        random.setstate(python)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Suppresses greetings, windows and warnings while worlds are imported, built and drawn."""
+    ours = {"PYGAME_HIDE_SUPPORT_PROMPT": "hide", "SDL_VIDEODRIVER": "dummy"}
+    added = {key: value for key, value in ours.items() if key not in os.environ}
     os.environ.update(added)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        np.random.set_state(numpy)
-        random.setstate(python)
         for key in added:
             os.environ.pop(key, None)

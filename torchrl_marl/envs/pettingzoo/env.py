@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -19,125 +19,28 @@ from torch import Tensor
 from torchrl.data import Composite, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
-from torchrl_marl.envs.agents.declaration import check_whole_numbers
+from torchrl_marl.envs.agents.declaration import check_state, check_whole_numbers
+from torchrl_marl.envs.agents.declared_env import AutoResetEnv
 from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.agents.spaces import grouped
-from torchrl_marl.envs.auto_reset import AutoResetEnv
-from torchrl_marl.envs.pettingzoo.agents import declared, row_fields, slots_of
 from torchrl_marl.envs.pettingzoo.build import Backend, info_keys, maker_of, probe
 from torchrl_marl.envs.pettingzoo.drawing import check_modes, mode_of
-from torchrl_marl.envs.pettingzoo.lives import flag_of, refuse_strangers
-from torchrl_marl.envs.pettingzoo.one_copy import CopyPlan, Given, OneCopy
+from torchrl_marl.envs.pettingzoo.one_copy import CopyPlan, ParallelCopy, TurnCopy
 from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
-from torchrl_marl.envs.pettingzoo.tensors import RowTensors
-from torchrl_marl.envs.processes.rows import RowLayout
+from torchrl_marl.envs.pettingzoo.tensors import RowTensors, declared, row_fields, slots_of
+from torchrl_marl.envs.processes.copies import RowLayout
 from torchrl_marl.envs.processes.workers import Workers
 from torchrl_marl.envs.scene import LastPictures, Picture
 from torchrl_marl.errors import (
     ConfigError,
     SimulatorStateError,
-    SpecError,
     TrustError,
     UserError,
     WorkerError,
 )
 from torchrl_marl.runtime.trust import is_own, signature
 
-__all__ = ["ParallelCopy", "PettingZooEnv", "TurnCopy"]
-
-
-class ParallelCopy(OneCopy):
-    """Copy of a parallel world; agents with an observation act in the next step."""
-
-    def _reset(self, seed: int | None) -> tuple[dict, dict]:
-        return self.world.reset(seed=seed)
-
-    def _move(self) -> Given:
-        acts = zip(self.agents, self.life.acts, self._actions)
-        return self.world.step({agent: action() for agent, does, action in acts if does})
-
-    def _acting(self, seen: Mapping[Any, Any]) -> Collection[Any]:
-        return seen
-
-
-class TurnCopy(OneCopy):
-    """Copy of an AEC world: a step is one agent's move.
-
-    An agent's rewards are those that the world adds up for it until its next turn, given in the
-    step in which each was earned.
-    """
-
-    in_turns = True
-
-    def _reset(self, seed: int | None) -> tuple[dict, dict]:
-        self.world.reset(seed=seed)
-        seen: dict[Any, Any] = {}
-        self._see(seen, self.world.agents)
-        return seen, self.world.infos
-
-    def _move(self) -> Given:
-        world = self.world
-        mover = world.agent_selection
-        self._ledger()[mover] = 0  # worlds reset it themselves, but some wrappers do not
-        known, before = dict(self._ledger()), list(world.agents)
-        world.step(self._actions[self.agents.index(mover)]())
-        seen: dict[Any, Any] = {}
-        earned: dict[Any, float] = {}
-        terminated: dict[Any, bool] = {}
-        truncated: dict[Any, bool] = {}
-        infos = dict(world.infos)
-        for _ in range(2 * len(self.agents) + 1):
-            self._earn(known, earned)
-            ended = self._ends(before, terminated, truncated)
-            self._see(seen, ended)
-            if not world.agents or world.agent_selection not in ended:
-                break
-            world.step(None)
-        else:
-            raise SpecError(
-                f"agent {world.agent_selection!r} ended and is selected again "
-                "after each step(None); the world has to take it out of its agents."
-            )
-        infos.update(world.infos)
-        self._see(seen, world.agents)
-        return seen, earned, terminated, truncated, infos
-
-    def _acting(self, seen: Mapping[Any, Any]) -> Collection[Any]:
-        mover = self.world.agent_selection
-        if not self.world.agents:
-            return ()
-        if mover not in self.agents:
-            refuse_strangers(self.agents, {"movers (agent_selection)": [mover]})
-        return (mover,)
-
-    def _ledger(self) -> dict:
-        """Returns the rewards that each agent has not yet received."""
-        return self.world._cumulative_rewards
-
-    def _earn(self, known: dict, earned: dict) -> None:
-        """Adds the growth of the world's reward ledger to the rewards."""
-        for agent, total in self._ledger().items():
-            earned[agent] = earned.get(agent, 0.0) + total - known.get(agent, 0)
-            known[agent] = total
-
-    def _ends(self, before: list[Any], terminated: dict, truncated: dict) -> list[Any]:
-        """Notes ends, also of former agents; returns ended agents that the world still has."""
-        world = self.world
-        for agent in dict.fromkeys((*before, *world.agents)):
-            dead = flag_of(agent, "terminated", world.terminations.get(agent))
-            cut = flag_of(agent, "truncated", world.truncations.get(agent))
-            terminated[agent] = terminated.get(agent, False) or dead
-            truncated[agent] = truncated.get(agent, False) or cut
-        return [agent for agent in world.agents if terminated[agent] or truncated[agent]]
-
-    def _see(self, seen: dict, agents: Collection[Any]) -> None:
-        """Reads the agents' observations, also while they wait, where the world has them."""
-        for agent in agents:
-            try:
-                seen[agent] = self.world.observe(agent)
-            except Exception:
-                if agent == self.world.agent_selection:
-                    raise
+__all__ = ["PettingZooEnv"]
 
 
 _PICKLED = b"worlds of PettingZoo"  # the text in front of the signed bytes
@@ -225,7 +128,9 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         drawn: bool = False,
         **kwargs: Any,
     ) -> None:
-        _check({"num_envs": num_envs, "max_steps": max_steps}, workers, state)
+        check_whole_numbers("PettingZooEnv", {"num_envs": num_envs, "max_steps": max_steps})
+        check_whole_numbers("PettingZooEnv", {"workers": workers}, least=0)
+        check_state("PettingZooEnv", state)
         make = maker_of(world, backend, kwargs, continuous_actions, num_envs, drawn)
         with OwnRandom(0).active(look=True):
             first = make()
@@ -349,7 +254,10 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
         ended = np.zeros(self.num_envs, bool) if self._ended is None else self._ended.cpu().numpy()
         saved = {
             "of": f"{self._declaration.owner} x {self.num_envs}",
-            "worlds": {str(i): _as_tensor(world) for i, world in enumerate(worlds)},
+            "worlds": {
+                str(i): torch.frombuffer(bytearray(world), dtype=torch.uint8)
+                for i, world in enumerate(worlds)
+            },
             "signature": signature(_PICKLED, *worlds),
             "rows": {name: torch.from_numpy(x).clone() for name, x in self._rows.rows.items()},
             "seeds": torch.tensor(seeds),
@@ -374,7 +282,7 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
                 "restore it into an environment that was built with the same arguments."
             )
         saved = snapshot["worlds"]
-        worlds = [_as_bytes(saved[str(i)]) for i in range(self.num_envs)]
+        worlds = [saved[str(i)].cpu().numpy().tobytes() for i in range(self.num_envs)]
         signed = snapshot["signature"] if "signature" in snapshot.keys() else None
         if not is_own(signed, _PICKLED, *worlds):
             raise TrustError(
@@ -399,23 +307,6 @@ def _close(name: str, world: Any) -> None:
             "may leave open what it holds.",
             RuntimeWarning,
             stacklevel=3,
-        )
-
-
-def _as_tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _as_bytes(data: Tensor) -> bytes:
-    return data.cpu().numpy().tobytes()
-
-
-def _check(numbers: Mapping[str, int | None], workers: int, state: Any) -> None:
-    check_whole_numbers("PettingZooEnv", numbers)
-    check_whole_numbers("PettingZooEnv", {"workers": workers}, least=0)
-    if state not in (None, "observations", "world"):
-        raise ConfigError(
-            f"PettingZooEnv: state is {state!r}, expected 'observations', 'world' or None."
         )
 
 

@@ -90,9 +90,11 @@ def by_name(name: str, backend: Backend) -> tuple[Callable[..., Any], dict[str, 
 def _module(name: str, package: str, path: str, extra: str | None) -> ModuleType:
     """Returns the module of a world; of a known package's, where that is installed."""
     if not path or not _importable(package):
-        if package in _MODULES and not _importable(package):
-            raise _not_installed(package, extra)
-        raise _unknown(name)
+        if package not in _MODULES or _importable(package):
+            raise _unknown(name)
+        if extra is not None:
+            raise MissingExtraError(package, extra)
+        raise ConfigError(f"{package} is not installed; run: pip install {package}")
     if package in _MODULES:
         refuse_current(package)
     try:
@@ -105,10 +107,12 @@ def _module(name: str, package: str, path: str, extra: str | None) -> ModuleType
         ) from error
 
 
-def foreign_module(name: str, backend: Backend = "auto") -> str | None:
+def foreign_module(config: EnvConfig) -> str | None:
     """Returns the module of a name of no known package; imports nothing but PettingZoo."""
-    package, world = _parts(name)
-    if package in (*_MODULES, "pettingzoo") or _registered(name, backend) is not None:
+    package, world = _parts(config.name)
+    asked = config.kwargs.get("backend")
+    backend: Any = asked if asked in ("parallel", "aec") else "auto"
+    if package in (*_MODULES, "pettingzoo") or _registered(config.name, backend) is not None:
         return None
     return f"{package}.{world}".replace("/", ".")
 
@@ -207,12 +211,6 @@ def _importable(package: str) -> bool:
     return bool(package) and importlib.util.find_spec(package) is not None
 
 
-def _not_installed(package: str, extra: str | None) -> Exception:
-    if extra is not None:
-        return MissingExtraError(package, extra)
-    return ConfigError(f"{package} is not installed; run: pip install {package}")
-
-
 def _unknown(name: str) -> ConfigError:
     known = known_names()
     if within := [world for world in known if world.startswith(f"{name.rstrip('/')}/")]:
@@ -256,11 +254,6 @@ def _owns(world: Any) -> bool:
     return makes or inspect.ismodule(world)
 
 
-def _foreign(config: EnvConfig) -> str | None:
-    backend = config.kwargs.get("backend")
-    return foreign_module(config.name, backend if backend in ("parallel", "aec") else "auto")
-
-
 @dataclass(frozen=True)
 class PettingZooArguments:
     """Arguments of the adapter itself, beside those of the world."""
@@ -293,7 +286,7 @@ LIBRARY = Library(
     worlds=known_names,
     unlisted=True,
     owns=_owns,
-    foreign=_foreign,
+    foreign=foreign_module,
     arguments="torchrl_marl.envs.pettingzoo.library:PettingZooArguments",
     drawn=True,
     packages=("pettingzoo",),

@@ -1,24 +1,198 @@
-"""The rows of all copies as tensors: actions in, nested dicts out.
+"""Declaration of a PettingZoo world, as specs and as fields of rows, and the rows as tensors.
 
-Shapes: E copies, N agents of a group, S state features.
+Shapes: E copies, N agents of a group, M agents of a kind, S state features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torchrl.data import Composite, OneHot, TensorSpec
+from torchrl.data import Composite, OneHot, TensorSpec, Unbounded
 
 from torchrl_marl.envs.agents.declaration import Declaration
-from torchrl_marl.envs.pettingzoo.agent_rows import field_of
-from torchrl_marl.envs.pettingzoo.agents import specs_of
-from torchrl_marl.errors import NonFiniteError
+from torchrl_marl.envs.agents.kinds import GroupKinds
+from torchrl_marl.envs.agents.spaces import spec_of_space
+from torchrl_marl.envs.pettingzoo.agent_rows import AgentSlot, AgentSpaces, Leaf, field_of
+from torchrl_marl.errors import ConfigError, NonFiniteError, SpecError
+from torchrl_marl.specs import AgentSpec
 
-__all__ = ["RowTensors"]
+__all__ = ["RowTensors", "declared", "row_fields", "slots_of", "specs_of"]
+
+
+_LEAVES = ("observation", "action_mask", "action")
+
+
+def declared(
+    owner: str,
+    num_envs: int,
+    groups: Mapping[str, Sequence[AgentSpaces]],
+    one_hot: bool,
+    state: int | str | None = None,
+    in_turns: bool = False,
+) -> Declaration:
+    """Returns the declaration of a world with these groups.
+
+    Args:
+        owner (str): the world's name, in messages.
+        num_envs (int): number E of copies.
+        groups (mapping): group -> its agents.
+        one_hot (bool): choices of actions are one-hot encoded.
+        state (int or "observations", optional): features S of the state, if there is one, or
+            all agents' observations.
+        in_turns (bool): agents move one after another.
+
+    Raises:
+        SpecError: a space that no tensor holds.
+        ConfigError: agents that cannot be of one group.
+    """
+    declaration = Declaration(owner, num_envs, in_turns=in_turns)
+    taken: set[str] = set()
+    for group, agents in groups.items():
+        # Neighbours of equal spaces are one kind.
+        kinds = [list(kind) for _, kind in groupby(agents, AgentSpaces.kind)]
+        for kind in kinds:
+            name = group if len(kinds) == 1 else _kind_name(kind, taken)
+            taken.add(name)
+            try:
+                spec = _agent_spec(name, kind, one_hot)
+                declaration = declaration.with_agent(spec, group)
+            except SpecError:
+                raise
+            except ValueError as error:
+                words = str(error).removeprefix(f"{owner}: ")
+                raise ConfigError(f"{owner}: {words}") from error
+    if state == "observations":
+        state = declaration.n_observed
+    return declaration if state is None else declaration.with_state(Unbounded((int(state),)))
+
+
+def _kind_name(kind: Sequence[AgentSpaces], taken: set[str]) -> str:
+    first = str(kind[0].agent)
+    prefix = re.sub(r"[_-]?\d+$", "", first)
+    return prefix if prefix and prefix not in taken and len(kind) > 1 else first
+
+
+def _agent_spec(name: str, kind: Sequence[AgentSpaces], one_hot: bool) -> AgentSpec:
+    first = kind[0]
+    seen = spec_of_space(f"the observation of {first.agent!r}", first.observation)
+    does = spec_of_space(
+        f"the action of {first.agent!r}", first.action, action=True, one_hot=one_hot
+    )
+    if isinstance(does, Composite):
+        raise SpecError(
+            f"the action of {first.agent!r} is a Dict, expected Box, Discrete or MultiDiscrete; "
+            "wrap the world to give one of these."
+        )
+    if type(first.action).__name__ == "Box" and does.ndim != 1:
+        does = does.reshape(does.shape.numel())
+    names = tuple(str(agent.agent) for agent in kind)
+    mask = first.masked is not None
+    return AgentSpec(name, len(kind), seen, does, action_mask=mask, agent_names=names)
+
+
+def slots_of(
+    declaration: Declaration, groups: Mapping[str, Sequence[AgentSpaces]]
+) -> list[AgentSlot]:
+    """Returns a slot for each declared agent, in the order of the groups."""
+    slots = []
+    for name, agents in groups.items():
+        kinds = declaration.groups[name]
+        for kind, rows in kinds.slices.items():
+            seen = declaration.reader.kind_specs[name][kind]["observation"]
+            owner = {leaf: kind if _by_kind(kinds, leaf) else "" for leaf in _LEAVES}
+            fields = {leaf: field_of(name, own, leaf) for leaf, own in owner.items()}
+            for i, spaces in zip(range(rows.start, rows.stop), agents[rows]):
+                places = {leaf: i - rows.start if own else i for leaf, own in owner.items()}
+                leaves = tuple(
+                    Leaf(
+                        path,
+                        "/".join((fields["observation"], *path)),
+                        _start_of(spaces.observation, path),
+                    )
+                    for path, _ in _leaves(seen)
+                )
+                slots.append(AgentSlot(spaces, name, i, leaves, fields, places))
+    return slots
+
+
+def _by_kind(kinds: GroupKinds, leaf: str) -> bool:
+    """Returns whether a leaf has rows of each kind, and not of the whole group."""
+    return kinds.lazy if leaf == "action" else kinds.ragged(leaf)
+
+
+def _leaves(spec: TensorSpec, *path: str) -> Iterator[tuple[tuple[str, ...], TensorSpec]]:
+    """Yields the path and the spec of every leaf."""
+    if not isinstance(spec, Composite):
+        yield path, spec
+        return
+    for key, leaf in spec.items():
+        yield from _leaves(leaf, *path, key)
+
+
+def _start_of(space: Any, path: tuple[str, ...]) -> int | tuple[int, ...]:
+    """Returns the first choice of a space, or of a leaf inside it."""
+    for key in path:
+        space = space.spaces[key]
+    chooses = type(space).__name__ in ("Discrete", "MultiDiscrete")
+    start = np.ravel(getattr(space, "start", 0)).tolist() if chooses else [0]
+    return tuple(start) if any(start) else 0
+
+
+def row_fields(
+    declaration: Declaration, infos: Mapping[str, Sequence[str]], state: str | None
+) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Returns the fields of one copy's rows: its input, and twice its output.
+
+    What a step led to stands under ``after/``, what the next one goes on from under ``begun/``.
+
+    Args:
+        declaration (Declaration): of the world.
+        infos (mapping): group -> keys of its infos.
+        state (str, optional): ``"world"`` where the world writes its own.
+    """
+    fields: dict[str, tuple[tuple[int, ...], str]] = {}
+    written: dict[str, tuple[tuple[int, ...], str]] = {"root": ((3, 1), "bool")}
+    for name, kinds in declaration.groups.items():
+        n = sum(kinds.sizes)
+        written[f"{name}//flags"] = ((3, n, 1), "bool")
+        written[f"{name}//mask"] = ((n,), "bool")
+        fields[f"after/{name}//reward"] = ((n, 1), "float32")
+        for key in infos.get(name, ()):
+            written[f"{name}//info/{key}"] = ((n,), "float32")
+        for leaf in _LEAVES:
+            for kind, spec in specs_of(declaration, name, leaf):
+                target = fields if leaf == "action" else written
+                for path, own in _leaves(spec):
+                    target["/".join((field_of(name, kind, leaf), *path))] = _field(own)
+    if state == "world":
+        assert declaration.state is not None
+        written["state"] = (tuple(declaration.state.shape), "float32")
+    for part in ("after", "begun"):
+        fields.update({f"{part}/{name}": field for name, field in written.items()})
+    fields["ended"] = ((1,), "bool")
+    return fields
+
+
+def specs_of(declaration: Declaration, group: str, leaf: str) -> Iterator[tuple[str, TensorSpec]]:
+    """Yields each kind, or ``""`` for all agents of a group, with the spec of a leaf."""
+    kinds, reader = declaration.groups[group], declaration.reader
+    owners = reader.kind_specs[group] if _by_kind(kinds, leaf) else {"": reader.specs[group]}
+    for kind, specs in owners.items():
+        if leaf in specs.keys():
+            yield kind, specs[leaf]
+
+
+def _field(spec: TensorSpec) -> tuple[tuple[int, ...], str]:
+    if isinstance(spec, OneHot):
+        return tuple(spec.shape[:-1]), "int64"
+    return tuple(spec.shape), str(spec.dtype).removeprefix("torch.")
+
 
 _FLAGS = ("done", "terminated", "truncated")
 
@@ -69,8 +243,8 @@ class RowTensors:
         places += [(("info", key), f"{group}//info/{key}") for key in infos]
         for leaf in ("observation", "action_mask"):
             for kind, spec in specs_of(self._declaration, group, leaf):
-                path = (kind, leaf) if kind else (leaf,)
-                places += _paths(path, field_of(group, kind, leaf), spec)
+                head, field = (kind, leaf) if kind else (leaf,), field_of(group, kind, leaf)
+                places += [((*head, *path), "/".join((field, *path))) for path, _ in _leaves(spec)]
         return places
 
     def write_actions(self, actions: Mapping[str, Mapping[str, Any]]) -> None:
@@ -142,15 +316,8 @@ class RowTensors:
             actions = self.rows[field]
             if actions.dtype.kind != "f" or np.isfinite(np.add.reduce(actions, axis=None)):
                 continue
-            place = self._declaration.groups[group].slices[kind] if kind else slice(None)
-            acts = self.rows[f"begun/{group}//mask"][:, place]
-            bad = ~np.isfinite(actions).reshape(*actions.shape[:2], -1).all(-1) & acts
-            for copy, agent in np.argwhere(bad)[:1].tolist():
-                name = self._declaration.team.groups[group].agent_names[place][agent]
-                raise NonFiniteError(
-                    f"{self._declaration.owner}: the action of agent {name!r} in copy {copy} is "
-                    f"{actions[copy, agent].tolist()}, expected finite numbers; look at the policy."
-                )
+            acts = self.rows[f"begun/{group}//mask"][:, self._place(group, kind)]
+            self._refuse_bad(actions, acts, (group, kind, "action"), "look at the policy")
 
     def check(self, part: str) -> None:
         """Refuses values that are not finite.
@@ -165,33 +332,34 @@ class RowTensors:
 
     def _refuse(self, part: str, field: str) -> None:
         values = self.rows[field]
-        bad = ~np.isfinite(values)
         if field.endswith("/state"):
-            if bad.any():
+            if not np.isfinite(values).all():
                 raise NonFiniteError(
-                    f"{self._declaration.owner}: the state of copy {np.argwhere(bad)[0][0]} is "
-                    "not finite; correct the world."
+                    f"{self._declaration.owner}: the state of copy "
+                    f"{np.argwhere(~np.isfinite(values))[0][0]} is not finite; correct the world."
                 )
             return
         _, group, kind, leaf = field.split("/")[:4]
-        bad = bad.reshape(*values.shape[:2], -1).any(-1)
-        kinds = self._declaration.groups[group]
-        place = kinds.slices[kind] if kind else slice(None)
-        dead = self.rows[f"{part}/{group}//flags"][:, 1, place, 0]
-        bad = bad & ~dead if leaf == "observation" else bad
+        dead = self.rows[f"{part}/{group}//flags"][:, 1, self._place(group, kind), 0]
+        counts = ~dead if leaf == "observation" else np.ones_like(dead)
+        self._refuse_bad(values, counts, (group, kind, leaf), "correct the world")
+
+    def _refuse_bad(
+        self, values: np.ndarray, counts: np.ndarray, key: tuple[str, str, str], fix: str
+    ) -> None:
+        """Refuses values that are not finite, of the agents ``[E, N]`` that count."""
+        group, kind, leaf = key
+        bad = ~np.isfinite(values).reshape(*values.shape[:2], -1).all(-1) & counts
         for copy, agent in np.argwhere(bad)[:1].tolist():
-            name = self._declaration.team.groups[group].agent_names[place][agent]
+            names = self._declaration.team.groups[group].agent_names[self._place(group, kind)]
             raise NonFiniteError(
-                f"{self._declaration.owner}: the {leaf} of agent {name!r} in copy {copy} is "
-                f"{values[copy, agent].tolist()}, expected finite numbers; correct the world."
+                f"{self._declaration.owner}: the {leaf} of agent {names[agent]!r} in copy {copy} "
+                f"is {values[copy, agent].tolist()}, expected finite numbers; {fix}."
             )
 
-
-def _paths(path: tuple[str, ...], field: str, spec: TensorSpec) -> list:
-    if not isinstance(spec, Composite):
-        return [(path, field)]
-    leaves = [_paths((*path, key), f"{field}/{key}", leaf) for key, leaf in spec.items()]
-    return [place for own in leaves for place in own]
+    def _place(self, group: str, kind: str) -> slice:
+        """Returns the places of a kind's agents in their group; ``""`` is all of them."""
+        return self._declaration.groups[group].slices[kind] if kind else slice(None)
 
 
 def _put(nested: dict[str, Any], path: tuple[str, ...], value: Tensor) -> None:

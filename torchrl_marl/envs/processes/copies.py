@@ -1,17 +1,156 @@
-"""Copies of a world in the process that plays them. Imports no torch, to start fast."""
+"""Copies of a world in the process that plays them, their rows of memory, and their failures.
+
+Imports no torch, to start fast.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import math
+import mmap
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from torchrl_marl.envs.processes.failures import Failure
-from torchrl_marl.envs.processes.rows import Rows, row_of
+from torchrl_marl import errors
+from torchrl_marl.errors import UserError, WorkerError
 
-__all__ = ["Copies", "WorldCopy"]
+__all__ = ["Copies", "Failure", "RowLayout", "Rows", "WorldCopy", "open_block", "row_of"]
+
+Rows = dict[str, np.ndarray]
+"""Field -> array: of all copies, or of one."""
+
+ALIGNMENT = 64  # bytes: a cache line, and the alignment of torch's vector instructions
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Layout of the arrays that a world's copies read and write; one row of each per copy.
+
+    Args:
+        fields (dict): name -> (shape of one copy, name of the numpy dtype).
+
+    Examples:
+        >>> layout = RowLayout({"action": ((2,), "float32"), "done": ((), "bool")})
+        >>> rows = layout.views(bytearray(layout.n_bytes(3)), 3)
+        >>> rows["action"].shape, rows["done"].shape
+        ((3, 2), (3,))
+    """
+
+    fields: dict[str, tuple[tuple[int, ...], str]]
+
+    def n_bytes(self, n_copies: int) -> int:
+        """Returns the bytes of a block for a number of copies."""
+        end = max((end for *_, end in self._places(n_copies)), default=0)
+        return -(-end // ALIGNMENT) * ALIGNMENT
+
+    def views(self, buffer: mmap.mmap | bytearray | memoryview, n_copies: int) -> Rows:
+        """Returns the arrays of a buffer: field -> ``[n_copies, *shape]``."""
+        return {
+            name: np.ndarray((n_copies, *shape), dtype, buffer, start)
+            for name, shape, dtype, start, _ in self._places(n_copies)
+        }
+
+    def _places(self, n_copies: int) -> Iterator[tuple[str, tuple[int, ...], str, int, int]]:
+        end = 0
+        for name, (shape, dtype) in self.fields.items():
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            end = start + n_copies * math.prod(shape) * np.dtype(dtype).itemsize
+            yield name, shape, dtype, start, end
+
+
+def row_of(rows: Rows, number: int) -> Rows:
+    """Returns the views of one copy, scalars included."""
+    return {name: array[number, ...] for name, array in rows.items()}
+
+
+def open_block(n_bytes: int) -> int:
+    """Opens new memory, all zero, without a name: it is freed with its last process."""
+    if hasattr(os, "memfd_create"):
+        block = os.memfd_create("torchrl_marl")
+    else:
+        with tempfile.TemporaryFile() as file:
+            block = os.dup(file.fileno())
+    os.truncate(block, max(n_bytes, 1))
+    return block
+
+
+# Programming errors, which come again: in the world, or in its arguments.
+_WRONG = (
+    *(TypeError, LookupError, AttributeError, NameError, AssertionError),
+    *(ImportError, NotImplementedError, SyntaxError),
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error that a copy raised, or the loss of its worker; it travels between processes.
+
+    Args:
+        copy (int): the copy's number.
+        worker (int, optional): the number of its process, if it is not this one.
+        message (str): what happened.
+        traceback (str): where, as far as that is known.
+        known (str, optional): the class of ``torchrl_marl.errors`` that was raised, if it is one.
+        lost (bool): the worker died or does not answer.
+        wrong (bool): a mistake in the world's program, which a copy made anew has as well.
+    """
+
+    copy: int
+    worker: int | None
+    message: str
+    traceback: str
+    known: str | None = None
+    lost: bool = False
+    wrong: bool = False
+
+    @classmethod
+    def of(cls, copy: int, worker: int | None, error: Exception) -> Failure:
+        """Builds a failure from an error."""
+        ours = (c.__name__ for c in type(error).__mro__ if c.__module__ == errors.__name__)
+        known, message = next(ours, None), str(error)
+        if known is None:
+            message = f"raised {type(error).__name__}" + (f": {message}" if message else "")
+        text = "".join(traceback.format_exception(error))
+        wrong = known is None and (isinstance(error, _WRONG) or _is_ours(error))
+        return cls(copy, worker, message, text, known, wrong=wrong)
+
+    @property
+    def repairable(self) -> bool:
+        """Returns whether a new copy may succeed: not after a wrong setting, space or program."""
+        return self.known in (None, "NonFiniteError") and not self.wrong
+
+    def words(self, world: str) -> str:
+        """Returns the failure as text, with the copies concerned."""
+        if self.lost:
+            return f"Worker {self.worker} of {world} {self.message} (in copy {self.copy})"
+        where = "" if self.worker is None else f" (worker {self.worker})"
+        return f"Copy {self.copy} of {world}{where}{':' if self.known else ''} {self.message}"
+
+    def error(self, world: str) -> UserError:
+        """Returns the error to raise."""
+        words = self.words(world)
+        if self.known:
+            kind = getattr(errors, self.known)
+            error = kind.__new__(kind, words)  # its __init__ may ask for anything
+        else:
+            anew = "starts it" if self.lost else "makes it"
+            hint = f"restart_workers=True {anew} anew instead of stopping."
+            error = WorkerError(f"{words}; {'correct the world.' if self.wrong else hint}")
+        if self.traceback:
+            error.add_note(f"There:\n{self.traceback}")
+        return error
+
+
+def _is_ours(error: Exception) -> bool:
+    """Returns whether this package raised the error, and no world or package of a world."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith("torchrl_marl.")
 
 
 class WorldCopy(Protocol):
@@ -88,7 +227,7 @@ class Copies:
         for i, words in arguments.items():
             self._current[0] = i
             try:
-                results[i] = getattr(self, f"_{method}")(i, *words)
+                results[i] = self._call(method, i, words)
             except Exception as error:
                 failures.append(Failure.of(i, self._worker, error))
         self._turns = [(i, copy, self._rows[i]) for i, copy in sorted(self._copies.items())]
@@ -101,26 +240,16 @@ class Copies:
                 copy.close()
         self._copies, self._turns = {}, []
 
-    def _make(self, i: int, *seed: int) -> None:
-        self._copies[i] = self._maker(*seed)
-
-    def _begin(self, i: int, seed: int | None) -> None:
-        self._copies[i].begin(self._rows[i], seed)
-
-    def _renew(self, i: int, seed: int | None, *made_with: int) -> None:
-        with contextlib.suppress(Exception):
-            self._copies.pop(i).close()
-        self._make(i, *made_with)
-        self._begin(i, seed)
-
-    def _save(self, i: int) -> bytes:
-        return self._copies[i].save()
-
-    def _load(self, i: int, state: bytes) -> None:
-        self._copies[i].load(state)
-
-    def _watch(self, i: int, on: bool) -> None:
-        self._copies[i].watch(on)  # type: ignore[attr-defined]
-
-    def _draw(self, i: int) -> Any:
-        return self._copies[i].draw()  # type: ignore[attr-defined]
+    def _call(self, method: str, i: int, words: tuple) -> Any:
+        if method == "make":
+            self._copies[i] = self._maker(*words)
+            return None
+        if method == "renew":
+            seed, *made_with = words
+            with contextlib.suppress(Exception):
+                self._copies.pop(i).close()
+            self._copies[i] = self._maker(*made_with)
+            return self._copies[i].begin(self._rows[i], seed)
+        if method == "begin":
+            return self._copies[i].begin(self._rows[i], *words)
+        return getattr(self._copies[i], method)(*words)

@@ -26,9 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from torchrl_marl.envs.processes.copies import Copies, WorldCopy
-from torchrl_marl.envs.processes.failures import Failure
-from torchrl_marl.envs.processes.rows import RowLayout
+from torchrl_marl.envs.processes.copies import Copies, Failure, RowLayout, WorldCopy
 from torchrl_marl.runtime.import_path import child_path
 
 __all__ = ["Worker", "WorkerLost", "serve"]

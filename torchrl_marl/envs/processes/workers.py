@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from torchrl_marl.envs.processes.copies import Copies, WorldCopy
-from torchrl_marl.envs.processes.failures import Failure
-from torchrl_marl.envs.processes.rows import RowLayout, open_block
+from torchrl_marl.envs.processes.copies import Copies, Failure, RowLayout, WorldCopy, open_block
 from torchrl_marl.envs.processes.worker import PATIENCE, PLAY, Worker, WorkerLost
 from torchrl_marl.errors import ConfigError, UserError, WorkerError
 
@@ -293,22 +291,22 @@ class Workers:
         return error
 
     def _count(self, failure: Failure) -> None:
-        words = failure.words(self._name)
+        words, hopeless = failure.words(self._name), None
         if self._repeats.failed(failure.copy) >= MOST_REPEATS:
-            error = WorkerError(
-                f"{words}; it failed {MOST_REPEATS} times in {self._repeats.place(failure.copy)} "
-                "after it was made, which no restart fixes: correct the world."
+            hopeless = (
+                f"it failed {MOST_REPEATS} times in {self._repeats.place(failure.copy)} "
+                "after it was made, which no restart fixes: correct the world"
             )
+        elif self._in_a_row >= MOST_RESTARTS:
+            hopeless = (
+                f"there were {MOST_RESTARTS} restarts before, with no step in between "
+                "that went well"
+            )
+        if hopeless is not None:
+            error = WorkerError(f"{words}; {hopeless}.")
             error.add_note(failure.traceback)
             raise error
         self._in_a_row += 1
-        if self._in_a_row > MOST_RESTARTS:
-            error = WorkerError(
-                f"{words}; there were {MOST_RESTARTS} restarts before, with no step in between "
-                "that went well."
-            )
-            error.add_note(failure.traceback)
-            raise error
         self.restarts += 1
         warnings.warn(f"{words}; made anew, restart {self.restarts}.", RuntimeWarning, stacklevel=4)
 

@@ -6,6 +6,8 @@ Shapes: E envs, N agents of a group, S state features.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -162,8 +164,7 @@ class SmacReading(Reading):
         )
         seen = env.full_observation_spec["agents", "observation"][0]
         agents = AgentSpec("agent", n, seen, spec, action_mask=True)
-        team = TeamSpec({"agents": [agents]}, env.full_observation_spec.get("state", None))
-        return team
+        return TeamSpec({"agents": [agents]}, env.full_observation_spec.get("state", None))
 
     def _read_group(
         self, td: TensorDictBase, group: GroupSpec, kinds: GroupKinds
@@ -295,22 +296,24 @@ def _kinds_of(group: GroupSpec) -> tuple[AgentSpec, ...]:
     """Returns the kinds of a group; neighbours of equal specs are of one kind."""
     mask = group.action_mask_key is not None
     if group.members is None:
-        seen, action = group.observation_spec[0], group.action_spec[0]
-        every = group.agent_names
-        return (
-            AgentSpec(group.name, len(every), seen, action, action_mask=mask, agent_names=every),
+        alike = [(group.observation_spec[0], group.action_spec[0], group.agent_names)]
+    else:
+        pairs = [(member["observation"], member["action"]) for member in group.members]
+        rows = zip(pairs, group.agent_names)
+        alike = [
+            (*pair, tuple(name for _, name in own)) for pair, own in groupby(rows, itemgetter(0))
+        ]
+    return tuple(
+        AgentSpec(
+            group.name if group.members is None else names[0],
+            len(names),
+            seen,
+            action,
+            action_mask=mask,
+            agent_names=names,
         )
-    kinds: list[AgentSpec] = []
-    for agent, member in zip(group.agent_names, group.members):
-        seen, action = member["observation"], member["action"]
-        last = kinds[-1] if kinds else None
-        names: tuple[str, ...] = (agent,)
-        if last is not None and (last.observation_spec, last.action_spec) == (seen, action):
-            names = (*kinds.pop().agent_names, agent)
-        kinds.append(
-            AgentSpec(names[0], len(names), seen, action, action_mask=mask, agent_names=names)
-        )
-    return tuple(kinds)
+        for seen, action, names in alike
+    )
 
 
 def _plain(value: Any) -> Any:

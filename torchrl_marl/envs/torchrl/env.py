@@ -16,8 +16,15 @@ from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_marl.envs.agents.declaration import Declaration
-from torchrl_marl.envs.agents.life_cycle import GroupFlags, TeamFlags, earned, where_fresh
-from torchrl_marl.envs.auto_reset import AutoResetEnv
+from torchrl_marl.envs.agents.declared_env import AutoResetEnv
+from torchrl_marl.envs.agents.life_cycle import (
+    GroupFlags,
+    TeamFlags,
+    begun,
+    earned,
+    ended,
+    where_fresh,
+)
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import LastPictures, Picture, Stage, check_scene, scene, stage
 from torchrl_marl.envs.torchrl.conventions import Reading, reading_of
@@ -184,11 +191,8 @@ class TorchRLEnv(LastPictures, AutoResetEnv):
         fresh = every if fresh is None or not self._flags else fresh
         self._steps = torch.where(fresh.unsqueeze(-1), 0, self._steps)
         source = self._read(self._last, rewards=False)
-        false = torch.zeros(self.num_envs, 1, dtype=torch.bool, device=self.device)
-        root, groups = TeamFlags(false, false), {}
-        for name, group in self.team.groups.items():
-            living = GroupFlags.living(self.batch_size, group.n_agents, self.device)
-            groups[name] = living.closed_by(root, source[name].get("mask")).__dict__
+        root = TeamFlags.running(self.batch_size, self.device)
+        groups = {name: x.__dict__ for name, x in begun(self.team, root, source).items()}
         born = {name: flags["mask"] for name, flags in groups.items()}
         self._born = where_fresh(fresh, born, self._born) if self._born else born
         self._flags = where_fresh(fresh, groups, self._flags) if self._flags else groups
@@ -200,17 +204,11 @@ class TorchRLEnv(LastPictures, AutoResetEnv):
         self._steps = self._steps + 1
         source = self._read(self._last, rewards=True)
         before = {name: GroupFlags(**flags) for name, flags in self._flags.items()}
-        ended = {
-            name: flags.ended_by(
-                source[name].pop("terminated", None), source[name].pop("truncated", None)
-            )
-            for name, flags in before.items()
-        }
-        false = torch.zeros_like(self._steps, dtype=torch.bool)
-        root = TeamFlags(false, false).after(
-            list(ended.values()), *self._reading.ends(self._last, self._steps)
+        groups = ended(before, source)
+        root = TeamFlags.running(self.batch_size, self.device).after(
+            list(groups.values()), *self._reading.ends(self._last, self._steps)
         )
-        for name, flags in ended.items():
+        for name, flags in groups.items():
             own = source[name]
             own["reward"] = earned(own["reward"], before[name], self._born[name])
             closed = flags.closed_by(root, source[name].get("mask"))

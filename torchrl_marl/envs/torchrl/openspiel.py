@@ -13,7 +13,7 @@ from torch import Tensor
 from torchrl.data import Categorical, OneHot, Unbounded
 
 from torchrl_marl.envs.agents.declaration import Declaration
-from torchrl_marl.envs.auto_reset import AutoResetEnv
+from torchrl_marl.envs.agents.declared_env import AutoResetEnv
 from torchrl_marl.envs.scene import LastPictures
 from torchrl_marl.errors import SpecError
 from torchrl_marl.specs import AgentSpec

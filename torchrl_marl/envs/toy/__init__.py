@@ -7,7 +7,7 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.envs.toy.arena import Arena
     from torchrl_marl.envs.toy.echo import Echo
-    from torchrl_marl.envs.toy.games import TOY_ENVS, MatrixGame, TwoStepGame
+    from torchrl_marl.envs.toy.games import TOY_ENVS, MatrixGame, TwoStepGame, ZeroSum
     from torchrl_marl.envs.toy.kuhn import Kuhn
     from torchrl_marl.envs.toy.leduc import Leduc
     from torchrl_marl.envs.toy.levers import Levers, MatchingLevers
@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from torchrl_marl.envs.toy.speaker_listener import SpeakerListener
     from torchrl_marl.envs.toy.traffic_junction import TrafficJunction
     from torchrl_marl.envs.toy.turns import Nim, Paces
-    from torchrl_marl.envs.toy.zero_sum import ZeroSum
 
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "arena": ["Arena"],
         "echo": ["Echo"],
-        "games": ["TOY_ENVS", "MatrixGame", "TwoStepGame"],
+        "games": ["TOY_ENVS", "MatrixGame", "TwoStepGame", "ZeroSum"],
         "kuhn": ["Kuhn"],
         "leduc": ["Leduc"],
         "levers": ["Levers", "MatchingLevers"],
@@ -30,6 +29,5 @@ __getattr__, __dir__, __all__ = attach(
         "speaker_listener": ["SpeakerListener"],
         "traffic_junction": ["TrafficJunction"],
         "turns": ["Nim", "Paces"],
-        "zero_sum": ["ZeroSum"],
     },
 )

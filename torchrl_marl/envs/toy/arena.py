@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torchrl.data import Bounded, Categorical, OneHot, TensorSpec, Unbounded
 
+from torchrl_marl.envs.agents.declaration import check_least
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape
 from torchrl_marl.envs.toy.scenes import actions_in, row
@@ -122,16 +123,10 @@ class Arena(MarlEnv):
 
     def _check(self, n_groups: int, years: int, late_spawn: int) -> None:
         masked = self.has_action_mask
-        for name, value, least in (
-            ("n_agents", self.n_agents, 1),
-            ("n_groups", n_groups, 1),
-            ("n_actions", self.n_actions, (3 if masked else 2) * self.n_kinds),
-            ("lives", self.lives_at_start, 1),
-            ("years", years, 1),
-            ("late_spawn", late_spawn, 0),
-        ):
-            if value < least:
-                raise ConfigError(f"Arena: {name} is {value}, expected {least} or more.")
+        check_least("Arena", n_agents=(self.n_agents, 1), n_groups=(n_groups, 1))
+        check_least("Arena", n_actions=(self.n_actions, (3 if masked else 2) * self.n_kinds))
+        check_least("Arena", lives=(self.lives_at_start, 1), years=(years, 1))
+        check_least("Arena", late_spawn=(late_spawn, 0))
         if self.n_agents % n_groups:
             raise ConfigError(f"Arena: {self.n_agents} agents make no {n_groups} groups.")
         if self.n_kinds not in (1, 2) or self.n_agents // n_groups < self.n_kinds:

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torchrl.data import Categorical, Unbounded
 
+from torchrl_marl.envs.agents.declaration import check_least
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape
 from torchrl_marl.envs.toy.scenes import actions_in, earned_in, row
-from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import AgentSpec
 
 __all__ = ["Echo"]
@@ -81,12 +81,8 @@ class Echo(MarlEnv):
         super().__init__(num_envs, **{"max_steps": 16, **kwargs})
         self.n_agents, self.n_symbols, self.lag, self.hop = n_agents, n_symbols, lag, hop
         self.tells = answers
-        for name, value, least in (
-            *(("n_agents", n_agents, 1), ("n_symbols", n_symbols, 2), ("lag", lag, 0)),
-            *(("hop", hop, 0), ("late_spawn", late_spawn, 0), ("years", years, 0)),
-        ):
-            if value < least:
-                raise ConfigError(f"Echo: {name} is {value}, expected {least} or more.")
+        check_least("Echo", n_agents=(n_agents, 1), n_symbols=(n_symbols, 2), lag=(lag, 0))
+        check_least("Echo", hop=(hop, 0), late_spawn=(late_spawn, 0), years=(years, 0))
         agents = torch.arange(n_agents, device=self.device)
         self.births = late_spawn * agents
         self.deaths = self.births + (years * (agents + 1) if years else _NEVER)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torchrl.data import Categorical, Unbounded
 
+from torchrl_marl.envs.agents.declaration import check_least
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape
 from torchrl_marl.envs.toy.scenes import actions_in, row
@@ -61,8 +62,7 @@ class Levers(MarlEnv):
 
     def __init__(self, num_envs: int, *, n_agents: int = 5, pool: int = 500, **kwargs: Any) -> None:
         super().__init__(num_envs, **kwargs)
-        if n_agents < 2:
-            raise ConfigError(f"Levers: n_agents is {n_agents}, expected 2 or more.")
+        check_least("Levers", n_agents=(n_agents, 2))
         if pool < n_agents:
             raise ConfigError(
                 f"Levers: pool is {pool}, expected {n_agents} or more, the agents of a team."

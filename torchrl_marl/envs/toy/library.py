@@ -9,7 +9,7 @@ from torchrl_marl.envs.config import EnvConfig, own_world_hint
 from torchrl_marl.envs.libraries import Library, check_kinds
 from torchrl_marl.errors import ConfigError, nearest, quoted
 
-__all__ = ["LIBRARY", "TOY_WORLDS", "make_toy"]
+__all__ = ["LIBRARY", "TOY_WORLDS", "class_name", "make_toy"]
 
 TOY_WORLDS = (
     "arena",
@@ -30,6 +30,16 @@ TOY_WORLDS = (
 """Names of the toy worlds."""
 
 
+def class_name(name: str) -> str:
+    """Returns the name of a toy world's class.
+
+    Examples:
+        >>> class_name("two_step_game")
+        'TwoStepGame'
+    """
+    return name.title().replace("_", "")
+
+
 def make_toy(name: str, **arguments: Any) -> Any:
     """Builds a toy world by its name.
 
@@ -37,14 +47,15 @@ def make_toy(name: str, **arguments: Any) -> Any:
         name (str): one of :data:`TOY_WORLDS`.
         **arguments: of its class.
     """
-    from torchrl_marl.envs.toy.games import TOY_ENVS
+    from torchrl_marl.envs import toy
 
+    world = getattr(toy, class_name(name))
     continuous = arguments.pop("continuous_actions")
     if name == "arena":
         arguments.setdefault("continuous_actions", continuous)
-    known = inspect.signature(TOY_ENVS[name].__init__).parameters.values()
+    known = inspect.signature(world.__init__).parameters.values()
     check_kinds(arguments, {one.name: one.default for one in known})
-    return TOY_ENVS[name](**arguments)
+    return world(**arguments)
 
 
 def check_toy(config: EnvConfig) -> None:

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torchrl.data import Categorical, Unbounded
 
+from torchrl_marl.envs.agents.declaration import check_least
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape, Stage
-from torchrl_marl.envs.toy.grid import grid_stage, in_cell, windows
+from torchrl_marl.envs.toy.scenes import grid_stage, in_cell, windows
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import AgentSpec
 
@@ -86,13 +87,7 @@ class PredatorPrey(MarlEnv):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_envs, **{"max_steps": 20, **kwargs})
-        for name, value, least in (
-            ("n_agents", n_agents, 1),
-            ("size", size, 2),
-            ("vision", vision, 0),
-        ):
-            if value < least:
-                raise ConfigError(f"PredatorPrey: {name} is {value}, expected {least} or more.")
+        check_least("PredatorPrey", n_agents=(n_agents, 1), size=(size, 2), vision=(vision, 0))
         if size * size <= n_agents:
             raise ConfigError(
                 f"PredatorPrey: {n_agents} predators and a prey do not fit into {size * size} "

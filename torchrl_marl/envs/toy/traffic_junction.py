@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torchrl.data import Categorical, Unbounded
 
+from torchrl_marl.envs.agents.declaration import check_least
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape, Stage
-from torchrl_marl.envs.toy.grid import grid_stage, in_cell, windows
+from torchrl_marl.envs.toy.scenes import grid_stage, in_cell, windows
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.specs import AgentSpec
 
@@ -238,14 +239,8 @@ class TrafficJunction(MarlEnv):
 
     def _check(self, difficulty: str, vision: int) -> None:
         smallest = {"easy": 3, "medium": 4, "hard": 9}[difficulty]
-        for name, value, least in (
-            ("size", self.size, smallest),
-            ("capacity", self.capacity, 1),
-            ("n_agents", self.n_agents, 1),
-            ("vision", vision, 0),
-        ):
-            if value < least:
-                raise ConfigError(f"TrafficJunction: {name} is {value}, expected {least} or more.")
+        check_least("TrafficJunction", size=(self.size, smallest), capacity=(self.capacity, 1))
+        check_least("TrafficJunction", n_agents=(self.n_agents, 1), vision=(vision, 0))
         if difficulty == "hard" and self.size % 3:
             raise ConfigError(
                 f"TrafficJunction: size is {self.size}, expected a multiple of 3 where difficulty "

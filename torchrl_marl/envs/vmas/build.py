@@ -19,6 +19,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.capture.execution import check_execution
+from torchrl_marl.envs.agents.declaration import check_least
 from torchrl_marl.envs.vmas.library import check_scenario
 from torchrl_marl.errors import ConfigError, MissingExtraError, SpecError
 from torchrl_marl.runtime.random_state import RandomState, own_stream
@@ -228,8 +229,7 @@ def check_vmas(
         MissingExtraError: VMAS is not installed.
     """
     check_scenario(scenario, scenario_kwargs)
-    if num_envs < 1:
-        raise ConfigError(f"VmasEnv: num_envs is {num_envs}, expected 1 or more.")
+    check_least("VmasEnv", num_envs=(num_envs, 1))
     if state is not None and state != "observations" and not callable(state):
         raise ConfigError(
             f"VmasEnv: state is {state!r}, expected 'observations', a callable or None."

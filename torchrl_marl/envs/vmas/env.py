@@ -6,6 +6,8 @@ Shapes: E envs, N agents of a group, S state features.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -140,12 +142,9 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         super().__init__(
             scenario,
             num_envs=num_envs,
-            continuous_actions=continuous_actions,
-            max_steps=max_steps,
-            categorical_actions=categorical_actions,
             seed=None,
             group_map=group_map,
-            scenario_kwargs={**scenario_kwargs, **env_kwargs},
+            **{**self._arguments, "scenario_kwargs": {**scenario_kwargs, **env_kwargs}},
         )
         self._set_seed(seed)
         self._execution = execution
@@ -363,10 +362,14 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     # ------------------------------------------------------------------------ other methods
 
     def heuristic(self) -> Callable[[TensorDictBase], TensorDictBase] | None:
-        """Returns the heuristic of the scenario as a policy, or None."""
-        from torchrl_marl.envs.vmas.heuristic import heuristic_policy
+        """Returns the heuristic of the scenario as a policy, or None.
 
-        return heuristic_policy(self)
+        Examples:
+            >>> env = VmasEnv("balance", num_envs=2, seed=0)
+            >>> env.rollout(3, env.heuristic())["agents", "action"].shape
+            torch.Size([2, 3, 3, 2])
+        """
+        return _heuristic_policy(self)
 
     def scene(self, index: int = 0) -> list[Shape]:
         """Returns the entities of one of the envs as shapes."""
@@ -397,3 +400,42 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         super().to(device)
         self._reader = replace(self._reader, device=self.device)
         return self
+
+
+def _heuristic_policy(env: VmasEnv) -> Callable[[TensorDictBase], TensorDictBase] | None:
+    """Returns the scenario's own heuristic, or None where it has none that runs here.
+
+    Args:
+        env (VmasEnv): of continuous actions; the heuristics know no others.
+
+    Keys:
+        - reads: ``(group, "observation")``
+        - writes: ``(group, "action")``
+    """
+    simulator = env._env
+    module = inspect.getmodule(type(simulator.scenario))
+    if module is None:  # VMAS loads its scenarios as modules without a name
+        scenarios = importlib.import_module("vmas.scenarios")
+        module = scenarios.load(f"{env.scenario_name}.py")
+    kind = getattr(module, "HeuristicPolicy", None)
+    if kind is None or not simulator.continuous_actions:
+        return None
+    try:
+        heuristic = kind(continuous_action=True)
+        _act(env, heuristic, env.fake_tensordict())
+    except (ImportError, TypeError, NotImplementedError, AttributeError):
+        return None
+    return lambda tensordict: _act(env, heuristic, tensordict)
+
+
+def _act(env: VmasEnv, heuristic, tensordict: TensorDictBase) -> TensorDictBase:
+    agents = {agent.name: agent for agent in env._env.agents}
+    for group, names in env.group_map.items():
+        observation = tensordict.get((group, "observation"))
+        actions = []
+        for i, name in enumerate(names):
+            limit = agents[name].u_range
+            action = heuristic.compute_action(observation[:, i], u_range=limit)
+            actions.append(action.clamp(-limit, limit))
+        tensordict.set((group, "action"), torch.stack(actions, 1))
+    return tensordict

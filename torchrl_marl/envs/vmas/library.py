@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrl_marl.envs.config import EnvConfig, own_world_hint
+from torchrl_marl.envs.config import own_world_hint
 from torchrl_marl.envs.libraries import Library, check_kinds
-from torchrl_marl.envs.own.named import import_file
+from torchrl_marl.envs.own import import_file
 from torchrl_marl.errors import ConfigError, MissingExtraError, nearest, quoted
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def scenario_arguments(scenario: str) -> frozenset[str] | None:
     Args:
         scenario (str): a scenario's name, or the path of a Python file with one.
     """
-    return read_arguments(_source_of(scenario))
+    return _read(_source_of(scenario)).known
 
 
 def _source_of(scenario: str) -> str:
@@ -70,18 +70,11 @@ def out_of_file(scenario: str | BaseScenario) -> str | BaseScenario:
     return kind()
 
 
-def read_arguments(source: str) -> frozenset[str] | None:
-    """Returns the names that a scenario's source takes out of its ``kwargs``; None for any."""
+def _read(source: str) -> _ArgumentReader:
+    """Reads which arguments a scenario's source takes out of its ``kwargs``."""
     reader = _ArgumentReader()
     reader.visit(ast.parse(source))
-    return None if reader.open else frozenset(reader.names)
-
-
-def read_defaults(source: str) -> dict[str, Any]:
-    """Returns the defaults of the arguments that a scenario's source takes, where it says them."""
-    reader = _ArgumentReader()
-    reader.visit(ast.parse(source))
-    return reader.defaults
+    return reader
 
 
 def check_scenario(scenario: str | BaseScenario, arguments: dict[str, Any]) -> None:
@@ -109,10 +102,10 @@ def check_scenario(scenario: str | BaseScenario, arguments: dict[str, Any]) -> N
             f"{nearest(scenario, names) or own_world_hint(scenario)}"
             "`torchrl-marl list scenarios` shows all."
         )
-    known = scenario_arguments(scenario)
-    if known is not None:
-        check_arguments(scenario, arguments, known)
-    check_kinds(arguments, read_defaults(_source_of(scenario)))
+    reader = _read(_source_of(scenario))
+    if reader.known is not None:
+        check_arguments(scenario, arguments, reader.known)
+    check_kinds(arguments, reader.defaults)
 
 
 def check_arguments(scenario: str, arguments: dict[str, Any], known: frozenset[str]) -> None:
@@ -137,7 +130,7 @@ def _arguments_of(scenario: type) -> frozenset[str] | None:
             continue
         module = inspect.getmodule(cls)
         try:
-            names = None if module is None else read_arguments(inspect.getsource(module))
+            names = None if module is None else _read(inspect.getsource(module)).known
         except (OSError, TypeError):
             return None
         if names is None:
@@ -163,6 +156,11 @@ class _ArgumentReader(ast.NodeVisitor):
         self.open = False
         self._kwargs: list[str] = []
         self._scenario_class = False
+
+    @property
+    def known(self) -> frozenset[str] | None:
+        """Returns the names of all arguments; None where any is taken."""
+        return None if self.open else frozenset(self.names)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         outer = self._scenario_class
@@ -225,14 +223,6 @@ def _text(node: ast.expr) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
-def _check(config: EnvConfig) -> None:
-    check_scenario(config.name, config.kwargs)
-
-
-def _foreign(config: EnvConfig) -> str | None:
-    return config.name if config.name.endswith(".py") else None
-
-
 LIBRARY = Library(
     "VMAS's scenarios, simulated as tensors",
     "torchrl_marl.envs.vmas:VmasEnv",
@@ -241,8 +231,9 @@ LIBRARY = Library(
     worlds=scenario_names,
     own_limit=False,
     captured=True,
-    check=_check,
-    foreign=_foreign,
+    files=True,
+    check=lambda config: check_scenario(config.name, config.kwargs),
+    foreign=lambda config: config.name if config.name.endswith(".py") else None,
     kwargs_name="scenario_kwargs",
     packages=("vmas",),
 )

@@ -1,4 +1,4 @@
-"""Environments of one's own by name: ``module:Class`` or a file."""
+"""Worlds of one's own: by ``module:Class`` or a file, or as an existing object."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torchrl_marl.envs.config import EnvConfig
-from torchrl_marl.envs.libraries import LIBRARIES, find_library
-from torchrl_marl.envs.own.objects import adapted
+from torchrl_marl.envs.libraries import MAKERS_LIBRARY, find_library, library_of
 from torchrl_marl.errors import ConfigError, UserError, nearest, quoted
 from torchrl_marl.runtime.import_path import current_folder, place_of
 
@@ -26,7 +25,15 @@ if TYPE_CHECKING:
     from torchrl.envs import EnvBase
 
 
-__all__ = ["build_own", "check_own", "foreign_code", "import_file", "import_own"]
+__all__ = [
+    "adapted",
+    "as_environment",
+    "build_own",
+    "check_own",
+    "foreign_code",
+    "import_file",
+    "import_own",
+]
 
 
 def foreign_code(env: EnvConfig) -> str | None:
@@ -48,7 +55,7 @@ def foreign_code(env: EnvConfig) -> str | None:
             return _file(own)
         place = place_of(own.partition(".")[0], [os.getcwd(), *sys.path]) or os.getcwd()
         return f"module {own!r} (in {place!r})"
-    library = LIBRARIES.find(env.library)
+    library = env.record
     module = None if library is None or library.foreign is None else library.foreign(env)
     if module is None or module.endswith(".py"):
         return None if module is None else _file(module)
@@ -159,8 +166,8 @@ def build_own(
     maker = import_own(config.library)
     taken = _arguments_of(maker)
     if not (inspect.isclass(maker) and issubclass(maker, EnvBase)) and "num_envs" not in taken:
-        read = find_library("pettingzoo").read(config, of_object=True) | {"num_envs": num_envs}
-        return adapted(maker, "pettingzoo", seed=seed, device=device, **read, **config.kwargs)
+        read = find_library(MAKERS_LIBRARY).read(config, of_object=True) | {"num_envs": num_envs}
+        return adapted(maker, MAKERS_LIBRARY, seed=seed, device=device, **read, **config.kwargs)
     offered: dict[str, Any] = {"num_envs": num_envs, "seed": seed, "device": device}
     defaults = EnvConfig()
     for field in fields(EnvConfig):
@@ -214,3 +221,31 @@ def _importing(place: str) -> Iterator[None]:
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(f"{quoted(place)} cannot be imported ({why}); fix it.") from error
+
+
+def adapted(world: Any, library: str, **settings: Any) -> EnvBase:
+    """Returns the adapter of a library around a world of it.
+
+    Args:
+        world (world, class, callable or module): of which
+            :func:`~torchrl_marl.envs.libraries.library_of` knows the library.
+        library (str): that library.
+        settings: arguments of the adapter.
+    """
+    return find_library(library).make(world, settings, {})
+
+
+def as_environment(env: Any, config: EnvConfig, device: torch.device | str) -> EnvBase:
+    """Returns an environment as it is, or the adapter around a world, by a run's settings.
+
+    Raises:
+        ConfigError: neither an environment nor a world.
+    """
+    library = library_of(env)
+    if library is None:
+        from torchrl_marl.envs.torchrl.env import check_environment
+
+        check_environment(env)
+        return env
+    settings = find_library(library).read(config, of_object=True)
+    return adapted(env, library, **settings, seed=None, device=device)
