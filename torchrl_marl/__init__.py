@@ -10,12 +10,5 @@ if TYPE_CHECKING:
     from torchrl_marl.runs import iterate, resume, train
     from torchrl_marl.specs import AgentSpec, GroupSpec, TeamSpec
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "apps.choosing": ["algorithms_for"],
-        "specs": ["AgentSpec", "GroupSpec", "TeamSpec"],
-        "runs": ["iterate", "resume", "train"],
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)
 find_moved_modules()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,16 +17,20 @@ __all__ = ["MOVED", "attach", "find_moved_modules"]
 
 
 def attach(
-    package: str, modules: dict[str, list[str]], moved: Mapping[str, str] | None = None
+    package: str, names: dict[str, list[str]] | str, moved: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Gives a package's ``__getattr__``, ``__dir__`` and ``__all__``.
 
     Args:
         package (str): the package's ``__name__``.
-        modules (dict): name of a module of the package -> the public names that it defines.
+        names (str): the package's ``__file__``: its names are those that it imports for type
+            checkers. Or a dict: name of a module of the package -> the names that it defines.
         moved (mapping, optional): name that the package had -> the module that has it now.
     """
-    module_of = {name: module for module, names in modules.items() for name in names}
+    if isinstance(names, str):
+        module_of = _imported_for_checkers(names)
+    else:
+        module_of = {n: f"{package}.{module}" for module, own in names.items() for n in own}
     moved = moved or {}
 
     def __getattr__(name: str) -> Any:
@@ -38,7 +44,7 @@ def attach(
             return getattr(importlib.import_module(new), name)
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
+        return getattr(importlib.import_module(module_of[name]), name)
 
     def __dir__() -> list[str]:
         return sorted(module_of)
@@ -46,52 +52,48 @@ def attach(
     return __getattr__, __dir__, sorted(module_of)
 
 
+def _imported_for_checkers(file: str) -> dict[str, str]:
+    """Returns the names that a file imports under ``if TYPE_CHECKING``, and from which module."""
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    return {
+        alias.name: str(node.module)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+# Modules and packages that moved into a folder under their own names.
+_MOVED_INTO = {
+    "apps": "choosing console export players plotting reports serving suites",
+    "apps.cli": "arguments evaluating listing",
+    "apps.jobs": "pruning seeds tuning",
+    "apps.reports": "curves experiments",
+    "functional": "kernels sum_tree",
+    "runtime": "import_path memory naming random_state ranks torchrun trust",
+    "specs": "joining stacking",
+    "training": "evolution statistics",
+}
 # Former name of a module or package -> its name now, both within torchrl_marl.
 MOVED = {
-    "arguments": "apps.cli.arguments",
-    "choosing": "apps.choosing",
+    **{n: f"{folder}.{n}" for folder, names in _MOVED_INTO.items() for n in names.split()},
     "cli": "apps.cli.main",
     "collectors.external": "apps.external.collector",
     "collectors.splitting": "contrib.splitting",
-    "console": "apps.console",
-    "curves": "apps.reports.curves",
     "distributed": "apps.jobs",
     "envs.external": "apps.external",
-    "evaluating": "apps.cli.evaluating",
-    "evolution": "training.evolution",
-    "experiments": "apps.reports.experiments",
-    "export": "apps.export",
     "games.ranking": "contrib.ranking",
-    "import_path": "runtime.import_path",
-    "joining": "specs.joining",
-    "kernels": "functional.kernels",
     "learners.member_rows": "learners.rows",
     "learners.population": "learners.members",
-    "learners.replay_population": "learners.members",
     "learners.replay.tree_sampler": "contrib.tree_sampler",
+    "learners.replay_population": "learners.members",
     "links": "runtime.trust",
-    "listing": "apps.cli.listing",
-    "memory": "runtime.memory",
     "modules.routed": "contrib.routed",
-    "naming": "runtime.naming",
     "per_group": "functional.statistics",
-    "players": "apps.players",
-    "plotting": "apps.plotting",
     "population": "specs.joining",
-    "pruning": "apps.jobs.pruning",
-    "random_state": "runtime.random_state",
-    "ranks": "runtime.ranks",
     "registry": "settings.registry",
-    "reports": "apps.reports",
-    "seeds": "apps.jobs.seeds",
-    "serving": "apps.serving",
-    "stacking": "specs.stacking",
-    "statistics": "training.statistics",
-    "suites": "apps.suites",
-    "sum_tree": "functional.sum_tree",
-    "torchrun": "runtime.torchrun",
-    "trust": "runtime.trust",
-    "tuning": "apps.jobs.tuning",
 }
 
 

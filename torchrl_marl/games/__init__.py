@@ -11,12 +11,5 @@ if TYPE_CHECKING:
     from torchrl_marl.games.sequence_form import SequenceForm
 
 __getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "equilibrium": ["Nash", "exploitability", "nash", "nash_average", "nash_conv"],
-        "matchmaking": ["WEIGHTINGS", "pfsp", "smoothed"],
-        "ratings": ["Ratings", "bradley_terry", "interval"],
-        "sequence_form": ["SequenceForm"],
-    },
-    moved={"alpha_rank": "torchrl_marl.contrib"},
+    __name__, __file__, moved={"alpha_rank": "torchrl_marl.contrib"}
 )
