@@ -10,13 +10,35 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchrl_marl.games.checks import check_matrix, check_square
-
-__all__ = ["Nash", "exploitability", "nash", "nash_average", "nash_conv"]
+__all__ = ["Nash", "check_square", "exploitability", "nash", "nash_average", "nash_conv"]
 
 _CLOSE = 1e-13
 _NEARLY_ALL = 0.99
 """Share of the way to the boundary that a step may take."""
+
+
+def check_matrix(value: Tensor, name: str) -> Tensor:
+    """Returns a matrix in float64.
+
+    Raises:
+        ValueError: something else, no entry, or entries that are not finite.
+    """
+    if value.ndim != 2 or 0 in value.shape:
+        raise ValueError(f"{name} has shape {list(value.shape)}, expected a matrix.")
+    if not bool(value.isfinite().all()):
+        raise ValueError(f"{name} has entries that are not finite, expected numbers.")
+    return value.double()
+
+
+def check_square(value: Tensor, name: str) -> Tensor:
+    """Returns a square matrix in float64.
+
+    Raises:
+        ValueError: something else.
+    """
+    if value.ndim == 2 and value.shape[0] != value.shape[1]:
+        raise ValueError(f"{name} has shape {list(value.shape)}, expected [players, players].")
+    return check_matrix(value, name)
 
 
 class Nash(NamedTuple):

@@ -13,6 +13,7 @@ from torchrl_marl.errors import ConfigError, closest, quoted
 from torchrl_marl.settings.fields import (
     Setting,
     all_settings,
+    schemas_by_word,
     schemas_of,
     settings_of,
     settings_within,
@@ -84,12 +85,12 @@ def _move_into(
 
 
 def _moved(arguments: Arguments) -> dict[str, Setting]:
-    found: dict[str, Setting] = {}
-    for word in arguments.variants.words():
-        schema = arguments.variants.schema(word)
-        for setting in {} if schema is None else settings_within(schema).values():
-            found |= dict.fromkeys(setting.former_names(), setting)
-    return found
+    return {
+        old: setting
+        for schema in schemas_by_word(arguments.variants).values()
+        for setting in settings_within(schema).values()
+        for old in setting.former_names()
+    }
 
 
 def _refuse_both(both: bool, old: str, new: str) -> None:
@@ -327,8 +328,10 @@ class Reader:
 
     def _refuse(self, note: Tagged, foreign: Mapping[str, Any], path: str, tag: str) -> None:
         """Notes settings that only other variants have."""
+        schemas = schemas_by_word(note.variants)
+        known = {word: settings_of(schema) for word, schema in schemas.items()} if foreign else {}
         for key, value in foreign.items():
-            having = {word: one[key] for word, one in _variants(note.variants) if key in one}
+            having = {word: one[key] for word, one in known.items() if key in one}
             words = [word for word, one in having.items() if _is_read_by(one, note.by, word)]
             if any(_is_default(setting, value) for setting in having.values()):
                 self.by_default.add(f"{self.at}{path}{key}")
@@ -409,25 +412,22 @@ class Reader:
         return put
 
     def _unknown(self, key: str) -> ConfigError:
-        known = all_settings(self.schema)
-        hints = list(self.hints)
+        hints, known = list(self.hints), all_settings(self.schema)
         names = {n: s.other_names() for n, s in known.items()} | {n: [] for n in hints}
         first = {*self._applicable(), *hints}
         return ConfigError(unknown_setting(key, names, self.at, first=first))
 
-    def _applicable(self) -> dict[str, Setting]:
-        """Returns the settings of the variants that the layers choose, as far as they are known."""
-        found = {}
+    def _applicable(self) -> Iterator[str]:
+        """Yields the settings of the variants that the layers choose, as far as they are known."""
         for name, setting in settings_within(self.schema).items():
             if not setting.is_section:
-                found[name] = setting
+                yield name
                 continue
             chosen, note, layer = setting.default, setting.note(Tagged), self._layer.get(name)
             if note is not None:
                 word = layer.get(note.by) if isinstance(layer, Mapping) else None
                 chosen = isinstance(word, str) and note.variants.schema(word) or chosen
-            found |= {f"{name}.{key}": one for key, one in settings_of(chosen).items()}
-        return found
+            yield from (f"{name}.{key}" for key in settings_of(chosen))
 
     def _wrong(self, setting: Setting, value: Any, key: str) -> ConfigError:
         default = setting.default
@@ -458,21 +458,13 @@ def _schema(note: Tagged, word: Any, key: str) -> type:
     return schema
 
 
-def _variants(variants: Variants) -> Iterator[tuple[str, dict[str, Setting]]]:
-    """Every word that has a schema, with its settings."""
-    for word in variants.words():
-        schema = variants.schema(word)
-        if schema is not None:
-            yield word, settings_of(schema)
-
-
 def _applicable(
     variants: Variants, schema: type, layer: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings that a schema has or that none has, and flat those that only others have."""
     known = settings_of(schema)
     flat = flatten(layer, stop=known)
-    others = {key for _, settings in _variants(variants) for key in settings}
+    others = {key for other in schemas_by_word(variants).values() for key in settings_of(other)}
     foreign = {key: flat.pop(key) for key in list(flat) if key in others and key not in known}
     return (unfold(flat) if foreign else dict(layer)), foreign
 
