@@ -76,14 +76,17 @@ class EnvSlots:
         for path, x in old.items():
             both = id(x), id(values[path])
             if both not in merged:
-                rows = envs.view(-1, *[1] * (x.ndim - 1))
-                new = torch.where(rows, values[path], x)
                 # A view of another slot's memory must remain one.
-                if path in self.views() or x.untyped_storage().data_ptr() in shared:
-                    new = x.copy_(new)
-                merged[both] = new
+                in_place = path in self.views() or x.untyped_storage().data_ptr() in shared
+                merged[both] = _with_rows(x, values[path], envs, in_place)
             if merged[both] is not x:
                 set_child(self._holder(path), path[-1], merged[both])
+
+
+def _with_rows(x: Tensor, values: Tensor, envs: Tensor, in_place: bool) -> Tensor:
+    """Returns a tensor with other values in the rows where ``envs`` ``[E]`` is True."""
+    new = torch.where(envs.view(-1, *[1] * (x.ndim - 1)), values, x)
+    return x.copy_(new) if in_place else new
 
 
 class RunningEnvs:
@@ -145,10 +148,8 @@ class RunningEnvs:
         for path, x in written.items():
             old = self._tensors[path]
             if (id(x), id(old)) not in merged:
-                rows = running.view(-1, *[1] * (x.ndim - 1))
-                new = torch.where(rows, self._copies[id(old)], x)
                 in_place = x is old or x.untyped_storage().data_ptr() in views
-                merged[id(x), id(old)] = x.copy_(new) if in_place else new
+                merged[id(x), id(old)] = _with_rows(x, self._copies[id(old)], running, in_place)
             new = merged[id(x), id(old)]
             if new is not x:
                 set_child(walk.objects[path[:-1]], path[-1], new)

@@ -147,7 +147,10 @@ class StepGraphs:
         self.pool.keep_to(self._structure)
         self.pool.prepare()
         nesting = self.pool.nesting
-        last = self._last if self._last is not None else self._read_as_it_is()
+        last = self._last
+        if last is None:
+            with self._random.unchanged():
+                last = self._read()
         carry = dict(zip(nesting.keys, nesting.leaves(last)))
         state, carry, used = begin_episodes(ended, state, carry, self.pool.tensors)
         self.pool.tensors["used"] = used
@@ -167,13 +170,6 @@ class StepGraphs:
 
     def _put(self, state: list[Tensor]) -> None:
         self.captured.state = self._state = state
-
-    def _read_as_it_is(self) -> TensorDictBase:
-        random = self._random.state_dict()
-        with self._random.active():
-            read = self._read()
-        self._random.load_state_dict(random)
-        return read
 
     def _action(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
         action, (shape, dtype) = tensordict.get(key, None), self._actions[key]
