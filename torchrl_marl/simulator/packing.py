@@ -50,6 +50,10 @@ class Packing:
             later.
         written (iterable of Path): all that a step writes.
 
+    Attributes:
+        n_numbers (int): number K of numbers of an env, over all matrices.
+        paths (frozenset of Path): of every slot.
+
     Shapes:
         - a state: a list of ``[K, E]`` a dtype, and of the shared tensors
     """
@@ -78,17 +82,10 @@ class Packing:
         self.dtypes = sorted({slot.dtype for slot in slots}, key=str)
         self._slots = [[s for s in slots if s.dtype == dtype] for dtype in self.dtypes]
         self._sizes = [[s.shape.numel() for s in slots] for slots in self._slots]
-
-    @property
-    def paths(self) -> frozenset[Path]:
-        """Returns the path of every slot."""
-        own = {path for slots in self._slots for slot in slots for path in slot.paths}
-        return frozenset(own.union(*self.shared))
-
-    @property
-    def n_numbers(self) -> int:
-        """Number K of numbers of an env, over all matrices."""
-        return sum(map(sum, self._sizes))
+        self.n_numbers = sum(map(sum, self._sizes))
+        self.paths: frozenset[Path] = frozenset().union(
+            *(slot.paths for slot in slots), *self.shared
+        )
 
     def read(self, simulator: Any) -> list[Tensor]:
         """Returns the state in new tensors.

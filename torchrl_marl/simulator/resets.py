@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -42,17 +43,13 @@ class EnvSlots:
         self.simulator = simulator
         self.exclude = state.exclude
         self.paths = state.batched
-        self._views: frozenset[Path] | None = None
 
+    @functools.cached_property
     def views(self) -> frozenset[Path]:
-        """Returns the slots that are views of another one's memory."""
-        if self._views is None:
-            found = {path: x for path in self.paths if (x := self.get(path)) is not None}
-            shared = shared_storages(found.values())
-            self._views = frozenset(
-                path for path, x in found.items() if x.untyped_storage().data_ptr() in shared
-            )
-        return self._views
+        """The slots that are views of another one's memory."""
+        found = {path: x for path in self.paths if (x := self.get(path)) is not None}
+        shared = shared_storages(found.values())
+        return frozenset(p for p, x in found.items() if x.untyped_storage().data_ptr() in shared)
 
     def get(self, path: Path) -> Tensor | None:
         """Returns the tensor, or None while the simulator has none there."""
@@ -77,7 +74,7 @@ class EnvSlots:
             both = id(x), id(values[path])
             if both not in merged:
                 # A view of another slot's memory must remain one.
-                in_place = path in self.views() or x.untyped_storage().data_ptr() in shared
+                in_place = path in self.views or x.untyped_storage().data_ptr() in shared
                 merged[both] = _with_rows(x, values[path], envs, in_place)
             if merged[both] is not x:
                 set_child(self._holder(path), path[-1], merged[both])

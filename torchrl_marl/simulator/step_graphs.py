@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import torch
@@ -69,6 +70,7 @@ class OuterTensors:
 _MOST_STRUCTURES = 12  # simple_reference has 9: one of three goals for each of two agents
 
 
+@dataclass(eq=False)
 class StepGraphs:
     """Steps and partial resets of an environment, by graphs.
 
@@ -87,24 +89,17 @@ class StepGraphs:
         execution (str): how graphs run.
     """
 
-    def __init__(
-        self,
-        captured: CapturedSimulator,
-        advance: Callable[[TensorDictBase], TensorDictBase],
-        read: Callable[[], TensorDictBase],
-        actions: Mapping[NestedKey, TensorSpec],
-        pool: ResetPool,
-        random: RandomState,
-        *,
-        name: str,
-        execution: Literal["trace", "compile", "cudagraph"],
-    ) -> None:
-        self.captured = captured
-        self.pool = pool
-        self._advance, self._read = advance, read
-        self._actions = {key: (spec.shape, spec.dtype) for key, spec in actions.items()}
-        self._random = random
-        self._name, self._execution = name, execution
+    captured: CapturedSimulator
+    advance: Callable[[TensorDictBase], TensorDictBase]
+    read: Callable[[], TensorDictBase]
+    actions: Mapping[NestedKey, TensorSpec]
+    pool: ResetPool
+    random: RandomState
+    _: KW_ONLY
+    name: str
+    execution: Literal["trace", "compile", "cudagraph"]
+
+    def __post_init__(self) -> None:
         self._programs: dict[str, _Step] = {}
         self._current: _Step | None = None
         self._signature = self._structure = ""
@@ -120,13 +115,13 @@ class StepGraphs:
                 before. On a GPU, :meth:`begin` and :meth:`raise_failed` tell it.
             SpecError: an action of another shape.
         """
-        actions = [self._action(tensordict, key) for key in self._actions]
+        actions = [self._action(tensordict, key) for key in self.actions]
         state = self._look()
         if self._current is None:
             self._current = self._recorded(state, actions)
             self._current.outer.refresh(self._current.program, self.captured.simulator)
         step = self._current
-        with self._random.active() if step.draws else contextlib.nullcontext():
+        with self.random.active() if step.draws else contextlib.nullcontext():
             out = step.program.flat([*state, *actions])
         if out[0].device.type == "cpu":  # on other devices, reading would wait
             step.program.raise_failed()
@@ -149,8 +144,8 @@ class StepGraphs:
         nesting = self.pool.nesting
         last = self._last
         if last is None:
-            with self._random.unchanged():
-                last = self._read()
+            with self.random.unchanged():
+                last = self.read()
         carry = dict(zip(nesting.keys, nesting.leaves(last)))
         state, carry, used = begin_episodes(ended, state, carry, self.pool.tensors)
         self.pool.tensors["used"] = used
@@ -172,15 +167,15 @@ class StepGraphs:
         self.captured.state = self._state = state
 
     def _action(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
-        action, (shape, dtype) = tensordict.get(key, None), self._actions[key]
-        if action is None or action.shape != shape:
+        action, spec = tensordict.get(key, None), self.actions[key]
+        if action is None or action.shape != spec.shape:
             found = "nothing" if action is None else list(action.shape)
             raise SpecError(
-                f"{self._name}: {key!r} is {found}, expected {list(shape)}; the policy must act "
-                "for every group."
+                f"{self.name}: {key!r} is {found}, expected {list(spec.shape)}; the policy must "
+                "act for every group."
             )
         # A graph holds for one dtype and one memory layout.
-        return action.to(dtype).contiguous()
+        return action.to(spec.dtype).contiguous()
 
     def _recorded(self, state: list[Tensor], actions: list[Tensor]) -> _Step:
         if self._signature not in self._programs:
@@ -196,15 +191,15 @@ class StepGraphs:
 
         def step(*values: Tensor) -> list[Tensor]:
             td = TensorDict({}, [state[0].shape[1]], device=state[0].device)
-            for key, action in zip(self._actions, values):
+            for key, action in zip(self.actions, values):
                 td.set(key, action)
-            stepped = self._advance(td)
+            stepped = self.advance(td)
             found.append(TensorDictLayout(stepped))
             return found[0].leaves(stepped)
 
         outer = OuterTensors(self.captured.simulator, self.captured.simulator_state.exclude)
         program = self.captured.capture(
-            step, *actions, name=f"a step of {self._name}", execution=self._execution
+            step, *actions, name=f"a step of {self.name}", execution=self.execution
         )
         outer.belong_to(program)
         return _Step(program, found[0], outer)

@@ -287,10 +287,14 @@ class Seats:
             if after is not None:
                 rows[seats] = after
 
-    def carry_memory(self, sizes: Mapping[str, int]) -> None:
-        """Lets actors remember, group -> the numbers of each agent, and know where they begin."""
-        self._tracked = True
-        for name, size in sizes.items():
+    def carry_memory(self, sizes: Mapping[str, int] | None) -> None:
+        """Lets actors remember, group -> the numbers of each agent, and know where they begin.
+
+        Args:
+            sizes (mapping, optional): None: no actor asks for either.
+        """
+        self._tracked = sizes is not None
+        for name, size in (sizes or {}).items():
             shape = (*self.groups[name].mask.shape, size)
             self.remembered[name] = np.zeros(shape, np.float32)
 

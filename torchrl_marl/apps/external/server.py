@@ -139,8 +139,7 @@ class ActionServer:
 
     def _declare(self, declared: Declared) -> None:
         self.declared, self.seats = declared, Seats(declared, self.max_clients, self.max_number)
-        if self._remembered is not None:
-            self.seats.carry_memory(self._remembered)
+        self.seats.carry_memory(self._remembered)
 
     def carry_memory(self, sizes: Mapping[str, int]) -> None:
         """Lets actors remember, group -> the numbers of each agent, and know where they begin."""
@@ -152,8 +151,7 @@ class ActionServer:
         """Returns what a policy reads of one client that has said nothing yet."""
         assert self.declared is not None
         seats = Seats(self.declared, 1)
-        if self._remembered is not None:
-            seats.carry_memory(self._remembered)
+        seats.carry_memory(self._remembered)
         return seats.inputs(np.zeros(1, int))
 
     # --------------------------------------------------------------------------------- clients
