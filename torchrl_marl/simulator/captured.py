@@ -168,19 +168,14 @@ class CapturedSimulator:
 
     # ------------------------------------------------------------------------------ graphs
 
-    def _pure(
-        self,
-        function: Callable[..., Any],
-        finish: Finish,
-        context: Callable[[], AbstractContextManager[Any]],
-    ) -> Callable[..., list[Tensor]]:
+    def _pure(self, function: Callable[..., Any], finish: Finish) -> Callable[..., list[Tensor]]:
         """Returns ``function(*inputs)`` of the simulator as a function of its state, too."""
 
         def pure_function(state: State, *inputs: Any) -> list[Tensor]:
             self.packing.write(self.simulator, state)
             self.in_graph = True
             try:
-                with context():
+                with self._branchless():
                     output = function(*inputs)
             finally:
                 self.in_graph = False
@@ -270,7 +265,7 @@ class CapturedSimulator:
         """
         state = self.state
         with self.recording():
-            traced = trace(self._pure(function, finish, self._branchless), state, *inputs)
+            traced = trace(self._pure(function, finish), state, *inputs)
             walk = walk_simulator(self.simulator, self.simulator_state.exclude)
             for path, x in walk.tensors.items():
                 if x.untyped_storage()._cdata in traced.assumed:

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torchrl_marl.simulator.settings import (
     written_by,
 )
 from torchrl_marl.simulator.state import (
+    Exclude,
     Path,
     SimulatorState,
     SimulatorWalk,
@@ -116,7 +117,7 @@ class RunningEnvs:
         self,
         simulator: Any,
         num_envs: int,
-        exclude: Iterable[str | Path] = (),
+        exclude: Exclude = (),
         slots: Mapping[Path, bool] | None = None,
     ) -> None:
         self._simulator, self._n_envs, self._exclude = simulator, num_envs, frozenset(exclude)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torchrl_marl.errors import SimulatorStateError
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.simulator.state import (
     SCALARS,
+    Exclude,
     Path,
     SimulatorWalk,
     child,
@@ -33,7 +34,6 @@ __all__ = [
     "written_by",
 ]
 
-Exclude = Collection[str | Path]
 _MISSING = object()
 
 
@@ -59,9 +59,7 @@ class Settings:
         True
     """
 
-    def __init__(
-        self, simulator: Any, exclude: Iterable[str | Path] = (), moving: Iterable[Path] = ()
-    ) -> None:
+    def __init__(self, simulator: Any, exclude: Exclude = (), moving: Iterable[Path] = ()) -> None:
         self._exclude, moves = frozenset(exclude), frozenset(moving)
         walk = walk_simulator(simulator, self._exclude)
         self._tensors: list[tuple[Any, str, Tensor, int, Tensor]] = []

@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 Path = tuple[str, ...]
+Exclude = Collection[str | Path]
+"""Names of attributes that are not entered, or paths of single ones."""
 
 _OPAQUE = (
     type,
@@ -83,9 +85,7 @@ class SimulatorState:
 
     PROBES = (7, 11)
 
-    def __init__(
-        self, probe: Callable[[int], Any] | None, exclude: Iterable[str | Path] = ()
-    ) -> None:
+    def __init__(self, probe: Callable[[int], Any] | None, exclude: Exclude = ()) -> None:
         self.exclude = frozenset(exclude)
         self.batched: tuple[Path, ...] = ()
         if probe is not None:
@@ -147,9 +147,7 @@ class SimulatorState:
         walk_simulator(simulator, self.exclude).write(saved, structure)
 
 
-def slots_of_envs(
-    probe: Callable[[int], Any], exclude: Collection[str | Path] = ()
-) -> dict[Path, bool]:
+def slots_of_envs(probe: Callable[[int], Any], exclude: Exclude = ()) -> dict[Path, bool]:
     """Returns whether each slot's first dim is the envs, from probes with 7 and 11 envs.
 
     Slots that one of the probes has not are left out; ``probe`` and ``exclude`` are those of
@@ -164,13 +162,13 @@ def slots_of_envs(
     }
 
 
-def read_tensors(simulator: Any, exclude: Iterable[str] = ()) -> dict[Path, Tensor]:
+def read_tensors(simulator: Any, exclude: Exclude = ()) -> dict[Path, Tensor]:
     """Returns a copy of every tensor that a simulator holds, by path."""
     walk = walk_simulator(simulator, exclude)
     return {path: x.detach().clone() for path, x in walk.tensors.items()}
 
 
-def write_tensors(simulator: Any, tensors: dict[Path, Tensor], exclude: Iterable[str] = ()) -> None:
+def write_tensors(simulator: Any, tensors: dict[Path, Tensor], exclude: Exclude = ()) -> None:
     """Restores copied tensors where the simulator still has one of the same shape."""
     walk = walk_simulator(simulator, exclude)
     first = walk.first_slots()
@@ -301,7 +299,7 @@ def is_writable(x: Tensor) -> bool:
     return all(stride or size < 2 for stride, size in zip(x.stride(), x.shape))
 
 
-def walk_simulator(root: Any, exclude: Iterable[str | Path] = ()) -> SimulatorWalk:
+def walk_simulator(root: Any, exclude: Exclude = ()) -> SimulatorWalk:
     """Walks breadth first, entering lists and dicts at once.
 
     An object in a list is thus named by its place there, and not by a reference to it that may

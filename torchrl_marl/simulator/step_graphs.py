@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from torchrl_marl.errors import CaptureError, SpecError
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.simulator.captured import CapturedSimulator
 from torchrl_marl.simulator.packing import ResetPool, TensorDictLayout, begin_episodes
-from torchrl_marl.simulator.state import Path, path_name, walk_simulator
+from torchrl_marl.simulator.state import Exclude, Path, path_name, walk_simulator
 
 __all__ = ["OuterTensors", "StepGraphs", "refuse_many_structures"]
 
@@ -34,7 +34,7 @@ class OuterTensors:
         exclude (iterable of str or Path): what not to enter.
     """
 
-    def __init__(self, simulator: Any, exclude: Iterable[str | Path] = ()) -> None:
+    def __init__(self, simulator: Any, exclude: Exclude = ()) -> None:
         self._exclude = frozenset(exclude)
         walk = walk_simulator(simulator, self._exclude)
         self._tensors = list(walk.tensors.values())  # held, so that ids stay valid
