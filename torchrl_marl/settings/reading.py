@@ -274,12 +274,18 @@ class Reader:
         note = setting.note(Tagged)
         if note is None:
             return self._section(setting.default, layer, f"{key}.")
-        word = layer.get(note.by, getattr(setting.default, note.by))
-        schema = _schema(note, self._given(word, f"{key}.{note.by}"), f"{self.at}{key}.{note.by}")
-        layer, foreign = _applicable(note.variants, schema, layer)
-        self._foreign[key] = foreign
-        self._refuse(note, foreign, f"{key}.", f"{key}.{note.by}")
-        return self._section(schema, layer, f"{key}.")
+        schema, own, self._foreign[key] = self._variant(note, setting.default, layer, f"{key}.")
+        return self._section(schema, own, f"{key}.")
+
+    def _variant(
+        self, note: Tagged, base: Any, layer: Mapping[str, Any], path: str
+    ) -> tuple[type, dict[str, Any], dict[str, Any]]:
+        """Returns the schema that a layer chooses, its settings, and those of other schemas."""
+        word = self._given(layer.get(note.by, getattr(base, note.by)), f"{path}{note.by}")
+        schema = _schema(note, word, f"{self.at}{path}{note.by}")
+        own, foreign = _applicable(note.variants, schema, layer)
+        self._refuse(note, foreign, path)
+        return schema, own, foreign
 
     def _overrides(self, setting: Setting, layer: Any, key: str, base: Any, of: Setting) -> Any:
         if not isinstance(layer, Mapping):
@@ -296,11 +302,7 @@ class Reader:
                     f"set one of them, such as {self.at}{at}{overrides.example}."
                 )
             own = self._given(own, f"{key}.{name}")
-            schema = _schema(
-                note, own.get(note.by, getattr(base, note.by)), f"{self.at}{at}{note.by}"
-            )
-            own, foreign = _applicable(note.variants, schema, own)
-            self._refuse(note, foreign, at, f"{at}{note.by}")
+            schema, own, foreign = self._variant(note, base, own, at)
             self._name_namesakes(note, key, name, foreign, layer)
             own = merged(self._of_another(overrides.of, settings_of(schema)), own)
             config = Reader(schema, f"{self.at}{at}")._section(schema, own, "")
@@ -326,7 +328,7 @@ class Reader:
             for name, value in given.items()
         }
 
-    def _refuse(self, note: Tagged, foreign: Mapping[str, Any], path: str, tag: str) -> None:
+    def _refuse(self, note: Tagged, foreign: Mapping[str, Any], path: str) -> None:
         """Notes settings that only other variants have."""
         schemas = schemas_by_word(note.variants)
         known = {word: settings_of(schema) for word, schema in schemas.items()} if foreign else {}
@@ -337,7 +339,7 @@ class Reader:
                 self.by_default.add(f"{self.at}{path}{key}")
             self.inapplicable[f"{self.at}{path}{key}"] = (
                 f"{self.at}{path}{key} is {shown(value)}, which is read only where "
-                f"{self.at}{tag} is {listed(words)}"
+                f"{self.at}{path}{note.by} is {listed(words)}"
             )
 
     def _name_namesakes(
