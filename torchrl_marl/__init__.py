@@ -14,8 +14,8 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "apps.choosing": ["algorithms_for"],
-        "specs": ["AgentSpec", "GroupSpec", "TeamSpec"],
         "runs": ["iterate", "resume", "train"],
+        "specs": ["AgentSpec", "GroupSpec", "TeamSpec"],
     },
 )
 find_moved_modules()

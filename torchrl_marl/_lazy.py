@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import sys
 import warnings
@@ -57,6 +56,8 @@ def attach(
 
 def _imported_for_type_checkers(package: str) -> dict[str, str]:
     """Returns name -> module of what a package's file imports under ``if TYPE_CHECKING``."""
+    import ast  # late: `python -m torchrl_marl` has not left the current folder out before
+
     loader: Any = sys.modules[package].__spec__.loader  # type: ignore[union-attr]
     tree = ast.parse(loader.get_source(package))
     blocks = [node for node in tree.body if isinstance(node, ast.If)]
@@ -65,52 +66,37 @@ def _imported_for_type_checkers(package: str) -> dict[str, str]:
     return {alias.name: str(line.module) for line in imports for alias in line.names}
 
 
+# Modules and packages that moved into a folder under their own names.
+_MOVED_INTO = {
+    "apps": "choosing console export players plotting reports serving suites",
+    "apps.cli": "arguments evaluating listing",
+    "apps.jobs": "pruning seeds tuning",
+    "apps.reports": "curves experiments",
+    "functional": "kernels sum_tree",
+    "runtime": "import_path memory naming random_state ranks torchrun trust",
+    "specs": "joining stacking",
+    "training": "evolution statistics",
+}
 # Former name of a module or package -> its name now, both within torchrl_marl.
 MOVED = {
-    "arguments": "apps.cli.arguments",
-    "choosing": "apps.choosing",
+    **{n: f"{folder}.{n}" for folder, names in _MOVED_INTO.items() for n in names.split()},
     "cli": "apps.cli.main",
     "collectors.external": "apps.external.collector",
     "collectors.splitting": "contrib.splitting",
-    "console": "apps.console",
-    "curves": "apps.reports.curves",
     "distributed": "apps.jobs",
     "envs.external": "apps.external",
-    "evaluating": "apps.cli.evaluating",
-    "evolution": "training.evolution",
-    "experiments": "apps.reports.experiments",
-    "export": "apps.export",
+    "games.matchmaking": "games.ratings",
     "games.ranking": "contrib.ranking",
-    "import_path": "runtime.import_path",
-    "joining": "specs.joining",
-    "kernels": "functional.kernels",
+    "games.sequence_form": "games.equilibrium",
     "learners.member_rows": "learners.rows",
     "learners.population": "learners.members",
-    "learners.replay_population": "learners.members",
     "learners.replay.tree_sampler": "contrib.tree_sampler",
+    "learners.replay_population": "learners.members",
     "links": "runtime.trust",
-    "listing": "apps.cli.listing",
-    "memory": "runtime.memory",
     "modules.routed": "contrib.routed",
-    "naming": "runtime.naming",
     "per_group": "functional.statistics",
-    "players": "apps.players",
-    "plotting": "apps.plotting",
     "population": "specs.joining",
-    "pruning": "apps.jobs.pruning",
-    "random_state": "runtime.random_state",
-    "ranks": "runtime.ranks",
     "registry": "settings.registry",
-    "reports": "apps.reports",
-    "seeds": "apps.jobs.seeds",
-    "serving": "apps.serving",
-    "stacking": "specs.stacking",
-    "statistics": "training.statistics",
-    "suites": "apps.suites",
-    "sum_tree": "functional.sum_tree",
-    "torchrun": "runtime.torchrun",
-    "trust": "runtime.trust",
-    "tuning": "apps.jobs.tuning",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,11 @@ __all__ = [
     "world_settings",
 ]
 
+Recipe = str | Path | TrainConfig | Mapping[str, Any]
+"""A recipe's name, the path of a YAML file, or the settings themselves."""
+GivenSettings = Iterable[str] | Mapping[str, Any]
+"""``["learner.lr=1e-3"]``, ``{"learner.lr": 1e-3}`` or ``{"learner": {"lr": 1e-3}}``."""
+
 DEFAULT_RECIPE = "vmas_balance_mappo"
 """What ``torchrl-marl train`` runs."""
 
@@ -62,10 +67,7 @@ def recipe_names() -> list[str]:
 
 
 def load_config(
-    recipe: str | Path | TrainConfig | Mapping[str, Any],
-    overrides: Iterable[str] | Mapping[str, Any] = (),
-    *,
-    own_env: bool = False,
+    recipe: Recipe, overrides: GivenSettings = (), *, own_env: bool = False
 ) -> TrainConfig:
     """Returns a checked config: a recipe with overrides.
 
@@ -102,10 +104,7 @@ def load_config(
     return config
 
 
-def read_config(
-    recipe: str | Path | TrainConfig | Mapping[str, Any],
-    overrides: Iterable[str] | Mapping[str, Any] = (),
-) -> TrainConfig:
+def read_config(recipe: Recipe, overrides: GivenSettings = ()) -> TrainConfig:
     """As :func:`load_config`: names and types are checked, values are not."""
     config, inapplicable, _ = _read(recipe, overrides)
     for key in inapplicable.keys() & flatten(_given(overrides)).keys():
@@ -148,10 +147,7 @@ class _Read(NamedTuple):
     unread: dict[str, str]
 
 
-def _read(
-    recipe: str | Path | TrainConfig | Mapping[str, Any],
-    overrides: Iterable[str] | Mapping[str, Any],
-) -> _Read:
+def _read(recipe: Recipe, overrides: GivenSettings) -> _Read:
     settings = _with_world(normalized(TrainConfig, _settings(recipe)), EnvConfig.library)
     own = _with_world(_given(overrides), settings.get("env", {}).get("library", EnvConfig.library))
     base = _without_foreign_arguments(settings, own)
@@ -183,7 +179,7 @@ def _is_complete(recipe: Any) -> bool:
     return Path(recipe).name == "config.yaml" or read_yaml(Path(recipe)).keys() >= _OF_A_RUN
 
 
-def _given(overrides: Iterable[str] | Mapping[str, Any]) -> dict[str, Any]:
+def _given(overrides: GivenSettings) -> dict[str, Any]:
     if isinstance(overrides, str):
         overrides = [overrides]
     own = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
@@ -223,17 +219,9 @@ def world_settings(library: str, name: str, before: str) -> dict[str, Any]:
 
 def _without(settings: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     """Returns settings without those of dotted keys, and without sections that this empties."""
-    nested = unfold(settings)
-    for key in keys:
-        *path, leaf = key.split(".")
-        sections = [nested]
-        for part in path:
-            sections.append(sections[-1].get(part, {}))
-        sections[-1].pop(leaf, None)
-        for outer, inner, part in zip(sections[-2::-1], sections[:0:-1], path[::-1]):
-            if not inner:
-                outer.pop(part, None)
-    return nested
+    left_out = frozenset(keys)
+    flat = flatten(unfold(settings), stop=left_out)
+    return unfold({key: value for key, value in flat.items() if key not in left_out})
 
 
 def save_config(config: TrainConfig, path: str | Path) -> None:
@@ -266,7 +254,7 @@ def recipe_rows() -> list[tuple[str, str]]:
     return rows
 
 
-def _settings(recipe: str | Path | TrainConfig | Mapping[str, Any]) -> dict[str, Any]:
+def _settings(recipe: Recipe) -> dict[str, Any]:
     if isinstance(recipe, TrainConfig):
         return dataclasses.asdict(recipe)
     if isinstance(recipe, Mapping):
@@ -288,22 +276,16 @@ def _unknown_recipe(text: str) -> ConfigError:
     """Returns what to use in place of a world, an algorithm or any other text."""
     names = recipe_names()
     library, slash, world = (text if "/" in text else f"{DEFAULT_LIBRARY}/{text}").partition("/")
-    if library in LIBRARIES.names() and (slash in text or _is_scenario(world)):
+    if library in LIBRARIES.names() and (slash in text or world in _scenarios()):
         check_world_name(EnvConfig(library=library, name=world))
         own = _recipes_with("env", (library, world))
-        use = f"use a recipe of it, such as {own[0]}, or " if own else "use "
-        return ConfigError(
-            f"{quoted(text)} is a world, expected a recipe; {use}one of another world with "
-            f"env={library}/{world}{'' if own else f', such as {DEFAULT_RECIPE}'}."
-        )
+        other = f"one of another world with env={library}/{world}"
+        return _no_recipe(text, "a world", own, "of it", other)
     word = text.lower()
     if word in ALGORITHMS.names():
         own = _recipes_with("learner", (word,))
-        use = f"use a recipe that learns by it, such as {own[0]}, or " if own else "use "
-        return ConfigError(
-            f"{quoted(text)} is an algorithm, expected a recipe; {use}another with "
-            f"learner.algorithm={word}{'' if own else f', such as {DEFAULT_RECIPE}'}."
-        )
+        other = f"another with learner.algorithm={word}"
+        return _no_recipe(text, "an algorithm", own, "that learns by it", other)
     if (advice := ALGORITHMS.advice(word)) is not None:
         return ConfigError(
             f"{quoted(text)} is an algorithm, expected a recipe, such as {DEFAULT_RECIPE}; "
@@ -315,11 +297,21 @@ def _unknown_recipe(text: str) -> ConfigError:
     )
 
 
-def _is_scenario(name: str) -> bool:
+def _no_recipe(text: str, what: str, recipes: list[str], which: str, other: str) -> ConfigError:
+    """Returns that a text is something else, with a recipe that has it, or ``other``."""
+    if recipes:
+        use = f"use a recipe {which}, such as {recipes[0]}, or {other}."
+    else:
+        use = f"use {other}, such as {DEFAULT_RECIPE}."
+    return ConfigError(f"{quoted(text)} is {what}, expected a recipe; {use}")
+
+
+def _scenarios() -> Collection[str]:
+    """Returns the names of VMAS's scenarios; none where it is not installed."""
     try:
-        return name in scenario_names()
+        return scenario_names()
     except MissingExtraError:
-        return False
+        return ()
 
 
 def _recipes_with(section: str, values: tuple[str, ...]) -> list[str]:
@@ -367,9 +359,6 @@ def _scenario_hints(base: dict[str, Any], own: dict[str, Any]) -> Iterator[str]:
     """``env.kwargs.n_agents`` and the like, for whoever writes ``n_agents=4``."""
     settings = flatten(base) | flatten(own)
     name = str(settings.get("env.name", EnvConfig.name))
-    try:
-        if name in scenario_names():
-            for argument in sorted(scenario_arguments(name) or ()):
-                yield f"env.kwargs.{argument}"
-    except MissingExtraError:
-        return
+    if name in _scenarios():
+        for argument in sorted(scenario_arguments(name) or ()):
+            yield f"env.kwargs.{argument}"

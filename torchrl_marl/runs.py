@@ -16,6 +16,7 @@ from torchrl_marl.envs.own import as_environment
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, WriteError, quoted
 from torchrl_marl.recipes import (
     DEFAULT_RECIPE,
+    Recipe,
     load_config,
     read_config,
     validate,
@@ -44,12 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["check_device", "draw", "iterate", "resume", "train"]
 
 
-def train(
-    recipe: str | Path | TrainConfig | Mapping[str, Any] = DEFAULT_RECIPE,
-    *,
-    env: Any = None,
-    **overrides: Any,
-) -> Run:
+def train(recipe: Recipe = DEFAULT_RECIPE, *, env: Any = None, **overrides: Any) -> Run:
     """Trains a team and returns the run: its policy, its folder, its figures.
 
     Args:
@@ -79,12 +75,7 @@ def train(
     return run
 
 
-def iterate(
-    recipe: str | Path | TrainConfig | Mapping[str, Any] = DEFAULT_RECIPE,
-    *,
-    env: Any = None,
-    **overrides: Any,
-) -> Iterator[Any]:
+def iterate(recipe: Recipe = DEFAULT_RECIPE, *, env: Any = None, **overrides: Any) -> Iterator[Any]:
     """As :func:`train`, as a generator: yields after every iteration.
 
     Settings are checked at the call, before the first iteration.
@@ -215,16 +206,12 @@ def draw(folder: Path) -> None:
         learning_curve = application("plotting").learning_curve
         try:
             learning_curve([folder], path=folder / "learning_curve.png")
-        except (
-            CheckpointError,
-            MissingExtraError,
-            WriteError,
-        ) as error:  # the run is whole without its picture
-            warnings.warn(str(error), stacklevel=2)
+        except (CheckpointError, MissingExtraError, WriteError) as error:
+            warnings.warn(str(error), stacklevel=2)  # the run is whole without its picture
 
 
 def _prepared(
-    recipe: str | Path | TrainConfig | Mapping[str, Any], env: Any, overrides: dict[str, Any]
+    recipe: Recipe, env: Any, overrides: dict[str, Any]
 ) -> tuple[TrainConfig, EnvBase | None]:
     given, kind = None, None
     if isinstance(env, Mapping):
@@ -255,9 +242,7 @@ def _refuse_beside(overrides: Mapping[str, Any], idle: str, what: str) -> None:
             raise ConfigError(f"{key} is given beside {what}; build it so, or leave {key} out.")
 
 
-def _world_of(
-    recipe: str | Path | TrainConfig | Mapping[str, Any], library: str, name: str
-) -> dict[str, Any]:
+def _world_of(recipe: Recipe, library: str, name: str) -> dict[str, Any]:
     """Overrides for a world of a library, with its own time limit where it may have one."""
     before = read_config(recipe).env.library
     return flatten({"env": world_settings(library, name, before)})

@@ -11,13 +11,4 @@ if TYPE_CHECKING:
     from torchrl_marl.capture.syncs import count_syncs, graph_syncs
     from torchrl_marl.capture.tracing import Trace, trace
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "cuda_graph": ["CudaGraph"],
-        "execution": ["check_execution"],
-        "program": ["Program", "capture"],
-        "syncs": ["count_syncs", "graph_syncs"],
-        "tracing": ["Trace", "trace"],
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

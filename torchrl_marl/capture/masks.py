@@ -249,7 +249,7 @@ class MaskedRows:
 
     def _changing_mask(self, parts: tuple) -> int | None:
         """Returns the place of the one boolean mask in an index that changes between runs."""
-        masks = [i for i, part in enumerate(parts) if _is_mask(part) and self._changes(part)]
+        masks = [i for i, part in enumerate(parts) if is_mask(part) and self._changes(part)]
         if not masks:
             return None
         if len(masks) > 1:
@@ -305,7 +305,7 @@ class MaskedRows:
 
     def _constant_places(self, part: Any) -> tuple:
         """Returns where a mask that never changes is True: an index of fixed size."""
-        if not _is_mask(part) or not part.ndim:
+        if not is_mask(part) or not part.ndim:
             return (part,)
         with self._watch.unrecorded():
             return part.nonzero(as_tuple=True)
@@ -349,7 +349,7 @@ class MaskedRows:
         return CaptureError(f"{what}, {where()}; torch.where says the same with fixed shapes")
 
 
-def _is_mask(part: Any) -> bool:
+def is_mask(part: Any) -> bool:
     return isinstance(part, Tensor) and part.dtype == torch.bool
 
 

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchrl_marl.capture.masks import MaskedRows
+from torchrl_marl.capture.masks import MaskedRows, is_mask
 from torchrl_marl.capture.sites import site_of, source_of, user_frame, where
 from torchrl_marl.errors import CaptureError, GraphCheckError
 
@@ -150,7 +150,7 @@ def guards_masked_writes(frame: FrameType) -> bool:
     for node in _conditions(frame.f_code.co_filename):
         if isinstance(node, ast.If) and node.test.lineno == frame.f_lineno and not node.orelse:
             mask = _asked_for_any(node.test)
-            if mask is not None and _is_mask(_local(frame, mask)):
+            if mask is not None and is_mask(_local(frame, mask)):
                 return all(_is_masked_write(x, mask, frame) for x in node.body)
     return False
 
@@ -189,10 +189,6 @@ def _is_masked_write(statement: ast.stmt, mask: str, frame: FrameType) -> bool:
 
 def _local(frame: FrameType, name: str) -> object:
     return frame.f_locals.get(name)
-
-
-def _is_mask(x: object) -> bool:
-    return isinstance(x, Tensor) and x.dtype == torch.bool
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchrl_marl.games.checks import check_square
+from torchrl_marl.games.equilibrium import check_square
 
 __all__ = ["alpha_rank"]
 

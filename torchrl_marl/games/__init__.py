@@ -5,18 +5,23 @@ from typing import TYPE_CHECKING
 from torchrl_marl._lazy import attach
 
 if TYPE_CHECKING:
-    from torchrl_marl.games.equilibrium import Nash, exploitability, nash, nash_average, nash_conv
-    from torchrl_marl.games.matchmaking import WEIGHTINGS, pfsp, smoothed
-    from torchrl_marl.games.ratings import Ratings, bradley_terry, interval
-    from torchrl_marl.games.sequence_form import SequenceForm
+    from torchrl_marl.games.equilibrium import (
+        Nash,
+        SequenceForm,
+        exploitability,
+        nash,
+        nash_average,
+        nash_conv,
+    )
+    from torchrl_marl.games.ratings import (
+        WEIGHTINGS,
+        Ratings,
+        bradley_terry,
+        interval,
+        pfsp,
+        smoothed,
+    )
 
 __getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "equilibrium": ["Nash", "exploitability", "nash", "nash_average", "nash_conv"],
-        "matchmaking": ["WEIGHTINGS", "pfsp", "smoothed"],
-        "ratings": ["Ratings", "bradley_terry", "interval"],
-        "sequence_form": ["SequenceForm"],
-    },
-    moved={"alpha_rank": "torchrl_marl.contrib"},
+    __name__, __file__, moved={"alpha_rank": "torchrl_marl.contrib"}
 )

@@ -7,12 +7,6 @@ from types import ModuleType
 
 __all__ = ["application"]
 
-_PLACES = {
-    "export": "torchrl_marl.apps.export",
-    "pictures": "torchrl_marl.apps.pictures",
-    "plotting": "torchrl_marl.apps.plotting",
-}
-
 
 def application(name: str) -> ModuleType:
     """Imports an application and returns its module.
@@ -24,4 +18,4 @@ def application(name: str) -> ModuleType:
         >>> application("export").__name__
         'torchrl_marl.apps.export'
     """
-    return importlib.import_module(_PLACES[name])
+    return importlib.import_module(f"torchrl_marl.apps.{name}")

@@ -33,18 +33,20 @@ def fault_of(name: object, *, plain: bool = False) -> str | None:
     """
     if not isinstance(name, str):
         return f"it is {type(name).__name__}, expected a text"
-    if not name.strip():
-        return "it is empty"
-    if len(name) > _LONGEST:
-        return f"it has {len(name):,} characters, expected {_LONGEST} at most"
-    if any(unicodedata.category(letter) in _UNSEEN for letter in name):
-        return "it has control characters or ends of lines"
     parts = re.split(r"[/\\]", name)
-    if not parts[0] or ".." in parts or name == ".":
-        return "it leads out of its folder"
-    if plain and len(parts) > 1:
-        return "it has a slash"
-    return "it begins with a dot" if plain and name.startswith(".") else None
+    faults = {
+        "it is empty": not name.strip(),
+        f"it has {len(name):,} characters, expected {_LONGEST} at most": len(name) > _LONGEST,
+        "it has control characters or ends of lines": any(map(_is_unseen, name)),
+        "it leads out of its folder": not parts[0] or ".." in parts or name == ".",
+        "it has a slash": plain and len(parts) > 1,
+        "it begins with a dot": plain and name.startswith("."),
+    }
+    return next((fault for fault, is_there in faults.items() if is_there), None)
+
+
+def _is_unseen(letter: str) -> bool:
+    return unicodedata.category(letter) in _UNSEEN
 
 
 def file_name(name: str) -> str:
@@ -54,8 +56,7 @@ def file_name(name: str) -> str:
         >>> file_name("robot 1"), file_name("red/0"), file_name("..")
         ('robot 1', 'red%2F0', '%2E.')
     """
-    unsafe = (c in "/\\" or unicodedata.category(c) in _UNSEEN for c in name)
-    text = "".join(f"%{ord(c):02X}" if bad else c for c, bad in zip(name, unsafe))
+    text = "".join(f"%{ord(c):02X}" if c in "/\\" or _is_unseen(c) else c for c in name)
     return f"%2E{text[1:]}" if text.startswith(".") else text or "%"
 
 

@@ -71,6 +71,16 @@ class RandomState:
         finally:
             self._torch, self._numpy, self._python, self._cuda = self._swap(outer)
 
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """As :meth:`active`, and forgets what was drawn."""
+        saved = self.state_dict()
+        try:
+            with self.active():
+                yield
+        finally:
+            self.load_state_dict(saved)
+
     def _swap(self, state: tuple) -> tuple:
         cuda = None
         if self._cuda is not None:

@@ -158,12 +158,9 @@ def _strange(folder: str | Path, root: str) -> Iterator[Path]:
     for place, folders, files in os.walk(folder):
         for name in sorted(folders + files):
             path = Path(place, name)
-            if _is_strange(path, root) and not _KNOWN.fullmatch(_within(path, folder)):
+            within = path.relative_to(folder).as_posix()
+            if _is_strange(path, root) and not _KNOWN.fullmatch(within):
                 yield path
-
-
-def _within(path: Path, folder: str | Path) -> str:
-    return path.relative_to(folder).as_posix()
 
 
 def _is_strange(path: Path, root: str) -> bool:

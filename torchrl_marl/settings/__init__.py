@@ -41,34 +41,4 @@ if TYPE_CHECKING:
     )
     from torchrl_marl.settings.words import shown
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "checking": ["check", "override", "read_by_others", "unread"],
-        "fields": ["Setting", "all_settings", "json_schema", "settings_of", "settings_within"],
-        "files": ["parse_overrides", "read_yaml", "to_yaml"],
-        "layers": ["flatten", "merged", "unfold"],
-        "reading": ["Reader", "normalized", "overridden", "read", "tell_new_name"],
-        "rules": [
-            "AlsoCalled",
-            "AnyOf",
-            "Arguments",
-            "Count",
-            "Each",
-            "Formerly",
-            "Matches",
-            "OneOf",
-            "Overrides",
-            "Positive",
-            "Range",
-            "ReadWhere",
-            "Rule",
-            "Seed",
-            "Share",
-            "Tagged",
-            "Variants",
-            "Weight",
-        ],
-        "words": ["shown"],
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

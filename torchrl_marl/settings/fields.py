@@ -24,12 +24,14 @@ from torchrl_marl.settings.rules import (
     Range,
     ReadWhere,
     Tagged,
+    Variants,
 )
 
 __all__ = [
     "Setting",
     "all_settings",
     "json_schema",
+    "schemas_by_word",
     "schemas_of",
     "settings_of",
     "settings_within",
@@ -138,12 +140,12 @@ def settings_of(schema: Any) -> dict[str, Setting]:
     found: dict[str, Setting] = {}
     for name, setting in settings_within(schema if is_type else type(schema)).items():
         if not is_type:
-            setting = dataclasses.replace(setting, default=getattr(schema, name))
+            setting = replace(setting, default=getattr(schema, name))
         if not setting.is_section:
             found[name] = setting
             continue
         for key, one in with_words(setting, settings_of(setting.default)).items():
-            found[f"{name}.{key}"] = dataclasses.replace(one, key=f"{name}.{key}")
+            found[f"{name}.{key}"] = replace(one, key=f"{name}.{key}")
     return found
 
 
@@ -155,7 +157,7 @@ def all_settings(schema: type) -> dict[str, Setting]:
             found[name] = setting
         for kind in schemas_of(setting):
             for key, one in with_words(setting, all_settings(kind)).items():
-                found.setdefault(f"{name}.{key}", dataclasses.replace(one, key=f"{name}.{key}"))
+                found.setdefault(f"{name}.{key}", replace(one, key=f"{name}.{key}"))
     return found
 
 
@@ -165,8 +167,13 @@ def schemas_of(setting: Setting) -> Iterator[type]:
         yield type(setting.default)
     note: Tagged | Arguments | None = setting.note(Tagged) or setting.note(Arguments)
     if note is not None:
-        schemas = (note.variants.schema(word) for word in note.variants.words())
-        yield from filter(None, schemas)
+        yield from schemas_by_word(note.variants).values()
+
+
+def schemas_by_word(variants: Variants) -> dict[str, type]:
+    """Returns every word that has a schema, and the schema."""
+    found = {word: variants.schema(word) for word in variants.words()}
+    return {word: schema for word, schema in found.items() if schema is not None}
 
 
 def with_words(setting: Setting, inner: dict[str, Setting]) -> dict[str, Setting]:
@@ -175,7 +182,7 @@ def with_words(setting: Setting, inner: dict[str, Setting]) -> dict[str, Setting
     if note is None:
         return inner
     tag = inner[note.by]
-    return {**inner, note.by: dataclasses.replace(tag, notes=(note.rule,))}
+    return {**inner, note.by: replace(tag, notes=(note.rule,))}
 
 
 def _taken_apart(hint: Any) -> tuple[Any, bool, tuple[Any, ...]]:
@@ -252,7 +259,7 @@ def _property(setting: Setting, known: dict[str, Setting]) -> dict[str, Any]:
         of = known[overrides.of]
         tagged = of.note(Tagged)
         assert tagged is not None
-        any_of = [_section(schema) for schema in _schemas(tagged).values()]
+        any_of = [_section(schema) for schema in schemas_by_word(tagged.variants).values()]
         words = {"enum": list(tagged.variants.words())}
         inner = {"anyOf": [words, *any_of, {"type": "null"}]}
         return {**about, "type": "object", "additionalProperties": inner}
@@ -264,16 +271,11 @@ def _property(setting: Setting, known: dict[str, Setting]) -> dict[str, Any]:
 def _tagged(note: Tagged, default: type) -> dict[str, Any]:
     """A section by its tag: a chain of conditions, the last being the default's schema."""
     chosen = _section(default)
-    for word, schema in _schemas(note).items():
+    for word, schema in schemas_by_word(note.variants).items():
         if schema is not default:
             found = {"properties": {note.by: {"const": word}}, "required": [note.by]}
             chosen = {"if": found, "then": _section(schema), "else": chosen}
     return {"anyOf": [{"enum": list(note.variants.words())}, {"type": "object", **chosen}]}
-
-
-def _schemas(note: Tagged) -> dict[str, type]:
-    found = {word: note.variants.schema(word) for word in note.variants.words()}
-    return {word: schema for word, schema in found.items() if schema is not None}
 
 
 def _value(setting: Setting) -> dict[str, Any]:

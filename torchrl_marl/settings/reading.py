@@ -13,6 +13,7 @@ from torchrl_marl.errors import ConfigError, closest, quoted
 from torchrl_marl.settings.fields import (
     Setting,
     all_settings,
+    schemas_by_word,
     schemas_of,
     settings_of,
     settings_within,
@@ -84,12 +85,12 @@ def _move_into(
 
 
 def _moved(arguments: Arguments) -> dict[str, Setting]:
-    found: dict[str, Setting] = {}
-    for word in arguments.variants.words():
-        schema = arguments.variants.schema(word)
-        for setting in {} if schema is None else settings_within(schema).values():
-            found |= dict.fromkeys(setting.former_names(), setting)
-    return found
+    return {
+        old: setting
+        for schema in schemas_by_word(arguments.variants).values()
+        for setting in settings_within(schema).values()
+        for old in setting.former_names()
+    }
 
 
 def _refuse_both(both: bool, old: str, new: str) -> None:
@@ -273,12 +274,18 @@ class Reader:
         note = setting.note(Tagged)
         if note is None:
             return self._section(setting.default, layer, f"{key}.")
-        word = layer.get(note.by, getattr(setting.default, note.by))
-        schema = _schema(note, self._given(word, f"{key}.{note.by}"), f"{self.at}{key}.{note.by}")
-        layer, foreign = _applicable(note.variants, schema, layer)
-        self._foreign[key] = foreign
-        self._refuse(note, foreign, f"{key}.", f"{key}.{note.by}")
-        return self._section(schema, layer, f"{key}.")
+        schema, own, self._foreign[key] = self._variant(note, setting.default, layer, f"{key}.")
+        return self._section(schema, own, f"{key}.")
+
+    def _variant(
+        self, note: Tagged, base: Any, layer: Mapping[str, Any], path: str
+    ) -> tuple[type, dict[str, Any], dict[str, Any]]:
+        """Returns the schema that a layer chooses, its settings, and those of other schemas."""
+        word = self._given(layer.get(note.by, getattr(base, note.by)), f"{path}{note.by}")
+        schema = _schema(note, word, f"{self.at}{path}{note.by}")
+        own, foreign = _applicable(note.variants, schema, layer)
+        self._refuse(note, foreign, path)
+        return schema, own, foreign
 
     def _overrides(self, setting: Setting, layer: Any, key: str, base: Any, of: Setting) -> Any:
         if not isinstance(layer, Mapping):
@@ -295,11 +302,7 @@ class Reader:
                     f"set one of them, such as {self.at}{at}{overrides.example}."
                 )
             own = self._given(own, f"{key}.{name}")
-            schema = _schema(
-                note, own.get(note.by, getattr(base, note.by)), f"{self.at}{at}{note.by}"
-            )
-            own, foreign = _applicable(note.variants, schema, own)
-            self._refuse(note, foreign, at, f"{at}{note.by}")
+            schema, own, foreign = self._variant(note, base, own, at)
             self._name_namesakes(note, key, name, foreign, layer)
             own = merged(self._of_another(overrides.of, settings_of(schema)), own)
             config = Reader(schema, f"{self.at}{at}")._section(schema, own, "")
@@ -325,16 +328,18 @@ class Reader:
             for name, value in given.items()
         }
 
-    def _refuse(self, note: Tagged, foreign: Mapping[str, Any], path: str, tag: str) -> None:
+    def _refuse(self, note: Tagged, foreign: Mapping[str, Any], path: str) -> None:
         """Notes settings that only other variants have."""
+        schemas = schemas_by_word(note.variants)
+        known = {word: settings_of(schema) for word, schema in schemas.items()} if foreign else {}
         for key, value in foreign.items():
-            having = {word: one[key] for word, one in _variants(note.variants) if key in one}
+            having = {word: one[key] for word, one in known.items() if key in one}
             words = [word for word, one in having.items() if _is_read_by(one, note.by, word)]
             if any(_is_default(setting, value) for setting in having.values()):
                 self.by_default.add(f"{self.at}{path}{key}")
             self.inapplicable[f"{self.at}{path}{key}"] = (
                 f"{self.at}{path}{key} is {shown(value)}, which is read only where "
-                f"{self.at}{tag} is {listed(words)}"
+                f"{self.at}{path}{note.by} is {listed(words)}"
             )
 
     def _name_namesakes(
@@ -409,25 +414,22 @@ class Reader:
         return put
 
     def _unknown(self, key: str) -> ConfigError:
-        known = all_settings(self.schema)
-        hints = list(self.hints)
+        hints, known = list(self.hints), all_settings(self.schema)
         names = {n: s.other_names() for n, s in known.items()} | {n: [] for n in hints}
         first = {*self._applicable(), *hints}
         return ConfigError(unknown_setting(key, names, self.at, first=first))
 
-    def _applicable(self) -> dict[str, Setting]:
-        """Returns the settings of the variants that the layers choose, as far as they are known."""
-        found = {}
+    def _applicable(self) -> Iterator[str]:
+        """Yields the settings of the variants that the layers choose, as far as they are known."""
         for name, setting in settings_within(self.schema).items():
             if not setting.is_section:
-                found[name] = setting
+                yield name
                 continue
             chosen, note, layer = setting.default, setting.note(Tagged), self._layer.get(name)
             if note is not None:
                 word = layer.get(note.by) if isinstance(layer, Mapping) else None
                 chosen = isinstance(word, str) and note.variants.schema(word) or chosen
-            found |= {f"{name}.{key}": one for key, one in settings_of(chosen).items()}
-        return found
+            yield from (f"{name}.{key}" for key in settings_of(chosen))
 
     def _wrong(self, setting: Setting, value: Any, key: str) -> ConfigError:
         default = setting.default
@@ -458,21 +460,13 @@ def _schema(note: Tagged, word: Any, key: str) -> type:
     return schema
 
 
-def _variants(variants: Variants) -> Iterator[tuple[str, dict[str, Setting]]]:
-    """Every word that has a schema, with its settings."""
-    for word in variants.words():
-        schema = variants.schema(word)
-        if schema is not None:
-            yield word, settings_of(schema)
-
-
 def _applicable(
     variants: Variants, schema: type, layer: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings that a schema has or that none has, and flat those that only others have."""
     known = settings_of(schema)
     flat = flatten(layer, stop=known)
-    others = {key for _, settings in _variants(variants) for key in settings}
+    others = {key for other in schemas_by_word(variants).values() for key in settings_of(other)}
     foreign = {key: flat.pop(key) for key in list(flat) if key in others and key not in known}
     return (unfold(flat) if foreign else dict(layer)), foreign
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
 from typing import Annotated, Any, Protocol
 
@@ -102,6 +103,7 @@ class AnyOf(OneOf):
         )
 
 
+@dataclass(frozen=True, eq=False)
 class Range:
     """A number from ``low`` to ``high``, and finite.
 
@@ -111,17 +113,12 @@ class Range:
         advised (float, optional): what messages advise where the default is null.
     """
 
-    def __init__(
-        self,
-        low: float = -math.inf,
-        high: float = math.inf,
-        *,
-        above: bool = False,
-        below: bool = False,
-        advised: float | None = None,
-    ) -> None:
-        self.low, self.high, self.above, self.below = low, high, above, below
-        self.advised = advised
+    low: float = -math.inf
+    high: float = math.inf
+    _: KW_ONLY
+    above: bool = False
+    below: bool = False
+    advised: float | None = None
 
     def __contains__(self, value: float) -> bool:
         low = value > self.low if self.above else value >= self.low

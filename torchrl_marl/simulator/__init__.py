@@ -9,7 +9,4 @@ if TYPE_CHECKING:
     from torchrl_marl.simulator.state import SimulatorState
     from torchrl_marl.simulator.step_graphs import StepGraphs
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {"captured": ["CapturedSimulator"], "state": ["SimulatorState"], "step_graphs": ["StepGraphs"]},
-)
+__getattr__, __dir__, __all__ = attach(__name__)

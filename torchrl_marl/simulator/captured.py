@@ -23,6 +23,7 @@ from torchrl_marl.capture.tracing import Trace, trace
 from torchrl_marl.errors import CaptureError
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.simulator.packing import Packing, put_back
+from torchrl_marl.simulator.settings import equal
 from torchrl_marl.simulator.state import (
     SCALARS,
     Path,
@@ -57,6 +58,7 @@ class CapturedSimulator:
 
     Attributes:
         in_graph (bool): a step is being recorded, which must not change random states.
+        ahead (bool): the state is newer than the simulator.
 
     Shapes:
         - state: a list of ``[K, E]``, one for each dtype, and of the tensors that envs share
@@ -80,7 +82,7 @@ class CapturedSimulator:
         self.in_graph = False
         self._assumed: set[Path] = set()
         self._values: Structure = {}
-        self._ahead = False
+        self.ahead = False
         self._state: State = []
         self.packing = self._pack(step)
 
@@ -90,7 +92,7 @@ class CapturedSimulator:
         walk = walk_simulator(self.simulator, self.simulator_state.exclude)
         versions = {path: (id(x), x._version) for path, x in walk.tensors.items()}
         held = list(walk.tensors.values())  # held, so that ids stay valid
-        with self._unchanged_random():
+        with self._random.unchanged():
             step()
         after = walk_simulator(self.simulator, self.simulator_state.exclude)
         written = [
@@ -108,39 +110,25 @@ class CapturedSimulator:
         shared = [path for path in written if path not in batched]
         return Packing(self.simulator, self.simulator_state, shared, apart, written)
 
-    @contextlib.contextmanager
-    def _unchanged_random(self) -> Iterator[None]:
-        saved = self._random.state_dict()
-        try:
-            with self._random.active():
-                yield
-        finally:
-            self._random.load_state_dict(saved)
-
     # ---------------------------------------------------------------- the state and its place
 
     @property
     def state(self) -> State:
         """The state as matrices; the simulator's own, if it was read in between."""
-        if not self._ahead:
+        if not self.ahead:
             self._state = self.packing.read(self.simulator)
         return self._state
 
     @state.setter
     def state(self, state: State) -> None:
-        self._state, self._ahead = state, True
+        self._state, self.ahead = state, True
 
     def release(self) -> Any:
         """Writes the state back into the simulator, and returns the simulator."""
-        if self._ahead:
+        if self.ahead:
             self.packing.write(self.simulator, self._state)
-            self._ahead = False
+            self.ahead = False
         return self.simulator
-
-    @property
-    def ahead(self) -> bool:
-        """Returns whether the state is newer than the simulator."""
-        return self._ahead
 
     def structure(self) -> str:
         """Returns the simulator's numbers and references, all but tensors, as text."""
@@ -180,19 +168,14 @@ class CapturedSimulator:
 
     # ------------------------------------------------------------------------------ graphs
 
-    def _pure(
-        self,
-        function: Callable[..., Any],
-        finish: Finish,
-        context: Callable[[], AbstractContextManager[Any]],
-    ) -> Callable[..., list[Tensor]]:
+    def _pure(self, function: Callable[..., Any], finish: Finish) -> Callable[..., list[Tensor]]:
         """Returns ``function(*inputs)`` of the simulator as a function of its state, too."""
 
         def pure_function(state: State, *inputs: Any) -> list[Tensor]:
             self.packing.write(self.simulator, state)
             self.in_graph = True
             try:
-                with context():
+                with self._branchless():
                     output = function(*inputs)
             finally:
                 self.in_graph = False
@@ -211,7 +194,7 @@ class CapturedSimulator:
         walk = walk_simulator(self.simulator, self.simulator_state.exclude)
         structure, tensors = walk.structure(), dict(walk.tensors)
         before = self._structure()
-        with self._unchanged_random():
+        with self._random.unchanged():
             drawn = _numpy_and_python()
             try:
                 yield
@@ -247,7 +230,7 @@ class CapturedSimulator:
         saved = self.simulator_state.read(self.release())
         self.in_graph = True
         try:
-            with self._unchanged_random():
+            with self._random.unchanged():
                 yield
         finally:
             self.in_graph = False
@@ -282,7 +265,7 @@ class CapturedSimulator:
         """
         state = self.state
         with self.recording():
-            traced = trace(self._pure(function, finish, self._branchless), state, *inputs)
+            traced = trace(self._pure(function, finish), state, *inputs)
             walk = walk_simulator(self.simulator, self.simulator_state.exclude)
             for path, x in walk.tensors.items():
                 if x.untyped_storage()._cdata in traced.assumed:
@@ -310,7 +293,7 @@ class CapturedSimulator:
                 torch.manual_seed(seed)
                 found = recorded.flat([*state, *inputs])
                 for i, (x, y) in enumerate(zip(expected, found)):
-                    if not _equal(x, y):
+                    if not equal(x, y):
                         what = f"output {i}" if i >= len(state) else self.packing.name(i, x, y)
                         raise CaptureError(
                             f"{what} of the graph is not what the simulator gives: something that "
@@ -351,10 +334,3 @@ def _close(x: Tensor, y: Tensor) -> bool:
 def _numpy_and_python() -> tuple:
     state: Any = np.random.get_state()
     return state[1].tobytes(), *state[2:], random.getstate()
-
-
-def _equal(x: Tensor, y: Tensor) -> bool:
-    same = x == y
-    if x.is_floating_point():
-        same = same | (x.isnan() & y.isnan())
-    return x.shape == y.shape and bool(same.all())

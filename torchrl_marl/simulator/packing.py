@@ -50,6 +50,10 @@ class Packing:
             later.
         written (iterable of Path): all that a step writes.
 
+    Attributes:
+        n_numbers (int): number K of numbers of an env, over all matrices.
+        paths (frozenset of Path): of every slot.
+
     Shapes:
         - a state: a list of ``[K, E]`` a dtype, and of the shared tensors
     """
@@ -78,17 +82,10 @@ class Packing:
         self.dtypes = sorted({slot.dtype for slot in slots}, key=str)
         self._slots = [[s for s in slots if s.dtype == dtype] for dtype in self.dtypes]
         self._sizes = [[s.shape.numel() for s in slots] for slots in self._slots]
-
-    @property
-    def paths(self) -> frozenset[Path]:
-        """Returns the path of every slot."""
-        own = {path for slots in self._slots for slot in slots for path in slot.paths}
-        return frozenset(own.union(*self.shared))
-
-    @property
-    def n_numbers(self) -> int:
-        """Number K of numbers of an env, over all matrices."""
-        return sum(map(sum, self._sizes))
+        self.n_numbers = sum(map(sum, self._sizes))
+        self.paths: frozenset[Path] = frozenset().union(
+            *(slot.paths for slot in slots), *self.shared
+        )
 
     def read(self, simulator: Any) -> list[Tensor]:
         """Returns the state in new tensors.
@@ -300,6 +297,9 @@ class ResetPool:
         - ``state``: ``[D, K, E]`` a matrix; ``carry``: ``[D, E, ...]`` an entry of the reset
         - ``written``: ``[K, 1]`` bool a matrix; ``used``: ``[E]``
 
+    Attributes:
+        is_stale (bool): the starts are discarded, and :meth:`prepare` draws all anew.
+
     Raises:
         CaptureError: starts that depend on what an env had before; by all that refills.
     """
@@ -326,7 +326,7 @@ class ResetPool:
         self._used_before = 0
         self._twin: Any = None
         self._small: tuple[Any, Any] | None = None  # another twin, for trials
-        self._stale = True
+        self.is_stale = True
         self._drawn_for = ""  # the simulator's structure
         self._settings: Settings | None = None
         self._checked = False
@@ -351,7 +351,7 @@ class ResetPool:
         device = self._packing.device
         self.tensors["written"] = self._packing.rows_of(self._written, device)
         self.tensors["used"] = torch.zeros(self.num_envs, dtype=torch.int64, device=device)
-        self._used_before, self._stale = 0, False
+        self._used_before, self.is_stale = 0, False
         self._note_settings()
 
     def is_outdated(self) -> bool:
@@ -405,7 +405,7 @@ class ResetPool:
 
     def empty(self) -> None:
         """Discards the remaining starts, as after a new seed."""
-        self._stale = True
+        self.is_stale = True
 
     def keep_to(self, structure: str) -> None:
         """Discards starts that were drawn in another structure of the simulator.
@@ -417,18 +417,13 @@ class ResetPool:
             self.empty()
             self._drawn_for = structure
 
-    @property
-    def is_stale(self) -> bool:
-        """Returns whether the starts are discarded, and :meth:`prepare` draws all anew."""
-        return self._stale
-
     def forget_twin(self) -> None:
         """Discards the twin; the next starts get a new one."""
         self._twin = self._small = None
 
     def prepare(self) -> None:
         """Refills starts that may run out; waits for the device, so between rollouts."""
-        if self._stale or self.is_outdated():
+        if self.is_stale or self.is_outdated():
             self.refill()
             return
         if self._settings is None:  # saved starts
@@ -459,7 +454,7 @@ class ResetPool:
 
     def _starts(self) -> dict[str, Any]:
         """Returns tensors and one text."""
-        if self._stale or self.is_outdated():
+        if self.is_stale or self.is_outdated():
             return {}
         about = {
             "depth": self.depth,
@@ -476,11 +471,11 @@ class ResetPool:
     def _load_starts(self, state: dict[str, Any]) -> None:
         self._settings = None  # those present when it continues
         if not state:
-            self._stale = True
+            self.is_stale = True
             return
         about = json.loads(state["about"])
         self.depth, self._most = about["depth"], about["most"]
-        self._used_before, self._stale = about["used_before"], False
+        self._used_before, self.is_stale = about["used_before"], False
         self._written = self._packing.batched & {tuple(path) for path in about["written"]}
         keys = [tuple(key) if isinstance(key, list) else key for key in about["carry"]]
         inner = {tuple(path): torch.Size(size) for path, size in about["inner"]}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torchrl_marl.simulator.settings import (
     written_by,
 )
 from torchrl_marl.simulator.state import (
+    Exclude,
     Path,
     SimulatorState,
     SimulatorWalk,
@@ -42,17 +44,13 @@ class EnvSlots:
         self.simulator = simulator
         self.exclude = state.exclude
         self.paths = state.batched
-        self._views: frozenset[Path] | None = None
 
+    @functools.cached_property
     def views(self) -> frozenset[Path]:
-        """Returns the slots that are views of another one's memory."""
-        if self._views is None:
-            found = {path: x for path in self.paths if (x := self.get(path)) is not None}
-            shared = shared_storages(found.values())
-            self._views = frozenset(
-                path for path, x in found.items() if x.untyped_storage().data_ptr() in shared
-            )
-        return self._views
+        """The slots that are views of another one's memory."""
+        found = {path: x for path in self.paths if (x := self.get(path)) is not None}
+        shared = shared_storages(found.values())
+        return frozenset(p for p, x in found.items() if x.untyped_storage().data_ptr() in shared)
 
     def get(self, path: Path) -> Tensor | None:
         """Returns the tensor, or None while the simulator has none there."""
@@ -76,14 +74,17 @@ class EnvSlots:
         for path, x in old.items():
             both = id(x), id(values[path])
             if both not in merged:
-                rows = envs.view(-1, *[1] * (x.ndim - 1))
-                new = torch.where(rows, values[path], x)
                 # A view of another slot's memory must remain one.
-                if path in self.views() or x.untyped_storage().data_ptr() in shared:
-                    new = x.copy_(new)
-                merged[both] = new
+                in_place = path in self.views or x.untyped_storage().data_ptr() in shared
+                merged[both] = _with_rows(x, values[path], envs, in_place)
             if merged[both] is not x:
                 set_child(self._holder(path), path[-1], merged[both])
+
+
+def _with_rows(x: Tensor, values: Tensor, envs: Tensor, in_place: bool) -> Tensor:
+    """Returns a tensor with other values in the rows where ``envs`` ``[E]`` is True."""
+    new = torch.where(envs.view(-1, *[1] * (x.ndim - 1)), values, x)
+    return x.copy_(new) if in_place else new
 
 
 class RunningEnvs:
@@ -116,7 +117,7 @@ class RunningEnvs:
         self,
         simulator: Any,
         num_envs: int,
-        exclude: Iterable[str | Path] = (),
+        exclude: Exclude = (),
         slots: Mapping[Path, bool] | None = None,
     ) -> None:
         self._simulator, self._n_envs, self._exclude = simulator, num_envs, frozenset(exclude)
@@ -145,10 +146,8 @@ class RunningEnvs:
         for path, x in written.items():
             old = self._tensors[path]
             if (id(x), id(old)) not in merged:
-                rows = running.view(-1, *[1] * (x.ndim - 1))
-                new = torch.where(rows, self._copies[id(old)], x)
                 in_place = x is old or x.untyped_storage().data_ptr() in views
-                merged[id(x), id(old)] = x.copy_(new) if in_place else new
+                merged[id(x), id(old)] = _with_rows(x, self._copies[id(old)], running, in_place)
             new = merged[id(x), id(old)]
             if new is not x:
                 set_child(walk.objects[path[:-1]], path[-1], new)

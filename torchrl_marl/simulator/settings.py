@@ -14,9 +14,11 @@ from torchrl_marl.errors import SimulatorStateError
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.simulator.state import (
     SCALARS,
+    Exclude,
     Path,
     SimulatorWalk,
     child,
+    is_writable,
     path_name,
     set_child,
     shared_storages,
@@ -57,15 +59,15 @@ class Settings:
         True
     """
 
-    def __init__(
-        self, simulator: Any, exclude: Iterable[str | Path] = (), moving: Iterable[Path] = ()
-    ) -> None:
+    def __init__(self, simulator: Any, exclude: Exclude = (), moving: Iterable[Path] = ()) -> None:
         self._exclude, moves = frozenset(exclude), frozenset(moving)
         walk = walk_simulator(simulator, self._exclude)
         self._tensors: list[tuple[Any, str, Tensor, int, Tensor]] = []
         self._numbers: list[tuple[Any, str, Any]] = []
         # An object may override what its class has.
-        self._known = [(p, x, set(vars(x))) for p, x in walk.objects.items() if _is_open(x)]
+        self._known = [
+            (p, x, set(vars(x))) for p, x in walk.objects.items() if hasattr(x, "__dict__")
+        ]
         for path, value in walk.slots():
             holder = walk.objects[path[:-1]]
             if path in moves:
@@ -90,22 +92,21 @@ class Settings:
             now = _get(holder, key)
             if now is x and x._version == version:
                 continue
-            if not isinstance(now, Tensor) or not _equal(now, kept):
+            if not isinstance(now, Tensor) or not equal(now, kept):
                 return True
             self._tensors[i] = holder, key, now, now._version, kept
         return False
 
 
-def written_by(simulator: Any, exclude: Iterable[str | Path], call: Callable[[], Any]) -> set[Path]:
+def written_by(simulator: Any, exclude: Exclude, call: Callable[[], Any]) -> set[Path]:
     """Returns the slots of tensors and numbers that a call writes."""
-    excluded = frozenset(exclude)
-    walk = walk_simulator(simulator, excluded)
+    walk = walk_simulator(simulator, exclude)
     before = {path: (x, x._version) for path, x in walk.tensors.items()}
     others = _others(walk)
     call()
-    after = walk_simulator(simulator, excluded)
+    after = walk_simulator(simulator, exclude)
     written = {path for path, x in after.tensors.items() if not _is_as(x, before.get(path))}
-    return written | {p for p, x in _others(after).items() if not _equal(x, others.get(p))}
+    return written | {p for p, x in _others(after).items() if not equal(x, others.get(p))}
 
 
 def _is_as(x: Tensor, before: tuple[Tensor, int] | None) -> bool:
@@ -125,7 +126,7 @@ def _others(walk: SimulatorWalk) -> dict[Path, Any]:
 
 def refuse_dependent_starts(
     simulator: Any,
-    exclude: Iterable[str | Path],
+    exclude: Exclude,
     random: RandomState,
     reset: Callable[[], dict[str, Tensor]],
     step: Callable[[], Any],
@@ -155,7 +156,7 @@ def refuse_dependent_starts(
 
 def what_starts_depend_on(
     simulator: Any,
-    exclude: Iterable[str | Path],
+    exclude: Exclude,
     reset: Callable[[], dict[str, Tensor]],
     step: Callable[[], Any],
 ) -> str | None:
@@ -171,25 +172,24 @@ def what_starts_depend_on(
             each time, and gives what else belongs to a start.
         step (callable): ``step()`` makes an eager step.
     """
-    excluded = frozenset(exclude)
-    moving = written_by(simulator, excluded, reset)
-    first, written = _start(simulator, excluded, reset)
+    moving = written_by(simulator, exclude, reset)
+    first, written = _start(simulator, exclude, reset)
     for vary in (torch.zeros_like, _more):
-        moving |= written_by(simulator, excluded, step)
-        _vary(simulator, excluded, moving, vary)
+        moving |= written_by(simulator, exclude, step)
+        _vary(simulator, exclude, moving, vary)
         try:
-            other, also = _start(simulator, excluded, reset)
+            other, also = _start(simulator, exclude, reset)
         except Exception as error:  # worlds may raise anything at impossible states
             return f"a reset that finds another state raises {type(error).__name__}: {error}"
         written |= also
         for name in sorted(written, key=lambda name: (name[0] == "_", name)):
-            if not _equal(first.get(name, _MISSING), other.get(name, _MISSING)):
+            if not equal(first.get(name, _MISSING), other.get(name, _MISSING)):
                 return name
     return None
 
 
 def _start(
-    simulator: Any, exclude: frozenset[str | Path], reset: Callable[[], dict[str, Tensor]]
+    simulator: Any, exclude: Exclude, reset: Callable[[], dict[str, Tensor]]
 ) -> tuple[dict[str, Any], set[str]]:
     """Returns the state after a reset by name, and which of it the reset wrote."""
     output: dict[str, Tensor] = {}
@@ -201,10 +201,7 @@ def _start(
 
 
 def _vary(
-    simulator: Any,
-    exclude: frozenset[str | Path],
-    moving: set[Path],
-    vary: Callable[[Tensor], Tensor],
+    simulator: Any, exclude: Exclude, moving: set[Path], vary: Callable[[Tensor], Tensor]
 ) -> None:
     walk = walk_simulator(simulator, exclude)
     memory = {path: x.untyped_storage().data_ptr() for path, x in walk.tensors.items()}
@@ -212,7 +209,7 @@ def _vary(
     views -= {
         pointer
         for path, pointer in memory.items()
-        if path not in moving or _is_expanded(walk.tensors[path])
+        if path not in moving or not is_writable(walk.tensors[path])
     }
     new: dict[int, Tensor] = {}
     for path in moving & walk.tensors.keys():
@@ -225,20 +222,12 @@ def _vary(
             set_child(walk.objects[path[:-1]], path[-1], new[id(x)])
 
 
-def _is_expanded(x: Tensor) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape))
-
-
 def _more(x: Tensor) -> Tensor:
     if x.dtype == torch.bool:
         return ~x
     if x.is_floating_point() or x.is_complex() or not x.numel():
         return x + 1
     return (x + 1).clamp(max=max(int(x.max()), 1))  # too large an index aborts on a GPU
-
-
-def _is_open(holder: Any) -> bool:
-    return hasattr(holder, "__dict__")
 
 
 def _get(holder: Any, key: str) -> Any:
@@ -248,7 +237,8 @@ def _get(holder: Any, key: str) -> Any:
         return _MISSING
 
 
-def _equal(x: Any, y: Any) -> bool:
+def equal(x: Any, y: Any) -> bool:
+    """Returns whether two values are equal, and of one type; NaN is equal to NaN."""
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         return type(x) is type(y) and bool(x == y)
     if x.shape != y.shape or x.dtype != y.dtype:
@@ -263,7 +253,7 @@ def copy_settings(
     twin: Any,
     leader: Any,
     sizes: tuple[int, int],
-    exclude: Iterable[str | Path] = (),
+    exclude: Exclude = (),
     rows: Iterable[Path] = (),
     moving: Iterable[Path] | None = None,
 ) -> None:
@@ -291,10 +281,10 @@ def copy_settings(
         >>> twin.num_envs, twin.length
         (16, 30)
     """
-    excluded, of_envs = frozenset(exclude), frozenset(rows)
-    shown = walk_simulator(leader, excluded)
+    of_envs = frozenset(rows)
+    shown = walk_simulator(leader, exclude)
     wanted = shown.structure()
-    walk = walk_simulator(twin, excluded)
+    walk = walk_simulator(twin, exclude)
     copies: dict[int, Tensor] = {}
     objects = {path_name(path): x for path, x in walk.objects.items()}
     moves = of_envs if moving is None else of_envs & frozenset(moving)
@@ -356,7 +346,7 @@ def _is_size(value: Any, other: Any, sizes: tuple[int, int]) -> bool:
 def shared_tables(
     world: Any,
     num_envs: int,
-    exclude: Iterable[str | Path],
+    exclude: Exclude,
     reset: Callable[[Any], Any],
     step: Callable[[Any], TensorDictBase],
 ) -> list[str]:
@@ -385,10 +375,9 @@ def shared_tables(
         >>> shared_tables(world, 2, [], Landmarks.reset, Landmarks.step)
         ['places']
     """
-    excluded = frozenset(exclude)
     started = copy.deepcopy(world)
-    written = written_by(started, excluded, lambda: reset(started))
-    tensors = walk_simulator(started, excluded).tensors
+    written = written_by(started, exclude, lambda: reset(started))
+    tensors = walk_simulator(started, exclude).tensors
     rows = {p: tensors[p] for p in written if p in tensors and tensors[p].shape[:1] == (num_envs,)}
     if not rows:
         return []
@@ -398,9 +387,7 @@ def shared_tables(
         for path, x in rows.items()
         # For a smallest or nearest one, a row itself may be the only one that counts.
         for env in (0, -1)
-        if not _same_table(
-            expected[env], step(_with(started, path, _as_row(x, env), excluded))[env]
-        )
+        if not _same_table(expected[env], step(_with(started, path, _as_row(x, env), exclude))[env])
     }
     return sorted(found)
 
@@ -409,7 +396,7 @@ def _as_row(x: Tensor, env: int) -> Tensor:
     return x.detach()[env].expand_as(x).clone()
 
 
-def _with(world: Any, path: Path, x: Tensor, exclude: frozenset[str | Path]) -> Any:
+def _with(world: Any, path: Path, x: Tensor, exclude: Exclude) -> Any:
     world = copy.deepcopy(world)
     walk = walk_simulator(world, exclude)
     old = walk.tensors[path]

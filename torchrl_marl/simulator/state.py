@@ -13,7 +13,7 @@ import random
 import types
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 Path = tuple[str, ...]
+Exclude = Collection[str | Path]
+"""Names of attributes that are not entered, or paths of single ones."""
 
 _OPAQUE = (
     type,
@@ -83,9 +85,7 @@ class SimulatorState:
 
     PROBES = (7, 11)
 
-    def __init__(
-        self, probe: Callable[[int], Any] | None, exclude: Iterable[str | Path] = ()
-    ) -> None:
+    def __init__(self, probe: Callable[[int], Any] | None, exclude: Exclude = ()) -> None:
         self.exclude = frozenset(exclude)
         self.batched: tuple[Path, ...] = ()
         if probe is not None:
@@ -147,16 +147,14 @@ class SimulatorState:
         walk_simulator(simulator, self.exclude).write(saved, structure)
 
 
-def slots_of_envs(
-    probe: Callable[[int], Any], exclude: Iterable[str | Path] = ()
-) -> dict[Path, bool]:
+def slots_of_envs(probe: Callable[[int], Any], exclude: Exclude = ()) -> dict[Path, bool]:
     """Returns whether each slot's first dim is the envs, from probes with 7 and 11 envs.
 
     Slots that one of the probes has not are left out; ``probe`` and ``exclude`` are those of
     :class:`SimulatorState`.
     """
-    sizes, excluded = SimulatorState.PROBES, frozenset(exclude)
-    small, large = (walk_simulator(probe(n), excluded).tensors for n in sizes)
+    sizes = SimulatorState.PROBES
+    small, large = (walk_simulator(probe(n), exclude).tensors for n in sizes)
     shapes = {path: (x.shape, large[path].shape) for path, x in small.items() if path in large}
     return {
         path: (a[:1], b[:1]) == ((sizes[0],), (sizes[1],)) and a[1:] == b[1:]
@@ -164,15 +162,15 @@ def slots_of_envs(
     }
 
 
-def read_tensors(simulator: Any, exclude: Iterable[str] = ()) -> dict[Path, Tensor]:
+def read_tensors(simulator: Any, exclude: Exclude = ()) -> dict[Path, Tensor]:
     """Returns a copy of every tensor that a simulator holds, by path."""
-    walk = walk_simulator(simulator, frozenset(exclude))
+    walk = walk_simulator(simulator, exclude)
     return {path: x.detach().clone() for path, x in walk.tensors.items()}
 
 
-def write_tensors(simulator: Any, tensors: dict[Path, Tensor], exclude: Iterable[str] = ()) -> None:
+def write_tensors(simulator: Any, tensors: dict[Path, Tensor], exclude: Exclude = ()) -> None:
     """Restores copied tensors where the simulator still has one of the same shape."""
-    walk = walk_simulator(simulator, frozenset(exclude))
+    walk = walk_simulator(simulator, exclude)
     first = walk.first_slots()
     copies = _Copies(walk.tensors.values())
     written: dict[int, Tensor] = {}
@@ -279,7 +277,7 @@ class _Copies:
 
     def of(self, saved: Tensor, old: Tensor | None) -> Tensor:
         pointer = None if old is None else old.untyped_storage().data_ptr()
-        if old is None or pointer not in self._shared or not _is_writable(old):
+        if old is None or pointer not in self._shared or not is_writable(old):
             return saved.clone()
         if pointer not in self._storages:
             self._storages[pointer] = old.untyped_storage().clone()
@@ -291,23 +289,23 @@ class _Copies:
 def shared_storages(tensors: Iterable[Tensor]) -> set[int]:
     """Returns addresses of memory that several tensors share, which must be written in place."""
     distinct = {id(x): x for x in tensors}.values()
-    pointers = [x.untyped_storage().data_ptr() for x in distinct if _is_writable(x)]
+    pointers = [x.untyped_storage().data_ptr() for x in distinct if is_writable(x)]
     count = Counter(pointers)
     return {pointer for pointer in pointers if pointer and count[pointer] > 1}
 
 
-def _is_writable(x: Tensor) -> bool:
+def is_writable(x: Tensor) -> bool:
     """Returns whether each element has memory of its own, unlike those of an expanded tensor."""
     return all(stride or size < 2 for stride, size in zip(x.stride(), x.shape))
 
 
-def walk_simulator(root: Any, exclude: frozenset[str | Path]) -> SimulatorWalk:
+def walk_simulator(root: Any, exclude: Exclude = ()) -> SimulatorWalk:
     """Walks breadth first, entering lists and dicts at once.
 
     An object in a list is thus named by its place there, and not by a reference to it that may
     point to another one tomorrow (``landmarks.0`` rather than ``goal``).
     """
-    walk = SimulatorWalk(exclude)
+    walk = SimulatorWalk(frozenset(exclude))
     queue: deque[tuple[Path, Any]] = deque([((), root)])
     while queue:
         path, holder = queue.popleft()

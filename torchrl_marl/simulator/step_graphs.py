@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,7 @@ from torchrl_marl.errors import CaptureError, SpecError
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.simulator.captured import CapturedSimulator
 from torchrl_marl.simulator.packing import ResetPool, TensorDictLayout, begin_episodes
-from torchrl_marl.simulator.state import Path, path_name, walk_simulator
+from torchrl_marl.simulator.state import Exclude, Path, path_name, walk_simulator
 
 __all__ = ["OuterTensors", "StepGraphs", "refuse_many_structures"]
 
@@ -33,7 +34,7 @@ class OuterTensors:
         exclude (iterable of str or Path): what not to enter.
     """
 
-    def __init__(self, simulator: Any, exclude: Iterable[str | Path] = ()) -> None:
+    def __init__(self, simulator: Any, exclude: Exclude = ()) -> None:
         self._exclude = frozenset(exclude)
         walk = walk_simulator(simulator, self._exclude)
         self._tensors = list(walk.tensors.values())  # held, so that ids stay valid
@@ -69,6 +70,7 @@ class OuterTensors:
 _MOST_STRUCTURES = 12  # simple_reference has 9: one of three goals for each of two agents
 
 
+@dataclass(eq=False)
 class StepGraphs:
     """Steps and partial resets of an environment, by graphs.
 
@@ -87,24 +89,17 @@ class StepGraphs:
         execution (str): how graphs run.
     """
 
-    def __init__(
-        self,
-        captured: CapturedSimulator,
-        advance: Callable[[TensorDictBase], TensorDictBase],
-        read: Callable[[], TensorDictBase],
-        actions: Mapping[NestedKey, TensorSpec],
-        pool: ResetPool,
-        random: RandomState,
-        *,
-        name: str,
-        execution: Literal["trace", "compile", "cudagraph"],
-    ) -> None:
-        self.captured = captured
-        self.pool = pool
-        self._advance, self._read = advance, read
-        self._actions = {key: (spec.shape, spec.dtype) for key, spec in actions.items()}
-        self._random = random
-        self._name, self._execution = name, execution
+    captured: CapturedSimulator
+    advance: Callable[[TensorDictBase], TensorDictBase]
+    read: Callable[[], TensorDictBase]
+    actions: Mapping[NestedKey, TensorSpec]
+    pool: ResetPool
+    random: RandomState
+    _: KW_ONLY
+    name: str
+    execution: Literal["trace", "compile", "cudagraph"]
+
+    def __post_init__(self) -> None:
         self._programs: dict[str, _Step] = {}
         self._current: _Step | None = None
         self._signature = self._structure = ""
@@ -120,13 +115,13 @@ class StepGraphs:
                 before. On a GPU, :meth:`begin` and :meth:`raise_failed` tell it.
             SpecError: an action of another shape.
         """
-        actions = [self._action(tensordict, key) for key in self._actions]
+        actions = [self._action(tensordict, key) for key in self.actions]
         state = self._look()
         if self._current is None:
             self._current = self._recorded(state, actions)
             self._current.outer.refresh(self._current.program, self.captured.simulator)
         step = self._current
-        with self._random.active() if step.draws else contextlib.nullcontext():
+        with self.random.active() if step.draws else contextlib.nullcontext():
             out = step.program.flat([*state, *actions])
         if out[0].device.type == "cpu":  # on other devices, reading would wait
             step.program.raise_failed()
@@ -147,7 +142,10 @@ class StepGraphs:
         self.pool.keep_to(self._structure)
         self.pool.prepare()
         nesting = self.pool.nesting
-        last = self._last if self._last is not None else self._read_as_it_is()
+        last = self._last
+        if last is None:
+            with self.random.unchanged():
+                last = self.read()
         carry = dict(zip(nesting.keys, nesting.leaves(last)))
         state, carry, used = begin_episodes(ended, state, carry, self.pool.tensors)
         self.pool.tensors["used"] = used
@@ -168,23 +166,16 @@ class StepGraphs:
     def _put(self, state: list[Tensor]) -> None:
         self.captured.state = self._state = state
 
-    def _read_as_it_is(self) -> TensorDictBase:
-        random = self._random.state_dict()
-        with self._random.active():
-            read = self._read()
-        self._random.load_state_dict(random)
-        return read
-
     def _action(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
-        action, (shape, dtype) = tensordict.get(key, None), self._actions[key]
-        if action is None or action.shape != shape:
+        action, spec = tensordict.get(key, None), self.actions[key]
+        if action is None or action.shape != spec.shape:
             found = "nothing" if action is None else list(action.shape)
             raise SpecError(
-                f"{self._name}: {key!r} is {found}, expected {list(shape)}; the policy must act "
-                "for every group."
+                f"{self.name}: {key!r} is {found}, expected {list(spec.shape)}; the policy must "
+                "act for every group."
             )
         # A graph holds for one dtype and one memory layout.
-        return action.to(dtype).contiguous()
+        return action.to(spec.dtype).contiguous()
 
     def _recorded(self, state: list[Tensor], actions: list[Tensor]) -> _Step:
         if self._signature not in self._programs:
@@ -200,15 +191,15 @@ class StepGraphs:
 
         def step(*values: Tensor) -> list[Tensor]:
             td = TensorDict({}, [state[0].shape[1]], device=state[0].device)
-            for key, action in zip(self._actions, values):
+            for key, action in zip(self.actions, values):
                 td.set(key, action)
-            stepped = self._advance(td)
+            stepped = self.advance(td)
             found.append(TensorDictLayout(stepped))
             return found[0].leaves(stepped)
 
         outer = OuterTensors(self.captured.simulator, self.captured.simulator_state.exclude)
         program = self.captured.capture(
-            step, *actions, name=f"a step of {self._name}", execution=self._execution
+            step, *actions, name=f"a step of {self.name}", execution=self.execution
         )
         outer.belong_to(program)
         return _Step(program, found[0], outer)

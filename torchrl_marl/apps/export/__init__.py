@@ -10,12 +10,4 @@ if TYPE_CHECKING:
     from torchrl_marl.apps.export.player import Player
     from torchrl_marl.apps.export.write import Export, export_agents
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "agent": ["find_agents"],
-        "check": ["check_players"],
-        "player": ["Player"],
-        "write": ["Export", "export_agents"],
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

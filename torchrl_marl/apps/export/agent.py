@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
-from torchrl_marl.apps.export.interface import Field, Program, describe
+from torchrl_marl.apps.export.interface import FORMAT, Field, Program
 from torchrl_marl.apps.export.programs import (
     Act,
     Mind,
@@ -29,6 +29,7 @@ from torchrl_marl.modules.networks import AgentNetwork, TeamNetwork
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.q_actor import DeterministicActor, Dueling, Greedy
 from torchrl_marl.specs import GroupSpec
+from torchrl_marl.version import __version__
 
 __all__ = ["AgentActor", "Best", "Bounded", "agents_of", "find_agents"]
 
@@ -146,8 +147,7 @@ class AgentActor:
     @property
     def network(self) -> AgentNetwork:
         """The network within the actor."""
-        found = [m for m in self.actor.modules() if isinstance(m, AgentNetwork)]
-        return found[0]
+        return next(m for m in self.actor.modules() if isinstance(m, AgentNetwork))
 
     @property
     def action_spec(self) -> TensorSpec:
@@ -201,9 +201,16 @@ class AgentActor:
             action["one_hot"] = self.group.one_hot
         elif (bounds := self._bounds()) is not None:
             action |= {"low": bounds[0].tolist(), "high": bounds[1].tolist()}
-        seen, size = self.observation(), self.memory_size
-        said = describe(self.name, self.group.name, action, seen, size)
-        return {**said, "communication": self._communication()}
+        return {
+            "format": FORMAT,
+            "agent": self.name,
+            "group": self.group.name,
+            "observation": [asdict(field) for field in self.observation()],
+            "action": action,
+            "state_size": self.memory_size,
+            "versions": {"torchrl_marl": __version__, "torch": torch.__version__},
+            "communication": self._communication(),
+        }
 
     # --------------------------------------------------------------------------- whom it hears
 
@@ -261,10 +268,9 @@ class AgentActor:
         return "normal" if self._bounds() is None else "tanh_normal"
 
     def _parameters(self) -> list[str]:
-        words = {"categorical": ["logits"], "normal": ["loc", "scale"]}
         if self._distribution() == "none":
             return ["action_value"] if self.group.discrete else ["loc"]
-        return words.get(self._distribution(), ["loc", "scale"])
+        return ["logits"] if self.group.discrete else ["loc", "scale"]
 
     def _bounds(self) -> tuple[Tensor, Tensor] | None:
         width = self.group.action_dims[self.number]

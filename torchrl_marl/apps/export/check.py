@@ -225,18 +225,18 @@ class _Team:
             return {name: player.act(action_mask=legal[name]) for name, player in players.items()}
         assert links is not None
         linked = {n: [m for m in rows if links[self._place(n), self._place(m)]] for n in rows}
+
+        def inbox(name: str) -> dict[str, Any]:
+            return {other: said[other] for other in linked[name]}
+
         if self.channel.delay is not None:
-            actions = {
-                name: player.act(action_mask=legal[name]) for name, player in players.items()
-            }
+            actions = {n: player.act(action_mask=legal[n]) for n, player in players.items()}
             for name, player in players.items():
-                player.hear({other: said[other] for other in linked[name]})
+                player.hear(inbox(name))
             return actions
         for _ in self.channel.rounds[1:]:
-            inbox = {name: {other: said[other] for other in linked[name]} for name in rows}
-            said = {name: player.hear(inbox[name]) for name, player in players.items()}
-        inbox = {name: {other: said[other] for other in linked[name]} for name in rows}
-        return {n: p.act(inbox=inbox[n], action_mask=legal[n]) for n, p in players.items()}
+            said = {name: player.hear(inbox(name)) for name, player in players.items()}
+        return {n: p.act(inbox=inbox(n), action_mask=legal[n]) for n, p in players.items()}
 
     def _place(self, name: str) -> int:
         return self.agents[name].place

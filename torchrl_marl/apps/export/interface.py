@@ -1,7 +1,4 @@
-"""What goes into and comes out of an agent's programs, as a file says it.
-
-Shapes: A action features, or discrete actions, S numbers that an agent remembers.
-"""
+"""What goes into and comes out of an agent's programs, as a file says it."""
 
 from __future__ import annotations
 
@@ -16,9 +13,7 @@ import torch
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
-import torchrl_marl.version as version
-
-__all__ = ["Field", "Names", "Program", "describe", "sha256_of", "write_interface"]
+__all__ = ["FORMAT", "Field", "Names", "Program", "sha256_of", "write_interface"]
 
 Names = Sequence["Field"]
 FORMAT = 1
@@ -85,28 +80,6 @@ class Program:
         )
 
 
-def describe(
-    agent: str, group: str, action: Mapping[str, Any], observation: Names, state_size: int
-) -> dict[str, Any]:
-    """Returns what an interface says of an agent, without its programs.
-
-    Args:
-        agent, group (str): names.
-        action (mapping): ``distribution``, shape, dtype and bounds of its actions.
-        observation (sequence of Field): the leaves that it sees, in order.
-        state_size (int): numbers S that it remembers.
-    """
-    return {
-        "format": FORMAT,
-        "agent": agent,
-        "group": group,
-        "observation": [asdict(field) for field in observation],
-        "action": dict(action),
-        "state_size": state_size,
-        "versions": {"torchrl_marl": version.__version__, "torch": torch.__version__},
-    }
-
-
 def sha256_of(path: Path) -> str:
     """Returns the hash of a file's bytes."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -119,7 +92,7 @@ def write_interface(
 
     Args:
         folder (Path): the agent's.
-        described (mapping): from :func:`describe`.
+        described (mapping): what the agent says of itself.
         files (mapping): name of a program -> its file, inputs and outputs.
     """
     programs = {

@@ -11,13 +11,4 @@ if TYPE_CHECKING:
     from torchrl_marl.apps.external.env import ExternalEnv
     from torchrl_marl.apps.external.server import ActionServer
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "collector": ["ExternalCollector"],
-        "declaration": ["Declared"],
-        "door": ["Door"],
-        "env": ["ExternalEnv"],
-        "server": ["ActionServer"],
-    },
-)
+__getattr__, __dir__, __all__ = attach(__name__)

@@ -14,11 +14,11 @@ from torchrl.envs.utils import ExplorationType
 
 from torchrl_marl.apps.external.declaration import Declared
 from torchrl_marl.apps.external.graph_acting import Acting, Leaves
-from torchrl_marl.apps.external.seats import Seats
+from torchrl_marl.apps.external.seats import Fragments, Seats
 from torchrl_marl.apps.external.wire import PROTOCOL, Refused, framed
 from torchrl_marl.errors import ConfigError, quoted
 
-__all__ = ["ActionServer", "Client", "Line", "Recording"]
+__all__ = ["ActionServer", "Client", "Line"]
 
 
 class Line(Protocol):
@@ -29,28 +29,6 @@ class Line(Protocol):
 
     def refuse(self, why: str) -> None:
         """Says why, and closes."""
-
-
-class Recording(Protocol):
-    """Who wants the steps: told of each when it begins and when its outcome is known."""
-
-    def begin(self, seat: int, whole: bool) -> None:
-        """Is told that an episode begins, or goes on of which the begin is not known."""
-
-    def may_open(self, seat: int) -> bool:
-        """Whether a client's next step may begin now; it waits otherwise."""
-
-    def open(self, seats: np.ndarray, leaves: Leaves, version: int) -> None:
-        """Takes the begin of steps: what was seen and done."""
-
-    def close(self, seats: np.ndarray, outcome: Leaves) -> None:
-        """Takes what the open steps of some seats led to."""
-
-    def cut(self, seat: int) -> None:
-        """Leaves out an open step, and truncates the episode before it."""
-
-    def leave(self, seat: int) -> None:
-        """Gives a seat free."""
 
 
 class Client:
@@ -135,12 +113,11 @@ class ActionServer:
         self.max_message_bytes, self.max_number = max_message_bytes, max_number
         self.policy, self.version = policy, 0
         self.exploration_type = ExplorationType.RANDOM
-        self.recording: Recording | None = None
+        self.recording: Fragments | None = None
         self.clients: dict[str, Client] = {}
         names = ("steps", "batches", "reconnects", "duplicates", "late", "truncated", "refused")
         self.counts = dict.fromkeys(names, 0)
         self.schedule: Callable[[Callable[[], None]], Any] = lambda flush: flush()
-        self.on_declared: Callable[[Declared], None] = lambda declared: None
         self.declared: Declared | None = None
         self._remembered: dict[str, int] | None = None
         self._heard: list[Client] = []
@@ -162,9 +139,7 @@ class ActionServer:
 
     def _declare(self, declared: Declared) -> None:
         self.declared, self.seats = declared, Seats(declared, self.max_clients, self.max_number)
-        if self._remembered is not None:
-            self.seats.carry_memory(self._remembered)
-        self.on_declared(declared)
+        self.seats.carry_memory(self._remembered)
 
     def carry_memory(self, sizes: Mapping[str, int]) -> None:
         """Lets actors remember, group -> the numbers of each agent, and know where they begin."""
@@ -176,8 +151,7 @@ class ActionServer:
         """Returns what a policy reads of one client that has said nothing yet."""
         assert self.declared is not None
         seats = Seats(self.declared, 1)
-        if self._remembered is not None:
-            seats.carry_memory(self._remembered)
+        seats.carry_memory(self._remembered)
         return seats.inputs(np.zeros(1, int))
 
     # --------------------------------------------------------------------------------- clients

@@ -7,4 +7,4 @@ from torchrl_marl._lazy import attach
 if TYPE_CHECKING:
     from torchrl_marl.apps.serving.served import ServedRun, declared_of, serve
 
-__getattr__, __dir__, __all__ = attach(__name__, {"served": ["ServedRun", "declared_of", "serve"]})
+__getattr__, __dir__, __all__ = attach(__name__)

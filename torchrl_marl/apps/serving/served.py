@@ -144,7 +144,7 @@ class ServedRun:
         drawn = ExplorationType.RANDOM if stochastic else ExplorationType.DETERMINISTIC
         self.server.exploration_type = drawn
         self._policy = _Choosing(run.policy, self._team)
-        if any(_leaf(key) == "is_init" for key in self._policy.in_keys):
+        if any(key[-1] == "is_init" for key in self._policy.in_keys):
             self.server.carry_memory(remembered_by(self._policy))
         # The door first: what is wrong with it is told before graphs are compiled.
         self.door = Door(
@@ -233,7 +233,8 @@ class _Choosing(nn.Module):
 
     def __init__(self, policy: Any, team: TeamSpec) -> None:
         super().__init__()
-        self.policy, self.in_keys = policy, policy.in_keys
+        self.policy = policy
+        self.in_keys = [key if isinstance(key, tuple) else (key,) for key in policy.in_keys]
         self._one_hot = [group.action_key for group in team.groups.values() if group.one_hot]
 
     def forward(self, td: TensorDictBase) -> TensorDictBase:
@@ -253,9 +254,8 @@ def serve(folder: str | Path, *, follow: bool = False, every: float = 1.0, **opt
         **options: of :class:`ServedRun`.
     """
     with ServedRun(folder, **options) as served:
-        served.door.ask(
-            torch.set_num_threads, 1
-        )  # answers are small; threads count for each thread
+        # Answers are small; threads count for each thread.
+        served.door.ask(torch.set_num_threads, 1)
         print(f"serves {served.folder} ({served.version:,} frames) at {served.address}")
         for name, kind in served.declared.settings()["agents"].items():
             print(f"  {name}: {kind}")
@@ -280,14 +280,9 @@ def _follow(served: ServedRun) -> None:
         print(f"goes on with {served.version:,} frames: {error}", flush=True)
 
 
-def _leaf(key: Any) -> str:
-    return key if isinstance(key, str) else key[-1]
-
-
 def _check_reads(policy: _Choosing, given: set[tuple[str, ...]]) -> None:
     """Refuses a policy that reads what no client says."""
     for key in policy.in_keys:
-        key = key if isinstance(key, tuple) else (key,)
         if key not in given:
             raise ConfigError(
                 f"this run's policy reads {key!r}, which no client says; export it instead: "
