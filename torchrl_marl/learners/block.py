@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,6 +20,7 @@ from torchrl_marl.learners.networks import (
 )
 from torchrl_marl.modules.config import carries, communicates, gives_links
 from torchrl_marl.modules.joined_actor import GroupActors
+from torchrl_marl.modules.precision import matmul_in_tf32
 from torchrl_marl.objectives.flags import ALIVE, BOOTSTRAPS, Births, Flags, flags_of
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.specs.groups import check_flags
@@ -206,6 +208,10 @@ class BlockLearner(nn.Module):
     Attributes:
         block (Block): the joined groups, and batches in their layout.
         observation_norms (ObservationNorms): the running statistics of observations.
+        remembers (bool): whether the actor or the critic carries something from step to step.
+        remembered (tuple of str): what a batch has for networks with memory, and the links that the
+            environment gives.
+        communicates (bool): whether agents hear each other when they act.
         actors (GroupActors): by group; empty until a subclass adds them.
         losses (dict): name of one or several groups, ``"a+b"`` -> the loss; likewise.
 
@@ -238,6 +244,9 @@ class BlockLearner(nn.Module):
         if members is not None:
             self.settings, self.sick = members.settings, members.sick
         self.groups, self.config = dict(groups), config
+        self.remembers = getattr(config, "remembers", False)
+        self.remembered = _remembered_of(config)
+        self.communicates = communicates(config.actor)
         seen = seen_by_critics((self.groups if team is None else team.groups).values(), config)
         if seen is not None and n_members > 1:
             seen = of_members(seen, n_members, same_actions=False)
@@ -283,9 +292,11 @@ class BlockLearner(nn.Module):
         Raises:
             NonFiniteError: a loss or gradient that is not finite; of a population, everybody's.
         """
-        if self.members is None:
-            return self._learn(batch)
-        with self.members.learning(self, batch):
+        with contextlib.ExitStack() as stack:
+            if self.members is not None:
+                stack.enter_context(self.members.learning(self, batch))
+            if self.config.precision == "tf32":
+                stack.enter_context(matmul_in_tf32())
             return self._learn(batch)
 
     def copy_members(self, parent: Tensor) -> None:
@@ -307,15 +318,6 @@ class BlockLearner(nn.Module):
             member (int): which of them.
         """
 
-    @property
-    def remembered(self) -> tuple[str, ...]:
-        """What a batch has for networks with memory, and links that the environment gives."""
-        config, found = self.config, []
-        if getattr(config, "remembers", False):
-            found = ["is_init", "hidden"] if carries(config.actor) else ["is_init"]
-        networks = (config.actor, getattr(config, "critic", config.actor))
-        return (*found, *["links"] * any(gives_links(own) for own in networks))
-
     def check_remembered(self, batch: TensorDictBase) -> None:
         """Refuses a batch ``[E, T]`` without what networks with memory or communication read.
 
@@ -334,7 +336,7 @@ class BlockLearner(nn.Module):
             metrics (TensorDict): of groups; written to.
             data (TensorDictBase): a batch ``[E, T]`` in the block's layout.
         """
-        if communicates(self.config.actor):
+        if self.communicates:
             from torchrl_marl.learners.words import add_words
 
             add_words(metrics, self.actors, self.block.joined, data)
@@ -361,3 +363,12 @@ class BlockLearner(nn.Module):
         if state_dict.get("_extra_state", {}).get("unshared"):
             self.unshare()
         return super().load_state_dict(state_dict, *args, **kwargs)
+
+
+def _remembered_of(config: Any) -> tuple[str, ...]:
+    """Returns what a batch has for networks with memory, and links that the environment gives."""
+    found = []
+    if getattr(config, "remembers", False):
+        found = ["is_init", "hidden"] if carries(config.actor) else ["is_init"]
+    networks = (config.actor, getattr(config, "critic", config.actor))
+    return (*found, *["links"] * any(gives_links(own) for own in networks))

@@ -25,7 +25,6 @@ from torchrl_marl.learners.updates import (
     shuffled_epochs,
     summarize,
 )
-from torchrl_marl.modules.precision import matmul_precision
 
 if TYPE_CHECKING:
     from torchrl_marl.learners.shards import ShardOrder
@@ -122,7 +121,7 @@ class EpochLearner(BlockLearner):
 
     @property
     def _burn_in(self) -> int:
-        return self.config.burn_in if self.config.remembers else 0
+        return self.config.burn_in if self.remembers else 0
 
     def _warmed_up(self, windows: TensorDictBase) -> TensorDictBase:
         """Returns windows without the steps that only bring the networks' states up to date."""
@@ -188,22 +187,22 @@ class EpochLearner(BlockLearner):
 
     def _learn(self, batch: TensorDictBase) -> TensorDict:
         self.check_remembered(batch)
-        with matmul_precision(self.config.precision):
-            if not self._looked:
-                self._looked = True
-                self.look_at(batch)
-            data = self.block.gather(batch)
-            self.add_targets(data)
-            self.block.scatter(data, batch, self.written)
-            metrics = self._train(self._frames(data))
-            self.add_communication(metrics, data)
+        if not self._looked:
+            self._looked = True
+            self.look_at(batch)
+        data = self.block.gather(batch)
+        self.add_targets(data)
+        self.block.scatter(data, batch, self.written)
+        metrics = self._train(self._frames(data))
+        self.add_communication(metrics, data)
+        if self.observation_norms:
             self.observation_norms.update_all(data)
-            return metrics
+        return metrics
 
     def _frames(self, data: TensorDictBase) -> TensorDictBase:
         """Returns what minibatches are drawn from: frames, or windows of networks with memory."""
         keys = minibatch_keys(self.losses.values())
-        if self.config.remembers:
+        if self.remembers:
             from torchrl_marl.learners.windows import windows_of
 
             return windows_of(data, keys, self.config.window)
@@ -217,7 +216,7 @@ class EpochLearner(BlockLearner):
 
     def _epochs(self, n_frames: int) -> Any:
         config, device = self.config, self.updates.device
-        size = config.minibatch_size // (config.window if config.remembers else 1)
+        size = config.minibatch_size // (config.window if self.remembers else 1)
         draw = shuffled_epochs if self.shards is None else self.shards.epochs
         return draw(n_frames, size, n_epochs=config.num_epochs, device=device)
 

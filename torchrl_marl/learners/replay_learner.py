@@ -25,7 +25,6 @@ from torchrl_marl.learners.replay_updates import History, ReplayUpdates, Step
 from torchrl_marl.learners.team_checks import refuse_turns
 from torchrl_marl.learners.unshare import unshare_parts
 from torchrl_marl.modules.exploration import Explore
-from torchrl_marl.modules.precision import matmul_precision
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
 from torchrl_marl.specs import GroupSpec
 from torchrl_marl.specs.joining import fold, unfold
@@ -86,7 +85,7 @@ class ReplayLearner(BlockLearner):
         **kwargs: Any,
     ) -> None:
         super().__init__(groups, config, device=device, **kwargs)
-        seen = self.block.seen
+        seen, self.noisy = self.block.seen, config.noisy
         for name, group in self.block.joined.items():
             actor, loss = self.build(group, seen, device)
             explore = Explore(group, device=device)
@@ -140,7 +139,7 @@ class ReplayLearner(BlockLearner):
             n_step=config.n_step,
             gamma=config.gamma,
             tau=config.tau,
-            window=config.window if config.remembers else 0,
+            window=config.window if self.remembers else 0,
             burn_in=config.burn_in,
             execution=self.execution,
             members=members,
@@ -194,7 +193,7 @@ class ReplayLearner(BlockLearner):
         epsilon = self._scheduled("epsilon") if self.started else 1.0
         for explore in self.explorers:
             explore.epsilon.fill_(epsilon)
-            if self.config.noisy:
+            if self.noisy:
                 explore.sigma.fill_(self._scheduled("sigma"))
         if self.members is not None:
             self.members.explore(self)
@@ -224,25 +223,24 @@ class ReplayLearner(BlockLearner):
         if self.frames < self.config.learning_starts:
             return False
         steps = 0 if self.replay is None else self.replay.ring.n_filled
-        return not self.config.remembers or steps >= self.config.window
+        return not self.remembers or steps >= self.config.window
 
     def _learn(self, batch: TensorDictBase) -> TensorDict:
         """Stores a batch and makes its updates."""
-        with matmul_precision(self.config.precision):
-            self.check_remembered(batch)
-            batch = batch.reshape(-1, batch.shape[-1])
-            data = self._store(batch)
-            n_updates = 0
-            if self.started:
-                self.owed += self.config.updates_per_frame * (batch.numel() // self.n_members)
-                n_updates = int(self.owed)
-                self.owed -= n_updates
-            history = self.updates.run(cast(TeamReplay, self.replay), n_updates)
-            self._check(history)
-            self._explore()
-            metrics = self._summary(history, n_updates)
-            self.add_communication(metrics, data)
-            return metrics
+        self.check_remembered(batch)
+        batch = batch.reshape(-1, batch.shape[-1])
+        data = self._store(batch)
+        n_updates = 0
+        if self.started:
+            self.owed += self.config.updates_per_frame * (batch.numel() // self.n_members)
+            n_updates = int(self.owed)
+            self.owed -= n_updates
+        history = self.updates.run(cast(TeamReplay, self.replay), n_updates)
+        self._check(history)
+        self._explore()
+        metrics = self._summary(history, n_updates)
+        self.add_communication(metrics, data)
+        return metrics
 
     def cut(self) -> None:
         """Says that the next batch does not follow on the last: episodes begin anew."""
@@ -262,7 +260,8 @@ class ReplayLearner(BlockLearner):
             loss.settle_rewards(data)
         self.replay.extend(self._rows_of(data, batch))
         self._anneal()
-        self.observation_norms.update_all(data)
+        if self.observation_norms:
+            self.observation_norms.update_all(data)
         self.frames += batch.numel() // self.n_members
         return data
 
@@ -292,7 +291,7 @@ class ReplayLearner(BlockLearner):
         priority = Priority(settings.alpha, settings.beta) if settings.alpha else None
         keys = dict.fromkeys(key for loss in self.losses.values() for key in loss.stored_keys)
         earn = self.config.bootstrap == "team"
-        options = {"dead_earn": earn, "windows": self.config.remembers}
+        options = {"dead_earn": earn, "windows": self.remembers}
         return n_steps, list(keys), {"priority": priority, "device": self.device, **options}
 
     def _check(self, history: History) -> None:
@@ -321,7 +320,7 @@ class ReplayLearner(BlockLearner):
             for group in whole.sources:
                 found = summary[group.name]
                 found["epsilon"] = self._of_members(explore.epsilon, whole).clone()
-                if self.config.noisy:
+                if self.noisy:
                     found["sigma"] = explore.sigma.expand(shape).clone()
                 for key, number in (("updates", n_updates), ("stored", len(self.replay or ()))):
                     found[key] = torch.full(shape, float(number), device=device)

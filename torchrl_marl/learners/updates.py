@@ -362,8 +362,10 @@ class Updates:
             how: dict[str, Any] = {"skip": self.stop.all, "frozen": frozen}
             move(self.optimizer, moved, gradients, lr=lr, members=self.members, **how)
             return
-        moments = moments_of(self.optimizer, moved) if frozen else ([], [], [])
-        with torch.no_grad(), freeze(frozen, moved, *moments):
+        if not frozen:
+            self.optimizer.step()
+            return
+        with torch.no_grad(), freeze(frozen, moved, *moments_of(self.optimizer, moved)):
             self.optimizer.step()
 
     def evaluate(self, minibatch: TensorDictBase) -> tuple[Tensor, History, Counts]:

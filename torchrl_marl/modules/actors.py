@@ -45,7 +45,7 @@ from torchrl_marl.modules.networks import (
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.size import check_size
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.stacking import is_lazy
+from torchrl_marl.specs.groups import is_lazy
 
 __all__ = [
     "GroupActor",

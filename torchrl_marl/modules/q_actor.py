@@ -36,7 +36,7 @@ from torchrl_marl.modules.config import NetworkConfig
 from torchrl_marl.modules.inputs import LegalLogits
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.stacking import is_lazy
+from torchrl_marl.specs.groups import is_lazy
 
 __all__ = ["DeterministicActor", "make_deterministic_actor", "make_q_actor"]
 

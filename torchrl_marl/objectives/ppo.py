@@ -20,9 +20,14 @@ from torchrl_marl.functional import expand_mask
 from torchrl_marl.functional.statistics import PerGroup
 from torchrl_marl.modules.memory.states import has_cells, over_time
 from torchrl_marl.modules.normalization import ValueNorm
-from torchrl_marl.objectives.estimator import TeamGAE, estimator_keys
-from torchrl_marl.objectives.flags import blank_masked_inputs, loss_mask_key, placeholder_action
-from torchrl_marl.objectives.ratio import blank_masked_actions, policy_ratio, valid_actions
+from torchrl_marl.objectives.estimator import TeamGAE, estimator_keys, policy_ratio
+from torchrl_marl.objectives.flags import (
+    blank_masked_actions,
+    blank_masked_inputs,
+    loss_mask_key,
+    placeholder_action,
+    valid_actions,
+)
 from torchrl_marl.runtime.ranks import ALONE, Alone, current
 from torchrl_marl.specs import GroupSpec
 

@@ -15,7 +15,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.stacking import is_lazy
+from torchrl_marl.specs.groups import is_lazy
 
 __all__ = [
     "AgentTable",
