@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from torchrl_marl.capture import check_execution
 from torchrl_marl.learners.networks import (
+    NetworkBuilder,
     ObservationNorms,
     check_hearing,
     must_stay_apart,
@@ -208,6 +209,7 @@ class BlockLearner(nn.Module):
     Attributes:
         block (Block): the joined groups, and batches in their layout.
         observation_norms (ObservationNorms): the running statistics of observations.
+        builder (NetworkBuilder): builds actors, critics and mixers.
         remembers (bool): whether the actor or the critic carries something from step to step.
         remembered (tuple of str): what a batch has for networks with memory, and the links that the
             environment gives.
@@ -261,6 +263,7 @@ class BlockLearner(nn.Module):
         )
         check_hearing(self.block.joined, config, team)
         self.observation_norms = ObservationNorms(config.normalize_observations, device)
+        self.builder = NetworkBuilder(config, self.observation_norms, seen, device)
         self.actors = GroupActors()
         self.losses: dict[str, Any] = {}
         self.explorers: list[Explore] = []

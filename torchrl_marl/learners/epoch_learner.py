@@ -6,7 +6,7 @@ Shapes: E envs, T steps, F frames of a batch, N agents of a group, G groups that
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -94,15 +94,19 @@ class EpochLearner(BlockLearner):
         if self.members is not None:
             self.members.take_over(clips.values(), self.optimizer_of.values())
         device = self.optimizer.param_groups[0]["params"][0].device
-        more: dict[str, Any] = {"clips": clips, "stop": self.make_stop(clips, device)}
-        more |= {"prepare": self._warmed_up if self._burn_in else None, "members": self.members}
-        if self.execution == "eager":
-            self.updates = Updates(self.losses, self.optimizer, **more)
-        else:
+        make: Callable[..., Updates] = Updates
+        if self.execution != "eager":
             from torchrl_marl.learners.captured import CapturedUpdates
 
-            more["execution"] = self.execution
-            self.updates = CapturedUpdates(self.losses, self.optimizer, **more)
+            make = partial(CapturedUpdates, execution=self.execution)
+        self.updates = make(
+            self.losses,
+            self.optimizer,
+            clips=clips,
+            stop=self.make_stop(clips, device),
+            prepare=self._warmed_up if self._burn_in else None,
+            members=self.members,
+        )
 
     @property
     def optimizer_of(self) -> dict[str, Adam]:

@@ -85,9 +85,9 @@ class ReplayLearner(BlockLearner):
         **kwargs: Any,
     ) -> None:
         super().__init__(groups, config, device=device, **kwargs)
-        seen, self.noisy = self.block.seen, config.noisy
+        self.noisy = config.noisy
         for name, group in self.block.joined.items():
-            actor, loss = self.build(group, seen, device)
+            actor, loss = self.build(group)
             explore = Explore(group, device=device)
             self.actors.add(group, TensorDictSequential(actor, explore))
             self.explorers.append(explore)
@@ -107,28 +107,20 @@ class ReplayLearner(BlockLearner):
         self._explore()
 
     @abstractmethod
-    def build(
-        self, group: GroupSpec, seen: GroupSpec | None, device: torch.device | str | None
-    ) -> tuple[TensorDictModuleBase, OffPolicyLoss]:
+    def build(self, group: GroupSpec) -> tuple[TensorDictModuleBase, OffPolicyLoss]:
         """Builds the actor and the loss of a group.
 
         Args:
             group (GroupSpec): also several groups as one.
-            seen (GroupSpec, optional): the agents that a network across groups sees.
-            device (torch.device, optional): of the networks.
         """
 
     @abstractmethod
-    def make_steps(self, seen: GroupSpec | None) -> list[Step]:
-        """Returns the steps of an update of all losses.
-
-        Args:
-            seen (GroupSpec, optional): as in :meth:`build`.
-        """
+    def make_steps(self) -> list[Step]:
+        """Returns the steps of an update of all losses."""
 
     def _make_updates(self) -> ReplayUpdates:
         """Prepares updates of these networks."""
-        config, steps, members = self.config, self.make_steps(self.block.seen), self.members
+        config, steps, members = self.config, self.make_steps(), self.members
         if members is not None:
             clips = (clip for step in steps for clip in step.clips.values())
             members.take_over(clips, (x for step in steps for x in step.optimizers.values()))

@@ -153,7 +153,7 @@ def _training_of(config: TrainConfig) -> type[Training]:
 def _begin(
     folder: RunFolder, config: TrainConfig, env: EnvBase | None, kind: type[Training] | None
 ) -> Training:
-    from torchrl_marl.learners.replay.size import refuse_large_store
+    from torchrl_marl.learners.replay.team_replay import refuse_large_store
 
     if env is not None:
         own = dataclasses.replace(
