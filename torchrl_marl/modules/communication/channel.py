@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchrl_marl.modules.bodies import Context, initialize
+from torchrl_marl.modules.bodies import initialize
 from torchrl_marl.modules.communication.chain import Chain
 from torchrl_marl.modules.communication.rounds import Attention, Mean, Round
 from torchrl_marl.modules.config import (
@@ -20,6 +20,7 @@ from torchrl_marl.modules.config import (
 )
 from torchrl_marl.modules.memory.cells import Layers, Memory
 from torchrl_marl.modules.memory.network import remember
+from torchrl_marl.modules.networks import Context
 
 __all__ = [
     "Channel",
