@@ -120,21 +120,12 @@ class ReplayLearner(BlockLearner):
 
     def _make_updates(self) -> ReplayUpdates:
         """Prepares updates of these networks."""
-        config, steps, members = self.config, self.make_steps(), self.members
+        steps, members = self.make_steps(), self.members
         if members is not None:
             clips = (clip for step in steps for clip in step.clips.values())
             members.take_over(clips, (x for step in steps for x in step.optimizers.values()))
         updates = ReplayUpdates(
-            self.losses,
-            steps,
-            minibatch_size=config.minibatch_size,
-            n_step=config.n_step,
-            gamma=config.gamma,
-            tau=config.tau,
-            window=config.window if self.remembers else 0,
-            burn_in=config.burn_in,
-            execution=self.execution,
-            members=members,
+            self.losses, steps, self.config, execution=self.execution, members=members
         )
         if members is not None:
             members.rows.follow(updates.sources, updates.targets)
@@ -270,21 +261,25 @@ class ReplayLearner(BlockLearner):
             rows.set(key, unfold(value, self.n_members, batch.ndim))
         return rows
 
-    def _make_replay(self, num_envs: int) -> TeamReplay:
-        n_steps, keys, options = self._store_settings(num_envs)
-        options["n_members"] = self.n_members
-        options["shared"] = self.members is not None and self.members.share_replay
-        return TeamReplay(n_steps, num_envs, keys, **options)
+    @property
+    def _stored_keys(self) -> list[NestedKey]:
+        """What is kept of a step."""
+        return list(dict.fromkeys(key for loss in self.losses.values() for key in loss.stored_keys))
 
-    def _store_settings(self, num_envs: int) -> tuple[int, list[NestedKey], dict[str, Any]]:
-        """Returns how many steps are kept of each of so many envs, what of them, and how."""
+    def _make_replay(self, num_envs: int) -> TeamReplay:
+        """Returns a store of the steps of so many envs of each member."""
         settings = self.config.replay
-        n_steps = math.ceil(settings.capacity / num_envs)
-        priority = Priority(settings.alpha, settings.beta) if settings.alpha else None
-        keys = dict.fromkeys(key for loss in self.losses.values() for key in loss.stored_keys)
-        earn = self.config.bootstrap == "team"
-        options = {"dead_earn": earn, "windows": self.remembers}
-        return n_steps, list(keys), {"priority": priority, "device": self.device, **options}
+        return TeamReplay(
+            math.ceil(settings.capacity / num_envs),
+            num_envs,
+            self._stored_keys,
+            Priority(settings.alpha, settings.beta) if settings.alpha else None,
+            self.device,
+            dead_earn=self.config.bootstrap == "team",
+            windows=self.remembers,
+            n_members=self.n_members,
+            shared=self.members is not None and self.members.share_replay,
+        )
 
     def _check(self, history: History) -> None:
         """Refuses losses and gradients that are not finite; of a population, everybody's."""
@@ -362,11 +357,9 @@ class ReplayLearner(BlockLearner):
         self.frames, self.owed, self.progress = many.frames, many.owed, many.progress
         self.updates.count = many.updates.count
         if many.replay is not None:
-            num_envs = many.replay.num_envs
             if self.replay is None:
-                self.replay = self._make_replay(num_envs)
-            keys = self._store_settings(num_envs)[1]
-            self.replay.load_state_dict(many.replay.state_of(member, keys))
+                self.replay = self._make_replay(many.replay.num_envs)
+            self.replay.load_state_dict(many.replay.state_of(member, self._stored_keys))
 
     def _with_team_rewards(self, state: dict[str, Any]) -> dict[str, Any]:
         """Returns what is stored with the team's rewards, which older versions did not store."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -14,7 +13,7 @@ from torchrl_marl.errors import NonFiniteError
 from torchrl_marl.functional import masked_mean
 from torchrl_marl.learners.adam import freeze, moments_of, move, start_adam
 from torchrl_marl.learners.clipping import GradientClip
-from torchrl_marl.runtime.ranks import Alone, current
+from torchrl_marl.runtime.ranks import current
 from torchrl_marl.specs import GroupSpec
 
 if TYPE_CHECKING:
@@ -25,13 +24,11 @@ __all__ = [
     "KLStop",
     "Objective",
     "Updates",
-    "counted_by_all",
     "evaluate",
     "minibatch_keys",
     "must_be_finite",
     "refuse_non_finite",
     "shuffled_epochs",
-    "sum_of_all",
     "summarize",
 ]
 
@@ -123,67 +120,6 @@ class KLStop:
 
 
 Counts = dict[str, Tensor]
-
-
-@contextlib.contextmanager
-def counted_by_all(
-    ranks: Alone, objectives: Mapping[str, Any], minibatch: TensorDictBase
-) -> Iterator[Counts]:
-    """Lets losses divide by everybody's number of steps, so that gradients add up; one message.
-
-    Args:
-        ranks (Alone): who learns.
-        objectives (mapping): name -> a loss with ``own_count`` and ``count``.
-        minibatch (TensorDictBase): the own part ``[M]``.
-
-    Yields:
-        dict: name -> that number, a scalar or ``[G]``; nothing where there are no others.
-    """
-    if ranks.size == 1:
-        yield {}
-        return
-    with torch.no_grad():
-        found = ranks.sum_all([loss.own_count(minibatch) for loss in objectives.values()])
-    counts = {name: count.clamp_min(1) for name, count in zip(objectives, found)}
-    for name, loss in objectives.items():
-        loss.count = counts[name]
-    try:
-        yield counts
-    finally:
-        for loss in objectives.values():
-            loss.count = None
-
-
-@torch.no_grad()
-def sum_of_all(
-    ranks: Alone,
-    objectives: Mapping[str, Any],
-    gradients: Sequence[Tensor],
-    metrics: Mapping[tuple[str, str], Tensor],
-    counts: Counts,
-) -> tuple[list[Tensor], dict[tuple[str, str], Tensor]]:
-    """Returns everybody's gradients and metrics; one message.
-
-    Args:
-        ranks (Alone): who learns.
-        objectives (mapping): name -> a loss; its ``combine`` has what metrics that are no means are
-            made of.
-        gradients (sequence of Tensor): own ones, of losses that were counted by all.
-        metrics (mapping): (name, metric) -> a scalar or ``[G]``; ``[*, G]`` for ``combine``.
-        counts (dict): of :func:`counted_by_all`.
-    """
-    if ranks.size == 1:
-        return list(gradients), dict(metrics)
-    apart = {key: objectives[key[0]].combine.get(key[1]) for key in metrics}
-    own = [ranks.slots(x) if apart[key] is not None else x for key, x in metrics.items()]
-    summed = ranks.sum_all([*gradients, *own])
-    found = dict(zip(metrics, summed[len(gradients) :]))
-    for key, combine in apart.items():
-        if combine is not None:
-            found[key] = combine(found[key], counts[key[0]])
-    return summed[: len(gradients)], found
-
-
 History = dict[tuple[str, str], Tensor]
 
 
@@ -293,8 +229,10 @@ class Updates:
         total.backward()
         parameters = self.optimizer.param_groups[0]["params"]
         own = [p.grad for p in parameters if p.grad is not None]
-        gradients, metrics = sum_of_all(current(), self.objectives, own, metrics, counts)
         if counts:
+            from torchrl_marl.learners.shards import sum_of_all
+
+            gradients, metrics = sum_of_all(current(), self.objectives, own, metrics, counts)
             torch._foreach_copy_(own, gradients)
         for name, clip in self.clips.items():
             metrics[name, "grad_norm"] = clip()
@@ -324,9 +262,16 @@ class Updates:
             self.optimizer.step()
 
     def evaluate(self, minibatch: TensorDictBase) -> tuple[Tensor, History, Counts]:
-        """Returns the sum of all losses, the metrics of each objective, and everybody's counts."""
-        prepared = minibatch if self.prepare is None else self.prepare(minibatch)
-        with counted_by_all(current(), self.objectives, prepared) as counts:
+        """Returns the sum of all losses, the metrics of each objective, and everybody's counts.
+
+        One process alone has no counts of others.
+        """
+        prepared, ranks = minibatch if self.prepare is None else self.prepare(minibatch), current()
+        if ranks.size == 1:
+            return *evaluate(self.objectives, prepared), {}
+        from torchrl_marl.learners.shards import counted_by_all
+
+        with counted_by_all(ranks, self.objectives, prepared) as counts:
             return *evaluate(self.objectives, prepared), counts
 
 
