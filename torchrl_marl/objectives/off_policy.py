@@ -20,7 +20,6 @@ from torchrl_marl.functional import expand_mask
 from torchrl_marl.functional.statistics import PerGroup
 from torchrl_marl.modules.memory.states import (
     has_cells,
-    over_time,
     state_size,
     states_after,
 )
@@ -403,7 +402,7 @@ class OffPolicyLoss(LossModule):
 
     def in_time(self) -> contextlib.AbstractContextManager:
         """Lets the network that acts read sequences, if it remembers, for a while."""
-        return over_time(getattr(self, self.acting))
+        return set_recurrent_mode(True) if self.remembers else contextlib.nullcontext()
 
     @torch.no_grad()
     def recall(self, data: TensorDictBase) -> dict[NestedKey, Tensor]:
