@@ -12,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_marl.capture import check_execution
+from torchrl_marl.errors import NonFiniteError
 from torchrl_marl.learners.networks import (
     NetworkBuilder,
     ObservationNorms,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from torchrl_marl.learners.members import Members
     from torchrl_marl.modules.exploration import Explore
 
-__all__ = ["Block", "BlockLearner"]
+__all__ = ["Block", "BlockLearner", "must_be_finite"]
 
 _AT_NEXT = ("is_init", "links")
 Gathered = tuple[GroupSpec, TensorDictBase, TensorDictBase]
@@ -344,6 +345,28 @@ class BlockLearner(nn.Module):
 
             add_words(metrics, self.actors, self.block.joined, data)
 
+    def refuse_diverged(self, values: Mapping[Any, Tensor]) -> None:
+        """Waits for the device.
+
+        Args:
+            values (mapping): (name of groups, metric) -> numbers of updates.
+
+        Raises:
+            NonFiniteError: a loss or gradient that is not finite; of a population, everybody's.
+        """
+        if self.members is not None:
+            self.members.refuse_all_sick(self.rates)
+            return
+        keys = [key for key in values if must_be_finite(key[1])]
+        finite = [values[key].isfinite().all() for key in keys]
+        if not keys or bool(torch.stack(finite).all()):
+            return
+        name, metric = next(key for key, fine in zip(keys, finite) if not bool(fine))
+        raise NonFiniteError(
+            f"group {name!r}: {metric} became NaN or infinite while learning; lower {self.rates} "
+            "or learner.max_grad_norm, or look at the rewards' scale."
+        )
+
     def unshare(self) -> None:
         """Gives every agent a network of its own from now on, with the outputs that it had."""
         raise NotImplementedError
@@ -366,6 +389,11 @@ class BlockLearner(nn.Module):
         if state_dict.get("_extra_state", {}).get("unshared"):
             self.unshare()
         return super().load_state_dict(state_dict, *args, **kwargs)
+
+
+def must_be_finite(metric: str) -> bool:
+    """Whether learning has failed where this metric is NaN or infinite."""
+    return metric.startswith(("loss_", "grad_norm"))
 
 
 def _remembered_of(config: Any) -> tuple[str, ...]:

@@ -14,11 +14,11 @@ from torch.distributions import Distribution
 
 from torchrl_marl.capture import Program, capture
 from torchrl_marl.learners.adam import moments_of, move, start_adam
+from torchrl_marl.learners.block import must_be_finite
 from torchrl_marl.learners.updates import (
     History,
     Updates,
     minibatch_keys,
-    must_be_finite,
 )
 from torchrl_marl.runtime.ranks import current
 

@@ -21,7 +21,6 @@ from torchrl_marl.learners.updates import (
     KLStop,
     Updates,
     minibatch_keys,
-    refuse_non_finite,
     shuffled_epochs,
     summarize,
 )
@@ -229,11 +228,10 @@ class EpochLearner(BlockLearner):
     ) -> TensorDict:
         lr = self.optimizer.param_groups[0]["lr"]
         summary = summarize(history, self.block.joined, self.groups, lr=lr, epochs=epochs)
+        if self.members is not None or not finite:
+            self.refuse_diverged(dict(summary.items(True, True)))
         if self.members is not None:
-            self.members.refuse_all_sick(self.rates)
             self.members.add_rates(summary, self.optimizer_of["lr"].rates)
-        elif not finite:
-            refuse_non_finite(summary)
         return summary
 
     # ------------------------------------------------------------------------------- state

@@ -15,7 +15,6 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
-from torchrl_marl.errors import NonFiniteError
 from torchrl_marl.learners.adam import Adam, moments_of, start_adam
 from torchrl_marl.learners.block import BlockLearner
 from torchrl_marl.learners.clipping import GradientClip
@@ -219,7 +218,7 @@ class ReplayLearner(BlockLearner):
             n_updates = int(self.owed)
             self.owed -= n_updates
         history = self.updates.run(cast(TeamReplay, self.replay), n_updates)
-        self._check(history)
+        self.refuse_diverged(history)
         self._explore()
         metrics = self._summary(history, n_updates)
         self.add_communication(metrics, data)
@@ -280,13 +279,6 @@ class ReplayLearner(BlockLearner):
             n_members=self.n_members,
             shared=self.members is not None and self.members.share_replay,
         )
-
-    def _check(self, history: History) -> None:
-        """Refuses losses and gradients that are not finite; of a population, everybody's."""
-        if self.members is not None:
-            self.members.refuse_all_sick(self.rates)
-            return
-        _refuse_non_finite(history, self.rates)
 
     def look_at(self, batch: TensorDictBase) -> None:
         """Refuses what the first batch shows: agents in turns that own ends cannot credit."""
@@ -399,16 +391,3 @@ def _load(optimizer: Adam, state: Mapping[str, Any]) -> None:
             raise ValueError("Adam: the state is of other parameters, expected the same shapes.")
         for x, value in zip(own, state[name]):
             x.copy_(value)
-
-
-def _refuse_non_finite(history: History, rates: str) -> None:
-    """Waits for the device."""
-    keys = [key for key in history if key[1].startswith(("loss_", "grad_norm"))]
-    finite = [torch.isfinite(history[key]).all() for key in keys]
-    if not keys or bool(torch.stack(finite).all()):
-        return
-    name, metric = next(key for key, fine in zip(keys, finite) if not bool(fine))
-    raise NonFiniteError(
-        f"group {name!r}: {metric} became NaN or infinite while learning; lower {rates} or "
-        "learner.max_grad_norm, or look at the rewards' scale."
-    )

@@ -9,7 +9,6 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_marl.errors import NonFiniteError
 from torchrl_marl.functional import masked_mean
 from torchrl_marl.learners.adam import freeze, moments_of, move, start_adam
 from torchrl_marl.learners.clipping import GradientClip
@@ -26,8 +25,6 @@ __all__ = [
     "Updates",
     "evaluate",
     "minibatch_keys",
-    "must_be_finite",
-    "refuse_non_finite",
     "shuffled_epochs",
     "summarize",
 ]
@@ -351,25 +348,3 @@ def summarize(
             summary[group.name, "lr"] = torch.full(own.shape, lr, device=device)
             summary[group.name, "epochs"] = own.clone()
     return summary
-
-
-def must_be_finite(metric: str) -> bool:
-    """Whether learning has failed where this metric is NaN or infinite."""
-    return metric.startswith("loss_") or metric == "grad_norm"
-
-
-def refuse_non_finite(summary: TensorDict) -> None:
-    """Waits for the device.
-
-    Raises:
-        NonFiniteError: a loss or gradient that is NaN or infinite.
-    """
-    keys = [key for key in summary.keys(True, True) if must_be_finite(key[1])]
-    finite = torch.stack([torch.isfinite(summary[key]) for key in keys])
-    if bool(finite.all()):
-        return
-    group, name = keys[int((~finite).nonzero()[0])]
-    raise NonFiniteError(
-        f"group {group!r}: {name} became NaN or infinite while learning; "
-        "lower learner.lr or learner.max_grad_norm, or look at the rewards' scale."
-    )
