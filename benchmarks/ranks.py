@@ -77,18 +77,21 @@ def as_stock(words: list[str]) -> None:
     import torch
     import torch.distributed as dist
 
-    from torchrl_marl.learners import updates
+    from torchrl_marl.learners.clipping import GradientClip
     from torchrl_marl.runtime.ranks import Ranks
 
-    def averaged(ranks: Any, objectives: Any, own: list[Any], metrics: Any, counts: Any) -> Any:
+    scale = GradientClip.scale
+
+    def averaged(clip: GradientClip, gradients: Any) -> Any:
+        own = [x for x in gradients if x is not None]
         flat = torch.cat([x.reshape(-1) for x in own])
         dist.all_reduce(flat)
         parts = (flat / dist.get_world_size()).split([x.numel() for x in own])
         for x, part in zip(own, parts):
             x.copy_(part.view_as(x))
-        return own, metrics
+        return scale(clip, gradients)
 
-    updates.sum_of_all = averaged  # type: ignore[assignment]
+    GradientClip.scale = averaged  # type: ignore[method-assign]
     Ranks.active = lambda self: contextlib.nullcontext()  # type: ignore[method-assign]
     sys.argv = ["torchrl_marl", *words]
     runpy.run_module("torchrl_marl", run_name="__main__")

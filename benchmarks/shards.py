@@ -150,7 +150,7 @@ def transport(args: argparse.Namespace) -> list[tuple[str, str]]:
     from tensordict import TensorDict
 
     from torchrl_marl.collectors.ray_connection import connect
-    from torchrl_marl.collectors.shard_actor import pack, unpack
+    from torchrl_marl.collectors.shard import pack, unpack
 
     connection = connect(None, 2)
     ray = connection.ray

@@ -18,7 +18,7 @@ from torchrl_marl.errors import ConfigError, SpecError, UserError
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.modules import make_actor, make_critic
 from torchrl_marl.objectives import MAPPOLoss
-from torchrl_marl.objectives.ratio import policy_ratio
+from torchrl_marl.objectives.estimator import policy_ratio
 from torchrl_marl.recipes import load_config, read_config, recipe_names
 from torchrl_marl.settings.layers import UNFIT, converted
 

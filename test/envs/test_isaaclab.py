@@ -14,7 +14,7 @@ from torchrl_marl.collectors import RolloutCollector
 from torchrl_marl.envs import IsaacLabEnv, PadAgents, make_env
 from torchrl_marl.errors import ConfigError, SpecError, UserError
 from torchrl_marl.recipes import read_config
-from torchrl_marl.specs.stacking import is_lazy
+from torchrl_marl.specs.groups import is_lazy
 
 RECIPE = "isaaclab_cart_double_pendulum_mappo"
 

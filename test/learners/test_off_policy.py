@@ -16,6 +16,7 @@ from torchrl_marl.envs import VmasEnv
 from torchrl_marl.envs.toy import Arena, Paces
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners import Learner, OffPolicyConfig, OffPolicyLearner
+from torchrl_marl.learners.adam import moments_of
 from torchrl_marl.learners.off_policy_config import ExplorationConfig, ReplayConfig
 from torchrl_marl.modules import CriticConfig, NetworkConfig
 from torchrl_marl.modules.config import AnyMixerConfig
@@ -138,7 +139,8 @@ def test_temperatures_are_learned_and_kept():
     other.load_state_dict(learner.state_dict())
     for one, two in zip(states([learner]), states([other]), strict=True):
         assert torch.equal(one, two)
-    held = [*other.updates.optimizers["alphas"].means, *other.log_alphas.values()]
+    alphas = other.updates.optimizers["alphas"]
+    held = [*moments_of(alphas, alphas.parameters)[0], *other.log_alphas.values()]
     assert all(bool((x != 0).all()) for x in held)
 
 

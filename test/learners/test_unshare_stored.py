@@ -8,6 +8,7 @@ import torch
 
 from torchrl_marl.envs.toy import Arena
 from torchrl_marl.learners import build_learners
+from torchrl_marl.learners.adam import moments_of
 from torchrl_marl.learners.algorithms import ALGORITHMS
 from torchrl_marl.learners.off_policy_config import ReplayConfig
 from torchrl_marl.modules import CriticConfig, NetworkConfig
@@ -39,7 +40,10 @@ def weights(learner):
 def test_each_agent_goes_on_with_a_copy(algorithm):
     learner = trained(algorithm, unshare_at=None)
     before, moments = learner.updates, list(learner.updates.optimizers.values())
-    shared, steps = [p.clone() for p in before.targets], [x.steps[0].clone() for x in moments]
+    shared, steps = (
+        [p.clone() for p in before.targets],
+        [moments_of(x, x.parameters)[2][0].clone() for x in moments],
+    )
     learner.unshare()
     learner.unshare()
     assert learner.updates is not before and learner.updates.count == before.count > 0
@@ -51,8 +55,9 @@ def test_each_agent_goes_on_with_a_copy(algorithm):
             assert torch.equal(target, old.repeat_interleave(2, 0))
     alone = algorithm in ("itd3", "isac")  # others have a network that sees the whole team
     assert grown == len(shared) if alone else 0 < grown < len(shared)
-    assert [x.steps[0] for x in learner.updates.optimizers.values()] == steps
-    assert all(bool(x.means[0].any()) for x in learner.updates.optimizers.values())
+    now = [moments_of(x, x.parameters) for x in learner.updates.optimizers.values()]
+    assert [own[0] for _, _, own in now] == steps
+    assert all(bool(means[0].any()) for means, _, _ in now)
     for source, target in zip(learner.updates.sources, learner.updates.targets, strict=True):
         assert source.shape == target.shape and source.requires_grad
 

@@ -20,8 +20,8 @@ from torchrl_marl.modules import (
     make_critic,
 )
 from torchrl_marl.modules.bodies import PictureEncoder, make_cnn
+from torchrl_marl.modules.build import make_agent_network
 from torchrl_marl.modules.inputs import Features, Picture, agent_features
-from torchrl_marl.modules.networks import make_agent_network
 from torchrl_marl.modules.unsharing import unshare
 from torchrl_marl.recipes import load_config
 from torchrl_marl.specs.joining import join

@@ -11,7 +11,7 @@ from torchrl_marl.envs import PadAgents
 from torchrl_marl.envs.toy import TOY_ENVS
 from torchrl_marl.modules import make_actor, make_critic
 from torchrl_marl.objectives import MAPPOLoss, TeamGAE
-from torchrl_marl.specs.stacking import is_lazy
+from torchrl_marl.specs.groups import is_lazy
 
 
 def make_env(pad):

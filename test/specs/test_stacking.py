@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
 from torchrl.data import Bounded, Categorical, Composite, MultiCategorical, OneHot, Unbounded
 
+from torchrl_marl.specs.groups import is_lazy
 from torchrl_marl.specs.stacking import (
     Padding,
-    is_lazy,
     pad,
     pad_group,
     pad_specs,

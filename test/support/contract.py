@@ -23,7 +23,8 @@ from torchrl.envs.utils import check_marl_grouping, step_mdp
 
 from torchrl_marl.envs import check_marl_env
 from torchrl_marl.specs import TeamSpec
-from torchrl_marl.specs.stacking import is_lazy, pad_group
+from torchrl_marl.specs.groups import is_lazy
+from torchrl_marl.specs.stacking import pad_group
 
 # Like no other size in any case, so that a first dim of E is the envs.
 E = 13

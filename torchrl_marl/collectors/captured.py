@@ -13,7 +13,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.capture.cuda_graph import CudaGraph
 from torchrl_marl.capture.program import Program
-from torchrl_marl.collectors.team import TeamPolicy, check_actions, without_next_states
+from torchrl_marl.collectors.team import TeamPolicy, check_actions
 from torchrl_marl.envs.remember import Remember, remembered_keys
 from torchrl_marl.errors import CaptureError, UserError
 from torchrl_marl.modules.exploration import RandomActor
@@ -242,7 +242,8 @@ class CapturedRollout:
             with set_exploration_type(exploration):
                 stepped = self.env.step(policy(carry))
             following = self.env.step_mdp(stepped)
-            stepped = without_next_states(stepped, self._remembered)
+            if self._remembered:  # the next step has it
+                stepped = stepped.exclude(*(("next", *key) for key in self._remembered))
             if not found:
                 found.append(TensorDictLayout(stepped))
             after = {key: following.get(key) for key in nesting.keys}

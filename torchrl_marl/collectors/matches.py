@@ -51,6 +51,8 @@ class MatchPolicy(TensorDictModuleBase):
         chances (Tensor): with which each of the K = S + G players is drawn, by seat that learns,
             ``[n_seats, K]``; written in place.
         learns (dict): group -> for whom the policy acts, ``[E, N]``.
+        rows (Tensor): the envs with stored players, ``[R]``.
+        seat (Tensor): which seat learns in each of them, ``[R]``.
 
     Shapes:
         - ``(group, "player")``: int64 ``[E, N]``: 0 where the policy acts, or an episode is new;
@@ -83,6 +85,9 @@ class MatchPolicy(TensorDictModuleBase):
         [0, 0, 0, 0, 2, 2, 0, 0]
     """
 
+    rows: Tensor
+    seat: Tensor
+
     def __init__(
         self,
         policy: TeamPolicy,
@@ -107,8 +112,8 @@ class MatchPolicy(TensorDictModuleBase):
             Players(actor, n_slots, block=block) for actor in policy.module
         )
         whose = torch.repeat_interleave(torch.arange(-1, len(seats)), torch.tensor(envs))
-        self.register_buffer("_rows", (whose >= 0).nonzero().squeeze(1), persistent=False)
-        self.register_buffer("_seat", whose[self._rows], persistent=False)
+        self.register_buffer("rows", (whose >= 0).nonzero().squeeze(1), persistent=False)
+        self.register_buffer("seat", whose[self.rows], persistent=False)
         chances = torch.zeros(len(seats), n_slots + len(guests), dtype=torch.float64)
         self.register_buffer("chances", chances, persistent=False)
         for name, group in team.groups.items():
@@ -117,7 +122,7 @@ class MatchPolicy(TensorDictModuleBase):
         # Of the envs with stored players, those in which one acts for some agent of each actor.
         self._groups = [[own.name for own in one.group.sources] for one in self.players]
         for i, names in enumerate(self._groups):
-            acts = torch.stack([~self.learns[name][self._rows].all(-1) for name in names]).any(0)
+            acts = torch.stack([~self.learns[name][self.rows].all(-1) for name in names]).any(0)
             self.register_buffer(f"_place_{i}", acts.nonzero().squeeze(1), persistent=False)
         first = next(iter(policy.parameters()), chances)
         self.to(first.device)
@@ -131,16 +136,6 @@ class MatchPolicy(TensorDictModuleBase):
     def learns(self) -> dict[str, Tensor]:
         """For whom the policy acts, by group, ``[E, N]``."""
         return {name: self.get_buffer(f"_learns_{name}") for name in self.team.groups}
-
-    @property
-    def rows(self) -> Tensor:
-        """The envs with stored players, ``[R]``."""
-        return self._rows
-
-    @property
-    def seat(self) -> Tensor:
-        """Which seat learns in each of them, ``[R]``."""
-        return self._seat
 
     @property
     def players(self) -> list[Players]:
@@ -171,11 +166,11 @@ class MatchPolicy(TensorDictModuleBase):
         for i, players in enumerate(self.players):
             place = self.get_buffer(f"_place_{i}")
             stored = who[place].clamp_max(self.n_slots) - 1
-            seen = before.select(*players.in_keys, strict=False)[self._rows[place]]
+            seen = before.select(*players.in_keys, strict=False)[self.rows[place]]
             self._put(acted, players.act(seen, stored), place, self._groups[i])
         for i, guest in enumerate(self.guests):
             own = who == self.n_slots + 1 + i
-            seen = before[self._rows]
+            seen = before[self.rows]
             self._put(acted, guest(seen), slice(None), list(self.team.groups), own)
         return self._note(acted, who)
 
@@ -190,12 +185,12 @@ class MatchPolicy(TensorDictModuleBase):
                     "torchrl_marl.envs.remember.with_players(env, groups)."
                 )
             found.append(player.amax(-1))
-        return torch.stack(found).amax(0)[self._rows]
+        return torch.stack(found).amax(0)[self.rows]
 
     def _draw(self, tensordict: TensorDictBase) -> Tensor:
         """Returns each env's player, ``[R]``, from 1; new ones where episodes begin."""
         playing = self._playing(tensordict)
-        reach = self.chances.cumsum(-1)[self._seat]
+        reach = self.chances.cumsum(-1)[self.seat]
         point = torch.rand(reach[:, :1].shape, dtype=reach.dtype, device=reach.device)
         drawn = (reach <= point * reach[:, -1:]).sum(-1).clamp_max(reach.shape[1] - 1)
         return torch.where(playing == 0, drawn + 1, playing)
@@ -216,7 +211,7 @@ class MatchPolicy(TensorDictModuleBase):
             groups (sequence of str): for whom they act.
             own (Tensor, optional): bool, in which of these envs they do.
         """
-        rows = self._rows[place]
+        rows = self.rows[place]
         others = {name: ~self.learns[name][rows] for name in groups}
         if own is not None:
             others = {name: other & own.unsqueeze(-1) for name, other in others.items()}
@@ -225,7 +220,7 @@ class MatchPolicy(TensorDictModuleBase):
     def _note(self, acted: TensorDictBase, who: Tensor) -> TensorDictBase:
         """Writes who plays and who is learned from."""
         size = acted.batch_size[0]
-        everywhere = who.new_zeros(size).index_copy(0, self._rows, who)
+        everywhere = who.new_zeros(size).index_copy(0, self.rows, who)
         for name, learns in self.learns.items():
             player = torch.where(learns, 0, everywhere.unsqueeze(-1))
             acted.set((name, "player"), player)

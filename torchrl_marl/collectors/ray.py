@@ -13,8 +13,7 @@ from typing import Any
 
 from torchrl_marl.capture.program import announce
 from torchrl_marl.collectors.ray_connection import Connection, connect
-from torchrl_marl.collectors.shard import Shard, goes_on
-from torchrl_marl.collectors.shard_actor import ShardActor, to_arrays, unpack
+from torchrl_marl.collectors.shard import Shard, ShardActor, goes_on, to_arrays, unpack
 from torchrl_marl.collectors.sharded import Entry, Journal, Played, Weights
 from torchrl_marl.errors import ConfigError, UserError, WorkerError
 from torchrl_marl.runtime.trust import is_trusting

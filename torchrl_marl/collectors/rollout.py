@@ -22,7 +22,6 @@ from torchrl_marl.collectors.team import (
     check_carry,
     restore_env,
     snapshot_env,
-    without_next_states,
 )
 from torchrl_marl.envs.remember import remembered_keys
 from torchrl_marl.errors import (
@@ -34,7 +33,8 @@ from torchrl_marl.errors import (
 )
 from torchrl_marl.functional import expand_mask
 from torchrl_marl.specs import GroupSpec, TeamSpec
-from torchrl_marl.specs.stacking import Padding, is_lazy
+from torchrl_marl.specs.groups import is_lazy
+from torchrl_marl.specs.stacking import Padding
 
 if TYPE_CHECKING:
     from torchrl_marl.collectors.captured import CapturedRollout
@@ -210,6 +210,7 @@ class RolloutCollector:
         written = getattr(policy, "out_keys", None)
         if written:
             check_actions(written, self.env.action_keys)
+        self._checked: Any = None  # the policy whose actions have been looked at
         self.n_steps = math.ceil(frames_per_batch / max(self.env.batch_size.numel(), 1))
         self.frames_per_batch = self.n_steps * self.env.batch_size.numel()
         self.total_frames = total_frames
@@ -225,6 +226,8 @@ class RolloutCollector:
         self._captured: CapturedRollout | None = None
         self._captured_state: dict[str, Any] = {}
         self.frames = 0
+        # What is remembered behind a step is left out: the next step has it.
+        self._behind = [("next", *key) for key in remembered_keys(self.env)]
         self._carry: TensorDictBase | None = None
         self._traj_ids: Tensor | None = None
         self._iterator: Iterator[TensorDictBase | None] | None = None
@@ -309,14 +312,15 @@ class RolloutCollector:
         return batch if self.postproc is None else self.postproc(batch)
 
     def _run_steps(self, policy: Any) -> TensorDictBase:
-        steps, remembered = [], remembered_keys(self.env)
-        for i in range(self.n_steps):
+        steps = []
+        for _ in range(self.n_steps):
             acted = policy(self._carry)
-            if i == 0:
+            if policy is not self._checked:
                 self._check_actions(acted)
+                self._checked = policy
             step, self._carry = self.env.step_and_maybe_reset(acted)
-            steps.append(without_next_states(step, remembered))
-        return _stack_steps(steps, len(self.env.batch_size))
+            steps.append(step.exclude(*self._behind) if self._behind else step)
+        return LazyStackedTensorDict.maybe_dense_stack(steps, len(self.env.batch_size))
 
     def _run_graph(self, policy: Any) -> TensorDictBase | None:
         """A batch by graphs, or None where the environment cannot be captured."""
@@ -477,7 +481,3 @@ def _has(tensordict: TensorDictBase, key: NestedKey) -> bool:
     group = tensordict.get(key[:-1], None)
     group = group.unbind(group.ndim - 1)[0] if is_lazy(group) else group
     return group is not None and key[-1] in group.keys()
-
-
-def _stack_steps(steps: list[TensorDictBase], dim: int) -> TensorDictBase:
-    return LazyStackedTensorDict.maybe_dense_stack(steps, dim)

@@ -14,7 +14,7 @@ from torchrl_marl.errors import SpecError
 from torchrl_marl.modules.joined_actor import merge_parts
 from torchrl_marl.simulator.state import SimulatorStateError
 from torchrl_marl.specs import TeamSpec
-from torchrl_marl.specs.stacking import is_lazy
+from torchrl_marl.specs.groups import is_lazy
 
 __all__ = [
     "TeamPolicy",
@@ -64,16 +64,6 @@ class TeamPolicy(TensorDictSequential):
         if team is not None:
             check_actions(written, [group.action_key for group in team.groups.values()])
         super().__init__(*actors)
-
-
-def without_next_states(step: TensorDictBase, keys: Sequence[NestedKey]) -> TensorDictBase:
-    """Returns a step without what is remembered behind it: the next step has it.
-
-    Args:
-        step (TensorDictBase): with ``"next"``.
-        keys (sequence of NestedKey): of what is remembered.
-    """
-    return step.exclude(*(("next", *key) for key in keys)) if keys else step
 
 
 def check_actions(written: Sequence[NestedKey], needed: Sequence[NestedKey]) -> None:

@@ -15,7 +15,8 @@ from torchrl.data.tensor_specs import Stacked, StackedComposite
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from torchrl_marl.specs import GroupSpec, TeamSpec
-from torchrl_marl.specs.stacking import is_lazy, pad_group, pad_specs, unpad_group
+from torchrl_marl.specs.groups import is_lazy
+from torchrl_marl.specs.stacking import pad_group, pad_specs, unpad_group
 
 __all__ = ["AgentInitTracker", "PadAgents", "with_dense_groups"]
 

@@ -22,6 +22,4 @@ if TYPE_CHECKING:
         smoothed,
     )
 
-__getattr__, __dir__, __all__ = attach(
-    __name__, __file__, moved={"alpha_rank": "torchrl_marl.contrib"}
-)
+__getattr__, __dir__, __all__ = attach(__name__, moved={"alpha_rank": "torchrl_marl.contrib"})

@@ -204,9 +204,6 @@ def freeze(
     steps: Sequence[Tensor],
 ) -> Iterator[None]:
     """Puts back what a step of Adam should not have changed; arguments as in :func:`adam_`."""
-    if not frozen:
-        yield
-        return
     moved = [*parameters, *means, *squares]
     before = [x.clone() for x in moved]
     counted = [step.clone() for step in steps]
@@ -220,7 +217,8 @@ def freeze(
 def _adam_(
     parameters, gradients, means, squares, steps, lr, skip, frozen, beta1, beta2, eps, before
 ):
-    with freeze(frozen, parameters, means, squares, steps):
+    held = freeze(frozen, parameters, means, squares, steps)
+    with held if frozen else contextlib.nullcontext():
         _fused_step(parameters, gradients, means, squares, steps, lr, skip, beta1, beta2, eps)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,7 +12,9 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_marl.capture import check_execution
+from torchrl_marl.errors import NonFiniteError
 from torchrl_marl.learners.networks import (
+    NetworkBuilder,
     ObservationNorms,
     check_hearing,
     must_stay_apart,
@@ -19,6 +22,7 @@ from torchrl_marl.learners.networks import (
 )
 from torchrl_marl.modules.config import carries, communicates, gives_links
 from torchrl_marl.modules.joined_actor import GroupActors
+from torchrl_marl.modules.precision import matmul_in_tf32
 from torchrl_marl.objectives.flags import ALIVE, BOOTSTRAPS, Births, Flags, flags_of
 from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.specs.groups import check_flags
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from torchrl_marl.learners.members import Members
     from torchrl_marl.modules.exploration import Explore
 
-__all__ = ["Block", "BlockLearner"]
+__all__ = ["Block", "BlockLearner", "must_be_finite"]
 
 _AT_NEXT = ("is_init", "links")
 Gathered = tuple[GroupSpec, TensorDictBase, TensorDictBase]
@@ -206,6 +210,11 @@ class BlockLearner(nn.Module):
     Attributes:
         block (Block): the joined groups, and batches in their layout.
         observation_norms (ObservationNorms): the running statistics of observations.
+        builder (NetworkBuilder): builds actors, critics and mixers.
+        remembers (bool): whether the actor or the critic carries something from step to step.
+        remembered (tuple of str): what a batch has for networks with memory, and the links that the
+            environment gives.
+        communicates (bool): whether agents hear each other when they act.
         actors (GroupActors): by group; empty until a subclass adds them.
         losses (dict): name of one or several groups, ``"a+b"`` -> the loss; likewise.
 
@@ -238,6 +247,9 @@ class BlockLearner(nn.Module):
         if members is not None:
             self.settings, self.sick = members.settings, members.sick
         self.groups, self.config = dict(groups), config
+        self.remembers = getattr(config, "remembers", False)
+        self.remembered = _remembered_of(config)
+        self.communicates = communicates(config.actor)
         seen = seen_by_critics((self.groups if team is None else team.groups).values(), config)
         if seen is not None and n_members > 1:
             seen = of_members(seen, n_members, same_actions=False)
@@ -252,6 +264,7 @@ class BlockLearner(nn.Module):
         )
         check_hearing(self.block.joined, config, team)
         self.observation_norms = ObservationNorms(config.normalize_observations, device)
+        self.builder = NetworkBuilder(config, self.observation_norms, seen, device)
         self.actors = GroupActors()
         self.losses: dict[str, Any] = {}
         self.explorers: list[Explore] = []
@@ -283,9 +296,11 @@ class BlockLearner(nn.Module):
         Raises:
             NonFiniteError: a loss or gradient that is not finite; of a population, everybody's.
         """
-        if self.members is None:
-            return self._learn(batch)
-        with self.members.learning(self, batch):
+        with contextlib.ExitStack() as stack:
+            if self.members is not None:
+                stack.enter_context(self.members.learning(self, batch))
+            if self.config.precision == "tf32":
+                stack.enter_context(matmul_in_tf32())
             return self._learn(batch)
 
     def copy_members(self, parent: Tensor) -> None:
@@ -307,15 +322,6 @@ class BlockLearner(nn.Module):
             member (int): which of them.
         """
 
-    @property
-    def remembered(self) -> tuple[str, ...]:
-        """What a batch has for networks with memory, and links that the environment gives."""
-        config, found = self.config, []
-        if getattr(config, "remembers", False):
-            found = ["is_init", "hidden"] if carries(config.actor) else ["is_init"]
-        networks = (config.actor, getattr(config, "critic", config.actor))
-        return (*found, *["links"] * any(gives_links(own) for own in networks))
-
     def check_remembered(self, batch: TensorDictBase) -> None:
         """Refuses a batch ``[E, T]`` without what networks with memory or communication read.
 
@@ -334,10 +340,32 @@ class BlockLearner(nn.Module):
             metrics (TensorDict): of groups; written to.
             data (TensorDictBase): a batch ``[E, T]`` in the block's layout.
         """
-        if communicates(self.config.actor):
+        if self.communicates:
             from torchrl_marl.learners.words import add_words
 
             add_words(metrics, self.actors, self.block.joined, data)
+
+    def refuse_diverged(self, values: Mapping[Any, Tensor]) -> None:
+        """Waits for the device.
+
+        Args:
+            values (mapping): (name of groups, metric) -> numbers of updates.
+
+        Raises:
+            NonFiniteError: a loss or gradient that is not finite; of a population, everybody's.
+        """
+        if self.members is not None:
+            self.members.refuse_all_sick(self.rates)
+            return
+        keys = [key for key in values if must_be_finite(key[1])]
+        finite = [values[key].isfinite().all() for key in keys]
+        if not keys or bool(torch.stack(finite).all()):
+            return
+        name, metric = next(key for key, fine in zip(keys, finite) if not bool(fine))
+        raise NonFiniteError(
+            f"group {name!r}: {metric} became NaN or infinite while learning; lower {self.rates} "
+            "or learner.max_grad_norm, or look at the rewards' scale."
+        )
 
     def unshare(self) -> None:
         """Gives every agent a network of its own from now on, with the outputs that it had."""
@@ -361,3 +389,17 @@ class BlockLearner(nn.Module):
         if state_dict.get("_extra_state", {}).get("unshared"):
             self.unshare()
         return super().load_state_dict(state_dict, *args, **kwargs)
+
+
+def must_be_finite(metric: str) -> bool:
+    """Whether learning has failed where this metric is NaN or infinite."""
+    return metric.startswith(("loss_", "grad_norm"))
+
+
+def _remembered_of(config: Any) -> tuple[str, ...]:
+    """Returns what a batch has for networks with memory, and links that the environment gives."""
+    found = []
+    if getattr(config, "remembers", False):
+        found = ["is_init", "hidden"] if carries(config.actor) else ["is_init"]
+    networks = (config.actor, getattr(config, "critic", config.actor))
+    return (*found, *["links"] * any(gives_links(own) for own in networks))

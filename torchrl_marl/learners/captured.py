@@ -14,12 +14,11 @@ from torch.distributions import Distribution
 
 from torchrl_marl.capture import Program, capture
 from torchrl_marl.learners.adam import moments_of, move, start_adam
+from torchrl_marl.learners.block import must_be_finite
 from torchrl_marl.learners.updates import (
     History,
     Updates,
     minibatch_keys,
-    must_be_finite,
-    sum_of_all,
 )
 from torchrl_marl.runtime.ranks import current
 
@@ -225,8 +224,11 @@ class CapturedUpdates(Updates):
         """Takes one step of the optimizer; returns metrics as one row, what is watched first."""
         total, metrics, counts = self.evaluate(minibatch)
         parameters = self._started
-        own = torch.autograd.grad(total, parameters)
-        gradients, metrics = sum_of_all(current(), self.objectives, own, metrics, counts)
+        gradients: Sequence[Tensor] = torch.autograd.grad(total, parameters)
+        if counts:
+            from torchrl_marl.learners.shards import sum_of_all
+
+            gradients, metrics = sum_of_all(current(), self.objectives, gradients, metrics, counts)
         found = dict(zip(parameters, gradients))
         with torch.no_grad():
             for name, clip in self.clips.items():

@@ -5,10 +5,9 @@ Shapes: N agents of all groups, G groups.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDict
@@ -16,6 +15,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor
 
+from torchrl_marl.learners.rows import rows_served
 from torchrl_marl.modules.memory.states import STATES, state_size
 from torchrl_marl.modules.networks import channels_of
 from torchrl_marl.specs import GroupSpec
@@ -126,7 +126,7 @@ class GradientClip:
         n_groups = max(index) + 1
         if n_groups == 1:
             return cls(parameters, limit)
-        rows = _rows_served(index, group, seen, outputs, parameters, states)
+        rows = rows_served(index, group, seen, outputs, parameters, states)
         return cls(parameters, limit, n_groups=n_groups, rows=rows)
 
     @classmethod
@@ -217,85 +217,3 @@ class GradientClip:
             rows.reshape(-1, *(1,) * (p.ndim - 1)) if p.ndim else rows[0]
             for p, rows in zip(self.parameters, values[self.row_groups].split(self.sizes))
         ]
-
-
-def _rows_served(
-    index: Sequence[int],
-    group: GroupSpec,
-    seen: GroupSpec | None,
-    outputs: Callable[[TensorDict], Tensor],
-    parameters: list[nn.Parameter],
-    states: Mapping[str, int] | None = None,
-) -> list[Tensor]:
-    """Returns for each row of each parameter the group that it serves, G where it serves several.
-
-    By autograd: a row serves those whose outputs depend on it. ``index`` says whose an agent is.
-    """
-    n_groups = max(index) + 1
-    serves = [torch.zeros(_n_rows(p), n_groups, device=p.device) for p in parameters]
-    device = parameters[0].device
-    with torch.random.fork_rng(), _awake_weights(parameters):
-        batch = _random_batch(group, seen, device, states)
-        _mark_served(serves, outputs(batch), index, parameters)
-    return [torch.where(rows.sum(1) == 1, rows.argmax(1), n_groups) for rows in serves]
-
-
-def _mark_served(
-    serves: list[Tensor], outputs: Tensor, index: Sequence[int], parameters: list[nn.Parameter]
-) -> None:
-    owners = torch.tensor(index, device=outputs.device)
-    for i in range(max(index) + 1):
-        total = outputs[..., owners == i].sum()
-        for rows, gradient in zip(
-            serves, torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)
-        ):
-            if gradient is not None:
-                rows[:, i] = (gradient.reshape(len(rows), -1) != 0).any(1).to(rows.dtype)
-
-
-@contextlib.contextmanager
-def _awake_weights(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Puts in weights with which no unit is always 0, for a while."""
-    torch.manual_seed(0)
-    before = [parameter.detach().clone() for parameter in parameters]
-    with torch.no_grad():
-        for parameter in parameters:
-            width = parameter.shape[-1] if parameter.ndim else 1
-            parameter.copy_(torch.randn(parameter.shape) / width**0.5)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for parameter, value in zip(parameters, before):
-                parameter.copy_(value)
-
-
-def _n_rows(parameter: nn.Parameter) -> int:
-    return parameter.shape[0] if parameter.ndim else 1
-
-
-def _random_batch(
-    group: GroupSpec,
-    seen: GroupSpec | None,
-    device: torch.device,
-    states: Mapping[str, int] | None = None,
-) -> TensorDict:
-    batch = 64
-    td = TensorDict({}, [batch], device=device)
-    # Where both are the same agents they have one name, and the actor reads more.
-    for known in [group] if seen is None else [seen, group]:
-        rows: dict[Any, Tensor] = {
-            key[1:]: torch.randn(batch, *shape)
-            for key, shape in zip(known.observation_keys, known.observation_shapes)
-        }
-        if known.mask_key is not None:
-            rows["mask"] = torch.ones(batch, known.n_agents, dtype=torch.bool)
-        if known.action_mask_key is not None:
-            rows["action_mask"] = torch.ones(batch, known.n_agents, known.n_actions).bool()
-        for leaf, size in (states or {}).items():
-            rows[leaf] = torch.randn(batch, known.n_agents, size)
-            rows["is_init"] = torch.zeros(batch, known.n_agents, 1, dtype=torch.bool)
-        td[known.name] = TensorDict(rows, [batch, known.n_agents]).to(device)
-    if group.state_spec is not None:
-        td["state"] = torch.randn(batch, *group.state_spec.shape, device=device)
-    return td

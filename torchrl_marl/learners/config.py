@@ -36,6 +36,7 @@ __all__ = [
     "EpsilonConfig",
     "LearnerConfig",
     "NeedsMemory",
+    "OnBatches",
     "OnPolicyConfig",
     "RandomConfig",
     "TrainedConfig",
@@ -318,6 +319,37 @@ class TrainedConfig(LearnerConfig):
                 "none; use env.state=observations."
             )
 
+    def _take_plain(self, **kinds: type) -> None:
+        """Makes parts of other kinds, such as a plain network, those that the settings have.
+
+        Args:
+            **kinds: name of a part -> its dataclass.
+        """
+        for name, kind in kinds.items():
+            given = getattr(self, name)
+            if not isinstance(given, kind):
+                object.__setattr__(self, name, kind(**vars(given)))
+
+
+class OnBatches:
+    """What settings have in common of families that train on each batch while it is new."""
+
+    minibatch_size: int
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the actor or the critic carries something from step to step."""
+        return remembers(self)
+
+    def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
+        """Refuses minibatches larger than a batch, a state that the world does not give, and
+        batches that are no whole windows."""
+        check_minibatch(self.minibatch_size, run, at)
+        if self.remembers and not own_env:
+            check_run_windows(self, run, at)
+        check_shards(self, run, at)
+        super().check_run(run, at, own_env=own_env)  # type: ignore[misc]
+
 
 @dataclass(frozen=True)
 class ActorCriticConfig(TrainedConfig):
@@ -327,8 +359,7 @@ class ActorCriticConfig(TrainedConfig):
     """The critic's network."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.critic, CriticConfig):  # a plain network will do, too
-            object.__setattr__(self, "critic", CriticConfig(**vars(self.critic)))
+        self._take_plain(critic=CriticConfig)
 
     def check(self, at: str = "") -> None:
         """Refuses critics that their input or their sharing makes impossible.
@@ -390,7 +421,7 @@ class EpsilonConfig:
 
 
 @dataclass(frozen=True)
-class OnPolicyConfig(ActorCriticConfig):
+class OnPolicyConfig(OnBatches, ActorCriticConfig):
     """MAPPO or IPPO: what is trained, on which advantages, with which steps."""
 
     algorithm: str = "mappo"
@@ -488,16 +519,7 @@ class OnPolicyConfig(ActorCriticConfig):
     """Before each batch shift all values to the level that its returns leave as it is."""
 
     def __post_init__(self) -> None:
-        # Plain networks will do, too.
-        for name, kind in (("actor", TeamNetworkConfig), ("critic", RecurrentCriticConfig)):
-            given = getattr(self, name)
-            if not isinstance(given, kind):
-                object.__setattr__(self, name, kind(**vars(given)))
-
-    @property
-    def remembers(self) -> bool:
-        """Whether the actor or the critic carries something from step to step."""
-        return remembers(self)
+        self._take_plain(actor=TeamNetworkConfig, critic=RecurrentCriticConfig)
 
     def check(self, at: str = "") -> None:
         """Refuses what does not fit together.
@@ -508,18 +530,8 @@ class OnPolicyConfig(ActorCriticConfig):
         super().check(at)
         if self.algorithm in ("mappo", "ippo"):
             check_unshare(self, at)
-        if not self.remembers:
-            return
-        check_windows(self, at)
-
-    def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
-        """Refuses minibatches larger than a batch, a state that the world does not give, and
-        batches that are no whole windows."""
-        check_minibatch(self.minibatch_size, run, at)
-        if self.remembers and not own_env:
-            check_run_windows(self, run, at)
-        check_shards(self, run, at)
-        super().check_run(run, at, own_env=own_env)
+        if self.remembers:
+            check_windows(self, at)
 
 
 def check_unshare(section: Any, at: str) -> None:

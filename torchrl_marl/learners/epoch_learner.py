@@ -6,7 +6,7 @@ Shapes: E envs, T steps, F frames of a batch, N agents of a group, G groups that
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -21,11 +21,9 @@ from torchrl_marl.learners.updates import (
     KLStop,
     Updates,
     minibatch_keys,
-    refuse_non_finite,
     shuffled_epochs,
     summarize,
 )
-from torchrl_marl.modules.precision import matmul_precision
 
 if TYPE_CHECKING:
     from torchrl_marl.learners.shards import ShardOrder
@@ -95,15 +93,19 @@ class EpochLearner(BlockLearner):
         if self.members is not None:
             self.members.take_over(clips.values(), self.optimizer_of.values())
         device = self.optimizer.param_groups[0]["params"][0].device
-        more: dict[str, Any] = {"clips": clips, "stop": self.make_stop(clips, device)}
-        more |= {"prepare": self._warmed_up if self._burn_in else None, "members": self.members}
-        if self.execution == "eager":
-            self.updates = Updates(self.losses, self.optimizer, **more)
-        else:
+        make: Callable[..., Updates] = Updates
+        if self.execution != "eager":
             from torchrl_marl.learners.captured import CapturedUpdates
 
-            more["execution"] = self.execution
-            self.updates = CapturedUpdates(self.losses, self.optimizer, **more)
+            make = partial(CapturedUpdates, execution=self.execution)
+        self.updates = make(
+            self.losses,
+            self.optimizer,
+            clips=clips,
+            stop=self.make_stop(clips, device),
+            prepare=self._warmed_up if self._burn_in else None,
+            members=self.members,
+        )
 
     @property
     def optimizer_of(self) -> dict[str, Adam]:
@@ -122,7 +124,7 @@ class EpochLearner(BlockLearner):
 
     @property
     def _burn_in(self) -> int:
-        return self.config.burn_in if self.config.remembers else 0
+        return self.config.burn_in if self.remembers else 0
 
     def _warmed_up(self, windows: TensorDictBase) -> TensorDictBase:
         """Returns windows without the steps that only bring the networks' states up to date."""
@@ -188,22 +190,22 @@ class EpochLearner(BlockLearner):
 
     def _learn(self, batch: TensorDictBase) -> TensorDict:
         self.check_remembered(batch)
-        with matmul_precision(self.config.precision):
-            if not self._looked:
-                self._looked = True
-                self.look_at(batch)
-            data = self.block.gather(batch)
-            self.add_targets(data)
-            self.block.scatter(data, batch, self.written)
-            metrics = self._train(self._frames(data))
-            self.add_communication(metrics, data)
+        if not self._looked:
+            self._looked = True
+            self.look_at(batch)
+        data = self.block.gather(batch)
+        self.add_targets(data)
+        self.block.scatter(data, batch, self.written)
+        metrics = self._train(self._frames(data))
+        self.add_communication(metrics, data)
+        if self.observation_norms:
             self.observation_norms.update_all(data)
-            return metrics
+        return metrics
 
     def _frames(self, data: TensorDictBase) -> TensorDictBase:
         """Returns what minibatches are drawn from: frames, or windows of networks with memory."""
         keys = minibatch_keys(self.losses.values())
-        if self.config.remembers:
+        if self.remembers:
             from torchrl_marl.learners.windows import windows_of
 
             return windows_of(data, keys, self.config.window)
@@ -217,7 +219,7 @@ class EpochLearner(BlockLearner):
 
     def _epochs(self, n_frames: int) -> Any:
         config, device = self.config, self.updates.device
-        size = config.minibatch_size // (config.window if config.remembers else 1)
+        size = config.minibatch_size // (config.window if self.remembers else 1)
         draw = shuffled_epochs if self.shards is None else self.shards.epochs
         return draw(n_frames, size, n_epochs=config.num_epochs, device=device)
 
@@ -226,11 +228,10 @@ class EpochLearner(BlockLearner):
     ) -> TensorDict:
         lr = self.optimizer.param_groups[0]["lr"]
         summary = summarize(history, self.block.joined, self.groups, lr=lr, epochs=epochs)
+        if self.members is not None or not finite:
+            self.refuse_diverged(dict(summary.items(True, True)))
         if self.members is not None:
-            self.members.refuse_all_sick(self.rates)
             self.members.add_rates(summary, self.optimizer_of["lr"].rates)
-        elif not finite:
-            refuse_non_finite(summary)
         return summary
 
     # ------------------------------------------------------------------------------- state

@@ -5,8 +5,7 @@ Shapes: N agents of a group, G groups that are trained as one.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -16,8 +15,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequ
 from torch import nn
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.learners.config import ActorCriticConfig, OnPolicyConfig, TrainedConfig
-from torchrl_marl.learners.off_policy_config import OffPolicyConfig, ParallelQConfig, ValueConfig
+from torchrl_marl.learners.config import ActorCriticConfig, TrainedConfig
 from torchrl_marl.modules.actors import make_actor
 from torchrl_marl.modules.config import communicates
 from torchrl_marl.modules.critics import make_critic
@@ -29,12 +27,8 @@ from torchrl_marl.specs import GroupSpec, TeamSpec
 from torchrl_marl.specs.joining import join
 
 __all__ = [
+    "NetworkBuilder",
     "ObservationNorms",
-    "build_action_critic",
-    "build_actor",
-    "build_critic",
-    "build_mixer",
-    "build_q_actor",
     "check_hearing",
     "must_stay_apart",
     "seen_by_critics",
@@ -72,166 +66,111 @@ class ObservationNorms(nn.ModuleDict):
             cast(ObservationNorm, self[name]).update(observation, who_learns(data, group, acts))
 
 
-def build_actor(
-    group: GroupSpec,
-    config: TrainedConfig,
-    norms: ObservationNorms,
-    device: torch.device | str | None = None,
-    make: Callable[..., TensorDictModuleBase] = make_actor,
-) -> Any:
-    """Builds the actor of a group.
+class NetworkBuilder:
+    """Builds the networks of a learner's groups, as its settings say.
 
     Args:
-        group, config, norms, device: what it is for, and where.
-        make (callable, optional): which kind of actor, such as ``make_deterministic_actor``.
+        config (TrainedConfig): how.
+        norms (ObservationNorms): the running statistics of observations.
+        seen (GroupSpec, optional): the agents that a critic or a mixer across groups sees.
+        device (torch.device, optional): of the networks.
 
     Raises:
-        ConfigError: settings that do not fit, with the group and ``actor``.
+        ConfigError: from each method, settings that do not fit, with the group and the network.
     """
-    with _naming(group, "actor"):
-        actor = make(group, config.actor, observation_norm=norms.of(group), device=device)
-    set_precision(actor, config.precision)
-    return actor
 
+    def __init__(
+        self,
+        config: Any,
+        norms: ObservationNorms,
+        seen: GroupSpec | None,
+        device: torch.device | str | None,
+    ) -> None:
+        self.config, self.norms, self.seen, self.device = config, norms, seen, device
 
-def build_q_actor(
-    group: GroupSpec,
-    config: ValueConfig | ParallelQConfig,
-    norms: ObservationNorms,
-    device: torch.device | str | None = None,
-) -> Any:
-    """Builds the network of the values of a group's actions, by which it acts.
+    def actor(
+        self, group: GroupSpec, make: Callable[..., TensorDictModuleBase] = make_actor
+    ) -> Any:
+        """Builds the actor of a group.
 
-    Args:
-        group, config, norms, device: as in :func:`build_actor`.
+        Args:
+            group (GroupSpec): who acts.
+            make (callable, optional): which kind of actor, such as ``make_deterministic_actor``.
+        """
+        make = partial(make, group, self.config.actor, observation_norm=self.norms.of(group))
+        return self._build(group, "actor", make)
 
-    Raises:
-        ConfigError: continuous actions, or settings that do not fit.
-    """
-    from torchrl_marl.modules.q_actor import make_q_actor
+    def q_actor(self, group: GroupSpec) -> Any:
+        """Builds the network of the values of a group's actions, by which it acts.
 
-    if not group.discrete:
-        raise ConfigError(
-            f"group {group.name!r}: its actions are continuous, expected discrete ones for "
-            f"{config.algorithm}; use env.continuous_actions=false, or algorithm=maddpg."
+        Raises:
+            ConfigError: continuous actions, too.
+        """
+        from torchrl_marl.modules.q_actor import make_q_actor
+
+        if not group.discrete:
+            raise ConfigError(
+                f"group {group.name!r}: its actions are continuous, expected discrete ones for "
+                f"{self.config.algorithm}; use env.continuous_actions=false, or algorithm=maddpg."
+            )
+        return self.actor(group, partial(make_q_actor, dueling=self.config.actor.dueling))
+
+    def critic(self, group: GroupSpec) -> TensorDictModule:
+        """Builds the critic of a group, with its value norm."""
+        config, value_norm = self.config, None
+        if config.value_norm:
+            value_norm = ValueNorm(
+                config.value_norm_decay, membership=group.membership, device=self.device
+            )
+        settings = {**self._seen_by(group), "team": self.seen, "value_norm": value_norm}
+        return self._build(group, "critic", partial(make_critic, group, config.critic, **settings))
+
+    def action_critic(self, group: GroupSpec, n_critics: int = 1) -> TensorDictSequential:
+        """Builds critics of a group's actions.
+
+        Args:
+            group (GroupSpec): whose values.
+            n_critics (int): how many learn the same.
+        """
+        from torchrl_marl.modules.action_critics import make_action_critic
+        from torchrl_marl.modules.mixers import make_mixed_critic
+
+        config = self.config
+        make: Callable[..., TensorDictSequential] = make_action_critic
+        settings: dict[str, Any] = {"team": self.seen}
+        if config.mixed:
+            make, settings = make_mixed_critic, vars(config.mixer)
+        settings = {**self._seen_by(group), **settings, "n_critics": n_critics}
+        return self._build(group, "critic", partial(make, group, config.critic, **settings))
+
+    def mixer(self, group: GroupSpec) -> TensorDictModule | None:
+        """Builds the mixer of a group's values, or None where the algorithm has none."""
+        from torchrl_marl.modules.mixers import make_mixer
+
+        own = self.config.mixer
+        settings = {**self._seen_by(group), "team": self.seen}
+        settings |= {"hidden": own.hidden, "init_scale": own.init_scale}
+        return self._build(
+            group, "mixer", partial(make_mixer, group, self.config.mixes, **settings)
         )
-    make = partial(make_q_actor, dueling=config.actor.dueling)
-    return build_actor(group, config, norms, device, make)
 
+    def _seen_by(self, group: GroupSpec) -> dict[str, Any]:
+        """Returns what a critic or a mixer of a group sees, and by which statistics."""
+        config = self.config
+        state = config.central and config.central_input == "state"
+        norm = self.norms.of(group if self.seen is None else self.seen)
+        return {"centralized": "state" if state else config.central, "observation_norm": norm}
 
-def build_critic(
-    group: GroupSpec,
-    seen: GroupSpec | None,
-    config: OnPolicyConfig,
-    norms: ObservationNorms,
-    device: torch.device | str | None = None,
-) -> TensorDictModule:
-    """Builds the critic of a group, with its value norm.
-
-    Args:
-        group (GroupSpec): whose values.
-        seen (GroupSpec, optional): the agents that a critic across groups sees.
-        config, norms, device: as in :func:`build_actor`.
-
-    Raises:
-        ConfigError: settings that do not fit, with the group and ``critic``.
-    """
-    value_norm = None
-    if config.value_norm:
-        value_norm = ValueNorm(config.value_norm_decay, membership=group.membership, device=device)
-    centralized = what_critics_see(config)
-    with _naming(group, "critic"):
-        critic = make_critic(
-            group,
-            config.critic,
-            centralized=centralized,
-            team=seen,
-            value_norm=value_norm,
-            observation_norm=norms.of(group if seen is None else seen),
-            device=device,
-        )
-    set_precision(critic, config.precision)
-    return critic
-
-
-def build_action_critic(
-    group: GroupSpec,
-    seen: GroupSpec | None,
-    config: OffPolicyConfig,
-    norms: ObservationNorms,
-    n_critics: int = 1,
-    device: torch.device | str | None = None,
-) -> TensorDictSequential:
-    """Builds critics of a group's actions.
-
-    Args:
-        group (GroupSpec): whose values.
-        seen (GroupSpec, optional): the agents that a critic across groups sees.
-        config, norms, device: as in :func:`build_actor`.
-        n_critics (int): how many learn the same.
-
-    Raises:
-        ConfigError: settings that do not fit, with the group and ``critic``.
-    """
-    from torchrl_marl.modules.action_critics import make_action_critic
-    from torchrl_marl.modules.mixers import make_mixed_critic
-
-    make: Callable[..., TensorDictSequential] = make_action_critic
-    settings: dict[str, Any] = {"team": seen}
-    if config.mixed:
-        make, settings = make_mixed_critic, vars(config.mixer)
-    with _naming(group, "critic"):
-        critic = make(
-            group,
-            config.critic,
-            centralized=what_critics_see(config),
-            n_critics=n_critics,
-            observation_norm=norms.of(group if seen is None else seen),
-            device=device,
-            **settings,
-        )
-    set_precision(critic, config.precision)
-    return critic
-
-
-def build_mixer(
-    group: GroupSpec,
-    seen: GroupSpec | None,
-    config: ValueConfig | ParallelQConfig,
-    norms: ObservationNorms,
-    device: torch.device | str | None = None,
-) -> TensorDictModule | None:
-    """Builds the mixer of a group's values, or None where the algorithm has none.
-
-    Args:
-        group (GroupSpec): whose values.
-        seen (GroupSpec, optional): the agents that a mixer across groups sees.
-        config, norms, device: as in :func:`build_actor`.
-
-    Raises:
-        ConfigError: settings that do not fit, with the group and ``mixer``.
-    """
-    from torchrl_marl.modules.mixers import make_mixer
-
-    with _naming(group, "mixer"):
-        mixer = make_mixer(
-            group,
-            cast(Any, config.mixes),
-            hidden=config.mixer.hidden,
-            centralized=what_critics_see(config),
-            team=seen,
-            init_scale=config.mixer.init_scale,
-            observation_norm=norms.of(group if seen is None else seen),
-            device=device,
-        )
-    if mixer is not None:
-        set_precision(mixer, config.precision)
-    return mixer
-
-
-def what_critics_see(config: TrainedConfig) -> Any:
-    """Returns the word for it, ``centralized`` of :func:`~torchrl_marl.modules.make_critic`."""
-    return "state" if config.central and config.central_input == "state" else config.central
+    def _build(self, group: GroupSpec, network: str, make: Callable[..., Any]) -> Any:
+        """Builds a network in the learner's precision; names those whose settings do not fit."""
+        try:
+            built = make(device=self.device)
+        except ConfigError as error:
+            text = str(error).removeprefix(f"group {group.name!r}: ")
+            raise ConfigError(f"group {group.name!r}: {network}: {text}") from None
+        if built is not None:
+            set_precision(built, self.config.precision)
+        return built
 
 
 def seen_by_critics(groups: Iterable[GroupSpec], config: TrainedConfig) -> GroupSpec | None:
@@ -283,13 +222,3 @@ def check_hearing(
             "not trained as one: their actions are of different types, or their settings differ; "
             "use across_groups=false, or the same settings for all."
         )
-
-
-@contextlib.contextmanager
-def _naming(group: GroupSpec, network: str) -> Iterator[None]:
-    """Names the group and the network whose settings do not fit."""
-    try:
-        yield
-    except ConfigError as error:
-        text = str(error).removeprefix(f"group {group.name!r}: ")
-        raise ConfigError(f"group {group.name!r}: {network}: {text}") from None

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from torchrl_marl.learners.adam import Adam
 from torchrl_marl.learners.clipping import GradientClip
-from torchrl_marl.learners.networks import build_action_critic, build_actor
 from torchrl_marl.learners.off_policy_config import OffPolicyConfig
 from torchrl_marl.learners.replay_learner import ReplayLearner
 from torchrl_marl.learners.replay_updates import Step
@@ -37,40 +35,30 @@ def build_loss(
         group (GroupSpec): also several groups as one.
         config (OffPolicyConfig): how it learns.
     """
-    build = _soft_loss if config.soft else _deterministic_loss
-    return build(actor, critic, group, config)
-
-
-def _deterministic_loss(
-    actor: Any, critic: Any, group: GroupSpec, config: OffPolicyConfig
-) -> MADDPGLoss:
+    common: dict[str, Any] = {
+        "group": group,
+        "bootstrap": config.bootstrap,
+        "actor_gradient": _whose(config, group),
+        "gamma": config.gamma,
+        "functional": False,
+    }
+    if config.soft:
+        return MASACLoss(
+            actor,
+            critic,
+            groups_apart=config.central_input == "observations",
+            alpha_init=config.alpha_init,
+            target_entropy=config.target_entropy,
+            **common,
+        )
     return MADDPGLoss(
         actor,
         critic,
-        group=group,
-        bootstrap=cast(Literal["team", "agent"], config.bootstrap),
-        actor_gradient=_whose(config, group),
-        gamma=config.gamma,
         mixed=config.mixed,
         policy_noise=config.target_noise if config.delayed else 0.0,
         noise_clip=config.target_noise_clip,
         saturation_coeff=config.saturation_coeff,
-        functional=False,
-    )
-
-
-def _soft_loss(actor: Any, critic: Any, group: GroupSpec, config: OffPolicyConfig) -> MASACLoss:
-    return MASACLoss(
-        actor,
-        critic,
-        group=group,
-        bootstrap=cast(Literal["team", "agent"], config.bootstrap),
-        actor_gradient=_whose(config, group),
-        groups_apart=config.central_input == "observations",
-        gamma=config.gamma,
-        alpha_init=config.alpha_init,
-        target_entropy=config.target_entropy,
-        functional=False,
+        **common,
     )
 
 
@@ -127,16 +115,12 @@ class OffPolicyLearner(ReplayLearner):
             alphas = {name: loss.log_alpha for name, loss in self.losses.items()}
             self.log_alphas = nn.ParameterDict(alphas)
 
-    def build(
-        self, group: GroupSpec, seen: GroupSpec | None, device: torch.device | str | None
-    ) -> tuple[TensorDictModuleBase, MADDPGLoss | MASACLoss]:
+    def build(self, group: GroupSpec) -> tuple[TensorDictModuleBase, MADDPGLoss | MASACLoss]:
         """Builds the actor and the loss of a group."""
-        config, norms = self.config, self.observation_norms
-        make = make_actor if config.soft else make_deterministic_actor
-        actor = build_actor(group, config, norms, device, make)
-        n_critics = 2 if config.twin else 1
-        critic = build_action_critic(group, seen, config, norms, n_critics, device)
-        return actor, build_loss(actor, critic, group, config)
+        make = make_actor if self.config.soft else make_deterministic_actor
+        actor = self.builder.actor(group, make)
+        critic = self.builder.action_critic(group, 2 if self.config.twin else 1)
+        return actor, build_loss(actor, critic, group, self.config)
 
     def look_at(self, batch: TensorDictBase) -> None:
         """Refuses what the first batch shows: agents under one mixer that compete."""
@@ -144,10 +128,10 @@ class OffPolicyLearner(ReplayLearner):
         if self.config.mixed:
             refuse_rival_agents(self.groups.values(), batch, "learner.mixer.kind=none")
 
-    def make_steps(self, seen: GroupSpec | None) -> list[Step]:
+    def make_steps(self) -> list[Step]:
         """Returns a step of the critics, and one of the actors and temperatures."""
         config, losses, eps = self.config, self.losses, self.config.adam_eps
-        limit = config.max_grad_norm
+        limit, seen = config.max_grad_norm, self.block.seen
         actors = [p for loss in losses.values() for p in loss.actor_network.parameters()]
         critics = [p for loss in losses.values() for p in loss.qvalue_network.parameters()]
         acting = {"actors": Adam(actors, config.actor_lr, eps)}
@@ -155,7 +139,10 @@ class OffPolicyLearner(ReplayLearner):
             alphas = [loss.log_alpha for loss in losses.values()]
             acting["alphas"] = Adam(alphas, config.alpha_lr, eps)
         valuing = {"critics": Adam(critics, config.critic_lr, eps)}
-        critic_clips = {name: _critic_clip(loss, seen, limit) for name, loss in losses.items()}
+        critic_clips = {
+            name: GradientClip.of_values(loss, loss.qvalue_network.parameters(), limit, seen=seen)
+            for name, loss in losses.items()
+        }
         actor_clips = {name: _actor_clip(loss, limit) for name, loss in losses.items()}
         interval = config.actor_interval if config.delayed else 1
         return [
@@ -177,10 +164,3 @@ def _actor_clip(loss: MADDPGLoss | MASACLoss, limit: float | None) -> GradientCl
         return actor(td).get(group.action_key).sum(-1)
 
     return GradientClip.of_outputs(group, actor.parameters(), outputs, limit, states=loss.states)
-
-
-def _critic_clip(
-    loss: MADDPGLoss | MASACLoss, seen: GroupSpec | None, limit: float | None
-) -> GradientClip:
-    """Finds out which rows of critics serve which group."""
-    return GradientClip.of_values(loss, loss.qvalue_network.parameters(), limit, seen=seen)

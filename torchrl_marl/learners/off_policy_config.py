@@ -14,11 +14,9 @@ from torchrl_marl.learners.config import (
     EpsilonConfig,
     LearningRate,
     NeedsMemory,
+    OnBatches,
     Schedule,
     TrainedConfig,
-    check_minibatch,
-    check_run_windows,
-    check_shards,
     check_unshare,
     check_windows,
     remembers,
@@ -281,9 +279,7 @@ learner.replay.capacity, 100; use learner.replay.capacity=512.
     as a share of that of a uniform choice of the legal ones. None: -1, and 0.5."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.actor, RecurrentNetworkConfig):  # a plain network will do, too
-            object.__setattr__(self, "actor", RecurrentNetworkConfig(**vars(self.actor)))
+        self._take_plain(actor=RecurrentNetworkConfig, critic=CriticConfig)
 
     @property
     def mixed(self) -> bool:
@@ -412,9 +408,7 @@ class ValueConfig(MixesValues, ReplayLearnerConfig):
     do better."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("actor", QNetworkConfig), ("mixer", TeamMixerConfig)):
-            if not isinstance(getattr(self, name), kind):  # a plain one will do, too
-                object.__setattr__(self, name, kind(**vars(getattr(self, name))))
+        self._take_plain(actor=QNetworkConfig, mixer=TeamMixerConfig)
 
     @property
     def central(self) -> bool:
@@ -441,7 +435,7 @@ class AnyTeamMixerConfig(AnyMixerConfig):
 
 
 @dataclass(frozen=True)
-class ParallelQConfig(MixesValues, TrainedConfig):
+class ParallelQConfig(MixesValues, OnBatches, TrainedConfig):
     """PQN: values of discrete actions, learned from each batch while it is new."""
 
     algorithm: str = "pqn"
@@ -483,8 +477,7 @@ class ParallelQConfig(MixesValues, TrainedConfig):
     """How actions are explored."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.actor, QNetworkConfig):  # a plain network will do, too
-            object.__setattr__(self, "actor", QNetworkConfig(**vars(self.actor)))
+        self._take_plain(actor=QNetworkConfig)
 
     @property
     def central(self) -> bool:
@@ -496,11 +489,6 @@ class ParallelQConfig(MixesValues, TrainedConfig):
         """The kind of its mixer, a word of :data:`~torchrl_marl.modules.mixers.MIXERS`."""
         return self.mixer.kind
 
-    @property
-    def remembers(self) -> bool:
-        """Whether the actor carries something from step to step."""
-        return remembers(self)
-
     def check(self, at: str = "") -> None:
         """Refuses a mixer where each agent's own end counts, and what is no whole windows."""
         super().check(at)
@@ -508,11 +496,3 @@ class ParallelQConfig(MixesValues, TrainedConfig):
         check_unshare(self, at)
         if self.remembers:
             check_windows(self, at)
-
-    def check_run(self, run: Any, at: str, *, own_env: bool = False) -> None:
-        """Refuses minibatches larger than a batch, and a state that the world does not give."""
-        check_minibatch(self.minibatch_size, run, at)
-        if self.remembers and not own_env:
-            check_run_windows(self, run, at)
-        check_shards(self, run, at)
-        super().check_run(run, at, own_env=own_env)

@@ -16,7 +16,6 @@ from torchrl.objectives import ValueEstimators
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.config import OnPolicyConfig
 from torchrl_marl.learners.epoch_learner import EpochLearner
-from torchrl_marl.learners.networks import build_actor, build_critic
 from torchrl_marl.learners.team_checks import warn_of_turns
 from torchrl_marl.learners.updates import KLStop
 from torchrl_marl.modules.config import draws
@@ -93,10 +92,8 @@ class OnPolicyLearner(EpochLearner):
     ) -> None:
         super().__init__(groups, config, device=device, **kwargs)
         self.critics = nn.ModuleDict()
-        norms, seen = self.observation_norms, self.block.seen
         for name, group in self.block.joined.items():
-            actor = build_actor(group, config, norms, device)
-            critic = build_critic(group, seen, config, norms, device)
+            actor, critic = self.builder.actor(group), self.builder.critic(group)
             self.actors.add(group, actor)
             self.critics[name] = critic
             self.losses[name] = _loss(actor, critic, group, config, device, self.per_agent)

@@ -10,12 +10,11 @@ from typing import Any, Literal, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictSequential
 from torch import nn
 
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.epoch_learner import EpochLearner
-from torchrl_marl.learners.networks import build_mixer, build_q_actor
 from torchrl_marl.learners.off_policy_config import ParallelQConfig
 from torchrl_marl.learners.team_checks import (
     refuse_apart,
@@ -88,17 +87,24 @@ class ParallelQLearner(EpochLearner):
     ) -> None:
         super().__init__(groups, config, device=device, **kwargs)
         self.mixers = nn.ModuleDict()
-        norms, seen = self.observation_norms, self.block.seen
         for name, group in self.block.joined.items():
-            actor = build_q_actor(group, config, norms, device)
+            actor = self.builder.q_actor(group)
             mixed = as_one(group) if config.mixes_team else group
-            mixer = build_mixer(mixed, seen, config, norms, device)
+            mixer = self.builder.mixer(mixed)
             explore = Explore(group, epsilon=config.exploration.epsilon, device=device)
             self.actors.add(group, TensorDictSequential(actor, explore))
             self.explorers.append(explore)
             if mixer is not None:
                 self.mixers[name] = mixer
-            self.losses[name] = _loss(actor, mixer, mixed, config)
+            self.losses[name] = ParallelQLoss(
+                actor,
+                mixer,
+                group=mixed,
+                lmbda=config.lmbda,
+                bootstrap=cast(Literal["team", "agent"], config.bootstrap),
+                gamma=config.gamma,
+                functional=False,
+            )
         if config.mixes_team:
             refuse_apart(self.losses)
         self.start_optimizer()
@@ -140,17 +146,3 @@ class ParallelQLearner(EpochLearner):
         for group in self.groups:
             metrics[group, "epsilon"] = epsilon
         return metrics
-
-
-def _loss(
-    actor: Any, mixer: TensorDictModule | None, group: GroupSpec, config: ParallelQConfig
-) -> ParallelQLoss:
-    return ParallelQLoss(
-        actor,
-        mixer,
-        group=group,
-        lmbda=config.lmbda,
-        bootstrap=cast(Literal["team", "agent"], config.bootstrap),
-        gamma=config.gamma,
-        functional=False,
-    )

@@ -15,7 +15,6 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
-from torchrl_marl.errors import NonFiniteError
 from torchrl_marl.learners.adam import Adam, moments_of, start_adam
 from torchrl_marl.learners.block import BlockLearner
 from torchrl_marl.learners.clipping import GradientClip
@@ -25,7 +24,6 @@ from torchrl_marl.learners.replay_updates import History, ReplayUpdates, Step
 from torchrl_marl.learners.team_checks import refuse_turns
 from torchrl_marl.learners.unshare import unshare_parts
 from torchrl_marl.modules.exploration import Explore
-from torchrl_marl.modules.precision import matmul_precision
 from torchrl_marl.objectives.off_policy import OffPolicyLoss
 from torchrl_marl.specs import GroupSpec
 from torchrl_marl.specs.joining import fold, unfold
@@ -86,9 +84,9 @@ class ReplayLearner(BlockLearner):
         **kwargs: Any,
     ) -> None:
         super().__init__(groups, config, device=device, **kwargs)
-        seen = self.block.seen
+        self.noisy = config.noisy
         for name, group in self.block.joined.items():
-            actor, loss = self.build(group, seen, device)
+            actor, loss = self.build(group)
             explore = Explore(group, device=device)
             self.actors.add(group, TensorDictSequential(actor, explore))
             self.explorers.append(explore)
@@ -108,42 +106,25 @@ class ReplayLearner(BlockLearner):
         self._explore()
 
     @abstractmethod
-    def build(
-        self, group: GroupSpec, seen: GroupSpec | None, device: torch.device | str | None
-    ) -> tuple[TensorDictModuleBase, OffPolicyLoss]:
+    def build(self, group: GroupSpec) -> tuple[TensorDictModuleBase, OffPolicyLoss]:
         """Builds the actor and the loss of a group.
 
         Args:
             group (GroupSpec): also several groups as one.
-            seen (GroupSpec, optional): the agents that a network across groups sees.
-            device (torch.device, optional): of the networks.
         """
 
     @abstractmethod
-    def make_steps(self, seen: GroupSpec | None) -> list[Step]:
-        """Returns the steps of an update of all losses.
-
-        Args:
-            seen (GroupSpec, optional): as in :meth:`build`.
-        """
+    def make_steps(self) -> list[Step]:
+        """Returns the steps of an update of all losses."""
 
     def _make_updates(self) -> ReplayUpdates:
         """Prepares updates of these networks."""
-        config, steps, members = self.config, self.make_steps(self.block.seen), self.members
+        steps, members = self.make_steps(), self.members
         if members is not None:
             clips = (clip for step in steps for clip in step.clips.values())
             members.take_over(clips, (x for step in steps for x in step.optimizers.values()))
         updates = ReplayUpdates(
-            self.losses,
-            steps,
-            minibatch_size=config.minibatch_size,
-            n_step=config.n_step,
-            gamma=config.gamma,
-            tau=config.tau,
-            window=config.window if config.remembers else 0,
-            burn_in=config.burn_in,
-            execution=self.execution,
-            members=members,
+            self.losses, steps, self.config, execution=self.execution, members=members
         )
         if members is not None:
             members.rows.follow(updates.sources, updates.targets)
@@ -194,7 +175,7 @@ class ReplayLearner(BlockLearner):
         epsilon = self._scheduled("epsilon") if self.started else 1.0
         for explore in self.explorers:
             explore.epsilon.fill_(epsilon)
-            if self.config.noisy:
+            if self.noisy:
                 explore.sigma.fill_(self._scheduled("sigma"))
         if self.members is not None:
             self.members.explore(self)
@@ -224,25 +205,24 @@ class ReplayLearner(BlockLearner):
         if self.frames < self.config.learning_starts:
             return False
         steps = 0 if self.replay is None else self.replay.ring.n_filled
-        return not self.config.remembers or steps >= self.config.window
+        return not self.remembers or steps >= self.config.window
 
     def _learn(self, batch: TensorDictBase) -> TensorDict:
         """Stores a batch and makes its updates."""
-        with matmul_precision(self.config.precision):
-            self.check_remembered(batch)
-            batch = batch.reshape(-1, batch.shape[-1])
-            data = self._store(batch)
-            n_updates = 0
-            if self.started:
-                self.owed += self.config.updates_per_frame * (batch.numel() // self.n_members)
-                n_updates = int(self.owed)
-                self.owed -= n_updates
-            history = self.updates.run(cast(TeamReplay, self.replay), n_updates)
-            self._check(history)
-            self._explore()
-            metrics = self._summary(history, n_updates)
-            self.add_communication(metrics, data)
-            return metrics
+        self.check_remembered(batch)
+        batch = batch.reshape(-1, batch.shape[-1])
+        data = self._store(batch)
+        n_updates = 0
+        if self.started:
+            self.owed += self.config.updates_per_frame * (batch.numel() // self.n_members)
+            n_updates = int(self.owed)
+            self.owed -= n_updates
+        history = self.updates.run(cast(TeamReplay, self.replay), n_updates)
+        self.refuse_diverged(history)
+        self._explore()
+        metrics = self._summary(history, n_updates)
+        self.add_communication(metrics, data)
+        return metrics
 
     def cut(self) -> None:
         """Says that the next batch does not follow on the last: episodes begin anew."""
@@ -262,7 +242,8 @@ class ReplayLearner(BlockLearner):
             loss.settle_rewards(data)
         self.replay.extend(self._rows_of(data, batch))
         self._anneal()
-        self.observation_norms.update_all(data)
+        if self.observation_norms:
+            self.observation_norms.update_all(data)
         self.frames += batch.numel() // self.n_members
         return data
 
@@ -279,28 +260,25 @@ class ReplayLearner(BlockLearner):
             rows.set(key, unfold(value, self.n_members, batch.ndim))
         return rows
 
+    @property
+    def _stored_keys(self) -> list[NestedKey]:
+        """What is kept of a step."""
+        return list(dict.fromkeys(key for loss in self.losses.values() for key in loss.stored_keys))
+
     def _make_replay(self, num_envs: int) -> TeamReplay:
-        n_steps, keys, options = self._store_settings(num_envs)
-        options["n_members"] = self.n_members
-        options["shared"] = self.members is not None and self.members.share_replay
-        return TeamReplay(n_steps, num_envs, keys, **options)
-
-    def _store_settings(self, num_envs: int) -> tuple[int, list[NestedKey], dict[str, Any]]:
-        """Returns how many steps are kept of each of so many envs, what of them, and how."""
+        """Returns a store of the steps of so many envs of each member."""
         settings = self.config.replay
-        n_steps = math.ceil(settings.capacity / num_envs)
-        priority = Priority(settings.alpha, settings.beta) if settings.alpha else None
-        keys = dict.fromkeys(key for loss in self.losses.values() for key in loss.stored_keys)
-        earn = self.config.bootstrap == "team"
-        options = {"dead_earn": earn, "windows": self.config.remembers}
-        return n_steps, list(keys), {"priority": priority, "device": self.device, **options}
-
-    def _check(self, history: History) -> None:
-        """Refuses losses and gradients that are not finite; of a population, everybody's."""
-        if self.members is not None:
-            self.members.refuse_all_sick(self.rates)
-            return
-        _refuse_non_finite(history, self.rates)
+        return TeamReplay(
+            math.ceil(settings.capacity / num_envs),
+            num_envs,
+            self._stored_keys,
+            Priority(settings.alpha, settings.beta) if settings.alpha else None,
+            self.device,
+            dead_earn=self.config.bootstrap == "team",
+            windows=self.remembers,
+            n_members=self.n_members,
+            shared=self.members is not None and self.members.share_replay,
+        )
 
     def look_at(self, batch: TensorDictBase) -> None:
         """Refuses what the first batch shows: agents in turns that own ends cannot credit."""
@@ -321,7 +299,7 @@ class ReplayLearner(BlockLearner):
             for group in whole.sources:
                 found = summary[group.name]
                 found["epsilon"] = self._of_members(explore.epsilon, whole).clone()
-                if self.config.noisy:
+                if self.noisy:
                     found["sigma"] = explore.sigma.expand(shape).clone()
                 for key, number in (("updates", n_updates), ("stored", len(self.replay or ()))):
                     found[key] = torch.full(shape, float(number), device=device)
@@ -371,11 +349,9 @@ class ReplayLearner(BlockLearner):
         self.frames, self.owed, self.progress = many.frames, many.owed, many.progress
         self.updates.count = many.updates.count
         if many.replay is not None:
-            num_envs = many.replay.num_envs
             if self.replay is None:
-                self.replay = self._make_replay(num_envs)
-            keys = self._store_settings(num_envs)[1]
-            self.replay.load_state_dict(many.replay.state_of(member, keys))
+                self.replay = self._make_replay(many.replay.num_envs)
+            self.replay.load_state_dict(many.replay.state_of(member, self._stored_keys))
 
     def _with_team_rewards(self, state: dict[str, Any]) -> dict[str, Any]:
         """Returns what is stored with the team's rewards, which older versions did not store."""
@@ -415,16 +391,3 @@ def _load(optimizer: Adam, state: Mapping[str, Any]) -> None:
             raise ValueError("Adam: the state is of other parameters, expected the same shapes.")
         for x, value in zip(own, state[name]):
             x.copy_(value)
-
-
-def _refuse_non_finite(history: History, rates: str) -> None:
-    """Waits for the device."""
-    keys = [key for key in history if key[1].startswith(("loss_", "grad_norm"))]
-    finite = [torch.isfinite(history[key]).all() for key in keys]
-    if not keys or bool(torch.stack(finite).all()):
-        return
-    name, metric = next(key for key, fine in zip(keys, finite) if not bool(fine))
-    raise NonFiniteError(
-        f"group {name!r}: {metric} became NaN or infinite while learning; lower {rates} or "
-        "learner.max_grad_norm, or look at the rewards' scale."
-    )

@@ -25,6 +25,7 @@ from torchrl_marl.objectives.off_policy import OffPolicyLoss
 
 if TYPE_CHECKING:
     from torchrl_marl.learners.members import Members
+    from torchrl_marl.learners.off_policy_config import ReplayLearnerConfig
 
 __all__ = ["History", "ReplayUpdates", "Step"]
 
@@ -59,9 +60,8 @@ class ReplayUpdates:
     Args:
         losses (mapping): name -> the loss, with ``functional=False``.
         steps (sequence of Step): in their order.
-        minibatch_size, n_step, gamma, tau: as in
-            :class:`~torchrl_marl.learners.off_policy_config.ReplayLearnerConfig`.
-        window, burn_in (int): likewise, for networks with memory; 0: steps are drawn, no windows.
+        config (ReplayLearnerConfig): how many rows an update draws, or windows of them for
+            networks with memory, over how many steps rewards add up, and how targets follow.
         execution (str): ``eager``, or of :func:`~torchrl_marl.capture.capture`: each update is then
             one graph, from the rows to the priorities.
         members (Members, optional): of a population, who learn by themselves.
@@ -78,22 +78,16 @@ class ReplayUpdates:
         self,
         losses: Mapping[str, OffPolicyLoss],
         steps: Sequence[Step],
+        config: ReplayLearnerConfig,
         *,
-        minibatch_size: int,
-        n_step: int,
-        gamma: float,
-        tau: float,
-        window: int = 0,
-        burn_in: int = 0,
         execution: str = "eager",
         members: Members | None = None,
     ) -> None:
         self.losses, self.steps = dict(losses), list(steps)
         self.optimizers = {k: x for step in steps for k, x in step.optimizers.items()}
-        self.minibatch_size, self.n_step, self.members = minibatch_size, n_step, members
-        self.gamma: float | Tensor = gamma if members is None else members.full(gamma)
-        self.tau, self.execution = tau, execution
-        self.window, self.burn_in = window, burn_in
+        self.config, self.execution, self.members = config, execution, members
+        self.window = config.window if config.remembers else 0
+        self.gamma: float | Tensor = config.gamma if members is None else members.full(config.gamma)
         self.count = 0
         followed = [pair for loss in losses.values() for pair in loss.followed]
         self.sources = [p for network, _ in followed for p in network.parameters()]
@@ -126,8 +120,8 @@ class ReplayUpdates:
 
     def _draw(self, replay: TeamReplay, n_updates: int) -> Tensor:
         if not self.window:
-            return replay.rows(n_updates, self.minibatch_size)
-        return replay.rows(n_updates, self.minibatch_size // self.window, self.window)
+            return replay.rows(n_updates, self.config.minibatch_size)
+        return replay.rows(n_updates, self.config.minibatch_size // self.window, self.window)
 
     def _history(self, rows: Mapping[int, list[Tensor]]) -> History:
         found: dict[NestedKey, list[Tensor]] = {}
@@ -166,9 +160,9 @@ class ReplayUpdates:
         """Makes an update; returns metrics as one row."""
         if self.window:
             recall = [loss.recall for loss in self.losses.values()]
-            data = warmed_up(replay.windows(rows, self.window), self.burn_in, recall)
+            data = warmed_up(replay.windows(rows, self.window), self.config.burn_in, recall)
         else:
-            data = replay.look(rows, self.n_step, self.gamma)
+            data = replay.look(rows, self.config.n_step, self.gamma)
         metrics: History = {}
         due = self.steps[:n_steps]
         # All gradients come first: actors learn from the critics as they were.
@@ -183,7 +177,7 @@ class ReplayUpdates:
                 optimizer.take(found[:n_own])
                 found = found[n_own:]
         if n_steps == len(self.steps):
-            soft_update_(self.targets, self.sources, self.tau)
+            soft_update_(self.targets, self.sources, self.config.tau)
         errors = [data.get(loss.tensor_keys.priority) for loss in self.losses.values()]
         replay.update_priority(data.get("index"), torch.cat(errors, -2).squeeze(-1))
         return row

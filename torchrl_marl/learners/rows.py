@@ -1,21 +1,26 @@
-"""Rows of a population's tensors, and the member that each is of.
+"""Whose the rows of parameters are: which groups they serve, and of which member they are.
 
-Shapes: P members, R rows of a parameter.
+Shapes: P members, R rows of a parameter, N agents of all groups, G groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from tensordict import TensorDict
+from torch import Tensor, nn
 
 from torchrl_marl.learners.adam import start_adam
-from torchrl_marl.learners.clipping import GradientClip
+from torchrl_marl.specs import GroupSpec
 
-__all__ = ["MemberView", "Rows", "copy_rows", "rows_of", "statistics_of"]
+if TYPE_CHECKING:
+    from torchrl_marl.learners.clipping import GradientClip
+
+__all__ = ["MemberView", "Rows", "copy_rows", "rows_of", "rows_served", "statistics_of"]
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -219,3 +224,93 @@ def rows_of(many: Any, one: Any) -> MemberView:
         one (BlockLearner): of the same groups and settings.
     """
     return MemberView(many, one)
+
+
+def rows_served(
+    index: Sequence[int],
+    group: GroupSpec,
+    seen: GroupSpec | None,
+    outputs: Callable[[TensorDict], Tensor],
+    parameters: list[nn.Parameter],
+    states: Mapping[str, int] | None = None,
+) -> list[Tensor]:
+    """Returns for each row of each parameter the group that it serves, G where it serves several.
+
+    By autograd: a row serves those whose outputs depend on it.
+
+    Args:
+        index (sequence of int): whose each agent is.
+        group (GroupSpec): the agents.
+        seen (GroupSpec, optional): other agents that a network sees.
+        outputs (callable): of what agents see and do, ``[B]``, the networks' outputs, ``[B, N]``.
+        parameters (list of Parameter): of the networks.
+        states (mapping, optional): leaf -> the numbers of an agent that networks read besides.
+    """
+    n_groups = max(index) + 1
+    serves = [torch.zeros(_n_rows(p), n_groups, device=p.device) for p in parameters]
+    device = parameters[0].device
+    with torch.random.fork_rng(), _awake_weights(parameters):
+        batch = _random_batch(group, seen, device, states)
+        _mark_served(serves, outputs(batch), index, parameters)
+    return [torch.where(rows.sum(1) == 1, rows.argmax(1), n_groups) for rows in serves]
+
+
+def _mark_served(
+    serves: list[Tensor], outputs: Tensor, index: Sequence[int], parameters: list[nn.Parameter]
+) -> None:
+    owners = torch.tensor(index, device=outputs.device)
+    for i in range(max(index) + 1):
+        total = outputs[..., owners == i].sum()
+        for rows, gradient in zip(
+            serves, torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)
+        ):
+            if gradient is not None:
+                rows[:, i] = (gradient.reshape(len(rows), -1) != 0).any(1).to(rows.dtype)
+
+
+@contextlib.contextmanager
+def _awake_weights(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Puts in weights with which no unit is always 0, for a while."""
+    torch.manual_seed(0)
+    before = [parameter.detach().clone() for parameter in parameters]
+    with torch.no_grad():
+        for parameter in parameters:
+            width = parameter.shape[-1] if parameter.ndim else 1
+            parameter.copy_(torch.randn(parameter.shape) / width**0.5)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(parameters, before):
+                parameter.copy_(value)
+
+
+def _n_rows(parameter: nn.Parameter) -> int:
+    return parameter.shape[0] if parameter.ndim else 1
+
+
+def _random_batch(
+    group: GroupSpec,
+    seen: GroupSpec | None,
+    device: torch.device,
+    states: Mapping[str, int] | None = None,
+) -> TensorDict:
+    batch = 64
+    td = TensorDict({}, [batch], device=device)
+    # Where both are the same agents they have one name, and the actor reads more.
+    for known in [group] if seen is None else [seen, group]:
+        rows: dict[Any, Tensor] = {
+            key[1:]: torch.randn(batch, *shape)
+            for key, shape in zip(known.observation_keys, known.observation_shapes)
+        }
+        if known.mask_key is not None:
+            rows["mask"] = torch.ones(batch, known.n_agents, dtype=torch.bool)
+        if known.action_mask_key is not None:
+            rows["action_mask"] = torch.ones(batch, known.n_agents, known.n_actions).bool()
+        for leaf, size in (states or {}).items():
+            rows[leaf] = torch.randn(batch, known.n_agents, size)
+            rows["is_init"] = torch.zeros(batch, known.n_agents, 1, dtype=torch.bool)
+        td[known.name] = TensorDict(rows, [batch, known.n_agents]).to(device)
+    if group.state_spec is not None:
+        td["state"] = torch.randn(batch, *group.state_spec.shape, device=device)
+    return td

@@ -13,11 +13,55 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.learners.on_policy import OnPolicyLearner
-from torchrl_marl.learners.updates import Turns
+from torchrl_marl.learners.updates import KLStop
 
 __all__ = ["SequentialLearner"]
 
 _OF_CRITIC = ("loss_critic", "explained_variance", "value_clip_fraction")
+
+
+class Turns(KLStop):
+    """Lets one agent of each group learn at a time; the others' networks stay as they are.
+
+    Whose turn it is is data, so that a graph of an update serves all agents.
+
+    Args:
+        *args, **kwargs: of :class:`KLStop`, to which each agent is a group of its own.
+
+    Attributes:
+        resting (Tensor): 1 for agents whose turn it is not, else 0, ``[N]`` of all losses.
+        common (Tensor): 1 where what serves several agents stays, such as the critic; else 0.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.resting = torch.zeros_like(self.stopped)
+        self.common = torch.zeros((), device=self.stopped.device)
+
+    def give(self, active: Tensor, *, common: bool) -> None:
+        """Begins a turn.
+
+        Args:
+            active (Tensor): whose it is, bool, ``[N]``.
+            common (bool): what serves several agents learns, too.
+        """
+        self.resting.copy_(~active)
+        self.common.fill_(0.0 if common else 1.0)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins a batch, from which the agents learn whose turn it is."""
+        super().begin()
+        self.stopped.copy_(self.resting)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What an update reads of it."""
+        return [self.stopped, self.common]
+
+    def frozen(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Returns which rows of each parameter stay as they are, as :class:`KLStop` does."""
+        return [] if len(self.stopped) == 1 else self._rows(parameters, self.common > 0)
 
 
 class SequentialLearner(OnPolicyLearner):

@@ -1,19 +1,24 @@
-"""Minibatches of shards: the same frames meet wherever the shards are placed.
+"""What shards and processes that learn as one share: their minibatches, counts and gradients.
 
-Shapes: S shards of the run, F frames of this process, M frames of a minibatch of this process.
+Shapes: S shards of the run, F frames of this process, M frames of a minibatch of this process,
+G groups of a loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.runtime.ranks import Alone
 
-__all__ = ["ShardOrder"]
+__all__ = ["ShardOrder", "counted_by_all", "sum_of_all"]
 
 
 class ShardOrder:
@@ -83,3 +88,57 @@ class ShardOrder:
         seed = np.random.SeedSequence([self.seed, *of]).generate_state(1, np.uint64)
         generator = torch.Generator(device or "cpu").manual_seed(int(seed[0]) >> 1)
         return torch.randperm(n, generator=generator, device=device)
+
+
+@contextlib.contextmanager
+def counted_by_all(
+    ranks: Alone, objectives: Mapping[str, Any], minibatch: TensorDictBase
+) -> Iterator[dict[str, Tensor]]:
+    """Lets losses divide by everybody's number of steps, so that gradients add up; one message.
+
+    Args:
+        ranks (Alone): who learns.
+        objectives (mapping): name -> a loss with ``own_count`` and ``count``.
+        minibatch (TensorDictBase): the own part ``[M]``.
+
+    Yields:
+        dict: name -> that number, a scalar or ``[G]``.
+    """
+    with torch.no_grad():
+        found = ranks.sum_all([loss.own_count(minibatch) for loss in objectives.values()])
+    counts = {name: count.clamp_min(1) for name, count in zip(objectives, found)}
+    for name, loss in objectives.items():
+        loss.count = counts[name]
+    try:
+        yield counts
+    finally:
+        for loss in objectives.values():
+            loss.count = None
+
+
+@torch.no_grad()
+def sum_of_all(
+    ranks: Alone,
+    objectives: Mapping[str, Any],
+    gradients: Sequence[Tensor],
+    metrics: Mapping[tuple[str, str], Tensor],
+    counts: Mapping[str, Tensor],
+) -> tuple[list[Tensor], dict[tuple[str, str], Tensor]]:
+    """Returns everybody's gradients and metrics; one message.
+
+    Args:
+        ranks (Alone): who learns.
+        objectives (mapping): name -> a loss; its ``combine`` has what metrics that are no means are
+            made of.
+        gradients (sequence of Tensor): own ones, of losses that were counted by all.
+        metrics (mapping): (name, metric) -> a scalar or ``[G]``; ``[*, G]`` for ``combine``.
+        counts (dict): of :func:`counted_by_all`.
+    """
+    apart = {key: objectives[key[0]].combine.get(key[1]) for key in metrics}
+    own = [ranks.slots(x) if apart[key] is not None else x for key, x in metrics.items()]
+    summed = ranks.sum_all([*gradients, *own])
+    found = dict(zip(metrics, summed[len(gradients) :]))
+    for key, combine in apart.items():
+        if combine is not None:
+            found[key] = combine(found[key], counts[key[0]])
+    return summed[: len(gradients)], found

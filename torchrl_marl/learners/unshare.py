@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchrl_marl.modules.bodies import Feedforward
 from torchrl_marl.modules.inputs import AgentInput
-from torchrl_marl.modules.networks import AgentNetwork, TeamNetwork
+from torchrl_marl.modules.networks import AgentNetwork, Feedforward, TeamNetwork
 from torchrl_marl.modules.unsharing import Origin, carry_state, unshare, unshare_memory
 
 __all__ = ["unshare_networks", "unshare_parts"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -10,11 +9,10 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_marl.errors import NonFiniteError
 from torchrl_marl.functional import masked_mean
 from torchrl_marl.learners.adam import freeze, moments_of, move, start_adam
 from torchrl_marl.learners.clipping import GradientClip
-from torchrl_marl.runtime.ranks import Alone, current
+from torchrl_marl.runtime.ranks import current
 from torchrl_marl.specs import GroupSpec
 
 if TYPE_CHECKING:
@@ -24,15 +22,10 @@ if TYPE_CHECKING:
 __all__ = [
     "KLStop",
     "Objective",
-    "Turns",
     "Updates",
-    "counted_by_all",
     "evaluate",
     "minibatch_keys",
-    "must_be_finite",
-    "refuse_non_finite",
     "shuffled_epochs",
-    "sum_of_all",
     "summarize",
 ]
 
@@ -123,112 +116,7 @@ class KLStop:
         return [flags[id(p)] for p in parameters]
 
 
-class Turns(KLStop):
-    """Lets one agent of each group learn at a time; the others' networks stay as they are.
-
-    Whose turn it is is data, so that a graph of an update serves all agents.
-
-    Args:
-        *args, **kwargs: of :class:`KLStop`, to which each agent is a group of its own.
-
-    Attributes:
-        resting (Tensor): 1 for agents whose turn it is not, else 0, ``[N]`` of all losses.
-        common (Tensor): 1 where what serves several agents stays, such as the critic; else 0.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.resting = torch.zeros_like(self.stopped)
-        self.common = torch.zeros((), device=self.stopped.device)
-
-    def give(self, active: Tensor, *, common: bool) -> None:
-        """Begins a turn.
-
-        Args:
-            active (Tensor): whose it is, bool, ``[N]``.
-            common (bool): what serves several agents learns, too.
-        """
-        self.resting.copy_(~active)
-        self.common.fill_(0.0 if common else 1.0)
-        self.begin()
-
-    def begin(self) -> None:
-        """Begins a batch, from which the agents learn whose turn it is."""
-        super().begin()
-        self.stopped.copy_(self.resting)
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """What an update reads of it."""
-        return [self.stopped, self.common]
-
-    def frozen(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Returns which rows of each parameter stay as they are, as :class:`KLStop` does."""
-        return [] if len(self.stopped) == 1 else self._rows(parameters, self.common > 0)
-
-
 Counts = dict[str, Tensor]
-
-
-@contextlib.contextmanager
-def counted_by_all(
-    ranks: Alone, objectives: Mapping[str, Any], minibatch: TensorDictBase
-) -> Iterator[Counts]:
-    """Lets losses divide by everybody's number of steps, so that gradients add up; one message.
-
-    Args:
-        ranks (Alone): who learns.
-        objectives (mapping): name -> a loss with ``own_count`` and ``count``.
-        minibatch (TensorDictBase): the own part ``[M]``.
-
-    Yields:
-        dict: name -> that number, a scalar or ``[G]``; nothing where there are no others.
-    """
-    if ranks.size == 1:
-        yield {}
-        return
-    with torch.no_grad():
-        found = ranks.sum_all([loss.own_count(minibatch) for loss in objectives.values()])
-    counts = {name: count.clamp_min(1) for name, count in zip(objectives, found)}
-    for name, loss in objectives.items():
-        loss.count = counts[name]
-    try:
-        yield counts
-    finally:
-        for loss in objectives.values():
-            loss.count = None
-
-
-@torch.no_grad()
-def sum_of_all(
-    ranks: Alone,
-    objectives: Mapping[str, Any],
-    gradients: Sequence[Tensor],
-    metrics: Mapping[tuple[str, str], Tensor],
-    counts: Counts,
-) -> tuple[list[Tensor], dict[tuple[str, str], Tensor]]:
-    """Returns everybody's gradients and metrics; one message.
-
-    Args:
-        ranks (Alone): who learns.
-        objectives (mapping): name -> a loss; its ``combine`` has what metrics that are no means are
-            made of.
-        gradients (sequence of Tensor): own ones, of losses that were counted by all.
-        metrics (mapping): (name, metric) -> a scalar or ``[G]``; ``[*, G]`` for ``combine``.
-        counts (dict): of :func:`counted_by_all`.
-    """
-    if ranks.size == 1:
-        return list(gradients), dict(metrics)
-    apart = {key: objectives[key[0]].combine.get(key[1]) for key in metrics}
-    own = [ranks.slots(x) if apart[key] is not None else x for key, x in metrics.items()]
-    summed = ranks.sum_all([*gradients, *own])
-    found = dict(zip(metrics, summed[len(gradients) :]))
-    for key, combine in apart.items():
-        if combine is not None:
-            found[key] = combine(found[key], counts[key[0]])
-    return summed[: len(gradients)], found
-
-
 History = dict[tuple[str, str], Tensor]
 
 
@@ -338,8 +226,10 @@ class Updates:
         total.backward()
         parameters = self.optimizer.param_groups[0]["params"]
         own = [p.grad for p in parameters if p.grad is not None]
-        gradients, metrics = sum_of_all(current(), self.objectives, own, metrics, counts)
         if counts:
+            from torchrl_marl.learners.shards import sum_of_all
+
+            gradients, metrics = sum_of_all(current(), self.objectives, own, metrics, counts)
             torch._foreach_copy_(own, gradients)
         for name, clip in self.clips.items():
             metrics[name, "grad_norm"] = clip()
@@ -362,14 +252,23 @@ class Updates:
             how: dict[str, Any] = {"skip": self.stop.all, "frozen": frozen}
             move(self.optimizer, moved, gradients, lr=lr, members=self.members, **how)
             return
-        moments = moments_of(self.optimizer, moved) if frozen else ([], [], [])
-        with torch.no_grad(), freeze(frozen, moved, *moments):
+        if not frozen:
+            self.optimizer.step()
+            return
+        with torch.no_grad(), freeze(frozen, moved, *moments_of(self.optimizer, moved)):
             self.optimizer.step()
 
     def evaluate(self, minibatch: TensorDictBase) -> tuple[Tensor, History, Counts]:
-        """Returns the sum of all losses, the metrics of each objective, and everybody's counts."""
-        prepared = minibatch if self.prepare is None else self.prepare(minibatch)
-        with counted_by_all(current(), self.objectives, prepared) as counts:
+        """Returns the sum of all losses, the metrics of each objective, and everybody's counts.
+
+        One process alone has no counts of others.
+        """
+        prepared, ranks = minibatch if self.prepare is None else self.prepare(minibatch), current()
+        if ranks.size == 1:
+            return *evaluate(self.objectives, prepared), {}
+        from torchrl_marl.learners.shards import counted_by_all
+
+        with counted_by_all(ranks, self.objectives, prepared) as counts:
             return *evaluate(self.objectives, prepared), counts
 
 
@@ -449,25 +348,3 @@ def summarize(
             summary[group.name, "lr"] = torch.full(own.shape, lr, device=device)
             summary[group.name, "epochs"] = own.clone()
     return summary
-
-
-def must_be_finite(metric: str) -> bool:
-    """Whether learning has failed where this metric is NaN or infinite."""
-    return metric.startswith("loss_") or metric == "grad_norm"
-
-
-def refuse_non_finite(summary: TensorDict) -> None:
-    """Waits for the device.
-
-    Raises:
-        NonFiniteError: a loss or gradient that is NaN or infinite.
-    """
-    keys = [key for key in summary.keys(True, True) if must_be_finite(key[1])]
-    finite = torch.stack([torch.isfinite(summary[key]) for key in keys])
-    if bool(finite.all()):
-        return
-    group, name = keys[int((~finite).nonzero()[0])]
-    raise NonFiniteError(
-        f"group {group!r}: {name} became NaN or infinite while learning; "
-        "lower learner.lr or learner.max_grad_norm, or look at the rewards' scale."
-    )

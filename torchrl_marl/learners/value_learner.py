@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
 from torchrl_marl.learners.adam import Adam
 from torchrl_marl.learners.clipping import GradientClip
-from torchrl_marl.learners.networks import build_mixer, build_q_actor
 from torchrl_marl.learners.off_policy_config import ValueConfig
 from torchrl_marl.learners.replay_learner import ReplayLearner
 from torchrl_marl.learners.replay_updates import Step
@@ -63,16 +61,13 @@ class ValueLearner(ReplayLearner):
         mixers = {name: loss.mixer_network for name, loss in self.losses.items() if loss.mixed}
         self.mixers = nn.ModuleDict(cast(Mapping[str, nn.Module], mixers))
 
-    def build(
-        self, group: GroupSpec, seen: GroupSpec | None, device: torch.device | str | None
-    ) -> tuple[TensorDictModuleBase, ValueDecompositionLoss]:
+    def build(self, group: GroupSpec) -> tuple[TensorDictModuleBase, ValueDecompositionLoss]:
         """Builds the actor and the loss of a group."""
-        config, norms = self.config, self.observation_norms
-        actor = build_q_actor(group, config, norms, device)
+        config, actor = self.config, self.builder.q_actor(group)
         mixed = as_one(group) if config.mixes_team else group
         loss = ValueDecompositionLoss(
             actor,
-            build_mixer(mixed, seen, config, norms, device),
+            self.builder.mixer(mixed),
             group=mixed,
             double_q=config.double_q,
             negative_weight=config.negative_weight,
@@ -90,17 +85,11 @@ class ValueLearner(ReplayLearner):
         if self.config.mixes_team and len(self.groups) > 1:
             refuse_rivals(self.groups.values(), batch)
 
-    def make_steps(self, seen: GroupSpec | None) -> list[Step]:
+    def make_steps(self) -> list[Step]:
         """Returns the one step, of all networks."""
-        config, losses = self.config, self.losses.items()
-        clips = {name: _clip(loss, seen, config.max_grad_norm) for name, loss in losses}
+        config, seen, clips = self.config, self.block.seen, {}
+        for name, loss in self.losses.items():
+            own = [p for network, _ in loss.followed for p in network.parameters()]
+            clips[name] = GradientClip.of_values(loss, own, config.max_grad_norm, seen=seen)
         parameters = [p for clip in clips.values() for p in clip.parameters]
         return [Step("value", {"values": Adam(parameters, config.lr, config.adam_eps)}, clips)]
-
-
-def _clip(
-    loss: ValueDecompositionLoss, seen: GroupSpec | None, limit: float | None
-) -> GradientClip:
-    """Finds out which rows of the networks serve which group."""
-    parameters = [p for network, _ in loss.followed for p in network.parameters()]
-    return GradientClip.of_values(loss, parameters, limit, seen=seen)

@@ -33,21 +33,16 @@ from torchrl.modules import (
 )
 
 from torchrl_marl.errors import SpecError
+from torchrl_marl.modules.build import extra_keys, links_of, make_agent_network
 from torchrl_marl.modules.config import NetworkConfig
 from torchrl_marl.modules.distributions import Gated, PaddedNormal, PaddedTanhNormal
 from torchrl_marl.modules.inputs import AgentInput, LegalLogits
 from torchrl_marl.modules.memory.states import state_size
-from torchrl_marl.modules.networks import (
-    AgentNetwork,
-    channels_of,
-    extra_keys,
-    links_of,
-    make_agent_network,
-)
+from torchrl_marl.modules.networks import AgentNetwork, channels_of
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.size import check_size
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.stacking import is_lazy
+from torchrl_marl.specs.groups import is_lazy
 
 __all__ = [
     "ActsForGroup",

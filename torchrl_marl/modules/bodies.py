@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torchrl.modules import MLP
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.modules.config import NetworkConfig
 from torchrl_marl.modules.inputs import Features
+from torchrl_marl.modules.networks import Context, Feedforward
 
 __all__ = [
     "ACTIVATIONS",
@@ -44,46 +44,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "silu": nn.SiLU,
 }
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a body may know beside features and mask.
-
-    Args:
-        links (Tensor, optional): True where the agent of a row may hear the agent of a column;
-            None: all may hear all. Groups that are trained as one do not hear each other.
-        state (optional): what the body returned in the step before.
-        is_init (Tensor, optional): True where an agent's episode begins.
-        position (Tensor, optional): where each agent is.
-        drawn (Tensor, optional): what was drawn in the channel between agents.
-
-    Shapes:
-        - links: ``[N, N]`` or ``[*B, N, N]``; state: ``[*B, N, S]``; is_init: ``[*B, N, 1]``
-        - position: ``[*B, N, P]``; drawn: ``[*B, N, D]``
-    """
-
-    links: Tensor | None = None
-    state: Any = None
-    is_init: Tensor | None = None
-    position: Tensor | None = None
-    drawn: Tensor | None = None
-
-
-class Feedforward(nn.Sequential):
-    """Layers that read features alone, in a row; the body of perceptrons and convolutions.
-
-    Examples:
-        >>> features, state = Feedforward(nn.Linear(3, 2))(torch.zeros(5, 4, 3))
-        >>> features.shape, state
-        (torch.Size([5, 4, 2]), None)
-    """
-
-    def forward(  # type: ignore[override]
-        self, features: Tensor, mask: Tensor | None = None, context: Context | None = None
-    ) -> tuple[Tensor, None]:
-        """Runs the layers."""
-        return super().forward(features), None
 
 
 def make_mlp(

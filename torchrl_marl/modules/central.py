@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from torch.types import Device
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.modules.bodies import ACTIVATIONS, Context, Feedforward, initialize
+from torchrl_marl.modules.bodies import ACTIVATIONS, initialize
+from torchrl_marl.modules.build import (
+    encoder_maker,
+    kinds_of,
+    make_team_network,
+    sharing_of_encoder,
+)
 from torchrl_marl.modules.config import CriticConfig, NetworkConfig, has_memory, sharing_of
 from torchrl_marl.modules.inputs import (
     AgentValues,
@@ -23,12 +29,7 @@ from torchrl_marl.modules.inputs import (
     side_by_side,
     widest,
 )
-from torchrl_marl.modules.networks import (
-    encoder_maker,
-    kinds_of,
-    make_team_network,
-    sharing_of_encoder,
-)
+from torchrl_marl.modules.networks import Context, Feedforward
 from torchrl_marl.modules.registry import body_of
 from torchrl_marl.modules.sharing.builder import share
 from torchrl_marl.modules.stacks.module_stack import stack

@@ -13,6 +13,7 @@ from torch import nn
 from torch.types import Device
 
 from torchrl_marl.errors import ConfigError
+from torchrl_marl.modules.build import extra_keys, links_of, make_agent_network
 from torchrl_marl.modules.central import (
     columns_of_groups,
     inputs_of_groups,
@@ -28,7 +29,7 @@ from torchrl_marl.modules.inputs import (
     TeamInput,
     state_features,
 )
-from torchrl_marl.modules.networks import AgentNetwork, extra_keys, links_of, make_agent_network
+from torchrl_marl.modules.networks import AgentNetwork
 from torchrl_marl.modules.normalization import ObservationNorm, ValueNorm
 from torchrl_marl.modules.registry import body_of
 from torchrl_marl.modules.size import check_size

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["in_bfloat16", "matmul_precision", "set_precision"]
+__all__ = ["in_bfloat16", "matmul_in_tf32", "set_precision"]
 
 
 def set_precision(network: nn.Module, precision: str) -> None:
@@ -46,11 +46,8 @@ def in_bfloat16(body: nn.Module) -> Callable[..., tuple[Tensor, Any]]:
 
 
 @contextlib.contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    """Computes matrix products on a GPU in TF32, for a while, if that is the precision."""
-    if precision != "tf32":
-        yield
-        return
+def matmul_in_tf32() -> Iterator[None]:
+    """Computes matrix products on a GPU in TF32, for a while."""
     settings = torch.backends.cuda.matmul
     before = settings.fp32_precision
     settings.fp32_precision = "tf32"

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchrl_marl.modules.bodies import Feedforward
 from torchrl_marl.modules.memory.cells import AgentLinear, Memory
+from torchrl_marl.modules.networks import Feedforward
 from torchrl_marl.modules.stacks.module_stack import ModuleStack, stack
 from torchrl_marl.modules.stacks.storage import Bucket
 

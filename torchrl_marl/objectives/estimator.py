@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -33,7 +33,7 @@ from torchrl_marl.objectives.flags import (
 from torchrl_marl.runtime.ranks import current
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["TeamGAE", "transition_complete"]
+__all__ = ["TeamGAE", "estimator_keys", "policy_ratio", "transition_complete"]
 
 # Where no more than this part of a target is earned, and all else bootstrapped, no shift of the
 # values brings them and their targets together.
@@ -375,3 +375,55 @@ def estimator_keys(group: GroupSpec, bootstrap: str) -> dict[str, NestedKey]:
         "done": done,
         "terminated": terminated,
     }
+
+
+def policy_ratio(
+    actor: Any,
+    tensordict: TensorDictBase,
+    *,
+    action: NestedKey,
+    sample_log_prob: NestedKey,
+    valid: Tensor | None = None,
+) -> tuple[torch.distributions.Distribution, Tensor, Tensor]:
+    """Returns a policy's distribution, log-probability, and log-ratio to the one that acted.
+
+    Args:
+        actor (ProbabilisticTensorDictSequential): the policy.
+        tensordict (TensorDictBase): what it reads, nothing in masked slots.
+        action, sample_log_prob (NestedKey): of what was done, and how likely that was.
+        valid (Tensor, optional): bool, of :func:`valid_actions`.
+
+    Shapes:
+        - log-probability: ``[*B, N]``; log-ratio: ``[*B, N, 1]``
+
+    Raises:
+        KeyError: nobody wrote how likely the actions were.
+        ValueError: log-probabilities of different shapes.
+    """
+    previous = tensordict.get(sample_log_prob, None)
+    if previous is None:
+        raise KeyError(_missing(sample_log_prob, tensordict))
+    distribution = actor.get_dist(tensordict)
+    taken = tensordict.get(action)
+    if valid is not None:
+        taken = torch.where(valid, taken, 0)
+    log_prob = distribution.log_prob(taken)
+    if previous.shape != log_prob.shape:
+        raise ValueError(
+            f"log-probability {tuple(log_prob.shape)} and {sample_log_prob!r} "
+            f"{tuple(previous.shape)} do not fit; expected [*B, N] both."
+        )
+    return distribution, log_prob, (log_prob - previous).unsqueeze(-1)
+
+
+def _missing(key: NestedKey, tensordict: TensorDictBase) -> str:
+    """Returns that a log-probability is missing, and under which key the batch has one."""
+    keys = tensordict.keys(True, True)
+    leaves = {found: found if isinstance(found, str) else found[-1] for found in keys}
+    near = [found for found, leaf in leaves.items() if leaf.endswith("log_prob")]
+    if not near:
+        return f"the batch has no {key!r}; let the actor write it."
+    return (
+        f"the batch has no {key!r}, but {near[0]!r}; if that is it, use "
+        f"loss.set_keys(sample_log_prob={near[0]!r})."
+    )

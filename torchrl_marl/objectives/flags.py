@@ -1,4 +1,4 @@
-"""Flags of a batch: who is alive and acts, what ends, and who is bootstrapped."""
+"""Flags of a batch: who is alive and acts, what ends, who is bootstrapped; and masked slots."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ __all__ = [
     "Flags",
     "alive_in",
     "begun",
+    "blank_masked_actions",
     "blank_masked_inputs",
     "bootstrap_mask",
     "bootstraps_in",
@@ -36,6 +37,7 @@ __all__ = [
     "share",
     "team_mean",
     "team_reward",
+    "valid_actions",
     "who_learns",
     "with_flags",
 ]
@@ -132,6 +134,22 @@ def placeholder_action(group: GroupSpec) -> Tensor:
         return torch.zeros(())
     low, high = group.action_bounds
     return (low + high) / 2
+
+
+def valid_actions(group: GroupSpec | None) -> Tensor | None:
+    """Returns which numbers of a padded one-hot action are an agent's own; None where all are."""
+    if group is None or not group.one_hot:
+        return None  # padded distributions of numbers look at an agent's own actions themselves
+    return group.action_padding
+
+
+def blank_masked_actions(
+    tensordict: TensorDictBase, key: NestedKey, acts: Tensor, placeholder: Tensor
+) -> None:
+    """Puts an action of known log-probability where an agent does not act."""
+    action = tensordict.get(key)
+    chosen = expand_mask(acts, action)
+    tensordict.set(key, torch.where(chosen, action, placeholder.to(action)))
 
 
 class Births:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -20,7 +20,6 @@ from torchrl_marl.functional import expand_mask
 from torchrl_marl.functional.statistics import PerGroup
 from torchrl_marl.modules.memory.states import (
     has_cells,
-    over_time,
     state_size,
     states_after,
 )
@@ -40,104 +39,14 @@ from torchrl_marl.objectives.flags import (
 )
 from torchrl_marl.specs import GroupSpec
 
-__all__ = ["OffPolicyLoss", "StoredRewards"]
-
-
-class StoredRewards:
-    """The rewards of a loss of stored steps, as part of it.
-
-    Where values are mixed, a step is stored with the team's reward, under
-    ``("next", group, "team", "reward")``, else with each agent's; by ``bootstrap="team"`` that of
-    the dead is the team's.
-    """
-
-    group: GroupSpec
-    per_group: PerGroup
-    bootstrap: str
-    mixed: bool
-    tensor_keys: Any
-    to_agents: Callable[[Tensor], Tensor]
-
-    def rewards(self, data: TensorDictBase, everyone: Tensor) -> Tensor:
-        """Returns each agent's reward, or the team's where values are mixed.
-
-        Shapes:
-            - everyone: any ``[*B, N]``; returns ``[*B, N, 1]``
-        """
-        stored = data.get(self._team_reward_key, None) if self.mixed else None
-        if stored is not None:
-            return stored
-        reward = of_agents(data.get(("next", *_as_tuple(self.tensor_keys.reward))), everyone)
-        if not self.mixed:
-            return reward
-        return team_reward(self.group, data, reward, self.per_group)
-
-    def settle_rewards(self, data: TensorDictBase) -> None:
-        """Writes what a step earns by ``bootstrap="team"``, before it is stored.
-
-        Where values are mixed that is the team's reward; else the dead earn it, and the living
-        what they earn. Sums over several steps then have each step's own mean.
-
-        Args:
-            data (TensorDictBase): ``[E, T]``, the group dense.
-        """
-        if self.bootstrap != "team" or not self._own_rewards:
-            return
-        key, flagged = ("next", *self.group.key("reward")), with_flags(self.group, data)
-        reward, alive = data.get(key), alive_in(self.group, flagged)
-        if self.mixed:
-            earned = team_reward(self.group, flagged, reward, self.per_group)
-            data.set(self._team_reward_key, earned)
-        elif alive is not None:
-            sources = who_learns(flagged, self.group, alive)
-            data.set(key, share(reward, alive, sources, self.per_group))
-
-    @property
-    def stored_keys(self) -> list[NestedKey]:
-        """What of a step is stored, once its rewards are settled."""
-        keys: list[NestedKey] = self.in_keys  # type: ignore[attr-defined]
-        if not self.mixed or not self._own_rewards:
-            return keys
-        own = ("next", *self.group.key("reward"))
-        return [self._team_reward_key if key == own else key for key in keys]
-
-    def add_team_reward(
-        self, leaves: dict[tuple[str, ...], Tensor], arrange: Any, restore: Any
-    ) -> None:
-        """Adds the team's reward to rows that an older version stored, which have each agent's.
-
-        It is then the mean over the agents that acted, or over all where nobody did.
-
-        Args:
-            leaves (dict): key -> rows; written to.
-            arrange, restore (callable): rows as stored to ``[*B, N, 1]`` of this group, and back.
-        """
-        own = ("next", *self.group.key("reward"))
-        if self._team_reward_key not in self.stored_keys or own not in leaves:
-            return
-        reward = arrange(leaves.pop(own))
-        mask = leaves.get((self.group.name, "mask"))
-        acts = torch.ones_like(reward) > 0 if mask is None else arrange(mask.unsqueeze(-1))
-        acts = acts.squeeze(-1)
-        some = self.to_agents(self.per_group.sum(acts.to(reward.dtype))).squeeze(-1) > 0
-        mean = team_mean(reward, acts | ~some, self.per_group)
-        leaves[self._team_reward_key] = restore(mean.expand(acts.shape).unsqueeze(-1).contiguous())
-
-    @property
-    def _own_rewards(self) -> bool:
-        """Whether agents have rewards of their own, and not the team's one."""
-        return self.tensor_keys.reward == self.group.key("reward")
-
-    @property
-    def _team_reward_key(self) -> tuple[str, ...]:
-        return ("next", self.group.name, *TEAM_REWARD)
+__all__ = ["OffPolicyLoss"]
 
 
 def _as_tuple(key: NestedKey) -> tuple[str, ...]:
     return (key,) if isinstance(key, str) else tuple(key)
 
 
-class OffPolicyLoss(StoredRewards, LossModule):
+class OffPolicyLoss(LossModule):
     r"""An actor and critics of actions with target networks, for a group whose agents may die.
 
     .. math::
@@ -152,6 +61,10 @@ class OffPolicyLoss(StoredRewards, LossModule):
     "hidden")`` counts, for the target as well, if it has no ``(group, "target_hidden")`` of its
     own. What follows a step is then worth what one step more says, from the state behind it. Steps
     that are not ``valid``, where there is such an entry, are not learned from.
+
+    Where values are mixed, a step is stored with the team's reward, under
+    ``("next", group, "team", "reward")``, else with each agent's; by ``bootstrap="team"`` that of
+    the dead is the team's.
 
     A subclass says what follows is worth (``next_value``), what the actor learns (``actor_loss``),
     and which networks have targets (``with_target``).
@@ -384,6 +297,84 @@ class OffPolicyLoss(StoredRewards, LossModule):
             learned = learned & (terminated.squeeze(-1) | seen)
         return reward, next_value, terminated, learned
 
+    # ------------------------------------------------------------------------------- rewards
+
+    def rewards(self, data: TensorDictBase, everyone: Tensor) -> Tensor:
+        """Returns each agent's reward, or the team's where values are mixed.
+
+        Shapes:
+            - everyone: any ``[*B, N]``; returns ``[*B, N, 1]``
+        """
+        stored = data.get(self._team_reward_key, None) if self.mixed else None
+        if stored is not None:
+            return stored
+        reward = of_agents(data.get(("next", *_as_tuple(self.tensor_keys.reward))), everyone)
+        if not self.mixed:
+            return reward
+        return team_reward(self.group, data, reward, self.per_group)
+
+    def settle_rewards(self, data: TensorDictBase) -> None:
+        """Writes what a step earns by ``bootstrap="team"``, before it is stored.
+
+        Where values are mixed that is the team's reward; else the dead earn it, and the living
+        what they earn. Sums over several steps then have each step's own mean.
+
+        Args:
+            data (TensorDictBase): ``[E, T]``, the group dense.
+        """
+        if self.bootstrap != "team" or not self._own_rewards:
+            return
+        key, flagged = ("next", *self.group.key("reward")), with_flags(self.group, data)
+        reward, alive = data.get(key), alive_in(self.group, flagged)
+        if self.mixed:
+            earned = team_reward(self.group, flagged, reward, self.per_group)
+            data.set(self._team_reward_key, earned)
+        elif alive is not None:
+            sources = who_learns(flagged, self.group, alive)
+            data.set(key, share(reward, alive, sources, self.per_group))
+
+    @property
+    def stored_keys(self) -> list[NestedKey]:
+        """What of a step is stored, once its rewards are settled."""
+        keys = self.in_keys
+        if not self.mixed or not self._own_rewards:
+            return keys
+        own = ("next", *self.group.key("reward"))
+        return [self._team_reward_key if key == own else key for key in keys]
+
+    def add_team_reward(
+        self, leaves: dict[tuple[str, ...], Tensor], arrange: Any, restore: Any
+    ) -> None:
+        """Adds the team's reward to rows that an older version stored, which have each agent's.
+
+        It is then the mean over the agents that acted, or over all where nobody did.
+
+        Args:
+            leaves (dict): key -> rows; written to.
+            arrange, restore (callable): rows as stored to ``[*B, N, 1]`` of this group, and back.
+        """
+        own = ("next", *self.group.key("reward"))
+        if self._team_reward_key not in self.stored_keys or own not in leaves:
+            return
+        reward = arrange(leaves.pop(own))
+        mask = leaves.get((self.group.name, "mask"))
+        acts = torch.ones_like(reward) > 0 if mask is None else arrange(mask.unsqueeze(-1))
+        acts = acts.squeeze(-1)
+        some = self.to_agents(self.per_group.sum(acts.to(reward.dtype))).squeeze(-1) > 0
+        mean = team_mean(reward, acts | ~some, self.per_group)
+        leaves[self._team_reward_key] = restore(mean.expand(acts.shape).unsqueeze(-1).contiguous())
+
+    @property
+    def _own_rewards(self) -> bool:
+        """Whether agents have rewards of their own, and not the team's one."""
+        return self.tensor_keys.reward == self.group.key("reward")
+
+    @property
+    def _team_reward_key(self) -> tuple[str, ...]:
+        return ("next", self.group.name, *TEAM_REWARD)
+
+    # ----------------------------------------------------------- who learns, and what is read
+
     def learned(self, data: TensorDictBase) -> Tensor | None:
         """Returns whose steps are learned from, ``[*B, N]``; None for all.
 
@@ -411,7 +402,7 @@ class OffPolicyLoss(StoredRewards, LossModule):
 
     def in_time(self) -> contextlib.AbstractContextManager:
         """Lets the network that acts read sequences, if it remembers, for a while."""
-        return over_time(getattr(self, self.acting))
+        return set_recurrent_mode(True) if self.remembers else contextlib.nullcontext()
 
     @torch.no_grad()
     def recall(self, data: TensorDictBase) -> dict[NestedKey, Tensor]:

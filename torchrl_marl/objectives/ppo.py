@@ -14,15 +14,21 @@ from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule, dispatch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torchrl.modules import set_recurrent_mode
 from torchrl.objectives import ValueEstimators
 
 from torchrl_marl.functional import expand_mask
 from torchrl_marl.functional.statistics import PerGroup
-from torchrl_marl.modules.memory.states import has_cells, over_time
+from torchrl_marl.modules.memory.states import has_cells
 from torchrl_marl.modules.normalization import ValueNorm
-from torchrl_marl.objectives.estimator import TeamGAE, estimator_keys
-from torchrl_marl.objectives.flags import blank_masked_inputs, loss_mask_key, placeholder_action
-from torchrl_marl.objectives.ratio import blank_masked_actions, policy_ratio, valid_actions
+from torchrl_marl.objectives.estimator import TeamGAE, estimator_keys, policy_ratio
+from torchrl_marl.objectives.flags import (
+    blank_masked_actions,
+    blank_masked_inputs,
+    loss_mask_key,
+    placeholder_action,
+    valid_actions,
+)
 from torchrl_marl.runtime.ranks import ALONE, Alone, current
 from torchrl_marl.specs import GroupSpec
 
@@ -519,6 +525,6 @@ class MAPPOLoss(torchrl.objectives.MAPPOLoss):
         if self.functional:
             params = getattr(self, f"{name}_params")
             stateless = params.to_module(network, preserve_module_state=False)
-        sequences = over_time(network) if name in self._remembering else contextlib.nullcontext()
-        with stateless, sequences:
+        remembers = name in self._remembering
+        with stateless, set_recurrent_mode(True) if remembers else contextlib.nullcontext():
             yield

@@ -17,9 +17,13 @@ from torch import Tensor
 
 from torchrl_marl.functional import expand_mask, vtrace
 from torchrl_marl.modules.memory.states import over_time
-from torchrl_marl.objectives.estimator import TeamGAE
-from torchrl_marl.objectives.flags import blank_masked_inputs, placeholder_action
-from torchrl_marl.objectives.ratio import blank_masked_actions, policy_ratio, valid_actions
+from torchrl_marl.objectives.estimator import TeamGAE, policy_ratio
+from torchrl_marl.objectives.flags import (
+    blank_masked_actions,
+    blank_masked_inputs,
+    placeholder_action,
+    valid_actions,
+)
 
 __all__ = ["TeamVTrace"]
 

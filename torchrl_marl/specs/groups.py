@@ -8,15 +8,20 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Bounded, Composite, OneHot, TensorSpec
 
 from torchrl_marl.errors import SpecError
 from torchrl_marl.specs.agents import is_discrete
-from torchrl_marl.specs.stacking import Padding, is_lazy, pad_group, pad_specs, paddings_of
+from torchrl_marl.specs.stacking import Padding, pad_group, pad_specs, paddings_of
 
-__all__ = ["GroupSpec", "check_action_mask", "check_flags", "check_inputs"]
+__all__ = ["GroupSpec", "check_action_mask", "check_flags", "check_inputs", "is_lazy"]
+
+
+def is_lazy(group: object) -> bool:
+    """Returns whether a group's data are stacked lazily."""
+    return isinstance(group, LazyStackedTensorDict)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from torchrl.data import Bounded, Categorical, Composite, OneHot, TensorSpec, Un
 
 __all__ = [
     "Padding",
-    "is_lazy",
     "pad",
     "pad_group",
     "pad_specs",
@@ -143,11 +142,6 @@ def unpad(value: Tensor, padding: Padding) -> list[Tensor | None]:
 # ------------------------------------------------------------------------------------- groups
 
 
-def is_lazy(group: object) -> bool:
-    """Returns whether a group's data are stacked lazily."""
-    return isinstance(group, LazyStackedTensorDict)
-
-
 def pad_group(
     group: TensorDictBase, paddings: Mapping[NestedKey, Padding] | None = None
 ) -> TensorDictBase:
@@ -161,7 +155,7 @@ def pad_group(
     Shapes:
         - group: ``[*B, N]``; its leaves ``[*B, *own]`` a member, then ``[*B, N, *largest]``
     """
-    if not is_lazy(group):
+    if not isinstance(group, LazyStackedTensorDict):
         return group
     members = group.unbind(group.ndim - 1)
     keys = dict.fromkeys(key for m in members for key in m.keys(True, True, is_leaf_nontensor))

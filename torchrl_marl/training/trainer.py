@@ -155,7 +155,7 @@ def _check_shards(config: TrainConfig) -> None:
 def _begin(
     folder: RunFolder, config: TrainConfig, env: EnvBase | None, ranks: Alone, trials: Trials
 ) -> Training:
-    from torchrl_marl.learners.replay.size import refuse_large_store
+    from torchrl_marl.learners.replay.team_replay import refuse_large_store
 
     if env is not None:
         own = dataclasses.replace(

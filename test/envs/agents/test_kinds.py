@@ -14,7 +14,8 @@ from torchrl.envs.utils import step_mdp
 from torchrl_marl.envs import PadAgents
 from torchrl_marl.errors import SpecError
 from torchrl_marl.specs import AgentSpec, TeamSpec
-from torchrl_marl.specs.stacking import is_lazy, pad_group
+from torchrl_marl.specs.groups import is_lazy
+from torchrl_marl.specs.stacking import pad_group
 
 
 def test_specs_are_stacked():

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from torchrl_marl.apps.export.interface import Field, Program
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.modules.bodies import Context, Feedforward, PictureNetwork
+from torchrl_marl.modules.bodies import PictureNetwork
 from torchrl_marl.modules.communication.channel import Channel, bits, symbol
 from torchrl_marl.modules.communication.rounds import Chain, Round
 from torchrl_marl.modules.memory.cells import AgentLinear, Memory, remember
-from torchrl_marl.modules.networks import TeamNetwork
+from torchrl_marl.modules.networks import Context, Feedforward, TeamNetwork
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.sharing.builder import AgentId, AgentMask
 from torchrl_marl.modules.stacks.module_stack import ModuleStack

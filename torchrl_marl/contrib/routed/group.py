@@ -26,7 +26,7 @@ from torch import Tensor
 
 from torchrl_marl.modules.stacks.storage import input_width
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.specs.stacking import is_lazy
+from torchrl_marl.specs.groups import is_lazy
 
 __all__ = [
     "AgentTable",

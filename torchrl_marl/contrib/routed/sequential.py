@@ -36,7 +36,7 @@ from torchrl_marl.contrib.routed.group import (
     read_agents,
 )
 from torchrl_marl.specs import GroupSpec, TeamSpec
-from torchrl_marl.specs.stacking import is_lazy
+from torchrl_marl.specs.groups import is_lazy
 
 __all__ = ["DistributionRoute", "RoutedDistribution", "RoutedSequential"]
 

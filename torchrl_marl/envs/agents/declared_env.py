@@ -15,7 +15,8 @@ from torchrl.envs import EnvBase
 from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.envs.agents.kinds import GroupKinds, batched
 from torchrl_marl.specs import TeamSpec
-from torchrl_marl.specs.stacking import is_lazy, pad_group
+from torchrl_marl.specs.groups import is_lazy
+from torchrl_marl.specs.stacking import pad_group
 
 __all__ = ["AutoResetEnv", "DeclaredEnv"]
 

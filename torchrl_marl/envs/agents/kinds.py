@@ -14,7 +14,8 @@ from torchrl.data.tensor_specs import Stacked, StackedComposite
 
 from torchrl_marl.errors import SpecError, nearest
 from torchrl_marl.specs import AgentSpec, GroupSpec
-from torchrl_marl.specs.stacking import Padding, is_lazy, unpad_group
+from torchrl_marl.specs.groups import is_lazy
+from torchrl_marl.specs.stacking import Padding, unpad_group
 
 __all__ = ["GroupKinds", "OutputReader", "batched", "joined", "map_leaves"]
 

@@ -14,7 +14,7 @@ from torchrl.data.tensor_specs import StackedComposite
 from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_marl.specs import TeamSpec
-from torchrl_marl.specs.stacking import is_lazy
+from torchrl_marl.specs.groups import is_lazy
 
 __all__ = ["Finding", "Findings", "check_layout", "check_specs", "leaves", "spec_leaves"]
 

@@ -15,7 +15,7 @@ from torchrl.envs import EnvBase
 from torchrl_marl.envs.check.layout import Findings, base_of, differs, leaves
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
-from torchrl_marl.specs.stacking import is_lazy
+from torchrl_marl.specs.groups import is_lazy
 
 __all__ = [
     "Attributes",

@@ -300,11 +300,13 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
             fresh = fresh.reshape(self.batch_size)
         if not self._episode or (fresh is not None and bool(fresh.all())):
             fresh = None
-        self._follow_leader()
+        if self._leader is not None:
+            self._follow_leader()
         running = None
         if fresh is not None:
             exclude = {*self._not_world, ("_episode",)}
-            running = RunningEnvs(self, self.num_envs, exclude, self._slots_of_envs())
+            slots = self._slots_of_envs() if self._env_slots is ... else self._env_slots
+            running = RunningEnvs(self, self.num_envs, exclude, slots)
         with self._drawing(), forbid_inplace_writes(self._episode, f"{type(self).__name__}._reset"):
             output = draw(self, tensordict, **kwargs)
         source = self._declaration.reader.read(output, "_reset")
@@ -312,6 +314,11 @@ class MarlEnv(WorldGraphs, DeclaredEnv):
             running.put_back(~fresh)
         self._start_episode(source, fresh)
         return self._wrap(self._episode["given"])
+
+    def _drawing(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context of the env's own random state; inside a graph, of torch's."""
+        in_graph = self._captured is not None and self._captured.in_graph
+        return contextlib.nullcontext() if in_graph else self.random_state.active()
 
     def _start_episode(self, source: dict[str, Any], fresh: Tensor | None) -> None:
         steps = torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)

@@ -10,7 +10,6 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -56,11 +55,6 @@ class WorldGraphs:
         env = super().__new__(cls, *args, **kwargs)  # type: ignore[call-arg]
         env.__dict__["_made_with"] = (args, kwargs)
         return env
-
-    def _drawing(self) -> AbstractContextManager[None]:
-        """Returns a context of the env's own random state; inside a graph, of torch's."""
-        in_graph = self._captured is not None and self._captured.in_graph
-        return contextlib.nullcontext() if in_graph else self.random_state.active()
 
     @property
     def simulator(self) -> Any:

@@ -27,7 +27,7 @@ from torchrl.envs import EnvBase
 from torchrl_marl.envs.agents.kinds import GroupKinds
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.specs import AgentSpec, GroupSpec, TeamSpec
-from torchrl_marl.specs.stacking import is_lazy
+from torchrl_marl.specs.groups import is_lazy
 
 __all__ = ["Reading", "reading_of"]
 

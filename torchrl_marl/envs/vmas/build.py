@@ -25,7 +25,7 @@ from torchrl_marl.errors import ConfigError, MissingExtraError, SpecError
 from torchrl_marl.runtime.random_state import RandomState, own_stream
 from torchrl_marl.simulator.resets import ResetBank, random_draws
 from torchrl_marl.simulator.state import SimulatorState
-from torchrl_marl.specs.stacking import is_lazy
+from torchrl_marl.specs.groups import is_lazy
 
 if TYPE_CHECKING:
     from vmas.simulator.environment import Environment

@@ -208,6 +208,16 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         *specs, info = super()._make_unbatched_group_specs(group)
         return (*specs, info if self._info else None)
 
+    @property
+    def _env(self) -> Environment:
+        """VMAS's environment, with the state that graphs have reached."""
+        captured = self.__dict__.get("_captured")
+        return self.__dict__["_vmas"] if captured is None else captured.release()
+
+    @_env.setter
+    def _env(self, env: Environment) -> None:
+        self.__dict__["_vmas"] = env
+
     # ------------------------------------------------------------------------ reset and step
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
@@ -215,9 +225,10 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         if envs is None or bool(envs.all()):
             return self._reset_whole()
         ended = envs.reshape(self.batch_size)
-        start = self._by_graphs(lambda graphs: graphs.begin(ended))
-        if start is not None:
-            return start
+        if self._execution != "eager":
+            start = self._by_graphs(lambda graphs: graphs.begin(ended))
+            if start is not None:
+                return start
         with self.random_state.active():
             output = self._still_given()
             self._start_episodes(ended)
@@ -253,9 +264,10 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if self._captured is not None and self._captured.in_graph:
             return self.advance(tensordict)
-        stepped = self._by_graphs(lambda graphs: graphs.step(tensordict))
-        if stepped is not None:
-            return stepped
+        if self._execution != "eager":
+            stepped = self._by_graphs(lambda graphs: graphs.step(tensordict))
+            if stepped is not None:
+                return stepped
         with self.random_state.active():
             return self._remember(self.advance(tensordict))
 

@@ -34,9 +34,10 @@ __all__ = ["VmasGraphs"]
 class VmasGraphs:
     """The part of :class:`~torchrl_marl.envs.VmasEnv` that runs graphs.
 
-    Its simulator's state is in the simulator, or ahead of it in graphs. Whoever asks for
-    ``_env`` gets the simulator with the state put back; that is all that others need to know.
+    Its simulator's state is in the simulator, or ahead of it in graphs.
     """
+
+    _env: Any  # the simulator, with the state put back
 
     random_state: RandomState
     group_map: Any
@@ -54,16 +55,6 @@ class VmasGraphs:
     _leader: Environment | None  # of a twin
     _packing: Packing | None  # the leader's
     _reset_envs: Callable[[Environment], None]
-
-    @property
-    def _env(self) -> Environment:
-        """VMAS's environment, with the state that graphs have reached."""
-        captured = self.__dict__.get("_captured")
-        return self.__dict__["_vmas"] if captured is None else captured.release()
-
-    @_env.setter
-    def _env(self, env: Environment) -> None:
-        self.__dict__["_vmas"] = env
 
     @property
     def simulator(self) -> Environment:
@@ -135,9 +126,7 @@ class VmasGraphs:
         return ResetPool(self.captured().packing, self._env, make, self._env.num_envs)
 
     def _by_graphs(self, call: Callable[[StepGraphs], TensorDict]) -> TensorDict | None:
-        """Returns the result of graphs; None for eager envs, and after graphs refuse the env."""
-        if self._execution == "eager":
-            return None
+        """Returns the result of graphs; None after they have refused the env."""
         try:
             return call(self._step_graphs())
         except GraphCheckError:

@@ -6,7 +6,7 @@ L steps of a window, N agents of a group, P members of a population.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +16,15 @@ from torch import Tensor
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.functional import n_step as n_step_return
 from torchrl_marl.functional import within_window
+from torchrl_marl.learners.config import LearnerConfig
+from torchrl_marl.learners.off_policy_config import ReplayLearnerConfig
 from torchrl_marl.learners.replay.priorities import Priorities, Priority
 from torchrl_marl.learners.replay.ring import Key, Ring, settle
 from torchrl_marl.modules.memory.states import STATES
+from torchrl_marl.runtime.memory import memory_of, refuse_too_large
+from torchrl_marl.specs import GroupSpec
 
-__all__ = ["TeamReplay"]
+__all__ = ["TeamReplay", "least_bytes_per_row", "refuse_large_store"]
 
 
 class TeamReplay:
@@ -411,3 +415,54 @@ def _nested(
         inner = {key[1:]: leaf for key, leaf in leaves.items() if key[0] == name and key[1:]}
         own[name] = _nested(inner, batch_size, device)
     return TensorDict._new_unsafe(own, batch_size=batch_size, device=device)
+
+
+def least_bytes_per_row(groups: Iterable[GroupSpec]) -> int:
+    """Returns the bytes of a step: observations before and after it, actions and rewards.
+
+    Args:
+        groups (iterable of GroupSpec): whose steps are stored.
+
+    Examples:
+        >>> from torchrl.data import Categorical, Unbounded
+        >>> from torchrl_marl import AgentSpec, TeamSpec
+        >>> team = TeamSpec([AgentSpec("car", 2, Unbounded((5,)), Categorical(3))])
+        >>> least_bytes_per_row(team.groups.values())  # 2 * (2 * 5 * 4 + 8 + 4)
+        104
+    """
+    size = 0
+    for group in groups:
+        zeros = group.padded_spec.zero()
+        seen, done = zeros.select("observation"), zeros.select("action")
+        size += 2 * seen.bytes() + done.bytes() + 4 * group.n_agents
+    return size
+
+
+def refuse_large_store(
+    config: LearnerConfig,
+    groups: Iterable[GroupSpec],
+    device: torch.device | str,
+    n_members: int = 1,
+) -> None:
+    """Refuses a store that does not fit into memory, before anything is stored.
+
+    Args:
+        config (LearnerConfig): how the groups learn; not all algorithms have a store.
+        groups (iterable of GroupSpec): whose steps are stored.
+        device (torch.device): where.
+        n_members (int): members of a population, each of which has such a store.
+
+    Raises:
+        ConfigError: naming the setting and both sizes.
+    """
+    if not isinstance(config, ReplayLearnerConfig):
+        return
+    row, capacity = n_members * least_bytes_per_row(groups), config.replay.capacity
+    most = (memory_of(device) or 0) // (2 * row)
+    refuse_too_large(
+        row * capacity,
+        device,
+        f"learner.replay.capacity is {capacity:,}, a store of which, at {row:,} B a step"
+        f"{f' of {n_members} members' if n_members > 1 else ''},",
+        f"use learner.replay.capacity={most}",
+    )

@@ -14,10 +14,11 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 from torch.types import Device
 
-from torchrl_marl.modules.bodies import Context, initialize
+from torchrl_marl.modules.bodies import initialize
 from torchrl_marl.modules.communication.rounds import Attention, Chain, Mean, Round
 from torchrl_marl.modules.config import CommunicationConfig, DrawnCommunicationConfig
 from torchrl_marl.modules.memory.cells import Layers, Memory, remember
+from torchrl_marl.modules.networks import Context
 
 __all__ = [
     "Channel",
