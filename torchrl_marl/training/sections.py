@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
-from torchrl_marl.learners.population_config import VARYING
-from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share, override
+from torchrl_marl.learners.capabilities import VARYING
+from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share
 
 if TYPE_CHECKING:
     from torchrl_marl.training.config import TrainConfig
@@ -22,9 +22,8 @@ __all__ = [
     "EvolutionConfig",
     "LeagueConfig",
     "PopulationConfig",
-    "check_distributed",
-    "check_external_run",
     "check_measuring",
+    "check_shards_divide",
 ]
 
 
@@ -46,32 +45,6 @@ def check_measuring(run: TrainConfig) -> None:
             raise ConfigError(
                 f"evaluation.episodes is 0, but {key} is {value}, which measures players; use "
                 "evaluation.episodes=1 or more."
-            )
-
-
-def check_external_run(run: TrainConfig) -> None:
-    """Refuses what external simulators cannot do for a run.
-
-    Raises:
-        ConfigError: naming the setting and the fix.
-    """
-    if run.evaluation.episodes:
-        raise ConfigError(
-            f"evaluation.episodes is {run.evaluation.episodes}, but an external simulator plays "
-            "for training alone; use evaluation.episodes=0, and read the returns of training in "
-            "metrics.csv."
-        )
-    for key, found, use in (
-        ("population.size", run.population.size if run.population.size > 1 else None, "1"),
-        ("league.opponents", "given" if run.league.enabled else None, "null"),
-        ("distributed.collectors", run.distributed.collectors, "null"),
-        ("evaluation.gif", run.evaluation.gif or None, "false"),
-        ("evaluation.animate_every", run.evaluation.animate_every, "null"),
-    ):
-        if found is not None:
-            raise ConfigError(
-                f"{key} is {quoted(found)}, expected none on an external simulator, whose clients "
-                f"are where they are; use {key}={use}."
             )
 
 
@@ -483,23 +456,16 @@ class DistributedConfig:
             )
 
 
-def check_distributed(run: Any, *, own_env: bool = False) -> None:
-    """Refuses what shards do not go with.
+def check_shards_divide(run: TrainConfig) -> None:
+    """Refuses numbers of shards of which each cannot have as many envs.
 
     Args:
         run (TrainConfig): the settings.
-        own_env (bool): the caller brings an environment.
 
     Raises:
-        ConfigError: naming the setting and the fix.
+        ConfigError: naming the next number that fits.
     """
-    number, num_envs = run.distributed.collectors, run.env.num_envs
-    if own_env:
-        raise ConfigError(
-            f"distributed.collectors is {number}, but the environment is one that is built "
-            "already, which cannot be split into shards; name a world (env.name, or "
-            "env.library=module:Class), or use distributed.collectors=null."
-        )
+    number, num_envs = run.distributed.collectors or 1, run.env.num_envs
     if num_envs % number:
         fitting = max(i for i in range(1, min(number, num_envs) + 1) if num_envs % i == 0)
         more = num_envs < number
@@ -508,25 +474,3 @@ def check_distributed(run: Any, *, own_env: bool = False) -> None:
             f"{'at most' if more else 'a divisor of'} env.num_envs, {num_envs}; use "
             f"distributed.collectors={fitting}, or env.num_envs={-(-num_envs // number) * number}."
         )
-    for name, given in (
-        ("population.size", run.population.size if run.population.size > 1 else None),
-        ("league", "given" if run.league.enabled else None),
-    ):
-        if given is not None:
-            raise ConfigError(
-                f"{name} is {given}, but distributed.collectors is {number}, and shards have one "
-                f"policy; use distributed.collectors=null."
-            )
-    if run.distributed.backend == "ray" or run.distributed.overlap:
-        _refuse_unsharing(run)
-
-
-def _refuse_unsharing(run: Any) -> None:
-    learners = {"learner": run.learner}
-    learners |= {f"groups.{name}": override(run, "groups", name) for name in run.groups}
-    for at, learner in learners.items():
-        if getattr(learner, "unshare_at", None) is not None:
-            raise ConfigError(
-                f"{at}.unshare_at is {learner.unshare_at:g}, but the networks of shards that play "
-                f"elsewhere or ahead keep their shapes; use {at}.unshare_at=null."
-            )
