@@ -10,12 +10,10 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import GroupSpec, TeamSpec
-from torchrl_marl.training.evaluation import first_episodes, measured
+from torchrl_marl.training.evaluation import first_episodes, seeded_play
 
 __all__ = ["Payoffs", "Seats", "cross_play", "seats_of"]
 
@@ -132,10 +130,7 @@ def cross_play(
     places_a = torch.tensor([players.index(one) for one in players_a])
     places_b = torch.tensor([players.index(one) for one in players_b])
     sums = torch.zeros(5, shape[0] * shape[1], dtype=torch.float64)
-    mode = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
-    random_state = RandomState(seed + _ACTIONS, env.device or "cpu")
-    with torch.no_grad(), random_state.active(), set_exploration_type(mode), measured(env):
-        env.set_seed(seed)
+    with seeded_play(env, deterministic, seed, _ACTIONS):
         for game in _rounds(sums.shape[1] * episodes, env.batch_size.numel()):
             entry, swapped = game // episodes, (game % 2 == 1) & swap
             pair = torch.stack([places_a[entry // shape[1]], places_b[entry % shape[1]]])

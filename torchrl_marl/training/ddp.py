@@ -21,7 +21,7 @@ from torchrl_marl.runtime.ranks import ALONE, Alone, Ranks
 from torchrl_marl.settings import flatten, shown
 from torchrl_marl.training.checkpoint import save_checkpoint
 from torchrl_marl.training.config import TrainConfig
-from torchrl_marl.training.episodes import Episodes
+from torchrl_marl.training.evaluation import Episodes
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
 from torchrl_marl.training.recorder import Recorder

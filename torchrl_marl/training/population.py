@@ -28,11 +28,10 @@ from torchrl_marl.training.checkpoint import all_checkpoints, save_checkpoint
 from torchrl_marl.training.config import TrainConfig, members_of
 from torchrl_marl.training.environments import Environments
 from torchrl_marl.training.evaluation import EVALUATION_SEED, evaluate_members
-from torchrl_marl.training.evolution import Evolution
+from torchrl_marl.training.evolution import Evolution, MemberRating
 from torchrl_marl.training.member import MOST_EVALUATED, Member, PopulationRun, row_of_all, together
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
 from torchrl_marl.training.progress import StopAtReturn, figures_of, is_due, write_summary
-from torchrl_marl.training.rating import MemberRating
 from torchrl_marl.training.recorder import Recorder, say
 from torchrl_marl.training.training import Iteration, Training, in_its_own_state
 

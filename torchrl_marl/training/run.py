@@ -33,8 +33,7 @@ from torchrl_marl.runtime.trust import refuse_links, trusting
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import load_latest, load_learners
 from torchrl_marl.training.config import TrainConfig, read_run_config
-from torchrl_marl.training.episodes import Episodes
-from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, play, put_back
+from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, Episodes, play, put_back
 from torchrl_marl.training.files import append
 from torchrl_marl.training.origin import (
     check_origin,
