@@ -44,7 +44,7 @@ class Limit:
     goes: tuple[Any, ...] | None = ()
     when: Callable[[Any], Any] = lambda settings: True
 
-    def check(self, settings: Any, at: str, otherwise: str) -> None:
+    def check(self, settings: Any, at: str, otherwise: str = "") -> None:
         """Refuses a value that does not go.
 
         Args:

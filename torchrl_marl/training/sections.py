@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
-from torchrl_marl.learners.capabilities import VARYING
+from torchrl_marl.learners.capabilities import VARYING, Limit
 from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share
 
 if TYPE_CHECKING:
@@ -79,6 +79,22 @@ MATCHES = {
 """Who is drawn as an opponent or a partner."""
 
 
+_OF_LEAGUES = (
+    Limit("snapshot_at", "but nobody plays stored players", when=lambda own: own.match == "self"),
+    Limit(
+        "snapshot_at",
+        "but snapshot_every is null, the frames after which a player is stored at the latest",
+        when=lambda own: own.snapshot_every is None,
+    ),
+    Limit(
+        "self_play",
+        "which leaves no envs to stored players",
+        (0.5,),
+        lambda own: own.match not in ("none", "self") and own.self_play == 1.0,
+    ),
+)
+
+
 @dataclass(frozen=True)
 class LeagueConfig:
     """Stored players that act in some envs and seats instead of the policy that learns."""
@@ -141,15 +157,12 @@ class LeagueConfig:
         Raises:
             ConfigError: naming the settings and the fix.
         """
+        for limit in _OF_LEAGUES:
+            limit.check(self, at)
         if not self.enabled and self.start_with:
             raise ConfigError(
                 f"{at}start_with is {quoted(self.start_with)}, but {at}opponents and {at}partners "
                 f"are none, so that nobody plays them; use {at}opponents=uniform, or so."
-            )
-        if self.match == "self" and self.snapshot_at is not None:
-            raise ConfigError(
-                f"{at}snapshot_at is {self.snapshot_at:g}, but nobody plays stored players; use "
-                f"{at}snapshot_at=null."
             )
         twice = [name for i, name in enumerate(self.start_with) if name in self.start_with[:i]]
         if twice:
@@ -161,11 +174,6 @@ class LeagueConfig:
                 f"{at}opponents is {quoted(self.opponents)} and {at}partners "
                 f"{quoted(self.partners)}, expected one of them to be none; use {at}partners=none."
             )
-        if self.enabled and self.match != "self" and self.self_play == 1.0:
-            raise ConfigError(
-                f"{at}self_play is 1, which leaves no envs to stored players; use "
-                f"{at}self_play=0.5, or {at}opponents=self."
-            )
         if self.enabled and self.snapshot_every is None and not self.start_with:
             raise ConfigError(
                 f"{at}snapshot_every is null and {at}start_with is empty, so that nobody is "
@@ -176,11 +184,6 @@ class LeagueConfig:
                 f"{at}exploiters is {self.exploiters}, expected 0 where {at}opponents is "
                 f"{quoted(self.opponents)} and {at}snapshot_every {quoted(self.snapshot_every)}: "
                 f"they are stored for others to play; use {at}opponents=pfsp."
-            )
-        if self.snapshot_every is None and self.snapshot_at is not None:
-            raise ConfigError(
-                f"{at}snapshot_at is {self.snapshot_at:g}, but {at}snapshot_every is null; give "
-                "the frames after which a player is stored at the latest."
             )
 
 
@@ -444,11 +447,8 @@ class DistributedConfig:
                 f"{at}actors is {self.actors}, expected at most {at}collectors, "
                 f"{self.collectors}; use {at}actors=null."
             )
-        if self.overlap and self.asynchronous:
-            raise ConfigError(
-                f"{at}overlap is {self.overlap}, but {at}asynchronous is true, whose actors never "
-                f"wait; use {at}overlap=0."
-            )
+        never_wait = "but asynchronous actors never wait"
+        Limit("overlap", never_wait, (0,), lambda own: own.asynchronous).check(self, at)
         if self.overlap and self.backend == "ray" and not self.snapshot_every:
             raise ConfigError(
                 f"{at}snapshot_every is 0, expected 1 or more beside {at}overlap={self.overlap}, "
