@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -350,16 +351,10 @@ class Evolution:
             parent = truncation(fitness, settings.worst, self.generator)
         else:
             parent = tournament(fitness, settings.drawn, settings.elite, self.generator)
-        known: dict[str, Tensor] = {}
+        vary = partial(perturb, factors=settings.factors, resample=settings.resample)
+        known, before = {}, learners[0].settings
         for name, bounds in self.bounds.items():
-            known[name] = perturb(
-                learners[0].settings[name],
-                parent,
-                bounds,
-                factors=settings.factors,
-                resample=settings.resample,
-                generator=self.generator,
-            )
+            known[name] = vary(before[name], parent, bounds, generator=self.generator)
         for learner in learners:
             learner.copy_members(parent.to(learner.sick.device))
             for name, values in known.items():
