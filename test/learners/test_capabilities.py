@@ -38,8 +38,8 @@ def test_every_row_is_of_a_setting(feature):
         ),
         (
             ["population.size=2", "distributed.collectors=2"],
-            "population.size is 2, but distributed.collectors is 2, and shards have one policy; use "
-            "population.size=1, or distributed.collectors=null.",
+            "population.size is 2, but distributed.collectors is 2, and shards have one policy; "
+            "use population.size=1, or distributed.collectors=null.",
         ),
         (
             ["population.size=2", "evaluation.gif=true"],

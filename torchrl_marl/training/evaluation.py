@@ -6,7 +6,7 @@ Shapes: E envs, N agents of a group, n episodes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,7 @@ __all__ = [
     "evaluate",
     "evaluate_members",
     "figures_of_all",
+    "filmed",
     "first_episodes",
     "kind_of",
     "play",
@@ -208,16 +209,36 @@ def evaluate(
         ConfigError: no episodes, one that does not end, or a GIF of what cannot be drawn.
         MissingExtraError: a GIF without matplotlib.
     """
-    film = None
-    if gif is not None:
-        pictures = application("pictures")
-        pictures.check_drawable(env, [gif])
-        film = pictures.Film(env, team, shown)
-    options: dict[str, Any] = {"episodes": episodes, "deterministic": deterministic, "seed": seed}
-    played = play(env, policy, team, **options, longest=longest, film=film)
-    if gif is not None:
-        application("pictures").write(film, gif)
-    return played.figures()
+    options: dict[str, Any] = {"deterministic": deterministic, "seed": seed, "longest": longest}
+    with filmed(env, team, [] if gif is None else [gif], shown) as film:
+        return play(env, policy, team, episodes=episodes, film=film, **options).figures()
+
+
+@contextlib.contextmanager
+def filmed(
+    env: EnvBase, team: TeamSpec, paths: Sequence[Path], shown: int
+) -> Iterator[Film | None]:
+    """Gives a film for what is played, which is written afterwards; None without paths.
+
+    Args:
+        env (EnvBase): that is played.
+        team (TeamSpec): the groups.
+        paths (sequence of Path): where to write the animation.
+        shown (int): how many of the first episodes, side by side.
+
+    Raises:
+        ConfigError: a world that cannot be drawn.
+        MissingExtraError: a package that an animation takes is not installed.
+    """
+    if not paths:
+        yield None
+        return
+    pictures = application("pictures")
+    pictures.check_drawable(env, paths)
+    film = pictures.Film(env, team, shown)
+    yield film
+    for path in paths:
+        pictures.write(film, path)
 
 
 def play(

@@ -215,7 +215,7 @@ class PopulationConfig:
         """
         if self.vary and self.size == 1:
             raise ConfigError(f"{at}vary is given, but {at}size is 1; use {at}size=8, or so.")
-        for name, given in self._given().items():
+        for name, given in _flat(self.vary).items():
             for word in (name, *(given if isinstance(given, Mapping) else ())):
                 if ":" in str(word):  # YAML takes the whole for a key
                     raise ConfigError(
@@ -240,7 +240,7 @@ class PopulationConfig:
             {'lr': [0.1, 1.0, 10.0]}
         """
         found: dict[str, list[float]] = {}
-        for i, (name, given) in enumerate(self._given().items()):
+        for i, (name, given) in enumerate(_flat(self.vary).items()):
             own = list(map(float, given)) if isinstance(given, list) else _spread(given, self.size)
             if i and not isinstance(given, list):
                 random.Random(f"{seed} {name}").shuffle(own)
@@ -255,15 +255,12 @@ class PopulationConfig:
             {'gamma': (0.9, 0.99, False)}
         """
         found = {}
-        for name, given in self._given().items():
+        for name, given in _flat(self.vary).items():
             limits = (min(given), max(given)) if isinstance(given, list) else None
             low, high = limits or (given["low"], given["high"])
             logarithmic = limits is None and bool(given.get("log", False))
             found[name.removeprefix(f"{_SECTION}.")] = (float(low), float(high), logarithmic)
         return found
-
-    def _given(self) -> dict[str, Any]:
-        return _flat(self.vary)
 
     def _check_name(self, at: str, name: str) -> None:
         section, _, setting = name.partition(".")
