@@ -44,8 +44,9 @@ def with_clusters(config: TrainConfig, team: TeamSpec, env: EnvBase) -> TrainCon
     for learner, own in partition(team, config.learner, config.groups):
         for part in ("actor", "critic"):
             network = getattr(learner, part, None)
-            in_clusters = network is not None and network.sharing == "clusters"
-            if not in_clusters or network.sharing_index is not None:
+            if network is None or network.sharing != "clusters":
+                continue
+            if network.sharing_index is not None:
                 continue
             index = _find(network, part, list(own.values()), config, env)
             for name in own:

@@ -306,9 +306,10 @@ class _MlflowRun:
             self._client.update_run(run_id, status="RUNNING")
         else:
             known = self._client.get_experiment_by_name(config.project)
-            experiment = known and known.experiment_id
             if known is None:
                 experiment = self._client.create_experiment(config.project, artifacts)
+            else:
+                experiment = known.experiment_id
             run_id = self._client.create_run(experiment, run_name=folder.name).info.run_id
         self.run_id: str = run_id
 
