@@ -1,9 +1,10 @@
-"""Writes what follows from the code: two pages, and tables of settings, metrics and results.
+"""Writes what follows from the code: three pages, and tables of settings, metrics and results.
 
     python docs/generate.py
 
-Do this whenever a setting, a recipe or a metric has changed; the tests say so. ``settings.md`` and
-``recipes.md`` are written whole. In other pages stand tables between comments::
+Do this whenever a setting, a recipe, a metric or a limit has changed; the tests say so.
+``settings.md``, ``recipes.md`` and ``capabilities.md`` are written whole. In other pages stand
+tables between comments::
 
     <!-- settings: mappo -->             all that it reads, but for its networks
     <!-- settings: ippo beside mappo --> what differs between two
@@ -21,15 +22,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
 import yaml
 
 from torchrl_marl.apps.console import settings_markdown
-from torchrl_marl.errors import ConfigError
+from torchrl_marl.errors import ConfigError, UserError
 from torchrl_marl.learners.algorithms import ALGORITHMS
+from torchrl_marl.learners.capabilities import FEATURES, RANKS, Feature
 from torchrl_marl.learners.config import OnPolicyConfig
 from torchrl_marl.recipes import (
     DEFAULT_RECIPE,
@@ -69,6 +71,18 @@ nothing else is said.
 
 | recipe | world | frames | what it is |
 |---|---|---:|---|
+"""
+
+CAPABILITIES = """\
+# What goes together
+
+<!-- written by `python docs/generate.py`; edit torchrl_marl/learners/capabilities.py instead -->
+
+Which algorithm goes with which feature, by its own checks; a run that asks for something else is
+refused with the sentence below, before anything is trained. For an environment of yours ask
+`torchrl-marl list algorithms --for WORLD`. With which networks, estimators and kinds of replay an
+algorithm goes is [another table](algorithms/index.md#what-rides-on-them).
+
 """
 
 
@@ -326,7 +340,7 @@ def combinations_table(_: str) -> str:
     lines = ["| feature | setting | goes with | page |", "|---|---|---|---|"]
     names = [name for name in ALGORITHMS.names() if name != "random"]
     for feature, setting, page in _FEATURES:
-        fits = [name for name in names if _goes_with(name, setting)]
+        fits = [name for name in names if not _refusal(name, setting)]
         lacking = [name for name in names if name not in fits]
         shown = f"all but {', '.join(lacking)}" if len(lacking) < len(fits) else ", ".join(fits)
         words = shown if lacking else "all"
@@ -334,7 +348,8 @@ def combinations_table(_: str) -> str:
     return "\n".join(lines)
 
 
-def _goes_with(algorithm: str, setting: str) -> bool:
+def _refusal(algorithm: str, *settings: str, ranks: bool = False) -> str:
+    """Returns why an algorithm does not go with some settings; nothing where it does."""
     run = {
         "env": {"library": "toy", "name": "arena", "num_envs": 8},
         "learner": {"algorithm": algorithm, "minibatch_size": 256},
@@ -342,10 +357,85 @@ def _goes_with(algorithm: str, setting: str) -> bool:
         "total_frames": 102_400,
     }
     try:
-        load_config(run, [setting])
-    except ConfigError:
-        return False
-    return True
+        config = load_config(run, settings)
+        if ranks:
+            RANKS.check(config)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+# A column of the page of capabilities, and the settings that ask for it.
+_COLUMNS = {
+    "[league](leagues.md)": ["league.opponents=pfsp"],
+    "[population](populations.md)": ["population.size=2"],
+    "[shards](ray.md)": ["distributed.collectors=2"],
+    "[asynchronous](ray.md)": [
+        "distributed={backend: ray, collectors: 2, asynchronous: true}",
+    ],
+    "[ranks](ranks.md)": [],
+    "[turns](turns.md)": ["learner.bootstrap=agent"],
+    "[communication](communication.md)": ["learner.actor.communication=tarmac"],
+    "[memory](memory.md)": ["learner.actor.memory=gru"],
+}
+_ACTIONS = ("discrete actions", "continuous actions")
+
+
+def capabilities_page() -> str:
+    """Returns ``capabilities.md``: algorithms by features, and all that does not go together."""
+    names = [name for name in ALGORITHMS.names() if name != "random"]
+    refusals = {
+        column: {name: _refusal(name, *settings, ranks="ranks" in column) for name in names}
+        for column, settings in _COLUMNS.items()
+    }
+    refusals |= {kind: {name: _refused_actions(name, kind) for name in names} for kind in _ACTIONS}
+    lines = [f"| algorithm | {' | '.join(refusals)} |", "|---|" + "---|" * len(refusals)]
+    for name in names:
+        cells = ["no" if refused[name] else "yes" for refused in refusals.values()]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    lines += ["", "Mixed actions, discrete and continuous ones in one team, go where both do.", ""]
+    lines += ["## Why an algorithm does not go with a feature", "", "| | algorithm | it says |"]
+    lines += ["|---|---|---|"]
+    for column, refused in refusals.items():
+        lines += _reasons(column, {name: why for name, why in refused.items() if why})
+    limits = [_limits_of(feature) for feature in (*FEATURES, RANKS)]
+    return CAPABILITIES + "\n".join(lines) + "\n\n" + "\n".join(limits)
+
+
+def _refused_actions(algorithm: str, kind: str) -> str:
+    """Returns why an algorithm does not learn actions of a kind."""
+    from torchrl_marl.envs.toy import Arena
+    from torchrl_marl.learners.build import build_learners
+    from torchrl_marl.specs import TeamSpec
+
+    env = Arena(num_envs=2, continuous_actions=kind == "continuous actions", seed=0)
+    try:
+        build_learners(TeamSpec.from_env(env), ALGORITHMS.schema(algorithm)(algorithm), {})
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _reasons(column: str, refused: dict[str, str]) -> Iterator[str]:
+    """Yields a row for each reason, with the algorithms that give it."""
+    names: dict[str, list[str]] = {}
+    for name, why in refused.items():
+        names.setdefault(re.sub(rf"'?\b{name}\b'?", "...", why), []).append(name)
+    for why, own in names.items():
+        yield f"| {column} | {', '.join(own)} | {why} |"
+
+
+def _limits_of(feature: Feature) -> str:
+    """Returns the table of all settings that do not go with a feature."""
+    lines = [f"## With {feature.name}", "", "| setting | why not | what goes |", "|---|---|---|"]
+    rows = [("", limit) for limit in feature.run] + [("learner.", own) for own in feature.learner]
+    for at, limit in rows:
+        if limit.key != "algorithm":  # which the table above has
+            goes = "" if limit.goes is None else f"`{limit.instead}`"
+            lines.append(
+                f"| `{at}{limit.key}` | {limit.why.format('given').removeprefix('but ')} | {goes} |"
+            )
+    return "\n".join(lines) + "\n"
 
 
 _MAKERS = {
@@ -357,7 +447,11 @@ _MAKERS = {
     "combinations": combinations_table,
 }
 
-PAGES = {"settings.md": settings_page, "recipes.md": recipes_page}
+PAGES = {
+    "settings.md": settings_page,
+    "recipes.md": recipes_page,
+    "capabilities.md": capabilities_page,
+}
 PAGES |= {
     path.relative_to(FOLDER).as_posix(): partial(filled, path.relative_to(FOLDER).as_posix())
     for path in sorted(FOLDER.rglob("*.md"))

@@ -35,7 +35,7 @@ SETTINGS = {
     "learners.config",
     "learners.happo_config",
     "learners.off_policy_config",
-    "learners.population_config",
+    "learners.capabilities",
     "learners.algorithms",
     "training.config",
     "training.sections",

@@ -17,7 +17,7 @@ from torchrl_marl.apps.cli import main as cli
 from torchrl_marl.apps.cli.arguments import COMMANDS
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.algorithms import ALGORITHMS
-from torchrl_marl.learners.population_config import check_members
+from torchrl_marl.learners.capabilities import check_members
 from torchrl_marl.modules.config import AnyMixerConfig
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.origin import check_unchanged

@@ -14,9 +14,9 @@ from torchrl_marl.envs.toy import Arena
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners import OnPolicyConfig
 from torchrl_marl.learners.algorithms import ALGORITHMS
+from torchrl_marl.learners.capabilities import varying_of
 from torchrl_marl.learners.members import learner_of_members
 from torchrl_marl.learners.off_policy_config import ParallelQConfig
-from torchrl_marl.learners.population_config import varying_of
 from torchrl_marl.learners.rows import rows_of
 from torchrl_marl.modules import (
     CommunicationConfig,

@@ -15,8 +15,13 @@ from torchrl_marl.envs.toy import Arena, ZeroSum
 from torchrl_marl.errors import CheckpointError, ConfigError
 from torchrl_marl.training import train
 from torchrl_marl.training.crossplay import cross_play
-from torchrl_marl.training.episodes import Episodes, after_training, where_they_differ
-from torchrl_marl.training.evaluation import evaluate_members, play
+from torchrl_marl.training.evaluation import (
+    Episodes,
+    after_training,
+    evaluate_members,
+    play,
+    where_they_differ,
+)
 from torchrl_marl.training.recorder import say
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.statistics import difference_of_runs, paired_difference

@@ -16,7 +16,6 @@ from torchrl_marl.training import statistics
 from torchrl_marl.training.statistics import (
     difference_of_runs,
     estimate,
-    estimates,
     exact_chance,
     interquartile_mean,
     least_chance,
@@ -128,7 +127,7 @@ def test_an_interval_by_counting_all_resamples():
 def test_drawing_in_chunks_gives_the_same_interval(monkeypatch):
     scores = [np.random.default_rng(1).normal(size=8)]
     whole = estimate(mean, scores, resamples=20_000)
-    monkeypatch.setattr(estimates, "LARGEST_CHUNK", 1000)
+    monkeypatch.setattr(statistics, "LARGEST_CHUNK", 1000)
     parts = estimate(mean, scores, resamples=20_000)
     np.testing.assert_allclose([whole.low, whole.high], [parts.low, parts.high], atol=0.05)
 

@@ -18,8 +18,7 @@ from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.errors import ConfigError, quoted
 from torchrl_marl.runtime.trust import trusting
 from torchrl_marl.training.config import read_run_config, seed_folders
-from torchrl_marl.training.episodes import Episodes, kind_of
-from torchrl_marl.training.evaluation import AT_ONCE
+from torchrl_marl.training.evaluation import AT_ONCE, Episodes, kind_of
 from torchrl_marl.training.run import Run
 from torchrl_marl.training.statistics import (
     CONFIDENCE,

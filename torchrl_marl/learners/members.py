@@ -16,10 +16,10 @@ from torch import Tensor
 from torchrl_marl.errors import ConfigError, NonFiniteError
 from torchrl_marl.learners.adam import Adam
 from torchrl_marl.learners.algorithms import ALGORITHMS
+from torchrl_marl.learners.capabilities import check_members, varying_of
 from torchrl_marl.learners.clipping import GradientClip
 from torchrl_marl.learners.config import OnPolicyConfig
 from torchrl_marl.learners.off_policy_config import ReplayLearnerConfig
-from torchrl_marl.learners.population_config import check_members, varying_of
 from torchrl_marl.learners.rows import Rows
 from torchrl_marl.specs import GroupSpec
 
@@ -46,7 +46,7 @@ class Members:
         config (LearnerConfig): how they learn, in numbers of one member.
         n_members (int): number P of members, 2 or more.
         settings (mapping, optional): name -> a setting of each member, ``[P]``, instead of that of
-            ``config``; of :func:`~torchrl_marl.learners.population_config.varying_of`.
+            ``config``; of :func:`~torchrl_marl.learners.capabilities.varying_of`.
         share_replay (bool): all members learn from the stored steps of all.
         device (torch.device, optional): of the learner.
 

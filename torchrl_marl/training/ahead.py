@@ -68,9 +68,9 @@ class CompilingAhead(Part):
         """Waits until the updates are compiled; at once, where no second process runs."""
         if self.process is not None:
             if self.process.poll() is None:
-                with announce("compiling the updates in a second process"):
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        self.process.wait(_LONGEST)
+                waiting = announce("compiling the updates in a second process")
+                with waiting, contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(_LONGEST)
             self.close()
 
     def learned(self) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "load_checkpoint",
     "load_latest",
     "load_learners",
+    "read_sealed",
     "read_tensors",
     "save_checkpoint",
     "seal",
@@ -176,6 +177,29 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
                 f"file of {size:,}"
             )
     return state
+
+
+def read_sealed(path: Path, device: torch.device | str = "cpu") -> Any:
+    """Reads a file after a test of its checksums and of its size; no code runs.
+
+    Args:
+        path (Path): a file of :func:`seal`, or of version 0.1.
+        device (torch.device): where tensors are.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: what is wrong with it.
+    """
+    found = damage(path) or excess(path)
+    if found is not None:
+        raise ValueError(found)
+    try:
+        return read_tensors(path, device)
+    except ValueError:
+        raise
+    except Exception as error:  # torch may raise anything on foreign files
+        why = f"torch.load raises {type(error).__name__}, expected tensors, numbers and texts"
+        raise ValueError(why) from None
 
 
 def leaves(value: Any, most: int | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -324,22 +348,15 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
         CheckpointError: a broken or half-written file, or one of another version.
     """
     try:
-        found = damage(path) or excess(path)
+        state = read_sealed(path, device)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {str(path)!r}; check the path.") from None
     except OSError as error:
         raise CheckpointError(
             f"checkpoint {str(path)!r} cannot be read ({error.strerror}); allow it to be read."
         ) from None
-    if found is not None:
-        raise BrokenCheckpointError(path, found)
-    try:
-        state = read_tensors(path, device)
     except ValueError as error:
         raise BrokenCheckpointError(path, str(error)) from None
-    except Exception as error:  # torch may raise anything on foreign files
-        why = f"torch.load raises {type(error).__name__}, expected tensors, numbers and texts"
-        raise BrokenCheckpointError(path, why) from None
     if not isinstance(state, dict) or not isinstance(state.get("format"), int):
         raise BrokenCheckpointError(path, f"it holds {_described(state)}, expected a run's state")
     if state["format"] != _FORMAT:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,6 @@ from torchrl.envs import EnvBase
 from torchrl_marl.collectors.rollout import RolloutCollector
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.learners.build import partition
-from torchrl_marl.learners.config import LearnerConfig
 from torchrl_marl.modules.clustering import cluster_agents
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import GroupSpec, TeamSpec
@@ -44,13 +44,11 @@ def with_clusters(config: TrainConfig, team: TeamSpec, env: EnvBase) -> TrainCon
     for learner, own in partition(team, config.learner, config.groups):
         for part in ("actor", "critic"):
             network = getattr(learner, part, None)
-            if (
-                network is None
-                or network.sharing != "clusters"
-                or network.sharing_index is not None
-            ):
+            if network is None or network.sharing != "clusters":
                 continue
-            index = _find(learner, part, list(own.values()), config, env)
+            if network.sharing_index is not None:
+                continue
+            index = _find(network, part, list(own.values()), config, env)
             for name in own:
                 settings = dict(groups.get(name) or {})
                 settings[part] = {**(settings.get(part) or {}), "sharing_index": index}
@@ -59,13 +57,8 @@ def with_clusters(config: TrainConfig, team: TeamSpec, env: EnvBase) -> TrainCon
 
 
 def _find(
-    learner: LearnerConfig,
-    part: str,
-    groups: Sequence[GroupSpec],
-    config: TrainConfig,
-    env: EnvBase,
+    network: Any, part: str, groups: Sequence[GroupSpec], config: TrainConfig, env: EnvBase
 ) -> list[int]:
-    network = getattr(learner, part)
     if len({group.discrete for group in groups}) > 1:
         raise ConfigError(
             f"{part}.sharing is clusters, but of the groups {[g.name for g in groups]} some have "
@@ -87,12 +80,7 @@ def _find(
     ]
     actions = [_action(group, flat.get(group.action_key)) for group in groups]
     size = max(action.shape[-1] for action in actions)
-    living = [
-        torch.ones(rows.shape[:2], dtype=torch.bool)
-        if group.mask_key is None
-        else flat.get(group.mask_key).cpu()
-        for group, rows in zip(groups, observed)
-    ]
+    living = [group.mask(flat).cpu() for group in groups]
     try:
         clusters = cluster_agents(
             torch.cat([_rows(rows, width) for rows in observed], 1),

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 from torchrl_marl.capture.execution import EXECUTIONS
 from torchrl_marl.envs.config import EnvConfig
 from torchrl_marl.errors import CheckpointError, ConfigError, MissingExtraError, quoted
-from torchrl_marl.learners.algorithms import ALGORITHMS, LearnerSettings
+from torchrl_marl.learners.algorithms import LearnerSettings
+from torchrl_marl.learners.capabilities import FEATURES, varying_of
 from torchrl_marl.learners.config import LearnerConfig, OnPolicyConfig
 from torchrl_marl.learners.off_policy_config import ReplayLearnerConfig
-from torchrl_marl.learners.population_config import check_members, varying_of
 from torchrl_marl.runtime.trust import refuse_link
 from torchrl_marl.settings import (
     AnyOf,
@@ -37,9 +37,8 @@ from torchrl_marl.training.sections import (
     EvolutionConfig,
     LeagueConfig,
     PopulationConfig,
-    check_distributed,
-    check_external_run,
     check_measuring,
+    check_shards_divide,
 )
 
 __all__ = [
@@ -181,15 +180,10 @@ class TrainConfig:
                 f"{self.frames_per_batch}; raise the first or lower the second."
             )
         check_measuring(self)
-        if self.env.has_clients and not own_env:
-            check_external_run(self)
-        if self.distributed.enabled:
-            check_distributed(self, own_env=own_env)
+        self.check_features(own_env=own_env)
         self.check_learners(own_env=own_env)
-        if self.league.enabled:
-            check_league(self, own_env=own_env)
         if self.population.size > 1:
-            check_population(self, own_env=own_env)
+            check_population(self)
         elif self.evolution.method != "none":
             raise ConfigError(
                 f"evolution.method is {self.evolution.method!r}, but population.size is 1; use "
@@ -205,84 +199,46 @@ class TrainConfig:
         Raises:
             ConfigError: naming the settings and the fix.
         """
-        self.learner.check_run(self, "learner.", own_env=own_env)
-        for group in self.groups:
-            learner: LearnerConfig = override(self, "groups", group)
-            learner.check_run(self, f"groups.{group}.", own_env=own_env)
+        for at, learner in self.learners().items():
+            learner.check_run(self, at, own_env=own_env)
+
+    def check_features(self, *, own_env: bool = False) -> None:
+        """Refuses what does not go with the features that these settings ask for.
+
+        Args:
+            own_env (bool): the caller brings an environment, so that ``env`` is not looked at.
+
+        Raises:
+            ConfigError: naming the setting and the fix.
+        """
+        for feature in FEATURES:
+            if feature.asked(self, own_env):
+                feature.check(self)
+        if self.distributed.enabled:
+            check_shards_divide(self)
+
+    def learners(self) -> dict[str, LearnerConfig]:
+        """Returns the settings of every learner, by what stands before their names in messages."""
+        own = {f"groups.{name}.": override(self, "groups", name) for name in self.groups}
+        return {"learner.": self.learner, **own}
 
 
-def check_league(run: TrainConfig, *, own_env: bool = False) -> None:
-    """Refuses what a league does not go with.
+def check_population(run: TrainConfig) -> None:
+    """Refuses numbers that do not fit a population's members, each of which is a run.
 
     Args:
         run (TrainConfig): the settings.
-        own_env (bool): the caller brings an environment.
 
     Raises:
         ConfigError: naming the setting and the fix.
     """
-    if run.population.size > 1:
-        raise ConfigError(
-            f"population.size is {run.population.size}, but league.opponents or league.partners is "
-            "given, which one run has; use population.size=1."
-        )
-    if own_env and run.league.opponents == "nash":
-        raise ConfigError(
-            "league.opponents is 'nash', but the environment is one of your own, on which stored "
-            "players cannot meet beside the training; name a world (env.name), or use "
-            "league.opponents=pfsp."
-        )
-    learners = {"learner": run.learner}
-    learners |= {f"groups.{name}": override(run, "groups", name) for name in run.groups}
-    for at, learner in learners.items():
-        algorithm = ALGORITHMS.find(learner.algorithm)
-        if algorithm is not None and algorithm.no_league:
-            raise ConfigError(
-                f"{at}.algorithm is {quoted(learner.algorithm)}, but a league is given, "
-                f"{algorithm.no_league}; use mappo, ippo or happo."
-            )
-        if isinstance(learner, OnPolicyConfig) and learner.unshare_at is not None:
-            raise ConfigError(
-                f"{at}.unshare_at is {learner.unshare_at:g}, but a league's stored players keep "
-                f"their networks' shapes; use {at}.unshare_at=null."
-            )
-
-
-def check_population(run: TrainConfig, *, own_env: bool = False) -> None:
-    """Refuses what does not fit a population's members, each of which is a run.
-
-    Args:
-        run (TrainConfig): the settings.
-        own_env (bool): the caller brings an environment.
-
-    Raises:
-        ConfigError: naming the setting and the fix.
-    """
-    if own_env or run.env.library == "own":
-        raise ConfigError(
-            f"population.size is {run.population.size}, but the environment is one of your own, "
-            "of which members cannot each have some; name a world (env.name), or use "
-            "population.size=1."
-        )
-    if run.stop_at_return is not None:
-        raise ConfigError(
-            f"stop_at_return is {run.stop_at_return:g}, but a population's members end together; "
-            "use stop_at_return=null, or population.size=1."
-        )
-    for name in ("gif", "animate_every"):
-        if getattr(run.evaluation, name):
-            raise ConfigError(
-                f"evaluation.{name} is given, but a population draws none of its members; leave it "
-                "out, and draw one by `torchrl-marl evaluate FOLDER/seed0 --gif`."
-            )
     if run.evolution.method == "tournament" and run.evolution.elite > run.population.size:
         raise ConfigError(
             f"evolution.elite is {run.evolution.elite}, expected at most population.size, "
             f"{run.population.size}; use evolution.elite=1."
         )
-    _check_learner_of_members(run, run.learner, "learner.")
-    for group in run.groups:
-        _check_learner_of_members(run, override(run, "groups", group), f"groups.{group}.")
+    for at, learner in run.learners().items():
+        _check_learner_of_members(run, learner, at)
     values = run.population.values(run.seed).values()
     for extreme in ([own.index(pick(own)) for own in values] for pick in (min, max)):
         for member in set(extreme):  # whether values are in the ranges of their settings
@@ -290,8 +246,7 @@ def check_population(run: TrainConfig, *, own_env: bool = False) -> None:
 
 
 def _check_learner_of_members(run: TrainConfig, learner: LearnerConfig, at: str) -> None:
-    """Refuses a learner that members cannot have, or that does not have what differs."""
-    check_members(learner, at)
+    """Refuses a learner that does not have what differs, or stores nothing to be shared."""
     known = varying_of(learner)
     for name in run.population.bounds():
         if name not in known:

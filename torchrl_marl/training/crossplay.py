@@ -10,12 +10,10 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import GroupSpec, TeamSpec
-from torchrl_marl.training.evaluation import first_episodes, measured
+from torchrl_marl.training.evaluation import first_episodes, seeded_play
 
 __all__ = ["Payoffs", "Seats", "cross_play", "seats_of"]
 
@@ -125,24 +123,21 @@ def cross_play(
     team = TeamSpec.from_env(env)
     seats = seats_of(team)
     swap = seats.alike if swap is None else swap
-    _check(players_a, players_b, episodes, swap, seats)
+    _check([players_a, players_b], episodes, swap, seats)
     episodes += episodes % 2 if swap else 0
     shape = len(players_a), len(players_b)
     players = list(dict.fromkeys([*players_a, *players_b]))
     places_a = torch.tensor([players.index(one) for one in players_a])
     places_b = torch.tensor([players.index(one) for one in players_b])
     sums = torch.zeros(5, shape[0] * shape[1], dtype=torch.float64)
-    mode = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
-    random_state = RandomState(seed + _ACTIONS, env.device or "cpu")
-    with torch.no_grad(), random_state.active(), set_exploration_type(mode), measured(env):
-        env.set_seed(seed)
-        for game in _rounds(sums.shape[1] * episodes, env.batch_size.numel()):
+    num_envs = env.batch_size.numel()
+    with seeded_play(env, deterministic, seed, _ACTIONS):
+        for game in torch.arange(sums.shape[1] * episodes).split(num_envs):
             entry, swapped = game // episodes, (game % 2 == 1) & swap
             pair = torch.stack([places_a[entry // shape[1]], places_b[entry % shape[1]]])
             who = torch.where(swapped, pair.flip(0), pair)  # by seat
-            count = len(game)
-            act = _Together(players, seats, _filled(who, env.batch_size.numel()))
-            returns, _ = first_episodes(env, act, team, count, longest)
+            act = _Together(players, seats, _filled(who, num_envs))
+            returns, _ = first_episodes(env, act, team, len(game), longest)
             sums.index_add_(1, entry, _outcomes(returns, seats, swapped))
     wins, draws, games, total, squares = sums.view(5, *shape)
     counts = {"wins": wins.long(), "draws": draws.long(), "games": games.long()}
@@ -151,14 +146,8 @@ def cross_play(
     return TensorDict({**counts, "returns": mean, "error": error}, shape)
 
 
-def _check(
-    players_a: Sequence[Policy],
-    players_b: Sequence[Policy],
-    episodes: int,
-    swap: bool,
-    seats: Seats,
-) -> None:
-    if not players_a or not players_b:
+def _check(players: Sequence[Sequence[Policy]], episodes: int, swap: bool, seats: Seats) -> None:
+    if not all(players):
         raise ConfigError("one side has no players, expected one or more on each side.")
     if episodes < 1:
         raise ConfigError(f"cross-play: episodes is {episodes}, expected 1 or more.")
@@ -167,12 +156,6 @@ def _check(
             "players cannot change seats: the sides differ in agents, observations or actions; "
             "use swap=False."
         )
-
-
-def _rounds(games: int, num_envs: int) -> Iterator[Tensor]:
-    """Yields the numbers of the games that are played at once."""
-    for first in range(0, games, num_envs):
-        yield torch.arange(first, min(first + num_envs, games))
 
 
 def _filled(who: Tensor, num_envs: int) -> Tensor:

@@ -11,11 +11,10 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.learners.algorithms import ALGORITHMS
+from torchrl_marl.learners.capabilities import RANKS
 from torchrl_marl.runtime.ranks import Alone
-from torchrl_marl.settings import flatten, override, shown
+from torchrl_marl.settings import flatten, shown
 from torchrl_marl.training.config import TrainConfig
-from torchrl_marl.training.sections import check_distributed
 from torchrl_marl.version import __version__
 
 __all__ = ["check_ranks", "gathered", "part_of", "refuse_disagreement", "with_shards"]
@@ -46,54 +45,16 @@ def check_ranks(config: TrainConfig, n_ranks: int, *, own_env: bool = False) -> 
             "which makes its own; name a world (env.name, or env.library=module:Class), or start "
             "one process."
         )
-    if config.env.has_clients:
-        raise ConfigError(
-            f"env.library is {config.env.library!r}, whose clients come to one process, but "
-            f"{n_ranks} learn as one; start one process."
-        )
-    settings = config.distributed
-    if settings.backend != "none":
-        raise ConfigError(
-            f"distributed.backend is {settings.backend!r}, but torchrun has started {n_ranks} "
-            "processes, each of which collects for itself; use distributed.backend=none, or start "
-            "one process."
-        )
-    if settings.asynchronous:
-        raise ConfigError(
-            "distributed.asynchronous is true, but several processes learn from one batch; use "
-            "distributed.asynchronous=false, or start one process."
-        )
-    if settings.overlap:
-        raise ConfigError(
-            f"distributed.overlap is {settings.overlap}, which several processes that learn as one "
-            "do not have; use distributed.overlap=0, or start one process."
-        )
-    number = settings.collectors or 0
+    RANKS.check(config)
+    number = config.distributed.collectors or 0
     if number % n_ranks:
         raise ConfigError(
             f"distributed.collectors is {number}, expected a multiple of the {n_ranks} processes "
             "that torchrun has started; use "
             f"distributed.collectors={-(-number // n_ranks) * n_ranks}, or another number of them."
         )
-    _check_learners(config, n_ranks)
-    check_distributed(config)
+    config.check_features()
     config.check_learners()
-
-
-def _check_learners(config: TrainConfig, n_ranks: int) -> None:
-    learners: dict[str, Any] = {"learner": config.learner}
-    learners |= {f"groups.{name}": override(config, "groups", name) for name in config.groups}
-    for at, learner in learners.items():
-        if not getattr(ALGORITHMS.learner(learner.algorithm), "over_ranks", False):
-            raise ConfigError(
-                f"{at}.algorithm is {learner.algorithm!r}, which one process learns alone; use "
-                f"{at}.algorithm=mappo or ippo, or start one process instead of {n_ranks}."
-            )
-        if getattr(learner, "unshare_at", None) is not None:
-            raise ConfigError(
-                f"{at}.unshare_at is {learner.unshare_at:g}, which several processes that learn as "
-                f"one do not have; use {at}.unshare_at=null, or start one process."
-            )
 
 
 def refuse_disagreement(ranks: Alone, config: TrainConfig) -> None:

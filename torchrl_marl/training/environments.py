@@ -20,8 +20,7 @@ from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.specs.teams import padded_members
 from torchrl_marl.training.config import TrainConfig
-from torchrl_marl.training.episodes import Episodes
-from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, play
+from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, Episodes, play
 
 __all__ = ["Environments", "time_limit"]
 

@@ -1,13 +1,14 @@
-"""Evaluation of a policy on whole episodes.
+"""Evaluation of a policy on whole episodes, and what they say.
 
-Shapes: E envs, N agents of a group.
+Shapes: E envs, N agents of a group, n episodes.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,14 @@ from torchrl_marl.objectives.flags import begun
 from torchrl_marl.runtime.applications import application
 from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.specs import TeamSpec
-from torchrl_marl.training.episodes import Episodes
 from torchrl_marl.training.metrics import group_reward
+from torchrl_marl.training.statistics import (
+    Paired,
+    estimate,
+    matters,
+    mean,
+    paired_difference,
+)
 
 if TYPE_CHECKING:
     from torchrl_marl.apps.pictures import Film
@@ -34,12 +41,18 @@ if TYPE_CHECKING:
 __all__ = [
     "AT_ONCE",
     "EVALUATION_SEED",
+    "Episodes",
+    "after_training",
     "evaluate",
     "evaluate_members",
+    "figures_of_all",
+    "filmed",
     "first_episodes",
-    "measured",
+    "kind_of",
     "play",
     "put_back",
+    "seeded_play",
+    "where_they_differ",
 ]
 
 AT_ONCE = 200
@@ -50,6 +63,117 @@ EVALUATION_SEED = 1_000_003
 _ACTIONS = 7_368_787
 _NEXT_STARTS = 15_485_863  # between the seeds of the first episodes of all envs, and of the next
 Policy = Callable[[TensorDictBase], TensorDictBase]
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Whole episodes, in the order of their starts.
+
+    Args:
+        returns (dict): group -> return of each episode, ``[n]``; the mean over its agents.
+        lengths (Tensor): steps, ``[n]``.
+        sizes (dict): group -> its number of agents.
+    """
+
+    returns: Mapping[str, Tensor]
+    lengths: Tensor
+    sizes: Mapping[str, int]
+
+    @property
+    def total(self) -> Tensor:
+        """All agents' mean return of each episode, ``[n]``."""
+        weighted = [self.returns[name] * size for name, size in self.sizes.items()]
+        return torch.stack(weighted).sum(0) / sum(self.sizes.values())
+
+    def figures(self) -> dict[str, float]:
+        """Returns what :func:`~torchrl_marl.training.evaluate` returns."""
+        total, lengths = self.total, self.lengths
+        found = {
+            "return_mean": total.mean().item(),
+            "return_std": total.std(correction=0).item(),
+            "length_mean": lengths.float().mean().item(),
+            "episodes": len(lengths),
+        }
+        found |= {f"{name}/episode_reward": own.mean().item() for name, own in self.returns.items()}
+        found |= {"return_min": total.min().item(), "return_max": total.max().item()}
+        found |= _interval("return", total)
+        found |= {"length_min": lengths.min().item(), "length_max": lengths.max().item()}
+        for name, own in self.returns.items() if len(self.returns) > 1 else ():
+            found |= _interval(f"{name}/episode_reward", own)
+        return found
+
+    def against(self, other: Episodes) -> Paired:
+        """Compares the returns with another policy's from the same starts, start by start."""
+        return paired_difference(self.total.double().cpu(), other.total.double().cpu())
+
+
+def _interval(name: str, values: Tensor) -> dict[str, float]:
+    """Returns the mean's interval, where there is more than one episode."""
+    if len(values) < 2 or not bool(values.isfinite().all()):
+        return {}
+    found = estimate(mean, [values.double().cpu()])
+    return {f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+def figures_of_all(played: Episodes | None) -> dict[str, float]:
+    """Returns the figures of episodes; nothing where none were played."""
+    return {} if played is None else played.figures()
+
+
+def kind_of(deterministic: bool) -> str:
+    """Returns the word for a kind of actions."""
+    return "likeliest" if deterministic else "drawn"
+
+
+def where_they_differ(likeliest: Episodes, drawn: Episodes) -> str | None:
+    """Returns a sentence where both kinds of actions differ by an amount that matters, or None.
+
+    It matters where the interval and the exact test tell both apart, which takes 6 episodes, and
+    beside the spread of the episodes' returns it is at least what Cohen calls small: of many
+    episodes the least difference is beyond chance.
+
+    Args:
+        likeliest, drawn (Episodes): from the same starts.
+
+    Reference: Cohen, 1988, Statistical Power Analysis for the Behavioral Sciences, section 2.2.
+    """
+    if len(likeliest.lengths) < 2:
+        return None
+    found = likeliest.against(drawn)
+    if not found.told_apart:
+        return None
+    gap = found.difference
+    spread = _spread(likeliest.total, drawn.total)
+    if not matters(gap.value, spread):
+        return None
+    one, other = likeliest.total.mean().item(), drawn.total.mean().item()
+    beside = f", {abs(gap.value) / spread:.2g} standard deviations of episodes" if spread else ""
+    return (
+        f"the likeliest actions earn {one:.4g} and drawn ones {other:.4g} from the same starts, "
+        f"which is more than chance (they differ by {gap.low:.3g} to {gap.high:.3g}{beside})"
+    )
+
+
+def _spread(one: Tensor, other: Tensor) -> float:
+    """The root of the mean variance of both."""
+    variance = one.double().var(correction=0) + other.double().var(correction=0)
+    return float((variance / 2).sqrt())
+
+
+def after_training(own: Episodes, other: Episodes | None, deterministic: bool) -> dict[str, Any]:
+    """Returns what a run's summary says of its last evaluation.
+
+    Args:
+        own (Episodes): as the run's settings say.
+        other (Episodes, optional): by the other kind of actions.
+        deterministic (bool): whether the run's own are the likeliest.
+    """
+    found = {kind_of(deterministic): own.figures()}
+    if other is None:
+        return {"evaluation": found}
+    found[kind_of(not deterministic)] = other.figures()
+    pair = (own, other) if deterministic else (other, own)
+    return {"evaluation": found, "actions_differ": where_they_differ(*pair)}
 
 
 def evaluate(
@@ -87,16 +211,36 @@ def evaluate(
         ConfigError: no episodes, one that does not end, or a GIF of what cannot be drawn.
         MissingExtraError: a GIF without matplotlib.
     """
-    film = None
-    if gif is not None:
-        pictures = application("pictures")
-        pictures.check_drawable(env, [gif])
-        film = pictures.Film(env, team, shown)
-    options: dict[str, Any] = {"episodes": episodes, "deterministic": deterministic, "seed": seed}
-    played = play(env, policy, team, **options, longest=longest, film=film)
-    if gif is not None:
-        application("pictures").write(film, gif)
-    return played.figures()
+    options: dict[str, Any] = {"deterministic": deterministic, "seed": seed, "longest": longest}
+    with filmed(env, team, [] if gif is None else [gif], shown) as film:
+        return play(env, policy, team, episodes=episodes, film=film, **options).figures()
+
+
+@contextlib.contextmanager
+def filmed(
+    env: EnvBase, team: TeamSpec, paths: Sequence[Path], shown: int
+) -> Iterator[Film | None]:
+    """Gives a film for what is played, which is written afterwards; None without paths.
+
+    Args:
+        env (EnvBase): that is played.
+        team (TeamSpec): the groups.
+        paths (sequence of Path): where to write the animation.
+        shown (int): how many of the first episodes, side by side.
+
+    Raises:
+        ConfigError: a world that cannot be drawn.
+        MissingExtraError: a package that an animation takes is not installed.
+    """
+    if not paths:
+        yield None
+        return
+    pictures = application("pictures")
+    pictures.check_drawable(env, paths)
+    film = pictures.Film(env, team, shown)
+    yield film
+    for path in paths:
+        pictures.write(film, path)
 
 
 def play(
@@ -143,7 +287,7 @@ def play(
     rewards: list[dict[str, Tensor]] = []
     lengths: list[Tensor] = []
     for i, first in enumerate(range(0, episodes, num_envs)):
-        with _playing(env, deterministic, seed + i * _NEXT_STARTS):
+        with seeded_play(env, deterministic, seed + i * _NEXT_STARTS):
             count, looks_on = min(num_envs, episodes - first), None if i else film
             reward, length = first_episodes(env, act, team, count, longest, looks_on)
         rewards.append(reward)
@@ -153,12 +297,21 @@ def play(
 
 
 @contextlib.contextmanager
-def _playing(env: EnvBase, deterministic: bool, seed: int) -> Iterator[None]:
-    """Seeds an environment, and lets actions be drawn from a random state of their own."""
+def seeded_play(
+    env: EnvBase, deterministic: bool, seed: int, actions: int = _ACTIONS
+) -> Iterator[None]:
+    """Seeds an environment, and lets actions be drawn from a random state of their own.
+
+    Args:
+        env (EnvBase): without what it adds to rewards in training.
+        deterministic (bool): the likeliest actions, or drawn ones.
+        seed (int): of the environment.
+        actions (int): beside it the seed of the actions.
+    """
     mode = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     # Not the environment's own seed, or actions would repeat its random numbers.
-    random_state = RandomState(seed + _ACTIONS, env.device or "cpu")
-    with torch.no_grad(), random_state.active(), set_exploration_type(mode), measured(env):
+    random_state = RandomState(seed + actions, env.device or "cpu")
+    with torch.no_grad(), random_state.active(), set_exploration_type(mode), _measured(env):
         env.set_seed(seed)
         yield
 
@@ -192,7 +345,7 @@ def evaluate_members(
     num_envs = env.batch_size.numel()
     found: list[dict[str, Tensor]] = []
     for i, _ in enumerate(range(0, episodes, num_envs // n_members)):
-        with _playing(env, deterministic, seed + i * _NEXT_STARTS):
+        with seeded_play(env, deterministic, seed + i * _NEXT_STARTS):
             sums, length = first_episodes(env, act, team, num_envs, longest)
         rows = {**sums, "length": length}
         found.append({k: x.unflatten(0, (n_members, -1)) for k, x in rows.items()})
@@ -218,7 +371,7 @@ def put_back(env: EnvBase) -> Iterator[bool]:
             restore_env(env, before)
 
 
-def measured(env: EnvBase) -> AbstractContextManager[Any]:
+def _measured(env: EnvBase) -> AbstractContextManager[Any]:
     """Switches an environment's rewards to those of evaluation."""
     while isinstance(env, TransformedEnv):
         env = env.base_env

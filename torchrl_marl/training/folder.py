@@ -169,12 +169,11 @@ def _new_under_runs(config: TrainConfig) -> Path:
     base.parent.mkdir(parents=True, exist_ok=True)
     folder, n = base, 1
     while True:
-        try:
+        with contextlib.suppress(FileExistsError):
             folder.mkdir()
             return folder
-        except FileExistsError:
-            n += 1
-            folder = base.with_name(f"{base.name}_{n}")
+        n += 1
+        folder = base.with_name(f"{base.name}_{n}")
 
 
 def _locked_file(lock: Path, kind: str) -> int:

@@ -306,8 +306,8 @@ class League(Part):
         self.slots[slot] = Stored(name, frames, sha256)
         self.results.forget(slot)
         if self.settings.match == "nash":
-            others = [own.name for own in self.slots if own is not None and own.active]
-            self.payoffs.add(name, self._as_policy(networks), [*others, *self.guests])
+            others = [*(own.name for own in self.players), *self.guests]
+            self.payoffs.add(name, with_networks(self._live, networks), others)
 
     def _load(self, slot: int, name: str, networks: Networks) -> None:
         """Writes a player into its slot.
@@ -324,9 +324,6 @@ class League(Part):
             raise ConfigError(
                 f"player {quoted(name)} does not fit this run's networks: {why}"
             ) from None
-
-    def _as_policy(self, networks: Networks) -> TeamPolicy:
-        return with_networks(self._live, networks)
 
     def _retire(self) -> None:
         """Draws a player no more: who is drawn least; of equals, whose neighbors are closest."""
@@ -351,19 +348,23 @@ class League(Part):
 
     # -------------------------------------------------------------------------------- matchmaking
 
+    @property
+    def _everybody(self) -> list[Stored | None]:
+        """What is in each slot, and the guests, in the order of the results."""
+        return [*self.slots, *(Stored(name, -1, "") for name in self.guests)]
+
     def _candidates(self) -> Tensor:
-        own = [stored is not None and stored.active for stored in self.slots]
-        return torch.tensor([*own, *[True] * len(self.guests)])
+        return torch.tensor([own is not None and own.active for own in self._everybody])
 
     def _chances(self) -> Tensor:
         """Returns with which probability each player is drawn, by seat that learns, ``[S, K]``."""
         may = self._candidates()
         rate = self.results.win_rate if self.against else self.results.standing(may)
-        frames = [-1 if own is None else own.frames for own in self.slots] + [-1] * len(self.guests)
-        names = [None if own is None else own.name for own in self.slots] + [*self.guests]
+        names = ["" if own is None else own.name for own in self._everybody]
+        frames = [-1 if own is None else own.frames for own in self._everybody]
 
         def payoff(places: Sequence[int]) -> Tensor:
-            return self.payoffs.table([str(names[i]) for i in places])
+            return self.payoffs.table([names[i] for i in places])
 
         return matchmaking(self.settings, rate, may, frames, payoff)
 
@@ -450,10 +451,8 @@ class League(Part):
 
     def _due(self, frames: int) -> bool:
         every, at = self.settings.snapshot_every, self.settings.snapshot_at
-        if every is None:
-            return False
-        if frames - self.stored_at >= every:
-            return True
+        if every is None or frames - self.stored_at >= every:
+            return every is not None
         if at is None or self.matches is None:
             return False
         return bool((self.results.overall[self._candidates()] >= at).all())
@@ -488,5 +487,5 @@ class League(Part):
             if own is not None:
                 networks = self.pool.read(own.name, own.sha256)
                 self._load(i, own.name, networks)
-                self.payoffs.knows(own.name, self._as_policy(networks))
+                self.payoffs.knows(own.name, with_networks(self._live, networks))
         self._match()

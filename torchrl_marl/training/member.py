@@ -14,7 +14,7 @@ from torchrl_marl.errors import CheckpointError
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import all_checkpoints, save_checkpoint, set_aside_later
 from torchrl_marl.training.config import TrainConfig, with_settings
-from torchrl_marl.training.episodes import kind_of
+from torchrl_marl.training.evaluation import kind_of
 from torchrl_marl.training.files import whole_file
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.origin import made_by, sign_run, signed_yaml

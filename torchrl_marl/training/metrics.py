@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -104,7 +103,7 @@ class EpisodeTracker:
 
     def _look_for_games(self, group: GroupSpec, batch: TensorDictBase) -> Tensor:
         """Counts steps with rewards, and those whose rewards do not add up to 0."""
-        reward = batch.get(("next", *_as_tuple(group.reward_key)))
+        reward = batch.get(("next", group.reward_key))
         if reward.ndim == batch.ndim + 1:  # of all at once
             reward = reward.unsqueeze(-2)
         elif (living := group.living(batch)) is not None:
@@ -180,7 +179,7 @@ def group_reward(group: GroupSpec, batch: TensorDictBase, born: Tensor | None = 
     Shapes:
         - returns ``[*B]``
     """
-    reward = batch.get(("next", *_as_tuple(group.reward_key)))
+    reward = batch.get(("next", group.reward_key))
     if reward.ndim == batch.ndim + 1:
         return reward.squeeze(-1)
     # A waiting agent lives: it earns from others' actions in the meantime.
@@ -202,10 +201,6 @@ def _episode_sums(value: Tensor, done: Tensor, start: Tensor) -> tuple[Tensor, T
         last_end[:, -1] >= 0, ends.gather(-1, last_end[:, -1:].clamp_min(0))[:, 0], 0.0
     )
     return sums - base, sums[:, -1] - final
-
-
-def _as_tuple(key: Any) -> tuple[str, ...]:
-    return key if isinstance(key, tuple) else (key,)
 
 
 def mean_return(team: TeamSpec, row: Mapping[str, float]) -> float:

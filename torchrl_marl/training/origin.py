@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -376,11 +377,9 @@ def _signatures(file: Path) -> list[str]:
     """Returns the signatures in a file of settings, and in the one beside it."""
     found = []
     for path, head in ((file.parent / SIGNATURE, ""), (file, _COMMENT)):
-        try:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
             lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError):
-            continue
-        found += [line.removeprefix(head) for line in lines if line.startswith(head)]
+            found += [line.removeprefix(head) for line in lines if line.startswith(head)]
     return found
 
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from torchrl_marl.collectors.team import TeamPolicy
-from torchrl_marl.errors import CheckpointError, SpecError, WriteError, quoted
+from torchrl_marl.errors import CheckpointError, SpecError, quoted
 from torchrl_marl.modules.players import check_shapes, tensors_of
 from torchrl_marl.runtime.naming import fault_of
 from torchrl_marl.runtime.trust import refuse_links
-from torchrl_marl.training.checkpoint import damage, excess, read_tensors, seal
+from torchrl_marl.training.checkpoint import read_sealed, seal
 from torchrl_marl.training.config import read_run_config
 from torchrl_marl.training.files import whole_file, writing
 from torchrl_marl.training.recorder import CsvTable
@@ -235,21 +235,15 @@ def read_player(path: Path) -> Networks:
         CheckpointError: no player, or a damaged file.
     """
     try:
-        found = damage(path) or excess(path)
+        state = read_sealed(path)
+        if state["format"] != _FORMAT:
+            raise ValueError(f"its format is {quoted(state['format'])}, expected {_FORMAT}")
+        return dict(state["actors"])
     except OSError as error:
         raise CheckpointError(
             f"player {str(path)!r} cannot be read ({error.strerror}); check the path."
         ) from None
-    try:
-        if found is not None:
-            raise ValueError(found)
-        state = read_tensors(path)
-        if state["format"] != _FORMAT:
-            raise ValueError(f"its format is {quoted(state['format'])}, expected {_FORMAT}")
-        return dict(state["actors"])
-    except WriteError:
-        raise
-    except Exception as error:  # torch may raise anything on foreign files
+    except Exception as error:  # of what another program has stored
         raise CheckpointError(
             f"{str(path)!r} is no stored player, or is damaged ({error}); give a file of a run's "
             "players/."

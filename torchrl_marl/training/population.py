@@ -23,11 +23,11 @@ from torchrl_marl.training.checkpoint import all_checkpoints
 from torchrl_marl.training.config import TrainConfig, members_of
 from torchrl_marl.training.environments import Environments
 from torchrl_marl.training.evaluation import EVALUATION_SEED, evaluate_members
+from torchrl_marl.training.evolution import MemberRating
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.member import MOST_EVALUATED, Member, PopulationRun, row_of_all, together
 from torchrl_marl.training.part import Progress
 from torchrl_marl.training.progress import StopAtReturn, figures_of
-from torchrl_marl.training.rating import MemberRating
 from torchrl_marl.training.recorder import Recorder, say
 
 __all__ = ["Population", "environments_of_members", "learners_of_members"]

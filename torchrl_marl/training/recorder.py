@@ -276,9 +276,11 @@ def _known_names(path: Path) -> dict[str, str]:
     return known
 
 
-def _open_tensorboard(
-    config: LoggingConfig, folder: Path, run_id: str | None
-) -> tuple[Backend, str | None]:
+Opened = tuple[Backend, str | None]
+"""A backend, and the name by which it knows the run."""
+
+
+def _open_tensorboard(config: LoggingConfig, folder: Path, run_id: str | None) -> Opened:
     from torchrl.record.loggers import get_logger
 
     logger = get_logger("tensorboard", str(folder), "tensorboard")
@@ -286,9 +288,7 @@ def _open_tensorboard(
     return logger, None
 
 
-def _open_wandb(
-    config: LoggingConfig, folder: Path, run_id: str | None
-) -> tuple[Backend, str | None]:
+def _open_wandb(config: LoggingConfig, folder: Path, run_id: str | None) -> Opened:
     from torchrl.record.loggers import get_logger
 
     run_id = run_id or uuid.uuid4().hex[:8]
@@ -299,9 +299,7 @@ def _open_wandb(
     return logger, run_id
 
 
-def _open_mlflow(
-    config: LoggingConfig, folder: Path, run_id: str | None
-) -> tuple[Backend, str | None]:
+def _open_mlflow(config: LoggingConfig, folder: Path, run_id: str | None) -> Opened:
     logger = _MlflowRun(config, folder.resolve(), run_id)
     return logger, logger.run_id
 
@@ -323,11 +321,10 @@ class _MlflowRun:
             self._client.update_run(run_id, status="RUNNING")
         else:
             known = self._client.get_experiment_by_name(config.project)
-            experiment = (
-                self._client.create_experiment(config.project, artifact_location=artifacts)
-                if known is None
-                else known.experiment_id
-            )
+            if known is None:
+                experiment = self._client.create_experiment(config.project, artifacts)
+            else:
+                experiment = known.experiment_id
             run_id = self._client.create_run(experiment, run_name=folder.name).info.run_id
         self.run_id: str = run_id
 

@@ -8,7 +8,7 @@ from typing import Any
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import Environments
-from torchrl_marl.training.episodes import Episodes, after_training
+from torchrl_marl.training.evaluation import Episodes, after_training
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.metrics import mean_return
 from torchrl_marl.training.part import Progress

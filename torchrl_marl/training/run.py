@@ -33,8 +33,14 @@ from torchrl_marl.runtime.trust import refuse_links, trusting
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import load_latest, load_learners
 from torchrl_marl.training.config import TrainConfig, read_run_config
-from torchrl_marl.training.episodes import Episodes
-from torchrl_marl.training.evaluation import AT_ONCE, EVALUATION_SEED, play, put_back
+from torchrl_marl.training.evaluation import (
+    AT_ONCE,
+    EVALUATION_SEED,
+    Episodes,
+    filmed,
+    play,
+    put_back,
+)
 from torchrl_marl.training.files import append
 from torchrl_marl.training.origin import (
     check_origin,
@@ -232,24 +238,18 @@ class Run:
             raise ConfigError(f"seed is {quoted(seed)}, expected a whole number; use seed=0.")
         paths = [self.folder / f"episode.{kind}" for kind in ("gif",) * gif + ("mp4",) * mp4]
         num_envs = min(episodes, AT_ONCE)
-        pictures = application("pictures") if paths else None
         with self._playing_on(env, seed, num_envs, "evaluate", drawn=bool(paths)) as world:
-            team, film = TeamSpec.from_env(world), None
-            if pictures is not None:
-                pictures.check_drawable(world, paths)
-                film = pictures.Film(world, team, shown)
-            found = play(
-                world,
-                self.policy,
-                team,
-                episodes=episodes,
-                deterministic=deterministic,
-                seed=seed + EVALUATION_SEED,
-                film=film,
-            )
-        if pictures is not None:
-            for path in paths:
-                pictures.write(film, path)
+            team = TeamSpec.from_env(world)
+            with filmed(world, team, paths, shown) as film:
+                found = play(
+                    world,
+                    self.policy,
+                    team,
+                    episodes=episodes,
+                    deterministic=deterministic,
+                    seed=seed + EVALUATION_SEED,
+                    film=film,
+                )
         if record:
             self._record({"seed": seed, "deterministic": deterministic, **found.figures()})
         return found

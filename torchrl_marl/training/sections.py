@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from torchrl_marl.errors import ConfigError, nearest, quoted
-from torchrl_marl.learners.population_config import VARYING
-from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share, override
+from torchrl_marl.learners.capabilities import VARYING, Limit
+from torchrl_marl.settings import Count, OneOf, Positive, Range, ReadWhere, Share
 
 if TYPE_CHECKING:
     from torchrl_marl.training.config import TrainConfig
@@ -22,9 +22,8 @@ __all__ = [
     "EvolutionConfig",
     "LeagueConfig",
     "PopulationConfig",
-    "check_distributed",
-    "check_external_run",
     "check_measuring",
+    "check_shards_divide",
 ]
 
 
@@ -46,32 +45,6 @@ def check_measuring(run: TrainConfig) -> None:
             raise ConfigError(
                 f"evaluation.episodes is 0, but {key} is {value}, which measures players; use "
                 "evaluation.episodes=1 or more."
-            )
-
-
-def check_external_run(run: TrainConfig) -> None:
-    """Refuses what external simulators cannot do for a run.
-
-    Raises:
-        ConfigError: naming the setting and the fix.
-    """
-    if run.evaluation.episodes:
-        raise ConfigError(
-            f"evaluation.episodes is {run.evaluation.episodes}, but an external simulator plays "
-            "for training alone; use evaluation.episodes=0, and read the returns of training in "
-            "metrics.csv."
-        )
-    for key, found, use in (
-        ("population.size", run.population.size if run.population.size > 1 else None, "1"),
-        ("league.opponents", "given" if run.league.enabled else None, "null"),
-        ("distributed.collectors", run.distributed.collectors, "null"),
-        ("evaluation.gif", run.evaluation.gif or None, "false"),
-        ("evaluation.animate_every", run.evaluation.animate_every, "null"),
-    ):
-        if found is not None:
-            raise ConfigError(
-                f"{key} is {quoted(found)}, expected none on an external simulator, whose clients "
-                f"are where they are; use {key}={use}."
             )
 
 
@@ -104,6 +77,22 @@ MATCHES = {
     "nash": "as the equilibrium of all stored players plays (PSRO)",
 }
 """Who is drawn as an opponent or a partner."""
+
+
+_OF_LEAGUES = (
+    Limit("snapshot_at", "but nobody plays stored players", when=lambda own: own.match == "self"),
+    Limit(
+        "snapshot_at",
+        "but snapshot_every is null, the frames after which a player is stored at the latest",
+        when=lambda own: own.snapshot_every is None,
+    ),
+    Limit(
+        "self_play",
+        "which leaves no envs to stored players",
+        (0.5,),
+        lambda own: own.match not in ("none", "self") and own.self_play == 1.0,
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -168,15 +157,12 @@ class LeagueConfig:
         Raises:
             ConfigError: naming the settings and the fix.
         """
+        for limit in _OF_LEAGUES:
+            limit.check(self, at)
         if not self.enabled and self.start_with:
             raise ConfigError(
                 f"{at}start_with is {quoted(self.start_with)}, but {at}opponents and {at}partners "
                 f"are none, so that nobody plays them; use {at}opponents=uniform, or so."
-            )
-        if self.match == "self" and self.snapshot_at is not None:
-            raise ConfigError(
-                f"{at}snapshot_at is {self.snapshot_at:g}, but nobody plays stored players; use "
-                f"{at}snapshot_at=null."
             )
         twice = [name for i, name in enumerate(self.start_with) if name in self.start_with[:i]]
         if twice:
@@ -188,11 +174,6 @@ class LeagueConfig:
                 f"{at}opponents is {quoted(self.opponents)} and {at}partners "
                 f"{quoted(self.partners)}, expected one of them to be none; use {at}partners=none."
             )
-        if self.enabled and self.match != "self" and self.self_play == 1.0:
-            raise ConfigError(
-                f"{at}self_play is 1, which leaves no envs to stored players; use "
-                f"{at}self_play=0.5, or {at}opponents=self."
-            )
         if self.enabled and self.snapshot_every is None and not self.start_with:
             raise ConfigError(
                 f"{at}snapshot_every is null and {at}start_with is empty, so that nobody is "
@@ -203,11 +184,6 @@ class LeagueConfig:
                 f"{at}exploiters is {self.exploiters}, expected 0 where {at}opponents is "
                 f"{quoted(self.opponents)} and {at}snapshot_every {quoted(self.snapshot_every)}: "
                 f"they are stored for others to play; use {at}opponents=pfsp."
-            )
-        if self.snapshot_every is None and self.snapshot_at is not None:
-            raise ConfigError(
-                f"{at}snapshot_at is {self.snapshot_at:g}, but {at}snapshot_every is null; give "
-                "the frames after which a player is stored at the latest."
             )
 
 
@@ -239,7 +215,7 @@ class PopulationConfig:
         """
         if self.vary and self.size == 1:
             raise ConfigError(f"{at}vary is given, but {at}size is 1; use {at}size=8, or so.")
-        for name, given in self._given().items():
+        for name, given in _flat(self.vary).items():
             for word in (name, *(given if isinstance(given, Mapping) else ())):
                 if ":" in str(word):  # YAML takes the whole for a key
                     raise ConfigError(
@@ -264,7 +240,7 @@ class PopulationConfig:
             {'lr': [0.1, 1.0, 10.0]}
         """
         found: dict[str, list[float]] = {}
-        for i, (name, given) in enumerate(self._given().items()):
+        for i, (name, given) in enumerate(_flat(self.vary).items()):
             own = list(map(float, given)) if isinstance(given, list) else _spread(given, self.size)
             if i and not isinstance(given, list):
                 random.Random(f"{seed} {name}").shuffle(own)
@@ -279,15 +255,12 @@ class PopulationConfig:
             {'gamma': (0.9, 0.99, False)}
         """
         found = {}
-        for name, given in self._given().items():
+        for name, given in _flat(self.vary).items():
             limits = (min(given), max(given)) if isinstance(given, list) else None
             low, high = limits or (given["low"], given["high"])
             logarithmic = limits is None and bool(given.get("log", False))
             found[name.removeprefix(f"{_SECTION}.")] = (float(low), float(high), logarithmic)
         return found
-
-    def _given(self) -> dict[str, Any]:
-        return _flat(self.vary)
 
     def _check_name(self, at: str, name: str) -> None:
         section, _, setting = name.partition(".")
@@ -471,11 +444,8 @@ class DistributedConfig:
                 f"{at}actors is {self.actors}, expected at most {at}collectors, "
                 f"{self.collectors}; use {at}actors=null."
             )
-        if self.overlap and self.asynchronous:
-            raise ConfigError(
-                f"{at}overlap is {self.overlap}, but {at}asynchronous is true, whose actors never "
-                f"wait; use {at}overlap=0."
-            )
+        never_wait = "but asynchronous actors never wait"
+        Limit("overlap", never_wait, (0,), lambda own: own.asynchronous).check(self, at)
         if self.overlap and self.backend == "ray" and not self.snapshot_every:
             raise ConfigError(
                 f"{at}snapshot_every is 0, expected 1 or more beside {at}overlap={self.overlap}, "
@@ -483,23 +453,16 @@ class DistributedConfig:
             )
 
 
-def check_distributed(run: Any, *, own_env: bool = False) -> None:
-    """Refuses what shards do not go with.
+def check_shards_divide(run: TrainConfig) -> None:
+    """Refuses numbers of shards of which each cannot have as many envs.
 
     Args:
         run (TrainConfig): the settings.
-        own_env (bool): the caller brings an environment.
 
     Raises:
-        ConfigError: naming the setting and the fix.
+        ConfigError: naming the next number that fits.
     """
-    number, num_envs = run.distributed.collectors, run.env.num_envs
-    if own_env:
-        raise ConfigError(
-            f"distributed.collectors is {number}, but the environment is one that is built "
-            "already, which cannot be split into shards; name a world (env.name, or "
-            "env.library=module:Class), or use distributed.collectors=null."
-        )
+    number, num_envs = run.distributed.collectors or 1, run.env.num_envs
     if num_envs % number:
         fitting = max(i for i in range(1, min(number, num_envs) + 1) if num_envs % i == 0)
         more = num_envs < number
@@ -508,25 +471,3 @@ def check_distributed(run: Any, *, own_env: bool = False) -> None:
             f"{'at most' if more else 'a divisor of'} env.num_envs, {num_envs}; use "
             f"distributed.collectors={fitting}, or env.num_envs={-(-num_envs // number) * number}."
         )
-    for name, given in (
-        ("population.size", run.population.size if run.population.size > 1 else None),
-        ("league", "given" if run.league.enabled else None),
-    ):
-        if given is not None:
-            raise ConfigError(
-                f"{name} is {given}, but distributed.collectors is {number}, and shards have one "
-                f"policy; use distributed.collectors=null."
-            )
-    if run.distributed.backend == "ray" or run.distributed.overlap:
-        _refuse_unsharing(run)
-
-
-def _refuse_unsharing(run: Any) -> None:
-    learners = {"learner": run.learner}
-    learners |= {f"groups.{name}": override(run, "groups", name) for name in run.groups}
-    for at, learner in learners.items():
-        if getattr(learner, "unshare_at", None) is not None:
-            raise ConfigError(
-                f"{at}.unshare_at is {learner.unshare_at:g}, but the networks of shards that play "
-                f"elsewhere or ahead keep their shapes; use {at}.unshare_at=null."
-            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,7 +27,6 @@ from torchrl_marl.training.metrics import EpisodeTracker
 if TYPE_CHECKING:
     from torchrl_marl.collectors.asynchronous import AsynchronousCollector
     from torchrl_marl.collectors.collector import Collector
-    from torchrl_marl.collectors.sharded import Placement, ShardedCollector
 
 __all__ = ["EpisodeSums", "ShardMaker", "sharded_collector", "share_minibatches", "tell_of_death"]
 
@@ -90,7 +89,7 @@ class ShardMaker:
         return TeamPolicy(actor for learner in learners for actor in learner.actors.values())
 
 
-class EpisodeSums:
+class EpisodeSums(EpisodeTracker):
     """Writes the running episodes' sums into the batches of a shard, whose rows are then free.
 
     Args:
@@ -101,24 +100,13 @@ class EpisodeSums:
           to each step, and ``("collector", "episode_known")``, whether that is all of it
     """
 
-    def __init__(self, team: TeamSpec) -> None:
-        self.tracker = EpisodeTracker(team)
-
     def __call__(self, batch: TensorDictBase) -> None:
         """Writes."""
-        self.tracker.update(batch)
-        for name, sums in self.tracker.sums.items():
+        self.update(batch)
+        for name, sums in self.sums.items():
             batch.set(("collector", name), sums)
         known = torch.ones(batch.shape, dtype=torch.bool, device=batch.device)
         batch.set(("collector", "episode_known"), known)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the running sums."""
-        return self.tracker.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores saved sums."""
-        self.tracker.load_state_dict(state)
 
 
 def sharded_collector(
@@ -132,14 +120,13 @@ def sharded_collector(
         remembers (bool): networks read what they remember, or where episodes begin.
         shards (range): those that this process has.
     """
-    settings = config.distributed
-    live = settings.backend == "none" and not settings.overlap
-    on_cpu = settings.backend == "ray" and not settings.gpus_per_actor
-    device = "cpu" if on_cpu else "cuda" if settings.backend == "ray" else config.device
+    settings, on_ray = config.distributed, config.distributed.backend == "ray"
+    live = not on_ray and not settings.overlap
+    device = ("cuda" if settings.gpus_per_actor else "cpu") if on_ray else config.device
     own = policy if live else None
     makers = [ShardMaker(config, i, device, own, remembers) for i in shards]
     placement = _placed(makers, config)
-    if settings.backend == "ray" and settings.asynchronous:
+    if on_ray and settings.asynchronous:
         from torchrl_marl.collectors.asynchronous import AsynchronousCollector
 
         return AsynchronousCollector(

@@ -35,8 +35,7 @@ from torchrl_marl.training.collecting import (
 )
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.environments import Environments
-from torchrl_marl.training.episodes import Episodes
-from torchrl_marl.training.evaluation import put_back
+from torchrl_marl.training.evaluation import Episodes, put_back
 from torchrl_marl.training.folder import RunFolder
 from torchrl_marl.training.interruption import Interruption
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames

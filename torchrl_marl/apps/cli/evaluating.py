@@ -16,7 +16,7 @@ from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.crossplay import cross_play, seats_of
 from torchrl_marl.training.entrants import enter
-from torchrl_marl.training.episodes import Episodes, kind_of, where_they_differ
+from torchrl_marl.training.evaluation import Episodes, kind_of, where_they_differ
 from torchrl_marl.training.run import Run
 
 __all__ = ["print_against", "print_comparison", "print_evaluation"]

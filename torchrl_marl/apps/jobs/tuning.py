@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torchrl_marl.apps.jobs.pruning import prune_trials, pruner_of, rungs_of
 from torchrl_marl.errors import ConfigError, MissingExtraError, closest, quoted
-from torchrl_marl.learners.population_config import VARYING
+from torchrl_marl.learners.capabilities import VARYING
 from torchrl_marl.recipes import load_config
 from torchrl_marl.runs import resume, train
 from torchrl_marl.runtime.trust import refuse_links

@@ -11,7 +11,6 @@ import numpy as np
 from torchrl_marl.apps.reports.aggregates import Aggregate, WorldResult
 from torchrl_marl.apps.reports.grouping import Numbers
 from torchrl_marl.apps.reports.results import Report
-from torchrl_marl.training.episodes import matters
 from torchrl_marl.training.statistics import (
     CONFIDENCE,
     Estimate,
@@ -19,6 +18,7 @@ from torchrl_marl.training.statistics import (
     exact_chance,
     explained,
     least_chance,
+    matters,
     undecided,
 )
 

@@ -1,0 +1,85 @@
+"""The table of what goes together: its sentences, and that every row names a setting."""
+
+import pytest
+
+from torchrl_marl.errors import ConfigError
+from torchrl_marl.learners.algorithms import ALGORITHMS
+from torchrl_marl.learners.capabilities import FEATURES, POPULATION, RANKS
+from torchrl_marl.recipes import load_config
+from torchrl_marl.settings import settings_of
+from torchrl_marl.training.config import TrainConfig
+
+KNOWN = {
+    f"learner.{key}"
+    for name in ALGORITHMS.names()
+    for key in settings_of(ALGORITHMS.schema(name)())
+}
+
+
+@pytest.mark.parametrize("feature", [*FEATURES, RANKS], ids=lambda feature: feature.name)
+def test_every_row_is_of_a_setting(feature):
+    of_run = {*settings_of(TrainConfig()), "league"}
+    assert {limit.key for limit in feature.run} <= of_run
+    assert {f"learner.{limit.key}" for limit in feature.learner} <= KNOWN
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            ["population.size=2", "learner.unshare_at=0.5"],
+            "learner.unshare_at is 0.5, which a population does not have; use "
+            "learner.unshare_at=null, or population.size=1.",
+        ),
+        (
+            ["population.size=2", "groups.agents.actor.sharing=full"],
+            "groups.agents.actor.sharing is 'full', which links members of a population; use "
+            "groups.agents.actor.sharing=group or none, or population.size=1.",
+        ),
+        (
+            ["population.size=2", "distributed.collectors=2"],
+            "population.size is 2, but distributed.collectors is 2, and shards have one policy; "
+            "use population.size=1, or distributed.collectors=null.",
+        ),
+        (
+            ["population.size=2", "evaluation.gif=true"],
+            "evaluation.gif is true, but a population draws none of its members; `torchrl-marl "
+            "evaluate FOLDER/seed0 --gif` does; use evaluation.gif=false, or population.size=1.",
+        ),
+        (
+            ["population.size=2", "stop_at_return=45"],
+            "stop_at_return is 45, but a population's members end together; use "
+            "stop_at_return=null, or population.size=1.",
+        ),
+        (
+            ["league.partners=self", "learner.unshare_at=0.5"],
+            "learner.unshare_at is 0.5, but a league's stored players keep their networks' shapes; "
+            "use learner.unshare_at=null.",
+        ),
+    ],
+)
+def test_a_refusal_names_the_setting_the_reason_and_the_fix(settings, sentence):
+    with pytest.raises(ConfigError) as refused:
+        load_config("toy_arena_mappo", settings)
+    assert str(refused.value) == sentence
+
+
+def test_an_environment_of_ones_own_is_no_world_of_shards():
+    config = load_config("toy_arena_mappo", ["distributed.collectors=2"])
+    with pytest.raises(ConfigError, match="which cannot be split into shards; use distributed"):
+        config.check_features(own_env=True)
+
+
+def test_what_learns_as_one_process_only_is_no_learner_of_ranks():
+    config = load_config("toy_arena_mappo", ["learner=qmix", "learner.minibatch_size=32"])
+    with pytest.raises(ConfigError) as refused:
+        RANKS.check(config)
+    assert str(refused.value) == (
+        "learner.algorithm is 'qmix', which one process learns alone; use "
+        "learner.algorithm=mappo or ippo, or start one process."
+    )
+
+
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS.names()) - {"random", "happo"}))
+def test_members_learn_by_every_algorithm_but_happo(name):
+    POPULATION.check_learner(ALGORITHMS.schema(name)(name))
