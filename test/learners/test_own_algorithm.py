@@ -15,9 +15,11 @@ from torch import nn
 from torchrl_marl import TeamSpec, train
 from torchrl_marl.collectors import RolloutCollector, TeamPolicy
 from torchrl_marl.envs.toy import Arena, MatrixGame
+from torchrl_marl.errors import SpecError
 from torchrl_marl.functional import expand_mask, gae, masked_mean
 from torchrl_marl.learners import FixedPolicy, Learner, OnPolicyConfig, OnPolicyLearner
 from torchrl_marl.learners.algorithms import ALGORITHMS, register_algorithm
+from torchrl_marl.learners.build import _checked
 from torchrl_marl.learners.captured import make_updates
 from torchrl_marl.learners.config import LearnerConfig
 from torchrl_marl.modules import make_actor
@@ -50,7 +52,7 @@ class ReinforceLoss(nn.Module):
         return TensorDict({"loss_objective": -masked_mean(torch.where(mask, gain, 0.0), mask)}, [])
 
 
-class Reinforce(nn.Module):
+class Reinforce(nn.Module, Learner):
     def __init__(self, groups, config, *, team=None, device=None, execution="eager"):
         super().__init__()
         self.groups, self.config = dict(groups), config
@@ -253,3 +255,13 @@ def test_a_group_has_an_actor_of_its_own_though_it_is_trained_with_others():
     others = FixedPolicy({mouse: team.groups[mouse]}).actors
     mixed = TeamPolicy([learner.actors[cat], others[mouse]])
     assert mixed(td.clone())[cat, "action"].shape == td[cat, "mask"].shape
+
+
+def test_a_learner_without_a_part_is_refused():
+    class Bare(nn.Module):
+        def __init__(self, groups, config, **others):
+            super().__init__()
+            self.groups, self.actors = dict(groups), nn.ModuleDict()
+
+    with pytest.raises(SpecError, match="Bare lacks cut, learn, over_ranks.*inherit"):
+        _checked(Bare({}, None))

@@ -7,8 +7,8 @@ import yaml
 import torchrl_marl
 from torchrl_marl.envs import VmasEnv
 from torchrl_marl.recipes import load_config
-from torchrl_marl.training import process_state as execution
-from torchrl_marl.training.process_state import choose_execution
+from torchrl_marl.training import environments as execution
+from torchrl_marl.training.environments import choose_execution
 
 SMALL = {
     "total_frames": 16,

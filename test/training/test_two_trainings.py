@@ -8,7 +8,7 @@ import torch
 from runs import assert_same_run, small_config
 
 from torchrl_marl.training import iterate, train
-from torchrl_marl.training.process_state import ProcessState
+from torchrl_marl.training.process import ProcessState
 
 
 def draws():

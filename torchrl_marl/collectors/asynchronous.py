@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torch import nn
+from torch import Tensor, nn
 
 from torchrl_marl.collectors.ray import OnRay
 from torchrl_marl.collectors.sharded import Entry, Journal, Played, Weights
@@ -44,6 +44,7 @@ class AsynchronousCollector:
     """
 
     follows = False
+    renewed: Tensor | None = None
 
     def __init__(
         self,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from tensordict import TensorDictBase
+from torch import Tensor
 
 __all__ = ["Collector", "Interrupted"]
 
@@ -19,11 +21,23 @@ class Collector(Protocol):
 
     Episodes go on from one batch to the next. Where the environments are, in this process, in
     others or on other machines, and whether graphs step them, is the collector's own affair.
+
+    Attributes:
+        follows (bool): whether rows go on from those of the batch before.
+        renewed (Tensor, optional): the envs whose running episodes were lost before the last batch,
+            bool ``[E]``; None: none were.
     """
+
+    follows: bool
+    renewed: Tensor | None
 
     @property
     def frames(self) -> int:
         """Env steps so far."""
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What befell the environments, for the metrics."""
 
     def rollout(self) -> TensorDictBase:
         """Collects one batch.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -183,6 +183,10 @@ class RolloutCollector:
         >>> [batch.shape for batch in collector]
         [torch.Size([4, 10]), torch.Size([4, 10])]
     """
+
+    follows = True
+    renewed: Tensor | None = None
+    counters: Mapping[str, int] = {}
 
     def __init__(
         self,

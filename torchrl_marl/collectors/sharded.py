@@ -230,6 +230,8 @@ class ShardedCollector:
         torch.Size([8, 10])
     """
 
+    follows = True
+
     def __init__(
         self,
         placement: Placement,

@@ -226,6 +226,7 @@ class BlockLearner(nn.Module):
     """What the losses read of the agents' acting."""
     rates: ClassVar[str] = "learner.lr"
     """The settings to lower where a loss is not finite."""
+    over_ranks = False
     unshared = False
     """Whether every agent has gone on with networks of its own."""
 
@@ -370,6 +371,9 @@ class BlockLearner(nn.Module):
     def unshare(self) -> None:
         """Gives every agent a network of its own from now on, with the outputs that it had."""
         raise NotImplementedError
+
+    def use_shards(self, own: range, total: int, seed: int) -> None:
+        """Does nothing: minibatches do not depend on shards."""
 
     def cut(self) -> None:
         """Says that the next batch does not follow on the last: episodes begin anew."""

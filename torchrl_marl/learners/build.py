@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_marl.errors import ConfigError, nearest
+from torchrl_marl.errors import ConfigError, SpecError, nearest
 from torchrl_marl.learners.algorithms import ALGORITHMS, group_config
 from torchrl_marl.learners.config import LearnerConfig
-from torchrl_marl.learners.learner import Learner
+from torchrl_marl.learners.learner import LEARNER_PARTS, Learner
 from torchrl_marl.specs import GroupSpec, TeamSpec
 
 __all__ = ["build_learners", "build_population", "partition"]
@@ -46,12 +46,22 @@ def build_learners(
         >>> len(build_learners(team, OnPolicyConfig(), {"adversary": {"lr": 1e-4}}))
         2
     """
+    where: dict[str, Any] = {"team": team, "device": device, "execution": execution}
     return [
-        ALGORITHMS.learner(config.algorithm)(
-            groups, config, team=team, device=device, execution=execution
-        )
+        _checked(ALGORITHMS.learner(config.algorithm)(groups, config, **where))
         for config, groups in partition(team, default, overrides)
     ]
+
+
+def _checked(learner: Learner) -> Learner:
+    """Refuses a learner of one's own that lacks what training asks of it."""
+    missing = [name for name in LEARNER_PARTS if not hasattr(learner, name)]
+    if missing:
+        raise SpecError(
+            f"{type(learner).__name__} lacks {', '.join(missing)}; let it inherit from "
+            "torchrl_marl.learners.Learner, too."
+        )
+    return learner
 
 
 def build_population(

@@ -271,7 +271,7 @@ RANKS = Feature(
             "algorithm",
             "which one process learns alone",
             ("mappo", "ippo"),
-            lambda own: not getattr(ALGORITHMS.learner(own.algorithm), "over_ranks", False),
+            lambda own: not ALGORITHMS.learner(own.algorithm).over_ranks,
         ),
         Limit("unshare_at", _NOT_IN_RANKS),
     ),

@@ -40,6 +40,13 @@ class FixedPolicy(nn.Module):
 
     over_ranks = True
     """Nothing is learned, which several processes can do as one."""
+    remembered = ()
+
+    def cut(self) -> None:
+        """Does nothing: nothing is kept between batches."""
+
+    def use_shards(self, own: range, total: int, seed: int) -> None:
+        """Does nothing: there are no minibatches."""
 
     def __init__(
         self,

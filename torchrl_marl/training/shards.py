@@ -190,5 +190,4 @@ def share_minibatches(config: TrainConfig, learners: Iterable[Any], shards: rang
     total = config.distributed.collectors
     together = total is not None and not config.distributed.asynchronous
     for learner in learners if together else ():
-        if hasattr(learner, "use_shards"):
-            learner.use_shards(shards, total, config.seed)
+        learner.use_shards(shards, total, config.seed)

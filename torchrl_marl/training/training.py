@@ -26,22 +26,14 @@ from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.runtime.ranks import ALONE, Alone
 from torchrl_marl.specs import TeamSpec
 from torchrl_marl.training.checkpoint import load_learners, save_checkpoint
-from torchrl_marl.training.collecting import (
-    begun_anew,
-    counters,
-    cut,
-    make_collector,
-    remember,
-)
 from torchrl_marl.training.config import TrainConfig
-from torchrl_marl.training.environments import Environments
+from torchrl_marl.training.environments import Environments, choose_execution, make_collector
 from torchrl_marl.training.evaluation import Episodes, put_back
 from torchrl_marl.training.folder import RunFolder
-from torchrl_marl.training.interruption import Interruption
 from torchrl_marl.training.metrics import EpisodeTracker, count_agent_frames
 from torchrl_marl.training.origin import made_by
 from torchrl_marl.training.part import Part, Progress
-from torchrl_marl.training.process_state import ProcessState, choose_execution, in_its_own_state
+from torchrl_marl.training.process import Interruption, ProcessState, in_its_own_state
 from torchrl_marl.training.progress import Iteration, figures_of, is_due, write_summary
 from torchrl_marl.training.results import RunResults
 
@@ -103,7 +95,8 @@ class Training:
         self.policy = TeamPolicy(
             actor for learner in self.learners for actor in learner.actors.values()
         )
-        if remember(self.learners):
+        remembers = any(learner.remembered for learner in self.learners)
+        if remembers:
             self.environments.remember(remembered_by(self.policy))
         if config.league.enabled:
             self.parts["league"] = self._make_league()
@@ -113,7 +106,7 @@ class Training:
 
             share_minibatches(config, self.learners, self.shards)
         acting = self.policy if self.league is None else self.league.policy
-        parts = self.env, acting, self.team, self.learners, self.shards
+        parts = self.env, acting, self.team, remembers, self.shards
         self.collector: Any = make_collector(config, *parts, lambda: self.interruption.asked)
         self.tracker = EpisodeTracker(self.team, self.n_members)
         self.results: Any = self._make_results()
@@ -273,9 +266,7 @@ class Training:
         began = time.perf_counter()
         with announced_to(self.recorder.working):
             batch = self.collector.rollout()
-            if (renewed := begun_anew(self.collector, batch)) is not None:
-                self.tracker.forget(renewed)
-                cut(self.learners)
+            self._forget_lost(batch)
             found = self._learn_and_count(batch)
         table = torch.stack([v.double().reshape(-1) for v in found.values()], 1).tolist()
         values: list[dict[str, Any]] = [dict(zip(found, row)) for row in table]
@@ -287,11 +278,25 @@ class Training:
         more: dict[str, Any] = {}
         for part in self.parts.values():
             more |= part.update(self, batch)
-        more |= self.environments.restarts() | counters(self.collector)
+        more |= self.environments.restarts() | self.collector.counters
         row = self.results.write(values, more, self.progress, self._count(batch) / seconds)
         self._do_what_is_due(self._count(batch) // self.n_members)
         self.interruption.agree()
         return Iteration(self.run, self.iteration, self.frames, row, batch)
+
+    def _forget_lost(self, batch: TensorDictBase) -> None:
+        """Forgets running episodes that a batch does not go on with."""
+        renewed = self.collector.renewed
+        if not self.collector.follows:
+            renewed = torch.ones(len(batch), dtype=torch.bool, device=batch.device)
+        if renewed is not None:
+            self.tracker.forget(renewed)
+            self._cut()
+
+    def _cut(self) -> None:
+        """Lets learners that keep something between batches know that the next does not follow."""
+        for learner in self.learners:
+            learner.cut()
 
     def _learn_and_count(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Learns from a batch; returns its metrics, and of how much they are, by member."""
@@ -381,7 +386,7 @@ class Training:
             self.collector.load_state_dict({})
             self.env.set_seed(self.config.seed + self.iteration)
             self.tracker.load_state_dict({})  # the evaluation cut off its episodes
-            cut(self.learners)
+            self._cut()
 
     @in_its_own_state
     def end(self) -> None:
@@ -505,4 +510,4 @@ class Training:
             raise ValueError("running episodes of another number of envs")
         self.tracker.load_state_dict(tracker if resumed else {})
         if not resumed:
-            cut(self.learners)
+            self._cut()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import nn
+from torch import Tensor, nn
 from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_marl.apps.external.env import ExternalEnv, tell
@@ -71,6 +71,7 @@ class ExternalCollector:
     """
 
     follows = False
+    renewed: Tensor | None = None
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ from torchrl_marl.runtime.trust import is_trusting, trusting
 from torchrl_marl.settings import merged, normalized, parse_overrides
 from torchrl_marl.training.config import TrainConfig
 from torchrl_marl.training.files import open_to_append
-from torchrl_marl.training.interruption import Interruption, terminable
+from torchrl_marl.training.process import Interruption, terminable
 
 __all__ = ["plan_of", "run_suite", "suite_command", "suite_rows", "train_one"]
 

@@ -1,19 +1,33 @@
-"""Ctrl-C and SIGTERM at the end of an iteration, where a run can be resumed to the bit."""
+"""The process of a run: its random generators and threads, and what Ctrl-C and SIGTERM do.
+
+Signals take effect at the end of an iteration, where a run can be resumed to the bit.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
+import torch
+
+from torchrl_marl.runtime.random_state import RandomState
 from torchrl_marl.runtime.ranks import ALONE, Alone
 
-__all__ = ["Interruption", "Terminated", "named", "terminable"]
+__all__ = [
+    "Interruption",
+    "ProcessState",
+    "Terminated",
+    "in_its_own_state",
+    "named",
+    "terminable",
+]
 
 _SAID = "\nstopping after this iteration{}{}"
 
@@ -170,3 +184,62 @@ def _raise_terminated(number: int, frame: FrameType | None) -> NoReturn:
 
 def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class ProcessState:
+    """Random generators and threads of a training, active only while it works.
+
+    Two trainings in one process, and the code around them, do not disturb each other.
+
+    Args:
+        seed (int): start of all generators.
+        device (torch.device): a CUDA device's generator is included.
+        threads (int, optional): of torch on the CPU; None leaves them as they are.
+
+    Examples:
+        >>> mine, other = ProcessState(0), ProcessState(0)
+        >>> with mine.active():
+        ...     first = torch.rand(2)
+        >>> with other.active():
+        ...     again = torch.rand(2)
+        >>> torch.equal(first, again)
+        True
+    """
+
+    def __init__(
+        self, seed: int, device: torch.device | str = "cpu", threads: int | None = None
+    ) -> None:
+        self._random = RandomState(seed, device)
+        self._threads = threads
+        self._depth = 0
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Activates both within this context; nested calls change nothing."""
+        if self._depth:
+            yield
+            return
+        before = torch.get_num_threads()
+        self._depth += 1
+        try:
+            if self._threads is not None:
+                torch.set_num_threads(self._threads)
+            with self._random.active():
+                yield
+        finally:
+            self._depth -= 1
+            torch.set_num_threads(before)
+
+
+def in_its_own_state(method: Method) -> Method:
+    """Runs a method with the random generators and threads of its object's ``process``."""
+
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.process.active():
+            return method(self, *args, **kwargs)
+
+    return cast(Method, run)
