@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -323,7 +324,7 @@ class TeamSpec:
         }
         return team
 
-    @property
+    @cached_property
     def n_agents(self) -> int:
         """Number of agents of all groups."""
         return sum(group.n_agents for group in self.groups.values())
