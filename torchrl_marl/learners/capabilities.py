@@ -308,7 +308,7 @@ POPULATION = Feature(
         Limit("unshare_at", _NOT_IN_POPULATIONS),
         *_of_networks("sharing", "which links members of a population", "group", "none"),
         *_of_networks("communication.kind", _NOT_IN_POPULATIONS),
-        *_of_networks("architecture", _READS_ALL, "mlp"),
+        Limit("critic.architecture", _READS_ALL, ("mlp",)),
         *_of_networks("body", _READS_ALL, "mlp", "cnn"),
     ),
     otherwise="use population.size=1",
