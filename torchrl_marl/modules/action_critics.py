@@ -62,13 +62,10 @@ class ActionFeatures(nn.Module):
         self.discrete, self.one_hot = group.discrete, group.discrete and group.one_hot
         self.n_actions = group.n_actions if group.discrete else 0
         self.widths = group.action_dims
-        bounds = None if group.discrete else group.action_bounds
         padding = group.action_padding
-        middle = half = None
-        if bounds is not None:
-            low, high = bounds
-            middle, half = (low + high) / 2, (high - low) / 2
-            half = half if padding is None else torch.where(padding, half, 1.0)
+        middle, half = group.action_range or (None, None)
+        if half is not None and padding is not None:
+            half = torch.where(padding, half, 1.0)
         register_constants(self, device, middle=middle, half_range=half, own=padding)
 
     def forward(self, action: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -145,8 +145,7 @@ class Explore(TensorDictModuleBase):
         self.out_keys: list[NestedKey] = [group.action_key]
         self.register_buffer("epsilon", torch.tensor(float(epsilon), device=device))
         self.register_buffer("sigma", torch.tensor(float(sigma), device=device))
-        low, high = self.random.low, self.random.high
-        half = None if low is None or high is None else (high - low) / 2
+        _, half = group.action_range or (None, None)
         register_constants(self, device, half_range=half)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -122,10 +122,7 @@ class Squash(nn.Module):
 
     def __init__(self, group: GroupSpec, device: Device = None) -> None:
         super().__init__()
-        middle = half = None
-        if group.action_bounds is not None:
-            low, high = group.action_bounds
-            middle, half = (low + high) / 2, (high - low) / 2
+        middle, half = group.action_range or (None, None)
         own = group.action_padding
         register_constants(self, device, middle=middle, half_range=half, own=own)
 

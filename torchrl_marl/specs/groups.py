@@ -400,6 +400,14 @@ class GroupSpec:
         return (low, high) if finite else None
 
     @property
+    def action_range(self) -> tuple[Tensor, Tensor] | None:
+        """Middle and half the range of bounded actions, ``[N, A]``; ``None`` without bounds."""
+        if self.action_bounds is None:
+            return None
+        low, high = self.action_bounds
+        return (low + high) / 2, (high - low) / 2
+
+    @property
     def state_dim(self) -> int:
         """Features S of the state."""
         if self.state_spec is None:
