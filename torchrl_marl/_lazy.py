@@ -7,11 +7,10 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["MOVED", "attach", "find_moved_modules"]
 
@@ -99,10 +98,12 @@ MOVED = {
 }
 
 
-class _Former(MetaPathFinder, Loader):
-    """Finds modules under their former names.
+class _Former:
+    """Finds and loads modules under their former names.
 
     It is asked first: a package that has moved would find its modules a second time in its folder.
+    It extends no class of ``importlib.abc``, which imports ``tempfile`` and with it ``random``: in
+    ``python -m torchrl_marl`` the current folder's, as that is still searched.
     """
 
     def find_spec(
@@ -115,7 +116,7 @@ class _Former(MetaPathFinder, Loader):
             new = MOVED.get(".".join(parts[:n]))
             if new is not None:
                 now = ".".join(["torchrl_marl", new, *parts[n:]])
-                return ModuleSpec(name, self, loader_state=now)
+                return ModuleSpec(name, cast(Any, self), loader_state=now)
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -136,4 +137,4 @@ class _Former(MetaPathFinder, Loader):
 def find_moved_modules() -> None:
     """Lets the former names be imported."""
     if not any(isinstance(finder, _Former) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Former())
+        sys.meta_path.insert(0, cast(Any, _Former()))
