@@ -8,10 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
-
-if TYPE_CHECKING:
-    from importlib.abc import Loader
+from typing import Any, cast
 
 __all__ = ["MOVED", "attach", "find_moved_modules"]
 
@@ -101,11 +98,11 @@ MOVED = {
 
 
 class _Former:
-    """Finds modules under their former names, and loads them.
+    """Finds and loads modules under their former names.
 
     It is asked first: a package that has moved would find its modules a second time in its folder.
-    ``importlib.abc``, whose classes it could inherit from, imports ``random``, which ``python -m``
-    would take from the current folder: nothing of this package has left that folder out by then.
+    It extends no class of ``importlib.abc``, which imports ``tempfile`` and with it ``random``: in
+    ``python -m torchrl_marl`` the current folder's, as that is still searched.
     """
 
     def find_spec(
@@ -118,7 +115,7 @@ class _Former:
             new = MOVED.get(".".join(parts[:n]))
             if new is not None:
                 now = ".".join(["torchrl_marl", new, *parts[n:]])
-                return ModuleSpec(name, cast("Loader", self), loader_state=now)
+                return ModuleSpec(name, cast(Any, self), loader_state=now)
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -139,4 +136,4 @@ class _Former:
 def find_moved_modules() -> None:
     """Lets the former names be imported."""
     if not any(isinstance(finder, _Former) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Former())
+        sys.meta_path.insert(0, cast(Any, _Former()))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
-from torchrl_marl.apps.export.interface import FORMAT, Field, Program
+from torchrl_marl.apps.export.interface import FORMAT, VERSIONS, Field, Program
 from torchrl_marl.apps.export.programs import (
     Act,
     Mind,
@@ -29,7 +29,6 @@ from torchrl_marl.modules.networks import AgentNetwork, TeamNetwork
 from torchrl_marl.modules.normalization import ObservationNorm
 from torchrl_marl.modules.q_actor import DeterministicActor, Dueling, Greedy
 from torchrl_marl.specs import GroupSpec
-from torchrl_marl.version import __version__
 
 __all__ = ["AgentActor", "Best", "Bounded", "agents_of", "find_agents"]
 
@@ -208,7 +207,7 @@ class AgentActor:
             "observation": [asdict(field) for field in self.observation()],
             "action": action,
             "state_size": self.memory_size,
-            "versions": {"torchrl_marl": __version__, "torch": torch.__version__},
+            "versions": VERSIONS,
             "communication": self._communication(),
         }
 

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
-__all__ = ["FORMAT", "Field", "Names", "Program", "sha256_of", "write_interface"]
+from torchrl_marl.version import __version__
+
+__all__ = ["FORMAT", "VERSIONS", "Field", "Names", "Program", "sha256_of", "write_interface"]
 
 Names = Sequence["Field"]
 FORMAT = 1
 """Of the file; a player reads its own."""
+VERSIONS = {"torchrl_marl": __version__, "torch": torch.__version__}
 
 
 @dataclass(frozen=True)
