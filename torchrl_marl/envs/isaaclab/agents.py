@@ -77,7 +77,7 @@ class ActionRanges:
         """
         where = f"the action space of {name!r}"
         spec = action_spec_of(where, space)
-        spec = spec if spec.ndim < 2 else spec.reshape(-1)
+        spec = spec if spec.ndim < 2 else spec.reshape(spec.shape.numel())
         if not isinstance(spec, Unbounded):
             return spec
         scale, clip = self.of(name, group)

@@ -84,7 +84,7 @@ def _agent_spec(name: str, kind: Sequence[AgentSpaces], one_hot: bool) -> AgentS
     first = kind[0]
     seen = spec_of_space(f"the observation of {first.agent!r}", first.observation)
     does = action_spec_of(f"the action of {first.agent!r}", first.action, one_hot=one_hot)
-    does = does if does.ndim < 2 else does.reshape(-1)
+    does = does if does.ndim < 2 else does.reshape(does.shape.numel())
     names = tuple(str(agent.agent) for agent in kind)
     mask = first.masked is not None
     return AgentSpec(name, len(kind), seen, does, action_mask=mask, agent_names=names)
