@@ -1,7 +1,9 @@
 """Copies of PettingZoo's worlds: random states, snapshots, seeds, and copies that fail."""
 
 import random
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -209,3 +211,12 @@ def test_many_copies_in_processes_give_the_same(workers):
 def test_seeds_of_copies_differ():
     td = PettingZooEnv("mpe2/simple_spread_v3", num_envs=4, seed=0).reset()
     assert td["agent", "observation"][:, 0, 2].unique().numel() == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what a process has loaded from /proc")
+def test_a_worker_loads_no_torch():
+    env = PettingZooEnv("mpe2/simple_spread_v3", num_envs=2, workers=1, seed=0)
+    env.rollout(2)
+    (worker,) = env._workers._workers
+    assert "libtorch" not in Path(f"/proc/{worker._process.pid}/maps").read_text()
+    env.close()

@@ -247,15 +247,14 @@ def find_library(name: str) -> Library:
     """
     library = LIBRARIES.find(name)
     if library is None:
-        names = LIBRARIES.names()
-        if (advice := LIBRARIES.advice(name)) is not None:
-            raise ConfigError(
-                f"unknown library of environments {quoted(name)}, expected one of "
-                f"{', '.join(names)}; {advice}."
-            )
+        names, advice = LIBRARIES.names(), LIBRARIES.advice(name)
+        near = ", "
+        if advice is None:
+            near = f"; {nearest(name, names)}"
+            advice = "worlds of PettingZoo are called 'pettingzoo/package/world'"
         raise ConfigError(
-            f"unknown library of environments {quoted(name)}; {nearest(name, names)}expected one "
-            f"of {', '.join(names)}; worlds of PettingZoo are called 'pettingzoo/package/world'."
+            f"unknown library of environments {quoted(name)}{near}expected one of "
+            f"{', '.join(names)}; {advice}."
         )
     return library
 

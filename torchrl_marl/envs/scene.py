@@ -79,10 +79,8 @@ class Shape:
     """Whether the world shows the entity now."""
 
     def __post_init__(self) -> None:
-        for what, found, known in (
-            ("role", self.role, get_args(Role)),
-            ("kind", self.kind, get_args(Kind)),
-        ):
+        for what, known in (("role", get_args(Role)), ("kind", get_args(Kind))):
+            found = vars(self)[what]
             if found not in known:
                 raise ConfigError(
                     f"shape {quoted(self.name)} has the {what} {quoted(found)}, expected one of "

@@ -45,18 +45,12 @@ class PadAgents(Transform):
         torch.Size([3, 2, 4, 16])
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._groups: dict[str, GroupSpec] | None = None
-
-    @property
+    @cached_property
     def groups(self) -> dict[str, GroupSpec]:
         """Returns the heterogeneous groups of the environment."""
-        if self._groups is None:
-            parent = self.parent
-            groups = {} if parent is None else TeamSpec.from_env(parent).groups
-            self._groups = {name: group for name, group in groups.items() if group.paddings}
-        return self._groups
+        parent = self.parent
+        groups = {} if parent is None else TeamSpec.from_env(parent).groups
+        return {name: group for name, group in groups.items() if group.paddings}
 
     @property
     def members(self) -> dict[str, tuple[Composite, ...]]:

@@ -15,13 +15,14 @@ from tensordict import NestedKey
 from torchrl.data import Categorical, Composite, TensorSpec
 
 from torchrl_marl.envs.agents.kinds import GroupKinds, OutputReader, batched
-from torchrl_marl.errors import ConfigError, nearest
+from torchrl_marl.errors import ConfigError, SimulatorStateError, nearest
 from torchrl_marl.specs import AgentSpec, TeamSpec
 from torchrl_marl.specs.stacking import pad_specs
 
 __all__ = [
     "Declaration",
     "check_least",
+    "check_snapshot",
     "check_state",
     "check_whole_numbers",
     "refuse_unknown",
@@ -61,7 +62,10 @@ class Declaration:
             name: GroupKinds.of(self.kinds[name], group) for name, group in self.team.groups.items()
         }
         kind_specs = {
-            name: {kind.name: _kind_specs(kind) for kind in kinds}
+            name: {
+                kind.name: batched(_agent_specs(kind), torch.Size([kind.n_agents]))
+                for kind in kinds
+            }
             for name, kinds in self.kinds.items()
         }
         group_specs = {name: self._group_specs(name, own) for name, own in kind_specs.items()}
@@ -167,6 +171,19 @@ def check_state(owner: str, state: Any) -> None:
         raise ConfigError(f"{owner}: state is {state!r}, expected 'observations', 'world' or None.")
 
 
+def check_snapshot(of: str, own: str) -> None:
+    """Refuses a snapshot of another environment.
+
+    Raises:
+        SimulatorStateError: naming both.
+    """
+    if of != own:
+        raise SimulatorStateError(
+            f"a snapshot of {of} does not fit {own}; restore it into an environment that was "
+            "built with the same arguments."
+        )
+
+
 def check_least(owner: str, **numbers: tuple[float, float]) -> None:
     """Refuses numbers below their minimum: each is given as the number and its minimum.
 
@@ -230,11 +247,6 @@ def _agent_specs(kind: AgentSpec) -> Composite:
     if kind.action_mask:
         own["action_mask"] = _flag(kind.action_spec.space.n)
     return Composite(own)
-
-
-def _kind_specs(kind: AgentSpec) -> Composite:
-    """Returns the specs ``[M]`` of all agents of a kind under their group."""
-    return batched(_agent_specs(kind), torch.Size([kind.n_agents]))
 
 
 def _select(spec: Composite, keys: Sequence[str]) -> Composite:

@@ -157,6 +157,7 @@ _OPTIONAL = ("mask", *_ENDS)
 Path = tuple[str, ...]
 
 
+@dataclass(frozen=True)
 class OutputReader:
     """Reader of the output of ``_reset`` and ``_step``, and of the actions of a step.
 
@@ -170,17 +171,12 @@ class OutputReader:
         state (TensorSpec, optional): ``[S]``.
     """
 
-    def __init__(
-        self,
-        owner: str,
-        num_envs: int,
-        groups: dict[str, GroupKinds],
-        specs: dict[str, Composite],
-        kind_specs: dict[str, dict[str, Composite]],
-        state: TensorSpec | None,
-    ) -> None:
-        self.owner, self.num_envs, self.groups = owner, num_envs, groups
-        self.specs, self.kind_specs, self.state = specs, kind_specs, state
+    owner: str
+    num_envs: int
+    groups: dict[str, GroupKinds]
+    specs: dict[str, Composite]
+    kind_specs: dict[str, dict[str, Composite]]
+    state: TensorSpec | None
 
     # ------------------------------------------------------------------------- output of worlds
 

@@ -14,15 +14,7 @@ from torch import Tensor
 
 from torchrl_marl.specs import TeamSpec
 
-__all__ = [
-    "GroupFlags",
-    "TeamFlags",
-    "begun",
-    "earned",
-    "ended",
-    "episode_of",
-    "where_fresh",
-]
+__all__ = ["GroupFlags", "TeamFlags", "begun", "earned", "ended", "episode_of", "where_fresh"]
 
 
 @dataclass(frozen=True)

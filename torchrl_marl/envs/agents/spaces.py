@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data import (
@@ -24,7 +25,7 @@ from torchrl.envs.utils import MarlGroupMapType
 from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.errors import ConfigError, SpecError, nearest
 
-__all__ = ["check_bounds", "check_values", "grouped", "spec_of_space"]
+__all__ = ["action_spec_of", "check_bounds", "check_values", "grouped", "spec_of_space"]
 
 
 def spec_of_space(
@@ -63,7 +64,9 @@ def spec_of_space(
             return OneHot(n)
         return Categorical(n, shape=() if action else (1,))
     if kind == "MultiDiscrete":
-        return MultiCategorical([int(n) for n in space.nvec.flatten()])
+        # JAX's spaces call it otherwise.
+        sizes = space.nvec if hasattr(space, "nvec") else space.num_categories
+        return MultiCategorical(np.asarray(sizes).ravel().tolist())
     if kind == "MultiBinary":
         return MultiCategorical([2] * math.prod(space.shape))
     if kind == "Box":
@@ -74,9 +77,26 @@ def spec_of_space(
     )
 
 
+def action_spec_of(where: str, space: Any, *, one_hot: bool = False) -> TensorSpec:
+    """Returns :func:`spec_of_space` of one agent's actions, which are one tensor.
+
+    Raises:
+        SpecError: a space that no tensor holds, or a Dict.
+    """
+    spec = spec_of_space(where, space, action=True, one_hot=one_hot)
+    if isinstance(spec, Composite):
+        raise SpecError(
+            f"{where} is a Dict, expected Box, Discrete or MultiDiscrete; wrap the world to give "
+            "one of these."
+        )
+    return spec
+
+
 def _box(space: Any) -> TensorSpec:
     shape = tuple(space.shape) or (1,)
-    low, high = (torch.as_tensor(bound).reshape(shape) for bound in (space.low, space.high))
+    # A space of JAX may have one number, of another type, for all of its entries.
+    bounds = (np.asarray(bound, space.dtype) for bound in (space.low, space.high))
+    low, high = (torch.tensor(bound).expand(shape).clone() for bound in bounds)
     dtype = torch.float32 if low.is_floating_point() else low.dtype
     if dtype.is_floating_point:
         low, high = low.to(dtype), high.to(dtype)

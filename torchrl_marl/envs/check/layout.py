@@ -72,11 +72,6 @@ class Findings:
         return "\n".join([*lines, *(f"Hint: {hint}" for hint in self.hints)])
 
 
-def shape_of(value: Tensor) -> str:
-    """Returns a tensor's shape and dtype as text."""
-    return f"{list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
-
-
 def differs(first: Tensor, second: Tensor) -> bool:
     """Returns whether two tensors differ anywhere; NaN equals NaN."""
     if first.shape != second.shape or first.dtype != second.dtype:
@@ -245,7 +240,8 @@ def check_specs(td: TensorDictBase, specs: list[Composite], step: int, findings:
                 findings.add(key, "it is declared but not given", wanted, "give it in every step")
         elif value.shape != spec.shape or value.dtype != spec.dtype:
             fix = "give what is declared, or declare what is given"
-            findings.add(key, f"in step {step} it is {shape_of(value)}", wanted, fix)
+            shown = f"{list(value.shape)} of {str(value.dtype)[6:]}"
+            findings.add(key, f"in step {step} it is {shown}", wanted, fix)
     return len(findings.problems) == before
 
 

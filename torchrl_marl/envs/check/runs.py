@@ -72,14 +72,10 @@ def left_over(
 def put_back(env: EnvBase, paths: list[Path], values: Attributes) -> None:
     """Restores the former values of attributes."""
     for path in paths:
-        holder, *keys = base_of(env), *path
-        if len(path) == 1:
-            setattr(holder, path[0], _copy(values[path]))
-            continue
-        holder = getattr(holder, keys[0])
-        for key in keys[1:-1]:
+        holder: Any = vars(base_of(env))
+        for key in path[:-1]:
             holder = holder[key]
-        holder[keys[-1]] = _copy(values[path])
+        holder[path[-1]] = _copy(values[path])
 
 
 def name_of(path: Path) -> str:
@@ -165,10 +161,9 @@ class Play:
         self.carry = carry.clone()
         return Step(before, action, transition.get("next").clone(), carry.clone())
 
-    def steps(self, n: int) -> Iterator[Step]:
-        """Plays several steps."""
-        for _ in range(n):
-            yield self.step()
+    def record(self, n: int) -> list[Flat]:
+        """Plays several steps; returns all tensors of the play, step by step."""
+        return _flat([self.begin, *(self.step() for _ in range(n))])
 
 
 def choose_legal(group: TensorDictBase) -> None:
@@ -351,8 +346,7 @@ def _recorded(
     n: int,
     change: Callable[[TensorDictBase], None] | None = None,
 ) -> list[Flat]:
-    play = Play(env, team, seed, change)
-    return _flat([play.begin, *play.steps(n)])
+    return Play(env, team, seed, change).record(n)
 
 
 @dataclass(frozen=True)
@@ -367,7 +361,7 @@ def _with_begin(env: EnvBase, team: TeamSpec, seed: int, n: int) -> _Begun:
     before = attributes(env)
     play = Play(env, team, seed)
     after = attributes(env)
-    return _Begun(_flat([play.begin, *play.steps(n)]), (before, after))
+    return _Begun(play.record(n), (before, after))
 
 
 def _what_stays(env: EnvBase, team: TeamSpec, seed: int, first: _Begun, second: _Begun) -> str:
@@ -383,14 +377,11 @@ def _what_stays(env: EnvBase, team: TeamSpec, seed: int, first: _Begun, second: 
 
 def _flat(played: list) -> list[Flat]:
     """Returns all tensors of a play, step by step."""
-    flat = []
-    for step in played:
-        if isinstance(step, Step):
-            parts = {"next": step.after, "carry": step.carry}
-            flat.append(dict(leaves(TensorDict(parts, []))))
-        else:
-            flat.append(dict(leaves(step)))
-    return flat
+    given = [
+        TensorDict({"next": x.after, "carry": x.carry}, []) if isinstance(x, Step) else x
+        for x in played
+    ]
+    return [dict(leaves(td)) for td in given]
 
 
 def _first_difference(first: list[Flat], second: list[Flat], ignore: tuple = ()) -> tuple | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchrl.data import Bounded, Composite, TensorSpec, Unbounded
 
 from torchrl_marl.envs.agents.declaration import Declaration
-from torchrl_marl.envs.agents.spaces import grouped, spec_of_space
+from torchrl_marl.envs.agents.spaces import action_spec_of, grouped, spec_of_space
 from torchrl_marl.errors import ConfigError, SpecError, nearest
 from torchrl_marl.specs import AgentSpec
 
@@ -76,10 +76,8 @@ class ActionRanges:
             SpecError: a space that no tensor holds.
         """
         where = f"the action space of {name!r}"
-        spec = spec_of_space(where, space, action=True)
-        if isinstance(spec, Composite):
-            raise SpecError(f"{where} is a Dict, expected Box, Discrete or MultiDiscrete.")
-        spec = spec if spec.ndim < 2 else spec.reshape(-1)
+        spec = action_spec_of(where, space)
+        spec = spec if spec.ndim < 2 else spec.reshape(spec.shape.numel())
         if not isinstance(spec, Unbounded):
             return spec
         scale, clip = self.of(name, group)

@@ -11,10 +11,6 @@ from torchrl_marl.envs.libraries import Library
 __all__ = ["LIBRARY", "IsaacLabArguments"]
 
 
-def _worlds() -> list[str]:
-    return ["your Isaac Lab's multi-agent tasks: Isaac-Cart-Double-Pendulum-Direct-v0"]
-
-
 def _owns(world: Any) -> bool:
     kind = world if inspect.isclass(world) else type(world)
     return any(cls.__module__.partition(".")[0] == "isaaclab" for cls in kind.__mro__)
@@ -33,7 +29,7 @@ LIBRARY = Library(
     "torchrl_marl.envs.isaaclab:IsaacLabEnv",
     of_objects=("state", "group_map"),  # a simulation fixes its number of envs and its time limit
     arguments="torchrl_marl.envs.isaaclab.library:IsaacLabArguments",
-    worlds=_worlds,
+    worlds=lambda: ["your Isaac Lab's multi-agent tasks: Isaac-Cart-Double-Pendulum-Direct-v0"],
     unlisted=True,
     one_per_process=True,
     owns=_owns,

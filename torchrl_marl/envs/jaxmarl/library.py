@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torchrl_marl.envs.libraries import Library
 from torchrl_marl.settings import Count
@@ -11,15 +10,10 @@ from torchrl_marl.settings import Count
 __all__ = ["LIBRARY", "JaxMarlArguments"]
 
 
-def _worlds() -> list[str]:
-    return [
-        "HeuristicEnemySMAX, MPE_simple_spread_v3, overcooked, hanabi and the others "
-        "of jaxmarl.registered_envs"
-    ]
-
-
-def _owns(world: Any) -> bool:
-    return callable(getattr(world, "step_env", None))
+_SOME = (
+    "HeuristicEnemySMAX, MPE_simple_spread_v3, overcooked, hanabi and the others "
+    "of jaxmarl.registered_envs"
+)
 
 
 @dataclass(frozen=True)
@@ -40,8 +34,8 @@ LIBRARY = Library(
     settings=("num_envs", "max_steps", "continuous_actions", "info", "state", "group_map"),
     of_objects=("num_envs", "max_steps", "info", "state", "group_map"),
     arguments="torchrl_marl.envs.jaxmarl.library:JaxMarlArguments",
-    worlds=_worlds,
+    worlds=lambda: [_SOME],
     unlisted=True,
-    owns=_owns,
+    owns=lambda world: callable(getattr(world, "step_env", None)),
     packages=("jax", "jaxmarl"),
 )

@@ -9,19 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
-from torchrl.data import (
-    Bounded,
-    Categorical,
-    Composite,
-    MultiCategorical,
-    OneHot,
-    TensorSpec,
-    Unbounded,
-)
+from torchrl.data import Composite, TensorSpec, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
-from torchrl_marl.envs.agents.spaces import grouped
+from torchrl_marl.envs.agents.spaces import action_spec_of, grouped
 from torchrl_marl.envs.jaxmarl.build import World, legal_actions, make_world
 from torchrl_marl.errors import ConfigError, SpecError
 from torchrl_marl.specs import AgentSpec
@@ -92,7 +83,8 @@ def kinds_of(
     """
     members: list[tuple[tuple, list[Any]]] = []
     for agent in ids:
-        action = _action_spec(agent, env.action_space(agent), one_hot)
+        space = env.action_space(agent)
+        action = action_spec_of(f"the action space of {agent!r}", space, one_hot=one_hot)
         n = getattr(action.space, "n", None) if action.domain == "discrete" else None
         masked = legal is not None and n is not None and legal.get(agent) == (n,)
         key = (shapes[agent], action, n if masked else None)
@@ -109,28 +101,6 @@ def _observation_spec(shape: Shape) -> TensorSpec:
     if isinstance(shape, Mapping):
         return Composite({key: _observation_spec(own) for key, own in shape.items()})
     return Unbounded(shape)
-
-
-def _action_spec(agent: Any, space: Any, one_hot: bool) -> TensorSpec:
-    kind = type(space).__name__
-    if kind == "Discrete":
-        n = int(space.n)
-        return OneHot(n) if one_hot else Categorical(n)
-    if kind == "MultiDiscrete":
-        return MultiCategorical([int(n) for n in space.num_categories])
-    if kind == "Box":
-        shape = tuple(space.shape)
-        low, high = (
-            torch.tensor(bound.tolist() if hasattr(bound, "tolist") else bound)
-            for bound in (space.low, space.high)
-        )
-        low, high = (bound.float().expand(shape).clone() for bound in (low, high))
-        if bool((low.isfinite() & high.isfinite()).all()):
-            return Bounded(low, high, shape=shape)
-        return Unbounded(shape)
-    raise SpecError(
-        f"the action space of {agent!r} is a {kind}, expected Discrete, MultiDiscrete or Box."
-    )
 
 
 @dataclass(frozen=True)
@@ -152,6 +122,7 @@ class Shaping:
         return self.coefficient * jnp.maximum(0.0, 1.0 - frames / self.steps)
 
 
+@dataclass(eq=False)
 class JaxStep:
     """Pure functions that start and step E copies of a world.
 
@@ -164,28 +135,22 @@ class JaxStep:
         world (World): of which.
         kinds (mapping): group -> its kinds.
         num_envs (int): number E of copies.
-
-    Keyword Args:
         state (callable, optional): ``state(world, observations)`` of one copy, ``[S]``.
         info (bool): with info.
         shaping (Shaping): of the reward.
     """
 
-    def __init__(
-        self,
-        world: World,
-        kinds: Mapping[str, Sequence[Kind]],
-        num_envs: int,
-        *,
-        state: State | None,
-        info: bool,
-        shaping: Shaping,
-    ) -> None:
-        self.world, self.env = world, world.env
-        self.traits, self.limit = world.traits, world.limit
-        self.kinds, self.num_envs = kinds, num_envs
-        self.state, self.info, self.shaping = state, info, shaping
-        self.ids = [agent for group in kinds.values() for kind in group for agent in kind.ids]
+    world: World
+    kinds: Mapping[str, Sequence[Kind]]
+    num_envs: int
+    state: State | None
+    info: bool
+    shaping: Shaping
+
+    def __post_init__(self) -> None:
+        self.env, self.traits = self.world.env, self.world.traits
+        self.limit = self.world.limit
+        self.ids = [agent for group in self.kinds.values() for kind in group for agent in kind.ids]
         own_order = [str(agent) for agent in self.env.agents]
         self.order = [own_order.index(str(agent)) for agent in self.ids]
 

@@ -20,7 +20,7 @@ from torchrl_marl.envs.pettingzoo.one_copy import seen_limit
 from torchrl_marl.envs.pettingzoo.own_random import OwnRandom
 from torchrl_marl.errors import ConfigError
 
-__all__ = ["Backend", "WorldFacts", "WorldMaker", "has_turns", "maker_of", "probe"]
+__all__ = ["Backend", "WorldFacts", "WorldMaker", "maker_of", "probe"]
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,6 @@ def _mode(creator: Callable[..., Any], drawn: bool) -> dict[str, Any]:
     return {"render_mode": "rgb_array"} if drawn and takes_mode(creator) else {}
 
 
-def has_turns(world: Any) -> bool:
-    """Returns whether a world is AEC: its agents move one after another."""
-    return hasattr(type(world), "last") or hasattr(type(world), "agent_iter")
-
-
 def _of_object(world: Any, kwargs: dict[str, Any], n_copies: int) -> WorldMaker:
     name = type(getattr(world, "unwrapped", world)).__name__
     if kwargs:
@@ -165,7 +160,8 @@ def probe(name: str, world: Any, infos: bool, state: bool) -> WorldFacts:
             f"{name} is a {type(world).__name__} without {', '.join(missing)}, expected a "
             "PettingZoo world, parallel or AEC."
         )
-    turns = has_turns(world)
+    # In an AEC world agents move one after another.
+    turns = hasattr(type(world), "last") or hasattr(type(world), "agent_iter")
     with OwnRandom(0).active(look=True):
         output = world.reset(seed=0)
         first = world.infos if turns else output[1]

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchrl.data import Composite, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
-from torchrl_marl.envs.agents.declaration import check_state, check_whole_numbers
+from torchrl_marl.envs.agents.declaration import check_snapshot, check_state, check_whole_numbers
 from torchrl_marl.envs.agents.declared_env import AutoResetEnv
 from torchrl_marl.envs.agents.life_cycle import where_fresh
 from torchrl_marl.envs.agents.spaces import grouped
@@ -31,13 +31,7 @@ from torchrl_marl.envs.pettingzoo.tensors import RowTensors, declared, row_field
 from torchrl_marl.envs.processes.copies import RowLayout
 from torchrl_marl.envs.processes.workers import Workers
 from torchrl_marl.envs.scene import LastPictures, Picture
-from torchrl_marl.errors import (
-    ConfigError,
-    SimulatorStateError,
-    TrustError,
-    UserError,
-    WorkerError,
-)
+from torchrl_marl.errors import ConfigError, SimulatorStateError, TrustError, UserError, WorkerError
 from torchrl_marl.runtime.trust import is_own, signature
 
 __all__ = ["PettingZooEnv"]
@@ -276,11 +270,7 @@ class PettingZooEnv(LastPictures, AutoResetEnv):
             TrustError: somebody else's.
         """
         own = f"{self._declaration.owner} x {self.num_envs}"
-        if snapshot["of"] != own:
-            raise SimulatorStateError(
-                f"a snapshot of {snapshot['of']} does not fit {own}; "
-                "restore it into an environment that was built with the same arguments."
-            )
+        check_snapshot(snapshot["of"], own)
         saved = snapshot["worlds"]
         worlds = [saved[str(i)].cpu().numpy().tobytes() for i in range(self.num_envs)]
         signed = snapshot["signature"] if "signature" in snapshot.keys() else None

@@ -5,6 +5,8 @@ Shapes: E copies, N agents of a group, M agents of a kind, S state features.
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -17,7 +19,7 @@ from torchrl.data import Composite, OneHot, TensorSpec, Unbounded
 
 from torchrl_marl.envs.agents.declaration import Declaration
 from torchrl_marl.envs.agents.kinds import GroupKinds
-from torchrl_marl.envs.agents.spaces import spec_of_space
+from torchrl_marl.envs.agents.spaces import action_spec_of, spec_of_space
 from torchrl_marl.envs.pettingzoo.agent_rows import AgentSlot, AgentSpaces, Leaf, field_of
 from torchrl_marl.errors import ConfigError, NonFiniteError, SpecError
 from torchrl_marl.specs import AgentSpec
@@ -81,16 +83,8 @@ def _kind_name(kind: Sequence[AgentSpaces], taken: set[str]) -> str:
 def _agent_spec(name: str, kind: Sequence[AgentSpaces], one_hot: bool) -> AgentSpec:
     first = kind[0]
     seen = spec_of_space(f"the observation of {first.agent!r}", first.observation)
-    does = spec_of_space(
-        f"the action of {first.agent!r}", first.action, action=True, one_hot=one_hot
-    )
-    if isinstance(does, Composite):
-        raise SpecError(
-            f"the action of {first.agent!r} is a Dict, expected Box, Discrete or MultiDiscrete; "
-            "wrap the world to give one of these."
-        )
-    if type(first.action).__name__ == "Box" and does.ndim != 1:
-        does = does.reshape(does.shape.numel())
+    does = action_spec_of(f"the action of {first.agent!r}", first.action, one_hot=one_hot)
+    does = does if does.ndim < 2 else does.reshape(does.shape.numel())
     names = tuple(str(agent.agent) for agent in kind)
     mask = first.masked is not None
     return AgentSpec(name, len(kind), seen, does, action_mask=mask, agent_names=names)
@@ -297,7 +291,7 @@ class RowTensors:
     def _side_by_side(self, output: Mapping[str, Any]) -> Tensor:
         """Concatenates the observations of all agents, ``[E, S]``."""
         leaves = [
-            _get(output[group], path)
+            functools.reduce(operator.getitem, path, output[group])
             for group in self._groups
             for path, _ in self._places[group]
             if "observation" in path[:2]
@@ -366,9 +360,3 @@ def _put(nested: dict[str, Any], path: tuple[str, ...], value: Tensor) -> None:
     for key in path[:-1]:
         nested = nested.setdefault(key, {})
     nested[path[-1]] = value
-
-
-def _get(nested: Mapping[str, Any], path: tuple[str, ...]) -> Tensor:
-    for key in path:
-        nested = nested[key]
-    return nested  # type: ignore[return-value]

@@ -158,9 +158,7 @@ class Workers:
             raise
 
     def begin(
-        self,
-        fresh: np.ndarray | None = None,
-        seeds: Sequence[int | None] | None = None,
+        self, fresh: np.ndarray | None = None, seeds: Sequence[int | None] | None = None
     ) -> None:
         """Begins episodes.
 

@@ -14,14 +14,7 @@ import torch
 import torchrl.envs
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data import (
-    Categorical,
-    Composite,
-    MultiCategorical,
-    MultiOneHot,
-    OneHot,
-    TensorSpec,
-)
+from torchrl.data import Categorical, Composite, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 from torchrl.envs import EnvBase
 
 from torchrl_marl.envs.agents.kinds import GroupKinds
@@ -303,17 +296,11 @@ def _kinds_of(group: GroupSpec) -> tuple[AgentSpec, ...]:
         alike = [
             (*pair, tuple(name for _, name in own)) for pair, own in groupby(rows, itemgetter(0))
         ]
-    return tuple(
-        AgentSpec(
-            group.name if group.members is None else names[0],
-            len(names),
-            seen,
-            action,
-            action_mask=mask,
-            agent_names=names,
-        )
-        for seen, action, names in alike
-    )
+    kinds = []
+    for seen, action, names in alike:
+        name = group.name if group.members is None else names[0]
+        kinds.append(AgentSpec(name, len(names), seen, action, action_mask=mask, agent_names=names))
+    return tuple(kinds)
 
 
 def _plain(value: Any) -> Any:

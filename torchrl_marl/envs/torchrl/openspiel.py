@@ -54,19 +54,11 @@ class OpenSpielGames(LastPictures, AutoResetEnv):
         )
         n_features = math.prod(shape)
         action = Categorical(n_actions) if wrapper.categorical_actions else OneHot(n_actions)
-        kinds: dict[str, tuple[AgentSpec, ...]] = {
-            group: (
-                AgentSpec(
-                    group,
-                    len(names),
-                    Unbounded((n_features,)),
-                    action,
-                    action_mask=True,
-                    agent_names=tuple(names),
-                ),
-            )
-            for group, names in wrapper.group_map.items()
-        }
+        kinds: dict[str, tuple[AgentSpec, ...]] = {}
+        for group, names in wrapper.group_map.items():
+            seen, own = Unbounded((n_features,)), tuple(names)
+            spec = AgentSpec(group, len(own), seen, action, action_mask=True, agent_names=own)
+            kinds[group] = (spec,)
         declaration = Declaration(f"OpenSpiel {kind.short_name}", 1, kinds, in_turns=True)
         super().__init__(declaration, device=wrapper.device or "cpu")
         self._game, self._wrapper, self._state = game, wrapper, None

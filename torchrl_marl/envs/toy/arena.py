@@ -228,12 +228,7 @@ class Arena(MarlEnv):
         for group, kinds in self.group_kinds.items():
             for kind, n_agents in zip(kinds.names, kinds.sizes):
                 novice = kind.startswith("novice")
-                yield (
-                    group,
-                    kind,
-                    slice(start, start + n_agents),
-                    self.n_actions // (1 + novice),
-                )
+                yield (group, kind, slice(start, start + n_agents), self.n_actions // (1 + novice))
                 start += n_agents
 
     def _draw_cues(self) -> Tensor:

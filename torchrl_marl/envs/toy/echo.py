@@ -12,13 +12,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn.functional import one_hot
-from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl.envs.agents.declaration import check_least
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape
+from torchrl_marl.envs.toy.roles import declare_team
 from torchrl_marl.envs.toy.scenes import actions_in, earned_in, row
-from torchrl_marl.specs import AgentSpec
 
 __all__ = ["Echo"]
 
@@ -86,13 +85,8 @@ class Echo(MarlEnv):
         agents = torch.arange(n_agents, device=self.device)
         self.births = late_spawn * agents
         self.deaths = self.births + (years * (agents + 1) if years else _NEVER)
-        self.register_agent(
-            AgentSpec(
-                "agent", n_agents, Unbounded((n_symbols + n_agents,)), Categorical(n_symbols)
-            ),
-            group="agents",
-        )
-        self.register_state(Unbounded(((1 + answers) * n_agents * n_symbols,)))
+        n_state = (1 + answers) * n_agents * n_symbols
+        declare_team(self, n_agents, n_symbols + n_agents, n_symbols, n_state)
 
     # ------------------------------------------------------------------------- known returns
 

@@ -13,7 +13,6 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torch.nn.functional import one_hot
-from torchrl.data import Categorical, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.envs import toy
@@ -21,10 +20,10 @@ from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape
 from torchrl_marl.envs.toy.chances import chances
 from torchrl_marl.envs.toy.library import TOY_WORLDS, class_name
+from torchrl_marl.envs.toy.roles import declare_players, declare_team, settled
 from torchrl_marl.envs.toy.scenes import actions_in, matrix, players, row
 from torchrl_marl.errors import ConfigError, nearest
 from torchrl_marl.games import Nash, nash, nash_conv
-from torchrl_marl.specs import AgentSpec
 
 __all__ = ["TOY_ENVS", "MatrixGame", "TwoStepGame", "ZeroSum"]
 
@@ -80,11 +79,7 @@ class MatrixGame(MarlEnv):
     """
 
     def __init__(
-        self,
-        num_envs: int,
-        *,
-        payoff: str | Sequence[Any] | Tensor = "climbing",
-        **kwargs: Any,
+        self, num_envs: int, *, payoff: str | Sequence[Any] | Tensor = "climbing", **kwargs: Any
     ) -> None:
         super().__init__(num_envs, **kwargs)
         self.payoff = _payoff_of(self, payoff, PAYOFFS)
@@ -94,10 +89,7 @@ class MatrixGame(MarlEnv):
                 f"MatrixGame: payoff has shape {list(self.payoff.shape)}; expected one dim an "
                 "agent, all of one size."
             )
-        self.register_agent(
-            AgentSpec("agent", n, Unbounded((n,)), Categorical(sizes.pop())), group="agents"
-        )
-        self.register_state(Unbounded((1,)))
+        declare_team(self, n, n, sizes.pop(), 1)
 
     @property
     def optimal_return(self) -> float:
@@ -176,17 +168,12 @@ class TwoStepGame(MarlEnv):
     optimal_return = 8.0
     random_return = 4.75
 
-    def __init__(
-        self,
-        num_envs: int,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, num_envs: int, **kwargs: Any) -> None:
         super().__init__(num_envs, **kwargs)
         # By state: the start has no reward.
         matrices = [[[0.0, 0.0], [0.0, 0.0]], [[7.0, 7.0], [7.0, 7.0]], [[0.0, 1.0], [1.0, 8.0]]]
         self.payoff = torch.tensor(matrices, device=self.device)
-        self.register_agent(AgentSpec("agent", 2, Unbounded((5,)), Categorical(2)), group="agents")
-        self.register_state(Unbounded((3,)))
+        declare_team(self, 2, 5, 2, 3)
 
     def _reset(self, tensordict: TensorDictBase | None) -> TensorDict:
         self.place = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
@@ -269,9 +256,7 @@ class ZeroSum(MarlEnv):
                 f"ZeroSum: payoff has shape {list(self.payoff.shape)}; expected [M, K], two or "
                 "more actions of each side."
             )
-        for name, n_actions in zip(("first", "second"), self.payoff.shape):
-            self.register_agent(AgentSpec(name, 1, Unbounded((1,)), Categorical(n_actions)))
-        self.register_state(Unbounded((1,)))
+        declare_players(self, 1, self.payoff.shape, 1)
 
     # ------------------------------------------------------------------------- exact answers
 
@@ -332,11 +317,8 @@ class ZeroSum(MarlEnv):
 
     def _step(self, tensordict: TensorDictBase) -> dict[str, Any]:
         first, second = (tensordict[name, "action"].squeeze(-1) for name in self.group_map)
-        earned = self.payoff[first, second].view(-1, 1, 1)
-        out = self._observe()
-        out["first"]["reward"], out["second"]["reward"] = earned, -earned
         ended = torch.ones(self.num_envs, 1, dtype=torch.bool, device=self.device)
-        return {**out, "terminated": ended}
+        return settled(self._observe(), self.payoff[first, second], ended)
 
     def _observe(self) -> dict[str, Any]:
         ones = torch.ones(self.num_envs, 1, device=self.device)

@@ -13,15 +13,14 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torch.nn.functional import one_hot
-from torchrl.data import Categorical, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape
 from torchrl_marl.envs.toy.chances import chances
+from torchrl_marl.envs.toy.roles import declare_players, settled
 from torchrl_marl.envs.toy.scenes import actions_in, cards, players
 from torchrl_marl.games import nash_conv
-from torchrl_marl.specs import AgentSpec
 
 __all__ = ["Kuhn"]
 
@@ -72,9 +71,7 @@ class Kuhn(MarlEnv):
     def __init__(self, num_envs: int, **kwargs: Any) -> None:
         super().__init__(num_envs, **kwargs)
         self.deals = torch.tensor(_DEALS, device=self.device)
-        for name in ("first", "second"):
-            self.register_agent(AgentSpec(name, 1, Unbounded((8,)), Categorical(2)))
-        self.register_state(Unbounded((10,)))
+        declare_players(self, 8, (2, 2), 10)
 
     # ------------------------------------------------------------------------- exact answers
 
@@ -134,13 +131,11 @@ class Kuhn(MarlEnv):
         folds = torch.where(said == _BET, 1.0, -1.0)  # what the first gets where one folds
         won = torch.where(said == _PASSED, higher, torch.where(bets, 2 * higher, folds))
         ended = torch.where(said == _PASSED, ~bets, said != _START)
-        won = torch.where(ended, won, 0.0).view(-1, 1, 1)
+        won = torch.where(ended, won, 0.0)
         opened = torch.where(bets, _BET, _PASSED)
         following = torch.where(said == _START, opened, _PASSED_BET)
         self.said = torch.where(ended, said, following)
-        out = self._observe()
-        out["first"]["reward"], out["second"]["reward"] = won, -won
-        return {**out, "terminated": ended.unsqueeze(-1)}
+        return settled(self._observe(), won, ended.unsqueeze(-1))
 
     def _first_moves(self) -> Tensor:
         return (self.said == _START) | (self.said == _PASSED_BET)

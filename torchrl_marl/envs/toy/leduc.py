@@ -11,15 +11,14 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torch.nn.functional import one_hot
-from torchrl.data import Categorical, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape
 from torchrl_marl.envs.toy.chances import legal_chances
+from torchrl_marl.envs.toy.roles import declare_players, settled
 from torchrl_marl.envs.toy.scenes import actions_in, cards, players
 from torchrl_marl.games import SequenceForm
-from torchrl_marl.specs import AgentSpec
 
 __all__ = [
     "DEALS",
@@ -210,10 +209,7 @@ class Leduc(MarlEnv):
     def __init__(self, num_envs: int, **kwargs: Any) -> None:
         super().__init__(num_envs, **kwargs)
         self.deals, self.places = DEALS.to(self.device), Places.make(self.device)
-        for name in ("first", "second"):
-            observation, actions = Unbounded((30,)), Categorical(3)
-            self.register_agent(AgentSpec(name, 1, observation, actions, action_mask=True))
-        self.register_state(Unbounded((34,)))
+        declare_players(self, 30, (3, 3), 34, action_mask=True)
 
     # ------------------------------------------------------------------------- exact answers
 
@@ -276,11 +272,8 @@ class Leduc(MarlEnv):
         how, stake = self.places.ends[choice], self.places.stake[choice]
         folded = torch.where(second_moves, 1.0, -1.0)  # what the first gets where one folds
         won = torch.where(how == FOLD, folded, torch.where(how == SHOWDOWN, self.better, 0.0))
-        won = (stake * won).view(-1, 1, 1)
         self.place = self.places.following[choice]
-        out = self._observe()
-        out["first"]["reward"], out["second"]["reward"] = won, -won
-        return {**out, "terminated": (how != 0).unsqueeze(-1)}
+        return settled(self._observe(), stake * won, (how != 0).unsqueeze(-1))
 
     @property
     def better(self) -> Tensor:

@@ -9,14 +9,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn.functional import one_hot
-from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl.envs.agents.declaration import check_least
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape
+from torchrl_marl.envs.toy.roles import declare_team
 from torchrl_marl.envs.toy.scenes import actions_in, row
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.specs import AgentSpec
 
 __all__ = ["Levers", "MatchingLevers"]
 
@@ -68,10 +67,7 @@ class Levers(MarlEnv):
                 f"Levers: pool is {pool}, expected {n_agents} or more, the agents of a team."
             )
         self.n_agents, self.pool = n_agents, pool
-        self.register_agent(
-            AgentSpec("agent", n_agents, Unbounded((pool,)), Categorical(n_agents)), group="agents"
-        )
-        self.register_state(Unbounded((1,)))
+        declare_team(self, n_agents, pool, n_agents, 1)
 
     # ------------------------------------------------------------------------- known returns
 
@@ -157,10 +153,7 @@ class MatchingLevers(MarlEnv):
                 "more and 1 round or more."
             )
         self.n_levers, self.rounds = n_levers, rounds
-        self.register_agent(
-            AgentSpec("agent", 2, Unbounded((n_levers,)), Categorical(n_levers)), group="agents"
-        )
-        self.register_state(Unbounded((2 * n_levers,)))
+        declare_team(self, 2, n_levers, n_levers, 2 * n_levers)
 
     @property
     def optimal_return(self) -> float:

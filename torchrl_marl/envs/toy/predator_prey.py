@@ -12,14 +12,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn.functional import one_hot
-from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl.envs.agents.declaration import check_least
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape, Stage
+from torchrl_marl.envs.toy.roles import declare_team
 from torchrl_marl.envs.toy.scenes import grid_stage, in_cell, windows
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.specs import AgentSpec
 
 __all__ = ["PredatorPrey"]
 
@@ -102,13 +101,8 @@ class PredatorPrey(MarlEnv):
         n_cells, n_seen = self.windows.shape
         moves = [[-1, 0], [0, 1], [1, 0], [0, -1], [0, 0]]
         self.moves = torch.tensor(moves, device=self.device)
-        self.register_agent(
-            AgentSpec(
-                "predator", n_agents, Unbounded((n_seen * (n_cells + 3),)), Categorical(len(moves))
-            ),
-            group="agents",
-        )
-        self.register_state(Unbounded(((n_agents + 1) * n_cells,)))
+        n_state = (n_agents + 1) * n_cells
+        declare_team(self, n_agents, n_seen * (n_cells + 3), len(moves), n_state, "predator")
 
     @property
     def informed_length(self) -> float:

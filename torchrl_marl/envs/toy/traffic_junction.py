@@ -9,14 +9,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn.functional import one_hot
-from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl.envs.agents.declaration import check_least
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape, Stage
+from torchrl_marl.envs.toy.roles import declare_team
 from torchrl_marl.envs.toy.scenes import grid_stage, in_cell, windows
 from torchrl_marl.errors import ConfigError, nearest
-from torchrl_marl.specs import AgentSpec
 
 __all__ = ["DIFFICULTIES", "Difficulty", "Routes", "TrafficJunction", "make_routes"]
 
@@ -232,10 +231,8 @@ class TrafficJunction(MarlEnv):
         routes = make_routes(difficulty, self.size)
         self.cells, self.lengths, self.of_arrival = (x.to(self.device) for x in routes)
         self._number_roads(vision)
-        n_seen = self.windows.shape[1] * (self.n_road_cells + 2)
-        seen = Unbounded((1 + len(self.cells) + n_seen,))
-        self.register_agent(AgentSpec("car", self.n_agents, seen, Categorical(2)), group="agents")
-        self.register_state(Unbounded((2 * self.cells.numel(),)))
+        n_seen = 1 + len(self.cells) + self.windows.shape[1] * (self.n_road_cells + 2)
+        declare_team(self, self.n_agents, n_seen, 2, 2 * self.cells.numel(), "car")
 
     def _check(self, difficulty: str, vision: int) -> None:
         smallest = {"easy": 3, "medium": 4, "hard": 9}[difficulty]

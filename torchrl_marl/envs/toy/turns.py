@@ -13,13 +13,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn.functional import one_hot
-from torchrl.data import Categorical, Unbounded
 
 from torchrl_marl.envs.marl_env import MarlEnv
 from torchrl_marl.envs.scene import Shape
+from torchrl_marl.envs.toy.roles import declare_players, declare_team, settled
 from torchrl_marl.envs.toy.scenes import GRAY, actions_in, earned_in, players, row
 from torchrl_marl.errors import ConfigError
-from torchrl_marl.specs import AgentSpec
 
 __all__ = ["Nim", "Paces"]
 
@@ -63,10 +62,7 @@ class Nim(MarlEnv):
         if not 1 <= most <= stones:
             raise ConfigError(f"Nim: most is {most}, expected 1 to {stones}, the largest heap.")
         self.largest, self.most = stones, most
-        for name in ("first", "second"):
-            seen, takes = Unbounded((stones + 1,)), Categorical(most)
-            self.register_agent(AgentSpec(name, 1, seen, takes, action_mask=True))
-        self.register_state(Unbounded((stones + 1,)))
+        declare_players(self, stones + 1, (most, most), stones + 1, action_mask=True)
 
     @property
     def optimal_return(self) -> float:
@@ -93,11 +89,9 @@ class Nim(MarlEnv):
         takes = 1 + torch.where(self.second_moves, second, first)
         self.heap = (self.heap - takes).clamp_min(0)
         won = (self.heap == 0).float()
-        first_wins = torch.where(self.second_moves, -won, won).view(-1, 1, 1)
+        first_wins = torch.where(self.second_moves, -won, won)
         self.second_moves = ~self.second_moves
-        out = self._observe()
-        out["first"]["reward"], out["second"]["reward"] = first_wins, -first_wins
-        return {**out, "terminated": (self.heap == 0).unsqueeze(-1)}
+        return settled(self._observe(), first_wins, (self.heap == 0).unsqueeze(-1))
 
     def _observe(self) -> dict[str, Any]:
         seen = one_hot(self.heap, self.largest + 1).float()
@@ -173,10 +167,7 @@ class Paces(MarlEnv):
         self.n_actions = n_actions
         self.paces = torch.tensor(paces, device=self.device)
         self.births = late_spawn * torch.arange(len(paces), device=self.device)
-        seen = Unbounded((n_actions + 1,))
-        spec = AgentSpec("agent", len(paces), seen, Categorical(n_actions))
-        self.register_agent(spec, group="agents")
-        self.register_state(Unbounded((len(paces) * (n_actions + 1),)))
+        declare_team(self, len(paces), n_actions + 1, n_actions, len(paces) * (n_actions + 1))
 
     @property
     def optimal_return(self) -> float:

@@ -21,6 +21,7 @@ from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs.utils import MarlGroupMapType
 
 from torchrl_marl.capture.execution import Execution, check_execution
+from torchrl_marl.envs.agents.declaration import check_snapshot
 from torchrl_marl.envs.scene import Shape, Stage
 from torchrl_marl.envs.vmas.build import (
     VIEWER,
@@ -338,12 +339,7 @@ class VmasEnv(VmasGraphs, torchrl.envs.VmasEnv):
         Raises:
             SimulatorStateError: a snapshot of another scenario or another number of envs.
         """
-        own = self._worlds.describe(self._env.num_envs)
-        if snapshot["of"] != own:
-            raise SimulatorStateError(
-                f"a snapshot of {snapshot['of']} does not fit {own}; "
-                "restore it into an environment that was built with the same arguments."
-            )
+        check_snapshot(snapshot["of"], self._worlds.describe(self._env.num_envs))
         self._worlds.state().write(self._env, snapshot["simulator"])
         bank = self._starts() if "starts" in snapshot.keys() else None
         if bank is not None:
