@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torchrl_marl.training.run import Run
 
 __all__ = [
+    "aligned",
     "number",
     "report",
     "settings_markdown",
@@ -44,6 +45,26 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
     """Formats names and texts as two columns."""
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in rows)
+
+
+def aligned(rows: Sequence[Sequence[str]], numbers: slice = slice(0), indent: str = "  ") -> str:
+    """Formats rows of as many texts each as columns.
+
+    Args:
+        rows (sequence of sequences of str): the texts.
+        numbers (slice): the columns that are flush right.
+        indent (str): stands before each row.
+    """
+    right = range(len(rows[0]))[numbers]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = (
+        [
+            cell.rjust(w) if i in right else cell.ljust(w)
+            for i, (cell, w) in enumerate(zip(row, widths))
+        ]
+        for row in rows
+    )
+    return "\n".join((indent + "  ".join(line)).rstrip() for line in lines)
 
 
 def settings_table(settings: Sequence[Setting], *, words: bool = False) -> str:
@@ -109,12 +130,7 @@ def report(runs: Sequence[Run], seeds: Sequence[int]) -> str:
         ),
         ["mean", *(number(_mean(column)) for column in zip(*numbers)), ""],
     ]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    aligned = (
-        [row[0].ljust(widths[0]), *map(str.rjust, row[1:-1], widths[1:-1]), row[-1]]
-        for row in lines
-    )
-    return "return by seed:\n" + "\n".join("  " + "  ".join(row).rstrip() for row in aligned)
+    return "return by seed:\n" + aligned(lines, slice(1, -1))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

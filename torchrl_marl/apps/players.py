@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from torchrl_marl.apps.console import aligned
 from torchrl_marl.apps.pictures.drawing import check_matplotlib
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.games import Ratings, bradley_terry, nash_average
@@ -133,7 +134,7 @@ def standing_text(
         rated = f"{found.ratings.rating[i]:+.0f}", f"{low[i]:+.0f} to {high[i]:+.0f}"
         rows.append([names[i], f"{earned[i]:+.3f}", *weight, f"{won[i]:.3f}", *rated])
     ranked, values = [names[i] for i in order], found.earned[order][:, order]
-    return f"{_aligned(rows)}\n\n{_matrix(ranked, values, 'earned from')}"
+    return f"{aligned(rows, slice(1, None))}\n\n{_matrix(ranked, values, 'earned from')}"
 
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -146,16 +147,7 @@ def _matrix(names: Sequence[str], values: Tensor, what: str) -> str:
     rows = [[what, *numbers]]
     for i, own in enumerate(values.tolist()):
         rows.append([f"{i + 1} {names[i]}", *(f"{x:.2f}" for x in own)])
-    return _aligned(rows)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = (
-        [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:]))]
-        for row in rows
-    )
-    return "\n".join("  " + "  ".join(line).rstrip() for line in lines)
+    return aligned(rows, slice(1, None))
 
 
 def write_table(

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torchrl_marl.apps.console import number, silence_others, table
+from torchrl_marl.apps.jobs.jobs import Jobs, Stopped
 from torchrl_marl.apps.suites.board import (
     Board,
     Result,
@@ -44,66 +37,12 @@ from torchrl_marl.apps.suites.plan import (
     suite_names,
 )
 from torchrl_marl.errors import ConfigError, UserError, quoted
-from torchrl_marl.runtime.trust import is_trusting, trusting
+from torchrl_marl.runtime.trust import trusting
 from torchrl_marl.settings import merged, normalized, parse_overrides
 from torchrl_marl.training.config import TrainConfig
-from torchrl_marl.training.files import open_to_append
-from torchrl_marl.training.interruption import Interruption, terminable
+from torchrl_marl.training.interruption import terminable
 
-__all__ = ["plan_of", "run_suite", "suite_command", "suite_rows", "train_one"]
-
-
-def train_one(settings: Mapping[str, Any], folder: Path, trust: bool = False) -> None:
-    """Trains a run, or goes on with one that was begun.
-
-    Args:
-        settings (mapping): the run's.
-        folder (Path): where it is kept.
-        trust (bool): go on with one of somebody else's.
-
-    Raises:
-        UserError: what is asked for cannot be done; the message names the fix.
-    """
-    from torchrl_marl.runs import resume, train
-
-    quiet = {"logging.progress": False}
-    if (folder / "config.yaml").is_file():
-        resume(folder, trust=trust, **quiet)
-    else:
-        train({**settings, "folder": str(folder)}, **quiet)
-
-
-def _main() -> int:
-    request = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_input, daemon=True).start()
-    from torchrl_marl.apps.console import silence_others, tell_error
-
-    silence_others()
-    try:
-        train_one(request["settings"], Path(request["folder"]), request["trust"])
-    except UserError as error:
-        tell_error(error)
-        return 2
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except Exception:  # the suite reads the last line and goes on with the other runs
-        traceback.print_exc()
-        return 1
-    return 0
-
-
-def _end_with_input() -> None:
-    while os.read(sys.stdin.fileno(), 1024):  # not by sys.stdin, whose lock Python's end wants
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    sys.exit(_main())
-
-
-_LOOK = 0.5  # seconds between two looks at the processes
-_STOPPED = tuple(code for n in (signal.SIGINT, signal.SIGTERM) for code in (-n, 128 + n))
+__all__ = ["plan_of", "run_suite", "suite_command", "suite_rows"]
 
 
 def run_suite(
@@ -204,76 +143,6 @@ def _check_devices(plan: Plan) -> None:
         check_device(config)
 
 
-class _Child:
-    """A run that is trained in a process of its own."""
-
-    def __init__(self, run: SuiteRun, out: Path, threads: bool) -> None:
-        self.run, self.folder = run, out / run.place
-        self.log = out / "logs" / f"{'_'.join(run.place.parts)}.log"
-        self.log.parent.mkdir(exist_ok=True)
-        request = {
-            "settings": dataclasses.asdict(run.config),
-            "folder": str(self.folder),
-            "trust": is_trusting(),
-        }
-        with open_to_append(self.log) as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "torchrl_marl.apps.suites.running"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=_environment(threads),
-                start_new_session=True,  # Ctrl-C is the suite's, which tells its runs
-            )
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it says in its log why it ended so soon
-            self.process.stdin.write((json.dumps(request) + "\n").encode())
-            self.process.stdin.flush()
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-
-    def close(self) -> None:
-        """Ends the process, at once if it has not ended yet."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-
-    def result(self) -> Result | None:
-        """Returns how it ended, or None while it has not."""
-        code = self.process.poll()
-        if code is None:
-            return None
-        found = found_result(self.folder.parents[2], self.run)
-        if code == 0 and found.finished:
-            return found
-        if code in _STOPPED:
-            return dataclasses.replace(found, state="stopped")
-        return dataclasses.replace(found, state="failed", error=self._reason(code))
-
-    def _reason(self, code: int) -> str:
-        try:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-        except OSError:
-            lines = []
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        text = last.removeprefix("torchrl-marl: error: ") or "it said nothing"
-        return f"ended by signal {-code}" if code < 0 else text
-
-
-def _environment(threads: bool) -> dict[str, str]:
-    """Returns a child's variables: this package, and one thread where several run at once."""
-    one = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # an empty one: the current folder
-    paths = [str(Path(__file__).parents[2]), *filter(None, given)]
-    own = {"PYTHONPATH": os.pathsep.join(paths)}
-    return {**(dict.fromkeys(one, "1") if threads else {}), **os.environ, **own}
-
-
 class _Work:
     """The runs of a plan, trained one after the other or side by side."""
 
@@ -282,17 +151,14 @@ class _Work:
         before = read_elapsed(out)
         found = [found_result(out, run, before.get(run.place.as_posix(), 0.0)) for run in plan.runs]
         self.results = {one.run.place: one for one in found}
-        self.waiting = deque(one.run for one in found if not one.finished)
+        self.waiting = [one.run for one in found if not one.finished]
         self.board = Board(self.results, max(jobs, 1), said)
 
     def done(self) -> list[Result]:
         """Trains all, and returns what they have come to; also writes it where it is stopped."""
         try:
             self._note()
-            if self.jobs:
-                self._side_by_side()
-            else:
-                self._here()
+            self._train()
         finally:
             self.board.close()
             self._note()
@@ -301,82 +167,47 @@ class _Work:
     def _note(self) -> None:
         write_results(self.out, self.results.values())
 
-    def _end(self, result: Result, seconds: float) -> None:
-        place = result.run.place
-        elapsed = self.results[place].elapsed + seconds
-        self.results[place] = dataclasses.replace(result, elapsed=elapsed)
-        self.board.ended(place)
+    def _train(self) -> None:
+        began: dict[int, float] = {}
+
+        def begin(number: int) -> None:
+            self.board.began(self.waiting[number].place)
+            began[number] = time.monotonic()
+
+        jobs = Jobs(
+            [self._placed(run) for run in self.waiting],
+            "processes" if self.jobs else "here",
+            at_once=self.jobs,
+            folder=self.out,
+            began=begin,
+            look=lambda working: self.board.show([self.waiting[i].place for i in working]),
+            **{"logging.progress": False},
+        )
+        with terminable():
+            for number, outcome in jobs.ended():
+                self._end(self.waiting[number], outcome, time.monotonic() - began[number])
+
+    def _placed(self, run: SuiteRun) -> TrainConfig:
+        return dataclasses.replace(run.config, folder=str(self.out / run.place))
+
+    def _end(self, run: SuiteRun, outcome: object, seconds: float) -> None:
+        elapsed = self.results[run.place].elapsed + seconds
+        result = found_result(self.out, run, elapsed)
+        if isinstance(outcome, Stopped):
+            result = dataclasses.replace(result, state="stopped")
+        elif isinstance(outcome, Exception):
+            result = dataclasses.replace(result, state="failed", error=_reason(outcome))
+        self.results[run.place] = result
+        self.board.ended(run.place)
         self._note()
 
-    def _here(self) -> None:
-        with terminable():
-            for run in self.waiting:
-                folder = self.out / run.place
-                self.board.began(run.place)
-                began = time.monotonic()
-                with self._timed(run, began):
-                    error = _attempt(run, folder)
-                    found = found_result(self.out, run)
-                    if error:
-                        found = dataclasses.replace(found, state="failed", error=error)
-                self._end(found, time.monotonic() - began)
 
-    @contextlib.contextmanager
-    def _timed(self, run: SuiteRun, began: float) -> Iterator[None]:
-        """Counts the seconds of a run that is stopped, too."""
-        try:
-            yield
-        except BaseException:
-            self._end(
-                dataclasses.replace(found_result(self.out, run), state="stopped"),
-                time.monotonic() - began,
-            )
-            raise
-
-    def _side_by_side(self) -> None:
-        working: dict[_Child, float] = {}
-        interruption = Interruption()
-        try:
-            with interruption:
-                while working or (self.waiting and not interruption.asked):
-                    self._fill(working, 0 if interruption.asked else self.jobs)
-                    if interruption.asked:
-                        for child in working:
-                            child.stop()
-                    for child in [one for one in working if self._ended(one, working)]:
-                        del working[child]
-                    self.board.show({one.run.place: one.folder for one in working})
-                    time.sleep(_LOOK if working else 0)
-        finally:
-            for child in working:
-                child.close()
-        interruption.heed(self.out)
-
-    def _fill(self, working: dict[_Child, float], places: int) -> None:
-        while self.waiting and len(working) < places:
-            run = self.waiting.popleft()
-            self.board.began(run.place)
-            working[_Child(run, self.out, self.jobs > 1)] = time.monotonic()
-
-    def _ended(self, child: _Child, working: Mapping[_Child, float]) -> bool:
-        result = child.result()
-        if result is None:
-            return False
-        child.close()
-        self._end(result, time.monotonic() - working[child])
-        return True
-
-
-def _attempt(run: SuiteRun, folder: Path) -> str:
-    """Trains a run in this process; returns why it failed, or an empty text."""
-    try:
-        train_one(dataclasses.asdict(run.config), folder)
-    except UserError as error:
+def _reason(error: Exception) -> str:
+    """Says why a run failed, which does not end the others."""
+    if isinstance(error, UserError):
         return " ".join(str(error).split())
-    except Exception as error:  # a run that fails does not end the others
-        traceback.print_exception(error)
-        return f"{type(error).__name__}: {error}"
-    return ""
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def suite_command(
