@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchrl_marl.apps.pictures.drawing import check_matplotlib, legend_below
-from torchrl_marl.apps.reports.curves import Curves, read_run
-from torchrl_marl.apps.reports.experiments import experiments, world_name
+from torchrl_marl.apps.reports.curves import Curves, experiments, read_run, world_name
 from torchrl_marl.apps.reports.grouping import by_world, find_runs
 from torchrl_marl.errors import CheckpointError, ConfigError, nearest
 from torchrl_marl.training.config import read_run_config, seed_folders

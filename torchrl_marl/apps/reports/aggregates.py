@@ -26,20 +26,12 @@ from torchrl_marl.training.statistics import (
 )
 
 __all__ = [
-    "POINTS",
-    "STATISTICS",
     "Aggregate",
     "Line",
-    "Reference",
     "Scored",
     "Team",
     "WorldResult",
     "aggregates_of",
-    "find_reference",
-    "improvements",
-    "line_of",
-    "on_grid",
-    "profile_of",
     "read_references",
     "result_of",
     "shown_by",

@@ -302,28 +302,21 @@ def _on_frames(report: Report) -> Iterator[str]:
 
 def _on_totals(report: Report) -> Iterator[str]:
     """Says where seeds of one algorithm were to be trained for unlike frames."""
-    for result in report.worlds:
-        for team in result.teams.values():
-            totals = sorted({run.record.total_frames for run in team.runs})
-            if len(totals) > 1:
-                yield (
-                    f"Seeds of {team.algorithm} in {result.world.name} have total_frames of "
-                    f"{listed([figure(total) for total in totals])}: what falls in the course of "
-                    "a training, such as a linear lr, was not alike at the frames compared."
-                )
+    for result, team in report.teams:
+        totals = sorted({run.record.total_frames for run in team.runs})
+        if len(totals) > 1:
+            yield (
+                f"Seeds of {team.algorithm} in {result.world.name} have total_frames of "
+                f"{listed([figure(total) for total in totals])}: what falls in the course of "
+                "a training, such as a linear lr, was not alike at the frames compared."
+            )
 
 
 def _on_seeds(report: Report) -> Iterator[str]:
-    single = [
-        f"{team.algorithm} in {result.world.name}"
-        for result in report.worlds
-        for team in result.teams.values()
-        if len(team.runs) == 1
-    ]
+    single = [f"{t.algorithm} in {r.world.name}" for r, t in report.teams if len(t.runs) == 1]
     if single:
         yield (f"One seed, and so no interval, which says how much seeds differ: {listed(single)}.")
-    counts = [len(t.runs) for r in report.worlds for t in r.teams.values() if len(t.runs) > 1]
-    fewest = min(counts, default=5)
+    fewest = min((len(team.runs) for _, team in report.teams if len(team.runs) > 1), default=5)
     if fewest < 5:
         yield (
             f"With {fewest} seeds an interval of one world is too narrow: where returns are "
@@ -347,18 +340,17 @@ def _on_zero_sums(report: Report) -> Iterator[str]:
 
 def _on_actions(report: Report) -> Iterator[str]:
     """Says where the likeliest actions and drawn ones earn differently, by more than chance."""
-    for result in report.worlds:
-        for team in result.teams.values():
-            runs = [run.record.run.summary for run in team.runs]
-            differ = [x for x in runs if isinstance(x.get("actions_differ"), str) and _matters(x)]
-            earned = {kind: _earned(differ, kind) for kind in ("likeliest", "drawn")}
-            if differ and None not in earned.values():
-                one, other = figure(earned["likeliest"]), figure(earned["drawn"])
-                yield (
-                    f"In {result.world.name} the likeliest actions of {team.algorithm} earn {one} "
-                    f"and drawn ones {other}, which is more than chance, in {len(differ)} of "
-                    f"{counted(len(runs), 'run')}; scores are those of evaluation.deterministic."
-                )
+    for result, team in report.teams:
+        runs = [run.record.run.summary for run in team.runs]
+        differ = [x for x in runs if isinstance(x.get("actions_differ"), str) and _matters(x)]
+        one, other = (_earned(differ, kind) for kind in ("likeliest", "drawn"))
+        if one is not None and other is not None:
+            yield (
+                f"In {result.world.name} the likeliest actions of {team.algorithm} earn "
+                f"{figure(one)} and drawn ones {figure(other)}, which is more than chance, in "
+                f"{len(differ)} of {counted(len(runs), 'run')}; scores are those of "
+                "evaluation.deterministic."
+            )
 
 
 def _matters(summary: Mapping[str, Any]) -> bool:

@@ -15,25 +15,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchrl_marl.apps.reports.curves import Curves, read_run
-from torchrl_marl.apps.reports.experiments import NOT_READ, by_settings, differences, world_name
+from torchrl_marl.apps.reports.curves import (
+    NOT_READ,
+    Curves,
+    by_settings,
+    differences,
+    read_run,
+    world_name,
+)
 from torchrl_marl.errors import CheckpointError, ConfigError, UserError
 from torchrl_marl.training.config import read_run_config, seed_folders
 
 __all__ = [
-    "REWARD",
-    "SHOWN",
-    "Progress",
     "Record",
     "World",
     "by_world",
     "each_seed_once",
     "find_runs",
     "group",
-    "is_evolved",
-    "is_of_world",
-    "population_name",
-    "read_population",
     "record_of",
     "without_copies",
 ]

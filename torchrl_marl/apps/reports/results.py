@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 from torchrl_marl.apps.reports.aggregates import (
     Aggregate,
     Scored,
+    Team,
     WorldResult,
     aggregates_of,
     read_references,
@@ -175,17 +177,19 @@ class Report:
     """A sentence for each run that could not be used."""
 
     @property
+    def teams(self) -> list[tuple[WorldResult, Team]]:
+        """Each world's algorithms, beside the world."""
+        return [(world, team) for world in self.worlds for team in world.teams.values()]
+
+    @property
     def runs(self) -> list[Scored]:
         """All runs, by world, algorithm and seed."""
-        return [run for world in self.worlds for team in world.teams.values() for run in team.runs]
+        return [run for _, team in self.teams for run in team.runs]
 
     @property
     def algorithms(self) -> list[str]:
         """The names of all algorithms, those of the most worlds first."""
-        worlds: dict[str, int] = {}
-        for world in self.worlds:
-            for name in world.teams:
-                worlds[name] = worlds.get(name, 0) + 1
+        worlds = Counter(name for world in self.worlds for name in world.teams)
         return sorted(worlds, key=lambda name: (-worlds[name], name))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,24 +29,28 @@ __all__ = ["Table", "curves_csv", "evaluations_csv", "markdown", "results_csv", 
 Row = Sequence[str]
 
 
+@dataclass
 class Table:
     """A table of texts, which Markdown and HTML show alike.
 
     Args:
         title (str): what it is.
         head (sequence of str): the columns' names.
-        rows (iterable of sequences): texts, as many as columns.
+        rows (sequence of sequences): texts, as many as columns.
         words (sequence of str): columns that hold words, the first if none are given; the others
             hold numbers.
         fold (str): what a page shows of it, and of those beside it with the same, until it is
             opened; empty: all.
     """
 
-    def __init__(
-        self, title: str, head: Row, rows: Iterable[Row], words: Row = (), fold: str = ""
-    ) -> None:
-        self.title, self.head, self.rows = title, list(head), [list(row) for row in rows]
-        self.words, self.fold = list(words) or [head[0]], fold
+    title: str
+    head: Row
+    rows: Sequence[Row]
+    words: Row = ()
+    fold: str = ""
+
+    def __post_init__(self) -> None:
+        self.words = self.words or self.head[:1]
 
 
 def tables_of(report: Report) -> Iterator[Table]:
@@ -155,12 +160,10 @@ def _world(result: WorldResult, fold: str) -> Table:
     rows = []
     for team in sorted(result.teams.values(), key=lambda team: -team.iqm.value):
         runs, scores = team.runs, team.scores
-        normal = "-"
-        if not result.reference.why_none:
-            normal = share(float(result.reference.normalize(team.iqm.value)))
         rows.append([
             team.algorithm, with_interval(team.iqm), figure(team.median.value),
-            figure(team.mean.value), f"{figure(min(scores))} to {figure(max(scores))}", normal,
+            figure(team.mean.value), f"{figure(min(scores))} to {figure(max(scores))}",
+            share(_normal(result, team.iqm.value)),
             _seeds(team), _range([run.frames for run in runs]),
             figure(_mean(runs, "agent_frames")),
             duration(_mean(runs, "seconds")), figure(_mean(runs, "end")),
@@ -206,15 +209,14 @@ def _references(report: Report) -> Table:
 def _runs(report: Report) -> Table:
     head = ["world", "algorithm", "seed", "state", "score", "frames", "agent frames", "time", "run"]
     rows = []
-    for result in report.worlds:
-        for team in result.teams.values():
-            for run in team.runs:
-                state = "finished" if run.record.finished else "not finished"
-                rows.append([
-                    result.world.name, team.algorithm, str(run.record.run.seed), state,
-                    figure(run.score), figure(run.frames), figure(run.agent_frames),
-                    duration(run.seconds), run.record.name,
-                ])  # fmt: skip
+    for result, team in report.teams:
+        for run in team.runs:
+            state = "finished" if run.record.finished else "not finished"
+            rows.append([
+                result.world.name, team.algorithm, str(run.record.run.seed), state,
+                figure(run.score), figure(run.frames), figure(run.agent_frames),
+                duration(run.seconds), run.record.name,
+            ])  # fmt: skip
     return Table(
         "All runs", head, rows, words=["world", "algorithm", "state", "run"], fold="All runs"
     )
@@ -228,21 +230,22 @@ def results_csv(report: Report) -> str:
         "normalized_iqm", "random", "random_source", "best_known", "best_known_source",
     ]  # fmt: skip
     rows: list[list[Any]] = []
-    for result in report.worlds:
+    for result, team in report.teams:
         reference, settings = result.reference, result.world.settings
-        for team in result.teams.values():
-            normal = None
-            if not reference.why_none:
-                normal = float(reference.normalize(team.iqm.value))
-            rows.append([
-                result.world.name, settings["env.library"], settings["env.name"], team.algorithm,
-                len(team.runs), result.frames, _mean(team.runs, "agent_frames"),
-                _mean(team.runs, "seconds"), team.iqm.value, team.iqm.low, team.iqm.high,
-                team.mean.value, team.mean.low, team.mean.high, team.median.value,
-                min(team.scores), max(team.scores), normal, reference.random,
-                reference.random_source, reference.best, reference.best_source,
-            ])  # fmt: skip
+        rows.append([
+            result.world.name, settings["env.library"], settings["env.name"], team.algorithm,
+            len(team.runs), result.frames, _mean(team.runs, "agent_frames"),
+            _mean(team.runs, "seconds"), team.iqm.value, team.iqm.low, team.iqm.high,
+            team.mean.value, team.mean.low, team.mean.high, team.median.value,
+            min(team.scores), max(team.scores), _normal(result, team.iqm.value), reference.random,
+            reference.random_source, reference.best, reference.best_source,
+        ])  # fmt: skip
     return _csv(head, rows)
+
+
+def _normal(result: WorldResult, value: float) -> float | None:
+    """Returns a normalized return; None where it cannot be normalized."""
+    return None if result.reference.why_none else float(result.reference.normalize(value))
 
 
 def evaluations_csv(report: Report) -> str:
@@ -252,22 +255,17 @@ def evaluations_csv(report: Report) -> str:
         "frames", "agent_frames", "seconds", "return", "normalized",
     ]  # fmt: skip
     rows: list[list[Any]] = []
-    for result in report.worlds:
-        known, settings = not result.reference.why_none, result.world.settings
-        for team in result.teams.values():
-            for run in team.runs:
-                record, measured = run.record, run.record.measured
-                of_run = [
-                    result.world.name, settings["env.library"], settings["env.name"],
-                    team.algorithm, record.run.seed, record.name, record.finished,
-                    "evaluation" if record.is_evaluated else "training",
-                ]  # fmt: skip
-                columns = (
-                    measured.frames, measured.agent_frames, measured.seconds, measured.returns
-                )  # fmt: skip
-                for row in zip(*columns):
-                    normal = result.reference.normalize(row[-1]) if known else None
-                    rows.append([*of_run, *row, normal])
+    for result, team in report.teams:
+        settings = result.world.settings
+        for record in (run.record for run in team.runs):
+            measured = record.measured
+            of_run = [
+                result.world.name, settings["env.library"], settings["env.name"],
+                team.algorithm, record.run.seed, record.name, record.finished,
+                "evaluation" if record.is_evaluated else "training",
+            ]  # fmt: skip
+            columns = measured.frames, measured.agent_frames, measured.seconds, measured.returns
+            rows += [[*of_run, *row, _normal(result, row[-1])] for row in zip(*columns)]
     return _csv(head, rows)
 
 
@@ -278,11 +276,9 @@ def curves_csv(report: Report) -> str:
         "iqm", "iqm_low", "iqm_high",
     ]  # fmt: skip
     rows: list[list[Any]] = []
-    for result in report.worlds:
-        for team in result.teams.values():
-            for what, line in (("evaluation", team.evaluation), ("training", team.training)):
-                if line is None:
-                    continue
+    for result, team in report.teams:
+        for what, line in (("evaluation", team.evaluation), ("training", team.training)):
+            if line is not None:
                 columns = (
                     line.frames, line.agent_frames, line.seconds, line.runs,
                     line.value, line.low, line.high,
