@@ -226,7 +226,7 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     frame = sys._getframe(1)
     while frame.f_back and Path(frame.f_code.co_filename).name == "warnings.py":
         frame = frame.f_back
-    if not Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parent):
+    if not Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parents[1]):
         return
     text = " ".join(f"torchrl-marl: warning: {message}".split())
     if "tqdm" in sys.modules:

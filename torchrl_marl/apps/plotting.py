@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchrl_marl.apps.pictures.drawing import check_matplotlib, legend_below
+from torchrl_marl.apps.pictures.drawing import (
+    check_matplotlib,
+    legend_below,
+    new_figure,
+    save_figure,
+)
 from torchrl_marl.apps.reports.curves import Curves, experiments, read_run, world_name
 from torchrl_marl.apps.reports.grouping import by_world, find_runs
 from torchrl_marl.errors import CheckpointError, ConfigError, nearest
@@ -92,11 +97,10 @@ def learning_curve(
     check_matplotlib()
     runs = _read([folders] if isinstance(folders, (str, Path)) else list(folders))
     panels = _panels(runs, key)
-    from matplotlib import pyplot, rc_context
+    from matplotlib import rc_context
 
     with rc_context(_style()):
-        figure = pyplot.figure(figsize=(7.2, 4.2), layout="constrained")
-        pyplot.close(figure)  # a notebook shows the returned figure, once
+        figure = new_figure(7.2, 4.2)
         _draw(figure, panels, runs, key)
     if path is not None:
         _save(figure, Path(path))
@@ -339,8 +343,7 @@ def _save(figure: Figure, path: Path) -> None:
         )
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path, "wb") as file:
-        figure.savefig(file, dpi=150, format=path.suffix[1:])
+    save_figure(figure, path, kind=path.suffix[1:])
 
 
 def _write_table(path: Path, panels: Sequence[_Panel], key: str | None) -> None:

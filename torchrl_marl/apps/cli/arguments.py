@@ -486,7 +486,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 class _Version(argparse.Action):
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, help="show the versions and leave")
+        text, no_default = "show the versions and leave", argparse.SUPPRESS
+        super().__init__(option_strings, dest, nargs=0, help=text, default=no_default)
 
     def __call__(self, *_: Any) -> NoReturn:
         versions = [f"torchrl-marl {__version__}"]

@@ -349,11 +349,12 @@ def _play_off(
     """
     silence_others()
     from torchrl_marl.apps import players
+    from torchrl_marl.apps.pictures.drawing import check_matplotlib
     from torchrl_marl.specs import TeamSpec
     from torchrl_marl.training.crossplay import cross_play, seats_of
     from torchrl_marl.training.entrants import enter, same_players
 
-    players.check_picture()
+    check_matplotlib()
     games = parsed.episodes * len(names) ** 2
     env, policies = enter(given, min(games, 1000), device=parsed.device, trust=parsed.trust)
     sides, first = seats_of(TeamSpec.from_env(env)), same_players(policies)

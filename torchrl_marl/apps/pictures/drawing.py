@@ -6,16 +6,18 @@ import importlib.util
 import logging
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrl_marl.errors import MissingExtraError
+from torchrl_marl.training.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
 
-__all__ = ["check_matplotlib", "has_matplotlib", "legend_below"]
+__all__ = ["check_matplotlib", "has_matplotlib", "legend_below", "new_figure", "save_figure"]
 
 _WIDEST = 90  # letters of a line
 
@@ -43,6 +45,25 @@ def check_matplotlib() -> None:
         raise MissingExtraError("matplotlib", "plot", f"cannot be imported ({why})") from error
     finally:
         logger.setLevel(level)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Returns an empty figure; a notebook shows it once, where it is returned."""
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(figsize=(width, height), layout="constrained")
+    pyplot.close(figure)
+    return figure
+
+
+def save_figure(figure: Figure, path: Path, kind: str = "png", dpi: int = 150) -> None:
+    """Writes a figure whole or not at all.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    with whole_file(path, "wb") as file:
+        figure.savefig(file, dpi=dpi, format=kind)
 
 
 def legend_below(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from torchrl_marl.training.statistics import (
 
 __all__ = [
     "answers",
+    "asset",
     "counted",
     "duration",
     "figure",
@@ -150,33 +152,16 @@ def notes(report: Report) -> list[str]:
     ]
 
 
-def methods(report: Report) -> list[str]:
+def methods() -> list[str]:
     """Returns how the figures were worked out."""
-    percent = f"{CONFIDENCE:.0%}".replace("%", " %")
-    return [
-        "A run's score is the mean return of the episodes of its last evaluation; where a world's "
-        "algorithms were trained for different frames, that of the evaluation at the frames that "
-        "all have come to.",
-        "IQM is the interquartile mean: the mean of the middle half of the runs.",
-        f"Intervals are of {percent}: percentiles of the figure over 5,000 resamples of the seeds "
-        "(2,000 for curves and profiles), drawn with replacement within each world (stratified "
-        "bootstrap). They say how much another set of seeds would change the figure, and nothing "
-        "of other worlds or settings.",
-        "P(X > Y) is the probability that a run of X has a greater score than one of Y, mean over "
-        "worlds; a tie counts half. It is called more than chance where its interval lies above "
-        f"one half and the exact two-sided test (the seeds of each world dealt out to the two in "
-        f"every way) finds it in at most {1 - CONFIDENCE:.0%} of the cases.".replace("%", " %"),
-        "Each pair of algorithms is tested by itself: of twenty pairs that do not differ, one may "
-        "be told apart.",
-        "A normalized score is 0 at the random policy's return and 1 at the best known one, of "
-        "the sources given.",
-        "A performance profile is the share of runs above each normalized score.",
-        "Agent frames count each living agent of each frame. Seconds are those of training, on "
-        "the machine it ran on, without evaluations.",
-        "Agarwal et al. (2021), Deep Reinforcement Learning at the Edge of the Statistical "
-        "Precipice; Gorsane et al. (2022), Towards a Standardised Performance Evaluation Protocol "
-        "for Cooperative MARL.",
-    ]
+    confidence, chance = (f"{x:.0%}".replace("%", " %") for x in (CONFIDENCE, 1 - CONFIDENCE))
+    return asset("methods.txt").format(confidence=confidence, chance=chance).splitlines()
+
+
+def asset(name: str) -> str:
+    """Returns the text of a file that lies beside this module."""
+    assets = resources.files("torchrl_marl.apps.reports") / "assets"
+    return (assets / name).read_text(encoding="utf-8")
 
 
 def _overall(found: Aggregate) -> Iterator[str]:

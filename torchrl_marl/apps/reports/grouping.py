@@ -370,15 +370,17 @@ def _together(tables: Sequence[Table], shown: str) -> dict[str, np.ndarray]:
     if shown == "best" and score is not None:
         known = np.where(np.isnan(every[score]), -np.inf, every[score])
         best = known.argmax(0), np.arange(len(frames))
-        return {name: _mean(x) if name in _OF_ALL else x[best] for name, x in every.items()}
-    return {name: _mean(x) for name, x in every.items()}
+        return {
+            name: mean_of_known(x, 0) if name in _OF_ALL else x[best] for name, x in every.items()
+        }
+    return {name: mean_of_known(x, 0) for name, x in every.items()}
 
 
-def _mean(values: np.ndarray) -> np.ndarray:
-    """The mean of the members that have the number: who have not diverged, or ended an episode."""
+def mean_of_known(values: Numbers, axis: int) -> Numbers:
+    """The mean of the runs that have the number: which have come so far, and not diverged."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # nobody has it
-        return np.asarray(np.nanmean(values, 0))
+        warnings.simplefilter("ignore", RuntimeWarning)  # none has it
+        return np.asarray(np.nanmean(values, axis))
 
 
 # Of `env`, what changes what a return means.

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from importlib import resources
-from itertools import groupby
+from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from torchrl_marl.apps.reports.aggregates import Aggregate, Line, WorldResult, shown_by
 from torchrl_marl.apps.reports.answers import (
     answers,
+    asset,
     counted,
     duration,
     figure,
@@ -25,6 +24,7 @@ from torchrl_marl.apps.reports.answers import (
     methods,
     notes,
 )
+from torchrl_marl.apps.reports.grouping import Progress
 from torchrl_marl.apps.reports.pictures import draw
 from torchrl_marl.apps.reports.results import Report, make_report
 from torchrl_marl.apps.reports.tables import (
@@ -33,6 +33,7 @@ from torchrl_marl.apps.reports.tables import (
     markdown,
     results_csv,
     tables_of,
+    template,
 )
 from torchrl_marl.errors import ConfigError
 from torchrl_marl.training.files import whole_file, writing
@@ -56,7 +57,9 @@ def page(report: Report) -> str:
     """
     worlds = listed([result.world.name for result in report.worlds], 3)
     data = json.dumps(data_of(report), allow_nan=False, separators=(",", ":"))
-    return _template("report.html").render(
+    functions = {"arguments_of": _arguments_of, "caption_of": _caption_of, "counted": counted}
+    functions |= {"listed": listed, "sort_value": _sort_value}
+    return template("report.html", escape, **functions).render(
         report=report,
         generator=GENERATOR,
         title=f"{listed(report.algorithms, 3)} in {worlds}",
@@ -64,10 +67,10 @@ def page(report: Report) -> str:
         sentences=map(_with_numbers_whole, answers(report)[:8]),
         tiles=_tiles(report),
         notes=notes(report),
-        methods=methods(report),
+        methods=methods(),
         folds=groupby(tables_of(report), key=lambda table: table.fold),
-        style=Markup(_asset("report.css")),
-        script=Markup("\n".join(map(_asset, _SCRIPTS))),
+        style=Markup(asset("report.css")),
+        script=Markup("\n".join(map(asset, _SCRIPTS))),
         # So that no text can end the element it stands in.
         data=Markup(data.replace("<", "\\u003c")),
         version=__version__,
@@ -77,39 +80,12 @@ def page(report: Report) -> str:
 def data_of(report: Report) -> dict[str, Any]:
     """Returns what the page's charts are drawn from."""
     order = {name: i for i, name in enumerate(report.algorithms)}
-    return {
+    found = {
         "algorithms": report.algorithms,
         "worlds": [_world_data(result, order) for result in report.worlds],
         "aggregates": [_aggregate_data(found) for found in report.aggregates],
     }
-
-
-def _asset(name: str) -> str:
-    assets = resources.files("torchrl_marl.apps.reports") / "assets"
-    return (assets / name).read_text(encoding="utf-8")
-
-
-def _template(name: str) -> Template:
-    environment = Environment(
-        autoescape=True,
-        finalize=_escaped,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=StrictUndefined,
-    )
-    environment.globals |= {
-        "arguments_of": _arguments_of,
-        "caption_of": _caption_of,
-        "counted": counted,
-        "listed": listed,
-        "sort_value": _sort_value,
-    }
-    return environment.from_string(_asset(name))
-
-
-def _escaped(value: Any) -> Markup:
-    return value if isinstance(value, Markup) else Markup(escape(str(value)))
+    return {name: _plain(value) for name, value in found.items()}
 
 
 def _with_numbers_whole(sentence: str) -> Markup:
@@ -162,65 +138,51 @@ def _world_data(result: WorldResult, order: dict[str, int]) -> dict[str, Any]:
     from_runs = reference.best_source.startswith("the best run of this report")
     return {
         "name": result.world.name,
-        "random": _plain(reference.random),
-        "best": None if from_runs else _plain(reference.best),
+        "random": reference.random,
+        "best": None if from_runs else reference.best,
         "teams": [
             {
                 "algorithm": name,
                 "order": order[name],
                 "measured": shown_by(result),
-                "evaluation": _line_data(
-                    team.evaluation, [len(run.record.evaluation) for run in team.runs]
-                ),
-                "training": _line_data(
-                    team.training, [len(run.record.training) for run in team.runs]
-                ),
+                "evaluation": _line_data(team.evaluation, [r.record.evaluation for r in team.runs]),
+                "training": _line_data(team.training, [r.record.training for r in team.runs]),
             }
             for name, team in result.teams.items()
         ],
     }
 
 
-def _line_data(line: Line | None, lengths: Sequence[int]) -> dict[str, Any] | None:
+def _line_data(line: Line | None, runs: Sequence[Progress]) -> dict[str, Any] | None:
+    """A line, and the numbers of the runs that it is of."""
     if line is None:
         return None
-    columns = ("frames", "agent_frames", "seconds", "value", "low", "high", "runs", "each")
-    of = [i for i, length in enumerate(lengths) if length]
-    return {name: _plain(getattr(line, name)) for name in columns} | {"of": of}
+    return {**vars(line), "of": [i for i, run in enumerate(runs) if len(run)]}
 
 
 def _aggregate_data(found: Aggregate) -> dict[str, Any]:
+    names = ("algorithms", "estimates", "thresholds", "profiles", "share", "curves")
     return {
-        "algorithms": found.algorithms,
-        "estimates": {
-            name: {what: _estimate_data(one) for what, one in own.items()}
-            for name, own in found.estimates.items()
-        },
-        "thresholds": _plain(found.thresholds),
-        "profiles": {name: _estimate_data(one, True) for name, one in found.profiles.items()},
-        "share": _plain(found.share),
-        "curves": {name: _estimate_data(one, True) for name, one in found.curves.items()},
+        **{name: getattr(found, name) for name in names},
         "improvements": [
-            {"first": one, "second": other, **_estimate_data(found.improvements[one, other])}
-            for i, one in enumerate(found.algorithms)
-            for other in found.algorithms[i + 1 :]
+            {"first": one, "second": other, **_plain(found.improvements[one, other])}
+            for one, other in combinations(found.algorithms, 2)
         ],
     }
 
 
-def _estimate_data(found: Estimate, of_curve: bool = False) -> dict[str, Any]:
-    nothing = [None] * len(found.value) if of_curve else None
-    low, high = (nothing if end is None else _plain(end) for end in (found.low, found.high))
-    return {"value": _plain(found.value), "low": low, "high": high}
-
-
 def _plain(value: Any) -> Any:
-    """Lists and numbers of six digits; None for what is not finite."""
-    if isinstance(value, np.ndarray):
-        return [_plain(one) for one in value.tolist()]
-    if isinstance(value, list):
+    """What JSON knows: numbers have six digits, and are None where they are not finite."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Estimate):
+        ends = (value.low, value.high) if value.has_interval else (value.value * np.nan,) * 2
+        return _plain(dict(zip(("value", "low", "high"), (value.value, *ends))))
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (Sequence, np.ndarray)):
         return [_plain(one) for one in value]
-    if value is None or not np.isfinite(value):
+    if not np.isfinite(value):
         return None
     short = float(f"{value:.6g}") if abs(value) < 1e6 else float(round(value))
     return int(short) if short.is_integer() else short

@@ -125,14 +125,8 @@ def _who(key: _Key) -> str:
 
 
 def _record(path: Path, key: _Key, values: np.ndarray) -> Record | str:
-    frames, returns, agent_frames, seconds = values.T
-    table = {
-        "frames": frames,
-        "return_mean": returns,
-        "agent_frames": agent_frames,
-        "seconds": seconds,
-    }
-    summary = {"frames": float(frames[-1])}
+    table = dict(zip(("frames", "return_mean", "agent_frames", "seconds"), values.T))
+    summary = {"frames": float(values[-1, 0])}
     found = record_of(Curves(path, "", {}, {}, table, summary, key[2]))
     if isinstance(found, str):
         return found

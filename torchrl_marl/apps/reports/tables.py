@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
 
 from torchrl_marl.apps.reports.aggregates import Aggregate, Scored, Team, WorldResult
 from torchrl_marl.apps.reports.answers import (
     answers,
+    asset,
     counted,
     duration,
     figure,
@@ -24,7 +27,15 @@ from torchrl_marl.apps.reports.answers import (
 )
 from torchrl_marl.apps.reports.results import Report
 
-__all__ = ["Table", "curves_csv", "evaluations_csv", "markdown", "results_csv", "tables_of"]
+__all__ = [
+    "Table",
+    "curves_csv",
+    "evaluations_csv",
+    "markdown",
+    "results_csv",
+    "tables_of",
+    "template",
+]
 
 Row = Sequence[str]
 
@@ -80,32 +91,36 @@ def markdown(report: Report, pictures: Sequence[str] = ()) -> str:
         report (Report): the figures.
         pictures (sequence of str): files beside it that it shows.
     """
-    lines = [
-        "# Report",
-        "",
-        f"{_scope(report)}.",
-        "",
-        *(f"**{_md(x)}**\n" for x in answers(report)),
-    ]
-    lines += [f"![{_md(name)}]({name})\n" for name in pictures]
-    if found := notes(report):
-        lines += ["## To know", "", *(f"- {_md(note)}" for note in found), ""]
-    for table in tables_of(report):
-        lines += [f"## {_md(table.title)}", "", *_table(table), ""]
-    lines += ["## How it was worked out", "", *(f"- {_md(text)}" for text in methods(report)), ""]
-    return "\n".join(lines)
+    worlds = [world.world.name for world in report.worlds]
+    return template("report.md", _md).render(
+        scope=f"{counted(len(report.runs), 'run')} of {listed(report.algorithms)} in "
+        f"{counted(len(worlds), 'world')}: {listed(worlds)}",
+        answers=answers(report),
+        pictures=pictures,
+        notes=notes(report),
+        tables=tables_of(report),
+        methods=methods(),
+    )
 
 
-def _scope(report: Report) -> str:
-    names = [listed(report.algorithms), listed([world.world.name for world in report.worlds])]
-    runs, worlds = counted(len(report.runs), "run"), counted(len(report.worlds), "world")
-    return _md(f"{runs} of {names[0]} in {worlds}: {names[1]}")
+def template(name: str, escape: Callable[[str], str], **functions: Any) -> Template:
+    """Returns a template that escapes all that it is given, unless it is markup already.
 
-
-def _table(table: Table) -> list[str]:
-    rule = ["---" if name in table.words else "---:" for name in table.head]
-    rows = [list(map(_md, row)) for row in (table.head, *table.rows)]
-    return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
+    Args:
+        name (str): of the file, among the assets.
+        escape (callable): makes a text harmless.
+        **functions: which the template calls.
+    """
+    environment = Environment(
+        autoescape=True,
+        finalize=lambda x: x if isinstance(x, Markup) else Markup(escape(str(x))),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )
+    environment.globals |= functions
+    return environment.from_string(asset(name))
 
 
 def _md(text: str) -> str:
