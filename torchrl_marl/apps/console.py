@@ -156,9 +156,14 @@ def number(value: Any) -> str:
 
 def tell(text: str) -> None:
     """Prints what a run says at its end; of several processes that train as one, one does."""
-    here = place()
-    if here is None or here.rank == 0:
+    if _is_first():
         print(text)
+
+
+def _is_first() -> bool:
+    """Whether this is the only process of a run, or the first of several."""
+    here = place()
+    return here is None or here.rank == 0
 
 
 def tell_error(error: UserError) -> None:
@@ -178,10 +183,8 @@ def tell_stopped(folder: Path | None, saved: bool = True, *, command: str = "tra
     Keyword Args:
         command (str): which trained it.
     """
-    here = place()
-    if here is not None and here.rank:
-        return
-    print(f"\ntorchrl-marl: stopped{_how_to_go_on(folder, saved, command)}", file=sys.stderr)
+    if _is_first():
+        print(f"\ntorchrl-marl: stopped{_how_to_go_on(folder, saved, command)}", file=sys.stderr)
 
 
 def _how_to_go_on(folder: Path | None, saved: bool, command: str) -> str:

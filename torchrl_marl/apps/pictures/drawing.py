@@ -78,17 +78,14 @@ def legend_below(
         most (int): columns at most.
     """
     room = figure.bbox.width
-    for columns in range(min(len(entries), most), 0, -1):
-        legend, lines = _legend(figure, entries, title, columns, _WIDEST)
+    looks = [(columns, _WIDEST) for columns in range(min(len(entries), most), 0, -1)]
+    # Where a column of its own is too wide, lines are broken.
+    looks += [(1, letters) for letters in range(_WIDEST - 4, 10, -4)]
+    for columns, letters in looks:
+        legend, lines = _legend(figure, entries, title, columns, letters)
         if legend.get_window_extent().width < room:
             break
         legend.remove()
-    else:  # a column of its own is too wide: lines are broken
-        for letters in range(_WIDEST, 10, -4):
-            legend, lines = _legend(figure, entries, title, 1, letters)
-            if legend.get_window_extent().width < room:
-                break
-            legend.remove()
     figure.set_figheight(figure.get_figheight() + 0.2 * lines)
 
 

@@ -145,15 +145,8 @@ def frames_of(folder: Path) -> int:
     return 0
 
 
-_COLUMNS = [
-    "task",
-    "algorithm",
-    "seed",
-    "state",
-    "return_before",
-    "return_random",
-    "return_after",
-] + ["frames", "seconds", "elapsed", "folder"]
+_SUMMARIZED = ["return_before", "return_random", "return_after", "frames", "seconds"]
+_COLUMNS = ["task", "algorithm", "seed", "state", *_SUMMARIZED, "elapsed", "folder"]
 
 
 @dataclass(frozen=True)
@@ -207,7 +200,7 @@ def write_results(out: Path, results: Iterable[Result]) -> None:
         writer.writeheader()
         for one in results:
             run = one.run
-            own = {key: one.summary.get(key) for key in _COLUMNS[4:9]}
+            own = {key: one.summary.get(key) for key in _SUMMARIZED}
             own |= {"task": run.task, "algorithm": run.algorithm, "seed": run.seed}
             own |= {"state": one.state, "elapsed": round(one.elapsed, 2)}
             writer.writerow({**own, "folder": run.place.as_posix()})
