@@ -59,6 +59,7 @@ class Jobs:
         folder (Path): in which processes write their logs, and all runs are.
         began (callable): takes the number of a run that begins.
         look (callable): takes the numbers of the runs that are trained now, every half second.
+        resume (bool): go on with runs that were begun, also here.
         **overrides: settings of runs that are trained here or in processes.
     """
 
@@ -71,13 +72,14 @@ class Jobs:
         folder: Path = Path(),
         began: Callable[[int], object] = _ignore,
         look: Callable[[Collection[int]], object] = _ignore,
+        resume: bool = True,
         **overrides: Any,
     ) -> None:
         self.configs, self.where, self.at_once, self.folder = configs, where, at_once, folder
-        self.began, self.look, self.overrides = began, look, overrides
+        self.began, self.look, self.resume, self.overrides = began, look, resume, overrides
 
     def ended(self) -> Iterator[tuple[int, Run | Path | Exception]]:
-        """Trains all, and goes on with those that were begun.
+        """Trains all.
 
         Yields:
             tuple: the number of a run that has ended, in the order in which they end; and the run,
@@ -90,7 +92,8 @@ class Jobs:
         for number, config in enumerate(self.configs):
             self.began(number)
             try:
-                found: Run | Exception = train_or_resume(config, config.folder, **self.overrides)
+                folder = config.folder if self.resume else None
+                found: Run | Exception = train_or_resume(config, folder, **self.overrides)
             except Exception as error:
                 found = error
             except BaseException:
@@ -157,7 +160,8 @@ def train_or_resume(
 
     Args:
         settings (TrainConfig or mapping): the run's.
-        folder (str or Path, optional): where it is kept.
+        folder (str or Path, optional): where it is kept, and may have been begun; otherwise it
+            begins, where its settings say.
 
     Keyword Args:
         trust (bool): go on with one of somebody else's.
@@ -380,7 +384,7 @@ def train_each(
     on_ray = seeds and settings.backend == "ray" and not settings.enabled
     if on_ray:
         say(f"{count} runs are tasks of Ray, as many at once as there are CPUs")
-    ended = Jobs(configs, "ray" if on_ray else "here").ended()
+    ended = Jobs(configs, "ray" if on_ray else "here", resume=False).ended()
     for done, (number, found) in enumerate(ended, 1):
         if isinstance(found, Stopped):  # what stopped it is raised next
             continue

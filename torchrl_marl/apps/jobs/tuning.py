@@ -231,7 +231,8 @@ def _round(
         proposed = [_suggest(choices, trial) for trial in asked]
     where = folder / f"trials_{numbers[0]:04d}"
     vary = {c.name: [own[c.name] for own in proposed] for c in choices}
-    run = train_or_resume(replace(base, population=replace(base.population, vary=vary)), where)
+    config = replace(base, population=replace(base.population, vary=vary), folder=str(where))
+    run = train_or_resume(config, where if (where / "checkpoints").exists() else None)
     best = study.best_value if any(t.value is not None for t in _ended(study)) else -math.inf
     for number, member in zip(numbers, cast(Any, run).members):
         value = _value(member)
