@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import io
 import math
 import os
 import re
@@ -258,17 +257,15 @@ def _failed() -> Any:
 
 
 def _write_table(study: Any, choices: Sequence[Choice], folder: Path) -> None:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(["trial", *(c.name for c in choices), "return", "state", "folder"])
     places = _places(folder)
-    for trial in _ended(study):
-        values = [f"{trial.params.get(c.name, math.nan):.6g}" for c in choices]
-        found = "" if trial.value is None else f"{trial.value:.6g}"
-        state = trial.state.name.lower()
-        writer.writerow([trial.number, *values, found, state, places.get(trial.number, "")])
     with whole_file(folder / "trials.csv", newline="") as file:
-        file.write(text.getvalue())
+        writer = csv.writer(file)
+        writer.writerow(["trial", *(c.name for c in choices), "return", "state", "folder"])
+        for trial in _ended(study):
+            values = [f"{trial.params.get(c.name, math.nan):.6g}" for c in choices]
+            found = "" if trial.value is None else f"{trial.value:.6g}"
+            state, place = trial.state.name.lower(), places.get(trial.number, "")
+            writer.writerow([trial.number, *values, found, state, place])
 
 
 def _places(folder: Path) -> dict[int, str]:

@@ -32,6 +32,7 @@ __all__ = [
     "listed",
     "methods",
     "notes",
+    "ranged",
     "share",
     "with_interval",
 ]
@@ -110,6 +111,17 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
+def ranged(counts: Sequence[int], thing: str) -> str:
+    """Formats several numbers of things, from the least to the most.
+
+    Examples:
+        >>> ranged([5, 3], "seed"), ranged([1, 1], "seed")
+        ('3 to 5 seeds', '1 seed')
+    """
+    low, high = min(counts), max(counts)
+    return counted(high, thing) if low == high else f"{low} to {counted(high, thing)}"
+
+
 def listed(names: Sequence[str], most: int = 6) -> str:
     """Joins names with commas and `and`; many are cut.
 
@@ -168,8 +180,7 @@ def _overall(found: Aggregate) -> Iterator[str]:
     first, *others = found.algorithms
     worlds = f"Over {counted(len(found.worlds), 'world')} ({listed(found.worlds)})"
     iqm = {name: with_interval(found.estimates[name]["IQM"], True) for name in found.algorithms}
-    seeds = sorted({n for runs in found.seeds.values() for n in runs})
-    each = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else counted(seeds[0], "seed")
+    each = ranged([n for runs in found.seeds.values() for n in runs], "seed")
     rest = "".join(f", {name} {iqm[name]}" for name in others)
     yield (
         f"{worlds}, {each} each, {first} comes to {iqm[first]} of the best known "
@@ -190,10 +201,8 @@ def _of_world(result: WorldResult) -> Iterator[str]:
     rest = "".join(f", {team.algorithm} {with_interval(team.iqm)}" for team in others)
     random = result.reference.random
     beside = f" (random policy: {figure(random)})" if random is not None else ""
-    counts = sorted({len(team.runs) for team in teams})
-    seeds = "one run" if counts == [1] else f"IQM of {counted(counts[-1], 'seed')}"
-    if len(counts) > 1:
-        seeds = f"IQM of {counts[0]} to {counted(counts[-1], 'seed')}"
+    counts = [len(team.runs) for team in teams]
+    seeds = "one run" if max(counts) == 1 else f"IQM of {ranged(counts, 'seed')}"
     yield (
         f"In {result.world.name}, after {figure(result.frames)} frames, {first.algorithm} earns "
         f"{with_interval(first.iqm)}{rest}{beside}; {seeds}."

@@ -23,6 +23,7 @@ from torchrl_marl.apps.reports.answers import (
     listed,
     methods,
     notes,
+    ranged,
 )
 from torchrl_marl.apps.reports.grouping import Progress
 from torchrl_marl.apps.reports.pictures import draw
@@ -58,7 +59,7 @@ def page(report: Report) -> str:
     worlds = listed([result.world.name for result in report.worlds], 3)
     data = json.dumps(data_of(report), allow_nan=False, separators=(",", ":"))
     functions = {"arguments_of": _arguments_of, "caption_of": _caption_of, "counted": counted}
-    functions |= {"listed": listed, "sort_value": _sort_value}
+    functions |= {"listed": listed, "ranged": ranged, "sort_value": _sort_value}
     return template("report.html", escape, **functions).render(
         report=report,
         generator=GENERATOR,

@@ -16,7 +16,7 @@ from torchrl_marl.apps.pictures.drawing import (
     new_figure,
 )
 from torchrl_marl.apps.reports.aggregates import Aggregate, Line, WorldResult, shown_by
-from torchrl_marl.apps.reports.answers import counted
+from torchrl_marl.apps.reports.answers import ranged
 from torchrl_marl.apps.reports.results import Report
 from torchrl_marl.errors import MissingExtraError
 from torchrl_marl.training.files import whole_file
@@ -151,8 +151,6 @@ def _legend(figure: Figure, axes: list[Axes], seeds: list[int]) -> None:
     for one in axes:
         handles, labels = one.get_legend_handles_labels()
         found |= dict(zip(labels, handles))
-    of = counted(max(seeds), "seed")
-    of = of if min(seeds) == max(seeds) else f"{min(seeds)} to {of}"
     entries = {name: found[name] for name in sorted(found)}
-    legend_below(figure, entries, f"IQM and 95 % intervals over {of}")
+    legend_below(figure, entries, f"IQM and 95 % intervals over {ranged(seeds, 'seed')}")
     figure.legends[0].set_frame_on(False)

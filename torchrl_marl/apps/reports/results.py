@@ -60,21 +60,20 @@ def read_table(path: Path) -> tuple[dict[tuple[str, str], list[Record]], list[st
         CheckpointError: a file without these columns, with a row that is not numbers or of
             negative frames, or with two rows of a run at the same frames.
     """
-    runs: dict[_Key, dict[float, list[float]]] = {}
-    lines: dict[tuple[_Key, float], int] = {}
+    runs: dict[_Key, dict[float, tuple[int, list[float]]]] = {}
     for line, row in _rows(path):
         key, frames, numbers = _numbers(path, line, row)
-        first = lines.setdefault((key, frames), line)
+        first, _ = runs.setdefault(key, {}).setdefault(frames, (line, numbers))
         if first != line:
             raise CheckpointError(
                 f"{str(path)!r} has two rows of {_who(key)} at frame {frames:,.0f}, in lines "
                 f"{first} and {line}, expected one; delete one of them."
             )
-        runs.setdefault(key, {})[frames] = [frames, *numbers]
     found: dict[tuple[str, str], list[Record]] = {}
     left_out = []
-    for key, values in sorted(runs.items()):
-        record = _record(path, key, np.array([values[frames] for frames in sorted(values)]))
+    for key, rows in sorted(runs.items()):
+        values = np.array([[frames, *numbers] for frames, (_, numbers) in sorted(rows.items())])
+        record = _record(path, key, values)
         if isinstance(record, Record):
             found.setdefault(key[:2], []).append(record)
         else:
