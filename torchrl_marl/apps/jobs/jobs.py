@@ -376,9 +376,7 @@ def train_each(
     Raises:
         Exception: of a run that is the only one; otherwise it is yielded, in its place.
     """
-    from torchrl_marl.runs import draw
     from torchrl_marl.training.recorder import say
-    from torchrl_marl.training.run import Run
 
     settings, count = configs[0].distributed, len(configs)
     on_ray = seeds and settings.backend == "ray" and not settings.enabled
@@ -391,14 +389,22 @@ def train_each(
         if isinstance(found, Path):
             left = count - done
             say(f"seed {configs[number].seed} has ended, {left} to go: {str(found)!r}")
-            draw(found)
-            yield configs[number], [Run.load(one) for one in seed_folders(found) or [found]]
+            yield configs[number], _load(found)
         elif not isinstance(found, Exception):
             yield configs[number], getattr(found, "members", [found])
         elif count == 1 and not on_ray:
             raise found
         else:
             yield configs[number], found
+
+
+def _load(folder: Path) -> list[Run]:
+    """Draws a run that was trained elsewhere, and returns it, or its members."""
+    from torchrl_marl.runs import draw
+    from torchrl_marl.training.run import Run
+
+    draw(folder)
+    return [Run.load(one) for one in seed_folders(folder) or [folder]]
 
 
 if __name__ == "__main__":
