@@ -152,7 +152,8 @@ def tune(
     study = _study(folder, base.seed, pruner_of(rungs))
     _check_same(study, {"prune": prune, "together": together if prune else None}, folder)
     if prune:
-        prune_trials(study, base, partial(_suggest, choices), folder, trials, rungs, said)
+        judge = Halving(study, partial(_suggest, choices), trials, rungs, said)
+        prune_trials(judge, base, folder)
     while len(_ended(study)) < trials:
         _round(study, base, choices, folder, said)
     _write_table(study, choices, folder)
@@ -351,6 +352,7 @@ def pruner_of(rungs: Sequence[int]) -> Any:
     )
 
 
+@dataclass
 class Halving:
     """The judge of a population of trials: a study of Optuna's.
 
@@ -362,16 +364,11 @@ class Halving:
         said (callable): told how each trial ended.
     """
 
-    def __init__(
-        self,
-        study: Any,
-        suggest: Callable[[Any], dict[str, float]],
-        trials: int,
-        rungs: Sequence[int],
-        said: Callable[[str], None],
-    ) -> None:
-        self.study, self.suggest, self.trials, self.rungs = study, suggest, trials, rungs
-        self.said = said
+    study: Any
+    suggest: Callable[[Any], dict[str, float]]
+    trials: int
+    rungs: Sequence[int]
+    said: Callable[[str], None]
 
     def first(self, count: int) -> list[dict[str, float]]:
         """Returns the settings of the first trials; of those that were proposed before, too."""
@@ -429,24 +426,14 @@ class Halving:
         return Trial(self.study, self._known()[number]._trial_id)
 
 
-def prune_trials(
-    study: Any,
-    base: TrainConfig,
-    suggest: Callable[[Any], dict[str, float]],
-    folder: Path,
-    trials: int,
-    rungs: Sequence[int],
-    said: Callable[[str], None],
-) -> None:
+def prune_trials(judge: Halving, base: TrainConfig, folder: Path) -> None:
     """Trains trials side by side until there are so many, or goes on with that.
 
     Args:
-        study (optuna.Study): what is known.
+        judge (Halving): proposes trials, and says which of them end early.
         base (TrainConfig): of each trial; ``population.size`` are trained at once.
-        suggest, trials, rungs, said: of :class:`Halving`.
         folder (Path): where everything is kept.
     """
-    judge = Halving(study, suggest, trials, rungs, said)
     where = folder / "trials_0000"
     if has_checkpoint(where):
         training = resume_training(where, None, kind=TrialsTraining)
